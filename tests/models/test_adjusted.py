@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -16,27 +14,12 @@ from explain.models import CenterCrop, WholePhoto
 from explain.models.from_torchvision import load_torchvision
 from explain.models.preprocessing import adjusted
 from tests.conftest import TinyNet, settled
+from tests.models.test_given import plain
 
 
 @pytest.fixture
-def photo(tmp_path: Path) -> Image.Image:
-    picture = Image.effect_noise((40, 30), 80).convert("RGB")
-    picture.save(tmp_path / "photo.png")
-    return picture
-
-
-def plain(
-    photo: Image.Image, side: int, share: float, mean: list[float], std: list[float], how: int
-) -> np.ndarray:
-    """The central square, scaled and normalised, with NumPy."""
-    half = min(photo.size) * share / 2
-    width, height = photo.size
-    box = (width / 2 - half, height / 2 - half, width / 2 + half, height / 2 + half)
-    pixels = (
-        np.asarray(photo.resize((side, side), Image.Resampling(how), box=box), np.float64) / 255
-    )
-    cropped: np.ndarray = ((pixels - mean) / std).transpose(2, 0, 1)
-    return cropped
+def photo() -> Image.Image:
+    return Image.effect_noise((40, 30), 80).convert("RGB")
 
 
 @pytest.mark.parametrize("share", [0.5, 0.875, 1])
@@ -46,8 +29,10 @@ def test_values_are_those_that_were_given(share: float, how: Any, photo: Image.I
     std = [0.4, 0.5, 2.0]
     net = settled(TinyNet())
     explainer = explain.Explainer(net, size=12, crop=share, mean=mean, std=std, interpolation=how)
-    expected = plain(photo, 12, share, mean, std, Image.Resampling[how.upper()])
-    np.testing.assert_allclose(explainer.preprocess(photo).numpy(), expected, atol=1e-5)
+    edge = 15 * (1 - share)  # of the square in the middle of 40 x 30 pixels
+    box = (5 + edge, edge, 35 - edge, 30 - edge)
+    expected = plain(photo, (12, 12), mean, std, Image.Resampling[how.upper()], box)
+    torch.testing.assert_close(explainer.preprocess(photo), expected)
 
 
 def test_a_number_stands_for_all_channels_and_the_rest_stays() -> None:

@@ -16,7 +16,6 @@ from torch import nn
 
 import explain
 from explain import ExplainError, ExplainWarning, LayerError, MethodError, ModelError
-from explain.cli import main
 from explain.methods import LIME, RISE, Occlusion
 from explain.models import CenterCrop
 
@@ -58,22 +57,12 @@ def net(file: Path) -> nn.Module:
     return model
 
 
-def in_grey(photo: Image.Image) -> np.ndarray:
-    """The weights of ITU-R 601, which Pillow rounds."""
-    return np.asarray(np.rint(np.asarray(photo, np.float64) @ (0.299, 0.587, 0.114)))
-
-
 # By the path of a file
 
 
-def test_a_factory_is_found_by_the_path_of_its_file(
-    file: Path, net: nn.Module, tmp_path: Path
-) -> None:
+def test_a_factory_is_found_by_the_path_of_its_file(file: Path, net: nn.Module) -> None:
     explainer = explain.Explainer(f"{file}:make", **VIEW)
     assert torch.equal(explainer(PHOTO).values, explain.Explainer(net, **VIEW)(PHOTO).values)
-    PHOTO.save(tmp_path / "photo.png")
-    words = ["--size", "16", "--mean", "0.5", "--std", "1", "-o", str(tmp_path / "out")]
-    assert main([str(tmp_path / "photo.png"), "--model", f"{file}:make", *words]) == 0
 
 
 def test_a_path_without_a_file_or_factory_is_refused(file: Path) -> None:
@@ -105,7 +94,6 @@ def test_a_closed_model_is_explained_as_its_original_by_methods_that_need_scores
     original = explain.Explainer(net, **VIEW)
     explanation = explainer(PHOTO, OUTSIDE)
     expected = original(PHOTO, OUTSIDE)
-    assert dict(explanation.predictions) == pytest.approx(dict(expected.predictions))
     assert not explanation.origin.hooks  # those that torch puts on an exported program
     for name in expected.methods:
         torch.testing.assert_close(
@@ -128,13 +116,10 @@ def test_onnx_gives_scores_alone_and_says_its_size_and_channels(tmp_path: Path) 
         helper.make_node("Flatten", ["x"], ["flat"]),
         helper.make_node("MatMul", ["flat", "w"], ["y"]),
     ]
-    ends = [
-        helper.make_tensor_value_info(name, kind, shape)
-        for name, shape in {"x": [1, 1, SIDE, SIDE], "y": [1, 3]}.items()
-    ]
-    graph = helper.make_graph(
-        nodes, "net", ends[:1], ends[1:], [onnx.numpy_helper.from_array(weight, "w")]
-    )
+    x = helper.make_tensor_value_info("x", kind, [1, 1, SIDE, SIDE])
+    y = helper.make_tensor_value_info("y", kind, [1, 3])
+    weights = [onnx.numpy_helper.from_array(weight, "w")]
+    graph = helper.make_graph(nodes, "net", [x], [y], weights)
     path = tmp_path / "net.onnx"
     onnx.save(
         helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path
@@ -172,11 +157,10 @@ def test_a_missing_runtime_a_state_dict_and_weights_are_refused(
 def test_a_model_of_one_channel_gets_photos_in_grey(file: Path) -> None:
     explainer = explain.Explainer(f"{file}:grey", **VIEW)
     assert explainer.preprocess == CenterCrop(SIDE, mean=(0.5,), std=(0.5,))
-    flat = Image.fromarray(np.full((20, 20, 3), (200, 40, 90), np.uint8))
-    expected = (in_grey(flat)[0, 0] / 255 - 0.5) / 0.5
-    torch.testing.assert_close(
-        explainer.as_input(flat), torch.full((1, 1, SIDE, SIDE), float(expected))
-    )
+    flat = Image.new("RGB", (20, 20), (200, 40, 90))
+    grey = round(0.299 * 200 + 0.587 * 40 + 0.114 * 90)  # ITU-R 601
+    expected = torch.full((1, 1, SIDE, SIDE), (grey / 255 - 0.5) / 0.5)
+    torch.testing.assert_close(explainer.as_input(flat), expected)
     assert explainer(PHOTO, ["saliency", "lrp"]).values.shape == (1, SIDE, SIDE)
     with pytest.warns(ExplainWarning, match="in grey"):
         assert explain.Explainer(f"{file}:grey").preprocess == CenterCrop(

@@ -3,6 +3,7 @@ and its labels."""
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -45,12 +46,9 @@ def test_the_network_computes_what_timms_own_does_with_the_same_weights(
     [("chelsea.png", "cat"), ("rocket.jpg", "missile")],
 )
 def test_it_knows_what_is_on_the_photos(classifier: Classifier, photo: str, expected: str) -> None:
-    explanation = explain.Explainer(classifier)(
-        ROOT / "assets" / photo, ["gradcam", "guidedbackprop"]
-    )
+    explanation = explain.Explainer(classifier)(ROOT / "assets" / photo, "gradcam")
     assert expected in explanation.predictions[0][0]
     assert explanation.attributions["gradcam"].layer == "features"
-    assert explanation.input_size == (224, 224)
 
 
 def test_weights_that_are_not_the_published_ones_are_refused(
@@ -78,14 +76,9 @@ def test_labels_are_readable_distinct_and_in_order(classifier: Classifier) -> No
     labels = classifier.categories
     assert labels is not None
     assert len(labels) == len({label.casefold() for label in labels}) == 1000
-    assert all(
-        label.strip() == label and 2 <= len(label) <= 32 and "," not in label for label in labels
-    )
-    assert (labels[134], labels[517], labels[281]) == (
-        "crane (bird)",
-        "crane (machine)",
-        "tabby cat",
-    )
+    assert all(re.fullmatch(r"\S[^,]{,30}\S", label) for label in labels)
+    assert labels[134] == "crane (bird)"
+    assert labels[517] == "crane (machine)"
     theirs = torchvision.models.EfficientNet_B0_Weights.DEFAULT.meta["categories"]
     for i, (label, words, other) in enumerate(zip(labels, labels.synonyms, theirs, strict=True)):
         known = {word.casefold() for word in (label, *words)}
@@ -143,18 +136,17 @@ def test_kinds_of_things_stand_for_classes_that_are_there() -> None:
     assert len(words) == len(set(words)) > 150
     assert all(word == word.strip().lower() != "" for word in words)
     labels = imagenet_labels()
-    classes: dict[str, set[int]] = {}
-    for i, others in enumerate(labels.synonyms):
-        for other in others:
-            classes.setdefault(other.casefold(), set()).add(i)
-    known = {*words} - {*labels.absent} - {label.casefold() for label in labels}
-    for word in sorted(known)[::4]:
-        stands_for = classes[word]
-        if len(stands_for) == 1:
-            assert {find_label(word, labels)} == stands_for
-        else:
-            with pytest.raises(TargetError, match=f"fits {len(stands_for)} labels"):
-                find_label(word, labels)
-    for word in sorted(labels.absent)[::4]:
-        with pytest.raises(TargetError, match="class"):
+    synonyms = [
+        {word.casefold() for word in (label, *more)}
+        for label, more in zip(labels, labels.synonyms, strict=True)
+    ]
+    labelled = {label.casefold() for label in labels}
+    for word in sorted({*words} - labelled)[::4]:
+        classes = {number for number, names in enumerate(synonyms) if word in names}
+        if len(classes) == 1:
+            assert {find_label(word, labels)} == classes
+            continue
+        with pytest.raises(
+            TargetError, match=f"fits {len(classes)} labels" if classes else "class"
+        ):
             find_label(word, labels)

@@ -4,9 +4,7 @@ hard to find."""
 from __future__ import annotations
 
 import importlib.util
-import sys
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,18 +16,8 @@ from explain import ModelError
 from explain.methods import GradCAM
 from explain.methods.base import get_method
 from explain.models import load
-from tests.conftest import ROOT, settled, snapshot
-
-
-def example(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # where its dataclasses look for it
-    spec.loader.exec_module(module)
-    return module
-
+from tests.conftest import Made, settled, snapshot
+from tests.hooks.test_tour import example
 
 matrix = example("model_matrix")
 
@@ -190,15 +178,13 @@ class TinyTransformer(nn.Module):
     """A class token, registers, and a head for the class token or for the mean; patches of 8
     pixels."""
 
-    def __init__(
-        self, channels: int = 3, extra: int = 1, *, pooled: bool = False, width: int = 12
-    ) -> None:
+    def __init__(self, extra: int = 1, *, pooled: bool = False) -> None:
         super().__init__()
-        self.patches = nn.Conv2d(channels, width, 8, 8)
-        self.tokens = nn.Parameter(torch.zeros(1, extra, width))
-        self.blocks = nn.Sequential(Layer(width), Layer(width))
-        self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, 5)
+        self.patches = nn.Conv2d(3, 12, 8, 8)
+        self.tokens = nn.Parameter(torch.zeros(1, extra, 12))
+        self.blocks = nn.Sequential(Layer(12), Layer(12))
+        self.norm = nn.LayerNorm(12)
+        self.head = nn.Linear(12, 5)
         self.extra = extra
         self.pooled = pooled
 
@@ -217,13 +203,12 @@ class ClassAttention(TinyTransformer):
     def __init__(self) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(12)
-        self.norm2 = nn.LayerNorm(12)
         self.last = Attention(12)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.blocks(self.embed(x))
         x = torch.cat([x[:, :1] + self.last(self.norm1(x), 1), x[:, 1:]], 1)
-        return self.head(self.norm(self.norm2(x))[:, 0])
+        return self.head(self.norm(x)[:, 0])
 
 
 class MapBesideTheToken(TinyTransformer):
@@ -231,17 +216,12 @@ class MapBesideTheToken(TinyTransformer):
 
     def __init__(self) -> None:
         super().__init__()
-        self.split = Split()
+        self.split = Made(lambda model, x, grid: (x[:, 1:].mT.unflatten(2, grid) * 1, x[:, 0]))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         grid = x.shape[-2] // 8, x.shape[-1] // 8
         _, token = self.split(self.blocks(self.embed(x)), grid)
         return self.head(self.norm(token))
-
-
-class Split(nn.Module):
-    def forward(self, x: torch.Tensor, grid: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
-        return x[:, 1:].mT.unflatten(2, grid).contiguous(), x[:, 0]
 
 
 @pytest.mark.parametrize(

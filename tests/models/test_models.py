@@ -14,7 +14,7 @@ from PIL import Image
 from torch import nn
 
 from explain import ModelError
-from explain.models import Classifier, load
+from explain.models import load
 from explain.models.weights import read_weights
 
 
@@ -41,7 +41,6 @@ def test_torchvision_models_bring_their_own_weights_transforms_and_labels(
     assert torch.equal(loaded.model.fc.weight, random.fc.weight)
     image = Image.new("RGB", (300, 200), "orange")
     torch.testing.assert_close(loaded.preprocess(image), published.transforms()(image))
-    assert loaded.name == "shufflenet_v2_x0_5"
     assert loaded.weights == str(published)
     assert load("shufflenet_v2_x0_5", size=96).preprocess(image).shape == (3, 96, 96)
 
@@ -117,14 +116,12 @@ def test_ones_own_model_is_imported_from_the_current_folder(
     own_module: str, tmp_path: Path
 ) -> None:
     loaded = load(f"{own_module}:Net")
-    assert isinstance(loaded, Classifier)
     assert loaded.categories == ["cat", "dog"]
     assert isinstance(load(f"{own_module}:ready").model, nn.Module)
     state = {f"module.{name}": torch.zeros_like(t) for name, t in loaded.model.state_dict().items()}
     torch.save({"state_dict": state, "epoch": 3}, tmp_path / "weights.pt")
-    assert (
-        load(f"{own_module}:Net", weights=tmp_path / "weights.pt").model.fc.weight.abs().max() == 0
-    )
+    zero = load(f"{own_module}:Net", weights=tmp_path / "weights.pt").model
+    assert not zero.fc.weight.any()
 
 
 @pytest.mark.parametrize(

@@ -26,27 +26,19 @@ def test_safetensors_of_every_type_are_read(tmp_path: Path) -> None:
     assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())
 
 
-@pytest.mark.parametrize("name", ["squeezenet1_1", "mobilenet_v3_small"])
+@pytest.mark.filterwarnings("ignore:::timm")
+@pytest.mark.parametrize(
+    "name", ["squeezenet1_1", "mobilenet_v3_small", "timm:test_resnet", "timm:test_vit"]
+)
 def test_the_number_of_classes_is_read_from_the_head_in_any_order_of_names(
     name: str, tmp_path: Path
 ) -> None:
-    state = torchvision.models.get_model(name, num_classes=7).state_dict()
-    backwards = dict(sorted(state.items(), reverse=True))
-    torch.save(backwards, tmp_path / "backwards.pt")
+    create = torchvision.models.get_model
+    if name.startswith("timm:"):
+        create = pytest.importorskip("timm", reason="timm is an extra").create_model
+    state = create(name.removeprefix("timm:"), num_classes=7).state_dict()
+    torch.save(dict(sorted(state.items(), reverse=True)), tmp_path / "backwards.pt")
     loaded = load(name, weights=tmp_path / "backwards.pt")
-    assert loaded.categories is None
-    assert all(torch.equal(tensor, state[key]) for key, tensor in loaded.model.state_dict().items())
-    with pytest.warns(ExplainWarning, match="assumed"):
-        explain.Explainer(loaded)
-
-
-@pytest.mark.filterwarnings("ignore:::timm")
-@pytest.mark.parametrize("name", ["test_resnet", "test_vit"])
-def test_the_number_of_classes_of_timm_is_read_from_the_head(name: str, tmp_path: Path) -> None:
-    timm = pytest.importorskip("timm", reason="timm is an extra")
-    state = timm.create_model(name, num_classes=7).state_dict()
-    torch.save(dict(sorted(state.items(), reverse=True)), tmp_path / "w.pt")
-    loaded = load(f"timm:{name}", weights=tmp_path / "w.pt")
     assert loaded.categories is None
     assert all(torch.equal(tensor, state[key]) for key, tensor in loaded.model.state_dict().items())
     with pytest.warns(ExplainWarning, match="assumed"):

@@ -97,24 +97,16 @@ def test_what_needs_torchvision_says_so_in_a_line_and_the_rest_works(tmp_path: P
     assert line.startswith(
         f"torchvision cannot be used with torch {torch.__version__} (No module named 'torchvision'"
     )
-    assert results["commands needing"] == [
-        [2, "", f"explain: {line}\n"],
-        [1, "", f"explain: {line}\n"],
-    ]
+    refused = f"explain: {line}\n"
+    assert results["commands needing"] == [[2, "", refused], [1, "", refused]]
     assert not results["loaded"]
-    here = explain.explain(CAT, ["gradcam", "guidedbackprop"])
-    assert [label for label, _ in results["predictions"]] == [
-        label for label, _ in here.predictions
-    ]
+    here = explain.explain(CAT, "gradcam").predictions
+    assert [label for label, _ in results["predictions"]] == [label for label, _ in here]
     assert torch.tensor(results["values"]).std() > 0
     assert len(results["files"]) == 10
     assert results["versions"] == ["explain", "numpy", "pillow", "python", "torch"]
-    (photo, methods, layers) = results["commands"]
-    assert [code for code, _, _ in results["commands"]] == [0, 0, 0]
-    assert "wrote explained/chelsea-gradcam.png" in photo[1]
-    assert photo[2] == methods[2] == layers[2] == ""
-    assert (
-        len([line for line in methods[1].splitlines() if line.startswith("  ")])
-        == len(explain.list_methods()) + 2
-    )
-    assert "(default)" in layers[1]
+    assert all(code == 0 and errors == "" for code, _, errors in results["commands"])
+    photo, methods, layers = (printed for _, printed, _ in results["commands"])
+    assert "wrote explained/chelsea-gradcam.png" in photo
+    assert all(f"\n  {name} " in methods for name in explain.list_methods())
+    assert "(default)" in layers
