@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import math
@@ -34,36 +35,26 @@ def read(source: Source, name: str) -> tuple[bytes, Any]:
     return load_image(content.image).tobytes(), content.label
 
 
-def test_a_table_has_labels_and_boxes(tmp_path: Path) -> None:
+def test_lists_have_labels_and_boxes(tmp_path: Path) -> None:
     folder_of(tmp_path / "photos", 3)
     table = tmp_path / "list.csv"
     table.write_text(
         "\ufeffPath, label,x0,y0,x1,y1\nphotos/000.png,cat,1,2,5,6\nphotos/001.png,3,,,,\n"
         'photos/000.png,cat,0,0,2,2.5\n"photos/002.png",,,,,\n'
     )
-    source = source_of(table)
-    assert listed(source) == [
-        ("photos/000.png", "cat", ((1.0, 2.0, 5.0, 6.0), (0.0, 0.0, 2.0, 2.5))),
-        ("photos/001.png", 3, ()),
-        ("photos/002.png", None, ()),
-    ]
-    assert read(source, "photos/001.png")[0] == picture(1).tobytes()
-    (tmp_path / "list.tsv").write_text("file\tboxes\nphotos/000.png\t[[1, 2, 3, 4]]\n")
-    assert listed(source_of(tmp_path / "list.tsv")) == [
-        ("photos/000.png", None, ((1.0, 2.0, 3.0, 4.0),))
-    ]
-
-
-def test_json_lists_hold_the_same(tmp_path: Path) -> None:
-    rows: list[Any] = [
-        {"image": "a.png", "label": 2, "boxes": [[1, 2, 3, 4], [0, 0, 1, 1]]},
-        "b.png",
-    ]
+    boxes = ((1.0, 2.0, 5.0, 6.0), (0.0, 0.0, 2.0, 2.5))
+    names = [f"photos/{number:03}.png" for number in range(3)]
+    expected = [(names[0], "cat", boxes), (names[1], 3, ()), (names[2], None, ())]
+    assert listed(source_of(table)) == expected
+    assert read(source_of(table), names[1])[0] == picture(1).tobytes()
+    first = {"image": names[0], "label": "cat", "boxes": boxes}
+    rows: list[Any] = [first, {"image": names[1], "label": 3}, names[2]]
     (tmp_path / "list.json").write_text(json.dumps(rows))
-    expected = [("a.png", 2, ((1.0, 2.0, 3.0, 4.0), (0.0, 0.0, 1.0, 1.0))), ("b.png", None, ())]
-    assert listed(source_of(tmp_path / "list.json")) == expected
     (tmp_path / "list.jsonl").write_text("\n".join([*map(json.dumps, rows), ""]))
-    assert listed(source_of(tmp_path / "list.jsonl")) == expected
+    cells = [f"{names[0]}\tcat\t{json.dumps(boxes)}", f"{names[1]}\t3\t", f"{names[2]}\t\t"]
+    (tmp_path / "list.tsv").write_text("\n".join(["file\tlabel\tboxes", *cells]))
+    for ending in ("json", "jsonl", "tsv"):
+        assert listed(source_of(tmp_path / f"list.{ending}")) == expected
 
 
 SEVERAL = {
@@ -94,29 +85,27 @@ def test_several_labels_of_a_photo_are_read_in_the_forms_that_people_have(
 def test_a_column_for_each_class_says_what_is_true_what_is_not_and_what_is_uncertain(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "chexpert.csv").write_text(
-        "Path,Sex,Age,Edema,Mass\nv1/a.png,F,61,1.0,-1.0\nv1/b.png,M,7,,0.0\n"
-    )
+    file = tmp_path / "list.csv"
+    file.write_text("Path,Sex,Age,Edema,Mass\nv1/a.png,F,61,1.0,-1.0\nv1/b.png,M,7,,0.0\n")
     labels = Labels(["Mass", "Edema"])
-    stored = [labels.of(label) for _, label, _ in listed(source_of(tmp_path / "chexpert.csv"))]
+    stored = [labels.of(label) for _, label, _ in listed(source_of(file))]
     assert stored == [[(1, "Edema"), (0, "Mass", "uncertain")], []]
-    vectors = [(1, -1, 0), (0, 0, 0), [1.0, math.nan, 0.0]]  # of data sets, also without labels
-    assert [Labels(None).of(as_label(vector)) for vector in vectors[1:]] == [
-        [],
-        [(0, "class 0"), (1, "class 1", "uncertain")],
-    ]
-    assert Labels(list("abc")).of((1, -1, 0)) == [(0, "a"), (1, "b", "uncertain")]
+    # of data sets, also without labels
+    assert Labels(None).of(as_label((0, 0, 0))) == []
+    doubtful = Labels(None).of(as_label([1.0, math.nan, 0.0]))
+    assert doubtful == [(0, "class 0"), (1, "class 1", "uncertain")]
     (tmp_path / "vectors.jsonl").write_text('{"path": "a.png", "label": [1, 0, 1]}\n')
     # on two lines, one for each box of the photo
     (tmp_path / "pandas.csv").write_text('path,label\na.png,"[1, 0, 1]"\na.png,"[1, 0, 1]"\n')
     for name in ("vectors.jsonl", "pandas.csv"):
         assert listed(source_of(tmp_path / name)) == [("a.png", (1, 0, 1), ())]
-    (tmp_path / "wrong.csv").write_text("photo,diagnosis\na.png,Edema\n")
-    with pytest.warns(ExplainWarning, match="its columns diagnosis are not read"):
-        assert listed(source_of(tmp_path / "wrong.csv")) == [("a.png", None, ())]
-    (tmp_path / "soft.csv").write_text("photo,Mass,Edema\na.png,0.7,1\n")
-    with pytest.warns(ExplainWarning, match="column 'Mass' must have 0 or 1"):
-        assert listed(source_of(tmp_path / "soft.csv")) == [("a.png", "Edema", ())]
+    for content, message, label in (
+        ("photo,diagnosis\na.png,Edema\n", "its columns diagnosis are not read", None),
+        ("photo,Mass,Edema\na.png,0.7,1\n", "column 'Mass' must have 0 or 1", "Edema"),
+    ):
+        file.write_text(content)
+        with pytest.warns(ExplainWarning, match=message):
+            assert listed(source_of(file)) == [("a.png", label, ())]
 
 
 COCO = {
@@ -133,32 +122,28 @@ COCO = {
 def test_annotations_of_coco_are_joined_to_the_photos_by_the_ends_of_their_paths(
     tmp_path: Path,
 ) -> None:
-    folder_of(tmp_path / "photos", 1)
-    folder_of(tmp_path / "photos" / "in", 2)
-    (tmp_path / "photos" / "instances.json").write_text(json.dumps(COCO))
+    photos = folder_of(tmp_path / "photos", 1)
+    folder_of(photos / "in", 2)
+    file = photos / "instances.json"
+    file.write_text(json.dumps(COCO))
     boxes = ((1.0, 2.0, 4.0, 6.0, "dog"), (0.0, 0.0, 10.5, 9.0, "red cat"))
-    expected = [("000.png", ("dog", "red cat"), boxes), ("in/001.png", (), ())]
-    assert listed(source_of(tmp_path / "photos" / "instances.json")) == expected
-    source = source_of(tmp_path / "photos", tmp_path / "photos" / "instances.json")
-    assert listed(source) == [expected[0], ("in/000.png", None, ()), expected[1]]
-    inner = source_of(tmp_path / "photos" / "in", tmp_path / "photos" / "instances.json")
-    assert listed(inner) == [("000.png", *expected[0][1:]), ("001.png", (), ())]
+    first = ("000.png", ("dog", "red cat"), boxes)
+    assert listed(source_of(file)) == [first, ("in/001.png", (), ())]
+    all_listed = [first, ("in/000.png", None, ()), ("in/001.png", (), ())]
+    assert listed(source_of(photos, file)) == all_listed
+    assert listed(source_of(photos / "in", file)) == [first, ("001.png", (), ())]
     (tmp_path / "other.csv").write_text("path,label\nphoto.png,dog\n")
     with pytest.raises(RunError, match=r"such as '000.png', got 'photo.png'"):
-        source_of(tmp_path / "photos", tmp_path / "other.csv")
-    (tmp_path / "bad.json").write_text(json.dumps(COCO | {"categories": []}))
+        source_of(photos, tmp_path / "other.csv")
+    file.write_text(json.dumps(COCO | {"categories": []}))
     with pytest.raises(RunError, match="annotations as COCO has them, but KeyError: 90"):
-        listed(source_of(tmp_path / "bad.json"))
+        listed(source_of(file))
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        (
-            "a.json",
-            f'[{{"path": "a.png", "boxes": [0, 0, 1{"0" * 400}, 3]}}]',
-            "photo 1: boxes must",
-        ),
+        ("a.csv", f"path,boxes\na.png,[[0, 0, 1{'0' * 400}, 3]]\n", "photo 1: boxes must"),
         ("a.csv", f"path,boxes\na.png,{'[' * 50000}\n", "photo 1"),
         ("a.csv", "path,x0,y0,x1,y1\na.png,5,0,2,2\n", "photo 1: boxes must"),
         ("a.csv", "path,boxes\na.png,[1\n", r"photo 1: Expecting"),
@@ -179,9 +164,9 @@ def test_a_list_that_is_none_is_refused_by_its_line(
     assert str(caught.value).startswith(f"source '{tmp_path}")
 
 
-def shard(path: Path, members: list[tuple[str, bytes]]) -> Path:
+def shard(path: Path, members: dict[str, bytes]) -> Path:
     with tarfile.open(path, "w") as tar:
-        for name, content in members:
+        for name, content in members.items():
             member = tarfile.TarInfo(name)
             member.size = len(content)
             tar.addfile(member, io.BytesIO(content))
@@ -196,19 +181,11 @@ def png(number: int) -> bytes:
 
 def test_shards_hold_photos_with_labels(tmp_path: Path) -> None:
     description = json.dumps({"label": "dog", "boxes": [[0, 0, 3, 4]]}).encode()
-    shard(
-        tmp_path / "s-08.tar",
-        [
-            ("a.png", png(1)),
-            ("a.cls", b"7\n"),
-            ("in/a.txt", b"cat"),
-            ("in/a.seg.png", b"x"),
-            ("in/a.png", png(2)),
-        ],
-    )
-    shard(
-        tmp_path / "s-09.tar", [("b.json", description), ("b.png", png(3)), ("c.txt", b"no photo")]
-    )
+    first = {"a.png": png(1), "a.cls": b"7\n"}
+    deeper = {"in/a.txt": b"cat", "in/a.seg.png": b"x", "in/a.png": png(2)}
+    shard(tmp_path / "s-08.tar", first | deeper)
+    second = {"b.json": description, "b.png": png(3), "c.txt": b"no photo"}
+    shard(tmp_path / "s-09.tar", second)
     expected = [
         ("s-08.tar/a", 7, ()),
         ("s-08.tar/in/a", "cat", ()),
@@ -222,25 +199,18 @@ def test_shards_hold_photos_with_labels(tmp_path: Path) -> None:
 
 
 def test_a_damaged_shard_is_told_and_the_others_are_read(tmp_path: Path) -> None:
-    members = [(f"{number}.png", png(number)) for number in range(3)]
-    whole = shard(tmp_path / "a.tar", members).read_bytes()
+    sound = shard(tmp_path / "d.tar", {f"{number}.png": png(number) for number in range(3)})
+    whole = sound.read_bytes()
     second = whole.index(b"1.png")
-    shard(tmp_path / "d.tar", members)
-    damages = {
-        "a.tar": whole[: second + 700],
-        "b.tar": whole[:second] + b"\xff" * 600 + whole[second + 600 :],
-    }
-    for name, content in damages.items():
-        (tmp_path / name).write_bytes(content)
-    with tarfile.open(tmp_path / "c.tar", "w:gz") as tar:
-        tar.add(tmp_path / "d.tar")
+    (tmp_path / "a.tar").write_bytes(whole[: second + 700])
+    (tmp_path / "b.tar").write_bytes(whole[:second] + b"\xff" * 600 + whole[second + 600 :])
+    (tmp_path / "c.tar").write_bytes(gzip.compress(whole))
     entries = list(source_of(str(tmp_path / "[a-d].tar")).entries())
     problems = {entry.name: entry.problem for entry in entries if entry.problem is not None}
     assert list(problems) == ["a.tar", "b.tar", "c.tar"]
     assert all("is damaged or no plain tar file" in problem for problem in problems.values())
-    names = [entry.name for entry in entries if entry.problem is None]
-    assert names[-3:] == ["d.tar/0", "d.tar/1", "d.tar/2"]
-    assert "b.tar/0" in names
+    names = {entry.name for entry in entries if entry.problem is None}
+    assert {"b.tar/0", "d.tar/0", "d.tar/1", "d.tar/2"} <= names
 
 
 class Items:
@@ -263,14 +233,13 @@ def test_a_folder_of_torchvision_and_its_subsets_keep_the_names_of_their_files(
     from torch.utils.data import Subset
     from torchvision.datasets import ImageFolder
 
-    folder_of(tmp_path / "cat", 2)
-    folder_of(tmp_path / "dog", 1)
+    folders = [folder_of(tmp_path / label, 1) for label in ("cat", "dog")]
+    names = [str(folder / "000.png") for folder in folders]
     images = ImageFolder(str(tmp_path))
-    names = [str(tmp_path / name) for name in ("cat/000.png", "cat/001.png", "dog/000.png")]
     assert [name for name, _, _ in listed(source_of(images))] == names
-    subset = Subset(Subset(images, [2, 1]), [1, 0])
-    assert [name for name, _, _ in listed(source_of(subset))] == names[1:]
-    assert read(source_of(subset), names[2]) == (picture(0).tobytes(), 1)
+    subset = Subset(Subset(images, [1, 0]), [1, 0])
+    assert [name for name, _, _ in listed(source_of(subset))] == names
+    assert read(source_of(subset), names[1]) == (picture(0).tobytes(), 1)
 
 
 def hugging_face(rows: list[dict[str, Any]], **features: Any) -> Any:
@@ -284,18 +253,15 @@ def test_the_columns_of_a_hugging_face_data_set_are_found_by_their_features() ->
         {"id": 1, "picture": picture(0), "kind": 1},
         {"id": 2, "picture": {"bytes": png(1), "path": None}, "kind": 0},
     ]
-    data_set = hugging_face(
-        rows,
-        id=kinds["Value"](),
-        picture=kinds["Image"](),
-        kind=kinds["ClassLabel"](names=["cat", "dog"]),
-    )
+    labels = kinds["ClassLabel"](names=["cat", "dog"])
+    features = {"id": kinds["Value"](), "picture": kinds["Image"](), "kind": labels}
+    data_set = hugging_face(rows, **features)
     source = source_of(data_set)
     assert read(source, "item 0") == (picture(0).tobytes(), 1)
     assert read(source, "item 1") == (picture(1).tobytes(), 0)
     assert (source.classes, source.identity()["fingerprint"]) == (["cat", "dog"], "abc")
     with pytest.raises(RunError, match="column"):
-        source_of(hugging_face(rows, id=kinds["Value"]()))
+        source_of(hugging_face(rows, id=features["id"]))
     with pytest.raises(RunError, match="several"):
         source_of({"train": data_set, "test": data_set})
 
@@ -323,38 +289,36 @@ LABELS: list[tuple[Any, tuple[str, ...]]] = [
     (3.0, ("fishing reel",)),
     (2.5, ("2.5",)),
     (True, ("owl",)),
-    ([1], ("owl",)),
-    ([1, 3], ("owl", "fishing reel")),
     (np.array([0, 1, 0, 1, 0]), ("owl", "fishing reel")),
     (math.nan, ()),
     ({"boxes": [[0, 0, 1, 1]]}, ()),
-    (0, ("cat",)),
 ]
 
 
 def test_labels_of_any_kind_are_kept(tmp_path: Path) -> None:
-    model_explainer = explainer(categories=["cat", "owl", "dog", "fishing reel", "e"])
+    network = explainer(categories=["cat", "owl", "dog", "fishing reel", "e"])
     photos = [(picture(number), label) for number, (label, _) in enumerate(LABELS)]
-    run = stored_run(tmp_path, photos, model_explainer)
-    assert [row.labels for row in run.rows()] == [labels for _, labels in LABELS]
-    again = stored_run(tmp_path, photos, model_explainer)
-    assert len(again) == len(LABELS)
+    for _ in range(2):
+        run = stored_run(tmp_path, photos, network)
+        assert [row.labels for row in run.rows()] == [labels for _, labels in LABELS]
 
 
 def test_labels_are_found_by_name_and_never_guessed() -> None:
-    labels = Labels(
-        ["tench, Tinca tinca", "crane", "crane", "golden retriever", "retriever, tench"]
-    )
-    assert labels.of("Golden_Retriever") == [(3, "golden retriever")]
-    assert labels.of("tench") == [(None, "tench")]  # a part of two labels
-    assert labels.of("tinca-tinca") == [(0, "tench, Tinca tinca")]
-    assert labels.of("crane") == [(None, "crane")]
-    assert labels.of("dog") == [(None, "dog")]
-    assert labels.of(4) == [(4, "retriever, tench")]
-    assert labels.of(5) == [(None, "5")]
+    names = ["tench, Tinca tinca", "crane", "crane", "golden retriever", "retriever, tench"]
+    labels = Labels(names)
+    for label, number in {
+        "Golden_Retriever": 3,
+        "tench": None,  # a part of two labels
+        "tinca-tinca": 0,
+        "crane": None,
+        "golden retriever, crane": None,
+        4: 4,
+        5: None,
+    }.items():
+        expected = str(label) if number is None else names[number]
+        assert labels.of(label) == [(number, expected)]
     assert labels.of(None) is None
-    assert labels.of("golden retriever, Tinca tinca") == [labels.of(3)[0], labels.of(0)[0]]
-    assert labels.of("golden retriever, crane") == [(None, "golden retriever, crane")]
+    assert labels.of("golden retriever, Tinca tinca") == [(3, names[3]), (0, names[0])]
     assert Labels(None).of(7) == [(7, "class 7")]
     named = Labels(["cat", "dog", "owl"], classes=["owl", "bat", "cat"])
     assert named.of((0, 1, 2, 0)) == [(2, "owl"), (None, "bat"), (0, "cat")]
