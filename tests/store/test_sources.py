@@ -143,7 +143,7 @@ def test_annotations_of_coco_are_joined_to_the_photos_by_the_ends_of_their_paths
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.csv", f"path,boxes\na.png,[[0, 0, 1{'0' * 400}, 3]]\n", "photo 1: boxes must"),
+        ("a.csv", f'path,boxes\na.png,"[[0, 0, 1{"0" * 400}, 3]]"\n', "photo 1: boxes must"),
         ("a.csv", f"path,boxes\na.png,{'[' * 50000}\n", "photo 1"),
         ("a.csv", "path,x0,y0,x1,y1\na.png,5,0,2,2\n", "photo 1: boxes must"),
         ("a.csv", "path,boxes\na.png,[1\n", r"photo 1: Expecting"),
