@@ -82,45 +82,36 @@ def test_a_data_loaders_workers_find_what_their_parent_finds(
 ) -> None:
     monkeypatch.syspath_prepend(str(ROOT))  # where a spawned worker finds this module
     images = Explained(net, x)
-    expected = [images[i] for i in range(len(images))]
+    expected = [bits(images[number]) for number in range(len(images))]
     before = snapshot(net)
     # seeds are drawn from there, not from what all share
     calm = {"timeout": 2 * LONG, "generator": torch.Generator()}
     loader = DataLoader(
         images, batch_size=None, num_workers=1, multiprocessing_context=start, **calm
     )
-    for found, wanted in zip(loader, expected, strict=True):
-        assert found.keys() == wanted.keys()
-        for name, values in found.items():
-            assert torch.equal(values, wanted[name]), name
+    assert [bits(maps) for maps in loader] == expected
     assert snapshot(net) == before
 
 
 @contextmanager
-def held_up(model: nn.Module, x: torch.Tensor, **options: Any) -> Iterator[None]:
+def held_up(model: nn.Module, x: torch.Tensor) -> Iterator[None]:
     """Have another thread in the middle of an explanation while the block lasts, and see that it
     ends well."""
     inside = threading.Event()
     go_on = threading.Event()
-    found = []
-
-    def wait(*_: Any) -> None:
-        inside.set()
-        assert go_on.wait(LONG)
+    maps: list[torch.Tensor] = []
 
     def work() -> None:
-        explained_here.append(threading.get_ident())
-        found.append(explain.attribute(model, x, "guidedgradcam", target=1, **options).values)
+        maps.append(explain.attribute(model, x, "guidedgradcam", target=1).values)
 
-    explained_here: list[int] = []
-    wanted = explain.attribute(model, x, "guidedgradcam", target=1).values
+    def wait(*_: Any) -> None:
+        if threading.current_thread() is thread:
+            inside.set()
+            assert go_on.wait(LONG)
 
-    def only_there(*_: Any) -> None:
-        if threading.get_ident() in explained_here:
-            wait()
-
-    handle = model.get_submodule("layer2").register_forward_hook(only_there)
+    work()
     thread = threading.Thread(target=work)
+    handle = model.get_submodule("layer2").register_forward_hook(wait)
     thread.start()
     try:
         assert inside.wait(LONG)
@@ -129,7 +120,7 @@ def held_up(model: nn.Module, x: torch.Tensor, **options: Any) -> Iterator[None]
         go_on.set()
         thread.join(LONG)
         handle.remove()
-    assert torch.equal(found[0], wanted)
+    assert torch.equal(maps[0], maps[1])
 
 
 def test_a_child_forked_amid_another_threads_explanation_begins_with_a_clean_model(
@@ -140,21 +131,21 @@ def test_a_child_forked_amid_another_threads_explanation_begins_with_a_clean_mod
     before = snapshot(net)
     wanted = bits(explained(net, x[:1]))
 
-    def work() -> Any:
-        left = (
-            [hook_count(module) for module in net.modules()],
-            [module.training for module in net.modules()],
-        )
-        return left, bits(explained(net, x[:1])), [module.training for module in net.modules()]
+    def hooks_and_modes() -> tuple[int, list[bool]]:
+        modules = list(net.modules())
+        return sum(map(hook_count, modules)), [module.training for module in modules]
 
+    modes = hooks_and_modes()[1]
     with held_up(net, x):
         # those of the other thread, and the test's own
-        assert sum(hook_count(module) for module in net.modules()) > 1
-        assert not any(module.training for module in net.modules())
-        (hooks, modes), found, modes_after = in_child(work)
-    assert sum(hooks) == 1
-    assert modes == modes_after == list(before["training"].values())
-    assert found == wanted
+        hooks, modes_there = hooks_and_modes()
+        assert hooks > 1
+        assert not any(modes_there)
+        at_first, maps, at_last = in_child(
+            lambda: (hooks_and_modes(), bits(explained(net, x[:1])), hooks_and_modes())
+        )
+    assert at_first == at_last == (1, modes)
+    assert maps == wanted
     assert snapshot(net) == before
 
 
@@ -166,16 +157,14 @@ def test_a_child_forked_inside_an_explanation_may_explain_and_its_parent_goes_on
     wanted = explained(net, x[:1])
     seen: list[Any] = []
 
-    def forking(*_: Any) -> None:
-        if not seen:
-            seen.append(None)
-            with pytest.raises(ExplainError, match="from inside another one"):
-                explained(net, x[:1])
-            seen[0] = in_child(lambda: (net.training, bits(explained(net, x[:1])), net.training))
+    def fork(*_: Any) -> None:
+        handle.remove()
+        with pytest.raises(ExplainError, match="from inside another one"):
+            explained(net, x[:1])
+        seen.append(in_child(lambda: (net.training, bits(explained(net, x[:1])), net.training)))
 
-    handle = net.layer2.register_forward_hook(forking)
-    found = explain.attribute(net, x[:1], "gradcam", target=1).values[0]
-    handle.remove()
+    handle = net.layer2.register_forward_hook(fork)
+    values = explain.attribute(net, x[:1], "gradcam", target=1).values[0]
     assert seen == [(True, bits(wanted), True)]
-    assert torch.equal(found, wanted["gradcam"])
+    assert torch.equal(values, wanted["gradcam"])
     assert snapshot(net) == before
