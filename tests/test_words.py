@@ -4,26 +4,13 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from pathlib import Path
 
 from tests.conftest import ROOT
-
-PACKAGE = ROOT / "explain"
+from tests.test_house import FILES, parsed
 
 EMPTY_WORDS = {
-    "found",
-    "given",
-    "made",
-    "own",
-    "known",
-    "each",
-    "mine",
-    "about",
-    "before",
-    "others",
-    "inside",
-    "told",
-    "drawn",
+    *("found", "given", "made", "own", "known", "each", "mine", "about", "before", "others"),
+    *("inside", "told", "drawn"),
 }
 """Names that say nothing of what they hold."""
 
@@ -31,39 +18,38 @@ PUBLIC = {("explain/explanation/explainer.py", "each")}
 """Names that callers know."""
 
 
-def names_in(tree: ast.AST) -> set[tuple[str, int]]:
-    """Return the names that a file gives to variables, arguments, attributes and functions."""
-    names: set[tuple[str, int]] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.add((node.id, node.lineno))
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            names.add((node.attr, node.lineno))
-        elif isinstance(node, ast.arg):
-            names.add((node.arg, node.lineno))
-        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            names.add((node.name, node.lineno))
-    return names
+NAMED = {
+    ast.Name: "id",
+    ast.Attribute: "attr",
+    ast.arg: "arg",
+    ast.FunctionDef: "name",
+    ast.ClassDef: "name",
+}
+"""Where the nodes that give a name hold it."""
 
 
 def test_names_say_what_they_hold() -> None:
-    empty = [
-        f"{path.relative_to(ROOT)}:{line}: {name}"
-        for path in sorted(PACKAGE.rglob("*.py"))
-        for name, line in names_in(ast.parse(path.read_text("utf-8")))
-        if name in EMPTY_WORDS and (path.relative_to(ROOT).as_posix(), name) not in PUBLIC
-    ]
-    assert not empty, "names that do not say what they hold: " + ", ".join(empty)
+    empty = []
+    for path in FILES.values():
+        for node in ast.walk(parsed(path)):
+            name = getattr(node, NAMED.get(type(node), ""), None)
+            is_used = isinstance(getattr(node, "ctx", None), ast.Load)
+            home = path.relative_to(ROOT).as_posix()
+            if name in EMPTY_WORDS and not is_used and (home, name) not in PUBLIC:
+                empty.append(f"{home}:{node.lineno}: {name}")
+    assert empty == []
 
 
-def test_no_class_has_the_name_of_another() -> None:
-    homes: dict[str, list[Path]] = defaultdict(list)
-    for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+def test_no_class_and_no_public_function_has_the_name_of_another() -> None:
+    homes: dict[str, set[str]] = defaultdict(set)
+    for module, path in FILES.items():
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.ClassDef):
-                homes[node.name].append(path.relative_to(ROOT))
-    twice = {name: paths for name, paths in homes.items() if len(paths) > 1}
-    assert not twice
+                homes[f"class {node.name}"].add(f"{module}:{node.lineno}")
+        for name in functions_of(parsed(path)):
+            homes[name].add(module)
+    twice = {name: modules for name, modules in homes.items() if len(modules) > 1}
+    assert set(twice) == set(SHARED), twice
 
 
 SHARED = {
@@ -83,12 +69,3 @@ def functions_of(tree: ast.Module) -> list[str]:
         and not node.name.startswith("_")
         and not any("commands.command(" in ast.unparse(line) for line in node.decorator_list)
     ]
-
-
-def test_no_public_function_has_the_name_of_another() -> None:
-    homes: dict[str, list[str]] = defaultdict(list)
-    for path in sorted(PACKAGE.rglob("*.py")):
-        for name in set(functions_of(ast.parse(path.read_text("utf-8")))):
-            homes[name].append(path.relative_to(ROOT).as_posix())
-    twice = {name: paths for name, paths in homes.items() if len(paths) > 1}
-    assert set(twice) == set(SHARED), twice
