@@ -6,8 +6,9 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from copy import copy
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import islice, tee
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -203,9 +204,13 @@ class Detections(CheckedTarget):
 
     def _detected(self, boxes: Boxes, image: int, label: int | None) -> Iterator[tuple[int, int]]:
         """The position and label of each detection with this label in one image, best first."""
-        scores = _of_label(boxes.scores[image].detach(), label)
         least = self.threshold if boxes.dense else -torch.inf
-        return suppressed(scores, boxes.boxes[image].detach(), least, boxes.dense)
+        key = image, label, least
+        if key not in boxes.detections:
+            scores = _of_label(boxes.scores[image].detach(), label)
+            detections = suppressed(scores, boxes.boxes[image].detach(), least, boxes.dense)
+            (boxes.detections[key],) = tee(detections, 1)
+        return copy(boxes.detections[key])
 
     def _check_in_image(self, wanted: torch.Tensor | None, image: int) -> None:
         """Refuse a box or point beside the image."""

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, TypeAlias
@@ -68,6 +68,9 @@ class Boxes:
     dense: bool = True
     layout: str = ""
     doubt: str = ""
+    detections: dict[Any, Iterator[tuple[int, int]]] = field(init=False, default_factory=dict)
+    """Positions and labels of detections, best first, as far as a target has asked for them: by
+    image, label and least score."""
 
 
 _readings: ContextVar[dict[Any, Any] | None] = ContextVar("readings", default=None)
