@@ -3,6 +3,7 @@ others stay."""
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections import UserDict
 from collections.abc import Iterator
@@ -21,14 +22,14 @@ from explain.data.inputs import Inputs
 from explain.layers import default_layer, list_layers
 from explain.layers.default_layer import stage_layers
 from tests.conftest import ATTENDING, COVERING, Made, settled, snapshot
+from tests.runs.networks import as_it_is, picture
 
 Two: TypeAlias = tuple[Tensor, Tensor]
 METHODS = sorted(set(explain.list_methods()) - COVERING - ATTENDING - {"cam"})
 
 
 class Siamese(nn.Module):
-    """One encoder looks at two images; a third input, for each pair, scales the scores; an option
-    may switch it off."""
+    """One encoder looks at two images; a third input, for each pair, scales the scores."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,33 +38,25 @@ class Siamese(nn.Module):
         )
         self.fc = nn.Linear(8, 4)
 
-    def forward(
-        self, left: Tensor, right: Tensor, *, gain: Tensor | None = None, halve: bool = False
-    ) -> Tensor:
-        scores = self.fc(
-            torch.cat([F.relu(self.encoder(side)).mean((2, 3)) for side in (left, right)], 1)
-        )
-        scores = scores if gain is None else scores * gain[:, None]
-        return scores / 2 if halve else scores
+    def forward(self, left: Tensor, right: Tensor, *, gain: Tensor | float = 1.0) -> Tensor:
+        features = [F.relu(self.encoder(side)).mean((2, 3)) for side in (left, right)]
+        scores: Tensor = self.fc(torch.cat(features, 1)).T * gain
+        return scores.T
 
 
-class OneSide(nn.Module):
+def one_side(model: Siamese, pair: Two, gain: Tensor, side: int) -> nn.Module:
     """The same network written for one image, with the rest of one pair built in and no module
     called twice."""
+    conv1, _, conv2 = model.encoder
+    with torch.no_grad():
+        other = F.relu(model.encoder(pair[1 - side])).mean((2, 3))
 
-    def __init__(self, model: Siamese, pair: Two, gain: Tensor, side: int) -> None:
-        super().__init__()
-        self.conv1, _, self.conv2 = model.encoder
-        self.fc = model.fc
-        self.gain = gain
-        self.side = side
-        with torch.no_grad():
-            self.other = F.relu(self.conv2(F.relu(self.conv1(pair[1 - side])))).mean((2, 3))
+    def forward(net: Any, x: Tensor) -> Tensor:
+        features = F.relu(net.conv2(F.relu(net.conv1(x)))).mean((2, 3))
+        both = [features, other.expand(len(x), -1)]
+        return net.fc(torch.cat(both if side == 0 else both[::-1], 1)) * gain
 
-    def forward(self, x: Tensor) -> Tensor:
-        mine = F.relu(self.conv2(F.relu(self.conv1(x)))).mean((2, 3))
-        other = self.other.expand(len(x), -1)
-        return self.fc(torch.cat([mine, other] if self.side == 0 else [other, mine], 1)) * self.gain
+    return Made(forward, conv1=conv1, conv2=conv2, fc=model.fc).eval()
 
 
 @pytest.fixture
@@ -89,17 +82,16 @@ def test_one_of_two_images_is_explained_as_if_the_other_were_built_in(
 ) -> None:
     gain = torch.tensor([0.5, 2.0, 1.5], dtype=torch.float64)
     inputs = Inputs(pair, {"gain": gain}, explained=side)
-    before = snapshot(siamese)
-    found = explain.attribute(siamese, inputs, METHODS, target=1, layer="encoder.2")
-    assert snapshot(siamese) == before
-    for i in (0, 2):
-        image = slice(i, i + 1)
-        alone = OneSide(siamese, (pair[0][image], pair[1][image]), gain[i], side).eval()
-        expected = explain.attribute(alone, pair[side][image], METHODS, target=1, layer="conv2")
-        for method in METHODS:
-            assert_close(found[method].values[i], expected[method].values[0], rtol=1e-9, atol=1e-12)
-    assert found["gradcam"].input == str(side)
-    assert found["gradcam"].layer == ("encoder.2@0" if side == 0 else "encoder.2")
+    state = snapshot(siamese)
+    results = explain.attribute(siamese, inputs, METHODS, target=1, layer="encoder.2")
+    assert snapshot(siamese) == state
+    one_pair = (pair[0][2:], pair[1][2:])
+    alone = one_side(siamese, one_pair, gain[2], side)
+    expected = explain.attribute(alone, one_pair[side], METHODS, target=1, layer="conv2")
+    for method in METHODS:
+        assert_close(results[method].values[2], expected[method].values[0], rtol=1e-9, atol=1e-12)
+    assert results["gradcam"].input == str(side)
+    assert results["gradcam"].layer == ("encoder.2@0" if side == 0 else "encoder.2")
 
 
 def test_a_layer_that_sees_both_images_stands_for_the_call_of_the_explained_one(
@@ -107,11 +99,8 @@ def test_a_layer_that_sees_both_images_stands_for_the_call_of_the_explained_one(
 ) -> None:
     left = Inputs(pair)
     right = Inputs(pair, explained=1)
-    assert [(c.label, c.depends) for c in list_layers(siamese, left)] == [
-        *[(f"{name}@0", True) for name in ("encoder.0", "encoder.1", "encoder.2", "encoder")],
-        *[(name, False) for name in ("encoder.0", "encoder.1", "encoder.2", "encoder")],
-        ("fc", True),
-    ]
+    layers = {layer.label: layer.depends for layer in list_layers(siamese, left)}
+    assert (layers["encoder.0@0"], layers["encoder.0"], layers["fc"]) == (True, False, True)
     assert (default_layer(siamese, left), default_layer(siamese, right)) == ("encoder@0", "encoder")
     assert stage_layers(siamese, left) == ["encoder.1@0", "encoder@0"]
     assert stage_layers(siamese, right) == ["encoder.1", "encoder"]
@@ -119,41 +108,23 @@ def test_a_layer_that_sees_both_images_stands_for_the_call_of_the_explained_one(
 
 
 def test_each_call_of_a_layer_has_its_own_map(x: Tensor) -> None:
-    class Again(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = nn.Conv2d(3, 3, 3, padding=1)
-            self.fc = nn.Linear(3, 4)
+    def scores(net: Any, x: Tensor) -> Tensor:
+        for conv in net.convs:
+            x = F.relu_(conv(x))
+        return net.fc(x.mean((2, 3)))
 
-        def forward(self, x: Tensor) -> Tensor:
-            for _ in range(3):
-                x = F.relu_(self.conv(x))
-            return self.fc(x.mean((2, 3)))
-
-    class Unrolled(nn.Module):
-        def __init__(self, model: Again) -> None:
-            super().__init__()
-            twins = [nn.Conv2d(3, 3, 3, padding=1).double() for _ in range(3)]
-            for twin in twins:
-                twin.weight = model.conv.weight
-                twin.bias = model.conv.bias
-            self.convs = nn.ModuleList(twins)
-            self.fc = model.fc
-
-        def forward(self, x: Tensor) -> Tensor:
-            for conv in self.convs:
-                x = F.relu(conv(x))
-            return self.fc(x.mean((2, 3)))
-
-    again = settled(Again()).double().eval()
-    unrolled = Unrolled(again).eval()
+    conv = nn.Conv2d(3, 3, 3, padding=1)
+    again = Made(scores, conv=conv, fc=nn.Linear(3, 4))
+    again.convs = [conv] * 3  # a plain list, which registers none
+    settled(again).double().eval()
+    twins = nn.ModuleList(copy.deepcopy(conv) for _ in range(3))
+    unrolled = Made(scores, convs=twins, fc=again.fc).eval()
     methods = ["gradcam", "ablationcam", "eigencam", "smoothgradcam++"]
-    calls = ["conv@0", "conv@1", "conv"]
-    for call, twin in zip(calls, ["convs.0", "convs.1", "convs.2"], strict=True):
-        found = explain.attribute(again, x, methods, target=2, layer=call)
+    for call, twin in {"conv@0": "convs.0", "conv@1": "convs.1", "conv": "convs.2"}.items():
+        results = explain.attribute(again, x, methods, target=2, layer=call)
         expected = explain.attribute(unrolled, x, methods, target=2, layer=twin)
         for method in methods:
-            assert_close(found[method].values, expected[method].values, rtol=1e-9, atol=1e-12)
+            assert_close(results[method].values, expected[method].values, rtol=1e-9, atol=1e-12)
     last = explain.attribute(again, x, target=2, layer="conv@2").values
     assert torch.equal(last, explain.attribute(again, x, target=2, layer="conv").values)
     both = explain.attribute(again, x, target=2, layer=["conv@0", "conv@2"])
@@ -162,23 +133,10 @@ def test_each_call_of_a_layer_has_its_own_map(x: Tensor) -> None:
         explain.attribute(again, x, target=2, layer="conv@3")
 
 
-class Unpacking(nn.Module):
-    """Takes one container of inputs, as training loops often pass them on."""
-
-    def __init__(self, model: Siamese, unpack: Any) -> None:
-        super().__init__()
-        self.model = model
-        self.unpack = unpack
-
-    def forward(self, batch: Any) -> Tensor:
-        left, right = self.unpack(batch)
-        return self.model(left, right, halve=True)
-
-
 class Batch(UserDict):
     @property
     def images(self) -> tuple[Tensor, Tensor]:
-        return self["left"], self["right"]
+        return self["left"], self["of"][0]
 
 
 @dataclass(frozen=True)
@@ -187,61 +145,47 @@ class Pair:
     right: Tensor
     name: str = "a pair"
 
+    @property
+    def images(self) -> tuple[Tensor, Tensor]:
+        return self.left, self.right
+
 
 @pytest.mark.parametrize(
-    ("make", "unpack", "path"),
+    ("pack", "path"),
     [
-        (lambda left, right: {"of": [left, right]}, lambda batch: batch["of"], (0, "of", 1)),
-        (
-            lambda left, right: Batch(left=left, right=right),
-            lambda batch: batch.images,
-            (0, "right"),
-        ),
-        (Pair, lambda batch: (batch.left, batch.right), (0, "right")),
+        (lambda left, right: Batch(left=left, of=[right]), (0, "of", 0)),
+        (Pair, (0, "right")),
     ],
-    ids=["dictionary", "mapping of its own kind", "dataclass"],
+    ids=["mapping of its own kind", "dataclass"],
 )
-def test_inputs_may_lie_in_containers(
-    make: Any, unpack: Any, path: Any, siamese: Siamese, pair: Two
-) -> None:
-    model = Unpacking(siamese, unpack).eval()
-    batch = make(*pair)
-    for method, layer in (
-        ("saliency", None),
-        ("scorecam", "encoder.1"),
-        ("integratedgradients", None),
-    ):
-        inputs = Inputs((batch,), explained=path)
-        inside = None if layer is None else f"model.{layer}"
-        found = explain.attribute(model, inputs, method, target=0, layer=inside)
-        plain = Inputs(pair, {"halve": True}, explained=1)
+def test_inputs_may_lie_in_containers(pack: Any, path: Any, siamese: Siamese, pair: Two) -> None:
+    model = Made(lambda net, batch: net.model(*batch.images, gain=2.0), model=siamese).eval()
+    batch = pack(*pair)
+    inputs = Inputs((batch,), explained=path)
+    plain = Inputs(pair, {"gain": 2.0}, explained=1)
+    for method, layer in (("scorecam", "encoder.1"), ("integratedgradients", None)):
+        within = layer and f"model.{layer}"
+        a = explain.attribute(model, inputs, method, target=0, layer=within)
         expected = explain.attribute(siamese, plain, method, target=0, layer=layer)
-        assert_close(found.values, expected.values)
-        assert found.input == ".".join(map(str, path))
-    assert unpack(batch)[0] is pair[0]
+        assert_close(a.values, expected.values)
+        assert a.input == ".".join(map(str, path))
+    assert batch.images[0] is pair[0]
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("inputs", "message"),
     [
         ((3, None), "x must"),
-        ((), "x must"),
         ({"ids": torch.tensor([1, 2])}, "input ids must"),
         ((torch.rand(3, 8, 8), 1), "input 0 must"),
         ((torch.rand(1, 3, 4, 4), torch.zeros(1, 3, 4, 4, device="meta")), "input 1 must"),
     ],
 )
 def test_inputs_that_cannot_be_explained_are_refused(
-    given: Any, message: str, siamese: Siamese
+    inputs: Any, message: str, siamese: Siamese
 ) -> None:
     with pytest.raises(ImageError, match=message):
-        explain.attribute(siamese, given, "saliency", target=0)
-
-
-def test_what_is_explained_must_be_among_the_inputs() -> None:
-    x = torch.rand(1, 3, 4, 4)
-    with pytest.raises(ImageError, match="explained must"):
-        Inputs((x,), {"size": torch.ones(1)}, explained="mask")
+        explain.attribute(siamese, inputs, "saliency", target=0)
 
 
 @pytest.mark.parametrize(
@@ -252,14 +196,13 @@ def test_what_is_explained_must_be_among_the_inputs() -> None:
         (torch.rand(1, 3, 2, 8, 8).double(), "dimensions"),
     ],
 )
-@pytest.mark.parametrize("method", ["gradcam", "saliency"])
 def test_what_torch_refuses_in_an_input_is_one_line_with_its_own_words_as_the_cause(
-    method: str, x: Tensor, message: str, net: nn.Module
+    x: Tensor, message: str, net: nn.Module
 ) -> None:
     with pytest.raises(RuntimeError) as plain:
         net(x)
     with pytest.raises(ImageError, match=message) as caught:
-        explain.attribute(net, x, method, target=0)
+        explain.attribute(net, x, target=0)
     assert "\n" not in str(caught.value)
     assert str(caught.value.__cause__) == str(plain.value)
 
@@ -280,46 +223,23 @@ def test_what_the_model_itself_raises_comes_through_with_a_note_where_the_input_
     assert "x.to(torch.float64)" in note
 
 
-def matching() -> nn.Module:
-    """Compares images with texts, each of which is one class, as CLIP does."""
+@pytest.mark.parametrize("shared", [[1], []])
+def test_inputs_that_belong_to_no_single_image_are_shared(shared: list[int], x: Tensor) -> None:
+    """Images are compared with texts, each of which is one class, as CLIP does; that there are as
+    many of them is found out."""
     parts = {"conv": nn.Conv2d(3, 4, 3, stride=2), "words": nn.Embedding(7, 4)}
-    net = Made(
+    model = Made(
         lambda net, x, texts: F.relu(net.conv(x)).mean((2, 3)) @ net.words(texts).mean(1).T, **parts
     )
-    return settled(net).double().eval()
-
-
-SHARED = ["gradcam", "ablationcam", "integratedgradients"]
-
-
-@pytest.mark.parametrize("images", [2, 3])
-def test_inputs_that_belong_to_no_single_image_are_shared(images: int, x: Tensor) -> None:
-    model = matching()
-    texts = torch.tensor([[1, 2, 3, 4], [5, 6, 0, 1]])
-    found = explain.attribute(model, Inputs((x[:images], texts), shared=[1]), SHARED, target=1)
+    settled(model).double().eval()
+    texts = torch.tensor([[1, 2, 3, 4], [5, 6, 0, 1], [2, 2, 2, 2]])
+    methods = ["gradcam", "ablationcam", "integratedgradients(steps=5)"]
+    results = explain.attribute(model, Inputs((x, texts), shared=shared), methods, target=1)
+    alone = explain.attribute(model, Inputs((x[2:], texts), shared=[1]), methods, target=1)
     # and not the words, which might be places by their number
-    assert found["gradcam"].layer == "conv"
-    for i in range(images):
-        alone = explain.attribute(
-            model, Inputs((x[i : i + 1], texts), shared=[1]), SHARED, target=1
-        )
-        for method in SHARED:
-            assert_close(found[method].values[i], alone[method].values[0], rtol=1e-9, atol=1e-12)
-
-
-class ReadsText(nn.Module):
-    """Image tokens, then text tokens, through one transformer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.patches = nn.Conv2d(3, 8, 4, 4)
-        self.words = nn.Embedding(9, 8)
-        self.block = nn.TransformerEncoderLayer(8, 2, 8, 0.0, batch_first=True, norm_first=True)
-        self.fc = nn.Linear(8, 5)
-
-    def forward(self, image: Tensor, ids: Tensor) -> Tensor:
-        tokens = torch.cat([self.patches(image).flatten(2).mT, self.words(ids)], 1)
-        return self.fc(self.block(tokens).mean(1))
+    assert results["gradcam"].layer == "conv"
+    for method, expected in alone.items():
+        assert_close(results[method].values[2:], expected.values, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor")
@@ -327,14 +247,19 @@ class ReadsText(nn.Module):
 def test_tokens_of_a_text_are_not_taken_for_places(words: int) -> None:
     """Behind the 16 tokens of the photo, as many stand for words as would make a square of 20, or
     25, tokens."""
-    model = settled(ReadsText()).eval()
-    image = torch.rand(1, 3, 16, 16)
-    ids = torch.arange(words)[None] % 9
-    found = explain.attribute(model, (image, ids), "hirescam(relu=False)", target=0, layer="block")
-    tokens = model.block(torch.cat([model.patches(image).flatten(2).mT, model.words(ids)], 1))
+    block = nn.TransformerEncoderLayer(8, 2, 8, 0.0, batch_first=True, norm_first=True)
+    parts = {"patches": nn.Conv2d(3, 8, 4, 4), "words": nn.Embedding(9, 8), "fc": nn.Linear(8, 5)}
+
+    def tokens_of(net: Any, image: Tensor, ids: Tensor) -> Tensor:
+        return net.block(torch.cat([net.patches(image).flatten(2).mT, net.words(ids)], 1))
+
+    model = Made(lambda net, *inputs: net.fc(tokens_of(net, *inputs).mean(1)), block=block, **parts)
+    settled(model).eval()
+    inputs = torch.rand(1, 3, 16, 16), torch.arange(words)[None]
+    a = explain.attribute(model, inputs, "hirescam(relu=False)", target=0, layer="block")
+    tokens = tokens_of(model, *inputs)
     (gradients,) = torch.autograd.grad(model.fc(tokens.mean(1))[0, 0], tokens)
-    of_patches = (tokens * gradients).sum(2)[0, :16].reshape(4, 4)
-    assert_close(found.values[0], of_patches)
+    assert_close(a.values[0], (tokens * gradients).sum(2)[0, :16].reshape(4, 4))
 
 
 def test_what_was_seen_of_a_network_is_forgotten_when_it_is_another_one(x: Tensor) -> None:
@@ -349,57 +274,31 @@ def test_what_was_seen_of_a_network_is_forgotten_when_it_is_another_one(x: Tenso
 
 
 def test_a_network_that_was_switched_over_is_looked_at_again(x: Tensor) -> None:
-    parts = {"a": nn.Conv2d(3, 4, 3), "b": nn.Conv2d(3, 4, 5), "which": "a"}
+    parts = {"a": nn.Conv2d(3, 4, 3), "b": nn.Conv2d(3, 4, 5)}
     model = Made(lambda net, x: getattr(net, net.which)(x).mean((2, 3)), **parts).double()
-    assert explain.attribute(model, x, "gradcam", target=0).layer == "a"
-    model.which = "b"
-    assert explain.attribute(model, x, "gradcam", target=0).layer == "b"
+    for which in ("a", "b"):
+        model.which = which
+        assert explain.attribute(model, x, target=0).layer == which
 
 
 def test_an_input_that_is_missing_is_named_for_tensors_and_photos(x: Tensor) -> None:
-    class WithAge(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = nn.Conv2d(3, 4, 3)
-
+    class WithAge(nn.Conv2d):
         def forward(self, x: Tensor, age: Tensor, scale: float = 1.0) -> Tensor:
-            return scale * self.conv(x).mean((2, 3)) + age
+            return scale * super().forward(x).mean((2, 3)) + age
 
-    model = WithAge()
+    model = WithAge(3, 4, 3).double()
     with pytest.raises(ImageError, match=r"WithAge \(age\)"):
-        explain.attribute(model.double(), x, "saliency", target=1)
+        explain.attribute(model, x, "saliency", target=1)
     with pytest.raises(ImageError, match=r"WithAge \(age\)"):
-        explain.Explainer(model, size=8, mean=0.5, std=0.5)(
-            torch.zeros(9, 9, 3).numpy(), "occlusion"
-        )
-    assert (
-        explain.attribute(model, (x, torch.ones(1, 1)), "saliency", target=1).values.shape
-        == x.shape
-    )
+        explain.Explainer(model, preprocess=as_it_is)(picture(0), "occlusion")
 
 
 def test_no_input_is_altered_by_a_model_that_works_in_place() -> None:
     greedy = Made(lambda net, image, mask: image.mul_(mask.add_(1)).mean((2, 3)))
     inputs = torch.rand(2, 3, 4, 4), torch.rand(2, 1, 4, 4)
-    copies = [tensor.clone() for tensor in inputs]
-    methods = ["saliency", "integratedgradients", "smoothgrad"]
-    explain.attribute(greedy, inputs, methods, target=0)
-    for tensor, expected in zip(inputs, copies, strict=True):
-        assert torch.equal(tensor, expected)
-
-
-def test_statistics_that_happen_to_be_as_many_as_the_images_are_told_from_theirs(x: Tensor) -> None:
-    normalised = Made(
-        lambda net, x, mean: F.relu(net.conv(x - mean)).mean((2, 3)), conv=nn.Conv2d(3, 4, 3)
-    )
-    model = settled(normalised).double().eval()
-    mean = torch.tensor([0.1, 0.5, 0.9]).double()[:, None, None]
-    alone = Inputs((x[:1], mean), shared=[1])
-    values, expected = (
-        explain.attribute(model, inputs, "integratedgradients", target=1).values
-        for inputs in ((x, mean), alone)
-    )
-    assert_close(values[:1], expected)
+    copies = copy.deepcopy(inputs)
+    explain.attribute(greedy, inputs, ["saliency", "smoothgrad"], target=0)
+    assert_close(inputs, copies, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("method", ["ablationcam", "smoothgrad"])
@@ -423,7 +322,7 @@ def test_rows_beside_the_images_go_with_them_in_a_network_of_a_fixed_batch_size(
 def test_a_module_under_two_names_goes_by_either(x: Tensor) -> None:
     conv = nn.Conv2d(3, 3, 3, padding=1)
     model = nn.Sequential(conv, nn.ReLU(), conv, nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    model = settled(model).double().eval()
+    settled(model).double().eval()
     layers: list[Any] = ["0", "2", conv, "0@0"]
     last, *same, first = (
         explain.attribute(model, x, "gradcam", target=0, layer=layer).values for layer in layers
