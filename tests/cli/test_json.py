@@ -78,20 +78,15 @@ def test_what_goes_wrong_is_in_the_document_too(
 
 
 def test_lists_are_documents(capsys: pytest.CaptureFixture[str]) -> None:
-    _, results, _ = document(capsys, "methods")
-    assert [row["name"] for row in results["methods"]] == explain.list_methods()
-    _, results, _ = document(capsys, "methods", "integ*")
-    (one,) = results["methods"]
-    assert one["options"] == {
-        "steps": 50,
-        "baseline": 0.0,
-        "rule": "gausslegendre",
-        "multiply_by_inputs": True,
-    }
-    _, results, _ = document(capsys, "models", "tin*")
-    assert "tiny" in results["models"]
-    _, results, _ = document(capsys, "layers", "--model", "tiny")
-    assert [row["name"] for row in results["layers"] if row["default"]] == ["layer3"]
+    methods = document(capsys, "methods")[1]["methods"]
+    assert [row["name"] for row in methods] == explain.list_methods()
+    (one,) = document(capsys, "methods", "integ*")[1]["methods"]
+    assert one["options"]["rule"] == "gausslegendre"
+    assert "tiny" in document(capsys, "models", "tin*")[1]["models"]
+    layers = document(capsys, "layers", "--model", "tiny")[1]["layers"]
+    assert [row["name"] for row in layers if row["default"]] == ["layer3"]
+    (photo,) = document(capsys, "inspect", "a.png", "--model", "tiny")[1]["inspected"]
+    assert photo["layers"][0]["output"] == [1, 200]
     assert document(capsys, "--version")[1] == {"version": [explain.__version__], "errors": []}
     (text,) = document(capsys, "inspect", "--help")[1]["help"]
     assert text.startswith("Usage: explain inspect")
@@ -101,20 +96,18 @@ def test_an_interrupt_amid_photos_keeps_what_is_done(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inspect = explain.Explainer.inspect
-    monkeypatch.setattr(
-        explain.Explainer,
-        "inspect",
-        lambda self, photo: inspect(self, photo) if "a.png" in photo.filename else stop(),
-    )
+
+    def interrupted(explainer: explain.Explainer, photo: Any) -> Any:
+        if "b.png" in photo.filename:
+            raise KeyboardInterrupt
+        return inspect(explainer, photo)
+
+    monkeypatch.setattr(explain.Explainer, "inspect", interrupted)
     code, results, err = document(capsys, "inspect", "a.png", "b.png", "--model", "tiny")
     assert code == 130
     assert [row["image"] for row in results["inspected"]] == ["a.png"]
     assert results["errors"] == ["interrupted"]
     assert err == ["explain: interrupted"]
-
-
-def stop() -> None:
-    raise KeyboardInterrupt
 
 
 @pytest.mark.long

@@ -18,7 +18,6 @@ MISTAKES = {
     # the photo
     f"cats.png {TINY}": (1, "cats.png"),
     f"empty {TINY}": (1, "empty"),
-    f"notes.txt {TINY}": (1, "notes.txt"),
     f"broken.png {TINY}": (1, "broken.png"),
     f"https://site.example/cat.png {TINY}": (1, "download"),
     TINY: (2, "image"),
@@ -26,22 +25,15 @@ MISTAKES = {
     "cat.png --model resnet5": (2, "resnet50"),
     "cat.png --model mine:model": (2, "mine"),
     "cat.png --model tiny --weights none.pt": (2, "none.pt"),
-    "cat.png --model tiny --labels none.txt": (2, "none.txt"),
-    f"cat.png {TINY} --device gpu": (2, "gpu"),
-    f"cat.png {TINY} --crop middle": (2, "--crop"),
     # the question
     f"cat.png {TINY} --method gradcamm": (2, "'gradcam'"),
     f"cat.png {TINY} --method rise(n=3)": (2, "samples"),
-    f"cat.png {TINY} --top-k 0": (2, "--top-k"),
-    f"cat.png {TINY} --target 1000": (2, "199"),
     f"cat.png {TINY} --target taby": (2, "tabby"),
     f"cat.png {TINY} --layer layer9": (2, "layer3"),
-    f"cat.png {TINY} --style heatmap": (2, "'heat'"),
     f"cat.png {TINY} --method saliency --alpha 0.5": (2, "--alpha"),
     f"cat.png {TINY} --methods gradcam": (2, "--method"),
     f"cat.png {TINY} --layer fc": (2, "must give a spatial map, got shape (1, 200)"),
     f"cat.png {TINY} --top-k 201": (2, "at most 200"),
-    "cat.png --alpha much": (2, "'--alpha': 'much' is not a valid float"),
     "cat.png --fuse most": (2, "'--fuse': 'most' is not one of 'mean', 'max', 'product'"),
     "cat.png --colormap rainbo": (2, "did you mean 'rainbow'"),
     "cat.png --no\x1b[2Jsuch": (2, r"No such option '--no\x1b[2Jsuch'; explain --help shows"),
@@ -49,28 +41,26 @@ MISTAKES = {
     # options without effect
     "concepts cat.png --alpha 1": (2, "--alpha would have no effect with explain concepts"),
     "methods --model tiny": (2, "--model would have no effect with explain methods"),
+    "cat.png --recursive": (2, "--recursive would have no effect without a folder; name one"),
+    "cat.png --slices 1:2": (2, "--slices"),
+    "cat.png --window 40": (2, "--window"),
+    "cat.png --force --skip-existing": (2, "--skip-existing"),
     "layers cat.png cat.png": (2, "layers are listed for one photo, got 2; name one, or none"),
     "cat.png --fuse max": (2, "--fuse would have no effect: the maps of one layer are not fused"),
     "cat.png -m saliency --layer layer2": (2, "--layer would have no effect: no layer is looked"),
     "cat.png --bf16": (2, "--bf16 would have no effect: the model is run once for gradcam"),
-    "cat.png --batch-size 3": (2, "--batch-size would have no effect: the model is run once"),
     "cat.png --samples 9": (2, "--samples would have no effect: nothing is estimated by gradcam"),
     "cat.png -m guidedbackprop --colormap jet": (2, "--colormap would have no effect: nothing is"),
     # the output
     f"cat.png {TINY} --output there": (1, "--force"),
-    f"cat.png {TINY} --output there/cat-tiny-gradcam.png": (1, "--force"),
     f"cat.png {TINY} --output notes.txt": (1, "notes.txt"),
     f"cat.png {TINY} --output /proc/nowhere": (1, "cannot be written"),
     f"cat.png {TINY} --output cat.gif": (2, "--output"),
     f"cat.png {TINY} --output cat.png --force": (2, "another file"),
     f"cat.png dog.png {TINY} --output map.png": (2, "several photos"),
-    f"cat.png {TINY} --top-k 2 --output map.png": (2, "several targets"),
-    f"cat.png {TINY} --method saliency --method gradcam --output map.png": (2, "several methods"),
     f"cat.png {TINY} --map-format npz --output map.png": (2, "--map-format"),
     # runs
-    f"run empty {TINY} --output run.sqlite": (1, "empty"),
     "insight run.sqlite": (1, "run.sqlite"),
-    "export notes.txt scores.csv": (1, "notes.txt"),
 }
 
 
@@ -106,18 +96,17 @@ def test_a_mistake_is_told_in_one_line(
     [("map.png", b"\x89PNG"), ("new/map.JPEG", b"\xff\xd8"), ("map.svg", b"<?xml")],
 )
 def test_the_output_may_be_the_name_of_one_picture(
-    name: str, begins: bytes, files: list[Path], typed: Typed
+    name: str, begins: bytes, files: list[Path], typed: Typed, tmp_path: Path
 ) -> None:
     question = ["cat.png", *TINY.split(" "), "--target", "7", "--output", name]
     code, out, err = typed(*question, "--json")
     assert (code, err) == (0, [])
     assert json.loads("\n".join(out))["results"][0]["files"] == [name]
     assert Path(name).read_bytes().startswith(begins)
-    new = {path.name for path in Path().rglob("*")} - {path.name for path in files}
-    assert new - {"new"} == {Path(name).name}
+    written = {path for path in tmp_path.rglob("*") if path.is_file()} - set(files)
+    assert written == {tmp_path / name}
     if name.endswith("png"):
         explanation = explain.Explainer("tiny", size=32)("cat.png", target=7)
-        expected = explanation.overlay(caption=True)
-        assert Image.open(name).tobytes() == expected.tobytes()
+        assert Image.open(name).tobytes() == explanation.overlay(caption=True).tobytes()
     assert typed(*question)[0] == 1
     assert typed(*question, "--force")[0] == 0

@@ -13,8 +13,6 @@ from explain.cli import main
 from tests.conftest import ROOT
 from tests.runs.networks import picture
 
-PLAIN = ["a.bmp", "--model", "tiny", "--method", "saliency", "--method", "gradcam", "--target", "3"]
-
 
 @pytest.fixture(autouse=True)
 def _explained(
@@ -22,48 +20,55 @@ def _explained(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     picture(0, (64, 48)).save("a.bmp")
-    assert main(PLAIN) == 0
+    assert main([*question(), "--method=saliency"]) == 0
     capsys.readouterr()
+
+
+def test_the_same_is_skipped_and_so_is_a_part_of_it_wherever_the_photo_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert is_skipped(capsys, *question(), "--method=saliency")
+    assert is_skipped(capsys, *question())
+    Path("other").mkdir()
+    Path("a.bmp").rename("other/a.bmp")
+    assert is_skipped(capsys, "other/a.bmp", *question()[1:])
+
+
+@pytest.mark.parametrize("ending", ["sheet.png", "saliency.npy"])
+def test_results_of_which_a_file_is_gone_are_not_skipped(
+    ending: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (path,) = Path("explained").glob(f"*{ending}")
+    path.unlink()
+    assert not is_skipped(capsys, *question(), "--method=saliency")
 
 
 def is_skipped(capsys: pytest.CaptureFixture[str], *words: str) -> bool:
     code = main([*words, "--skip-existing"])
     out, err = capsys.readouterr()
-    assert ("exists already" in err) == (code == 1)
+    assert code == int("exists already" in err)
     return "skipped" in out
 
 
-def changed(option: str, value: str) -> list[str]:
-    words = [*PLAIN, option, value]
-    if option in PLAIN:
-        place = PLAIN.index(option)
-        words = [*PLAIN[: place + 1], value, *PLAIN[place + 2 :]]
-    return words
-
-
-def test_the_same_is_skipped_and_so_is_a_part_of_it(capsys: pytest.CaptureFixture[str]) -> None:
-    assert is_skipped(capsys, *PLAIN)
-    assert is_skipped(capsys, *PLAIN[:5], *PLAIN[7:])
-
-
-def test_another_question_or_model_is_not_skipped(capsys: pytest.CaptureFixture[str]) -> None:
-    others = {
-        "--target": "4",
-        "--model": "tiny-transformer",
-        "--layer": "layer2",
-        "--crop": "whole",
-        "--method": "saliency(absolute=False)",
-        "--ablate": "layer3[1]",
-    }
-    for option, value in others.items():
-        assert not is_skipped(capsys, *changed(option, value)), option
-    assert is_skipped(capsys, *PLAIN)
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("target", "4"),
+        ("model", "tiny-transformer"),
+        ("crop", "whole"),
+        ("method", "gradcam(relu=False)"),
+        ("ablate", "layer3[1]"),
+        ("layer", "layer2"),
+    ],
+)
+def test_another_question_or_model_is_not_skipped(
+    option: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert not is_skipped(capsys, *question(**{option: value}))
 
 
 def test_another_model_of_the_same_name_is_not_skipped(capsys: pytest.CaptureFixture[str]) -> None:
-    network = nn.Sequential(
-        nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5)
-    )
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     torch.save(network, "trained.pt")
     Path("own.py").write_text(
         "import torch\ndef make():\n    return torch.load('trained.pt', weights_only=False)\n"
@@ -71,7 +76,7 @@ def test_another_model_of_the_same_name_is_not_skipped(capsys: pytest.CaptureFix
     words = ["a.bmp", "--model", "./own.py:make", "--size", "16", "--target", "3"]
     assert main(words) == 0
     assert is_skipped(capsys, *words)
-    network[3].bias.data += 1
+    network[0].bias.data += 1
     torch.save(network, "trained.pt")
     assert not is_skipped(capsys, *words)
 
@@ -81,3 +86,8 @@ def test_a_box_that_is_found_again_is_skipped(capsys: pytest.CaptureFixture[str]
     words = [photo, "--model", "nanodet", "--method", "saliency", "--target", "tie"]
     assert main(words) == 0
     assert is_skipped(capsys, *words)
+
+
+def question(**changes: str) -> list[str]:
+    options = {"model": "tiny", "method": "gradcam", "target": "3", **changes}
+    return ["a.bmp", *(f"--{name}={value}" for name, value in options.items())]
