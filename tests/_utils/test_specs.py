@@ -7,11 +7,9 @@ import re
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import explain
 from explain import BaselineError, MethodError
 from explain.baselines import Blur
 from explain.baselines.base import Baseline
@@ -133,21 +131,6 @@ def test_any_text_is_a_method_or_refused(text: str) -> None:
     except MethodError as error:
         message = str(error)
         assert "\n" not in message
-
-
-def test_python_takes_the_same_text(net: Any, x: Any) -> None:
-    text = "integratedgradients(steps=3, baseline=mean)"
-    written = explain.attribute(net, x, text, target=1)
-    assert torch.equal(
-        written.values, explain.attribute(net, x, IntegratedGradients(3, "mean"), target=1).values
-    )
-    assert (written.method, written.options["steps"]) == ("integratedgradients", 3)
-    explainer = explain.Explainer(net, preprocess=lambda image: x[0])
-    explanation = explainer(
-        torch.zeros(4, 4, 3, dtype=torch.uint8).numpy(), [text, "gradcam(relu=False)"], 1
-    )
-    assert explanation.methods == ["integratedgradients", "gradcam"]
-    assert explanation.record(text)["options"]["steps"] == 3
 
 
 def test_fills_are_written_with_options_too() -> None:

@@ -22,29 +22,14 @@ NEEDED = {
 
 
 def parsed(text: str) -> dict[str, dict[str, str]]:
-    """Read BibTeX as its grammar says: entries by their key, each with its fields and its type."""
-    found: dict[str, dict[str, str]] = {}
-    place = 0
-    while place < len(text):
-        head = re.compile(r"\s*@(\w+)\{([^\s,{}]+),").match(text, place)
-        assert head, text[place:]
-        entry = {"type": head[1]}
-        place = head.end()
-        while field := re.compile(r"\s*(\w+)\s*=\s*\{").match(text, place):
-            depth = 1
-            place = field.end()
-            while depth:
-                depth += {"{": 1, "}": -1}.get(text[place], 0)
-                place += 1
-            assert field[1] not in entry
-            entry[field[1]] = text[field.end() : place - 1]
-            place += text[place] == ","
-        end = re.compile(r"\s*\}\s*").match(text, place)
-        assert end, text[place:]
-        place = end.end()
-        assert head[2] not in found
-        found[head[2]] = entry
-    return found
+    """Entries of BibTeX by their key, each with its fields and its type."""
+    entries = {}
+    for kind, key, body in re.findall(r"^@(\w+)\{([^\s,{}]+),\n(.*?)\n\}$", text, re.M | re.S):
+        assert key not in entries
+        entries[key] = dict(re.findall(r"^\s*(\w+)\s*= \{(.*)\},?$", body, re.M), type=kind)
+        assert body.count("{") == body.count("}")
+    assert len(entries) == text.count("@")
+    return entries
 
 
 @pytest.mark.parametrize("name", list_methods())
@@ -71,9 +56,8 @@ def test_methods_within_methods_are_cited_once_each() -> None:
         "smilkov2017smoothgrad",
         "jiang2021layercam",
     ]
-    assert list(
-        parsed(explain.cite(Augmented(Smooth("gradcam", statistic="variance")), "gradcam", "cam"))
-    ) == [  # type: ignore[arg-type]
+    several = explain.cite(Augmented(Smooth("gradcam", statistic="variance")), "gradcam", "cam")  # type: ignore[arg-type]
+    assert list(parsed(several)) == [
         "gildenblat2021pytorchgradcam",
         "adebayo2018sanity",
         "selvaraju2017gradcam",
@@ -96,14 +80,8 @@ def test_what_cannot_be_cited_is_refused() -> None:
 
 def test_the_package_is_cited_as_its_citation_file_says() -> None:
     (entry,) = parsed(explain.cite()).values()
-    told = dict(
-        re.findall(
-            r'^(?:  - )?([\w-]+): "?(.*?)"?$', (ROOT / "CITATION.cff").read_text("utf-8"), re.M
-        )
-    )
+    lines = (ROOT / "CITATION.cff").read_text("utf-8")
+    told = dict(re.findall(r'^(?:  - )?([\w-]+): "?(.*?)"?$', lines, re.M))
     assert told["version"] == explain.__version__
-    assert told["version"] in entry["title"]
-    assert entry["title"].startswith(f"{{{told['title']}")
+    assert entry["title"] == f"{{{told['title']}, version {told['version']}}}"
     assert entry["author"] == f"{{{told['name']}}}"
-    assert told["cff-version"] == "1.2.0"
-    assert told["license"] == "MIT"

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import explain
 from explain import ModelError
+from tests.conftest import Made
 
 _READS = (
     "_local_scalar_dense",
@@ -65,12 +66,10 @@ class Waits(TorchDispatchMode):
 
 
 def network(blocks: int) -> nn.Sequential:
-    torch.manual_seed(0)
     layers: list[nn.Module] = [nn.Conv2d(3, 16, 3, padding=1), nn.ReLU()]
     for _ in range(blocks):
         layers += [nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU()]
-    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 5)]
-    return nn.Sequential(*layers).eval()
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 5)).eval()
 
 
 def waits(method: str, images: int, blocks: int = 1, **options: Any) -> Counter[str]:
@@ -95,14 +94,7 @@ def test_a_call_waits_for_the_device_three_times_at_most(method: str) -> None:
     assert waits(method, 2, batch_size=7, target=3).total() <= 3
 
 
-class OfBrightPhotos(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x / (x.amax((1, 2, 3), keepdim=True) > 0.7).float()
-
-
-@pytest.mark.parametrize(
-    "method", ["gradcam", "saliency", "lrp", "integratedgradients", "occlusion"]
-)
+@pytest.mark.parametrize("method", ["gradcam", "lrp", "occlusion"])
 def test_scores_that_are_not_finite_are_refused_with_the_layer_although_read_later(
     method: str,
 ) -> None:
@@ -114,7 +106,8 @@ def test_scores_that_are_not_finite_are_refused_with_the_layer_although_read_lat
 
 @pytest.mark.parametrize("method", ["integratedgradients", "occlusion"])
 def test_altered_photos_whose_scores_are_not_finite_are_refused_with_the_layer(method: str) -> None:
+    of_bright = Made(lambda model, x: x / (x.amax((1, 2, 3), keepdim=True) > 0.7).float())
     x = torch.full((2, 3, 12, 12), 0.5)
     x[..., 0, 0] = 1
     with pytest.raises(ModelError, match=r"finite scores.* in layer '0'"):
-        explain.attribute(nn.Sequential(OfBrightPhotos(), *network(1)), x, method)
+        explain.attribute(nn.Sequential(of_bright, *network(1)), x, method)

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-import json
-import multiprocessing
 import os
-import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -22,6 +18,7 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 import explain
 from explain.methods import Smooth
+from tests.distributed.test_communication import begin, of_ranks
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on this system"),
@@ -53,66 +50,55 @@ def sharded_flat(model: Any) -> Any:
     return FullyShardedDataParallel(model, device_id=torch.device("cpu"), auto_wrap_policy=policy)
 
 
-def outcome(call: Callable[[], Any]) -> str:
+def outcome(call: Callable[[], object]) -> str:
     try:
-        return "right" if call() else "WRONG"
+        call()
     except explain.ExplainError:
         return "refused"
+    return "right"
 
 
-def work(rank: int, size: int, folder: Path) -> None:
-    """What one rank does: it explains models that are sharded in two ways, and writes what came of
-    it."""
-    warnings.simplefilter("ignore")  # FullyShardedDataParallel is deprecated
-    torch.set_num_threads(1)
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size
-    )
+METHODS = [
+    "gradcam",
+    "guidedbackprop",
+    "deeplift",
+    "scorecam",
+    "lrp",
+    "cam",
+    Smooth("lrp", samples=2),
+]
+
+
+def work(rank: int, size: int, folder: Path) -> list[list[str]]:
+    """What came of explaining models that are sharded in two ways, in one rank."""
+    begin(rank, size, folder)
     plain = network()
     x = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
-    late = ["lrp", "cam", Smooth("lrp", samples=2)]
 
-    def same(model: Any, method: Any, **options: Any) -> bool:
-        found = explain.attribute(model, x, method, **options).values
-        expected = explain.attribute(plain, x, method, **options).values
-        return torch.allclose(found, expected, rtol=1e-4, atol=1e-7)
-
-    def same_for_two(model: Any) -> bool:
-        return same(model, "gradcam", target=1) and same(model, "guidedgradcam", target=1)
+    def same(model: Any, *methods: Any) -> None:
+        for method in methods:
+            sharded = explain.attribute(model, x, method, target=1).values
+            expected = explain.attribute(plain, x, method, target=1).values
+            torch.testing.assert_close(sharded, expected, rtol=1e-4, atol=1e-7)
 
     outcomes = []
     for shard in (sharded_twice, sharded_flat):
-        found = []
-        for method in ["gradcam", "guidedbackprop", "deeplift", "scorecam", *late]:
-            model = shard(network())
-            found.append(outcome(partial(same, model, method, target=1)))
+        of_model = [outcome(partial(same, shard(network()), method)) for method in METHODS]
         model = shard(network())
-        found.append(outcome(partial(same_for_two, model)))
-        derivative = partial(explain.attribute, model, x, "saliency", target=1, create_graph=True)
-        found.append(outcome(derivative))
-        found.append(outcome(partial(explain.evaluate, model, x, "saliency", "mprt")))
-        found.append(outcome(partial(same, model, "saliency", target=1)))
-        outcomes.append(found)
-    (folder / f"{rank}.json").write_text(json.dumps(outcomes))
+        of_model += [
+            outcome(partial(same, model, "gradcam", "guidedgradcam")),
+            outcome(partial(explain.attribute, model, x, "saliency", target=1, create_graph=True)),
+            outcome(partial(explain.evaluate, model, x, "saliency", "mprt")),
+            outcome(partial(same, model, "saliency")),
+        ]
+        outcomes.append(of_model)
     dist.destroy_process_group()
+    return outcomes
 
 
 @pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_methods_on_sharded_models_are_right_or_refused(size: int, tmp_path: Path) -> None:
-    importlib.import_module("torch._dynamo")  # which is slow, and needed in every rank
-    context = multiprocessing.get_context("fork")
-    ranks = [context.Process(target=work, args=(rank, size, tmp_path)) for rank in range(size)]
-    for process in ranks:
-        process.start()
-    try:
-        for process in ranks:
-            process.join(120)
-    finally:
-        for process in ranks:
-            process.kill()
-    assert [process.exitcode for process in ranks] == [0] * size
-    of_sharded, of_flat = json.loads((tmp_path / "0.json").read_text())
+    of_sharded, of_flat = of_ranks(size, partial(work, size=size, folder=tmp_path))[0]
     right = ["right"]
     refused = ["refused"]
     assert of_sharded == [*right * 4, *refused * 3, *right, *refused * 2, *right]
