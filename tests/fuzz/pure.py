@@ -2,37 +2,23 @@
 own.
 
 A `Pure` network is asked about one image, as the plain methods of `tests.methods` ask: for all
-values, for the gradients in all of them, and for what follows when one is replaced. Norms and
-rectifiers are written out; convolutions and pools are torch's functions.
+values, for the gradients in all of them, and for what follows when one is replaced. Norms are
+written out; all else is done by torch's functions, as `tests.fuzz.programs` does it out of place.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.fuzz.programs import Network, Program, Step, answer, scores_in, sees
+from tests.fuzz.programs import ACTIVATIONS, Network, Program, Step, answer, run, scores_in, sees
 
-RECTIFIERS: dict[str, Callable[..., Tensor]] = {
-    "relu": lambda x: x * (x > 0),
-    "leaky_relu": lambda x: torch.where(x > 0, x, 0.01 * x),
-    "elu": lambda x: torch.where(x > 0, x, torch.where(x > 0, 0, x).exp() - 1),
-    "silu": lambda x: x / (1 + (-x).exp()),
-    "hardswish": lambda x: torch.where(x <= -3, 0 * x, torch.where(x >= 3, x, x * (x + 3) / 6)),
-    "relu6": lambda x: torch.where(x <= 0, 0 * x, torch.where(x >= 6, 0 * x + 6, x)),
-    "gelu": lambda x: x * (1 + torch.erf(x / math.sqrt(2))) / 2,
-    "softplus": lambda x: torch.where(x > 20, x, torch.logaddexp(x, torch.zeros_like(x))),
-    "prelu": lambda x, slope: torch.where(x > 0, x, x * slope),
-}
-OTHERS: dict[str, Callable[..., Tensor]] = {
-    "tanh": lambda x: 1 - 2 / (1 + (2 * x).exp()),
-    "sigmoid": lambda x: 1 / (1 + (-x).exp()),
-}
+SQUASHING = ("tanh", "sigmoid")
+"""Activations that are no rectifiers."""
 
 
 class Ruled(torch.autograd.Function):
@@ -60,149 +46,82 @@ def pure(step: Step, module: Any, args: Sequence[Tensor], rule: str) -> Tensor:
     """The value of a step, as a new tensor, from values that stay as they are."""
     x = args[0]
     if step.op == "act":
-        done = _act(step, module, x, rule)
+        value = _act(step.options[0], module, x, rule)
     elif step.op == "norm":
-        done = _norm(step.options[0], module, x, rule)
-    elif step.op in ("conv", "deconv"):
-        done = _conv(step, module, x)
-    elif step.op == "linear":
-        done = x @ module.weight.T + (0 if module.bias is None else module.bias)
+        value = _norm(step.options[0], module, x, rule)
+    elif step.op == "half":
+        value = _half(step.options, x, rule)
+    elif step.op == "tokens":
+        value = _tokens(x)
+    elif step.op in ("identity", "sequence", "same"):
+        value = x
     else:
-        done = _PURE[step.op](step.options, *args, rule)
-    return done.detach() if step.style == "no_grad" else done.clone()
+        value = run(replace(step, style="plain"), module, args)
+    return value.detach() if step.style == "no_grad" else value.clone()
 
 
-def _act(step: Step, module: Any, x: Tensor, rule: str) -> Tensor:
-    kind = step.options[0]
-    if rule == "relevance" and kind not in ("relu", "leaky_relu", "prelu"):
-        return _line({**RECTIFIERS, **OTHERS}[kind], x)
-    if kind in OTHERS:
-        return OTHERS[kind](x)
-    if kind != "prelu":
-        return rectified(RECTIFIERS[kind], x, rule)
-    slope = module.weight.detach().reshape(1, -1, *[1] * (x.ndim - 2))
-    return rectified(lambda z: RECTIFIERS["prelu"](z, slope), x, rule)
+def _act(kind: str, module: Any, x: Tensor, rule: str) -> Tensor:
+    function: Function = ACTIVATIONS[kind][1]
+    if kind == "prelu":
+        slope = module.weight.detach().reshape(1, -1, *[1] * (x.ndim - 2))
+        return rectified(lambda z: torch.where(z > 0, z, z * slope), x, rule)
+    if rule == "relevance" and kind not in ("relu", "leaky_relu"):
+        return _line(function, x)
+    return function(x) if kind in SQUASHING else rectified(function, x, rule)
 
 
-def _line(function: Callable[..., Tensor], x: Tensor) -> Tensor:
+def _line(function: Function, x: Tensor) -> Tensor:
     """A function, and as its derivative the slope of the line from what it makes of zero."""
     zero = torch.zeros(1, dtype=x.dtype, requires_grad=True)
     with torch.enable_grad():
         start = function(zero)
-        at_zero = torch.autograd.grad(start, zero)[0]
-    value = function(x.detach())
-    slope = torch.where(
-        x.detach() == 0,
-        at_zero,
-        (value - start.detach()) / torch.where(x.detach() == 0, 1, x.detach()),
-    )
-    return value + slope * (x - x.detach())
+        (at_zero,) = torch.autograd.grad(start, zero)
+    place = x.detach()
+    value = function(place)
+    slope = torch.where(place == 0, at_zero, (value - start.detach()) / place)
+    return value + slope * (x - place)
 
 
-def rectified(function: Callable[..., Tensor], x: Tensor, rule: str) -> Tensor:
+def rectified(function: Function, x: Tensor, rule: str) -> Tensor:
     return function(x) if rule in ("plain", "relevance") else Ruled.apply(x, function, rule)
 
 
-def _norm(kind: str, module: Any, x: Tensor, rule: str = "plain") -> Tensor:
+def _norm(kind: str, module: Any, x: Tensor, rule: str) -> Tensor:
+    """Written out, since torch's own gradients of one image depend on how it lies in memory."""
+
     def column(vector: Tensor) -> Tensor:
         return vector[None, :, None, None]
 
     if kind == "batch":
-        done = (x - column(module.running_mean)) / (column(module.running_var) + module.eps).sqrt()
+        mean = column(module.running_mean)
+        variance = column(module.running_var)
+        parts = x
     else:
-        groups = {"group": getattr(module, "num_groups", 0), "instance": x.shape[1], "layer": 0}[
-            kind
-        ]
-        parts = x.reshape(len(x), groups, -1) if groups else x
-        dims = 2 if groups else 1
-        mean = parts.mean(dims, keepdim=True)
-        variance = ((parts - mean) ** 2).mean(dims, keepdim=True)
+        # a layer normalises the channels of each place
+        dim = 1 if kind == "layer" else 2
+        groups = x.shape[1] if kind == "instance" else getattr(module, "num_groups", 0)
+        parts = x if kind == "layer" else x.reshape(len(x), groups, -1)
+        mean = parts.mean(dim, keepdim=True)
+        variance = ((parts - mean) ** 2).mean(dim, keepdim=True)
         variance = variance.detach() if rule == "relevance" else variance
-        done = ((parts - mean) / (variance + module.eps).sqrt()).reshape(x.shape)
-    return done if module.weight is None else done * column(module.weight) + column(module.bias)
-
-
-def _conv(step: Step, module: Any, x: Tensor) -> Tensor:
-    if step.op == "conv":
-        _, _, stride, padding, dilation, groups, _ = step.options
-        return F.conv2d(x, module.weight, module.bias, stride, padding, dilation, groups)
-    _, _, stride, padding, _ = step.options
-    return F.conv_transpose2d(x, module.weight, module.bias, stride, padding)
-
-
-def _pool(options: tuple[Any, ...], x: Tensor, rule: str) -> Tensor:
-    kind, *sizes = options
-    return {
-        "max": F.max_pool2d,
-        "avg": F.avg_pool2d,
-        "adaptive_avg": F.adaptive_avg_pool2d,
-        "adaptive_max": F.adaptive_max_pool2d,
-    }[kind](x, *sizes)
+    value = ((parts - mean) / (variance + module.eps).sqrt()).reshape(x.shape)
+    return value if module.weight is None else value * column(module.weight) + column(module.bias)
 
 
 def _half(options: tuple[Any, ...], x: Tensor, rule: str) -> Tensor:
     kind, *part = options
-    inside = range(x.shape[1])[slice(*part)]
-    done = (
-        rectified(RECTIFIERS["relu"], x[:, inside], rule) if kind == "relu" else 0.5 * x[:, inside]
-    )
-    return torch.stack(
-        [done[:, inside.index(k)] if k in inside else x[:, k] for k in range(x.shape[1])], 1
-    )
+    changed = rectified(torch.relu, x, rule) if kind == "relu" else 0.5 * x
+    numbers = torch.arange(x.shape[1])
+    inside = torch.isin(numbers, numbers[slice(*part)])
+    return torch.where(inside[:, None, None], changed, x)
 
 
-def _mul(options: tuple[Any, ...], x: Tensor, y: Tensor, rule: str) -> Tensor:
-    return x * (y[:, :, None, None] if y.ndim < x.ndim else y)
-
-
-def _chunk(options: tuple[Any, ...], x: Tensor, rule: str) -> Tensor:
-    first = -(-x.shape[1] // 2)
-    return x[:, first:] if options[0] else x[:, :first]
-
-
-def _permute(options: tuple[Any, ...], x: Tensor, rule: str) -> Tensor:
-    groups = options[0]
-    channels = x.shape[1]
-    order = (
-        [g * (channels // groups) + i for i in range(channels // groups) for g in range(groups)]
-        if groups
-        else []
-    )
-    return x[:, order] if groups else x
-
-
-def _resize(options: tuple[Any, ...], x: Tensor, rule: str) -> Tensor:
-    mode, size = options
-    return F.interpolate(
-        x, size=size, mode=mode, **({} if mode == "nearest" else {"align_corners": False})
-    )
-
-
-def _tokens(options: tuple[Any, ...], x: Tensor, rule: str) -> Tensor:
+def _tokens(x: Tensor) -> Tensor:
     places = torch.arange(1, 1 + x[0, 0].numel()).to(x).cos().reshape(x.shape[2:])
     return (x * places).sum((2, 3)) / (1 + x[0, 0].numel())
 
 
-_PURE: dict[str, Callable[..., Tensor]] = {
-    "pool": _pool,
-    "add": lambda options, x, y, rule: x + y,
-    "mul": _mul,
-    "cat": lambda options, x, y, rule: torch.cat([x, y], 1),
-    "scale": lambda options, x, rule: x * options[0] + options[1],
-    "half": _half,
-    "slice": lambda options, x, rule: x[:, slice(*options)],
-    "chunk": _chunk,
-    "identity": lambda options, x, rule: x,
-    "detach": lambda options, x, rule: x.detach(),
-    "same": lambda options, new, old, rule: new,
-    "permute": _permute,
-    "sequence": lambda options, x, rule: x,
-    "tokens": _tokens,
-    "resize": _resize,
-    "flatten": lambda options, x, rule: x.reshape(len(x), -1),
-    "mean": lambda options, x, rule: x.amax((2, 3)) if options[0] == "max" else x.mean((2, 3)),
-}
-
+Function = Callable[[Tensor], Tensor]
 Score = Callable[[Any], Tensor]
 
 
@@ -255,7 +174,7 @@ class Pure:
         factors = [found[v] for v in step.of]
         if gates[0] != gates[1]:
             factors = [f.detach() if gate else f for f, gate in zip(factors, gates, strict=True)]
-        value = _mul((), factors[0], factors[1], "plain")
+        value = run(replace(step, style="plain"), None, factors)
         halves = all(self._signals(v) for v in step.of) and gates[0] == gates[1]
         value = value.detach() + (value - value.detach()) * (0.5 if halves else 1)
         return value.detach() if step.style == "no_grad" else value
