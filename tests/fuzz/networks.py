@@ -25,7 +25,6 @@ import explain
 from explain import ExplainError, ExplainWarning
 from explain.hooks.layer_names import place_of
 from explain.methods import LRP, DeepLIFT, DeepLIFTSHAP
-from explain.methods.base import MethodLike, get_method
 from explain.relevance import COMPOSITES
 from tests.conftest import registered_backwards, snapshot
 from tests.fuzz.expected import METHODS, MOST_PLACES, NotLinearError, Slow, class_weights
@@ -70,19 +69,17 @@ ONLY_NOISE = "the score is nothing but rounding errors"
 @st.composite
 def cases(draw: Any, most_steps: int = 9) -> Case:
     program = draw(programs(most_steps))
-    found = places(program)
-    maps = [name for name, place in found.items() if is_map(program, place)]
-    used = [name for name in maps if found[name] in read_for_scores(program)]
-    layer = draw(st.sampled_from([None, *used * 8, *maps, *found]))
+    layers = places(program)
+    maps = [name for name, place in layers.items() if is_map(program, place)]
+    used = [name for name in maps if layers[name] in read_for_scores(program)]
     images = draw(st.integers(1, 3))
-    classes = shapes(program)[-1][0]
-    one = st.integers(0, classes - 1)
-    target = draw(st.one_of(st.none(), one, st.tuples(*[one] * images), st.just("callable")))
+    one = st.integers(0, shapes(program)[-1][0] - 1)
+    target = st.one_of(st.none(), one, st.tuples(*[one] * images), st.just("callable"))
     return Case(
         program,
         images,
-        layer,
-        target,
+        layer=draw(st.sampled_from([None, *used * 8, *maps, *layers])),
+        target=draw(target),
         mode=draw(st.sampled_from(["grad", "grad", "no_grad", "inference"])),
         training=draw(st.booleans()),
         frozen=draw(st.sampled_from(["none", "some", "all"])),
@@ -160,34 +157,31 @@ class Ready:
         if case.backwards:
             registered_backwards(self.model)
         g = torch.Generator().manual_seed(case.seed)
-        drawn = [
-            torch.randn(case.images, *s, generator=g, dtype=torch.float64)
-            for s in case.program.inputs
+        inputs = [
+            torch.randn(case.images, *shape, generator=g, dtype=torch.float64)
+            for shape in case.program.inputs
         ]
-        self.x = laid_out(drawn[0], case.layout)
-        self.beside = drawn[1:]
+        self.x = laid_out(inputs[0], case.layout)
+        self.beside = inputs[1:]
         self.x.requires_grad_(case.leaf)
         self.places = places(case.program)
         for i, parameter in enumerate(self.model.parameters()):
-            parameter.requires_grad_(
-                case.frozen == "none" or (case.frozen == "some" and i % 2 == 0)
-            )
+            trained = case.frozen == "none" or (case.frozen == "some" and i % 2 == 0)
+            parameter.requires_grad_(trained)
             if case.gradients and i % 3 != 1:
                 parameter.grad = torch.randn(parameter.shape, generator=g, dtype=torch.float64)
-        images = enumerate(self.x.detach())
+        plain_score = score if case.target == "callable" else None
         self.networks = [
-            Pure(self.model, image, [other[i] for other in self.beside]) for i, image in images
+            Pure(self.model, image, [other[i] for other in self.beside], plain_score)
+            for i, image in enumerate(self.x.detach())
         ]
-        for network in self.networks:
-            network.score = score if case.target == "callable" else None
 
     def raises_alone(self) -> bool:
         """Whether the network does not even run: a view of images that lie in another layout."""
+        inputs = [x.clone() for x in (self.x, *self.beside)]
         try:
             with torch.no_grad():
-                Network(self.program).eval()(
-                    self.x.clone(), *(other.clone() for other in self.beside)
-                )
+                Network(self.program).eval()(*inputs)
         except RuntimeError as error:
             if "view" not in str(error):
                 raise
@@ -199,14 +193,17 @@ class Ready:
         return self.program.steps[place - len(self.program.inputs)]
 
     @cached_property
+    def scores(self) -> list[Tensor]:
+        """The scores of each image by the plain computation."""
+        pairs = zip(self.networks, self.x, strict=True)
+        return [network.forward(x)[-1] for network, x in pairs]
+
+    @cached_property
     def asked(self) -> Target:
         """The target; where the best class is a tie, which the last digits decide, the first
         one."""
-        scores = [
-            network.forward(x)[-1].sort(descending=True).values
-            for network, x in zip(self.networks, self.x, strict=True)
-        ]
-        tied = any(len(each) > 1 and float(each[0] - each[1]) < 1e-9 for each in scores)
+        best = [scores.topk(min(2, len(scores))).values for scores in self.scores]
+        tied = any(len(pair) > 1 and float(pair[0] - pair[1]) < 1e-9 for pair in best)
         return 0 if self.case.target is None and tied else self.case.target
 
     @property
@@ -219,42 +216,34 @@ class Ready:
     def classes(self) -> list[int]:
         """The class of each image by the plain computation; a callable's is the only one."""
         if self.asked is None:
-            return [
-                int(network.forward(x)[-1].argmax())
-                for network, x in zip(self.networks, self.x, strict=True)
-            ]
+            return [int(scores.argmax()) for scores in self.scores]
         if isinstance(self.asked, tuple):
             return list(self.asked)
         return [self.asked if isinstance(self.asked, int) else 0] * len(self.x)
 
-    def attribute(self, method: MethodLike, **changes: Any) -> explain.Attribution:
+    def attribute(self, method: Any, images: int | None = None, **changes: Any) -> Any:
         """Explain in the state that the case says, refused or not; nothing else may be raised."""
+        target = self.target[:images] if isinstance(self.target, Tensor) else self.target
+        options = {"target": target, "layer": self.case.layer} | changes
         with quietly(), caller(self.case.mode):
-            given: dict[str, Any] = {"target": self.target, "layer": self.case.layer, **changes}
-            x = given.pop("x", self.given(self.x))
             try:
-                return explain.attribute(given.pop("model", self.model), x, method, **given)
+                return explain.attribute(self.model, self.inputs(images), method, **options)
             except ExplainError:
                 raise
             except Exception as error:
-                raise Failure(
-                    f"{get_method(method).name}: raised {type(error).__name__}: {error}"
-                ) from error
+                raise Failure(f"{method}: raised {type(error).__name__}: {error}") from error
 
-    def given(self, x: Tensor, rows: slice = slice(None)) -> Any:
-        """What the model is called with: the image alone, or with what else it takes, in one form
+    def inputs(self, images: int | None = None) -> Any:
+        """What the model is called with: the images alone, or with what else it takes, in one form
         or another."""
         if not self.beside:
-            return x
-        together = (x, *(other[rows].to(x.dtype) for other in self.beside))
+            return self.x if images is None else self.x[:images]
+        together = tuple(x[:images] for x in (self.x, *self.beside))
         return together if self.case.seed % 2 else explain.Inputs(together, explained=0)
 
-    def plainly(self, slow: Slow, layers: Any, x: Tensor) -> Tensor:
-        classes = self.classes
-        found = [
-            slow(n, image, c, layers) for n, image, c in zip(self.networks, x, classes, strict=True)
-        ]
-        return torch.stack(found).detach()
+    def plainly(self, slow: Slow, layers: Any) -> Tensor:
+        rows = zip(self.networks, self.x, self.classes, strict=True)
+        return torch.stack([slow(network, x, c, layers) for network, x, c in rows]).detach()
 
 
 def score(output: Any) -> Tensor:
@@ -314,42 +303,31 @@ def check(
 
 def _one(name: str) -> Callable[[Ready, Figures], None]:
     def prove(ready: Ready, figures: Figures) -> None:
-        found = _attempt(ready, name, figures)
-        if found is not None:
-            ready.alone[name] = found.values
-            _compare(ready, name, found, figures)
+        with _left_as_found(ready, name):
+            try:
+                a = ready.attribute(METHODS[name][0])
+            except ExplainError as error:
+                return _accept(ready, name, str(error), figures)
+        ready.alone[name] = a.values
+        return _compare(ready, name, a, figures)
 
     return prove
 
 
-def state(ready: Ready) -> Any:
-    x = ready.x
-    return (
-        snapshot(ready.model),
-        x.detach().clone().numpy().tobytes(),
-        x._version,
-        x.requires_grad,
-        x.grad,
-        x.stride(),
-    )
+@contextmanager
+def _left_as_found(ready: Ready, name: str) -> Iterator[None]:
+    def state() -> dict[str, Any]:
+        x = ready.x
+        values = x.detach().clone().numpy().tobytes()
+        of_input = (values, x._version, x.requires_grad, x.grad, x.stride())
+        return snapshot(ready.model) | {"the input": of_input}
 
-
-def _attempt(ready: Ready, name: str, figures: Figures) -> explain.Attribution | None:
-    """Explain, and look at what is left behind; None where that was refused."""
-    before = state(ready)
-    try:
-        found = ready.attribute(METHODS[name][0])
-    except ExplainError as error:
-        found = None
-        _accept(ready, name, str(error), figures)
-    if state(ready) != before:
-        raise Failure(f"{name}: left something changed: {_changed(before, state(ready))}")
-    return found
-
-
-def _changed(before: Any, after: Any) -> str:
-    parts = [key for key in before[0] if before[0][key] != after[0][key]]
-    return ", ".join(parts) or "the input"
+    start = state()
+    yield
+    end = state()
+    changed = [part for part in start if start[part] != end[part]]
+    if changed:
+        raise Failure(f"{name}: left something changed: {', '.join(changed)}")
 
 
 def _accept(ready: Ready, name: str, message: str, figures: Figures) -> None:
@@ -416,95 +394,80 @@ def _gradients(ready: Ready, image: int, target: int) -> list[Tensor | None]:
     return ready.networks[image].maybe_gradients(ready.x[image], target)
 
 
-def _compare(ready: Ready, name: str, found: explain.Attribution, figures: Figures) -> None:
+def _compare(ready: Ready, name: str, a: explain.Attribution, figures: Figures) -> None:
     """Hold a result against the plain computation at the layer that it says it looked at."""
-    if not torch.isfinite(found.values).all():
+    if not torch.isfinite(a.values).all():
         raise Failure(f"{name}: values are not finite")
-    names = found.layer if isinstance(found.layer, tuple) else (found.layer,)
-    seen = [ready.places[each] for each in names if each is not None]
-    at: Any = (
-        [place - 1 for place in seen] if name == "refinecam" else seen[0] - 1 if seen else None
-    )
-    if name == "kpcacam" and found.values[0].numel() > MOST_PLACES:
-        figures.skipped[f"{name} on more than {MOST_PLACES} places"] += 1
-        return
-    if any(_is_left_open(ready, each) for each in names if each is not None):
-        figures.skipped[LEFT_OPEN] += 1
-        return
+    names = a.layer if isinstance(a.layer, tuple) else (a.layer,)
+    layers = [layer for layer in names if layer is not None]
+    seen = [ready.places[layer] for layer in layers]
+    skip = None
+    if name == "kpcacam" and a.values[0].numel() > MOST_PLACES:
+        skip = f"{name} on more than {MOST_PLACES} places"
+    if any(_is_left_open(ready, layer) for layer in layers):
+        skip = LEFT_OPEN
     if name in ("lrp", "attnlrp") and not set(seen) <= sees(ready.program):
-        figures.skipped["relevance of a layer that the image does not lead to"] += 1
+        skip = "relevance of a layer that the image does not lead to"
+    if skip is not None:
+        figures.skipped[skip] += 1
         return
-    _compare_scores(ready, name, found)
+    classes = ready.classes
+    if isinstance(a.target, Tensor) and a.target.tolist() != classes:
+        raise Failure(f"{name}: explains classes {a.target.tolist()} instead of {classes}")
+    scores = torch.stack([row[c] for row, c in zip(ready.scores, classes, strict=True)])
+    if deviation(a.score, scores) > 1e-9:
+        raise Failure(f"{name}: scores {a.score.tolist()} instead of {scores.tolist()}")
+    at: Any = [place - 1 for place in seen]
+    if name != "refinecam":
+        at = at[0] if at else None
     slow = METHODS[name][1]
     try:
-        expected = ready.plainly(slow, at, ready.x)
+        expected = ready.plainly(slow, at)
     except NotLinearError:
-        raise Failure(
-            f"{name}: explains a head that is not an average and a linear layer"
-        ) from None
-    if found.values.shape != expected.shape:
-        raise Failure(
-            f"{name}: shape {tuple(found.values.shape)} where {tuple(expected.shape)} is expected"
-        )
-    off = deviation(found.values, expected)
-    if off > 1e-8:
-        if _moves(ready, slow, at, expected) > 0.01 * off or (
-            name == "fullgrad" and _rescales_noise(ready)
-        ):
-            figures.unsteady[name] += 1
-            return
-        raise Failure(
-            f"{name} at {found.layer}: off by {off:.1e} of the maximum, "
-            f"{float(expected.abs().max()):.1e}"
-        )
-    figures.compared[name] += 1
-    figures.deviation[name] = max(off, figures.deviation.get(name, 0.0))
+        raise Failure(f"{name}: explains a head that is no average and linear layer") from None
+    if a.values.shape != expected.shape:
+        shapes = f"{tuple(a.values.shape)} instead of {tuple(expected.shape)}"
+        raise Failure(f"{name}: shape {shapes}")
+    off = deviation(a.values, expected)
+    if off <= 1e-8:
+        figures.compared[name] += 1
+        figures.deviation[name] = max(off, figures.deviation.get(name, 0.0))
+    elif _moves(ready, slow, at, expected) > 0.01 * off or (
+        name == "fullgrad" and _rescales_noise(ready)
+    ):
+        figures.unsteady[name] += 1
+    else:
+        most = float(expected.abs().max())
+        raise Failure(f"{name} at {a.layer}: off by {off:.1e} of the maximum, {most:.1e}")
 
 
 def _rescales_noise(ready: Ready) -> bool:
     """Whether a layer adds nothing, or rounding errors, which FullGrad brings to [0, 1] as it does
     every layer."""
-    pairs = zip(ready.networks, ready.x, ready.classes, strict=True)
-    sizes = [
-        [float(term.detach().abs().max()) for term in network.terms(x, c)]
-        for network, x, c in pairs
-    ]
-    return any(size < 1e-12 * max(each) for each in sizes for size in each)
+    for network, x, c in zip(ready.networks, ready.x, ready.classes, strict=True):
+        sizes = [float(term.detach().abs().max()) for term in network.terms(x, c)]
+        if min(sizes) < 1e-12 * max(sizes):
+            return True
+    return False
 
 
 def _is_left_open(ready: Ready, layer: str) -> bool:
     """Whether a layer that has no layout of its own is taken to have its channels last, by the
     shape of its map."""
     place = place_of(layer)
-    name = place.layer
-    number = place.call
-    module = ready.model.get_submodule(name)
-    name = next(known for known, each in ready.model.named_modules() if each is module)
-    calls = [c for c in explain.list_layers(ready.model, ready.given(ready.x)) if c.name == name]
-    call = calls[-1 if number is None else number]
+    module = ready.model.get_submodule(place.layer)
+    name = next(name for name, other in ready.model.named_modules() if other is module)
+    calls = [c for c in explain.list_layers(ready.model, ready.inputs()) if c.name == name]
+    grid = calls[-1 if place.call is None else place.call].grid
     step = ready.step_at(ready.places[layer])
     last = step.op == "norm" and step.options[0] == "layer" and not name.startswith("b")
-    return call.grid is not None and call.grid.layout == "NHWC" and not last
+    return grid is not None and grid.layout == "NHWC" and not last
 
 
-def _compare_scores(ready: Ready, name: str, found: explain.Attribution) -> None:
-    classes = ready.classes
-    if isinstance(found.target, Tensor) and found.target.tolist() != classes:
-        raise Failure(
-            f"{name}: explains classes {found.target.tolist()} where {classes} is expected"
-        )
-    pairs = zip(ready.networks, ready.x, classes, strict=True)
-    scores = torch.stack([network.forward(x)[-1][c] for network, x, c in pairs])
-    if deviation(found.score, scores) > 1e-9:
-        raise Failure(f"{name}: scores {found.score.tolist()} where {scores.tolist()} is expected")
-
-
-def deviation(found: Tensor, expected: Tensor) -> float:
+def deviation(values: Tensor, expected: Tensor) -> float:
     """The largest difference, by each image's largest magnitude; with a floor: 1e-12 is nothing."""
-    off = (
-        (found - expected).flatten(1).abs().amax(1) if found.ndim > 1 else (found - expected).abs()
-    )
-    most = expected.flatten(1).abs().amax(1) if found.ndim > 1 else expected.abs()
+    off = (values - expected).reshape(len(values), -1).abs().amax(1)
+    most = expected.reshape(len(values), -1).abs().amax(1)
     return float((off / (most + 1e-4)).max())
 
 
@@ -515,38 +478,28 @@ def _moves(ready: Ready, slow: Slow, at: Any, expected: Tensor) -> float:
     for seed in range(3):
         for network in ready.networks:
             network.jitter = torch.Generator().manual_seed(seed)
-        most = max(most, deviation(ready.plainly(slow, at, ready.x), expected))
+        most = max(most, deviation(ready.plainly(slow, at), expected))
     for network in ready.networks:
         network.jitter = None
     return most
 
 
+SAME_NAME = ("gradcam signed", "finercam weighted", "shapleycam of a logit")
+"""Two methods of one name cannot be asked for together."""
+
+
 def _together(ready: Ready, figures: Figures) -> None:
     """All methods asked for together give what each gives alone, and the same bits a second
     time."""
-    # two methods of one name cannot be asked for together
-    alone = {
-        name: values
-        for name, values in ready.alone.items()
-        if name not in ("gradcam signed", "finercam weighted", "shapleycam of a logit")
-    }
+    alone = {name: values for name, values in ready.alone.items() if name not in SAME_NAME}
     if not alone:
         return
-    asked = [METHODS[name][0] for name in alone]
-    with quietly(), caller(ready.case.mode):
-        try:
-            first, second = (
-                explain.attribute(
-                    ready.model,
-                    ready.given(ready.x),
-                    asked,
-                    target=ready.target,
-                    layer=ready.case.layer,
-                )
-                for _ in range(2)
-            )
-        except Exception as error:
-            raise Failure(f"together: raised {type(error).__name__}: {error}") from error
+    methods = [METHODS[name][0] for name in alone]
+    try:
+        first = ready.attribute(methods)
+        second = ready.attribute(methods)
+    except ExplainError as error:
+        raise Failure(f"together: refused: {error}") from error
     for name, values in alone.items():
         if not torch.equal(first[name].values, second[name].values):
             raise Failure(f"{name}: differs when it is run again")
@@ -559,82 +512,68 @@ def _together(ready: Ready, figures: Figures) -> None:
 COMPOSED = tuple(name for name in COMPOSITES if name not in ("automatic", "Gradient", "AttnLRP"))
 
 
+def _propagated(ready: Ready, method: Any, figures: Figures) -> explain.Attribution | None:
+    """Explain the photo by propagation; None where that is refused, or there is nothing to hold it
+    against."""
+    if ready.case.target == "callable":
+        return None  # what is done with the scores is no step of the network
+    with _left_as_found(ready, method.name):
+        try:
+            a = ready.attribute(method, layer=None)
+        except ExplainError as error:
+            figures.refused[str(error).partition(",")[0]] += 1
+            return None
+    if bool((a.score.abs() < NOISE).any()):
+        figures.skipped[ONLY_NOISE] += 1
+        return None
+    return a
+
+
 def _relevance(ready: Ready, figures: Figures) -> None:
     """By two composites: what is taken and what arrives are the score; the same for an image alone;
     nothing is left."""
-    if ready.case.target == "callable":
-        return  # what is done with the scores is no step of the network
-    before = state(ready)
     for turn in (0, 1):
-        method = LRP(COMPOSED[(ready.case.seed + turn * ready.program.seed) % len(COMPOSED)])
-        try:
-            found = ready.attribute(method, layer=None)
-        except ExplainError as error:
-            figures.refused[str(error).partition(",")[0]] += 1
+        composite = COMPOSED[(ready.case.seed + turn * ready.program.seed) % len(COMPOSED)]
+        method = LRP(composite)
+        a = _propagated(ready, method, figures)
+        if a is None:
             continue
-        if bool((found.score.abs() < NOISE).any()):
-            figures.skipped[ONLY_NOISE] += 1
-            return
-        taken = sum((part.abs() for part in found.coverage.taken.values()), found.score.abs())
-        scale = found.values.abs().flatten(1).sum(1) + taken
-        if bool((found.delta.abs() > 1e-8 * scale).any()):
-            raise Failure(
-                f"lrp {method.composite}: misses the score by "
-                f"{float((found.delta.abs() / scale).max()):.1e}"
-            )
-        named = sum(count for name, count in found.coverage.missed.items() if "::" in name)
-        if not _hides(ready) and named != _operators(ready):
-            raise Failure(
-                f"lrp {method.composite}: names {named} of {_operators(ready)} operators without a "
-                "rule"
-            )
-        own = ready.target[:1] if isinstance(ready.target, Tensor) else ready.target
-        alone = ready.attribute(
-            method, layer=None, x=ready.given(ready.x[:1], slice(0, 1)), target=own
-        )
-        if deviation(found.values[:1], alone.values) > 1e-6:
-            raise Failure(f"lrp {method.composite}: differs when asked of one image")
+        taken = sum((part.abs() for part in a.coverage.taken.values()), a.score.abs())
+        off = float((a.delta.abs() / (a.values.abs().flatten(1).sum(1) + taken)).max())
+        if off > 1e-8:
+            raise Failure(f"lrp {composite}: misses the score by {off:.1e}")
+        named = sum(count for name, count in a.coverage.missed.items() if "::" in name)
+        operators = _operators(ready)
+        if not _hides(ready) and named != operators:
+            raise Failure(f"lrp {composite}: names {named} of {operators} operators without a rule")
+        alone = ready.attribute(method, images=1, layer=None)
+        if deviation(a.values[:1], alone.values) > 1e-6:
+            raise Failure(f"lrp {composite}: differs when asked of one image")
         figures.compared["relevance, conserved"] += 1
-    if state(ready) != before:
-        raise Failure(f"lrp: left something changed: {_changed(before, state(ready))}")
 
 
 def _differences(ready: Ready, figures: Figures) -> None:
     """DeepLIFT's values add up to the difference of the scores, by the plain computation of both;
     nothing is left."""
-    if ready.case.target == "callable":
-        return  # what is done with the scores is no step of the network
-    before = state(ready)
     g = torch.Generator().manual_seed(ready.case.seed)
-    known = torch.randn(2, *ready.x.shape[1:], generator=g, dtype=torch.float64)
-    known = known if ready.program.seed % 2 else known[:1]
-    method = DeepLIFTSHAP(known) if len(known) > 1 else DeepLIFT(known[0])
-    try:
-        found = ready.attribute(method, layer=None)
-    except ExplainError as error:
-        figures.refused[str(error).partition(",")[0]] += 1
+    baselines = torch.randn(2, *ready.x.shape[1:], generator=g, dtype=torch.float64)
+    baselines = baselines if ready.program.seed % 2 else baselines[:1]
+    method = DeepLIFTSHAP(baselines) if len(baselines) > 1 else DeepLIFT(baselines[0])
+    a = _propagated(ready, method, figures)
+    if a is None:
         return
-    if bool((found.score.abs() < NOISE).any()):
-        figures.skipped[ONLY_NOISE] += 1
-        return
-    of_baselines = torch.zeros_like(found.score)
-    for i, (network, image, c) in enumerate(
-        zip(ready.networks, ready.x.detach(), ready.classes, strict=True)
-    ):
-        ends = [network.forward(end)[-1][c] for end in (image, *known)]
-        of_baselines[i] = ends[0] - sum(ends[1:]) / len(known)
-    scale = found.values.abs().flatten(1).sum(1) + found.score.abs()
-    missed = found.values.flatten(1).sum(1) - of_baselines
-    if bool(((missed - found.delta).abs() > 1e-8 * scale).any()):
-        raise Failure(
-            f"{method.name}: delta {found.delta.tolist()} where {missed.tolist()} is expected"
-        )
-    if not _hides(ready) and bool((missed.abs() > 1e-7 * scale).any()):
-        raise Failure(
-            f"{method.name}: misses the difference by {float((missed.abs() / scale).max()):.1e}"
-        )
-    if state(ready) != before:
-        raise Failure(f"{method.name}: left something changed: {_changed(before, state(ready))}")
+    of_baselines = [
+        sum(network.forward(baseline)[-1][c] for baseline in baselines) / len(baselines)
+        for network, c in zip(ready.networks, ready.classes, strict=True)
+    ]
+    scores = [row[c] for row, c in zip(ready.scores, ready.classes, strict=True)]
+    missed = a.values.flatten(1).sum(1) - (torch.stack(scores) - torch.stack(of_baselines))
+    scale = a.values.abs().flatten(1).sum(1) + a.score.abs()
+    if bool(((missed - a.delta).abs() > 1e-8 * scale).any()):
+        raise Failure(f"{method.name}: delta {a.delta.tolist()} instead of {missed.tolist()}")
+    off = float((missed.abs() / scale).max())
+    if not _hides(ready) and off > 1e-7:
+        raise Failure(f"{method.name}: misses the difference by {off:.1e}")
     figures.compared["differences, delta told" if _hides(ready) else "differences, added up"] += 1
 
 
@@ -642,18 +581,16 @@ def _operators(ready: Ready) -> int:
     """How many operators that a library has registered lie between the image and the scores."""
     way = read_for_scores(ready.program) & sees(ready.program)
     count = len(ready.program.inputs)
-    styles = [step.style for i, step in enumerate(ready.program.steps) if count + i in way]
-    return sum(style.startswith("operator") for style in styles)
+    steps = enumerate(ready.program.steps, start=count)
+    return sum(step.style.startswith("operator") for place, step in steps if place in way)
 
 
 def _hides(ready: Ready) -> bool:
     """Whether the scores depend on the image in a way that no gradient sees."""
-    read = read_for_scores(ready.program)
-    seen = sees(ready.program)
+    way = read_for_scores(ready.program) & sees(ready.program)
     count = len(ready.program.inputs)
-    hiding = [
-        i
-        for i, step in enumerate(ready.program.steps)
-        if step.op == "detach" or step.style == "no_grad"
-    ]
-    return any(count + i in read & seen for i in hiding)
+    return any(
+        step.op == "detach" or step.style == "no_grad"
+        for place, step in enumerate(ready.program.steps, start=count)
+        if place in way
+    )
