@@ -15,28 +15,19 @@ import explain
 from explain import MethodError
 from explain.methods import LRP, DeepLIFT, Method
 from explain.relevance.composites import Composite, When
-from explain.relevance.linear_rules import AlphaBeta, Epsilon, Gamma
-from tests.conftest import settled
+from explain.relevance.linear_rules import AlphaBeta, Epsilon, Gamma, ZPlus
+from tests.conftest import Made, settled
 from tests.relevance.test_relevance import random
 
 
-class Net(nn.Module):
+def network(function: Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]) -> nn.Module:
     """A convolution, and a function of the module, the input and what the convolution gives."""
-
-    def __init__(self, function: Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
-        super().__init__()
-        self.function = function
-        self.first = nn.Conv2d(3, 4, 1)
-        self.weight = nn.Parameter(torch.randn(4, 5))
-        self.other = nn.Parameter(torch.randn(5, 4))
-        self.pixel = nn.Parameter(torch.randn(1, 4, 1, 1))
-        self.layer = nn.Linear(5, 5)
-        self.narrow = nn.Linear(3, 5)
-        self.words = nn.Embedding(10, 5)
-        settled(self)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.function(self, x, self.first(x).relu())
+    parts = {"first": nn.Conv2d(3, 4, 1), "layer": nn.Linear(5, 5), "narrow": nn.Linear(3, 5)}
+    weights = {"weight": (4, 5), "other": (5, 4), "pixel": (1, 4, 1, 1)}
+    parts |= {name: nn.Parameter(torch.zeros(shape)) for name, shape in weights.items()}
+    parts["words"] = nn.Embedding(10, 5)
+    model = Made(lambda net, x: function(net, x, net.first(x).relu()), **parts)
+    return settled(model).double().eval()
 
 
 def pooled(y: torch.Tensor) -> torch.Tensor:
@@ -99,34 +90,28 @@ OF_THE_IMAGE = {
 def test_what_no_gradient_leads_from_is_a_constant_whether_it_is_trained_or_not(
     name: str, method: Method | str
 ) -> None:
-    trained = Net(CONSTANTS[name]).double().eval()
     x = random(3, 2, 3, 4, 4)
-    frozen = Net(CONSTANTS[name]).double().eval().requires_grad_(False)
-    frozen.load_state_dict(trained.state_dict())
-    a, expected = (explain.attribute(model, x, method, target=1) for model in (trained, frozen))
+    model = network(CONSTANTS[name])
+    a = explain.attribute(model, x, method, target=1)
     assert a.delta.abs().max() <= 1e-12
     if method != "fullgrad":  # which needs the gradients in the biases of layers
-        assert torch.allclose(a.values, expected.values, rtol=1e-9, atol=1e-12)
-        assert a.coverage.taken.keys() == expected.coverage.taken.keys()
+        frozen = explain.attribute(model.requires_grad_(False), x, method, target=1)
+        assert torch.allclose(a.values, frozen.values, rtol=1e-9, atol=1e-12)
+        assert a.coverage.taken.keys() == frozen.coverage.taken.keys()
 
 
 def test_a_normalisation_of_images_by_running_statistics_is_one_of_batches() -> None:
-    one = nn.InstanceNorm2d(3, affine=True, track_running_stats=True)
-    other = nn.BatchNorm2d(3)
-    one.running_mean = torch.rand(3)
-    one.running_var = torch.rand(3) + 0.1
-    other.load_state_dict(one.state_dict())
     head = nn.Linear(48, 3)
     x = random(1, 2, 3, 4, 4)
+    norms = nn.InstanceNorm2d(3, affine=True, track_running_stats=True), nn.BatchNorm2d(3)
+    for norm in norms:
+        norm.running_mean = torch.tensor([0.1, 0.2, 0.3])
+        norm.running_var = torch.tensor([0.5, 0.6, 0.7])
+    models = [nn.Sequential(norm, nn.Flatten(), head).double().eval() for norm in norms]
     for method in (LRP("Epsilon"), LRP("EpsilonPlusFlat"), "attnlrp", DeepLIFT(), "fullgrad"):
-        found = [
-            explain.attribute(
-                nn.Sequential(first, nn.Flatten(), head).double().eval(), x, method, target=1
-            )
-            for first in (one, other)
-        ]
-        assert torch.equal(found[0].values, found[1].values)
-        assert found[0].delta.abs().max() <= 1e-12
+        a, expected = (explain.attribute(model, x, method, target=1) for model in models)
+        assert torch.equal(a.values, expected.values)
+        assert a.delta.abs().max() <= 1e-12
 
 
 @pytest.mark.filterwarnings("ignore:lrp has no rule for some operations")
@@ -139,68 +124,46 @@ def test_the_results_of_one_operation_are_handed_what_is_their_own(
     """An LSTM's output is made of its state: what arrives at the one must not count at the
     other."""
 
-    class Cell(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.cell = nn.LSTMCell(3, 5)
-            self.head = nn.Linear(5, 3)
+    def forward(net: Any, x: torch.Tensor) -> torch.Tensor:
+        state = net.cell(pooled(x))
+        return net.head(used(*net.cell(pooled(x.flip(1)), state)))
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            h, c = self.cell(pooled(x))
-            h, c = self.cell(pooled(x.flip(1)), (h, c))
-            return self.head(used(h, c))
-
-    a = explain.attribute(settled(Cell()).double(), random(0, 2, 3, 4, 4), LRP("Epsilon"), target=1)
+    model = settled(Made(forward, cell=nn.LSTMCell(3, 5), head=nn.Linear(5, 3))).double()
+    a = explain.attribute(model, random(0, 2, 3, 4, 4), LRP("Epsilon"), target=1)
     assert a.delta.abs().max() <= 1e-12
     assert set(a.coverage.missed) == {"lstm_cell"}
 
 
-@pytest.mark.parametrize(
-    ("made", "said"),
-    [
-        (lambda: Epsilon(-1), "epsilon of epsilon must"),
-        (lambda: Gamma(float("nan")), "gamma of gamma must"),
-        (lambda: AlphaBeta(2, 2), "alpha - beta of AlphaBeta must"),
-        (lambda: When("dense"), "kinds of When must"),
-        (lambda: When(("convolutions",)), "did you mean 'convolution'"),
-        (lambda: When(module=3), "module of When must"),
-        (lambda: Composite("c", ((When(), "rule"),)), "rules of composite 'c' must"),
-        (lambda: Composite("c", ((When(), Epsilon),)), "rules of composite 'c' must"),
-        (lambda: Composite("c", Epsilon()), "rules of composite 'c' must"),
-    ],
-)
-def test_rules_and_composites_that_cannot_be_meant_are_refused(
-    made: Callable[[], Any], said: str
-) -> None:
-    with pytest.raises(MethodError, match=said):
-        made()
+REFUSED: dict[str, Callable[[], Any]] = {
+    "epsilon of epsilon must": lambda: Epsilon(-1),
+    "gamma of gamma must": lambda: Gamma(float("nan")),
+    "epsilon of gamma must": lambda: Gamma(epsilon=True),
+    "bias of alphabeta must": lambda: ZPlus(bias=1),  # type: ignore[arg-type]
+    "alpha - beta of AlphaBeta must": lambda: AlphaBeta(2, 2),
+    "kinds of When must": lambda: When("dense"),  # type: ignore[arg-type]
+    "did you mean 'convolution'": lambda: When(("convolutions",)),
+    "module of When must": lambda: When(module=3),  # type: ignore[arg-type]
+    "rules of composite 'a' must": lambda: Composite("a", ((When(), Epsilon),)),  # type: ignore[arg-type]
+    "rules of composite 'b' must": lambda: Composite("b", Epsilon()),  # type: ignore[arg-type]
+}
 
 
-class Joins(nn.Module):
-    """A linear model of the photo's pixels and of constants that are joined with them."""
+@pytest.mark.parametrize("reason", REFUSED)
+def test_rules_and_composites_that_cannot_be_meant_are_refused(reason: str) -> None:
+    with pytest.raises(MethodError, match=reason):
+        REFUSED[reason]()
 
-    def __init__(self, *, stacks: bool) -> None:
-        super().__init__()
-        self.stacks = stacks
-        self.constants = torch.linspace(-2, 3, 12, dtype=torch.float64)
-        self.head = nn.Linear(24, 2, bias=False).double()
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        constants = self.constants.expand(len(x), 12)
+@pytest.mark.parametrize("joined", [torch.cat, torch.stack])
+def test_constants_that_are_joined_take_their_weight_times_their_value(joined: Any) -> None:
+    """In a linear model of the photo's pixels and of constants that are joined with them."""
+
+    def forward(net: Any, x: torch.Tensor) -> torch.Tensor:
         pixels = x.flatten(1) * 2
-        if self.stacks:
-            return self.head(torch.stack([constants, pixels], 1).flatten(1))
-        return self.head(torch.cat([constants, pixels], 1))
+        return net.head(joined([net.constants.expand(pixels.shape), pixels], 1).flatten(1))
 
-
-@pytest.mark.parametrize("stacks", [False, True], ids=["cat", "stack"])
-def test_constants_that_are_joined_take_their_weight_times_their_value(stacks: bool) -> None:
-    torch.manual_seed(0)
-    model = Joins(stacks=stacks)
-    x = torch.rand(2, 3, 2, 2, dtype=torch.float64)
-    a = explain.attribute(model, x, "lrp(composite='EpsilonPlus')", target=1)
-    weight = model.head.weight[1].detach()
-    taken = sum(float(w) * float(c) for w, c in zip(weight[:12], model.constants, strict=True))
-    # The stabiliser of the dense layer, 1e-6, takes a part too.
-    expected = x.new_full((2,), taken)
-    torch.testing.assert_close(a.coverage.taken["biases"], expected, rtol=2e-6, atol=0)
+    constants = torch.linspace(-2, 3, 12, dtype=torch.float64)
+    model = Made(forward, constants=constants, head=nn.Linear(24, 2, bias=False).double())
+    a = explain.attribute(model, random(0, 2, 3, 2, 2), LRP("Gradient"), target=1)
+    taken = model.head.weight[1, :12].detach() @ constants
+    torch.testing.assert_close(a.coverage.taken["biases"], taken.expand(2))

@@ -13,7 +13,7 @@ from torch import nn
 import explain
 from explain.methods import LRP
 from explain.relevance import Composite, Flat, When, WSquare, ZBox
-from tests.conftest import settled
+from tests.conftest import Made, settled
 from tests.methods import plain_relevance as plain
 from tests.relevance.test_relevance import Then, assert_near, random
 
@@ -21,16 +21,9 @@ Function = Callable[[torch.Tensor], torch.Tensor]
 COMPOSITES = ["automatic", "Epsilon"]
 
 
-class Behind(nn.Module):
+def behind(net: nn.Module, function: Function) -> nn.Module:
     """A network that is given what a function makes of the photo."""
-
-    def __init__(self, net: nn.Module, function: Function) -> None:
-        super().__init__()
-        self.net = net
-        self.function = function
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.net(self.function(x))
+    return Made(lambda outer, x: outer.net(function(x)), net=net)
 
 
 def convolutional() -> nn.Module:
@@ -93,7 +86,7 @@ def test_relevance_lies_where_the_pixels_lay(name: str, composite: str) -> None:
     function = MOVED[name]
     x = random(4, 2, 3, 10, 8)
     x = x.float().double()
-    found = lrp(Behind(net, function), x, composite=composite).values
+    found = lrp(behind(net, function), x, composite=composite).values
     if composite == "Epsilon":  # shares by what each pixel adds: value times gradient
         y = function(x)
         weights = lrp(net, y, composite=composite).values / y
@@ -126,51 +119,41 @@ def test_what_changes_pixels_in_their_places_leaves_relevance_there(name: str) -
     x = random(4, 2, 3, 10, 8)
     expected = lrp(net, function(x)).values
     for way in (function, lambda x: function(x.flip(-1)).flip(-1)):
-        found = lrp(Behind(net, way), x).values
+        found = lrp(behind(net, way), x).values
         assert_near(found, expected, 1e-11)
 
 
-@pytest.mark.parametrize("name", ["grey by sums", "a blur beside the photo"])
-def test_pixels_that_were_mixed_share_by_their_weights(name: str) -> None:
+def grey(x: torch.Tensor) -> torch.Tensor:
+    return (0.3 * x[:, :1] + 0.6 * x[:, 1:2] + 0.1 * x[:, 2:]).expand(-1, 3, -1, -1)
+
+
+def blurred(x: torch.Tensor) -> torch.Tensor:
+    return 0.25 * x + 0.75 * F.avg_pool2d(x, 3, 1, 1, count_include_pad=False)
+
+
+@pytest.mark.parametrize("function", [grey, blurred])
+def test_pixels_that_were_mixed_share_by_their_weights(function: Function) -> None:
     """As a plain matrix of the mixing's weights says."""
-    g = [0.299, 0.587, 0.114]
-    mixing: dict[str, Function] = {
-        "grey by sums": lambda x: (g[0] * x[:, :1] + g[1] * x[:, 1:2] + g[2] * x[:, 2:]).expand(
-            -1, 3, -1, -1
-        ),
-        "a blur beside the photo": lambda x: (
-            0.25 * x + 0.75 * F.avg_pool2d(x, 3, 1, 1, count_include_pad=False)
-        ),
-    }
     net = convolutional()
     x = random(4, 1, 3, 6, 5)
-    function = mixing[name]
-    weights, _ = plain.matrix(function, x.shape[1:])
-    expected = plain.shared(
-        weights, torch.zeros(len(weights)), lrp(net, function(x)).values.flatten(), 0
-    )
-    found = lrp(Behind(net, function), x).values.flatten()
-    assert_near(found, expected, 1e-11)
+    weights, zeros = plain.matrix(function, x.shape[1:])
+    inner = lrp(net, function(x)).values.flatten()
+    values = lrp(behind(net, function), x).values.flatten()
+    assert_near(values, plain.shared(weights, zeros, inner, 0), 1e-11)
 
 
 def test_two_explained_inputs_each_get_their_own() -> None:
-    class Two(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = convolutional()
-
-        def forward(self, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-            return self.net(torch.cat([one.flip(-1), other.roll(1, -2)], 1))
-
-    one = random(4, 2, 2, 6, 6)
-    other = random(5, 2, 1, 6, 6)
-    model = Two()
-    whole = lrp(model.net, torch.cat([one.flip(-1), other.roll(1, -2)], 1)).values
+    net = convolutional()
+    model = Made(
+        lambda outer, one, other: outer.net(torch.cat([one.flip(-1), other.roll(1, -2)], 1)),
+        net=net,
+    )
+    one, other = random(4, 2, 3, 6, 6).split([2, 1], 1)
+    whole = lrp(net, torch.cat([one.flip(-1), other.roll(1, -2)], 1)).values
     for place, expected in ((0, whole[:, :2].flip(-1)), (1, whole[:, 2:].roll(-1, -2))):
-        found = explain.attribute(
-            model, explain.Inputs((one, other), explained=place), LRP(), target=1
-        ).values
-        assert torch.allclose(found, expected, rtol=1e-11, atol=1e-13)
+        inputs = explain.Inputs((one, other), explained=place)
+        values = explain.attribute(model, inputs, LRP(), target=1).values
+        assert torch.allclose(values, expected, rtol=1e-11, atol=1e-13)
 
 
 class Rounded(torch.autograd.Function):
@@ -189,64 +172,45 @@ class Rounded(torch.autograd.Function):
 def test_a_function_written_by_hand_is_passed_by_value_times_gradient() -> None:
     net = convolutional()
     x = random(4, 2, 3, 6, 6).sigmoid().round(decimals=1).clamp(min=0.1)
-    found = lrp(Behind(net, lambda x: Rounded.apply(x.flip(-1))), x).values
+    found = lrp(behind(net, lambda x: Rounded.apply(x.flip(-1))), x).values
     assert torch.allclose(found, lrp(net, x.flip(-1)).values.flip(-1), rtol=1e-9, atol=1e-12)
 
 
 # The range of the input
 
+MEAN = torch.tensor([0.4, 0.5, 0.6])[:, None, None].double()
+STD = torch.tensor([0.2, 0.1, 0.4])[:, None, None].double()
+LINEAR: dict[str, Function] = {
+    "normalised": lambda x: (x - MEAN) / STD,
+    "colours exchanged": lambda x: x[:, [2, 0, 1]],
+    "padded": lambda x: F.pad(x, (1, 0, 0, 1)),
+    "dark to light": lambda x: 1 - x,
+    "made smaller": lambda x: F.interpolate(x, size=(3, 4), mode="bilinear"),
+}
 
-@pytest.mark.parametrize(
-    "name", ["normalised", "colours exchanged", "padded", "dark to light", "made smaller"]
-)
-def test_the_range_of_the_input_is_that_of_the_photo(name: str) -> None:
+
+@pytest.mark.parametrize("function", LINEAR.values(), ids=LINEAR)
+def test_the_range_of_the_input_is_that_of_the_photo(function: Function) -> None:
     """The formula of z^B, with what the photo's least and largest values become."""
-    mean = torch.tensor([0.4, 0.5, 0.6])[:, None, None].double()
-    std = torch.tensor([0.2, 0.1, 0.4])[:, None, None]
-    functions: dict[str, Function] = {
-        "normalised": lambda x: (x - mean) / std.double(),
-        "colours exchanged": lambda x: x[:, [2, 0, 1]],
-        "padded": lambda x: F.pad(x, (1, 0, 0, 1)),
-        "dark to light": lambda x: 1 - x,
-        "made smaller": lambda x: F.interpolate(x, size=(3, 4), mode="bilinear"),
-    }
-    function = functions[name]
     low = (0.0, -0.5, 0.1)
     high = (1.0, 1.5, 2.0)
     x = random(1, 1, 3, 5, 6).sigmoid()
-    ends = [torch.tensor(end).double()[None, :, None, None].expand_as(x) for end in (low, high)]
+    bottom, top = (torch.tensor(end).double().repeat_interleave(30) for end in (low, high))
     weights, added = plain.matrix(function, x.shape[1:])
-    least = (
-        added
-        + (weights.clamp(min=0) @ ends[0].flatten())
-        + (weights.clamp(max=0) @ ends[1].flatten())
-    )
-    most = (
-        added
-        + (weights.clamp(min=0) @ ends[1].flatten())
-        + (weights.clamp(max=0) @ ends[0].flatten())
-    )
+    above = weights.clamp(min=0)
+    below = weights.clamp(max=0)
+    least = added + above @ bottom + below @ top
+    most = added + above @ top + below @ bottom
     layer = settled(nn.Conv2d(3, 4, 3, padding=1), seed=3).double()
     y = function(x)
     w, b = plain.matrix(layer, y.shape[1:])
     head = random(2, len(b))
-    inside = plain.zbox(w, b, y.flatten(), head * (w @ y.flatten() + b), least, most)
-    expected = plain.shared(weights.abs(), torch.zeros(len(weights)), inside, 0)
+    inner = plain.zbox(w, b, y.flatten(), head * (w @ y.flatten() + b), least, most)
+    expected = plain.shared(weights.abs(), torch.zeros(len(weights)), inner, 0)
     method = LRP(Composite("box", ((When(first=True), ZBox(low, high)),)))
-    model = Behind(Then(layer, head), function)
-    found = explain.attribute(model, x, method, target=lambda output: output[:, 0]).values.flatten()
-    assert_near(found, expected, 1e-9)
-
-
-class OneByOne(nn.Module):
-    """A convolution that is given pictures without a dimension for the batch."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.stack([self.layer(image) for image in x])
+    model = behind(Then(layer, head), function)
+    values = explain.attribute(model, x, method, target=0).values.flatten()
+    assert_near(values, expected, 1e-9)
 
 
 @pytest.mark.parametrize(
@@ -254,11 +218,12 @@ class OneByOne(nn.Module):
 )
 def test_rules_at_the_input_of_convolutions_without_a_batch(rule: Any) -> None:
     layer = settled(nn.Conv2d(3, 4, 3), seed=3).double()
+    one_by_one = Made(lambda net, x: torch.stack([net.layer(image) for image in x]), layer=layer)
     x = random(1, 2, 3, 5, 6)
     head = random(2, 4 * 3 * 4)
     method = LRP(Composite("one rule", ((When(("convolution",)), rule),)))
     batched, single = (
-        explain.attribute(Then(made, head), x, method, target=lambda output: output[:, 0]).values
-        for made in (layer, OneByOne(layer))
+        explain.attribute(Then(convolution, head), x, method, target=0).values
+        for convolution in (layer, one_by_one)
     )
     assert torch.allclose(single, batched, rtol=1e-11, atol=1e-13)

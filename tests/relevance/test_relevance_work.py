@@ -3,6 +3,9 @@ normalisations."""
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,26 +13,9 @@ from torch import nn
 
 import explain
 from explain.methods import LRP
-from tests.conftest import settled
+from tests.conftest import Made, settled
 from tests.methods import plain_relevance as plain
 from tests.relevance.test_relevance import RULES, SHAPE, Then, assert_near, everywhere, random
-
-
-class Turning(nn.Module):
-    """A convolution whose normalisation turns one channel around and leaves one out."""
-
-    def __init__(self, rectifier: nn.Module) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(4, 4, 3, groups=2)
-        self.norm = nn.BatchNorm2d(4)
-        self.rectifier = rectifier
-        settled(self, 3)
-        self.norm.weight.data[:2] = torch.tensor([-1.3, 0.0])
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.norm(self.conv(x))
-        return x if isinstance(self.rectifier, nn.Identity) else self.rectifier(x)
-
 
 RECTIFIED = {
     "as it is": nn.Identity(),
@@ -45,49 +31,46 @@ RECTIFIED = {
 def test_rules_know_what_normalisations_turn_around_and_rectifiers_make(
     rule: str, rectifier: str
 ) -> None:
-    how = (
-        {"rectified": True}
-        if rectifier != "as it is" and rule in ("epsilon", "gamma", "gamma 10")
-        else {}
-    )
-    layer = Turning(RECTIFIED[rectifier]).double().eval()
+    """A convolution whose normalisation turns one channel around and leaves one out."""
+    linear = nn.Sequential(nn.Conv2d(4, 4, 3, groups=2), nn.BatchNorm2d(4))
+    settled(linear, 3).double().eval()
+    linear[1].weight.data[:2] = torch.tensor([-1.3, 0.0])
+    layer = linear if rectifier == "as it is" else nn.Sequential(*linear, RECTIFIED[rectifier])
     x = random(1, *SHAPE)
-    w, b = plain.matrix(lambda t: layer.norm(layer.conv(t)), SHAPE)
+    rectified = x.flatten().clamp(min=0)
+    w, b = plain.matrix(linear, SHAPE)
     head = random(2, len(b))
-    z = w @ x.flatten().clamp(min=0) + b
-    z = z if rectifier == "as it is" else z.clamp(min=0)
-    mine, formula = RULES[rule]
+    z = w @ rectified + b
+    used, formula = RULES[rule]
+    if rectifier != "as it is":
+        z = z.clamp(min=0)
+        knows = rule in ("epsilon", "gamma", "gamma 10")
+        formula = partial(formula, rectified=True) if knows else formula
     model = nn.Sequential(nn.ReLU(), Then(layer, head))
-    found = explain.attribute(model, x[None], everywhere(mine), target=lambda output: output[:, 0])
-    expected = formula(w, b, x.flatten().clamp(min=0), head * z, **how).reshape(SHAPE)
-    assert_near(found.values[0], expected)
-    scale = found.values.abs().sum() + sum(t.abs().sum() for t in found.coverage.taken.values())
-    assert found.delta.abs().max() <= 1e-9 * scale
+    a = explain.attribute(model, x[None], everywhere(used), target=0)
+    assert_near(a.values[0], formula(w, b, rectified, head * z).reshape(SHAPE))
+    scale = a.values.abs().sum() + sum(t.abs().sum() for t in a.coverage.taken.values())
+    assert a.delta.abs().max() <= 1e-9 * scale
 
 
-def test_what_was_rectified_and_then_changed_may_be_negative() -> None:
+@pytest.mark.parametrize("composite", ["EpsilonPlus", "EpsilonAlpha2Beta1", "ExcitationBackprop"])
+def test_what_was_rectified_and_then_changed_may_be_negative(composite: str) -> None:
     """A value that a view of it has overwritten is not what the rectifier made."""
 
-    class Net(nn.Module):
-        def __init__(self, in_place: bool) -> None:
-            super().__init__()
-            self.conv = nn.Conv2d(3, 4, 3, bias=False)
-            self.in_place = in_place
-            settled(self, 8)
+    def in_place(net: Any, x: torch.Tensor) -> torch.Tensor:
+        x = F.avg_pool2d(F.relu(x), 1)
+        x.view(-1).sub_(0.7)
+        return net.conv(x).sum((2, 3))
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            x = F.avg_pool2d(F.relu(x), 1)
-            if self.in_place:
-                x.view(-1).sub_(0.7)
-            else:
-                x = x - 0.7
-            return self.conv(x).sum((2, 3))
+    def plainly(net: Any, x: torch.Tensor) -> torch.Tensor:
+        return net.conv(F.avg_pool2d(F.relu(x), 1) - 0.7).sum((2, 3))
 
-    x = random(6, 2, 3, 5, 5)
-    for composite in ("EpsilonPlus", "EpsilonAlpha2Beta1", "ExcitationBackprop"):
-        pair = [
-            explain.attribute(Net(b).double(), x, LRP(composite), target=1).values
-            for b in (False, True)
-        ]
-        assert torch.allclose(*pair, rtol=1e-9, atol=1e-12)
-        assert pair[0].any()
+    conv = settled(nn.Conv2d(3, 4, 3, bias=False), 8).double()
+    values, expected = (
+        explain.attribute(
+            Made(forward, conv=conv), random(6, 2, 3, 5, 5), LRP(composite), target=1
+        ).values
+        for forward in (in_place, plainly)
+    )
+    assert torch.allclose(values, expected, rtol=1e-9, atol=1e-12)
+    assert values.any()
