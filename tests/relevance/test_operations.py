@@ -15,35 +15,27 @@ from torch.nn.utils import parametrizations
 import explain
 from explain import ExplainWarning
 from explain.methods import FullGrad
-from tests.conftest import GuidedFunction, settled
+from tests.conftest import GuidedFunction, Made, settled
 
 RULES = ["guidedbackprop", "deconvnet"]
 Function = Callable[[torch.Tensor], torch.Tensor]
 
 
-class Network(nn.Module):
+def network(*between: Function) -> nn.Module:
     """Two convolutions and a linear layer, and behind each convolution whatever is to be looked
     at."""
-
-    def __init__(self, *between: Function) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(3, 4, 3)
-        self.second = nn.Conv2d(4, 4, 3)
-        self.head = nn.Linear(4, 3)
-        self.between = between if len(between) == 2 else between * 2
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        one, two = self.between
-        return self.head(two(self.second(one(self.first(x)))).mean((2, 3)))
+    one, two = between if len(between) == 2 else between * 2
+    model = Made(
+        lambda net, x: net.head(two(net.second(one(net.first(x)))).mean((2, 3))),
+        first=nn.Conv2d(3, 4, 3),
+        second=nn.Conv2d(4, 4, 3),
+        head=nn.Linear(4, 3),
+    )
+    return settled(model).double().eval()
 
 
-def network(*between: Function) -> nn.Module:
-    return settled(Network(*between)).double().eval()
-
-
-@pytest.fixture(scope="module")
-def image() -> torch.Tensor:
-    return torch.randn(2, 3, 8, 7, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+X = torch.randn(2, 3, 8, 7, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+EXACT = {"rtol": 0, "atol": 1e-15}
 
 
 def zero(x: torch.Tensor) -> torch.Tensor:
@@ -113,41 +105,41 @@ ALIKE: dict[str, tuple[Function, Function]] = {
 
 
 @pytest.fixture(scope="module")
-def of_relu(image: torch.Tensor) -> dict[str, explain.Attribution]:
-    return explain.attribute(network(F.relu), image, RULES, target=1)
+def of_relu() -> dict[str, explain.Attribution]:
+    return explain.attribute(network(F.relu), X, RULES, target=1)
+
+
+def plain_gradient(model: nn.Module) -> torch.Tensor:
+    x = X.clone().requires_grad_()
+    return torch.autograd.grad(model(x)[:, 1].sum(), x)[0]
 
 
 @pytest.mark.parametrize("spelling", RELUS)
 def test_a_relu_follows_the_rule_in_whatever_words(
-    spelling: str, image: torch.Tensor, of_relu: dict[str, explain.Attribution]
+    spelling: str, of_relu: dict[str, explain.Attribution]
 ) -> None:
-    maps = explain.attribute(network(RELUS[spelling]), image, RULES, target=1)
-    for method, found in maps.items():
-        torch.testing.assert_close(found.values, of_relu[method].values, rtol=0, atol=1e-15)
-        assert sum(found.coverage.covered.values()) == (4 if spelling.endswith("views") else 2)
-        assert not found.coverage.missed
+    for method, a in explain.attribute(network(RELUS[spelling]), X, RULES, target=1).items():
+        torch.testing.assert_close(a.values, of_relu[method].values, **EXACT)
+        assert sum(a.coverage.covered.values()) == (4 if spelling.endswith("views") else 2)
+        assert not a.coverage.missed
 
 
 @pytest.mark.parametrize("spelling", ALIKE)
-def test_a_relative_of_relu_follows_the_rule_in_whatever_words(
-    spelling: str, image: torch.Tensor
-) -> None:
+def test_a_relative_of_relu_follows_the_rule_in_whatever_words(spelling: str) -> None:
     by_words, by_name = ALIKE[spelling]
-    maps = explain.attribute(network(by_words), image, [*RULES, "inputxgradient"], target=1)
-    expected = explain.attribute(network(by_name), image, RULES, target=1)
-    for method in RULES:
-        found = maps[method].values
-        torch.testing.assert_close(found, expected[method].values, rtol=0, atol=1e-15)
-        assert not torch.allclose(found * image, maps["inputxgradient"].values)
+    expected = explain.attribute(network(by_name), X, RULES, target=1)
+    gradient = plain_gradient(network(by_words))
+    for method, a in explain.attribute(network(by_words), X, RULES, target=1).items():
+        torch.testing.assert_close(a.values, expected[method].values, **EXACT)
+        assert not torch.allclose(a.values, gradient)
 
 
-def test_the_reference_is_the_rule_written_as_a_function(image: torch.Tensor) -> None:
+def test_the_reference_is_the_rule_written_as_a_function(
+    of_relu: dict[str, explain.Attribution],
+) -> None:
     """So that the networks above do not merely agree with each other."""
-    net = network(GuidedFunction.apply)
-    x = image.clone().requires_grad_()
-    (expected,) = torch.autograd.grad(net(x)[:, 1].sum(), x)
-    found = explain.attribute(network(F.relu), image, "guidedbackprop", target=1)
-    torch.testing.assert_close(found.values, expected, rtol=0, atol=1e-15)
+    expected = plain_gradient(network(GuidedFunction.apply))
+    torch.testing.assert_close(of_relu["guidedbackprop"].values, expected, **EXACT)
 
 
 def standardised(x: torch.Tensor) -> torch.Tensor:
@@ -173,123 +165,80 @@ NO_RECTIFIERS: dict[str, Function] = {
 }
 
 
-@pytest.mark.parametrize("what", NO_RECTIFIERS)
-def test_what_is_no_rectifier_is_not_taken_for_one(what: str, image: torch.Tensor) -> None:
-    model = network(NO_RECTIFIERS[what], F.relu)
-    found = explain.attribute(model, image, "guidedbackprop", target=1)
-    x = image.clone().requires_grad_()
-    (expected,) = torch.autograd.grad(
-        network(NO_RECTIFIERS[what], GuidedFunction.apply)(x)[:, 1].sum(), x
-    )
-    torch.testing.assert_close(found.values, expected, rtol=0, atol=1e-15)
-    assert found.coverage.covered == {"relu": 1}
-
-
-class Hidden(torch.autograd.Function):
-    """A rectifier that nobody can look into."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(x)
-        return x.clamp(min=0)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        return gradient * (ctx.saved_tensors[0] > 0)
+@pytest.mark.parametrize("function", NO_RECTIFIERS.values(), ids=NO_RECTIFIERS)
+def test_what_is_no_rectifier_is_not_taken_for_one(function: Function) -> None:
+    a = explain.attribute(network(function, F.relu), X, "guidedbackprop", target=1)
+    expected = plain_gradient(network(function, GuidedFunction.apply))
+    torch.testing.assert_close(a.values, expected, **EXACT)
+    assert a.coverage.covered == {"relu": 1}
 
 
 @pytest.mark.parametrize("method", RULES)
-def test_what_cannot_be_looked_into_is_counted_and_named(method: str, image: torch.Tensor) -> None:
-    with pytest.warns(
-        ExplainWarning, match=rf"{method} cannot look into functions .*\(1 x Hidden\)"
-    ):
-        found = explain.attribute(network(F.relu, Hidden.apply), image, method, target=1)
-    assert found.coverage.covered == {"relu": 1}
-    assert found.coverage.missed == {"Hidden": 1}
+def test_what_cannot_be_looked_into_is_counted_and_named(method: str) -> None:
+    said = rf"{method} cannot look into functions .*\(1 x GuidedFunction\)"
+    with pytest.warns(ExplainWarning, match=said):
+        a = explain.attribute(network(F.relu, GuidedFunction.apply), X, method, target=1)
+    assert a.coverage.covered == {"relu": 1}
+    assert a.coverage.missed == {"GuidedFunction": 1}
 
 
 # What is added
 
 
-class Modules(nn.Module):
-    """Every kind of bias, added by modules."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 4, 3)
-        self.up = nn.ConvTranspose2d(4, 4, 2)
-        self.batch = nn.BatchNorm2d(4)
-        self.linear = nn.Linear(4, 4)
-        self.head = nn.Linear(4, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = F.relu(self.batch(self.conv(x)))
-        x = F.relu_(self.up(x))
-        x = F.relu(self.linear(x.permute(0, 2, 3, 1))).permute(0, 3, 1, 2)
-        return self.head(x.mean((2, 3)))
+PARTS: dict[str, Callable[[], nn.Module]] = {
+    "conv": lambda: nn.Conv2d(3, 4, 3),
+    "up": lambda: nn.ConvTranspose2d(4, 4, 2),
+    "batch": lambda: nn.BatchNorm2d(4),
+    "linear": lambda: nn.Linear(4, 4),
+    "head": lambda: nn.Linear(4, 3),
+}
 
 
-class Functions(Modules):
+def by_modules(net: Any, x: torch.Tensor) -> torch.Tensor:
+    x = F.relu(net.batch(net.conv(x)))
+    x = F.relu_(net.up(x))
+    x = F.relu(net.linear(x.permute(0, 2, 3, 1))).permute(0, 3, 1, 2)
+    return net.head(x.mean((2, 3)))
+
+
+def by_functions(net: Any, x: torch.Tensor) -> torch.Tensor:
     """The same, by functions, operators and matrix products."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch = self.batch
-        x = F.conv2d(x, self.conv.weight, bias=self.conv.bias)
-        scale = batch.weight * (batch.running_var + batch.eps).rsqrt()
-        x = x * scale.view(1, -1, 1, 1) + (batch.bias - batch.running_mean * scale).view(
-            1, -1, 1, 1
-        )
-        x = F.conv_transpose2d(x.relu(), self.up.weight)
-        x += self.up.bias[:, None, None]
-        x = F.relu(
-            F.linear(x.relu().permute(0, 2, 3, 1), self.linear.weight, self.linear.bias)
-        ).permute(0, 3, 1, 2)
-        return torch.addmm(self.head.bias, x.mean((2, 3)), self.head.weight.mT)
+    x = F.conv2d(x, net.conv.weight, bias=net.conv.bias)
+    scale = net.batch.weight * (net.batch.running_var + net.batch.eps).rsqrt()
+    shift = net.batch.bias - net.batch.running_mean * scale
+    x = x * scale.view(1, -1, 1, 1) + shift.view(1, -1, 1, 1)
+    x = F.conv_transpose2d(x.relu(), net.up.weight)
+    x += net.up.bias[:, None, None]
+    x = F.linear(x.relu().permute(0, 2, 3, 1), net.linear.weight, net.linear.bias)
+    x = F.relu(x).permute(0, 3, 1, 2)
+    return torch.addmm(net.head.bias, x.mean((2, 3)), net.head.weight.mT)
 
 
-def weight_norm(model: Modules) -> nn.Module:
+def biased(forward: Callable[[Any, torch.Tensor], torch.Tensor] = by_modules) -> Any:
+    """A network with every kind of bias."""
+    parts = {name: build() for name, build in PARTS.items()}
+    return settled(Made(forward, **parts)).double().eval()
+
+
+def parametrised() -> nn.Module:
+    model = biased()
     parametrizations.weight_norm(model.conv)
     nn.utils.parametrize.register_parametrization(model.linear, "bias", nn.Identity())
     return model
 
 
-SAME: dict[str, Callable[[], nn.Module]] = {
-    "functions": Functions,
-    "parametrised modules": lambda: weight_norm(settled(Modules()).double()),
-}
-
-
 @pytest.mark.parametrize(("rescale", "frozen"), [(False, True), (True, False)])
-@pytest.mark.parametrize("form", SAME)
+@pytest.mark.parametrize("build", [lambda: biased(by_functions), parametrised])
 def test_fullgrad_counts_what_is_added_in_whatever_words(
-    form: str, rescale: bool, frozen: bool, image: torch.Tensor
+    build: Callable[[], nn.Module], rescale: bool, frozen: bool
 ) -> None:
-    model = settled(Modules()).double().eval()
-    other = SAME[form]().double().eval()
-    if form != "parametrised modules":
-        other.load_state_dict(model.state_dict())
-    found = [
-        explain.attribute(m.requires_grad_(not frozen), image, FullGrad(rescale=rescale), target=1)
-        for m in (model, other)
-    ]
-    for each in found:
-        assert each.delta.abs().max() < 1e-12
-    torch.testing.assert_close(found[1].values, found[0].values, rtol=1e-12, atol=1e-13)
-
-
-class Adds(nn.Module):
-    """Adds a parameter, a buffer, a part of one and a number to what it computes."""
-
-    def __init__(self, add: Callable[[Any, torch.Tensor], torch.Tensor]) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 4, 3)
-        self.head = nn.Linear(4, 3)
-        self.add = add
-        self.table = nn.Parameter(torch.zeros(1, 4, 9, 9))
-        self.register_buffer("mean", torch.zeros(4, 1, 1))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.add(self, self.conv(x)).relu().mean((2, 3)))
+    a, expected = (
+        explain.attribute(m.requires_grad_(not frozen), X, FullGrad(rescale=rescale), target=1)
+        for m in (build(), biased())
+    )
+    assert a.delta.abs().max() < 1e-12
+    assert expected.delta.abs().max() < 1e-12
+    torch.testing.assert_close(a.values, expected.values, rtol=1e-12, atol=1e-13)
 
 
 def subtract_in_place(net: Any, x: torch.Tensor) -> torch.Tensor:
@@ -332,57 +281,42 @@ ADDITIONS: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("how", ADDITIONS)
 def test_fullgrad_counts_parameters_buffers_and_numbers_that_are_added(
-    how: str, frozen: bool, image: torch.Tensor
+    how: str, frozen: bool
 ) -> None:
-    model = settled(Adds(ADDITIONS[how])).double().eval().requires_grad_(not frozen)
-    found = explain.attribute(model, image, FullGrad(rescale=False), target=1)
-    assert found.delta.abs().max() < 1e-12
-    x = image.clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(model(x)[:, 1].sum(), x)
+    """A parameter, a buffer, a part of one and a number are added to what a network computes."""
+    add = ADDITIONS[how]
+    parts = {"conv": nn.Conv2d(3, 4, 3), "head": nn.Linear(4, 3)}
+    model = Made(lambda net, x: net.head(add(net, net.conv(x)).relu().mean((2, 3))), **parts)
+    model.table = nn.Parameter(torch.zeros(1, 4, 9, 9))
+    model.register_buffer("mean", torch.zeros(4, 1, 1))
+    settled(model).double().requires_grad_(not frozen)
+    a = explain.attribute(model, X, FullGrad(rescale=False), target=1)
+    assert a.delta.abs().max() < 1e-12
     # something was there to be counted
-    assert not torch.allclose((gradient * x).flatten(1).sum(1), found.score)
+    assert not torch.allclose((plain_gradient(model) * X).flatten(1).sum(1), a.score)
 
 
-def test_what_is_added_to_scores_of_attention_is_no_map(image: torch.Tensor) -> None:
+def test_what_is_added_to_scores_of_attention_is_no_map() -> None:
     """A bias for each pair of positions has the shape of a map; infinity, where a mask says so,
     adds nothing."""
-
-    class Attends(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.bias = nn.Parameter(torch.zeros(3, 8, 8))
-            self.head = nn.Linear(3, 2)
-            self.register_buffer(
-                "mask", torch.zeros(8, 8).masked_fill(torch.ones(8, 8).triu(1) > 0, -torch.inf)
-            )
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.head((((x @ x.mT + self.bias) + self.mask).softmax(-1) @ x).mean((2, 3)))
-
-    model = Attends().double()
-    torch.nn.init.normal_(model.bias)
-    found, plain = (
-        explain.attribute(model, image, method, target=1).values
-        for method in (FullGrad(rescale=False), "inputxgradient")
-    )
-    torch.testing.assert_close(found, plain.abs().sum(1))
+    mask = torch.zeros(8, 8).masked_fill(torch.ones(8, 8).triu(1) > 0, -torch.inf)
+    model = Made(
+        lambda net, x: ((x @ x.mT + net.bias + mask).softmax(-1) @ x).mean((2, 3)),
+        bias=nn.Parameter(torch.randn(3, 8, 8)),
+    ).double()
+    a = explain.attribute(model, X, FullGrad(rescale=False), target=1)
+    torch.testing.assert_close(a.values, (plain_gradient(model) * X).abs().sum(1))
 
 
-def test_fullgrad_counts_the_biases_inside_of_an_attention(image: torch.Tensor) -> None:
+def test_fullgrad_counts_the_biases_inside_of_an_attention() -> None:
     """Attention to a single token is linear, so that the terms add up to the score."""
 
-    class OneToken(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = nn.Conv2d(3, 4, (8, 7))
-            self.head = nn.Linear(4, 3)
-            self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+    def forward(net: Any, x: torch.Tensor) -> torch.Tensor:
+        token = net.conv(x).flatten(2).transpose(1, 2)
+        return net.head(net.attention(token, token, token)[0][:, 0])
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            token = self.conv(x).flatten(2).transpose(1, 2)
-            return self.head(self.attention(token, token, token)[0][:, 0])
-
-    model = settled(OneToken()).double().eval()
-    torch.nn.init.normal_(model.attention.in_proj_bias)
-    found = explain.attribute(model, image, FullGrad(rescale=False), target=1)
-    assert found.delta.abs().max() < 1e-12
+    attention = nn.MultiheadAttention(4, 2, batch_first=True)
+    parts = {"conv": nn.Conv2d(3, 4, (8, 7)), "head": nn.Linear(4, 3), "attention": attention}
+    model = settled(Made(forward, **parts)).double().eval()
+    a = explain.attribute(model, X, FullGrad(rescale=False), target=1)
+    assert a.delta.abs().max() < 1e-12
