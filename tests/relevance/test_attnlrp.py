@@ -1,135 +1,65 @@
-"""AttnLRP on a whole vision transformer, against the formulas of its paper, one after the other."""
+"""AttnLRP on a whole vision transformer: value times gradient of a network that says its rules."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torchvision.models import VisionTransformer
 
 import explain
 from explain.methods import LRP
+from explain.relevance.composites import attn_lrp
 from tests.conftest import settled
 from tests.relevance.test_relevance import assert_near, random
 
-EPSILON = 1e-6
+
+def half(factor: Tensor) -> Tensor:
+    """A factor of a product, which gets half of what arrives."""
+    return (factor + factor.detach()) / 2
 
 
-def linear(
-    weight: torch.Tensor, bias: torch.Tensor, x: torch.Tensor, r: torch.Tensor
-) -> torch.Tensor:
-    """R_i = sum_j x_i w_ji / (z_j + e sign(z_j)) R_j, where e is epsilon times the mean size of all
-    z."""
-    z = x @ weight.T + bias
-    e = EPSILON * z.abs().mean()
-    share = r / torch.where(z >= 0, z + e, z - e)
-    return x * torch.stack([(weight * row[:, None]).sum(0) for row in share])
+def normalised(norm: nn.LayerNorm, t: Tensor) -> Tensor:
+    """The deviation is constant."""
+    centred = t - t.mean(-1, keepdim=True)
+    deviation = (t.var(-1, correction=0, keepdim=True) + norm.eps).sqrt().detach()
+    return norm.weight * centred / deviation + norm.bias
 
 
-def normalised(norm: nn.LayerNorm, x: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
-    """The deviation is constant: y_k = sum_i a_ki x_i + b_k, and R_i = sum_k a_ki x_i / y_k R_k."""
-    count = x.shape[-1]
-    centring = torch.eye(count).double() - 1 / count
-    rows = []
-    for row, arrived in zip(x, r, strict=True):
-        deviation = (row.var(correction=0) + norm.eps).sqrt()
-        a = norm.weight[:, None] * centring / deviation
-        rows.append(row * (a * (arrived / (a @ row + norm.bias))[:, None]).sum(0))
-    return torch.stack(rows)
+def attended(attention: nn.MultiheadAttention, t: Tensor) -> Tensor:
+    """Of the softmax the derivative, and of each product two halves."""
+    packed = t @ attention.in_proj_weight.T + attention.in_proj_bias
+    size = attention.embed_dim // attention.num_heads
+    heads = zip(*(part.split(size, -1) for part in packed.chunk(3, -1)), strict=True)
+    mixed = [half((half(q) @ half(k).mT / size**0.5).softmax(-1)) @ half(v) for q, k, v in heads]
+    return attention.out_proj(torch.cat(mixed, -1))
 
 
-def attended(attention: nn.MultiheadAttention, x: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
-    """Halves for each factor of the two products, the softmax by R_i = x_i (R_i - s_i sum_j
-    R_j)."""
-    weight = attention.in_proj_weight
-    bias = attention.in_proj_bias
-    width = attention.embed_dim
-    heads = attention.num_heads
-    size = width // heads
-    packed = x @ weight.T + bias
-    q, k, v = packed.split(width, 1)
-    parts = []
-    outputs = []
-    for h in range(heads):
-        a, b, c = (each[:, h * size : (h + 1) * size] for each in (q, k, v))
-        scores = a @ b.T / size**0.5
-        weights = scores.softmax(1)
-        parts.append((a, b, c, scores, weights))
-        outputs.append(weights @ c)
-    r = linear(attention.out_proj.weight, attention.out_proj.bias, torch.cat(outputs, 1), r)
-    of_q = []
-    of_k = []
-    of_v = []
-    for h, (a, b, c, scores, weights) in enumerate(parts):
-        share = r[:, h * size : (h + 1) * size] / outputs[h] / 2
-        of_v.append(c * (weights.T @ share))
-        of_weights = weights * (share @ c.T)
-        of_scores = scores * (of_weights - weights * of_weights.sum(1, keepdim=True))
-        share = of_scores / scores / 2 / size**0.5
-        of_q.append(a * (share @ b))
-        of_k.append(b * (share.T @ a))
-    return linear(
-        weight, bias, x, torch.cat([torch.cat(each, 1) for each in (of_q, of_k, of_v)], 1)
-    )
-
-
-def shared(
-    one: torch.Tensor, other: torch.Tensor, r: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return one / (one + other) * r, other / (one + other) * r
-
-
-def relevance(model: VisionTransformer, x: torch.Tensor, target: int) -> torch.Tensor:
-    """The relevance of an image ``(C, H, W)``."""
-    conv = model.conv_proj
-    patch = model.patch_size
-    patches = F.unfold(x[None], patch, stride=patch)[0].T
-    kernel = conv.weight.flatten(1)
-    before = torch.cat([model.class_token[0], patches @ kernel.T + conv.bias])
-    t = before + model.encoder.pos_embedding[0]
-    kept = []
+def surrogate(model: Any, x: Tensor) -> Tensor:
+    """The scores of a network whose gradients are the shares of relevance by the paper."""
+    patches = model.conv_proj(x).flatten(2).mT
+    token = model.class_token.expand(len(x), -1, -1)
+    t = torch.cat([token, patches], 1) + model.encoder.pos_embedding
     for block in model.encoder.layers:
-        given = block.ln_1(t)
-        middle = (
-            block.self_attention(given[None], given[None], given[None], need_weights=False)[0][0]
-            + t
-        )
-        hidden = block.mlp[0](block.ln_2(middle))
-        kept.append((block, t, given, middle, hidden))
-        t = block.mlp(block.ln_2(middle)) + middle
-    last = model.encoder.ln(t)
-    head = model.heads[-1]
-    scores = last[:1] @ head.weight.T + head.bias
-    r = torch.zeros_like(scores)
-    r[0, target] = scores[0, target]
-    r = torch.cat([linear(head.weight, head.bias, last[:1], r), torch.zeros_like(last[1:])])
-    r = normalised(model.encoder.ln, t, r)
-    for block, start, given, middle, hidden in reversed(kept):
+        t = t + attended(block.self_attention, normalised(block.ln_1, t))
         first, _, _, second, _ = block.mlp
-        r_mlp, r_past = shared(block.mlp(block.ln_2(middle)), middle, r)
-        # and the identity through the activation
-        r_mlp = linear(second.weight, second.bias, F.gelu(hidden), r_mlp)
-        r_mlp = linear(first.weight, first.bias, block.ln_2(middle), r_mlp)
-        r = normalised(block.ln_2, middle, r_mlp) + r_past
-        r_attended, r_past = shared(middle - start, start, r)
-        r = (
-            normalised(block.ln_1, start, attended(block.self_attention, given, r_attended))
-            + r_past
-        )
-    r = (before / (before + model.encoder.pos_embedding[0]) * r)[1:]
-    found = linear(kernel, conv.bias, patches, r)
-    return F.fold(found.T[None], x.shape[1:], patch, stride=patch)[0]
+        hidden = first(normalised(block.ln_2, t))
+        # an activation hands on what arrives
+        t = t + second(hidden * (F.gelu(hidden) / hidden).detach())
+    return model.heads(normalised(model.encoder.ln, t)[:, 0])
 
 
 def test_attnlrp_is_its_paper_on_a_vision_transformer() -> None:
-    model = VisionTransformer(
-        8, 4, num_layers=2, num_heads=2, hidden_dim=8, mlp_dim=12, num_classes=3
-    )
+    model = VisionTransformer(8, 4, 2, 2, hidden_dim=8, mlp_dim=12, num_classes=3)
     settled(model, 4).double().eval()
     x = random(3, 2, 3, 8, 8)
-    found = explain.attribute(model, x, LRP("AttnLRP"), target=[2, 1])
-    with torch.no_grad():
-        expected = torch.stack(
-            [relevance(model, image, target) for image, target in zip(x, (2, 1), strict=True)]
-        )
-    assert_near(found.values, expected)
+    a = explain.attribute(model, x, LRP(attn_lrp(epsilon=0)), target=[2, 1])
+    stabilised = explain.attribute(model, x, "attnlrp", target=[2, 1])
+    x.requires_grad_()
+    scores = surrogate(model, x)
+    torch.testing.assert_close(scores, model(x))
+    (gradient,) = torch.autograd.grad(scores[0, 2] + scores[1, 1], x)
+    assert_near(a.values, x.detach() * gradient)
+    assert_near(stabilised.values, a.values, 1e-4)

@@ -17,51 +17,36 @@ from explain import ExplainWarning, ModelError
 from explain.methods import LRP
 from explain.relevance import COMPOSITES, Composite, Epsilon, When
 from explain.relevance.table import LINEAR
-from tests.conftest import settled
+from tests.conftest import Made, settled
+from tests.methods import plain_relevance as plain
 from tests.relevance.test_relevance import random
+
+Function = Callable[[Tensor], Tensor]
+
+
+def network(forward: Callable[[Any, Tensor], Tensor], **parts: nn.Module) -> Any:
+    return settled(Made(forward, first=nn.Conv2d(3, 4, 3, padding=1), **parts)).double().eval()
+
 
 # Convolutions that read elsewhere
 
 
-class Moved(nn.Module):
-    """A deformed convolution whose offsets and mask are computed from what it is given, or a
-    product in its place."""
+def moved(groups: int, of_offsets: int, amount: Function | None) -> Any:
+    """A deformed convolution whose offsets and mask are computed from what it is given."""
 
-    def __init__(self, groups: int, of_offsets: int, *, mask: bool) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(3, 4, 3, padding=1)
-        self.offset = nn.Conv2d(4, 18 * of_offsets, 1)
-        self.amount = nn.Conv2d(4, 9 * of_offsets, 1)
-        self.moved = ops.DeformConv2d(4, 6, 3, padding=1, groups=groups)
-        self.head = nn.Linear(6, 3)
-        self.masked = mask
-        self.matrix = torch.empty(0)
-        settled(self)
+    def forward(net: Any, x: Tensor) -> Tensor:
+        h = net.first(x).relu()
+        return net.head(net.moved(h, net.offset(h), net.mask(h)).relu().mean((2, 3)))
 
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.first(x).relu()
-        if not self.matrix.numel():
-            h = self.moved(h, self.offset(h), self.amount(h).sigmoid() if self.masked else None)
-        else:
-            bias = self.moved.bias[:, None, None].expand(6, *h.shape[2:]).flatten()
-            h = F.linear(h.flatten(1), self.matrix, bias).reshape(len(h), 6, *h.shape[2:])
-        return self.head(h.relu().mean((2, 3)))
-
-    def as_product(self, x: Tensor) -> Tensor:
-        """The matrix of the deformed convolution for one photo: its columns are what it makes of
-        each unit."""
-        with torch.no_grad():
-            h = self.first(x).relu()
-            offset = self.offset(h)
-            mask = self.amount(h).sigmoid() if self.masked else None
-            units = torch.eye(h.numel(), dtype=h.dtype).reshape(-1, *h.shape[1:])
-            weight = self.moved.weight
-            padding = self.moved.padding
-            columns = [
-                ops.deform_conv2d(u[None], offset, weight, None, padding=padding, mask=mask)
-                for u in units
-            ]
-            return torch.cat(columns).flatten(1).T.contiguous()
+    model = network(
+        forward,
+        offset=nn.Conv2d(4, 18 * of_offsets, 1),
+        amount=nn.Conv2d(4, 9 * of_offsets, 1),
+        moved=ops.DeformConv2d(4, 6, 3, padding=1, groups=groups),
+        head=nn.Linear(6, 3),
+    )
+    model.mask = lambda h: None if amount is None else amount(model.amount(h))
+    return model
 
 
 absolute = Composite(
@@ -71,53 +56,51 @@ absolute = Composite(
 
 @pytest.mark.parametrize("composite", ["Gradient", absolute], ids=["Gradient", "Epsilon"])
 @pytest.mark.parametrize(
-    ("groups", "of_offsets", "mask"), [(1, 1, False), (2, 1, True), (1, 2, True), (2, 2, False)]
+    ("groups", "of_offsets", "amount"),
+    [(1, 1, None), (2, 1, torch.sigmoid), (1, 2, torch.sigmoid), (2, 2, None)],
 )
 @pytest.mark.filterwarnings("ignore:.*to the epsilon of its rules")
 def test_where_a_deformed_convolution_reads_is_constant(
-    composite: str | Composite, groups: int, of_offsets: int, mask: bool
+    composite: str | Composite, groups: int, of_offsets: int, amount: Function | None
 ) -> None:
     """It is a linear map: the matrix that its offsets and mask make of it."""
-    model = Moved(groups, of_offsets, mask=mask).double()
+    model = moved(groups, of_offsets, amount)
     x = random(1, 1, 3, 5, 4)
-    found = explain.attribute(model, x, LRP(composite), target=1)
-    score = model(x)
-    model.matrix = model.as_product(x)
-    assert torch.allclose(model(x), score)
-    expected = explain.attribute(model, x, LRP(composite), target=1)
-    assert torch.allclose(found.values, expected.values, rtol=1e-9, atol=1e-12)
-    assert found.values.any()
-    assert found.coverage.missed == {}
+    a = explain.attribute(model, x, LRP(composite), target=1)
+    assert a.coverage.missed == {}
+    with torch.no_grad():
+        h = model.first(x).relu()
+        offset = model.offset(h)
+        mask = model.mask(h)
+        matrix, bias = plain.matrix(lambda unit: model.moved(unit, offset, mask), h.shape[1:])
+
+    def product(net: Any, x: Tensor) -> Tensor:
+        h = net.first(x).relu().flatten(1)
+        return net.head(F.linear(h, matrix, bias).reshape(len(x), 6, 5, 4).relu().mean((2, 3)))
+
+    twin = Made(product, first=model.first, head=model.head)
+    expected = explain.attribute(twin, x, LRP(composite), target=1)
+    assert torch.allclose(a.score, expected.score)
+    assert torch.allclose(a.values, expected.values, rtol=1e-9, atol=1e-12)
+    assert a.values.any()
+
+
+def test_a_mask_that_takes_away_has_no_rule() -> None:
+    """The signs of weights are not those of contributions then."""
+    model = moved(1, 1, lambda amount: amount)
+    with pytest.warns(ExplainWarning, match="torchvision::deform_conv2d"):
+        a = explain.attribute(model, random(1, 2, 3, 5, 4), LRP("EpsilonPlus"), target=1)
+    assert a.coverage.missed == {"torchvision::deform_conv2d": 1}
+    assert a.delta.abs().max() <= 1e-10
 
 
 # What reads a map at places
 
 
-class Boxed(nn.Module):
-    """Maps cut out by boxes, of which one photo has three and the other one; the boxes may move
-    with the photo."""
-
-    boxes = torch.tensor(
-        [[0, 0.3, 0.2, 4, 4], [1, 1, 1.2, 6, 6], [0, 2, 2, 7, 7], [0, 0, 0, 3.5, 6.2]]
-    ).double()
-
-    def __init__(self, operator: Callable[..., Tensor], *, moving: bool) -> None:
-        super().__init__()
-        self.operator = operator
-        self.moving = moving
-        self.first = nn.Conv2d(3, 4, 3, padding=1)
-        self.move = nn.Linear(4, 4)
-        self.head = nn.Linear(5, 3)
-        self.second = nn.Conv2d(1 if operator.__name__.startswith("ps") else 4, 5, 1)
-        settled(self)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.first(x).relu()
-        numbers = self.boxes[:, 0].long()
-        places = self.boxes[:, 1:] + (self.move(h.mean((2, 3)))[numbers] if self.moving else 0)
-        cut = self.operator(h, torch.cat([self.boxes[:, :1], places], 1), (2, 2))
-        rows = self.second(cut).relu().mean((2, 3))
-        return self.head(torch.stack([rows[numbers == i].sum(0) for i in range(len(x))]))
+BOXES = torch.tensor(
+    [[0, 0.3, 0.2, 4, 4], [1, 1, 1.2, 6, 6], [0, 2, 2, 7, 7], [0, 0, 0, 3.5, 6.2]]
+).double()
+"""The image of each, one has three and the other one; and the corners."""
 
 
 @pytest.mark.parametrize("composite", ["EpsilonPlusFlat", "AttnLRP"])
@@ -125,21 +108,33 @@ class Boxed(nn.Module):
     ("operator", "moving"),
     [
         (ops.roi_align, True),
-        *(
-            (each, False)
-            for each in (ops.roi_align, ops.roi_pool, ops.ps_roi_align, ops.ps_roi_pool)
-        ),
+        (ops.roi_align, False),
+        (ops.roi_pool, False),
+        (ops.ps_roi_align, False),
+        (ops.ps_roi_pool, False),
     ],
 )
 def test_boxes_are_constant_and_lose_nothing(
     operator: Callable[..., Tensor], moving: bool, composite: str
 ) -> None:
-    """Relevance and what was taken of it add up to each photo's score."""
-    model = Boxed(operator, moving=moving).double()
-    x = random(2, 2, 3, 8, 8)
-    a = explain.attribute(model, x, LRP(composite), target=1)
+    """Relevance and what was taken of it add up to each photo's score, even if boxes move with the
+    photo."""
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        h = net.first(x).relu()
+        numbers = BOXES[:, 0].long()
+        corners = BOXES[:, 1:] + (net.move(h.mean((2, 3)))[numbers] if moving else 0)
+        cut = operator(h, torch.cat([BOXES[:, :1], corners], 1), (2, 2))
+        rows = net.second(cut).relu().mean((2, 3))
+        return net.head(torch.stack([rows[numbers == i].sum(0) for i in range(len(x))]))
+
+    channels = 1 if operator.__name__.startswith("ps") else 4
+    parts = {"move": nn.Linear(4, 4), "second": nn.Conv2d(channels, 5, 1), "head": nn.Linear(5, 3)}
+    a = explain.attribute(
+        network(forward, **parts), random(2, 2, 3, 8, 8), LRP(composite), target=1
+    )
     whole = a.values.flatten(1).sum(1) + sum(a.coverage.taken.values())
-    assert torch.allclose(whole, model(x)[:, 1], rtol=1e-9, atol=1e-11)
+    assert torch.allclose(whole, a.score, rtol=1e-9, atol=1e-11)
     assert a.values.flatten(1).any(1).all()
     assert a.coverage.missed == {}
 
@@ -196,46 +191,42 @@ def grown_in_part(x: Tensor) -> Tensor:
     return x
 
 
-OPERATORS: dict[str, tuple[str, int, Callable[[Tensor], Tensor]]] = {
-    "a custom operator": ("shifted", 1, shifted),
-    "several results": ("several", 1, lambda h: sum(several(h))),
-    "attention": ("attended", 1, lambda h: attended(h, h.flip(1), h)),
-    "named as a function of torch": ("relu", 1, registered.relu),
-    "in place": ("grow_", 1, lambda h: registered.grow_(h * 1)),
-    "in place, a part": ("grow_", 1, lambda h: grown_in_part(h * 1)),
-    "a view": ("rows", 1, lambda h: registered.rows(h).reshape(h.shape)),
+OPERATORS: dict[str, tuple[str, Function]] = {
+    "a custom operator": ("shifted", shifted),
+    "several results": ("several", lambda h: sum(several(h))),
+    "attention": ("attended", lambda h: attended(h, h.flip(1), h)),
+    "named as a function of torch": ("relu", registered.relu),
+    "in place": ("grow_", lambda h: registered.grow_(h * 1)),
+    "in place, a part": ("grow_", lambda h: grown_in_part(h * 1)),
+    "a view": ("rows", lambda h: registered.rows(h).reshape(h.shape)),
 }
 
 
-class Operated(nn.Module):
-    def __init__(self, operator: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.operator = operator
-        self.first = nn.Conv2d(3, 4, 3)
-        self.second = nn.Conv2d(4, 4, 3)
-        self.head = nn.Linear(4, 3)
-        settled(self)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.second(self.operator(self.first(x).relu())).relu().mean((2, 3)))
+def operated(operator: Function) -> nn.Module:
+    return network(
+        lambda net, x: net.head(net.second(operator(net.first(x).relu())).relu().mean((2, 3))),
+        second=nn.Conv2d(4, 4, 3),
+        head=nn.Linear(4, 3),
+    )
 
 
-@pytest.mark.parametrize("form", OPERATORS)
-def test_an_operator_without_a_rule_is_named_by_every_method_that_needs_one(form: str) -> None:
-    name, count, operator = OPERATORS[form]
-    model = Operated(operator).double()
+@pytest.mark.parametrize(("name", "operator"), OPERATORS.values(), ids=OPERATORS)
+def test_an_operator_without_a_rule_is_named_by_every_method_that_needs_one(
+    name: str, operator: Function
+) -> None:
+    model = operated(operator)
     x = random(3, 2, 3, 8, 8)
-    asked = ["lrp", "attnlrp", "fullgrad", "guidedbackprop", "deconvnet"]
-    with pytest.warns(ExplainWarning) as warned:
-        together = explain.attribute(model, x, asked, target=1)
-    for method in asked:
-        said = [str(each.message) for each in warned if str(each.message).startswith(f"{method} ")]
-        assert sum(f"{count} x explain_tests::{name}" in each for each in said) == 1
-    with pytest.warns(ExplainWarning, match=f"{count} x explain_tests::{name}"):
+    methods = ["lrp", "attnlrp", "fullgrad", "guidedbackprop", "deconvnet"]
+    with pytest.warns(ExplainWarning) as caught:
+        together = explain.attribute(model, x, methods, target=1)
+    said = [str(warning.message) for warning in caught]
+    naming = [words.partition(" ")[0] for words in said if f"1 x explain_tests::{name}" in words]
+    assert sorted(naming) == sorted(methods)
+    with pytest.warns(ExplainWarning, match=f"1 x explain_tests::{name}"):
         alone = explain.attribute(model, x, "guidedbackprop", target=1)
-    for found in (*together.values(), alone):
-        assert found.coverage.missed == {f"explain_tests::{name}": count}
-        assert torch.allclose(found.score, model(x)[:, 1])
+    for a in (*together.values(), alone):
+        assert a.coverage.missed == {f"explain_tests::{name}": 1}
+        assert torch.allclose(a.score, model(x)[:, 1])
 
 
 @torch.library.custom_op("explain_tests::without_derivative", mutates_args=())
@@ -246,22 +237,4 @@ def without_derivative(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("method", ["lrp", "fullgrad", "saliency"])
 def test_an_operator_without_a_derivative_is_refused(method: str) -> None:
     with pytest.raises(ModelError, match="register_autograd"):
-        explain.attribute(
-            Operated(without_derivative).double(), random(3, 2, 3, 8, 8), method, target=1
-        )
-
-
-def test_a_mask_that_takes_away_has_no_rule() -> None:
-    """The signs of weights are not those of contributions then."""
-
-    class Negative(Moved):
-        def forward(self, x: Tensor) -> Tensor:
-            h = self.first(x).relu()
-            return self.head(self.moved(h, self.offset(h), self.amount(h)).relu().mean((2, 3)))
-
-    model = Negative(1, 1, mask=True).double()
-    x = random(1, 2, 3, 5, 4)
-    with pytest.warns(ExplainWarning, match="torchvision::deform_conv2d"):
-        a = explain.attribute(model, x, LRP("EpsilonPlus"), target=1)
-    assert a.coverage.missed == {"torchvision::deform_conv2d": 1}
-    assert a.delta.abs().max() <= 1e-10
+        explain.attribute(operated(without_derivative), random(3, 2, 3, 8, 8), method, target=1)
