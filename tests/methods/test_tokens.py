@@ -3,6 +3,7 @@ loops."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,8 @@ from explain.methods import TIS, ViTCX
 from explain.methods.score_cam import means
 from explain.methods.wrappers import noise
 from tests.conftest import TinyNet, settled
+from tests.methods.plain import unit
+from tests.peers.common import random
 
 EXACT = {"rtol": 1e-8, "atol": 1e-12}
 BLOCKS = ["encoder.layers.encoder_layer_0", "encoder.layers.encoder_layer_1"]
@@ -27,46 +30,37 @@ LAYER = f"{BLOCKS[1]}.ln_1"
 
 @pytest.fixture
 def vit() -> torchvision.models.VisionTransformer:
-    return (
-        settled(torchvision.models.VisionTransformer(20, 5, 2, 2, 12, 24, num_classes=3))
-        .double()
-        .eval()
-    )
+    network = torchvision.models.VisionTransformer(20, 5, 2, 2, 12, 24, num_classes=3)
+    return settled(network).double().eval()
 
 
 def photos(count: int = 1) -> Tensor:
-    return torch.randn(
-        count, 3, 20, 20, generator=torch.Generator().manual_seed(3), dtype=torch.float64
-    )
+    return random(3, count, 3, 20, 20)
 
 
 def given_by(model: nn.Module, name: str, x: Tensor) -> Tensor:
     """What a layer gives for one photo ``(C, H, W)``, as maps ``(C, 4, 4)``."""
-    found = []
-    handle = model.get_submodule(name).register_forward_hook(lambda m, args, out: found.append(out))
+    outputs: list[Tensor] = []
+    handle = model.get_submodule(name).register_forward_hook(lambda *call: outputs.append(call[2]))
     with torch.no_grad():
         model(x[None])
     handle.remove()
-    return found[0][0, 1:].T.reshape(-1, 4, 4)
+    return outputs[0][0, 1:].T.reshape(-1, 4, 4)
 
 
-def plain_linkage(distances: list[list[float]], most: float) -> list[int]:
+def plain_linkage(distances: Tensor, most: float) -> list[list[int]]:
     """Merge the two nearest clusters, again and again."""
     clusters = [[i] for i in range(len(distances))]
     while len(clusters) > 1:
-        pairs = [(i, j) for i in range(len(clusters)) for j in range(i)]
-        apart = {
-            (i, j): max(distances[a][b] for a in clusters[i] for b in clusters[j]) for i, j in pairs
+        gaps = {
+            (i, j): float(distances[clusters[i]][:, clusters[j]].max())
+            for i, j in itertools.combinations(range(len(clusters)), 2)
         }
-        i, j = min(apart, key=apart.__getitem__)
-        if apart[i, j] >= most:
+        i, j = min(gaps, key=gaps.__getitem__)
+        if gaps[i, j] >= most:
             break
-        clusters[j] += clusters.pop(i)
-    labels = [0] * len(distances)
-    for number, members in enumerate(sorted(clusters, key=min)):
-        for member in members:
-            labels[member] = number
-    return labels
+        clusters[i] += clusters.pop(j)
+    return sorted(clusters, key=min)
 
 
 def test_means_are_those_of_the_points_that_are_nearest_to_them() -> None:
@@ -89,24 +83,18 @@ def plain_vitcx(
     model: nn.Module, x: Tensor, target: int, distance: float, sigma: float
 ) -> tuple[Any, int]:
     large = F.interpolate(given_by(model, LAYER, x)[None], size=(20, 20), mode="bilinear")[0]
-    masks = [(each - each.min()) / (each.max() - each.min()) for each in large]
-    cosines = [[float((a * b).sum() / a.norm() / b.norm()) for b in masks] for a in masks]
-    labels = plain_linkage([[1 - cosine for cosine in row] for row in cosines], distance)
-    total = seen = torch.zeros(20, 20, dtype=torch.float64)
-    for number in range(max(labels) + 1):
-        mask = torch.stack(
-            [each for each, label in zip(masks, labels, strict=True) if label == number]
-        ).sum(0)
-        mask = (mask - mask.min()) / (mask.max() - mask.min())
+    masks = torch.stack([unit(mask, shift=True) for mask in large])
+    flat = masks.flatten(1)
+    clusters = plain_linkage(1 - F.cosine_similarity(flat[:, None], flat, dim=2), distance)
+    total = torch.zeros(20, 20, dtype=torch.float64)
+    seen = torch.zeros_like(total)
+    for number, members in enumerate(clusters):
+        mask = unit(masks[members].sum(0), shift=True)
         added = sigma * noise(0, number, x) * (1 - mask)
-        weight = (
-            chance(model, x * mask + added, target)
-            - chance(model, x + added, target)
-            + chance(model, x, target)
-        )
-        total = total + weight * mask
-        seen = seen + mask
-    return torch.where(seen > 0, total / seen, 0), max(labels) + 1
+        of_mask = chance(model, x * mask + added, target) - chance(model, x + added, target)
+        total += (of_mask + chance(model, x, target)) * mask
+        seen += mask
+    return torch.where(seen > 0, total / seen, 0), len(clusters)
 
 
 @pytest.mark.parametrize("distance", [0.02, 0.12, 4.0])
@@ -131,15 +119,11 @@ def plain_tis(model: Any, x: Tensor, target: int, samples: int, share: float) ->
     for centre in means(channels, samples, seed=0):
         kept = sorted(centre.argsort(descending=True)[: int(share * 16)].tolist())
         with torch.no_grad():
-            tokens = (
-                torch.cat([model.class_token, model._process_input(x[None])], 1)
-                + model.encoder.pos_embedding
-            )
-            some = tokens[:, [0, *(1 + place for place in kept)]]
-            score = model.heads(model.encoder.ln(model.encoder.layers(some))[:, 0]).softmax(1)[
-                0, target
-            ]
-        total[kept] += score
+            tokens = torch.cat([model.class_token, model._process_input(x[None])], 1)
+            tokens = tokens + model.encoder.pos_embedding
+            some = model.encoder.layers(tokens[:, [0, *(1 + place for place in kept)]])
+            logits = model.heads(model.encoder.ln(some)[:, 0])
+        total[kept] += logits.softmax(1)[0, target]
         times[kept] += 1
     return (total / times.clamp(min=1)).reshape(4, 4)
 
@@ -154,20 +138,15 @@ def test_tis_averages_the_scores_of_samples_that_have_a_token(
     assert found.samples == min(samples, 24)
 
 
-class Counting(nn.Module):
+def counting(vit: Any) -> nn.Module:
     """A transformer that must have all of its tokens."""
 
-    def __init__(self, vit: Any) -> None:
-        super().__init__()
-        self.vit = vit
-        vit.encoder.layers[1].register_forward_pre_hook(self._count)
-
-    def _count(self, module: nn.Module, args: Any) -> None:
+    def count(module: nn.Module, args: Any) -> None:
         if args[0].shape[1] != 17:
             raise RuntimeError("shape of the places does not fit")
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.vit(x)
+    vit.encoder.layers[1].register_forward_pre_hook(count)
+    return vit
 
 
 @pytest.mark.parametrize(
@@ -175,15 +154,12 @@ class Counting(nn.Module):
     [
         (lambda vit: TinyNet(), ViTCX(), "vitcx must"),
         (lambda vit: TinyNet(), TIS(), "tis must"),
-        (Counting, TIS(), "RuntimeError"),
+        (counting, TIS(), "RuntimeError"),
     ],
 )
 def test_other_networks_are_refused(
     vit: Any, model_of: Callable[[Any], Any], method: Any, message: str
 ) -> None:
-    model = model_of(vit).double().eval()
-    x = photos() if isinstance(model, Counting) else photos()[:, :, :16, :16]
     with pytest.raises(ExplainError, match=message) as caught:
-        explain.attribute(model, x, method, target=1)
-    assert "\n" not in str(caught.value)
+        explain.attribute(model_of(vit).double().eval(), photos(), method, target=1)
     assert not isinstance(caught.value, ModelError)
