@@ -14,7 +14,6 @@ from explain import ExplainError, MethodError
 from explain.engine import Evidence
 from explain.methods import (
     Augmented,
-    FinerCAM,
     GradCAM,
     GuidedGradCAM,
     Method,
@@ -79,57 +78,38 @@ BAD_OPTIONS = """
 @pytest.mark.parametrize("text", BAD_OPTIONS.split())
 def test_options_that_cannot_be_meant_are_refused_by_name(text: str) -> None:
     method, option = re.match(r"(\w+)\(.*?(\w+)=", text).groups()  # type: ignore[union-attr]
+    model = nn.Conv2d(3, 4, 2)
     with pytest.raises(ExplainError, match=rf"{option} of {method} ") as caught:
-        explain.attribute(
-            nn.Conv2d(3, 4, 2),
-            torch.rand(1, 3, 8, 8),
-            text,
-            target=lambda output: output.sum((1, 2, 3)),
-        )
+        explain.attribute(model, torch.rand(1, 3, 8, 8), text, target=lambda y: y.sum((1, 2, 3)))
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("outer", [GuidedGradCAM, RefineCAM])
-@pytest.mark.parametrize(
-    "inner", ["saliency", "integratedgradients", "guidedgradcam", "smooth(inputxgradient)"]
-)
+@pytest.mark.parametrize("inner", ["integratedgradients", "smooth(inputxgradient)"])
 def test_what_is_made_of_maps_refuses_pixels(outer: Any, inner: str, net: Any, x: Any) -> None:
-    message = rf"cam of {outer.name} must give a map \(N, h, w\), got {re.escape(inner)}"
-    with pytest.raises(MethodError, match=message):
-        explain.attribute(net, x, outer(get_method(inner)), target=1, layer="layer2")
+    with pytest.raises(MethodError, match=rf"cam of {outer.name} must give a map"):
+        explain.attribute(net, x, outer(inner), target=1, layer="layer2")
     assert explain.attribute(net, x, outer("fullgrad"), target=1, layer="layer2").values.any()
 
 
 # --- options of the wrong type
 
-NOTHING_LIKE_IT: list[Any] = [object(), b"1", 1j, torch.zeros(2, 2), float("nan"), ["", None]]
 WRONG: dict[type, list[Any]] = {
-    bool: ["yes", 1, [True], torch.tensor(True), *NOTHING_LIKE_IT],
-    int: ["3", 1.5, True, np.True_, float("inf"), [3], *NOTHING_LIKE_IT],
-    float: ["0.6", True, np.True_, -np.inf, 10**400, [0.5], *NOTHING_LIKE_IT],
-    str: ["nonsense", "", 3, ["mean"], *NOTHING_LIKE_IT],
-    Method: ["gradcan", 3, ["gradcam"], "refinecam", "smooth()", *NOTHING_LIKE_IT],
-    tuple: ["1", [True], ["1"], [0.05], [], (1, None), [[1]], -1, object(), b"1"],
-    Tensor: ["black", None, [0.0, 1.0], np.nan, torch.tensor([1.0, torch.inf]), object()],
+    bool: ["yes", 1, torch.tensor(True)],
+    int: ["3", 1.5, True, np.True_, float("inf")],
+    float: ["0.6", True, np.True_, -np.inf, float("nan"), 10**400],
+    str: ["nonsense", "", 3, ["mean"]],
+    Method: ["gradcan", 3, ["gradcam"], "refinecam", "smooth()"],
+    tuple: ["1", [True], [], (1, None), [[1]], -1],
+    Tensor: ["black", [0.0, 1.0], np.nan, torch.tensor([1.0, torch.inf])],
 }
 # Options whose default does not tell their kind
 KINDS = {"blocks": int, "gamma": float, "baseline": Tensor, "composite": str, "token": int}
 KINDS |= {"becomes": int, "keeps": float, "step": int, "sigma": float}
 METHODS = [*map(get_method, list_methods()), Augmented(GradCAM())]
-OBJECTS = {
-    "low",
-    "high",
-    "area",
-    "concept",
-    "baseline",
-    "regions",
-    "window",
-    "stride",
-    "tolerance",
-    "max_seconds",
-    "keep",
-    "guide",
-}  # those of masks: see test_masking and test_evidence
+# those of masks: see test_masking and test_evidence
+OBJECTS = {"low", "high", "area", "concept", "baseline", "regions", "window", "stride"}
+OBJECTS |= {"tolerance", "max_seconds", "keep", "guide"}
 OPTIONS = [
     (method, option)
     for method in METHODS
@@ -149,56 +129,36 @@ def kind_of(option: str, default: Any) -> type:
 )
 def test_options_of_another_type_are_refused_in_one_line(method: Any, option: str) -> None:
     default = getattr(method, option)
-    for wrong in [*WRONG[kind_of(option, default)], *([] if default is None else [None])]:
-        with pytest.raises(MethodError) as caught:
+    for wrong in [object(), b"1", *WRONG[kind_of(option, default)]]:
+        with pytest.raises(MethodError, match=f"{option} of |unknown|brackets|scales") as caught:
             replace(method, **{option: wrong})
-        message = str(caught.value)
-        assert "\n" not in message
-        assert len(message) < 300
-        refusals = (
-            f"{option} of ",
-            f"method {wrong!r} is unknown",
-            "scales of",
-            "must have one method in its brackets",
-        )
-        assert any(refusal in message for refusal in refusals), message
+        assert "\n" not in str(caught.value)
     assert replace(method, **{option: default}) == method
 
 
 def test_a_text_is_read_again_once_another_method_has_its_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for sign in (1, -1):
+    for _ in range(2):
         monkeypatch.setattr("explain.methods.base._known", {})
 
         class Scaled(Method):
             scale: int = 1
             name = "scaled-of-test"
-            sign = 0
 
             def __call__(self, evidence: Evidence) -> Tensor:
-                return self.sign * self.scale * evidence.inputs[:, 0]
+                raise NotImplementedError
 
-        Scaled.sign = sign
         register(Scaled)
-        x = torch.rand(1, 3, 4, 4)
-        model = nn.Sequential(nn.Flatten(), nn.Linear(48, 2))
-        values = explain.attribute(model, x, "scaled-of-test(scale=3)", target=1).values
-        assert torch.equal(values, sign * 3 * x[:, 0])
+        method = get_method("scaled-of-test(scale=3)")
+        assert (type(method), options(method)) == (Scaled, {"scale": 3})
 
 
-@pytest.mark.parametrize(
-    ("outer", "depth"), [(GradCAM, 500), (FinerCAM, 4), (GuidedGradCAM, 4), (str, 100)]
-)
-def test_methods_deep_within_each_other_are_refused(outer: Any, depth: int) -> None:
-    with pytest.raises(MethodError, match="methods") as caught:
-        if outer is str:
-            get_method("smooth(" * depth + "gradcam" + ")" * depth)
-        GuidedGradCAM(nested(outer(), depth))
-    assert "\n" not in str(caught.value)
-
-
-def nested(method: Method, depth: int) -> Method:
-    for _ in range(depth):
-        method = Smooth(method)
-    return method
+def test_methods_deep_within_each_other_are_refused() -> None:
+    nested: Method = GradCAM()
+    with pytest.raises(MethodError, match="methods"):
+        for _ in range(500):
+            nested = Smooth(nested)
+    assert nested == get_method("smooth(" * 4 + "gradcam" + ")" * 4)
+    with pytest.raises(MethodError, match="methods"):
+        get_method("smooth(" * 100 + "gradcam" + ")" * 100)
