@@ -82,11 +82,17 @@ class PhotoItself(OfGradients):
 # Is it faithful?
 
 
+def partial_correlation(one: Any, other: Any, rest: Any) -> float:
+    """The correlation of what is left of two columns when others are taken out by least squares."""
+    pair = np.stack([one, other], 1)
+    left = pair - rest @ np.linalg.lstsq(rest, pair, rcond=None)[0]
+    return float(left[:, 0] @ left[:, 1] / np.linalg.norm(left, axis=0).prod())
+
+
 @pytest.mark.parametrize("width", [9, 12])
 def test_faithful_equals_a_plain_permutation_test(model: nn.Module, width: int) -> None:
     """One weighted regression for each placement: turned, flipped, and rolled by sixths."""
-    generator = torch.Generator().manual_seed(width)
-    x = torch.randn(1, 3, 12, width, generator=generator, dtype=torch.float64)
+    x = torch.randn(1, 3, 12, width, dtype=torch.float64)
     attribution = explain.attribute(model, x, "inputxgradient", target=2)
     metric = Faithful(48)
     table = explain.evaluate(model, x, attribution, metric, target=2)
@@ -94,30 +100,26 @@ def test_faithful_equals_a_plain_permutation_test(model: nn.Module, width: int) 
     fills = [baseline.replacement(x) for baseline in metric.masked.baselines(x)]
     number = np.arange(48) // 2 % 4
     masked = [torch.where(mask, fills[fill], x) for mask, fill in zip(masks, number, strict=True)]
-    with torch.no_grad():
-        drops = (model(x) - model(torch.cat(masked)))[:, 2].numpy()
+    drops = (model(x) - model(torch.cat(masked)))[:, 2].detach().numpy()
     covered = masks.double().numpy()
     area = covered.mean((1, 2))[:, None]
     fill = np.eye(4)[number]
-    of_photo = [(covered * values.numpy()).sum((1, 2)) for values in photo_maps(x[0])]
-    design = np.hstack([fill, fill * area, area**2, np.stack(of_photo, 1)])
+    of_photo = np.einsum("mhw,khw->mk", covered, photo_maps(x[0]).numpy())
+    design = np.hstack([fill, fill * area, area**2, of_photo])
     left = drops - design @ np.linalg.lstsq(design, drops, rcond=None)[0]
     strata = np.arange(48) % 8  # few cells or many, by the baseline
     deviations = np.array([(left[strata == stratum] ** 2).mean() ** 0.5 for stratum in strata])
     weights = 1 / np.maximum(deviations, 0.1 * (left**2).mean() ** 0.5)
-    design *= weights[:, None]
-    values = attribution.values.sum(1)[0].numpy()
     correlations = []
-    for turn in range(4) if width == 12 else (0, 2):
-        turned = np.rot90(values, turn)
-        for placed in (turned, turned[:, ::-1]):
-            for down, across in np.ndindex(6, 6):
-                shift = (round(down * 12 / 6), round(across * width / 6))
-                sums = (covered * np.roll(placed, shift, (0, 1))).sum((1, 2))
-                pair = np.stack([sums, drops], 1) * weights[:, None]
-                rest = pair - design @ np.linalg.lstsq(design, pair, rcond=None)[0]
-                lengths = np.linalg.norm(rest, axis=0)
-                correlations.append(rest[:, 0] @ rest[:, 1] / lengths.prod())
+    for turn, flip, down, across in np.ndindex(4, 2, 6, 6):
+        placed = np.rot90(attribution.values.sum(1)[0].numpy(), turn)
+        if placed.shape != (12, width):
+            continue
+        placed = placed[:, ::-1] if flip else placed
+        placed = np.roll(placed, (round(down * 12 / 6), round(across * width / 6)), (0, 1))
+        sums = (covered * placed).sum((1, 2))
+        rest = design * weights[:, None]
+        correlations.append(partial_correlation(sums * weights, drops * weights, rest))
     expected = np.mean(np.array(correlations) >= correlations[0] - 1e-9)
     assert table["inputxgradient"]["faithful"].item() == pytest.approx(expected)
 
@@ -130,26 +132,24 @@ def linear(weight: torch.Tensor) -> nn.Module:
     return model
 
 
-def blob(generator: torch.Generator) -> torch.Tensor:
+def blob() -> torch.Tensor:
     """A blob at a random place, on a torus."""
-    middle = torch.rand(2, generator=generator, dtype=torch.float64) * 24
-    down, across = [((torch.arange(24) - m + 12) % 24 - 12).square() for m in middle]
+    middle = torch.rand(2, dtype=torch.float64) * 24
+    down, across = ((torch.arange(24) - middle[:, None] + 12) % 24 - 12).square()
     return torch.exp(-(down[:, None] + across) / 18)
 
 
 def test_maps_that_know_nothing_pass_no_more_often_than_the_level_says() -> None:
     """Random blobs, and maps of the photo alone; the score adds up the photo's values in another
     random blob."""
-    generator = torch.Generator().manual_seed(0)
     count = 20
     passed = Counter[str]()
     for _ in range(count):
-        weight = blob(generator).expand(3, -1, -1)
-        x = torch.rand(1, 3, 24, 24, generator=generator, dtype=torch.float64) + 1
+        weight = blob().expand(3, -1, -1)
+        x = torch.rand(1, 3, 24, 24, dtype=torch.float64) + 1
         away = x - x.mean((2, 3), keepdim=True)
-        noise = torch.rand(1, 24, 24, generator=generator, dtype=torch.float64)
-        maps = {"right": weight * away, "blob": blob(generator)[None]}
-        maps |= {"photo": away.norm(dim=1), "noise": noise}
+        maps = {"right": weight * away, "blob": blob()[None], "photo": away.norm(dim=1)}
+        maps["noise"] = torch.rand(1, 24, 24, dtype=torch.float64)
         table = explain.evaluate(linear(weight), x, maps, Faithful(), target=1)
         passed.update(name for name in maps if table[name]["faithful"] <= 0.05)
     most = count * (0.05 + 3 * (0.05 * 0.95 / count) ** 0.5)
@@ -159,11 +159,10 @@ def test_maps_that_know_nothing_pass_no_more_often_than_the_level_says() -> None
 
 def test_a_pattern_of_class_and_weights_does_not_pass(model: nn.Module) -> None:
     """Its maps differ as much as those of a true method; but the difference predicts no score."""
-    generator = torch.Generator().manual_seed(2)
     checks = (DependsOnModel(), DependsOnClass(), Faithful())
     passed = Counter[str]()
     for _ in range(4):
-        x = torch.randn(1, 3, 12, 12, generator=generator, dtype=torch.float64)
+        x = torch.randn(1, 3, 12, 12, dtype=torch.float64)
         verdict = check(model, x, [PhotoItself(noise=3), "inputxgradient"], checks=checks)
         passed.update(name for name, results in verdict.items() if results.passed)
     assert [*passed] == ["inputxgradient"]
@@ -190,9 +189,8 @@ def test_a_right_map_is_supported_its_opposite_contradicted_and_one_behind_a_gat
     None
 ):
     """The map behind a gate is right for this model and for no other: it does not look at it."""
-    generator = torch.Generator().manual_seed(1)
-    weight = blob(generator).expand(3, -1, -1).contiguous()
-    x = torch.rand(1, 3, 24, 24, generator=generator, dtype=torch.float64)
+    weight = blob().expand(3, -1, -1).contiguous()
+    x = torch.rand(1, 3, 24, 24, dtype=torch.float64)
     methods = (Exact(weight), Exact(weight, -1), Exact(weight, behind_a_gate=True))
     right, opposite, gated = (check(linear(weight), x, [method])["exact"] for method in methods)
     assert right.answer == "supported"
@@ -205,46 +203,39 @@ def test_a_right_map_is_supported_its_opposite_contradicted_and_one_behind_a_gat
 
 
 def test_marked_areas_are_covered_as_by_hand() -> None:
-    """The score adds up the photo's values by a weight; a tenth and a fifth of the pixels, where
-    the map is largest, become the mean colour, and then the blurred photo."""
-    generator = torch.Generator().manual_seed(0)
-    weight = torch.rand(3, 20, 20, generator=generator, dtype=torch.float64)
-    x = torch.rand(1, 3, 20, 20, generator=generator, dtype=torch.float64)
-    maps = torch.rand(2, 20, 20, generator=generator, dtype=torch.float64)
+    """A tenth and a fifth of the pixels, where the map is largest, become the mean colour, and
+    then the blurred photo."""
+    x = torch.rand(1, 3, 20, 20, dtype=torch.float64)
+    maps = torch.rand(2, 20, 20, dtype=torch.float64)
     areas = MarkedAreas.of(maps, seed=0)
     evidence = Evidence(x, torch.zeros(1), None, "", Grids((20, 20)))
-    made = areas.rows(evidence).make(torch.arange(2 * areas.photos_of_each))
+    rows = areas.rows(evidence).make(torch.arange(2 * areas.photos_of_each))
     fills = [x.mean((2, 3), keepdim=True).expand_as(x), strong_blur(x.shape).replacement(x)]
     expected = []
     for values in maps:
-        for share in (0.1, 0.2):
-            largest = values >= values.flatten().sort(descending=True).values[int(share * 400) - 1]
+        for count in (40, 80):
+            largest = values >= values.flatten().sort(descending=True).values[count - 1]
             expected += [torch.where(largest, fill, x)[0] for fill in fills]
     assert areas.photos_of_each == 4
-    torch.testing.assert_close(made, torch.stack(expected))
-    losses = ((x - made) * weight).sum((1, 2, 3))
-    assert bool((losses > 0).any())
+    torch.testing.assert_close(rows, torch.stack(expected))
 
 
 def test_a_map_comes_first_among_placements_as_often_as_the_level_says() -> None:
     """Drops are drawn at random, so no place is better than another; a photo's map that takes as
     much ends the test."""
-    generator = torch.Generator().manual_seed(3)
-    photo = torch.rand(3, 12, 12, generator=generator)
-    values = torch.rand(12, 12, generator=generator)
-    maps_of_photo = photo_maps(photo.double())
-    of_photo = len(maps_of_photo)
+    of_photo = photo_maps(torch.rand(3, 12, 12).double())
+    values = torch.rand(12, 12)
 
     def draws(maps: torch.Tensor) -> torch.Tensor:
-        return torch.rand(len(maps), generator=generator) - 2 * (len(maps) == of_photo)
+        return torch.rand(len(maps)) - 2 * (maps is of_photo)
 
     count = 400
-    p_values = [AreaTest(maps_of_photo, draws, seed).test(values, 9)[0] for seed in range(count)]
+    p_values = [AreaTest(of_photo, draws, seed).test(values, 9)[0] for seed in range(count)]
     assert set(p_values) == {0.1, 1.0}
-    first = sum(p_value <= 0.1 for p_value in p_values) / count
+    first = p_values.count(0.1) / count
     assert first == pytest.approx(0.1, abs=3 * (0.1 * 0.9 / count) ** 0.5)
-    alike = AreaTest(maps_of_photo, lambda maps: torch.zeros(len(maps)), 0)
-    assert alike.test(values, 9) == (1, of_photo)
+    alike = AreaTest(of_photo, lambda maps: torch.zeros(len(maps)), 0)
+    assert alike.test(values, 9) == (1, len(of_photo))
 
 
 def test_the_two_tests_spend_no_more_than_the_level_and_take_no_more_passes_than_said(
@@ -269,24 +260,19 @@ def test_as_many_masks_are_needed_as_bring_the_level() -> None:
 
 def test_a_photo_map_does_as_well_if_its_partial_correlation_is_as_large() -> None:
     """The correlation of each with what masks take, where all others are taken out of both."""
-    generator = torch.Generator().manual_seed(5)
-    x = torch.rand(1, 3, 24, 24, generator=generator, dtype=torch.float64)
+    x = torch.rand(1, 3, 24, 24, dtype=torch.float64)
     masks = RandomMasks(80, 0).masks(x)[0]
-    edges = photo_maps(x[0])[3]
-    noise = 0.1 * torch.randn(80, generator=generator)
-    drops = masks.double().flatten(1) @ edges.flatten() + noise
+    maps = photo_maps(x[0])
+    drops = masks.double().flatten(1) @ maps[3].flatten() + 0.1 * torch.randn(80)
     masked = MaskedScores(x[0], masks, strata_of(80), drops)
-    values = torch.rand(24, 24, generator=generator, dtype=torch.float64)
+    values = torch.rand(24, 24, dtype=torch.float64)
     placed = masked.test(values[None], drops)
-    weights = masked.weights(drops).numpy()[:, None]
-    columns = masked.nuisance.numpy() * weights
-    lost = drops.numpy() * weights[:, 0]
-    of_photo = []
-    for number in range(columns.shape[1] - len(photo_maps(x[0])), columns.shape[1]):
-        pair = np.stack([columns[:, number], lost], 1)
-        others = np.delete(columns, number, 1)
-        rest = pair - others @ np.linalg.lstsq(others, pair, rcond=None)[0]
-        of_photo.append(rest[:, 0] @ rest[:, 1] / np.linalg.norm(rest, axis=0).prod())
+    weights = masked.weights(drops).numpy()
+    columns = masked.nuisance.numpy() * weights[:, None]
+    of_photo = [
+        partial_correlation(columns[:, k], drops.numpy() * weights, np.delete(columns, k, 1))
+        for k in range(columns.shape[1] - len(maps), columns.shape[1])
+    ]
     assert placed.controls == sum(value >= placed.correlation for value in of_photo)
     assert of_photo[3] == max(of_photo)
     assert placed.controls >= 1
@@ -294,7 +280,7 @@ def test_a_photo_map_does_as_well_if_its_partial_correlation_is_as_large() -> No
 
 def test_holm_takes_the_smallest_p_values_first() -> None:
     results = {}
-    for name, figure in (("a", 0.03), ("b", 0.004), ("c", 0.02), ("d", float("nan")), ("e", 0.9)):
+    for name, figure in {"a": 0.03, "b": 0.004, "c": 0.02, "d": math.nan, "e": 0.9}.items():
         result = CheckResult("faithful", "faithful", figure, figure <= 0.05, "")
         results[name] = CheckResults(name, (result,))
     # 0.004 * 4 is at most 0.05, and 0.02 * 3 is not
@@ -320,8 +306,7 @@ def test_similarity_to_random_copies_and_to_other_classes_by_a_plain_computation
     of_copies = [values(randomised.of(upper, 5 * 1009 + number), 2) for number in (0, 1)]
     ranking = [index for index in model(x)[0].argsort(descending=True).tolist() if index != 2]
     of_classes = [values(model, index) for index in ranking[2:]]
-    pairs = [("depends_on_model", of_copies), ("depends_on_class", of_classes)]
-    for name, compared in pairs:
+    for name, compared in {"depends_on_model": of_copies, "depends_on_class": of_classes}.items():
         expected = sum(spearman(values(model, 2), other).item() for other in compared) / 2
         assert table[name].item() == pytest.approx(expected, abs=1e-9)
 
@@ -340,73 +325,23 @@ def test_the_photo_itself_fails_by_model_and_class_and_a_gradient_passes(
     assert verdict["randomcam"].depends_on_class.figure == 1
 
 
-@dataclass(frozen=True)
-class GatedPhoto(OfGradients):
-    """A map of the photo for the class on top, and noise for other classes and models."""
-
-    name: ClassVar[str] = "gated"
-
-    def __call__(self, evidence: Evidence) -> torch.Tensor:
-        x = evidence.inputs
-        noise = PhotoItself(noise=1)(evidence).sum(1) - x.abs().sum(1)
-        assert evidence.logits is not None
-        on_top = evidence.logits.argmax(1) == evidence.classes
-        return torch.where(on_top[:, None, None], (x - x.mean((2, 3), True)).norm(dim=1), noise)
-
-
-class DistanceFromMean(nn.Module):
-    """The first score adds up the distances of the pixels from the mean colour; the others weigh
-    them at random."""
-
-    def __init__(self, generator: torch.Generator) -> None:
-        super().__init__()
-        self.body = nn.Linear(144, 144).double()
-        self.head = nn.Linear(144, 4).double()
-        with torch.no_grad():
-            self.body.weight.copy_(torch.eye(144))
-            self.head.weight.copy_(torch.randn(4, 144, generator=generator) / 12)
-            self.head.weight[0] = 1
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        away = (x - x.mean((2, 3), keepdim=True)).norm(dim=1).flatten(1)
-        scores: torch.Tensor = self.head(self.body(away))
-        return scores
-
-
-def test_a_photo_map_behind_a_gate_passes_neither_by_model_nor_by_class() -> None:
-    """The map for the class on top is what every such map of the photo shows; the others are noise.
-    So it looks at the class, and differs by it, but shows nothing that the photo does not."""
-    generator = torch.Generator().manual_seed(4)
-    passed = Counter[str]()
-    for _ in range(8):
-        x = torch.rand(1, 3, 12, 12, generator=generator, dtype=torch.float64)
-        model = DistanceFromMean(generator).eval()
-        checks = (DependsOnModel(), DependsOnClass(), Faithful())
-        results = check(model, x, [GatedPhoto()], 0, checks)["gated"]
-        passed.update(result.check for result in results if result.passed)
-    assert passed["depends_on_model"] <= 2
-    assert passed["depends_on_class"] <= 2
-    assert passed["faithful"] <= 2
-
-
 def test_what_no_check_can_judge_is_not_judged(model: nn.Module, photos: torch.Tensor) -> None:
     """A model of one class, a target that is no class, and a score that no mask changes; whether a
     difference predicts the scores, where no masks are run."""
     x = photos[:1]
     without = check(model, x, [Saliency()], checks=(DependsOnModel(), DependsOnClass()))
     assert [result.passed for result in without["saliency"]] == [None, None]
-    flat = nn.Sequential(nn.Flatten(), nn.Linear(360, 1)).double()
-    results = check(flat, x, [Saliency()], 0, (DependsOnClass(),))["saliency"]
-    assert results.depends_on_class.passed is None
-    assert results.passed is False  # nothing was applicable
     margin: Any = lambda output: output[:, 0] - output[:, 1]  # noqa: E731
     results = check(model, x, [Saliency()], margin, (DependsOnClass(),))["saliency"]
     assert "the target is no class" in results.depends_on_class.reason
+    flat = nn.Sequential(nn.Flatten(), nn.Linear(360, 1)).double()
     attribution = explain.attribute(flat, x, "saliency", target=0)
     maps = [(Saliency(), replace(attribution, values=torch.rand_like(attribution.values)))]
     nn.init.zeros_(flat[1].weight)
-    verdict = check_maps(flat, x, maps, ClassTarget((0,)), "it", checks=(Faithful(),))
-    assert verdict["saliency"].faithful.passed is None
+    checks = (DependsOnClass(), Faithful())
+    verdict = check_maps(flat, x, maps, ClassTarget((0,)), "it", checks=checks)
+    assert [result.passed for result in verdict["saliency"]] == [None, None]
+    assert verdict.passed == {"saliency": False}  # nothing was applicable
 
 
 def test_stability_is_the_mean_similarity_over_changes_that_leave_the_scores_alone(
@@ -414,16 +349,16 @@ def test_stability_is_the_mean_similarity_over_changes_that_leave_the_scores_alo
 ) -> None:
     x = photos[:1]
     lights = (-0.3, -0.1, 0.03, 0.2)
-    lit = x + torch.tensor((0, *lights), dtype=x.dtype)[:, None, None, None] * (x.max() - x.min())
+    lit = torch.cat([x, *(x + light * (x.max() - x.min()) for light in lights)])
     values = explain.attribute(model, lit, "saliency", target=1).values.abs().amax(1)
     probabilities = model(lit).softmax(1)[:, 1].detach()
     moved = (probabilities[1:] - probabilities[0]).abs()
     slack = float(moved.sort().values[1]) * (1 + 1e-9)
     similarities = spearman(values[:1].expand(4, -1, -1), values[1:])
-    expected = similarities[moved <= slack].mean().item()
     metric = Stable(slack=slack, noises=(), contrast=(), light=lights)
     table = explain.evaluate(model, x, "saliency", metric, target=1)
-    assert table["saliency"]["stable"].item() == pytest.approx(expected, abs=1e-9)
+    expected = similarities[moved <= slack].mean()
+    torch.testing.assert_close(table["saliency"]["stable"][0], expected, rtol=0, atol=1e-9)
     nothing = check(model, x, [Saliency()], checks=(Stable(slack=0),))["saliency"].stable
     assert nothing.passed is None
     verdict = check(model, x, [PhotoItself(frequency=1e7), Saliency()], checks=(Stable(),))
@@ -474,26 +409,28 @@ def test_a_verdict_is_the_worst_of_its_results_and_prints_all_of_them() -> None:
     good = CheckResult("faithful", "faithful", 0.025, True, "fine")
     bad = CheckResult("stable", "stable", 0.2, False, "it is not")
     none = CheckResult("depends_on_class", "class", float("nan"), None, "one class only")
-    results = CheckResults("m", (none, good, bad), ("run with fewer",))
-    verdict = Verdict("cat", {"m": results, "n": CheckResults("n", (good, none, good))})
-    assert verdict.passed == {"m": False, "n": True}
-    assert str(verdict).splitlines() == [
-        "m  contradicted  – class –         ✓ faithful 0.025  ✗ stable 0.20",
-        "n  supported     ✓ faithful 0.025  – class –         ✓ faithful 0.025",
+    unknown = CheckResult("faithful", "faithful", 0.2, False, "too few masks", undecided=True)
+    of_methods = {"m": (none, good, bad), "n": (good, none, good), "u": (good, unknown, good)}
+    of_methods["w"] = (unknown, bad, good)
+    verdict = Verdict("cat", {name: CheckResults(name, r) for name, r in of_methods.items()})
+    assert verdict.passed == {"m": False, "n": True, "u": False, "w": False}
+    assert list(verdict.answers.values()) == [
+        "contradicted",
+        "supported",
+        "not shown",
+        "contradicted",
     ]
-    assert verdict.lines(verbose=True)[2:] == [
+    lines = str(verdict).splitlines()
+    assert lines[0] == "m  contradicted  – class –         ✓ faithful 0.025  ✗ stable 0.20"
+    reasons = verdict.lines(verbose=True)[len(lines) :]
+    assert reasons[:3] == [
         "  m – class: one class only",
         "  m ✗ stable: it is not",
-        "  m: run with fewer",
         "  n – class: one class only",
     ]
     record = verdict.to_dict()["methods"]["m"]["answers"]["depends_on_class"]
     plain = {"passed": None, "figure": None, "symbol": "", "reason": "one class only"}
     assert record == {"answer": "not applicable", **plain}
-    unknown = CheckResult("faithful", "faithful", 0.2, False, "too few masks", undecided=True)
-    answers = {"u": CheckResults("u", (good, unknown)), "w": CheckResults("w", (unknown, bad))}
-    assert Verdict("cat", answers).answers == {"u": "not shown", "w": "contradicted"}
-    assert Verdict("cat", answers).passed == {"u": False, "w": False}
     assert (verdict["m"].stable, verdict["m"].worst) == (bad, bad)
     with pytest.raises(MetricError, match="method 'k' was not checked"):
         verdict["k"]
