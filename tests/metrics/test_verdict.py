@@ -220,22 +220,26 @@ def test_marked_areas_are_covered_as_by_hand() -> None:
     torch.testing.assert_close(rows, torch.stack(expected))
 
 
-def test_a_map_comes_first_among_placements_as_often_as_the_level_says() -> None:
-    """Drops are drawn at random, so no place is better than another; a photo's map that takes as
-    much ends the test."""
+def test_a_map_has_the_level_if_it_comes_before_all_placements_and_maps_of_the_photo() -> None:
     of_photo = photo_maps(torch.rand(3, 12, 12).double())
-    values = torch.rand(12, 12)
+    drawn: list[torch.Tensor] = []
 
     def draws(maps: torch.Tensor) -> torch.Tensor:
-        return torch.rand(len(maps)) - 2 * (maps is of_photo)
+        drawn.append(torch.rand(len(maps)) - 2 * (maps is of_photo))
+        return drawn[-1]
 
-    count = 400
-    p_values = [AreaTest(of_photo, draws, seed).test(values, 9)[0] for seed in range(count)]
-    assert set(p_values) == {0.1, 1.0}
-    first = p_values.count(0.1) / count
-    assert first == pytest.approx(0.1, abs=3 * (0.1 * 0.9 / count) ** 0.5)
+    firsts = 0
+    for seed in range(100):
+        drawn.clear()
+        p_value, controls = AreaTest(of_photo, draws, seed).test(torch.rand(12, 12), 12)
+        placements = torch.cat(drawn[2:])
+        comes_first = bool(drawn[0] > placements.max())
+        assert (p_value, controls) == (1 / 13 if comes_first else 1, 0)
+        assert len(placements) == 12 or not comes_first
+        firsts += comes_first
+    assert firsts > 0
     alike = AreaTest(of_photo, lambda maps: torch.zeros(len(maps)), 0)
-    assert alike.test(values, 9) == (1, len(of_photo))
+    assert alike.test(torch.rand(12, 12), 12) == (1, len(of_photo))
 
 
 def test_the_two_tests_spend_no_more_than_the_level_and_take_no_more_passes_than_said(
