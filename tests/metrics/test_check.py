@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from torch import nn
 
 import explain
 from explain import ExplainError, MetricError
-from explain.cli import main
 from explain.metrics import Verdict
 from explain.metrics.maps import spearman
 from explain.models import CenterCrop
@@ -51,23 +49,20 @@ def test_a_verdict_is_in_the_explanation_its_records_pictures_and_copies(
     assert marks[:3] == [()] * 3
     signs = {"supported": True, "contradicted": False}
     assert marks[3] == tuple(Mark(r.word, signs.get(r.answer)) for r in verdict["gradcam"])
-    other = copy.deepcopy(explanation)
-    assert other.verdicts[1].to_dict() == verdict.to_dict()
     with pytest.raises(MetricError, match="explanation must"):
-        other.check()
+        copy.deepcopy(explanation).check()
 
 
-def test_a_second_check_adds_to_the_first(explainer: explain.Explainer) -> None:
-    explanation = explainer(CAT, ["gradcam", "saliency"], 1)
+def test_a_second_check_adds_to_the_first(
+    explainer: explain.Explainer, checked: tuple[explain.Explanation, Verdict]
+) -> None:
+    explanation = explainer(CAT, ["gradcam", "saliency"], 2)
     first = explanation.check("gradcam")
     second = explanation.check(["saliency"], seed=3)
     assert dict(explanation.verdicts[0]) == {**first, **second}
-    again = explainer(CAT, "gradcam", 1).check()
-    assert again.to_dict() == first.to_dict()  # nothing is random without its seed
+    assert first["gradcam"] == checked[1]["gradcam"]  # nothing is random without its seed
 
 
-UPPER = slice(0, 8)
-LOWER = slice(8, 16)
 BOXES = torch.tensor([[0.0, 0, 16, 8], [0, 8, 16, 16]])
 
 
@@ -78,10 +73,8 @@ def maps(self: Any, x: torch.Tensor) -> dict[str, torch.Tensor]:
 
 def detections(self: Any, x: torch.Tensor) -> Any:
     """Two boxes for each photo, of which one that scores little is left out."""
-    heights = maps(self, x)["out"].sigmoid()[:, 1]
     outputs = []
-    for height in heights:
-        scores = torch.stack([height[half].mean() for half in (UPPER, LOWER)])
+    for scores in cells(self, x)["scores"][..., 1]:
         kept = scores > scores.max() - 0.02
         labels = torch.tensor([1, 2])[kept]
         outputs.append({"boxes": BOXES[kept], "labels": labels, "scores": scores[kept]})
@@ -90,8 +83,7 @@ def detections(self: Any, x: torch.Tensor) -> Any:
 
 def cells(self: Any, x: torch.Tensor) -> Any:
     """Two boxes with a score for each class, before non-maximum suppression."""
-    values = maps(self, x)["out"].sigmoid()
-    scores = torch.stack([values[:, :, half].mean((2, 3)) for half in (UPPER, LOWER)], 1)
+    scores = maps(self, x)["out"].sigmoid().unflatten(2, (2, 8)).mean((3, 4)).mT
     return {"scores": scores, "boxes": BOXES.expand(len(x), 2, 4)}
 
 
@@ -101,15 +93,10 @@ def network(output: Any) -> nn.Module:
     return Made(output, one=one, two=nn.Conv2d(8, 3, 3, padding=1)).eval()
 
 
-def mean_of_best(output: Any) -> Any:
-    return output["out"].amax(1).mean((1, 2))
-
-
 @pytest.mark.parametrize(
     ("output", "target", "has_classes"),
     [
         (maps, Segmentation(1, torch.eye(16) > 0), True),
-        (maps, mean_of_best, False),
         (detections, Detections(box=(0, 0, 16, 8)), False),
         (cells, Detections(box=(0, 8, 16, 16)), True),
     ],
@@ -121,8 +108,7 @@ def test_regions_boxes_and_functions_are_checked_and_what_is_not_applicable_says
     explainer = explain.Explainer(model, ["none", "upper", "lower"], CenterCrop(16))
     explanation = explainer(CAT, "inputxgradient", targets=[target])
     results = explanation.check()["inputxgradient"]
-    applicable = [result.passed is not None for result in results]
-    assert applicable == [True, has_classes, True, True]
+    assert [r.passed is not None for r in results] == [True, has_classes, True, True]
     assert ("no scores of other classes" in results.depends_on_class.reason) != has_classes
     if output is cells:  # the map of the class that is last in the same box
         x = explainer.as_input(Image.open(CAT).convert("RGB"))
@@ -146,46 +132,20 @@ def test_a_region_that_a_randomised_network_does_not_predict_is_still_that_of_th
     assert all(torch.equal(one[metric], other[metric]) for metric in metrics)
 
 
-class FailingConv(nn.Conv2d):
-    refuses = False
+def test_a_check_that_fails_leaves_the_others_their_results(
+    explainer: explain.Explainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(layer: nn.Linear) -> None:
+        raise RuntimeError("no")
 
-    def reset_parameters(self) -> None:
-        if self.refuses:
-            raise RuntimeError("no")
-        super().reset_parameters()
-
-
-def test_a_check_that_fails_leaves_the_others_their_results() -> None:
-    model = TinyNet().eval()
-    model.layer2[0] = FailingConv(6, 8, 3, 2, 1)
-    model.layer2[0].refuses = True
-    settled(model)
-    explanation = explain.Explainer(model, list("abcde"), CenterCrop(16))(CAT, "gradcam", 1)
+    explanation = explainer(CAT, "gradcam", 1)
+    monkeypatch.setattr(nn.Linear, "reset_parameters", refuse)
     results = explanation.check()["gradcam"]
     assert [result.passed is None for result in results] == [True, False, False, False]
     assert "reset_parameters" in results.depends_on_model.reason
     for arguments, message in (({"batch_size": 0}, "batch_size"), ({"methods": "lrp"}, "lrp")):
         with pytest.raises(ExplainError, match=message):
             explanation.check(**arguments)
-
-
-def test_on_the_command_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    arguments = f"{CAT} --model tiny --size 32 --method gradcam --target tabby --check".split()
-    assert main([*arguments, "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)["results"][0]
-    (verdict,) = document["verdicts"]
-    assert verdict["target"] == "tabby cat"
-    assert list(verdict["methods"]["gradcam"]["answers"]) == CHECKS
-    assert document["records"][0]["verdict"] == verdict["methods"]["gradcam"]
-    assert main([*arguments, "--force", "--verbose"]) == 0
-    said = capsys.readouterr()
-    lines = [line for line in said.out.splitlines() if "  gradcam " in line]
-    assert lines[0].split()[1] == verdict["methods"]["gradcam"]["answer"].split()[0]
-    assert len(lines) > 1  # with the reasons
-    assert "passes" in said.err  # what it takes is said
 
 
 @pytest.mark.long

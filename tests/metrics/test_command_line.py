@@ -68,8 +68,9 @@ def test_notes_call_a_single_photo_by_its_name_and_are_said_once(
 ) -> None:
     Image.new("RGB", (64, 64)).save("black.png")
     # its map is empty
-    asked = ["--target", "199", "--metric", "mprt", "--metric", "sparseness", "--check"]
-    assert main(["black.png", "--model", "tiny", *asked]) == 0
+    asked = ["black.png", "--model", "tiny", "--target", "199", "--check"]
+    asked += ["--metric", "mprt", "--metric", "sparseness"]
+    assert main(asked) == 0
     starts = [
         "note: black.png: ",
         "note: to check 1 map of ",
@@ -81,6 +82,13 @@ def test_notes_call_a_single_photo_by_its_name_and_are_said_once(
     assert said.out.count("✗ faithful") == 1  # without --verbose, the verdict has no reasons
     notes = [line for line in said.err.splitlines() if line.startswith("note: ")]
     assert [line[: len(start)] for line, start in zip(notes, starts, strict=True)] == starts
+    assert main([*asked, "--force", "--verbose"]) == 0
+    assert capsys.readouterr().out.count("✗ faithful") == 2
+    assert main([*asked, "--force", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)["results"][0]
+    (verdict,) = document["verdicts"]
+    assert list(verdict["methods"]["gradcam"]["answers"])[2:] == ["faithful", "stable"]
+    assert document["records"][0]["verdict"] == verdict["methods"]["gradcam"]
 
 
 REFUSED = [

@@ -40,16 +40,13 @@ def test_methods_attributions_and_arrays_are_judged_alike(
     assert list(table) == list(sources)
     for name in sources:
         torch.testing.assert_close(table[name]["deletion"], table["name"]["deletion"])
-    listed = explain.evaluate(model, photos, ["saliency", attribution], "deletion", layer="layer1")
-    assert list(listed) == ["saliency", "gradcam"]
 
 
 def test_the_target_is_that_of_the_attributions(model: nn.Module, photos: torch.Tensor) -> None:
     attribution = explain.attribute(model, photos, "saliency", target=[3, 1, 0])
-    maps = attribution.values.abs().amax(1)
-    expected = explain.evaluate(model, photos, maps, "deletion", target=[3, 1, 0])["map"]
-    table = explain.evaluate(model, photos, attribution, "deletion")["saliency"]
-    torch.testing.assert_close(table["deletion"], expected["deletion"])
+    expected = explain.evaluate(model, photos, "saliency", "deletion", target=[3, 1, 0])
+    table = explain.evaluate(model, photos, attribution, "deletion")
+    assert table.to_dict()["values"] == expected.to_dict()["values"]
     other = explain.attribute(model, photos, "gradcam", target=2)
     with pytest.raises(MetricError, match="attributions must"):
         explain.evaluate(model, photos, [attribution, other], "deletion")
@@ -122,38 +119,30 @@ def test_every_metric_says_what_it_is() -> None:
 MAP = torch.zeros(1, 12, 10)
 
 
-@pytest.mark.parametrize("kind", ["bool", "uint16", ">f4", "longdouble", "reversed"])
+@pytest.mark.parametrize("kind", ["bool", "uint16", ">f4", "longdouble"])
 def test_masks_maps_and_boxes_may_be_arrays_of_any_numbers_and_layout(kind: str) -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(360, 2))
     x = torch.zeros(1, 3, 12, 10)
-    mask = np.zeros((1, 12, 10), bool)
+    mask = np.zeros((1, 12, 10), kind)
     mask[0, 2:7, 3:] = True
-    boxes = np.array([[3, 2, 10, 7]])
-    if kind == "reversed":
-        mask = mask[:, ::-1].copy()[:, ::-1]
-    else:
-        mask = mask.astype(kind)
-        boxes = boxes.astype("int64" if kind == "bool" else kind)
-    for place in ({"masks": mask}, {"boxes": boxes}):
+    boxes = np.array([[3, 2, 10, 7]], "int64" if kind == "bool" else kind)
+    for place in ({"masks": mask[:, ::-1].copy()[:, ::-1]}, {"boxes": boxes}):
         assert explain.evaluate(model, x, {"m": mask}, "auc", **place)["m"]["auc"].item() == 1
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"metrics": "delition"}, "did you mean 'deletion'"),
     ({"metrics": Deletion}, r"use Deletion\(\)"),
-    ({"metrics": []}, "metrics must"),
     ({"metrics": [Deletion(3), Deletion(4)]}, "metrics must have different names"),
     ({"metrics": "auc"}, "'auc' needs to"),
     ({"metrics": "maxboxaccv2", "masks": torch.ones(1, 12, 10)}, "'maxboxaccv2' needs the"),
     ({"metrics": "maxsensitivity"}, "needs a method, got the map 'm'"),
-    ({"methods": []}, "methods must"),
     ({"methods": [MAP]}, "maps must"),
     ({"methods": [Saliency(), Saliency(absolute=False)]}, "methods must have different names"),
     ({"methods": {"m": MAP.expand(2, 12, 10)}}, "map 'm' must have the shape"),
     ({"methods": {"m": torch.full((1, 12, 10), torch.nan)}}, "map 'm' must hold finite"),
     ({"x": torch.zeros(1, 3, 2, 12, 10)}, "x must"),
     ({"boxes": [[10, 0, 14, 5]]}, "^boxes must"),
-    ({"boxes": "box"}, "^boxes must"),
     ({"masks": MAP}, "^masks must"),
     ({"masks": torch.ones(1, 6, 5)}, "^masks must"),
 ]

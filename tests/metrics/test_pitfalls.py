@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import pytest
@@ -35,7 +35,7 @@ from explain.metrics import (
     list_metrics,
 )
 from explain.metrics.maps import ranks_of
-from tests.conftest import ROOT, snapshot
+from tests.conftest import ROOT, Made, snapshot
 
 BOXES = [[1, 2, 6, 7], [0, 0, 4, 4], [5, 5, 10, 12]]
 FEW: dict[str, Any] = {
@@ -49,10 +49,8 @@ FEW: dict[str, Any] = {
 
 def with_few_samples(name: str) -> Any:
     """A metric with few samples, to be quick."""
-    metric = get_metric(name)
-    options = {key: getattr(metric, key) for key in ("order", "of", "by") if hasattr(metric, key)}
-    options |= {key: value for key, value in FEW.items() if getattr(metric, key, None)}
-    return type(metric)(**options)
+    metric: Any = get_metric(name)
+    return replace(metric, **{key: few for key, few in FEW.items() if getattr(metric, key, None)})
 
 
 ALL = [with_few_samples(name) for name in list_metrics()]
@@ -77,13 +75,14 @@ def test_no_metric_looks_at_the_other_images_of_a_batch(
     model.train()
     original = snapshot(model)
     x = photos.clone()
-    tables = []
-    for rows in ([0, 1, 2], [2, 1]):
-        boxes = [BOXES[row] for row in rows]
-        table = explain.evaluate(model, x[rows], "inputxgradient", ALL, target=1, boxes=boxes)
-        tables.append(table["inputxgradient"])
-    for name, values in tables[0].items():
-        torch.testing.assert_close(values[[2, 1]], tables[1][name], equal_nan=True, msg=name)
+    table, other = (
+        explain.evaluate(
+            model, x[rows], "inputxgradient", ALL, target=1, boxes=[BOXES[row] for row in rows]
+        )["inputxgradient"]
+        for rows in ([0, 1, 2], [2, 1])
+    )
+    for name, values in table.items():
+        torch.testing.assert_close(values[[2, 1]], other[name], equal_nan=True, msg=name)
     assert snapshot(model) == original
     assert torch.equal(photos, x)
 
@@ -124,21 +123,7 @@ def test_values_of_any_size_are_judged_alike(
     model: nn.Module, photos: torch.Tensor, maps: torch.Tensor
 ) -> None:
     """Sums and squares of single precision would be infinite, or nothing."""
-    metrics: Any = [
-        "sparseness",
-        "complexity",
-        "effectivecomplexity",
-        "relevancemass",
-        "relevancerank",
-        "attributionlocalisation",
-        "infidelity",
-        "faithfulnesscorrelation",
-        "nonsensitivity",
-        "faithfulnessestimate",
-        "monotonicitycorrelation",
-        "averagedrop",
-        "iou",
-    ]
+    metrics: Any = ["sparseness", "complexity", "effectivecomplexity", "relevancemass", "relevancerank", "iou", "averagedrop", "attributionlocalisation", "infidelity", "faithfulnesscorrelation", "nonsensitivity", "faithfulnessestimate", "monotonicitycorrelation"]
     scaled = {str(scale): (maps * scale).float() for scale in (1, 2.0**120, 2.0**-120)}
     channels = (maps / 60)[:, None].expand(-1, 3, -1, -1)
     scaled |= {"channels": channels, "sums beyond float32": (channels * 1e39).float()}
@@ -155,13 +140,12 @@ def test_values_of_any_size_are_judged_alike(
 def test_rounding_errors_decide_nothing() -> None:
     """A photo of one colour is not altered by its mean colour: all that changes are the last bits
     of the scores."""
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 30 * 30, 5))
     x = torch.tensor([0.4, -0.7, 0.2])[None, :, None, None].expand(1, 3, 32, 32).contiguous()
     metrics: Any = [FaithfulnessCorrelation(baseline=Mean()), FaithfulnessEstimate(baseline=Mean())]
     with pytest.warns(ExplainWarning, match="vary|does not change the score"):
         table = explain.evaluate(model, x, "inputxgradient", [*metrics, Faithful()], target=1)
-    assert all(bool(value.isnan()) for value in table["inputxgradient"].values())
+    assert all(value.isnan() for value in table["inputxgradient"].values())
     ones = torch.ones(1, 32, 32)
     table = explain.evaluate(model, x, ones, NonSensitivity(baseline=Mean()), target=1)
     # no square is anything to the model, and all are to the map
@@ -170,9 +154,8 @@ def test_rounding_errors_decide_nothing() -> None:
 
 def test_negative_scores_and_tiny_probabilities_have_no_shares(photos: torch.Tensor) -> None:
     """What falls from -2 to -10 would have risen fivefold by (y - o) / y."""
-    linear = nn.Sequential(nn.Flatten(), nn.Linear(360, 2)).double()
-    nn.init.constant_(linear[1].weight, 1e-3)
-    linear[1].bias.data = torch.tensor([-2.0, 50.0]).double()
+    bias = torch.tensor([-2.0, 50.0])
+    linear = Made(lambda net, x: 1e-3 * x.sum((1, 2, 3))[:, None] + bias)
     for score in ("logit", "probability"):
         metrics: Any = [type(get_metric(n))(score=score) for n in ("averagedrop", "irof")]
         with pytest.warns(ExplainWarning, match="the original score is be"):
@@ -208,9 +191,9 @@ def test_signed_and_absolute_values_are_a_choice(
 
 def test_a_baseline_that_the_model_takes_for_the_class_is_told() -> None:
     """Of a black class, black pixels take nothing away."""
-    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 3)).double()
-    model[1].weight.data = torch.eye(3)[:, :1].double().expand(3, 16)
-    model[1].bias.data = torch.tensor([0.0, 3.0, 0.0]).double()
+    weight = torch.tensor([1.0, 0.0, 0.0])
+    bias = torch.tensor([0.0, 3.0, 0.0])
+    model = Made(lambda net, x: x.sum((1, 2, 3))[:, None] * weight + bias)
     x = torch.ones(2, 1, 4, 4, dtype=torch.float64)
     maps = torch.rand(2, 4, 4, dtype=torch.float64)
     table = explain.evaluate(model, x, maps, [Deletion(4), Insertion(4, Zero())], target=1)

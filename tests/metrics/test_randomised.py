@@ -110,28 +110,26 @@ def test_under_spectral_norm_weights_are_divided_by_their_norm(norm: Any, x: tor
     assert snapshot(model) == original
 
 
-class Hidden(Network):
+def with_hidden_layers() -> Made:
     """Layers in a plain list, one that is used twice, and a parameter of no module."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        norm = nn.BatchNorm2d(4, affine=False).double().eval()
-        norm.running_var.fill_(3)
-        self.blocks = [self.one, norm]
-        del self.one
-        self.loose = {"scale": nn.Parameter(torch.rand(4, 1, 1, dtype=torch.float64))}
-        self.alias = self.two
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
         for block in self.blocks:
             x = block(x)
         x = self.alias(self.two(x) * self.loose["scale"])
-        scores: torch.Tensor = self.head(F.relu(x).mean((2, 3)))
-        return scores
+        return self.head(F.relu(x).mean((2, 3)))
+
+    norm = nn.BatchNorm2d(4, affine=False).eval()
+    norm.running_var.fill_(3)
+    two = nn.Conv2d(4, 4, 3).double()
+    model = Made(forward, two=two, head=nn.Linear(4, 3).double(), alias=two)
+    model.blocks = [nn.Conv2d(3, 4, 3).double(), norm.double()]
+    model.loose = {"scale": nn.Parameter(torch.rand(4, 1, 1, dtype=torch.float64))}
+    return model
 
 
 def test_layers_outside_of_modules_are_those_that_run(x: torch.Tensor) -> None:
-    model = Hidden()
+    model: Any = with_hidden_layers()
     outputs = model(x)
     scales = model.loose["scale"].clone()
     randomised = Randomised(model, as_inputs(x))
@@ -143,29 +141,24 @@ def test_layers_outside_of_modules_are_those_that_run(x: torch.Tensor) -> None:
     random = randomised.of([norm, scale])
     assert torch.equal(random.blocks[0].weight, model.blocks[0].weight)
     assert (random.blocks[1].running_var == 1).all()
-    values = random.loose["scale"].flatten()
-    assert torch.equal(values.sort().values, scales.flatten().sort().values)
+    assert sorted(random.loose["scale"].flatten()) == sorted(scales.flatten())
     assert torch.equal(model(x), outputs)
 
 
-class Stubborn(nn.Linear):
-    refuses = False
+def test_layers_that_cannot_be_randomised_are_named(
+    x: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(layer: nn.Linear) -> None:
+        nn.init.zeros_(layer.weight)
+        raise RuntimeError("no")
 
-    def reset_parameters(self) -> None:
-        super().reset_parameters()
-        if self.refuses:
-            nn.init.zeros_(self.weight)
-            raise RuntimeError("no")
-
-
-def test_layers_that_cannot_be_randomised_are_named(x: torch.Tensor) -> None:
-    model = nn.Sequential(nn.Flatten(), Stubborn(360, 2)).double()
-    model[1].refuses = True
+    model = nn.Sequential(nn.Flatten(), nn.Linear(360, 2)).double()
     randomised = Randomised(model, as_inputs(x))
+    monkeypatch.setattr(nn.Linear, "reset_parameters", refuse)
     with pytest.raises(MetricError, match="layer '1' must"):
         randomised.of(["1"])
     assert torch.equal(randomised.of([])(x), model(x))
     outside = nn.Conv2d(3, 3, 3).double()
-    closed = Made(lambda self, x: self.head(outside(x).mean((2, 3))), head=nn.Linear(3, 2)).double()
+    closed = Made(lambda self, x: outside(x).mean((2, 3)))
     with pytest.raises(MetricError, match="attribute"):
         explain.evaluate(closed, x, "saliency", "mprt", target=0)
