@@ -123,7 +123,21 @@ def test_values_of_any_size_are_judged_alike(
     model: nn.Module, photos: torch.Tensor, maps: torch.Tensor
 ) -> None:
     """Sums and squares of single precision would be infinite, or nothing."""
-    metrics: Any = ["sparseness", "complexity", "effectivecomplexity", "relevancemass", "relevancerank", "iou", "averagedrop", "attributionlocalisation", "infidelity", "faithfulnesscorrelation", "nonsensitivity", "faithfulnessestimate", "monotonicitycorrelation"]
+    metrics: Any = [
+        "sparseness",
+        "complexity",
+        "effectivecomplexity",
+        "relevancemass",
+        "relevancerank",
+        "iou",
+        "averagedrop",
+        "attributionlocalisation",
+        "infidelity",
+        "faithfulnesscorrelation",
+        "nonsensitivity",
+        "faithfulnessestimate",
+        "monotonicitycorrelation",
+    ]
     scaled = {str(scale): (maps * scale).float() for scale in (1, 2.0**120, 2.0**-120)}
     channels = (maps / 60)[:, None].expand(-1, 3, -1, -1)
     scaled |= {"channels": channels, "sums beyond float32": (channels * 1e39).float()}
