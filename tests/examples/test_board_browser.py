@@ -34,23 +34,17 @@ def board(tmp_path: Path) -> Iterator[Any]:
 def test_rows_are_those_that_were_chosen_in_the_order_of_their_figures(board: Any) -> None:
     text = (STATIC / "leaderboard-data.js").read_text("utf-8")
     table = json.loads(text[text.index("{") : text.rindex("}") + 1])
-    chosen = [
-        group
-        for group in table["groups"]
-        if group["kind"] == "faint" and group["architecture"] == "residual"
-    ]
-    group = chosen[0]
-    number = table["scores"].index("pixel AUC")
-    figures = dict(zip(group["methods"], group["means"][number], strict=True))
-    board.select_option("[name=kind]", "faint")
-    board.select_option("[name=architecture]", "residual")
-    board.select_option("[name=side]", group["side"])
+    chosen = {"kind": "faint", "architecture": "residual"}
+    group = next(group for group in table["groups"] if chosen.items() <= group.items())
+    means = group["means"][table["scores"].index("pixel AUC")]
+    figures = dict(zip(group["methods"], means, strict=True))
+    for name in (*chosen, "side"):
+        board.select_option(f"[name={name}]", group[name])
     board.click("thead button:has-text('pixel AUC')")
     board.wait_for_selector("th[aria-sort=descending]:has-text('pixel AUC')")
     names = board.locator("tbody th").all_inner_texts()
-    assert set(names) == set(group["methods"])
-    values = [figures[name] for name in names]
-    assert values == sorted(values, reverse=True)
+    assert set(names) == figures.keys()
+    assert names == sorted(names, key=figures.__getitem__, reverse=True)
     board.fill("[name=search]", "gradcam")
     board.wait_for_function("document.querySelectorAll('#board tbody tr').length < 10")
     assert all("gradcam" in name for name in board.locator("tbody th").all_inner_texts())

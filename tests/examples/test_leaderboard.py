@@ -3,8 +3,9 @@ gives, and its page says what was measured."""
 
 from __future__ import annotations
 
+import doctest
 import json
-import random
+import operator
 from collections.abc import Iterator
 from itertools import permutations
 from pathlib import Path
@@ -23,87 +24,82 @@ def script() -> Iterator[Any]:
         yield lambda name: example(f"leaderboard/{name}")
 
 
-@pytest.mark.parametrize("side", [32, 64])
+RULES: dict[str, Any] = {
+    "contrast": lambda corner, cross: corner,
+    "and": operator.and_,
+    "xor": operator.xor,
+}
+
+
 def test_the_class_of_an_image_follows_from_its_squares_by_the_rule_of_its_kind(
-    script: Any, side: int
+    script: Any,
 ) -> None:
     marks = script("marks")
     generator = torch.Generator().manual_seed(0)
-    patterns = {name: marks.bright(name, side) for name in marks.PATTERNS}
-    for kind in ("contrast", "and", "xor"):
+    for kind, rule in RULES.items():
         for label in (0, 1, 0, 1, 0, 1):
-            scene = marks.scene(kind, side, "test", label, generator, 1)
-            names = []
-            for square in scene.squares:
-                names += [name for name, content in patterns.items() if content.equal(square.shown)]
-            first = "corner" in names
-            second = "cross" in names
-            rules = {"contrast": first, "and": first and second, "xor": first != second}
-            assert rules[kind] == bool(label), (kind, names)
+            squares = marks.scene(kind, 32, "test", label, generator, 1).squares
+            corner, cross = (
+                any(marks.bright(name, 32).equal(square.shown) for square in squares)
+                for name in ("corner", "cross")
+            )
+            assert rule(corner, cross) == bool(label), kind
     for kind in marks.KINDS:
-        scene = next(marks.explained(kind, side, 0))
+        scene = next(marks.explained(kind, 32, 0))
         assert len(scene.squares) == marks.PARTS
         assert scene.parts.sum(0).max() == 1  # squares do not overlap
         x = scene.image()
-        everything = scene.without_each_set()
-        assert everything[-1].equal(x)
-        changed = (everything[0] != x).any(0)
-        assert not (changed & ~scene.parts.any(0)).any()
-        if kind == "grey":
-            assert (x[:, scene.mask] == 0).all()
-        if kind == "absence":
-            assert x[:, scene.mask].equal(scene.photo[:, scene.mask])
+        nothing, *_, whole = scene.without_each_set()
+        assert whole.equal(x)
+        assert not (nothing != x).any(0)[~scene.parts.any(0)].any()
+        if kind in ("grey", "absence"):
+            expected = scene.photo if kind == "absence" else torch.zeros_like(x)
+            assert x[:, scene.mask].equal(expected[:, scene.mask])
 
 
 def test_scores_are_what_plain_counting_gives(script: Any) -> None:
     scores = script("scores")
-    generator = torch.Generator().manual_seed(1)
-    mask = torch.zeros(7, 7, dtype=torch.bool)
-    mask[1:4, 2:5] = True
-    for _ in range(5):
-        values = torch.randint(0, 4, (7, 7), generator=generator).double()  # with many ties
-        pairs = [
-            (float(one > other) + float(one == other) * 0.5)
-            for one in values[mask]
-            for other in values[~mask]
-        ]
-        assert scores.pixel_auc(values, mask) == pytest.approx(sum(pairs) / len(pairs))
-        hits = []
-        for _ in range(4000):
-            order = list(range(49))
-            random.shuffle(order)
-            order.sort(key=lambda place: -float(values.flatten()[place]))
-            hits.append(float(mask.flatten()[order[:9]].float().mean()))
-        assert scores.top_share(values, mask) == pytest.approx(np.mean(hits), abs=0.01)
-        values = torch.rand(7, 7, dtype=torch.float64, generator=generator)
-        best = max(
-            ((top, left) for top in range(5) for left in range(5)),
-            key=lambda place: float(values[place[0] : place[0] + 3, place[1] : place[1] + 3].sum()),
-        )
-        shared = mask[best[0] : best[0] + 3, best[1] : best[1] + 3].sum()
-        assert scores.best_squares(values, mask, 1) == pytest.approx(float(shared / (18 - shared)))
-    worth = torch.rand(16, dtype=torch.float64, generator=generator)
-    added = np.zeros(4)
-    orders = list(permutations(range(4)))
+    assert doctest.testmod(scores).failed == 0
+    mask = torch.tensor([[True, True, False], [False, True, False]])
+    for seed in range(5):
+        # with many ties
+        values = torch.randint(0, 3, (2, 3), generator=torch.Generator().manual_seed(seed))
+        inside = values[mask][:, None]
+        outside = values[~mask]
+        larger = (inside > outside).double() + 0.5 * (inside == outside)
+        assert scores.pixel_auc(values, mask) == pytest.approx(larger.mean().item())
+        orders = torch.tensor(list(permutations(range(6))))
+        ordered = values.flatten()[orders].diff().le(0).all(1)  # from the largest down
+        hits = mask.flatten()[orders[ordered][:, :3]]
+        assert scores.top_share(values, mask) == pytest.approx(hits.double().mean().item())
+
+
+def test_shapley_values_are_means_over_all_orders(script: Any) -> None:
+    scores = torch.rand(32, dtype=torch.float64)
+    orders = list(permutations(range(5)))
+    expected = np.zeros(5)
     for order in orders:
         kept = 0
         for part in order:
-            added[part] += float(worth[kept | 1 << part] - worth[kept])
+            expected[part] += float(scores[kept | 1 << part] - scores[kept]) / len(orders)
             kept |= 1 << part
-    assert scores.shapley_values(worth).numpy() == pytest.approx(added / len(orders))
+    assert script("scores").shapley_values(scores).numpy() == pytest.approx(expected)
+    assert example("benchmarks/parts/dimensions").shapley(scores.tolist()) == pytest.approx(
+        expected
+    )
 
 
 def test_two_marks_are_found_by_the_two_best_squares_that_do_not_overlap(script: Any) -> None:
-    scores = script("scores")
+    best_squares = script("scores").best_squares
     mask = torch.zeros(12, 12, dtype=torch.bool)
     mask[1:4, 1:4] = True
     mask[7:10, 6:9] = True
     # one mark is twice as bright, so that squares beside it have larger sums than the other mark
     values = mask.double()
     values[1:4, 1:4] *= 2
-    assert scores.best_squares(values, mask, 2) == 1
-    assert scores.best_squares(mask.double().roll(6, 1), mask, 2) == 0
-    assert scores.best_squares(torch.ones(12, 12), mask, 2) == 0
+    assert best_squares(values, mask, 2) == 1
+    assert best_squares(mask.double().roll(6, 1), mask, 2) == 0
+    assert best_squares(torch.ones(12, 12), mask, 2) == 0
 
 
 def test_a_quick_run_writes_a_line_for_each_network_and_goes_on_after_the_last(
@@ -129,19 +125,16 @@ def test_a_mean_over_balanced_networks_is_their_plain_mean_and_its_error_that_of
     import pandas
     from scipy import stats
 
-    mixed = script("mixed")
     generator = np.random.default_rng(0)
-    rows = []
-    for architecture, level in zip("abcd", (0.1, 0.4, 0.5, 0.9), strict=True):
-        for kind in ("one", "two", "three"):
-            value = level + 0.01 * generator.normal()
-            rows.append((kind, architecture, 32, 0, value))
+    levels = np.array([0.1, 0.4, 0.5, 0.9])[:, None] + 0.01 * generator.normal(size=(4, 3))
+    rows = [
+        (kind, architecture, 32, 0, value) for (architecture, kind), value in np.ndenumerate(levels)
+    ]
     table = pandas.DataFrame(rows, columns=["kind", "architecture", "side", "seed", "value"])
-    found = mixed.estimate(table)
-    means = table.groupby("architecture")["value"].mean()
-    assert found.mean == pytest.approx(means.mean(), abs=1e-6)
-    reach = stats.t.ppf(0.975, 3) * means.std(ddof=1) / 2
-    assert found.high - found.mean == pytest.approx(reach, rel=0.02)
+    estimate = script("mixed").estimate(table)
+    assert estimate.mean == pytest.approx(levels.mean(), abs=1e-6)
+    reach = stats.t.ppf(0.975, 3) * levels.mean(1).std(ddof=1) / 2
+    assert estimate.high - estimate.mean == pytest.approx(reach, rel=0.02)
 
 
 @pytest.mark.long  # it fits a model for each figure

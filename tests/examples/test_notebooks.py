@@ -18,7 +18,7 @@ named = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 @named
 def test_notebooks_are_kept_without_outputs_and_their_links_lead_somewhere(path: Path) -> None:
     for cell in json.loads(path.read_text("utf-8"))["cells"]:
-        assert cell.get("outputs", []) == []
+        assert not cell.get("outputs")
         if cell["cell_type"] == "markdown":
             for link in re.findall(r"\]\(([^)]+)\)", "".join(cell["source"])):
                 assert (path.parent / link).exists(), link
@@ -41,10 +41,9 @@ def test_notebooks_run_from_beginning_to_end(path: Path, monkeypatch: pytest.Mon
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     assert not [output["text"] for output in outputs if output.get("name") == "stderr"]
     pictures = 0
-    for output in outputs:
-        data = output.get("data", {})
-        html = data.get("text/html", "")
-        pictures += "image/png" in data or "<img " in html
-        assert not (html and "image/png" in data), "a result is stored twice"
+    for data in (output.get("data", {}) for output in outputs):
+        is_picture = "image/png" in data
+        pictures += is_picture or "<img " in data.get("text/html", "")
+        assert not ("text/html" in data and is_picture), "a result is stored twice"
         assert sum(map(len, data.values())) <= 300_000
     assert pictures >= 3

@@ -58,9 +58,9 @@ def test_tables_of_right_maps_have_the_share_that_is_supported(script: Any) -> N
 def test_controls_are_shown_behind_a_gate_or_with_noise(script: Any) -> None:
     """For the class on top, the gated map is the control itself; for another one, noise that
     depends on the gradient."""
-    calibration = script("verdict_calibration")
+    controls = script("verdict_calibration").controls
     shown = torch.rand(16, 16, dtype=torch.float64)
-    gated, plus = (calibration.controls({"it": shown}, number)[0] for number in (0, 1))
+    gated, plus = (controls({"it": shown}, number)[0] for number in (0, 1))
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(768, 3)).double()
     x = torch.rand(1, 3, 16, 16, dtype=torch.float64)
     order = model(x)[0].argsort(descending=True).tolist()
