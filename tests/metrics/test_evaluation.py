@@ -134,6 +134,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"metrics": "delition"}, "did you mean 'deletion'"),
     ({"metrics": Deletion}, r"use Deletion\(\)"),
     ({"metrics": [Deletion(3), Deletion(4)]}, "metrics must have different names"),
+    ({"metrics": []}, "metrics must"),
+    ({"methods": []}, "methods must"),
     ({"metrics": "auc"}, "'auc' needs to"),
     ({"metrics": "maxboxaccv2", "masks": torch.ones(1, 12, 10)}, "'maxboxaccv2' needs the"),
     ({"metrics": "maxsensitivity"}, "needs a method, got the map 'm'"),

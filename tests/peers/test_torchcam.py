@@ -12,8 +12,19 @@ from torch import nn
 import explain
 from explain.methods import SmoothGradCAMPlusPlus
 from explain.methods.base import MethodLike
+from tests.conftest import settled
 from tests.methods import plain, plain_masks
-from tests.peers.common import LAYER, TARGET, agree, network, off, photo, random, resnet
+from tests.peers.common import (
+    LAYER,
+    LAYERS,
+    TARGET,
+    X,
+    agree,
+    assert_mistaken,
+    off,
+    random,
+    resnet,
+)
 
 peer = pytest.importorskip("torchcam.methods", reason="torchcam comes with the extra 'peers'")
 
@@ -48,19 +59,14 @@ class Noise:
         return self.drawn[-1]
 
 
-def theirs(
-    cam: type, layers: list[plain.Layer], x: torch.Tensor, layer: int = LAYER, **options: Any
-) -> torch.Tensor:
-    model = plain.module_of(layers)
-    return raw(cam, model, model[layer], x[None].clone(), TARGET, **options)[0]
+def theirs(cam: type, layer: int = LAYER, **options: Any) -> torch.Tensor:
+    model = plain.module_of(LAYERS)
+    return raw(cam, model, model[layer], X[None].clone(), TARGET, **options)[0]
 
 
-def ours(
-    method: MethodLike, layers: list[plain.Layer], x: torch.Tensor, layer: int = LAYER
-) -> torch.Tensor:
-    return explain.attribute(
-        plain.module_of(layers), x[None], method, target=TARGET, layer=str(layer)
-    ).values[0]
+def ours(method: MethodLike, layer: int = LAYER) -> torch.Tensor:
+    model = plain.module_of(LAYERS)
+    return explain.attribute(model, X[None], method, target=TARGET, layer=str(layer)).values[0]
 
 
 # Where it follows the papers
@@ -85,13 +91,8 @@ def test_maps_are_the_same_on_a_resnet(name: str) -> None:
 
 
 def test_legrad_is_the_same() -> None:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = (
-            torchvision.models.VisionTransformer(12, 4, 3, 2, 8, 12, num_classes=5).double().eval()
-        )
-        for parameter in model.parameters():
-            nn.init.normal_(parameter, std=0.4)
+    model = torchvision.models.VisionTransformer(12, 4, 3, 2, 8, 12, num_classes=5)
+    settled(model).double().eval()
     x = random(15, 2, 3, 12, 12)
     with peer.LeGrad(model, list(model.encoder.layers)) as extractor:
         found = extractor(2, model(x), normalized=False)[0].detach()
@@ -102,64 +103,48 @@ def test_legrad_is_the_same() -> None:
 
 
 def test_torchcam_gradcampp_divides_a_copy() -> None:
-    layers = network()
-    x = photo()
-    a, g = plain.look(layers, x, TARGET, LAYER)
-    paper = plain.gradcampp(layers, x, TARGET, LAYER)
+    """Alpha stays g^2, whatever the denominator is."""
+    a, g = plain.look(LAYERS, X, TARGET, LAYER)
     undivided = plain.weighted(list((g**2 * g.clamp(min=0)).sum((1, 2))), a, relu=True)
-    # alpha stays g^2, whatever the denominator is
-    assert agree(theirs(peer.GradCAMpp, layers, x), undivided)
-    assert off(undivided, paper) > 0.5
-    assert agree(ours("gradcam++", layers, x), paper, 1e-10)
+    paper = plain.gradcampp(LAYERS, X, TARGET, LAYER)
+    assert_mistaken(theirs(peer.GradCAMpp), undivided, paper, ours("gradcam++"), 0.5)
 
 
 def test_torchcam_smoothgradcampp_multiplies_each_place_with_its_own_activation_instead_of_their_sum() -> (
     None
 ):
     """Without noise it has to be Grad-CAM++, and is, where all places have the same gradient."""
-    layers = network()
-    x = photo()
-    for layer, same in ((7, True), (LAYER, False)):
-        paper = plain.gradcampp(layers, x, TARGET, layer)
-        found = theirs(
-            peer.SmoothGradCAMpp, layers, x, layer=layer, num_samples=2, noise=Noise(0.0)
-        )
-        assert agree(found, paper) if same else off(found, paper) > 0.1
-        assert agree(
-            ours(SmoothGradCAMPlusPlus(samples=2, sigma=0), layers, x, layer=layer), paper, 1e-10
-        )
-    a, g = plain.look(layers, x, TARGET, LAYER)
+    options: Any = {"num_samples": 2, "noise": Noise(0.0)}
+    last = plain.gradcampp(LAYERS, X, TARGET, 7)
+    assert agree(theirs(peer.SmoothGradCAMpp, 7, **options), last)
+    a, g = plain.look(LAYERS, X, TARGET, LAYER)
     alpha = g**2 / (2 * g**2 + (a * g**3).sum((1, 2), keepdim=True))
-    assert agree(found, plain.weighted(list((alpha * g.clamp(min=0)).sum((1, 2))), a, relu=True))
+    mistake = plain.weighted(list((alpha * g.clamp(min=0)).sum((1, 2))), a, relu=True)
+    paper = plain.gradcampp(LAYERS, X, TARGET, LAYER)
+    found = ours(SmoothGradCAMPlusPlus(samples=2, sigma=0))
+    assert_mistaken(theirs(peer.SmoothGradCAMpp, **options), mistake, paper, found, 0.1)
 
 
 def test_torchcam_iscam_adds_up_the_steps_of_its_path_so_that_masks_exceed_one() -> None:
-    layers = network()
-    x = photo()
-    found = theirs(peer.ISCAM, layers, x)
-    paper = plain_masks.iscam(layers, x, TARGET, LAYER)
-    steps = torch.arange(1, 11) / 10
-    scales = steps.double().cumsum(0).tolist()
+    scales = (torch.arange(1, 11) / 10).double().cumsum(0).tolist()
     assert scales[-1] == pytest.approx(5.5)
-    assert agree(
-        found, plain_masks.iscam(layers, x, TARGET, LAYER, scales=scales, enlarge_first=False)
-    )
-    assert off(found, paper) > 0.01
-    assert agree(ours("iscam", layers, x), paper, 1e-8)
+    mistake = plain_masks.iscam(LAYERS, X, TARGET, LAYER, scales=scales, enlarge_first=False)
+    paper = plain_masks.iscam(LAYERS, X, TARGET, LAYER)
+    assert_mistaken(theirs(peer.ISCAM), mistake, paper, ours("iscam"), 0.01)
 
 
 def test_torchcam_sscam_adds_noise_to_the_finished_mask() -> None:
     """Neither of the paper's two ways: noise of deviation 2 on a mask in [0, 1], which stays
     outside of it."""
-    layers = network()
-    x = photo()
     noise = Noise(2.0)
-    found = theirs(peer.SSCAM, layers, x, num_samples=3, noise=noise)
+    found = theirs(peer.SSCAM, num_samples=3, noise=noise)
     drawn = [each[0] for each in noise.drawn]
-    assert agree(
-        found,
-        plain_masks.sscam(layers, x, TARGET, LAYER, noise=drawn, kind="mask", enlarge_first=False),
+    mistake = plain_masks.sscam(
+        LAYERS, X, TARGET, LAYER, noise=drawn, kind="mask", enlarge_first=False
     )
-    small = [random(i, *plain.forward(layers, x)[LAYER + 1].shape) for i in range(3)]
-    for kind, of in ((1, small), (2, [random(i, *x.shape) for i in range(3)])):
-        assert off(found, plain_masks.sscam(layers, x, TARGET, LAYER, noise=of, kind=kind)) > 0.01
+    assert agree(found, mistake)
+    sizes = {1: plain.forward(LAYERS, X)[LAYER + 1].shape, 2: X.shape}
+    for kind, size in sizes.items():
+        of_paper = [random(i, *size) for i in range(3)]
+        paper = plain_masks.sscam(LAYERS, X, TARGET, LAYER, noise=of_paper, kind=kind)
+        assert off(found, paper) > 0.01
