@@ -30,30 +30,25 @@ PROMPT = {
 }
 
 
+IDS = {"vocab_size": 40, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+WORDS = {**SIZES, **IDS, "num_key_value_heads": 1}
+PHOTOS = {**SIZES, "image_size": 16, "patch_size": 8}
+
+
 def llava(transformers: Any) -> Any:
-    words = transformers.LlamaConfig(
-        **SIZES,
-        num_key_value_heads=1,
-        vocab_size=40,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
+    config = transformers.LlavaConfig(
+        vision_config=transformers.CLIPVisionConfig(**PHOTOS),
+        text_config=transformers.LlamaConfig(**WORDS),
+        image_token_id=39,
     )
-    photos = transformers.CLIPVisionConfig(**SIZES, image_size=16, patch_size=8)
-    config = transformers.LlavaConfig(vision_config=photos, text_config=words, image_token_id=39)
     return transformers.LlavaForConditionalGeneration(config)
 
 
 def paligemma(transformers: Any) -> Any:
-    words = transformers.GemmaConfig(
-        **SIZES, num_key_value_heads=1, head_dim=8, vocab_size=40, pad_token_id=0
-    )
-    photos = transformers.SiglipVisionConfig(
-        **SIZES, image_size=16, patch_size=8, projection_dim=16
-    )
+    words = {**WORDS, "bos_token_id": 2, "eos_token_id": 1}
     config = transformers.PaliGemmaConfig(
-        vision_config=photos,
-        text_config=words,
+        vision_config=transformers.SiglipVisionConfig(**PHOTOS, projection_dim=16),
+        text_config=transformers.GemmaConfig(**words, head_dim=8),
         image_token_id=39,
         projection_dim=16,
         hidden_size=16,
@@ -62,33 +57,25 @@ def paligemma(transformers: Any) -> Any:
 
 
 def blip(transformers: Any) -> Any:
-    words = {
-        "vocab_size": 40,
-        "pad_token_id": 0,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "sep_token_id": 2,
-    }
+    words = {**SIZES, **IDS, "sep_token_id": 2, "encoder_hidden_size": 16}
     config = transformers.BlipConfig(
-        text_config={**SIZES, **words, "encoder_hidden_size": 16, "max_position_embeddings": 64},
-        vision_config={**SIZES, "image_size": 16, "patch_size": 8},
+        text_config={**words, "max_position_embeddings": 64}, vision_config=PHOTOS
     )
     return transformers.BlipForConditionalGeneration(config)
 
 
 def qwen(transformers: Any) -> Any:
     rope = {"rope_type": "default", "mrope_section": [1, 1, 2]}
-    ends = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    words = {**SIZES, **ends, "num_key_value_heads": 1, "vocab_size": 40, "rope_parameters": rope}
     photos = {"depth": 2, "hidden_size": 16, "num_heads": 2, "patch_size": 4}
     photos |= {"window_size": 16, "fullatt_block_indexes": [1], "out_hidden_size": 16}
-    tokens = {
-        "image_token_id": 39,
-        "video_token_id": 38,
-        "vision_start_token_id": 36,
-        "vision_end_token_id": 37,
-    }
-    config = transformers.Qwen2_5_VLConfig(text_config=words, vision_config=photos, **tokens)
+    config = transformers.Qwen2_5_VLConfig(
+        text_config={**WORDS, "rope_parameters": rope},
+        vision_config=photos,
+        image_token_id=39,
+        video_token_id=38,
+        vision_start_token_id=36,
+        vision_end_token_id=37,
+    )
     return transformers.Qwen2_5_VLForConditionalGeneration(config)
 
 
@@ -277,15 +264,15 @@ def test_attention_methods_follow_the_language_model_from_the_tokens_that_say_a_
 def test_the_models_own_answer_is_its_most_probable_words(prompted: Any) -> None:
     model, inputs = prompted
     ids = inputs["input_ids"]
-    answer = list[int]()
+    end = 1 if "token_type_ids" in inputs else 2
+    answer: list[int] = []
     while len(answer) < 32:
         more = torch.cat([ids, torch.tensor([answer], dtype=torch.long)], 1)
-        with torch.no_grad():
-            output = run(model, inputs, model.photo, more)
-        answer.append(int(output.logits[0, -1, :39].argmax()))  # the last token stands for patches
-        if answer[-1] == (1 if "token_type_ids" in inputs else 2) and len(answer) > 1:
-            answer.pop()
+        logits = run(model, inputs, model.photo, more).logits
+        best = int(logits[0, -1, :39].argmax())  # the last token stands for patches
+        if best == end and answer:
             break
+        answer.append(best)
     free, same = (
         explain.attribute(model, inputs, "saliency", target=Answer(text)) for text in (None, answer)
     )

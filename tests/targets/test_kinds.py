@@ -281,6 +281,12 @@ class Output:
     scores: Tensor
 
 
+class Attributes(dict[str, Any]):
+    """A dictionary whose keys are attributes, as in many people's code."""
+
+    __getattr__ = dict.__getitem__  # type: ignore[assignment]
+
+
 LOGITS = torch.randn(2, 3)
 MAPS = torch.randn(2, 4, 5, 5)
 Named = namedtuple("Named", ["features", "logits"])
@@ -298,28 +304,10 @@ Named = namedtuple("Named", ["features", "logits"])
         Named(torch.randn(2, 7), LOGITS),
         SimpleNamespace(logits=LOGITS),
         (torch.randn(2), LOGITS),
+        Attributes(logits=LOGITS),
     ],
+    ids=lambda output: type(output).__name__,
 )
 def test_class_scores_are_found_among_other_things(output: Any) -> None:
     assert find_logits(output, 2) is LOGITS
     assert torch.equal(as_target(None).pick(output, 2)[0], LOGITS.amax(1))
-
-
-class Attributes(dict[str, Any]):
-    """A dictionary whose keys are attributes, as in many people's code."""
-
-    __getattr__ = dict.__getitem__  # type: ignore[assignment]
-
-
-@pytest.mark.parametrize(
-    "wrap",
-    [
-        lambda y: [y, None],
-        lambda y: Output(None, y[:, :, None, None], y),
-        lambda y: Attributes(logits=y),
-    ],
-)
-def test_models_may_wrap_their_scores(wrap: Any, net: TinyNet, x: Tensor) -> None:
-    for method in ("scorecam", "finercam"):
-        wrapped = values(wrapping(net, wrap), x, method, None, layer="net.layer2")
-        assert_close(wrapped, values(net, x, method, None, layer="layer2"), **EXACT)

@@ -166,21 +166,12 @@ def test_labels_are_zero_shot_classes(model: Any, x: Tensor) -> None:
     del model.tokenizer
 
 
-def test_what_a_word_brings_is_what_the_text_loses_without_it() -> None:
-    explainer = explain.Explainer("tiny-clip")
-    clip = explainer.model
-    x = explainer.as_input("assets/coffee.png")
-    text = Text("a cup of coffee")
-    texts = ["a cup of coffee", "cup of coffee", "a of coffee", "a cup coffee", "a cup of"]
-    photo = clip.encode_image(x)
-    cosines = nn.functional.cosine_similarity(photo, clip.encode_text(clip.tokenizer(texts)))
-    scores = (clip.logit_scale.exp() * cosines).detach()
-    targets = [text - shorter for shorter in text.without_words()]
-    maps = explain.attribute(clip, x, "gradcam", targets=targets)
-    assert_close(torch.cat([a.score for a in maps]), scores[0] - scores[1:], rtol=1e-4, atol=1e-4)
-    for one in (Text("bus"), Text(BUS)):
+def test_a_text_is_split_into_texts_without_one_of_its_words() -> None:
+    shorter = [text.text for text in Text("a cup of coffee").without_words()]
+    assert shorter == ["cup of coffee", "a of coffee", "a cup coffee", "a cup of"]
+    for whole in (Text("bus"), Text(BUS)):
         with pytest.raises(explain.TargetError, match="words"):
-            one.without_words()
+            whole.without_words()
 
 
 def test_bad_texts_are_refused() -> None:
@@ -222,9 +213,8 @@ def test_a_text_that_is_cut_is_said_so(padding: str | None) -> None:
     tokenizers = pytest.importorskip("tokenizers")
     transformers = pytest.importorskip("transformers")
     words = ["[PAD]", "[BOS]", "[EOS]", "a", "red", "bus", "and", "truck"]
-    rules = tokenizers.Tokenizer(
-        tokenizers.models.WordLevel(dict(zip(words, range(8), strict=True)), unk_token="a")
-    )
+    numbers = {word: number for number, word in enumerate(words)}
+    rules = tokenizers.Tokenizer(tokenizers.models.WordLevel(numbers, unk_token="a"))
     rules.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     rules.post_processor = tokenizers.processors.TemplateProcessing(
         single="[BOS] $A [EOS]", special_tokens=[("[BOS]", 1), ("[EOS]", 2)]
