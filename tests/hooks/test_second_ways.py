@@ -159,23 +159,20 @@ def test_a_cut_pass_records_no_graph_below_the_layer(way: str) -> None:
     assert not captured.missing
 
 
-def test_all_tensors_of_an_output_are_recorded_with_gradients_by_position_or_key() -> None:
-    for way, keys in (
-        ("tuple", [0, 1]),
-        ("dataclass", ["maps", "peak"]),
-    ):
-        model, x = networks(way)
-        with capture(model, "body") as seen:
-            model(x)[:, 0].sum().backward()
-        record = seen.of("body")
-        assert record is not None
-        assert list(record.tensors) == keys
-        assert record.tensors[keys[0]] is record
-        second = record.tensors[keys[1]]
-        _, pooled = model.ways(x)
-        assert torch.equal(second.activation, pooled.detach())
-        assert_close(second.gradient, model.other.weight[0].detach().expand(2, 4))
-        assert_close(record.gradient, plainly(model, x)[1])
+@pytest.mark.parametrize(("way", "keys"), [("tuple", [0, 1]), ("dataclass", ["maps", "peak"])])
+def test_all_tensors_of_an_output_are_recorded_with_gradients_by_position_or_key(
+    way: str, keys: list[Any]
+) -> None:
+    model, x = networks(way)
+    with capture(model, "body") as seen:
+        model(x)[:, 0].sum().backward()
+    (record,) = seen.records
+    assert list(record.tensors) == keys
+    assert record.tensors[keys[0]] is record
+    second = record.tensors[keys[1]]
+    assert torch.equal(second.activation, model.ways(x)[1].detach())
+    assert_close(second.gradient, model.other.weight[0].detach().expand(2, 4))
+    assert_close(record.gradient, plainly(model, x)[1])
 
 
 def test_a_layer_that_hands_on_what_it_was_given_has_the_gradient_of_what_leaves_it() -> None:
@@ -260,14 +257,14 @@ def test_gradients_of_which_parts_may_be_missing_are_refused() -> None:
             return x * 2, x.amax((2, 3))
 
     model = nn.Sequential(Made(hidden))
+    x = torch.rand(1, 3, 4, 4)
     with capture(model, "0") as seen:
-        first, second = model(torch.rand(1, 3, 4, 4))
+        first, second = model(x)
     with pytest.raises(LayerError, match="layer '0' must"):
         seen.backward(first.sum() + second.sum())
     with pytest.raises(LayerError, match="'0' must"):
         seen.gradients  # noqa: B018
     assert torch.equal(seen.activations["0"], first)
-    plain = nn.Sequential(nn.ReLU())
     refused = pytest.raises(LayerError, match=r"outside torch\.inference_mode")
-    with torch.inference_mode(), capture(plain, "0"), refused:
-        plain(torch.rand(1, 3))
+    with torch.inference_mode(), capture(model, "0"), refused:
+        model(x)
