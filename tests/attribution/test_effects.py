@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.testing import assert_close
 
 import explain
 from explain import lens, trace
@@ -117,7 +118,7 @@ def test_the_estimate_is_the_gradient_times_the_difference() -> None:
     )
     (gradient,) = torch.autograd.grad(model.head(model.blocks[2](here)[:, 0])[0, 3], here)
     expected = ((there - here) * gradient).sum(-1)[0].detach()
-    torch.testing.assert_close(effects.estimates["blocks.1"], expected)
+    assert_close(effects.estimates["blocks.1"], expected)
 
 
 def test_a_lens_ends_in_the_models_own_scores_and_reads_each_block() -> None:
@@ -125,16 +126,16 @@ def test_a_lens_ends_in_the_models_own_scores_and_reads_each_block() -> None:
     x = torch.cat([x, x.flip(-1)])
     found = lens(model, x, tokens=True)
     assert found.layers == ("blocks.0", "blocks.1", "blocks.2")
-    torch.testing.assert_close(found.scores[-1], model(x).detach())
+    assert_close(found.scores[-1], model(x).detach())
     z = model.embed(x)
     for i, block in enumerate(model.blocks):
         z = block(z)
-        torch.testing.assert_close(found.scores[i], model.head(z[:, 0]).detach())
-        torch.testing.assert_close(found.tokens[i], model.head(z).detach())
+        assert_close(found.scores[i], model.head(z[:, 0]).detach())
+        assert_close(found.tokens[i], model.head(z).detach())
     # the last block reads them all the same
     named = lens(model, x, layers=["blocks.1", "blocks.0"])
     assert named.layers == ("blocks.0", "blocks.1")
-    torch.testing.assert_close(named.scores, found.scores[:2])
+    assert_close(named.scores, found.scores[:2])
 
 
 def test_what_cannot_be_traced_is_one_line() -> None:

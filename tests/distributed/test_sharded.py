@@ -15,6 +15,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.testing import assert_close
 
 import explain
 from explain.methods import Smooth
@@ -79,7 +80,7 @@ def work(rank: int, size: int, folder: Path) -> list[list[str]]:
         for method in methods:
             sharded = explain.attribute(model, x, method, target=1).values
             expected = explain.attribute(plain, x, method, target=1).values
-            torch.testing.assert_close(sharded, expected, rtol=1e-4, atol=1e-7)
+            assert_close(sharded, expected, rtol=1e-4, atol=1e-7)
 
     outcomes = []
     for shard in (sharded_twice, sharded_flat):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 
 import explain
 from explain.hooks import capture
@@ -79,7 +80,7 @@ def test_methods_by_full_backward_hooks_are_those_by_autograd_or_refused(way: st
                     run(hooked)
                 continue
             for one, other in zip(run(hooked), run(plain), strict=True):
-                torch.testing.assert_close(one.values, other.values, rtol=1e-12, atol=1e-14)
+                assert_close(one.values, other.values, rtol=1e-12, atol=1e-14)
     assert snapshot(model) == before
     with pytest.raises(explain.ExplainError, match="positional"):
         explain.attribute(model, {"photo": x}, "saliency(gradients=full_backward)", target=2)
@@ -112,4 +113,4 @@ def test_each_call_of_a_layer_has_its_own_gradient_or_none(used: tuple[int, ...]
     else:
         score.backward()
     for record, gradient in zip(seen.records, expected, strict=True):
-        torch.testing.assert_close(record.gradient, gradient, rtol=1e-12, atol=1e-14)
+        assert_close(record.gradient, gradient, rtol=1e-12, atol=1e-14)

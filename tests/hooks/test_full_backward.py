@@ -134,6 +134,7 @@ CONTAINERS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "tuple": lambda a, b: (a, b),
     "dict": lambda a, b: {"first": a, "second": b},
     "dataclass": Found,
+    "nested": lambda a, b: (a, (None, {"second": b}), "note"),
 }
 
 
@@ -155,21 +156,7 @@ def test_every_tensor_of_a_container_has_its_gradient(kind: str, repeated: bool)
 
     ((grad_input, grad_output),) = watched(model, "", run)
     assert grad_input == (5 * 2.0 + 7 * (2.0 if repeated else 3.0),)
-    assert grad_output[:2] == (5.0, 7.0)
-
-
-@pytest.mark.parametrize("view", [False, True])
-def test_tensors_in_containers_inside_follow_those_outside(view: bool) -> None:
-    model = Made(lambda layer, x: (x * 2, (x[:] if view else x * 3, {"cell": x * 4}), "note"))
-    x = torch.tensor([1.0], requires_grad=True)
-
-    def run() -> torch.Tensor:
-        out, (hidden, rest), note = model(x)
-        assert note == "note"
-        return (out * 5 + hidden * 7 + rest["cell"] * 11).sum()
-
-    expected = 2 * 5 + (1 if view else 3) * 7 + 4 * 11.0
-    assert watched(model, "", run) == [(([expected],), ([5.0], None, None, [7.0], [11.0]))]
+    assert [gradient for gradient in grad_output if gradient is not None] == [5.0, 7.0]
 
 
 # Where gradients are taken in other ways

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 from explain import ExplainError, HookError
@@ -28,14 +29,13 @@ def x() -> torch.Tensor:
 
 @pytest.mark.parametrize("call", [0, 1])
 def test_a_hook_on_one_call_of_a_layer_acts_for_that_call_in_every_pass(call: int) -> None:
-    torch.manual_seed(0)
     net = Twice()
     first = net.conv(x()).detach() * (10 if call == 0 else 1)
     second = net.conv(first.relu()).detach() * (10 if call == 1 else 1)
     with HookGroup(net) as group:
         group.forward(f"conv@{call}", lambda module, args, output: output * 10)
         for _ in range(2):
-            torch.testing.assert_close(net(x()), second.relu())
+            assert_close(net(x()), second.relu())
 
 
 def test_a_hook_on_the_input_of_a_layer_changes_what_that_layer_alone_is_given() -> None:
@@ -80,7 +80,6 @@ def test_a_layer_that_never_ran_is_told_by_an_error_that_is_a_key_error_too() ->
 
 
 def test_a_captured_activation_that_a_hook_returns_is_not_overwritten() -> None:
-    torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(2, 2, 1), nn.ReLU(inplace=True))
     with torch.no_grad(), capture(net, "0", gradients=False) as seen:
         net(x() - 1)
@@ -106,7 +105,7 @@ def test_calls_of_a_module_that_calls_itself_are_counted_as_they_end() -> None:
         model(ones).sum().backward()
     second = torch.tanh(layer(torch.tanh(layer(ones))))
     score = torch.tanh(layer(second)).sum()
-    torch.testing.assert_close(seen.gradients["0@1"], torch.autograd.grad(score, second)[0])
+    assert_close(seen.gradients["0@1"], torch.autograd.grad(score, second)[0])
 
 
 def test_gradients_that_are_neither_on_nor_off_are_refused() -> None:

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.testing import assert_close
 
 from explain.hooks import FeatureExtractor, inspect
 from tests.conftest import TinyNet, snapshot
@@ -22,12 +23,10 @@ def test_an_extractor_gives_features_and_stops_behind_the_last(
     assert ran == ["conv1", "layer1"]
     assert not any(f.requires_grad for f in features.values())
     assert snapshot(net) == before
-    torch.testing.assert_close(
-        features["conv1"], F.conv2d(x, net.conv1.weight, net.conv1.bias, padding=1)
-    )
+    assert_close(features["conv1"], F.conv2d(x, net.conv1.weight, net.conv1.bias, padding=1))
     with_graph = FeatureExtractor(net, "layer1", graph=True)(x)["layer1"]
     assert with_graph.requires_grad
-    torch.testing.assert_close(with_graph, features["layer1"])
+    assert_close(with_graph, features["layer1"])
 
 
 def test_an_inspection_tells_shapes_parameters_dead_units_and_gradients(

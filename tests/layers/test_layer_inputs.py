@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 
 import explain
 from explain import LayerError
@@ -26,7 +27,7 @@ def test_the_input_of_a_layer_is_what_the_layer_before_it_gives(
     expected = explain.attribute(net, x, method, target=1, layer="0").values
     together = explain.attribute(net, x, [method, "saliency"], target=1, layer="1:input")
     assert together[method].layer == "1:input"
-    torch.testing.assert_close(together[method].values, expected, rtol=1e-9, atol=1e-12)
+    assert_close(together[method].values, expected, rtol=1e-9, atol=1e-12)
 
 
 def twice(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -51,7 +52,7 @@ def test_calls_and_shortcuts_are_told_apart(x: torch.Tensor) -> None:
         gradient = torch.autograd.grad(score, given, retain_graph=True)[0]
         expected = (gradient.mean((2, 3), keepdim=True) * given).sum(1).detach()
         found = explain.attribute(model, x, GradCAM(relu=False), target=2, layer=layer).values
-        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+        assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
 
 def test_tokens_are_known_where_the_layer_itself_gives_none(x: torch.Tensor) -> None:
@@ -62,7 +63,7 @@ def test_tokens_are_known_where_the_layer_itself_gives_none(x: torch.Tensor) -> 
     before = explain.attribute(model, x, GradCAM(relu=False), target=1, layer="2").values
     assert before.shape == (len(x), *x.shape[2:])
     given = explain.attribute(model, x, GradCAM(relu=False), target=1, layer="3:input").values
-    torch.testing.assert_close(given, before)
+    assert_close(given, before)
 
 
 def test_inputs_that_are_none_or_no_numbers_are_refused(net: TinyNet, x: torch.Tensor) -> None:

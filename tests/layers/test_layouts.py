@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 
 import explain
 from explain import LayerError
@@ -117,7 +118,7 @@ def test_a_map_is_found_in_whatever_layout_a_module_gives_it(name: str) -> None:
     model = LaidOut(lay, size, channels, stride).double().eval()
     x = torch.randn(2, 3, *size, dtype=torch.float64)
     maps = explain.attribute(model, x, [SIGNED, "ablationcam"], target=1, layer="own")
-    torch.testing.assert_close(maps["gradcam"].values, plain_gradcam(model, x, 1, back))
+    assert_close(maps["gradcam"].values, plain_gradcam(model, x, 1, back))
     # maps are put back as they lay
     assert maps["ablationcam"].values.shape == maps["gradcam"].values.shape
     assert channels_of(model, as_inputs(x), ["own"]) == {"own": channels}
@@ -191,4 +192,4 @@ def test_a_network_that_takes_one_photo_alone_is_followed_on_it() -> None:
 
     model = Picky(lambda t: t.movedim(1, -1)).eval()
     found = explain.attribute(model, x, SIGNED, target=1, layer="own").values
-    torch.testing.assert_close(found, plain_gradcam(model, x, 1, lambda t: t.movedim(-1, 1)))
+    assert_close(found, plain_gradcam(model, x, 1, lambda t: t.movedim(-1, 1)))

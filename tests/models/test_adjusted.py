@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from torch.testing import assert_close
 
 import explain
 from explain import ModelError
@@ -32,7 +33,7 @@ def test_values_are_those_that_were_given(share: float, how: Any, photo: Image.I
     edge = 15 * (1 - share)  # of the square in the middle of 40 x 30 pixels
     box = (5 + edge, edge, 35 - edge, 30 - edge)
     expected = plain(photo, (12, 12), mean, std, Image.Resampling[how.upper()], box)
-    torch.testing.assert_close(explainer.preprocess(photo), expected)
+    assert_close(explainer.preprocess(photo), expected)
 
 
 def test_a_number_stands_for_all_channels_and_the_rest_stays() -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import nn
+from torch.testing import assert_close
 
 import explain
 from explain import ExplainError, ExplainWarning, LayerError, MethodError, ModelError
@@ -96,9 +97,7 @@ def test_a_closed_model_is_explained_as_its_original_by_methods_that_need_scores
     expected = original(PHOTO, OUTSIDE)
     assert not explanation.origin.hooks  # those that torch puts on an exported program
     for name in expected.methods:
-        torch.testing.assert_close(
-            explanation[name].values, expected[name].values, atol=1e-5, rtol=1e-4
-        )
+        assert_close(explanation[name].values, expected[name].values, atol=1e-5, rtol=1e-4)
     with pytest.raises(LayerError, match="hidden"):
         explainer(PHOTO, "gradcam")
     if close is scripted_file:
@@ -160,7 +159,7 @@ def test_a_model_of_one_channel_gets_photos_in_grey(file: Path) -> None:
     flat = Image.new("RGB", (20, 20), (200, 40, 90))
     grey = round(0.299 * 200 + 0.587 * 40 + 0.114 * 90)  # ITU-R 601
     expected = torch.full((1, 1, SIDE, SIDE), (grey / 255 - 0.5) / 0.5)
-    torch.testing.assert_close(explainer.as_input(flat), expected)
+    assert_close(explainer.as_input(flat), expected)
     assert explainer(PHOTO, ["saliency", "lrp"]).values.shape == (1, SIDE, SIDE)
     with pytest.warns(ExplainWarning, match="in grey"):
         assert explain.Explainer(f"{file}:grey").preprocess == CenterCrop(

@@ -9,10 +9,9 @@ import torchvision
 from PIL import Image
 from torch import nn
 
-import explain
 from explain import ModelError
 from explain.data.boxes import Box
-from explain.models import CenterCrop, Classifier, WholePhoto
+from explain.models import CenterCrop, WholePhoto
 from explain.models.preprocessing import cropped, takes_any_size
 from tests.conftest import TinyNet, settled
 
@@ -70,12 +69,3 @@ def test_networks_that_take_any_size_are_told_by_what_they_average() -> None:
         assert takes_any_size(torchvision.models.resnet18())
         for fixed in (torchvision.models.vit_b_32(), torchvision.models.swin_t(), nn.Flatten()):
             assert not takes_any_size(fixed)
-
-
-@pytest.mark.parametrize("size", [(90, 60), (40, 400)])
-def test_overlays_cover_the_photo_and_records_tell_the_crop(size: tuple[int, int]) -> None:
-    explainer = explain.Explainer(Classifier(averaging(), CenterCrop(12)), crop="whole")
-    explanation = explainer(Image.effect_noise(size, 80), ["gradcam", "saliency"], layer="layer2")
-    assert explanation.box == Box(0, 0, *size)
-    assert all(explanation.overlay(method).size == size for method in explanation.methods)
-    assert str(explanation.record()["preprocess"]).startswith("WholePhoto(")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 
 import explain
 from explain import ModelError
@@ -264,4 +265,4 @@ def test_tokens_lie_as_the_patches_did_where_the_input_is_no_multiple_of_them(
     )
     weights = gradient[:, 1:].mean(1, keepdim=True)
     expected = (weights * tokens.detach()[:, 1:]).sum(2).reshape(2, *rows)
-    torch.testing.assert_close(maps.values, expected)
+    assert_close(maps.values, expected)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
+from torch.testing import assert_close
 
 import explain
 from explain.models import Classifier, load
@@ -34,7 +35,7 @@ def test_its_mask_is_the_published_one(classifier: Classifier) -> None:
     mask = probabilities(classifier, "astronaut.png")
     assert mask.shape == (256, 256)
     expected = load_file(GOLDEN)["mask"].float()
-    torch.testing.assert_close(mask[::EVERY, ::EVERY], expected, atol=1e-3, rtol=0)
+    assert_close(mask[::EVERY, ::EVERY], expected, atol=1e-3, rtol=0)
 
 
 def test_a_person_is_explained_where_there_is_one() -> None:
@@ -51,4 +52,4 @@ def test_a_person_is_explained_where_there_is_one() -> None:
 def test_its_activation_is_rounded_as_in_half_precision() -> None:
     x = torch.linspace(-4, 4, 33, dtype=torch.float64)
     exact = x * (x + 3).clamp(0, 6) * 0.166626
-    torch.testing.assert_close(Hardswish()(x), exact)
+    assert_close(Hardswish()(x), exact)

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 import torch.nn.functional as F
+from torch.testing import assert_close
 
 import explain
 from explain.cli import main
@@ -34,7 +34,7 @@ def test_the_text_tower_computes_what_its_formula_says(explainer: explain.Explai
     x = F.layer_norm(x[:, 0], (128,), state["text_ln.weight"], state["text_ln.bias"])
     expected = x @ state["text_projection.weight"].T + state["text_projection.bias"]
     attribution = explainer.model.encode_text(ids)  # type: ignore[operator]
-    torch.testing.assert_close(attribution, expected.float(), rtol=1e-4, atol=1e-4)
+    assert_close(attribution, expected.float(), rtol=1e-4, atol=1e-4)
 
 
 def test_words_that_are_not_known_become_pieces() -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from torch.testing import assert_close
 
 import explain
 from explain.models import Classifier, load
@@ -67,7 +68,7 @@ def test_the_network_computes_what_its_formula_says(gradients: bool) -> None:
         torch.nn.init.normal_(parameter, std=0.3)
     x = torch.rand(2, 3, 24, 24, dtype=torch.float64)
     with torch.set_grad_enabled(gradients):
-        torch.testing.assert_close(model(x), plain(model, x)[0])
+        assert_close(model(x), plain(model, x)[0])
 
 
 @pytest.mark.parametrize(("file", "most"), [(FILE, 8_000_000), (TRANSFORMER_FILE, 6_000_000)])
@@ -92,4 +93,4 @@ def test_rollout_is_the_product_of_the_attention_that_the_formula_has(
     for weights in plain(classifier.model, x)[1]:  # type: ignore[arg-type]
         joint = (0.5 * weights[0].mean(0) + 0.5 * torch.eye(65)) @ joint
     values = explain.attribute(classifier.model, x, "rollout").values
-    torch.testing.assert_close(values, joint[0, 1:].reshape(1, 8, 8), atol=1e-5, rtol=1e-4)
+    assert_close(values, joint[0, 1:].reshape(1, 8, 8), atol=1e-5, rtol=1e-4)

@@ -426,6 +426,17 @@ def test_boxes_together_are_read_once_and_explained_as_each_alone(
     assert len(outputs) == len(passes)
 
 
+def test_of_the_best_detections_there_are_as_many_as_the_photo_has(
+    model: nn.Module, photos: Tensor
+) -> None:
+    x = -10 * photos[:1]  # where some scores are high enough
+    best = explain.attribute(model, x, "saliency", top_k=99)
+    assert 2 < len(best) == len(Detections(size=(48, 64)).detected(model(x), 1, 0))
+    for index in (0, 2):
+        alone = explain.attribute(model, x, "saliency", target=Detections(index=index))
+        assert torch.equal(best[index].values, alone.values)
+
+
 def test_a_box_is_followed_through_covered_photos(model: nn.Module, photos: Tensor) -> None:
     """Its score there is the best of those that overlap it nearly best; 0 under a half."""
     x = photos[:1]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 
 from explain import HookError
 from explain.training import GradientClipper
@@ -29,9 +30,9 @@ def test_the_gradient_of_each_parameter_is_clipped_until_the_block_ends() -> Non
     limit = (sizes[1] + sizes[2]) / 2
     with GradientClipper(model, norm=limit) as clipper:
         clipped = gradients()
-    torch.testing.assert_close(clipped, [g * min(1.0, limit / g.norm()) for g in plain])
+    assert_close(clipped, [g * min(1.0, limit / g.norm()) for g in plain])
     assert len(clipper.clipped) == 2
-    torch.testing.assert_close(gradients(), plain, rtol=0, atol=0)
+    assert_close(gradients(), plain, rtol=0, atol=0)
 
 
 NO_LIMIT = [
@@ -96,7 +97,7 @@ def test_gradients_that_are_not_finite_become_what_torch_makes_of_them(
     with GradientClipper(model, **limit) as clipper:
         model(gradient).backward()
     expected = by_torch(gradient, limit)
-    torch.testing.assert_close(model.weight.grad, expected, equal_nan=True, rtol=1e-5, atol=0)
+    assert_close(model.weight.grad, expected, equal_nan=True, rtol=1e-5, atol=0)
     assert clipper.nonfinite == ({} if gradient.isfinite().all() else {"weight": 1})
 
 
@@ -110,7 +111,7 @@ def test_norms_that_would_overflow_or_vanish_are_exact(size: float, dtype: torch
         model((direction * size).to(dtype)).backward()
     expected = (direction * size / 100).to(dtype)
     rtol = 2e-3 if dtype == torch.float16 else 1e-6
-    torch.testing.assert_close(model.weight.grad, expected, rtol=rtol, atol=0)
+    assert_close(model.weight.grad, expected, rtol=rtol, atol=0)
 
 
 @pytest.mark.parametrize("limit", LIMITS)
@@ -124,4 +125,4 @@ def test_limits_hold_for_gradients_without_the_scalers_scale(
     with GradientClipper(model, **limit, scaler=scaler):
         scaler.scale(model(gradient)).backward()
     scaler.step(torch.optim.SGD(model.parameters(), lr=1.0))
-    torch.testing.assert_close(-model.weight.detach(), by_torch(gradient, limit))
+    assert_close(-model.weight.detach(), by_torch(gradient, limit))

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from torch import nn
+from torch.testing import assert_close
 
 import explain
 from explain import ExplainWarning, RunError
@@ -120,7 +121,7 @@ def test_what_is_kept_of_a_step_is_what_the_network_of_that_step_says(tmp_path: 
             x = as_it_is(photo)[None]
             expected = explain.attribute(model.eval(), x, "gradcam", target=label)
             row = found[f"photo {number}"]
-            torch.testing.assert_close(row.values, expected.values[0], rtol=2e-3, atol=1e-6)
+            assert_close(row.values, expected.values[0], rtol=2e-3, atol=1e-6)
             assert row.target_class == (model(x).argmax().item() if label is None else label)
             assert row.score == pytest.approx(expected.score.item(), rel=1e-4)
     losses = dict(run.query("SELECT step, value FROM figures WHERE name = 'loss'"))
