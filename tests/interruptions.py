@@ -3,15 +3,16 @@ as before."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import random
 import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from explain import hooks
 from explain._utils import errors, signals
 from explain.hooks import preserve, unwrap
 from explain.hooks.intervening import active_interventions
-from tests.conftest import TinyNet
+from tests.conftest import Made, TinyNet, hook_count
 
 METHODS = [
     "gradcam",
@@ -46,11 +47,12 @@ def small() -> nn.Module:
 
 def deep(length: int = 300) -> nn.Module:
     """A chain of many small modules, half of them frozen in evaluation mode."""
-    layers: list[nn.Module] = [nn.Conv2d(3, 4, 1)]
-    for i in range(length):
-        layers.append(nn.Dropout(0.1) if i % 3 else nn.ReLU())
-        layers[-1].train(i % 2 == 0)
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5))
+    layers = [nn.Dropout(0.1) if number % 3 else nn.ReLU() for number in range(length)]
+    for layer in layers[1::2]:
+        layer.eval()
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 1), *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5)
+    )
 
 
 @dataclass
@@ -59,10 +61,10 @@ class Call:
 
     name: str
     model: nn.Module
-    run: Callable[[], torch.Tensor]
+    run: Callable[[], Any]
     expected: torch.Tensor
     seconds: float
-    own: bool
+    by_user: bool
     """Whether the user runs the network, in training mode: random numbers and running statistics
     then change."""
 
@@ -75,80 +77,60 @@ def calls_of(
     def attribute(method: str) -> torch.Tensor:
         return explain.attribute(model, x, method, target=1, batch_size=16).values
 
-    def capture() -> torch.Tensor:
+    def capture() -> int:
         with hooks.capture(model, "*") as seen:
             model(x).sum()
-        return torch.tensor(float(len(seen.records)))
+        return len(seen.records)
 
-    def group() -> torch.Tensor:
+    def group() -> int:
         count = []
         with hooks.HookGroup(model) as group:
             group.forward("*", lambda module, args, output: count.append(1))
             group.backward("*", lambda module, grad_input, grad_output: None)
             source = x.clone().requires_grad_()
             torch.autograd.grad(model(source).sum(), source)
-        return torch.tensor(float(len(count)))
+        return len(count)
 
     def extract() -> torch.Tensor:
-        return next(
-            iter(
-                hooks.FeatureExtractor(model, next(iter(dict(model.named_children()))))(x).values()
-            )
-        )
+        first, _ = next(model.named_children())
+        (output,) = hooks.FeatureExtractor(model, first)(x).values()
+        return output
 
-    def inspect() -> torch.Tensor:
-        return torch.tensor(float(len(hooks.inspect(model, x).rows)))
-
-    samples: dict[str, Callable[[], torch.Tensor]] = {m: lambda m=m: attribute(m) for m in methods}
-    own = {"capture": capture, "HookGroup": group, "FeatureExtractor": extract}
-    return [
-        *(
-            _timed(f"{each} of {name}", model, run)
-            for each, run in {**samples, "inspect": inspect}.items()
-        ),
-        *(_timed(f"{each} of {name}", model, run, own=True) for each, run in own.items()),
+    works: dict[str, Callable[[], Any]] = {m: partial(attribute, m) for m in methods}
+    works["inspect"] = lambda: len(hooks.inspect(model, x).rows)
+    by_users = {"capture": capture, "HookGroup": group, "FeatureExtractor": extract}
+    calls = [_timed(f"{work} of {name}", model, run) for work, run in works.items()]
+    return calls + [
+        _timed(f"{work} of {name}", model, run, by_user=True) for work, run in by_users.items()
     ]
 
 
 def calls_of_explainer() -> list[Call]:
-    as_tensor = lambda photo: torch.from_numpy(np.array(photo)).movedim(2, 0) / 255  # noqa: E731
-    explainer = explain.Explainer(small(), preprocess=as_tensor)
+    explainer = explain.Explainer(
+        small(), preprocess=lambda photo: torch.from_numpy(np.array(photo)).movedim(2, 0) / 255
+    )
     photo = torch.randint(0, 255, (24, 24, 3), dtype=torch.uint8).numpy()
-    return [
-        _timed(
-            "Explainer",
-            explainer.model,
-            lambda: explainer(photo, ["gradcam", "saliency"]).results[0]["gradcam"].values,
-        )
-    ]
-
-
-class Attention(nn.Module):
-    """Pixels as tokens, an attention, and a layer that something is inserted behind."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Linear(3, 8)
-        self.attn = nn.MultiheadAttention(8, 2, batch_first=True)
-        self.act = nn.ReLU()
-        self.fc = nn.Linear(8, 5)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        tokens = self.embed(x.flatten(2).transpose(1, 2))
-        return self.fc(self.act(self.attn(tokens, tokens, tokens)[0]).mean(1))
+    run = lambda: explainer(photo, ["gradcam", "saliency"]).values  # noqa: E731
+    return [_timed("Explainer", explainer.model, run)]
 
 
 def calls_of_interventions() -> list[Call]:
     """Interventions of every kind: in attention, from another input, and with a module that is
     inserted."""
-    model = Attention().eval()
+
+    def forward(made: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        tokens = made.embed(x.flatten(2).transpose(1, 2))
+        return made.fc(made.act(made.attn(tokens, tokens, tokens)[0]).mean(1))
+
+    attention = nn.MultiheadAttention(8, 2, batch_first=True)
+    layers = {"embed": nn.Linear(3, 8), "attn": attention, "act": nn.ReLU(), "fc": nn.Linear(8, 5)}
+    model = Made(forward, **layers).eval()
     x = torch.rand(1, 3, 6, 6)
     other = torch.rand(1, 3, 6, 6)
-    inserted = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
     several = [
         hooks.Ablate("attn:pattern", heads=[0]),
         hooks.Patch("embed", other, from_input=True, tokens=[1, 2]),
-        hooks.Replace("act", inserted, name="sae"),
+        hooks.Replace("act", nn.Sequential(nn.Linear(8, 8), nn.ReLU()), name="sae"),
         hooks.Ablate("act/sae.1", channels=[3]),
     ]
 
@@ -160,31 +142,30 @@ def calls_of_interventions() -> list[Call]:
         return explain.attribute(model, x, "saliency", target=1, interventions=several).values
 
     def trace() -> torch.Tensor:
-        return explain.trace(model, x, other, "heads", target=1, batch_size=1).by_layer[
-            "attn:heads"
-        ]
+        traced = explain.trace(model, x, other, "heads", target=1, batch_size=1)
+        return traced.by_layer["attn:heads"]
 
     works = {"intervene": intervene, "attribute under interventions": explained, "trace": trace}
     return [_timed(name, model, run) for name, run in works.items()]
 
 
-def _timed(
-    name: str, model: nn.Module, run: Callable[[], torch.Tensor], *, own: bool = False
-) -> Call:
-    buffers = {key: tensor.clone() for key, tensor in model.named_buffers()}
-    run()
-    start = time.perf_counter()
-    expected = run()
-    seconds = time.perf_counter() - start
-    give_back(model, buffers)
-    return Call(name, model, run, expected, seconds, own)
+def _timed(name: str, model: nn.Module, run: Callable[[], Any], *, by_user: bool = False) -> Call:
+    with kept_buffers(model):
+        run()
+        start = time.perf_counter()
+        expected = torch.as_tensor(run())
+        seconds = time.perf_counter() - start
+    return Call(name, model, run, expected, seconds, by_user)
 
 
-def give_back(model: nn.Module, buffers: dict[str, torch.Tensor]) -> None:
+@contextmanager
+def kept_buffers(model: nn.Module) -> Iterator[None]:
     """The user's own passes in training mode change the running statistics, as they always do."""
+    buffers = [buffer.clone() for buffer in model.buffers()]
+    yield
     with torch.no_grad():
-        for key, tensor in model.named_buffers():
-            tensor.copy_(buffers[key])
+        for buffer, kept in zip(model.buffers(), buffers, strict=True):
+            buffer.copy_(kept)
 
 
 def state(model: nn.Module) -> dict[str, Any]:
@@ -193,34 +174,30 @@ def state(model: nn.Module) -> dict[str, Any]:
     def digest(tensor: torch.Tensor | None) -> tuple[int, int, float] | None:
         """What changes with a tensor; a checksum of every byte would take longer than the call."""
         return (
-            None if tensor is None else (id(tensor), tensor._version, tensor.detach().sum().item())
+            None if tensor is None else (id(tensor), tensor._version, float(tensor.detach().sum()))
         )
 
+    modules = list(model.modules())
     return {
-        "modes": [module.training for module in model.modules()],
-        "own methods": ["forward" in vars(module) for module in model.modules()],
+        "modes": [module.training for module in modules],
+        "own methods": ["forward" in vars(module) for module in modules],
         "train": nn.Module.train,
-        "hooks": [[len(getattr(module, name)) for name in DICTS] for module in model.modules()],
+        "hooks": [hook_count(module) for module in modules],
         "hooks of every module": [len(getattr(torch_modules, f"_global{name}")) for name in DICTS],
         "parameters": [(digest(p), digest(p.grad), p.requires_grad) for p in model.parameters()],
         "running statistics": [digest(buffer) for buffer in model.buffers()],
-        "random numbers": hashlib.sha1(torch.get_rng_state().numpy().tobytes()).hexdigest(),
+        "random numbers": torch.get_rng_state().numpy().tobytes(),
         "gradients": (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
         "mixed precision": (torch.is_autocast_enabled("cpu"), torch.is_autocast_cache_enabled()),
         "function modes": torch._C._len_torch_function_stack(),
-        "interventions": (
-            active_interventions(model),
-            sorted(unwrap.module_names.inserted.get(model, {})),
-        ),
+        "interventions": active_interventions(model),
+        "inserted modules": sorted(unwrap.module_names.inserted.get(model, {})),
         "walked": dict(unwrap.module_names.walked),
         "warning filters": list(warnings.filters),
         "handlers": (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGALRM)),
-        "counters": (
-            len(signals._shared),
-            len(preserve._held_modes),
-            preserve.is_under_way(),
-            getattr(errors._here, "collect_warnings", None) is None,
-        ),
+        "signals that wait": len(signals._shared),
+        "held modes": (len(preserve._held_modes), preserve.is_under_way()),
+        "warnings": getattr(errors._here, "collect_warnings", None) is None,
     }
 
 
@@ -248,27 +225,24 @@ class Tally:
     damaged: list[str] = field(default_factory=list)
 
 
-class _Sender:
-    """A thread that sends one real signal to the main thread after some time, unless that is called
-    off before."""
+class _Sender(threading.Thread):
+    """Sends one real signal to the main thread after some time, unless that is called off
+    before."""
 
     def __init__(self, number: int, after: float) -> None:
+        super().__init__()
         self.sent = 0
         self._number = number
         self._after = after
         self._called_off = threading.Event()
-        self._thread = threading.Thread(target=self._work)
-
-    def start(self) -> None:
-        self._thread.start()
 
     def call_off(self) -> None:
         """End it; a signal that has been sent has arrived afterwards."""
         self._called_off.set()
-        self._thread.join()
+        self.join()
         time.sleep(0)
 
-    def _work(self) -> None:
+    def run(self) -> None:
         if not self._called_off.wait(self._after):
             self.sent = 1
             os.kill(os.getpid(), self._number)
@@ -286,26 +260,25 @@ def interrupt(call: Call, kind: str, after: float, tally: Tally) -> None:
         if inside:
             raise raised
 
-    buffers = {key: tensor.clone() for key, tensor in call.model.named_buffers()}
     theirs = signal.signal(number, handler)
     sender = _Sender(number, after)
     ended = False
-    before = state(call.model)
-    try:
-        inside = True
-        sender.start()
-        call.run()
-        inside = False
-    except BaseException as error:
-        inside = False
-        ended = _led_to(error, raised)
-        if not ended:
-            raise
-    sender.call_off()
-    now = state(call.model)
+    with kept_buffers(call.model):
+        before = state(call.model)
+        try:
+            inside = True
+            sender.start()
+            call.run()
+            inside = False
+        except BaseException as error:
+            inside = False
+            ended = _led_to(error, raised)
+            if not ended:
+                raise
+        sender.call_off()
+        now = state(call.model)
     signal.signal(number, theirs)
-    give_back(call.model, buffers)
-    changing = {"running statistics", "random numbers"} if call.own else set()
+    changing = {"running statistics", "random numbers"} if call.by_user else set()
     wrong = [name for name in before.keys() - changing if before[name] != now[name]]
     what = f"{call.name}, {kind}"
     tally.sent += sender.sent
@@ -327,10 +300,9 @@ def _led_to(error: BaseException | None, raised: type[BaseException]) -> bool:
 
 def changed(call: Call) -> bool:
     """Whether a call no longer gives what it gave at first."""
-    buffers = {key: tensor.clone() for key, tensor in call.model.named_buffers()}
-    same = torch.allclose(call.run(), call.expected, rtol=1e-5, atol=1e-8)
-    give_back(call.model, buffers)
-    return not same
+    with kept_buffers(call.model):
+        values = torch.as_tensor(call.run())
+    return not torch.allclose(values, call.expected, rtol=1e-5, atol=1e-8)
 
 
 def interrupt_often(

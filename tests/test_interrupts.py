@@ -22,33 +22,22 @@ from explain._utils.signals import SignalSafe, deferring_signals
 from explain.hooks import Ablate, Replace, preserve
 from tests import interruptions
 from tests.conftest import TinyNet, settled
-
-
-class TimeLimit(Exception):
-    pass
-
-
-def raise_time_limit(number: int, frame: Any) -> None:
-    raise TimeLimit
+from tests.interruptions import TimeLimit
 
 
 @pytest.fixture(autouse=True)
 def _handlers() -> Iterator[None]:
     """Give SIGALRM a handler that raises, and see that all handlers are the same ones
     afterwards."""
-    before = signal.getsignal(signal.SIGINT), signal.signal(signal.SIGALRM, raise_time_limit)
+
+    def raise_time_limit(number: int, frame: Any) -> None:
+        raise TimeLimit
+
+    of_interrupts = signal.getsignal(signal.SIGINT)
+    theirs = signal.signal(signal.SIGALRM, raise_time_limit)
     yield
-    left = signal.getsignal(signal.SIGINT), signal.signal(signal.SIGALRM, before[1])
-    assert left == (before[0], raise_time_limit)
-
-
-def sending(number: int = signal.SIGINT) -> dict[str, None]:
-    """Return a dictionary that sends a signal when its one item is looked up.
-
-    Python does not look at such a signal before the next function begins or returns. At the end of
-    a block, this is the function that ends it.
-    """
-    return defaultdict(partial(interrupt_main, number))
+    assert signal.signal(signal.SIGALRM, theirs) is raise_time_limit
+    assert signal.getsignal(signal.SIGINT) is of_interrupts
 
 
 # random networks may have nothing to say
@@ -98,15 +87,16 @@ BLOCKS: dict[str, Callable[[nn.Module], Any]] = {
 def test_a_signal_between_a_block_and_its_end_comes_when_the_block_has_ended(
     name: str, number: int, raised: type[BaseException]
 ) -> None:
+    """Python does not look at a signal that is sent when a dictionary is looked up before the next
+    function begins or returns. At the end of a block, this is the function that ends it."""
     net = settled(TinyNet()).train()
-    sent = sending(number)
+    sent: dict[str, None] = defaultdict(partial(interrupt_main, number))
     before = interruptions.state(net)
-    with pytest.raises(raised), BLOCKS[name](net) as given:
-        if isinstance(given, hooks.HookGroup):
-            given.forward("conv1", lambda module, args, output: None)
-        torch.set_grad_enabled(
-            name not in ("untouched", "alone", "calculating", "recording", "capture")
-        )
+    with pytest.raises(raised), BLOCKS[name](net) as entered:
+        if isinstance(entered, hooks.HookGroup):
+            entered.forward("conv1", lambda module, args, output: None)
+        if name in ("untouched", "alone", "calculating", "recording", "capture"):
+            torch.set_grad_enabled(False)
         sent["now"]
     assert interruptions.state(net) == before
 
@@ -116,18 +106,13 @@ class Sending(SignalSafe[str]):
 
     def __init__(self, *where: str) -> None:
         self.where = where
-        self.log = []
 
     def on_enter(self) -> str:
-        self.log.append("begins")
         self._send("begin")
-        self.log.append("has begun")
         return "bound"
 
     def on_exit(self, error: BaseException | None) -> None:
-        self.log.append(f"ends with {type(error).__name__}")
         self._send("end")
-        self.log.append("has ended")
 
     def _send(self, place: str) -> None:
         if place in self.where:
@@ -136,12 +121,12 @@ class Sending(SignalSafe[str]):
 
 def test_each_signal_reaches_the_handler_once_and_in_order() -> None:
     came: list[str] = []
-    mine = {
-        n: lambda number, frame: came.append(signal.Signals(number).name)
-        for n in (signal.SIGINT, signal.SIGALRM)
-    }
-    theirs = {number: signal.signal(number, handler) for number, handler in mine.items()}
-    outer = Sending("begin", "end")
+
+    def handler(number: int, frame: Any) -> None:
+        came.append(signal.Signals(number).name)
+
+    numbers = (signal.SIGINT, signal.SIGALRM)
+    theirs = [signal.signal(number, handler) for number in numbers]
     inner = Sending("begin", "end")
 
     @deferring_signals
@@ -151,11 +136,11 @@ def test_each_signal_reaches_the_handler_once_and_in_order() -> None:
             came.append("inner")
         came.append("whole")
 
-    with outer:
+    with Sending("begin", "end"):
         came.append("outer")
         work()
-    for number, handler in theirs.items():
-        assert signal.signal(number, handler) is mine[number]
+    for number, of_others in zip(numbers, theirs, strict=True):
+        assert signal.signal(number, of_others) is handler
     assert came == ["SIGINT", "outer", "inner", "whole", "SIGALRM", "SIGINT", "SIGINT", "SIGINT"]
 
 
