@@ -432,6 +432,8 @@ def _compare(ready: Ready, name: str, a: explain.Attribution, figures: Figures) 
     if off <= 1e-8:
         figures.compared[name] += 1
         figures.deviation[name] = max(off, figures.deviation.get(name, 0.0))
+    elif not expected.isfinite().all():
+        figures.unsteady[name] += 1  # a quotient of nothing by nothing
     elif _moves(ready, slow, at, expected) > 0.01 * off or (
         name == "fullgrad" and _rescales_noise(ready)
     ):
