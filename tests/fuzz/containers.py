@@ -8,8 +8,10 @@ steps without anything in place.
 
 from __future__ import annotations
 
+import copy
 import random
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,37 +28,33 @@ class Held:
     """A container of the caller's own."""
 
     skips: list[Any] = field(default_factory=list)
-    note: str = "skips"
 
 
-KINDS = ("list", "dict", "ordered", "in a list", "in a dict", "in a tuple", "dataclass", "twice")
+KINDS: dict[str, Callable[[], Any]] = {
+    "list": list,
+    "dict": dict,
+    "ordered": OrderedDict,
+    "in a list": lambda: [[]],
+    "in a dict": lambda: {"skips": []},
+    "in a tuple": lambda: ([], "text"),
+    "dataclass": Held,
+}
 STEPS = ("append", "append double", "append double", "add", "take out", "write over", "halve")
-WAYS = ("alone", "tuple", "dict", "last")
-
-
-def empty(kind: str) -> Any:
-    inner: list[Any] = []
-    inside = {"in a list": [inner], "in a dict": {"skips": inner}, "in a tuple": (inner, "text")}
-    twice = (inner, {"again": inner})
-    alone = {
-        "list": inner,
-        "dict": {},
-        "ordered": OrderedDict(),
-        "dataclass": Held(inner),
-        "twice": twice,
-    }
-    return {**inside, **alone}[kind]
+WAYS: dict[str, Callable[[Tensor, Any], Any]] = {
+    "alone": lambda x, state: x,
+    "tuple": lambda x, state: (x, state),
+    "dict": lambda x, state: {"out": x, "state": state},
+    "last": lambda x, state: (state, x),
+}
 
 
 def opened(state: Any) -> Any:
     """The list or dictionary that the skips are in."""
+    if isinstance(state, dict):
+        return state.get("skips", state)
     if isinstance(state, Held):
         return state.skips
-    if isinstance(state, tuple) or (
-        isinstance(state, list) and state and isinstance(state[0], list)
-    ):
-        return state[0]
-    return state["skips"] if isinstance(state, dict) and "skips" in state else state
+    return state[0] if state and isinstance(state[0], list) else state
 
 
 class Part(nn.Module):
@@ -102,12 +100,7 @@ class Part(nn.Module):
         x = self.conv(self.act(self.before, x, opened(state)))
         x = x.relu_() if self.overwrites and not self.pure else x.relu()
         x = self.act(self.after, x, opened(state))
-        return {
-            "alone": x,
-            "tuple": (x, state),
-            "dict": {"out": x, "state": state},
-            "last": (state, x),
-        }[self.way]
+        return WAYS[self.way](x, state)
 
 
 class Net(nn.Module):
@@ -123,23 +116,20 @@ class Net(nn.Module):
         self.seen: list[Tensor] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        state = empty(self.kind)
+        state = KINDS[self.kind]()
         for part in self.parts:
             out = part(x, state=state) if self.by_keyword else part(x, state)
-            if isinstance(out, tuple):
-                out, back = reversed(out) if part.way == "last" else out  # type: ignore[union-attr]
-                assert isinstance(back, tuple) or back is state
-            elif isinstance(out, dict):
-                out, back = out["out"], out["state"]
+            if part.way != "alone":
+                out = tuple(out.values()) if isinstance(out, dict) else out
+                out, back = reversed(out) if part.way == "last" else out
                 assert isinstance(back, tuple) or back is state
             x = out
             if self.seen is not None:
                 self.seen.append(x)
-        scores: Tensor = self.head(x.mean((2, 3)))
         skips = opened(state)
-        for skip in skips.values() if isinstance(skips, dict) else skips:
-            scores = scores + self.head(skip.square().mean((2, 3)))
-        return scores
+        skips = skips.values() if isinstance(skips, dict) else skips
+        maps = [x, *(skip.square() for skip in skips)]
+        return sum(self.head(values.mean((2, 3))) for values in maps)
 
 
 def made(seed: int) -> Net:
@@ -166,32 +156,24 @@ def made(seed: int) -> Net:
 
     torch.manual_seed(seed)
     parts = [
-        Part(steps(3), steps(4), draw.choice(WAYS), draw.random() < 0.5)
+        Part(steps(3), steps(4), draw.choice([*WAYS]), draw.random() < 0.5)
         for _ in range(draw.randrange(2, 5))
     ]
-    return Net(draw.choice(KINDS), parts, draw.random() < 0.3).double().eval()
+    return Net(draw.choice([*KINDS]), parts, draw.random() < 0.3).double().eval()
 
 
 def plain(net: Net, x: Tensor, target: int) -> tuple[Tensor, list[Tensor], list[Tensor]]:
     """Return the scores; the photos and the maps of every part; and their gradients, with nothing
     in place."""
-    for part in net.parts:
+    twin = copy.deepcopy(net)
+    for part in twin.parts:
         part.pure = True  # type: ignore[assignment]
-    try:
-        with torch.enable_grad():
-            net.seen = [x.clone().requires_grad_()]
-            scores = net(net.seen[0])
-            grads = torch.autograd.grad(scores[:, target].sum(), net.seen, allow_unused=True)
-        maps = [each.detach() for each in net.seen]
-    finally:
-        net.seen = None
-        for part in net.parts:
-            part.pure = False  # type: ignore[assignment]
-    return (
-        scores.detach(),
-        maps,
-        [torch.zeros_like(m) if g is None else g for g, m in zip(grads, maps, strict=True)],
+    twin.seen = [x.clone().requires_grad_()]
+    scores = twin(twin.seen[0])[:, target]
+    gradients = torch.autograd.grad(
+        scores.sum(), twin.seen, allow_unused=True, materialize_grads=True
     )
+    return scores.detach(), [maps.detach() for maps in twin.seen], [*gradients]
 
 
 def check(seed: int) -> int:
@@ -201,25 +183,23 @@ def check(seed: int) -> int:
     x = torch.randn(2, 3, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     if seed % 3 == 0:
         net.requires_grad_(False)
-    scores, maps, grads = plain(net, x, 1)
+    scores, maps, gradients = plain(net, x, 1)
     methods = [GradCAM(relu=False), HiResCAM(relu=False), "inputxgradient"]
     compared = 0
-    for number, (each, gradient) in enumerate(zip(maps[1:], grads[1:], strict=True)):
-        wanted = {
-            "gradcam": (gradient.mean((2, 3), keepdim=True) * each).sum(1),
-            "hirescam": (gradient * each).sum(1),
-            "inputxgradient": maps[0] * grads[0],
+    for number, (values, gradient) in enumerate(zip(maps[1:], gradients[1:], strict=True)):
+        expected = {
+            "gradcam": (gradient.mean((2, 3), keepdim=True) * values).sum(1),
+            "hirescam": (gradient * values).sum(1),
+            "inputxgradient": maps[0] * gradients[0],
         }
-        if not all(value.flatten(1).abs().amax(1).all() for value in wanted.values()):
+        if not all(values.flatten(1).any(1).all() for values in expected.values()):
             continue  # a map of zeros, of which it is warned
         # with a graph from the photo on, and one that begins at the layer
         for asked in (methods, methods[:2]):
-            found = explain.attribute(net, x, asked, target=1, layer=f"parts.{number}")
-            for name in found:
-                told = f"seed {seed}, parts.{number}, {name}"
-                assert_close(found[name].score, scores[:, 1], rtol=1e-9, atol=1e-12, msg=told)
-                assert_close(
-                    found[name].values.double(), wanted[name], rtol=1e-9, atol=1e-12, msg=told
-                )
+            attributions = explain.attribute(net, x, asked, target=1, layer=f"parts.{number}")
+            for name, a in attributions.items():
+                what = f"seed {seed}, parts.{number}, {name}"
+                assert_close(a.score, scores, rtol=1e-9, atol=1e-12, msg=what)
+                assert_close(a.values.double(), expected[name], rtol=1e-9, atol=1e-12, msg=what)
                 compared += 1
     return compared

@@ -35,65 +35,42 @@ class NotLinearError(Exception):
 
 def class_weights(network: Pure, x: Tensor, layer: int) -> Tensor | None:
     """The weights ``(K, C)`` of the mean of each map in the scores, where a head is an average and
-    one linear layer."""
+    one linear layer, or a convolution of one position and an average."""
+
+    def means(place: int) -> Tensor:
+        return torch.stack([plain.mean_of(channel) for channel in values[place]])
+
+    def same(a: Tensor, b: Tensor) -> bool:
+        return a.shape == b.shape and torch.allclose(a, b, rtol=1e-12, atol=1e-14)
+
     values = network.forward(x)
-    last = network.program.steps[-1]
-    means = torch.stack([plain.mean_of(channel) for channel in values[layer + 1]])
-    if means.shape == values[-1].shape and torch.allclose(
-        means, values[-1], rtol=1e-12, atol=1e-14
-    ):
-        return torch.eye(len(means)).to(means)
-    given = values[last.of[0]]
-    if (
-        last.op == "linear"
-        and given.shape == means.shape
-        and torch.allclose(given, means, rtol=1e-12, atol=1e-14)
-    ):
-        return network.called[len(network.program.steps) - 1].weight.detach()
-    # a convolution of one position may come before the average
-    for number, step in enumerate(network.program.steps):
+    steps = network.program.steps
+    of_maps = means(layer + 1)
+    if same(of_maps, values[-1]):
+        return torch.eye(len(of_maps)).to(of_maps)
+    if steps[-1].op == "linear" and same(values[steps[-1].of[0]], of_maps):
+        return network.called[len(steps) - 1].weight.detach()
+    for number, step in enumerate(steps):
         if step.op == "conv" and step.options[1:6] == ((1, 1), 1, 0, 1, 1):
-            place = len(network.program.inputs) + number
-            before, after = (
-                torch.stack([plain.mean_of(c) for c in values[i]]) for i in (step.of[0], place)
-            )
-            pairs = ((before, means), (after, values[-1]))
-            if all(
-                a.shape == b.shape and torch.allclose(a, b, rtol=1e-12, atol=1e-14)
-                for a, b in pairs
-            ):
+            averaged = same(means(len(network.program.inputs) + number), values[-1])
+            if averaged and same(means(step.of[0]), of_maps):
                 return network.called[number].weight.detach().flatten(1)
     return None
 
 
 def shapleycam(network: Pure, x: Tensor, target: int, layer: int, *, rest: bool = True) -> Tensor:
-    """Weights ``mean(G - H A / 2)`` of ``y + log p``, or of ``y`` alone: the slope of the gradient
-    along A, forwards over backwards."""
+    """Weights ``mean(G - H A / 2)`` of ``y + log p``, or of ``y`` alone, where ``H A`` is the slope
+    of the gradient along A."""
     activation = network.forward(x)[layer + 1]
     head = network[layer + 1 :]
 
     def slope(a: Tensor) -> Tensor:
-        scores = head.scores(a)
-        score = scores[target] + rest * scores.log_softmax(0)[target]
-        return torch.autograd.grad(score, a, create_graph=True)[0]
+        with torch.enable_grad():
+            scores = head.scores(a)
+            score = scores[target] + rest * scores.log_softmax(0)[target]
+            return torch.autograd.grad(score, a, create_graph=True)[0]
 
-    with torch.enable_grad():
-        a = activation.clone().requires_grad_()
-        gradient = slope(a)
-        direction = torch.ones_like(gradient, requires_grad=True)
-        # The derivative of g(v) = G' v in A, along A: a backward pass through a backward pass that
-        # v is linear in.
-        back = (
-            torch.autograd.grad(gradient, a, direction, create_graph=True, allow_unused=True)[0]
-            if (gradient.requires_grad)
-            else None
-        )
-        along = (
-            torch.zeros_like(gradient)
-            if back is None or not back.requires_grad
-            else torch.autograd.grad(back, direction, activation, allow_unused=True)[0]
-        )
-    along = torch.zeros_like(gradient) if along is None else along
+    gradient, along = torch.autograd.functional.jvp(slope, activation, activation)
     weights = [plain.mean_of(g) for g in (gradient - along / 2).detach()]
     return plain.weighted(weights, activation, relu=True)
 
@@ -120,24 +97,18 @@ def smoothed(kind: str) -> Slow:
 
 def integrated(network: Pure, x: Tensor, target: int, layer: int) -> Tensor:
     points, weights = plain_paths.quadrature("gausslegendre", 3)
-    zero = torch.zeros_like(x)
-    return plain_paths.integratedgradients(
-        network, x, target, baseline=zero, points=points, weights=weights
-    )
+    how = {"baseline": torch.zeros_like(x), "points": points, "weights": weights}
+    return plain_paths.integratedgradients(network, x, target, **how)
 
 
 def blurred(network: Pure, x: Tensor, target: int, layer: int) -> Tensor:
-    return plain_steps.blurintegratedgradients(
-        network, x, target, steps=2, sigma=0.2 * min(x.shape[1:])
-    )
+    sigma = 0.2 * min(x.shape[1:])
+    return plain_steps.blurintegratedgradients(network, x, target, steps=2, sigma=sigma)
 
 
 def guided(network: Pure, x: Tensor, target: int, layer: int) -> Tensor:
-    zero = torch.zeros_like(x)
-    path = plain_steps.guided(
-        network, x, target, baseline=zero, steps=2, fraction=0.25, distance=0.02
-    )
-    return plain_steps.along(network, target, path)
+    how = {"baseline": torch.zeros_like(x), "steps": 2, "fraction": 0.25, "distance": 0.02}
+    return plain_steps.along(network, target, plain_steps.guided(network, x, target, **how))
 
 
 def by_direction(network: Pure, x: Tensor, target: int, layer: int) -> Tensor:
