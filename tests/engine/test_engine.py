@@ -3,7 +3,6 @@ it was."""
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -13,75 +12,11 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import explain
-from explain import ExplainError, ExplainWarning, LayerError, MethodError, ModelError, TargetError
+from explain import ExplainWarning, LayerError, MethodError, ModelError, TargetError
 from explain.attribution.selection import select
-from explain.engine import Attributions
-from explain.engine.needs import BlockAttention
-from explain.engine.perturbations import Scores, Searches
 from explain.methods import GradCAM, Occlusion, ShapleyCAM
-from explain.methods.base import get_method
 from explain.targets import ScoreTarget
-from tests.conftest import ATTENDING, COVERING, Made, TinyNet, settled, snapshot
-
-METHODS = [name for name in explain.list_methods() if name not in ATTENDING | COVERING]
-ANYWHERE = [name for name in METHODS if name != "cam"]  # at any layer
-AGAIN = (Scores, Searches, Attributions, BlockAttention)
-RERUNNING = {
-    name for name in METHODS if any(isinstance(need, AGAIN) for need in get_method(name).needs)
-}
-ONE_PASS = [name for name in ANYWHERE if name not in RERUNNING]
-
-
-def test_one_forward_pass_serves_all_methods_layers_and_targets(
-    net: TinyNet, x: torch.Tensor
-) -> None:
-    explain.attribute(net, x)  # finds the default layer
-    passes: list[int] = []
-    net.register_forward_hook(lambda *_: passes.append(1))
-    explain.attribute(net, x, ONE_PASS, targets=[0, 1, None], layer=["layer1", "layer2"])
-    assert len(passes) == 1
-
-
-def failing(output: torch.Tensor) -> torch.Tensor:
-    raise ZeroDivisionError
-
-
-@pytest.mark.parametrize(
-    ("method", "target", "error"),
-    [
-        (ONE_PASS, 1, None),
-        (["ablationcam", "smoothgrad", "kpcacam"], 1, None),
-        ("gradcam", 99, TargetError),
-        ("guidedbackprop", failing, ZeroDivisionError),
-        ("scorecam", failing, ZeroDivisionError),
-    ],
-)
-def test_model_and_caller_are_left_as_found(
-    method: Any, target: Any, error: type[Exception] | None, x: torch.Tensor
-) -> None:
-    net = settled(TinyNet()).double()
-    calls: list[int] = []
-    net.layer1.register_forward_hook(lambda *_: calls.append(1))
-    net.bn1.eval()
-    net.conv1.requires_grad_(False)
-    net.fc.weight.grad = torch.ones_like(net.fc.weight)
-    before = snapshot(net)
-    copied = x.clone()
-    with nullcontext() if error is None else pytest.raises(error):
-        explain.attribute(net, x, method, target=target, layer="dropout")
-    assert calls
-    assert snapshot(net) == before
-    assert torch.equal(x, copied)
-    assert x.grad is None
-
-
-def test_an_explanation_inside_another_is_refused(net: TinyNet, x: torch.Tensor) -> None:
-    def nested(output: torch.Tensor) -> torch.Tensor:
-        return explain.attribute(net, x).score
-
-    with pytest.raises(ExplainError, match="from inside another one"):
-        explain.attribute(net, x, target=nested)
-    assert len(explain.attribute(net, x)) == 3
+from tests.conftest import Made, TinyNet, settled
 
 
 def test_scores_that_cannot_be_explained_say_why(net: TinyNet, x: torch.Tensor) -> None:
@@ -264,9 +199,3 @@ def test_overwritten_views_are_explained_like_tensors_that_are_not(
     for name, a in values.items():
         assert a.values.any()
         torch.testing.assert_close(a.values, expected[name].values)
-
-
-def test_a_shared_module_goes_by_all_its_names(net: TinyNet, x: torch.Tensor) -> None:
-    net.alias = net.layer2
-    expected = explain.attribute(net, x, target=1, layer="layer2")
-    assert torch.equal(explain.attribute(net, x, target=1, layer="alias").values, expected.values)
