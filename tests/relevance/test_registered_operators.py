@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision import ops
 
@@ -73,12 +72,10 @@ def test_where_a_deformed_convolution_reads_is_constant(
         offset = model.offset(h)
         mask = model.mask(h)
         matrix, bias = plain.matrix(lambda unit: model.moved(unit, offset, mask), h.shape[1:])
-
-    def product(net: Any, x: Tensor) -> Tensor:
-        h = net.first(x).relu().flatten(1)
-        return net.head(F.linear(h, matrix, bias).reshape(len(x), 6, 5, 4).relu().mean((2, 3)))
-
-    twin = Made(product, first=model.first, head=model.head)
+    dense = nn.Linear(80, 120).double()
+    dense.load_state_dict({"weight": matrix, "bias": bias})
+    head = [nn.ReLU(), nn.Unflatten(1, (6, 20)), Made(lambda net, x: x.mean(2)), model.head]
+    twin = nn.Sequential(model.first, nn.ReLU(), nn.Flatten(), dense, *head)
     expected = explain.attribute(twin, x, LRP(composite), target=1)
     assert torch.allclose(a.score, expected.score)
     assert torch.allclose(a.values, expected.values, rtol=1e-9, atol=1e-12)

@@ -4,6 +4,7 @@ of odd values."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,8 +15,9 @@ from torch.testing import assert_close
 
 import explain
 from explain.methods import LRP, DeepLIFT, FullGrad
+from explain.relevance import COMPOSITES, Composite, Epsilon, When
+from explain.relevance.table import LINEAR
 from tests.conftest import Made, settled
-from tests.methods import plain_relevance as plain
 from tests.relevance.test_relevance import Then, assert_near, random
 
 EXACT = {"rtol": 1e-9, "atol": 1e-12}
@@ -26,39 +28,38 @@ def network(forward: Forward, **parts: Any) -> Any:
     return settled(Made(forward, **parts)).double().eval()
 
 
-def residual(net: Any, x: Tensor) -> Tensor:
-    """Two ways side by side: by a convolution and a normalisation, and by another convolution; and
-    one past both."""
-    y = net.stem(x).relu()
-    y = (net.norm(net.one(y)).relu() + net.other(y)).relu()
-    return net.head((y + net.beside(x).relu()).flatten(1))
+ZERO = Composite("LRP-0", ((When(LINEAR), Epsilon(0)), *COMPOSITES["Epsilon"].rules))
 
 
-@torch.no_grad()
-def test_what_goes_through_a_layer_in_a_residual_block_is_what_a_plain_calculation_says() -> None:
-    """Each channel of one branch, by LRP-epsilon, matrix by matrix."""
+def value_times_gradient(model: Forward, x: Tensor) -> Tensor:
+    """What LRP-0 is for a network of rectifiers."""
+    x = x.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(model(x)[:, 1].sum(), x)
+    return x.detach() * gradient
+
+
+def test_what_goes_through_a_layer_in_a_residual_block_is_value_times_gradient_there() -> None:
+    """Each channel of one branch, beside another branch and a way past both."""
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        y = net.stem(x).relu()
+        y = (net.norm(net.one(y)).relu() + net.other(y)).relu()
+        return net.head((y + net.beside(x).relu()).flatten(1))
+
+    def through(channel: int, x: Tensor) -> Tensor:
+        y = model.stem(x).relu()
+        branch = model.norm(model.one(y))
+        branch = torch.where(torch.arange(3)[:, None, None] == channel, branch, branch.detach())
+        y = (branch.relu() + model.other(y).detach()).relu()
+        return model.head((y + model.beside(x).detach().relu()).flatten(1))
+
     ways = {"one": nn.Conv2d(3, 3, 3, padding=1), "norm": nn.BatchNorm2d(3)}
     ways |= {"other": nn.Conv2d(3, 3, 1), "beside": nn.Conv2d(2, 3, 3, padding=1)}
-    model = network(residual, stem=nn.Conv2d(2, 3, 1), **ways, head=nn.Linear(48, 2))
+    model = network(forward, stem=nn.Conv2d(2, 3, 1), **ways, head=nn.Linear(48, 2))
     x = random(1, 1, 2, 4, 4)
-    y = model.stem(x).relu()
-    u = model.norm(model.one(y)).relu()
-    z = u + model.other(y)
-    a = z.relu()
-    joined = (a + model.beside(x).relu()).flatten()
-    score = model.head(joined[None])[0] * torch.tensor([0.0, 1.0])
-    of_sum = plain.epsilon(model.head.weight, model.head.bias, joined, score)
-    of_a = of_sum * a.flatten() / joined.where(joined != 0, 1.0)
-    of_u = of_a * u.flatten() / z.flatten()  # the norm rule at the sum
-    both = plain.matrix(lambda t: model.norm(model.one(t)), (3, 4, 4))
-    stem = plain.matrix(model.stem, (2, 4, 4))
     for channel in range(3):
-        kept = torch.zeros(3, 16, dtype=torch.float64)
-        kept[channel] = 1
-        of_y = plain.epsilon(*both, y.flatten(), of_u * kept.flatten(), rectified=True)
-        expected = plain.epsilon(*stem, x.flatten(), of_y, rectified=True).reshape(x.shape)
-        a = explain.attribute(model, x, LRP("Epsilon", ("norm", (channel,))), target=1)
-        assert_near(a.values, expected, 1e-9)
+        a = explain.attribute(model, x, LRP(ZERO, ("norm", (channel,))), target=1)
+        assert_near(a.values, value_times_gradient(partial(through, channel), x))
 
 
 @pytest.mark.parametrize("composite", ["Epsilon", "EpsilonAlpha2Beta1", "EpsilonGammaBox"])
@@ -135,30 +136,19 @@ SPECTRAL: dict[str, Forward] = {
 }
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("function", SPECTRAL.values(), ids=SPECTRAL)
 def test_complex_numbers_pass_relevance_in_proportion(function: Forward) -> None:
-    """A linear map without a rule: the relevance of the real map that it is, by LRP-0; constants
-    take their share."""
-
-    def between(y: Tensor) -> Tensor:
-        return function(y.to(torch.complex128), model.weight).real
+    """A linear map without a rule: by LRP-0; constants take their share."""
 
     def forward(net: Any, x: Tensor) -> Tensor:
-        return net.head(between(net.first(x).relu()).mean((2, 3)))
+        y = function(net.first(x).relu().to(torch.complex128), net.weight)
+        return net.head(y.real.mean((2, 3)))
 
     weight = nn.Parameter(torch.complex(random(1, 4, 4), random(2, 4, 4)))
     model = network(forward, first=nn.Conv2d(3, 4, 1), head=nn.Linear(4, 3), weight=weight)
     x = random(3, 1, 3, 4, 4)
-    a = explain.attribute(model, x, LRP("Epsilon"), target=1)
-    y = model.first(x).relu()
-    w, b = plain.matrix(between, y.shape[1:])
-    head = plain.matrix(lambda t: model.head(t.mean((2, 3))), y.shape[1:])
-    z = w @ y.flatten() + b
-    scores = (head[0] @ z + head[1]) * torch.tensor([0.0, 1.0, 0.0])
-    of_y = plain.gradient(w, b, y.flatten(), plain.epsilon(*head, z, scores))
-    first = plain.matrix(model.first, x.shape[1:])
-    assert_near(a.values.flatten(), plain.epsilon(*first, x.flatten(), of_y, rectified=True))
+    a = explain.attribute(model, x, LRP(ZERO), target=1)
+    assert_near(a.values, value_times_gradient(model, x))
     for composite in ("Epsilon", "EpsilonGammaBox"):
         a = explain.attribute(model, x, LRP(composite), target=1)
         assert a.delta.abs().max() <= 1e-10
