@@ -13,12 +13,7 @@ import explain
 from explain.methods import LRP
 from explain.relevance.composites import attn_lrp
 from tests.conftest import settled
-from tests.relevance.test_relevance import assert_near, random
-
-
-def half(factor: Tensor) -> Tensor:
-    """A factor of a product, which gets half of what arrives."""
-    return (factor + factor.detach()) / 2
+from tests.relevance.test_relevance import assert_near, half, random
 
 
 def normalised(norm: nn.LayerNorm, t: Tensor) -> Tensor:
