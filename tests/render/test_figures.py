@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import base64
 import io
-import re
 import sys
 from types import SimpleNamespace
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -41,20 +41,21 @@ def test_a_figure_has_fine_images_and_its_words_are_texts(width: float | None) -
         assert figure.get_figwidth() * 2.54 == pytest.approx(width)
     svg = svg_of(figure)
     words = " ".join("".join(text.itertext()) for text in svg.iter(f"{SVG}text"))
-    for word in ("heading", "detail", "photo", "Grad-CAM", "layer3", "b $x", "null map", "family"):
+    for word in (
+        *("heading", "detail", "photo", "Grad-CAM", "layer3", "b $x", "null map", "family", "(a)"),
+        *("(b)", "(c)", "model failed", "0", "max", "evidence", "50 %", "inside"),
+    ):
         assert word in words
-    for word in ("(a)", "(b)", "(c)", "model failed", "0", "max", "evidence", "50 %", "inside"):
-        assert word in words
-    pictures = []
+    resolutions = []
     for image in svg.iter(f"{SVG}image"):
         content = image.attrib["{http://www.w3.org/1999/xlink}href"].split(",")[1]
         opened = Image.open(io.BytesIO(base64.b64decode(content))).convert("RGB")
         if opened.getpixel((0, 0)) == (0, 128, 0):
             scale = float(image.attrib["transform"].split("(")[1].split()[0])
             inches = scale * float(image.attrib["width"]) / 72
-            pictures.append(opened.width / inches)
-    assert len(pictures) == 3
-    assert min(pictures) >= 300 * 0.99  # whole pixels
+            resolutions.append(opened.width / inches)
+    assert len(resolutions) == 3
+    assert min(resolutions) >= 300 * 0.99  # whole pixels
 
 
 def test_texts_are_as_large_as_rcparams_say_and_fit_their_width() -> None:
@@ -73,8 +74,9 @@ def test_texts_are_as_large_as_rcparams_say_and_fit_their_width() -> None:
 
 def test_the_same_figure_is_the_same_file_and_a_pdf_has_its_fonts() -> None:
     for ending in ("svg", "pdf"):
-        figure_of = (figures.figure(contents(), width_cm=8) for _ in range(2))
-        one, other = (figures.as_file(figure, ending) for figure in figure_of)
+        one, other = (
+            figures.as_file(figures.figure(contents(), width_cm=8), ending) for _ in range(2)
+        )
         assert one == other
     assert one.startswith(b"%PDF")
     assert b"/FontFile2" in one  # TrueType: no outlines, no bitmaps
@@ -87,17 +89,11 @@ def test_a_width_that_no_figure_has_is_refused(width: object) -> None:
 
 
 def test_a_figure_shows_itself_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    figure = figures.figure(contents(), "three <maps>")
-    shown = figure._repr_html_()  # type: ignore[attr-defined]
-    displayed = []
-    monkeypatch.setitem(
-        sys.modules,
-        "IPython.display",
-        SimpleNamespace(display=lambda formats, raw: displayed.append(formats)),
-    )
-    figure._ipython_display_()  # type: ignore[attr-defined]
+    figure: Any = figures.figure(contents(), "three <maps>")
+    displayed: list[dict[str, str]] = []
+    module = SimpleNamespace(display=lambda formats, raw: displayed.append(formats))
+    monkeypatch.setitem(sys.modules, "IPython.display", module)
+    figure._ipython_display_()
     # and no PNG beside it
     assert [sorted(formats) for formats in displayed] == [["text/html", "text/plain"]]
-    assert re.fullmatch(
-        r'<img src="data:image/png;base64,[\w+/=]+" alt="three &lt;maps&gt;" style="[^"]*">', shown
-    )
+    assert 'alt="three &lt;maps&gt;"' in figure._repr_html_()
