@@ -6,14 +6,12 @@ import io
 from collections.abc import Iterator
 
 import pytest
-import torch
 from PIL import Image
 
 import explain
 from explain.app.requests import Limits
 from explain.app.service import Service
-from tests.conftest import settled
-from tests.report.conftest import LABELS, PREPROCESS, Small, photo
+from tests.report.conftest import LABELS, PREPROCESS, photo, small
 
 LIMITS = Limits(upload=200_000, pixels=40_000, photos=3, explanations=2, waiting=40, body=2000)
 
@@ -26,10 +24,7 @@ def encoded(picture: Image.Image, kind: str = "PNG") -> bytes:
 
 @pytest.fixture(scope="session")
 def explainer() -> explain.Explainer:
-    model = settled(Small()).eval()
-    with torch.no_grad():
-        model.fc.weight.abs_()
-    return explain.Explainer(model, LABELS, PREPROCESS)
+    return explain.Explainer(small(), LABELS, PREPROCESS)
 
 
 @pytest.fixture

@@ -7,8 +7,9 @@ import os
 import signal
 import subprocess
 import sys
-import urllib.request
 from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -29,22 +30,22 @@ def test_serve_answers_until_it_is_interrupted(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-    headers = {"x-explain": "1", "x-name": "a.png"}
     with process:
         assert process.stdout is not None
-        line = process.stdout.readline()
-        assert line.startswith("tiny: http://127.0.0.1:")
-        url = line.split(": ", 1)[1].strip()
-        with urllib.request.urlopen(url, timeout=60) as page:
+        model, url = process.stdout.readline().strip().split(": ", 1)
+        assert model == "tiny"
+
+        def ask(path: str, body: bytes | None = None) -> Any:
+            headers = {"x-explain": "1", "x-name": "a.png"}
+            return urlopen(Request(f"{url}{path}", body, headers), timeout=60)
+
+        with ask("") as page:
             assert b"<title>explain</title>" in page.read()
-        upload = urllib.request.Request(f"{url}api/photos", encoded(photo()), headers)
-        with urllib.request.urlopen(upload, timeout=60) as reply:
-            values = {"photo": json.load(reply)["photo"], "methods": ["rise"]}
-        question = urllib.request.Request(f"{url}api/explain", json.dumps(values).encode(), headers)
-        with urllib.request.urlopen(question, timeout=60) as answer:  # interrupted while it goes on
+        with ask("api/photos", encoded(photo())) as reply:
+            question = {"photo": json.load(reply)["photo"], "methods": ["rise"]}
+        with ask("api/explain", json.dumps(question).encode()) as answer:
             assert b"work" in answer.readline()
-            process.send_signal(signal.SIGINT)
+            process.send_signal(signal.SIGINT)  # while it goes on
             _, errors = process.communicate(timeout=60)
-        assert process.returncode == 0
-        assert errors == ""
+    assert (process.returncode, errors) == (0, "")
     assert list(tmp_path.iterdir()) == []

@@ -33,17 +33,15 @@ def client(service: Service) -> Iterator[Any]:
         yield client
 
 
-def send(client: Any, content: bytes | None = None, **headers: str) -> Any:
+def send(client: Any, content: bytes | None = None) -> Any:
     body = encoded(photo()) if content is None else content
-    return client.post(
-        "/api/photos", content=body, headers=SELF | {"x-name": "my%20cat.png"} | headers
-    )
+    return client.post("/api/photos", content=body, headers=SELF | {"x-name": "my%20cat.png"})
 
 
-def ask(client: Any, **values: Any) -> list[dict[str, Any]]:
-    reply = client.post("/api/explain", json=values, headers=SELF)
+def post(client: Any, path: str, **values: Any) -> Any:
+    reply = client.post(f"/api/{path}", json=values, headers=SELF)
     assert reply.status_code == 200, reply.text
-    return [json.loads(line) for line in reply.text.splitlines()]
+    return reply
 
 
 def test_from_a_photo_to_a_saved_archive_and_report(
@@ -51,33 +49,29 @@ def test_from_a_photo_to_a_saved_archive_and_report(
 ) -> None:
     name = send(client).json()
     assert name["name"] == "my cat.png"
-    steps = ask(client, photo=name["photo"])
-    item = steps[-1]["item"]
-    assert item["predictions"][0][1] == explainer(photo()).predictions[0][1]
-    picture = client.get(f"/{item['photo']}")
+    *_, line = post(client, "explain", photo=name["photo"]).text.splitlines()
+    last = json.loads(line)
+    assert last["item"]["predictions"][0][1] == explainer(photo()).predictions[0][1]
+    picture = client.get(f"/{last['item']['photo']}")
     assert picture.headers["content-type"] == "image/jpeg"
     assert Image.open(io.BytesIO(picture.content)).size == (90, 60)
-    saved = client.post("/api/save", json={"answer": steps[-1]["answer"]}, headers=SELF)
-    assert (
-        saved.headers["content-disposition"] == "attachment; filename*=UTF-8''my-cat-explained.zip"
-    )
+    saved = post(client, "save", answer=last["answer"])
+    file_name = saved.headers["content-disposition"].rpartition("''")[2]
+    assert file_name == "my-cat-explained.zip"
     names = zipfile.ZipFile(io.BytesIO(saved.content)).namelist()
     assert names == ["my-cat-gradcam.png", "my-cat-gradcam.npy", "my-cat-gradcam.json"]
-    report = client.post("/api/report", json={"answer": steps[-1]["answer"]}, headers=SELF)
-    assert 'id="item-0"' in report.text
+    assert 'id="item-0"' in post(client, "report", answer=last["answer"]).text
 
 
 def test_examples_methods_and_layers(client: Any) -> None:
     assert client.get("/example/stripes.png").headers["content-type"] == "image/jpeg"
-    example = client.post("/api/examples", json={"name": "stripes.png"}, headers=SELF).json()
+    example = post(client, "examples", name="stripes.png").json()
     assert example["size"] == [90, 60]
-    methods = client.post("/api/methods", json={"model": 0}, headers=SELF).json()
+    methods = post(client, "methods", model=0).json()
     quick = {method["name"]: method["quick"] for method in methods}
     assert (quick["gradcam"], quick["saliency"], quick["rise"]) == (True, True, False)
-    layers = client.post(
-        "/api/layers", json={"model": 0, "photo": example["photo"]}, headers=SELF
-    ).json()
-    assert layers["layers"][0] == ["first", "Conv2d", "16 x 16"]
+    layers = post(client, "layers", model=0, photo=example["photo"]).json()["layers"]
+    assert layers[0] == ["first", "Conv2d", "16 x 16"]
 
 
 @pytest.mark.parametrize(
@@ -99,8 +93,7 @@ def test_there_are_no_files_behind_addresses(client: Any, path: str) -> None:
     [
         ("/", {"host": "evil.example"}, 421),
         ("/api/explain", {}, 403),
-        ("/api/explain", {"origin": "https://evil.example", **SELF}, 403),
-        ("/api/photos", {"sec-fetch-site": "cross-site", **SELF}, 403),
+        ("/api/photos", {"origin": "https://evil.example", **SELF}, 403),
         ("/photo/x", {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}, 403),
     ],
 )
@@ -117,23 +110,15 @@ def test_foreign_names_and_sites_are_refused(
 def test_photos_that_are_too_large_are_refused(client: Any) -> None:
     assert send(client, encoded(Image.new("RGB", (300, 200)))).status_code == 413
     assert send(client, b"x" * (LIMITS.upload + 1)).status_code == 413
-
-    def endless() -> Iterator[bytes]:
-        for _ in range(100):
-            yield b"x" * 10_000
-
-    reply = client.post("/api/photos", content=endless(), headers=SELF)  # without a length
-    assert reply.status_code == 413
+    endless = (b"x" * 10_000 for _ in range(100))  # without a length
+    assert client.post("/api/photos", content=endless, headers=SELF).status_code == 413
     assert send(client, b"no photo").status_code == 400
-    assert "\n" not in send(client, b"no photo").text
 
 
-@pytest.mark.parametrize("body", [b"[]", b"\xff", b'{"photo": 3}', b"[" * 1000])
+@pytest.mark.parametrize("body", [b"[]", b"\xff", b"[" * 1000])
 def test_questions_that_are_none_are_refused(client: Any, body: bytes) -> None:
     for path in ("explain", "check", "stop", "save", "report", "methods", "layers", "examples"):
-        status = client.post(f"/api/{path}", content=body, headers=SELF).status_code
-        expected = {"methods": 200, "stop": 404, "save": 404, "report": 404, "layers": 404}
-        assert status == (expected.get(path, 400) if body == b'{"photo": 3}' else 400), path
+        assert client.post(f"/api/{path}", content=body, headers=SELF).status_code == 400, path
 
 
 def test_the_token_leaves_the_address_and_becomes_a_cookie(service: Service) -> None:
