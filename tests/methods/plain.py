@@ -223,14 +223,11 @@ def smoothgradcampp(
     activation = forward(layers, x)[layer + 1]
     gradients = [look(layers, x + shift, target, layer)[1] for shift in noise]
     first, second, third = (
-        sum(g**power for g in gradients) / len(gradients) for power in (1, 2, 3)
+        torch.stack([g**power for g in gradients]).mean(0) for power in (1, 2, 3)
     )
-    weights = []
-    for k in range(len(activation)):
-        below = 2 * second[k] + activation[k].sum() * third[k]
-        alpha = torch.where(below != 0, second[k] / torch.where(below != 0, below, 1.0), 0.0)
-        weights.append((alpha * rectified(first[k])).sum())
-    return weighted(weights, activation, relu=True)
+    below = 2 * second + activation.sum((1, 2), keepdim=True) * third
+    alpha = torch.where(below != 0, second / below, 0)
+    return weighted(list((alpha * rectified(first)).sum((1, 2))), activation, relu=True)
 
 
 def xgradcam(layers: Layers, x: Tensor, target: int, layer: int, *, relu: bool = True) -> Tensor:

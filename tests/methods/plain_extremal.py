@@ -3,49 +3,31 @@ torch's own SGD."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
-from functools import cache
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
 def smooth_mask(values: Tensor, step: int, sigma: float) -> Tensor:
-    """The mask of values ``(h, w)`` on a lattice, with what lies beyond the photo;
-    differentiable."""
-    (height, width), kernels, points = _around(tuple(values.shape), step, sigma)
-    outside = torch.zeros(1, dtype=values.dtype)
-    each = kernels * torch.cat([values.flatten(), outside])[points]
-    weights = torch.exp(20 * each)
-    return ((each * weights).sum(1) / weights.sum(1)).reshape(height, width)
-
-
-@cache
-def _around(
-    lattice: tuple[int, int], step: int, sigma: float
-) -> tuple[tuple[int, int], Tensor, Tensor]:
-    """For each pixel, the kernel of each point around it, and the number of the point; the last one
-    is outside."""
+    """The mask of values ``(h, w)`` on a lattice, with what lies beyond the photo: for each pixel
+    the smooth maximum of the points around, which are 0 outside; differentiable."""
     beyond = math.ceil(sigma / step)
-    rows, columns = (range(-beyond * step, step * (n - 1 + beyond) + 1) for n in lattice)
-    kernels = []
-    points = []
-    reach = range(-beyond - 1, beyond + 2)
-    for y, x in itertools.product(rows, columns):
-        near = [(y // step + i, x // step + j) for i in reach for j in reach]
-        apart = [math.hypot(y - step * i, x - step * j) / sigma for i, j in near]
-        kernels.append([math.exp(-2 * max(0.0, distance - 0.5) ** 2) for distance in apart])
-        inside = [0 <= i < lattice[0] and 0 <= j < lattice[1] for i, j in near]
-        points.append(
-            [i * lattice[1] + j if ok else -1 for (i, j), ok in zip(near, inside, strict=True)]
-        )
-    return (
-        (len(rows), len(columns)),
-        torch.tensor(kernels, dtype=torch.float64),
-        torch.tensor(points),
-    )
+    most = beyond + 1
+    kernel = torch.zeros(1, dtype=values.dtype)
+    near = torch.ones(1, dtype=torch.bool)
+    for axis, count in enumerate(values.shape):
+        pixels = torch.arange(-beyond * step, step * (count - 1 + beyond) + 1)[:, None]
+        points = torch.arange(-2 * most, count + 2 * most)
+        shape = [(-1, 1, len(points), 1), (1, -1, 1, len(points))][axis]
+        kernel = kernel + ((pixels - step * points).double() ** 2).reshape(shape)
+        near = near & ((pixels // step - points).abs() <= most).reshape(shape)
+    kernel = torch.exp(-2 * (kernel.sqrt() / sigma - 0.5).clamp(min=0) ** 2)
+    each = kernel * F.pad(values, [2 * most] * 4)
+    weights = torch.exp(20 * each) * near
+    return (each * weights).sum((2, 3)) / weights.sum((2, 3))
 
 
 def wanted(full: Tensor, area: float) -> Tensor:

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.testing import assert_close
 
 import explain
 from explain.baselines import Zero
 from explain.methods import ExtremalPerturbation
 from explain.methods.extremal import SmoothMasks
-from tests.conftest import settled
+from tests.conftest import Made, settled
 from tests.methods import plain_extremal
 from tests.methods.test_masking import Curved, photos
 
@@ -31,15 +31,13 @@ def test_each_pixel_of_a_mask_is_the_smooth_maximum_of_the_points_around(
     step: int, sigma: float
 ) -> None:
     masks = SmoothMasks(SIZE, step, sigma, torch.zeros(1, dtype=torch.float64))
-    values = torch.rand(
-        2, 1, *masks.lattice, generator=torch.Generator().manual_seed(0), dtype=torch.float64
-    )
+    values = torch.rand(2, 1, *masks.lattice, dtype=torch.float64)
     full = masks.full(values.requires_grad_())
     leaf = values[1, 0].detach().clone().requires_grad_()
     expected = plain_extremal.smooth_mask(leaf, step, sigma)
     assert_close(full[1, 0], expected, **EXACT)
     assert masks.cropped(full).shape == (2, 1, *SIZE)
-    up = torch.randn(full.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    up = torch.randn_like(full)
     (slope,) = torch.autograd.grad(expected, leaf, up[1, 0])
     assert_close(torch.autograd.grad(full, values, up)[0][1, 0], slope, **EXACT)
 
@@ -47,35 +45,30 @@ def test_each_pixel_of_a_mask_is_the_smooth_maximum_of_the_points_around(
 def test_the_mask_is_what_a_plain_ascent_finds(curved: Curved) -> None:
     method = ExtremalPerturbation((0.2, 0.5), steps=4, baseline=Zero(), step=2, sigma=3.0)
     found = explain.attribute(curved, photos(2), method, target=[1, 2])
-    for i, (x, target) in enumerate(zip(photos(2), (1, 2), strict=True)):
-        each = [
-            plain_extremal.extremal(lambda seen: curved(seen[None])[0, target], x, area, 4, 2, 3.0)  # noqa: B023
-            for area in (0.2, 0.5)
-        ]
-        assert_close(found.values[i], (each[0] + each[1]) / 2, **EXACT)
+    for values, x, target in zip(found.values, photos(2), (1, 2), strict=True):
+        score: Any = lambda seen: curved(seen[None])[0, target]  # noqa: B023, E731
+        masks = [plain_extremal.extremal(score, x, area, 4, 2, 3.0) for area in (0.2, 0.5)]
+        assert_close(values, (masks[0] + masks[1]) / 2, **EXACT)
     assert found.samples == 8
     assert found.finished.all()
 
 
-class Corner(nn.Module):
+def corner(net: Any, x: Tensor) -> Tensor:
     """How much is seen of the upper left corner, and of all."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return 20 * torch.stack([x[:, :, :4, :4].mean((1, 2, 3)), x.mean((1, 2, 3))], 1)
+    return 20 * torch.stack([x[:, :, :4, :4].mean((1, 2, 3)), x.mean((1, 2, 3))], 1)
 
 
 @pytest.mark.parametrize(("keeps", "area"), [(0.0, 0.2), (None, 0.6), (1.0, 0.9)])
 def test_the_smallest_area_that_keeps_the_score_is_taken(keeps: float | None, area: float) -> None:
+    model = Made(corner)
     x = torch.ones(2, 3, 8, 8)
-    options: dict[str, Any] = {"steps": 2, "baseline": "zero", "step": 2, "sigma": 2.0}
-    masks = {}
-    shares = {}
-    for size in (0.2, 0.6, 0.9):
-        method = ExtremalPerturbation(size, **options)
-        masks[size] = explain.attribute(Corner(), x, method, target=1).values
-        shares[size] = float(Corner()(x * masks[size][:, None])[0, 1] / 20)
-    assert shares[0.2] < shares[0.6] < shares[0.9]
+
+    def mask(size: Any, **more: Any) -> Tensor:
+        method = ExtremalPerturbation(size, steps=2, baseline="zero", step=2, sigma=2.0, **more)
+        return explain.attribute(model, x, method, target=1).values
+
+    shares = [float(corner(model, x * mask(size)[:, None])[0, 1] / 20) for size in (0.2, 0.6, 0.9)]
+    assert shares == sorted(shares)
     if keeps is None:
-        keeps = (shares[0.6] + shares[0.2]) / 2
-    method = ExtremalPerturbation((0.6, 0.2, 0.9), keeps=keeps, **options)
-    assert_close(explain.attribute(Corner(), x, method, target=1).values, masks[area])
+        keeps = (shares[0] + shares[1]) / 2
+    assert_close(mask((0.6, 0.2, 0.9), keeps=keeps), mask(area))

@@ -13,6 +13,7 @@ from torch.testing import assert_close
 import explain
 from explain import ImageError
 from tests.conftest import Made
+from tests.peers.common import random
 
 METHODS = [
     "legrad",
@@ -31,53 +32,28 @@ IDS = torch.tensor([[1, 5, 6, 2], [1, 7, 8, 2], [1, 9, 3, 2]])
 @pytest.fixture(scope="module")
 def clip() -> Any:
     transformers = pytest.importorskip("transformers", reason="transformers is an extra")
-    sizes = {
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 2,
-    }
-    words = {
-        "vocab_size": 50,
-        "max_position_embeddings": 8,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": 0,
-    }
+    sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 32}
+    sizes |= {"num_hidden_layers": 3, "num_attention_heads": 2}
+    words: dict[str, Any] = {"vocab_size": 50, "max_position_embeddings": 8}
+    words |= {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
     config = transformers.CLIPConfig(
         text_config={**sizes, **words},
         vision_config={**sizes, "image_size": 16, "patch_size": 4},
         projection_dim=8,
     )
-    with torch.random.fork_rng():
-        torch.manual_seed(3)
-        return transformers.CLIPModel(config).eval()
-
-
-@pytest.fixture(scope="module")
-def features(clip: Any) -> Tensor:
-    """Those of the texts, as numbers."""
-    with torch.no_grad():
-        return clip(input_ids=IDS, pixel_values=torch.zeros(1, 3, 16, 16)).text_embeds
+    torch.manual_seed(3)
+    return transformers.CLIPModel(config).eval()
 
 
 @pytest.fixture
 def x() -> Tensor:
-    return torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+    return random(1, 2, 3, 16, 16).float()
 
 
-class OfPhotos(nn.Module):
+def of_photos(net: Any, x: Tensor) -> Tensor:
     """The tower of photos alone, with the texts' features as the weights of its head."""
-
-    def __init__(self, clip: Any, features: Tensor) -> None:
-        super().__init__()
-        self.tower = clip.vision_model
-        self.projection = clip.visual_projection
-        self.register_buffer("weight", clip.logit_scale.detach().exp() * features)
-
-    def forward(self, x: Tensor) -> Tensor:
-        found = self.projection(self.tower(pixel_values=x).pooler_output)
-        return found / found.norm(dim=-1, keepdim=True) @ self.weight.T
+    features = net.projection(net.tower(pixel_values=x).pooler_output)
+    return features / features.norm(dim=-1, keepdim=True) @ net.weight.T
 
 
 def with_texts(net: Any, pixel_values: Tensor, input_ids: Tensor = IDS) -> Tensor:
@@ -85,15 +61,17 @@ def with_texts(net: Any, pixel_values: Tensor, input_ids: Tensor = IDS) -> Tenso
 
 
 @pytest.mark.parametrize("kind", ["bare", "texts"])
-def test_photos_beside_texts_are_as_alone(
-    kind: str, clip: Any, features: Tensor, x: Tensor
-) -> None:
+def test_photos_beside_texts_are_as_alone(kind: str, clip: Any, x: Tensor) -> None:
     both = {"input_ids": IDS, "pixel_values": x}
+    weight = nn.Parameter(clip(**both).text_embeds * clip.logit_scale.exp())
+    tower = Made(
+        of_photos, tower=clip.vision_model, projection=clip.visual_projection, weight=weight
+    )
     model = clip if kind == "bare" else Made(with_texts, clip=clip)
     inputs = explain.Inputs((x, IDS))
     if kind == "bare":
         inputs = explain.Inputs(kwargs=both, explained="pixel_values")
-    expected = explain.attribute(OfPhotos(clip, features).eval(), x, METHODS, target=1)
+    expected = explain.attribute(tower.eval(), x, METHODS, target=1)
     beside = explain.attribute(model.eval(), inputs, METHODS, target=1)
     assert beside.keys() == expected.keys()
     for name, alone in expected.items():
