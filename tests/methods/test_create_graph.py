@@ -61,7 +61,6 @@ SPECIAL: dict[str, Function] = {
     "pow": lambda x: x.pow(3),
     "sqrt": lambda x: (x.square() + 0.1).sqrt(),
     "log1p": lambda x: x.square().log1p(),
-    "tanh in place": lambda x: (x * 1).tanh_(),
     "a quotient": lambda x: x / (1 + x.square()),
     "a softmax": lambda x: x.softmax(-1),
     "a maximum": lambda x: F.pad(F.max_pool2d(x, 2, 1), (0, 1, 0, 1)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -23,27 +24,21 @@ from tests.methods.plain_transformer import Transformer
 SIDE = 6
 
 
-class Mapped(nn.Module):
+def mapped(seed: int, stride: int = 1, channels: int = 2) -> Any:
     """A photo, a map of 3 x 3 or 6 x 6 places, and a head that multiplies places with each other."""
-
-    def __init__(self, seed: int, stride: int = 1, channels: int = 2) -> None:
-        super().__init__()
-        torch.manual_seed(seed)
-        self.photo = nn.Identity()
-        first = nn.Conv2d(channels, 5, 3, stride, padding=1)
-        self.maps = nn.Sequential(first, nn.Tanh(), nn.Conv2d(5, 4, 3, padding=1))
-        side = SIDE // stride
-        self.behind = nn.Sequential(nn.SiLU(), nn.Flatten(), nn.Linear(4 * side**2, 9), nn.SiLU())
-        self.head = nn.Linear(9, 3)
-        self.double()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.behind(self.maps(self.photo(x))))  # type: ignore[no-any-return]
+    torch.manual_seed(seed)
+    maps = [nn.Conv2d(channels, 5, 3, stride, padding=1), nn.Tanh(), nn.Conv2d(5, 4, 3, padding=1)]
+    behind = [nn.SiLU(), nn.Flatten(), nn.LazyLinear(9), nn.SiLU()]
+    parts = {"photo": nn.Identity(), "maps": nn.Sequential(*maps)}
+    parts |= {"behind": nn.Sequential(*behind), "head": nn.Linear(9, 3)}
+    model = nn.Sequential(OrderedDict(parts)).double()
+    model(torch.zeros(1, channels, SIDE, SIDE).double())
+    return model
 
 
-def network(seed: int) -> nn.Module:
+def network(seed: int) -> Any:
     """Regions depend on each other, and probabilities differ."""
-    model = Mapped(seed)
+    model = mapped(seed)
     model.behind[2].weight.data *= 8
     model.head.weight.data *= 8
     return model
@@ -131,20 +126,12 @@ def test_a_minimal_set_loses_its_property_without_any_of_its_regions(seed: int) 
     assert all(stays(model, x, every - lost | {region}, SIDE, target) for region in lost)
 
 
-class Wild(nn.Module):
+def wild(net: Any, x: Tensor) -> Tensor:
     """About 0.4 of the pixels are enough, and waves of all of them say which: what can be left out
     keeps changing."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__()
-        torch.manual_seed(seed)
-        self.wave = nn.Linear(SIDE**2, 40)
-        self.head = nn.Linear(40, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        seen = x.flatten(1)
-        score = self.head((8 * self.wave(seen)).sin()) + 4 * seen.mean(1, keepdim=True)
-        return torch.cat([score, torch.full_like(score, 1.6)], 1)
+    seen = x.flatten(1)
+    score = net.head((8 * net.wave(seen)).sin()) + 4 * seen.mean(1, keepdim=True)
+    return torch.cat([score, torch.full_like(score, 1.6)], 1)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -154,7 +141,8 @@ def test_sets_are_minimal_where_regions_are_tried_in_turn(
     """After the first round, as where rounds change little."""
     monkeypatch.setattr(search, "SLOW", 0)
     monkeypatch.setattr(search, "TURN", 3)
-    model = Wild(seed).double()
+    torch.manual_seed(seed)
+    model = Made(wild, wave=nn.Linear(SIDE**2, 40), head=nn.Linear(40, 1)).double()
     x = torch.ones(1, 1, SIDE, SIDE).double()
     assert_minimal(model, x, the_set(model, x, Sufficient(SIDE, Zero())))
 
@@ -230,9 +218,9 @@ def transformer() -> Transformer:
 @pytest.mark.parametrize(
     ("model", "layer", "side"),
     [
-        (Mapped(0), "photo", SIDE),
-        (Mapped(0), "maps", SIDE),
-        (Mapped(1, 2), "maps", 3),
+        (mapped(0), "photo", SIDE),
+        (mapped(0), "maps", SIDE),
+        (mapped(1, 2), "maps", 3),
         (transformer(), "blocks.0", 3),
     ],
 )
@@ -295,7 +283,7 @@ def test_an_interrupt_keeps_the_sets_of_earlier_images_and_leaves_later_ones_emp
 
 
 def test_a_record_of_regions_of_a_layer_is_loaded_and_repeated(tmp_path: Path) -> None:
-    model = Mapped(0, 2, channels=3)
+    model = mapped(0, 2, channels=3)
     draw = np.random.default_rng(0)
     picture, other_picture = draw.integers(0, 255, (2, SIDE, SIDE, 3), dtype=np.uint8)
 

@@ -6,24 +6,19 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.testing import assert_close
 
 import explain
 from explain.baselines import Zero
 from explain.methods import ExtremalPerturbation
 from explain.methods.extremal import SmoothMasks
-from tests.conftest import Made, settled
+from tests.conftest import Made
 from tests.methods import plain_extremal
-from tests.methods.test_masking import Curved, photos
+from tests.methods.test_masking import photos
 
 EXACT = {"rtol": 1e-8, "atol": 1e-10}
 SIZE = (6, 5)
-
-
-@pytest.fixture
-def curved() -> Curved:
-    return settled(Curved()).double().eval()
 
 
 @pytest.mark.parametrize(("step", "sigma"), [(2, 4.0), (2, 3.0), (3, 2.0), (1, 2.5)])
@@ -42,11 +37,11 @@ def test_each_pixel_of_a_mask_is_the_smooth_maximum_of_the_points_around(
     assert_close(torch.autograd.grad(full, values, up)[0][1, 0], slope, **EXACT)
 
 
-def test_the_mask_is_what_a_plain_ascent_finds(curved: Curved) -> None:
+def test_the_mask_is_what_a_plain_ascent_finds(net: nn.Module) -> None:
     method = ExtremalPerturbation((0.2, 0.5), steps=4, baseline=Zero(), step=2, sigma=3.0)
-    found = explain.attribute(curved, photos(2), method, target=[1, 2])
+    found = explain.attribute(net, photos(2), method, target=[1, 2])
     for values, x, target in zip(found.values, photos(2), (1, 2), strict=True):
-        score: Any = lambda seen: curved(seen[None])[0, target]  # noqa: B023, E731
+        score: Any = lambda seen: net(seen[None])[0, target]  # noqa: B023, E731
         masks = [plain_extremal.extremal(score, x, area, 4, 2, 3.0) for area in (0.2, 0.5)]
         assert_close(values, (masks[0] + masks[1]) / 2, **EXACT)
     assert found.samples == 8

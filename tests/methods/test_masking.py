@@ -59,23 +59,15 @@ def orders() -> list[list[int]]:
     return drawn
 
 
-class Curved(nn.Module):
-    """A convolution with a smooth bend, so that regions act together."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 4, 3, padding=1)
-        self.fc = nn.Linear(4, 3)
-        self.rows: list[int] = []
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.rows.append(len(x))
-        return self.fc(nn.functional.softplus(self.conv(x)).square().mean((2, 3)))
-
-
 @pytest.fixture
-def curved() -> Curved:
-    return settled(Curved()).double().eval()
+def curved() -> nn.Module:
+    """A convolution with a smooth bend, so that regions act together."""
+    net = Made(
+        lambda net, x: net.fc(nn.functional.softplus(net.conv(x)).square().mean((2, 3))),
+        conv=nn.Conv2d(3, 4, 3, padding=1),
+        fc=nn.Linear(4, 3),
+    )
+    return settled(net).double()
 
 
 def photos(count: int = 1) -> Tensor:
@@ -128,7 +120,7 @@ def masks_of(method: SmoothGridMethod, x: Tensor) -> Tensor:
     ],
     ids=lambda case: str(case) if isinstance(case, Method) else "",
 )
-def test_values_are_those_of_plain_loops(method: Method, plainly: Any, curved: Curved) -> None:
+def test_values_are_those_of_plain_loops(method: Method, plainly: Any, curved: nn.Module) -> None:
     attribution = explained(curved, method, 2)
     for values, x in zip(attribution.values, photos(2), strict=True):
         assert_close(values, plainly(score_of(curved), x), **EXACT)
@@ -144,7 +136,7 @@ def error_of_a_mean(terms: Tensor, farthest: float) -> Tensor:
     return (variance / 70).sqrt() * 1.994945415107 / 1.959963984540
 
 
-def test_rise_is_the_mean_of_masks_times_scores(curved: Curved) -> None:
+def test_rise_is_the_mean_of_masks_times_scores(curved: nn.Module) -> None:
     x = photos()
     score = score_of(curved, kind="probability")
     masks = masks_of(RISE(samples=70, grid=3, probability=0.4), x)
@@ -171,7 +163,7 @@ def test_a_mask_of_rise_is_a_piece_of_its_grid_enlarged_bilinearly() -> None:
     assert_close(mask, large[down : down + 20, right : right + 15], **EXACT)
 
 
-def test_lime_is_weighted_ridge_regression(curved: Curved) -> None:
+def test_lime_is_weighted_ridge_regression(curved: nn.Module) -> None:
     method = LIME(samples=40, regions=LABELS, width=0.4, ridge=0.3, seed=4)
     shown = coalitions(method, 5)
     score = score_of(curved)
@@ -186,7 +178,7 @@ VARIANCES = list(itertools.product(pair_regression.THREES, pair_regression.REST)
 
 @pytest.mark.parametrize("samples", [6, 12, 40, 42])
 def test_kernelshap_is_the_best_linear_estimate_from_its_pairs(
-    samples: int, curved: Curved
+    samples: int, curved: nn.Module
 ) -> None:
     """21 pairs, and that of the photo and the blank one, test the fit of 7 by 15."""
     labels = torch.arange(30).reshape(SIZE) % 7
@@ -208,7 +200,7 @@ def test_kernelshap_is_the_best_linear_estimate_from_its_pairs(
     ids=lambda method: method.name,
 )
 def test_estimates_stop_at_the_same_run_whatever_the_batch_size(
-    method: Method, curved: Curved
+    method: Method, curved: nn.Module
 ) -> None:
     few, many = (explained(curved, method, 2, tolerance=0.3, batch_size=size) for size in (5, 64))
     assert torch.equal(few.spent, many.spent)
@@ -218,7 +210,7 @@ def test_estimates_stop_at_the_same_run_whatever_the_batch_size(
 
 
 def test_what_stops_early_keeps_what_there_is_and_shows_it_on_the_way(
-    curved: Curved, monkeypatch: pytest.MonkeyPatch
+    curved: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
@@ -236,7 +228,7 @@ def test_what_stops_early_keeps_what_there_is_and_shows_it_on_the_way(
     assert_close(attribution.values, same.values, rtol=1e-10, atol=1e-12)
 
 
-def test_an_interrupt_leaves_nothing_or_what_there_is_as_asked(curved: Curved) -> None:
+def test_an_interrupt_leaves_nothing_or_what_there_is_as_asked(curved: nn.Module) -> None:
     def interrupt(done: int, total: int) -> None:
         if done >= 64:
             raise KeyboardInterrupt
@@ -294,7 +286,7 @@ def owen(
 
 
 @pytest.mark.parametrize(("height", "width"), [(2, 3), (4, 4)])
-def test_partitionshap_gives_owen_values(height: int, width: int, curved: Curved) -> None:
+def test_partitionshap_gives_owen_values(height: int, width: int, curved: nn.Module) -> None:
     x = photos()[:, :, :height, :width]
     score = score_of(curved)
     places = torch.arange(height * width).reshape(height, width)
@@ -314,7 +306,7 @@ def scores_of_rows(rows: Tensor, model: nn.Module) -> Tensor:
     return torch.tensor(scores, dtype=torch.float64)
 
 
-def test_sobol_is_jansens_estimator_over_its_designs(curved: Curved) -> None:
+def test_sobol_is_jansens_estimator_over_its_designs(curved: nn.Module) -> None:
     method = Sobol(72, 2, seed=3)
     rows = method.design.rows(4)
     one, other, *mixed = rows.reshape(12, 6, 4).unbind(1)
@@ -327,7 +319,7 @@ def test_sobol_is_jansens_estimator_over_its_designs(curved: Curved) -> None:
     assert attribution.error.min() > 0  # of three sequences
 
 
-def test_hsic_is_the_trace_of_the_centred_kernels(curved: Curved) -> None:
+def test_hsic_is_the_trace_of_the_centred_kernels(curved: nn.Module) -> None:
     method = HSIC(40, 2)
     rows = method.design.rows(4).double()
     scores = scores_of_rows(rows, curved)
@@ -343,7 +335,7 @@ def test_hsic_is_the_trace_of_the_centred_kernels(curved: Curved) -> None:
     assert (rows[:20].sum(0) == 10).all()
 
 
-def test_feature_permutation_exchanges_regions_between_images(curved: Curved) -> None:
+def test_feature_permutation_exchanges_regions_between_images(curved: nn.Module) -> None:
     method = FeaturePermutation(regions=LABELS, seed=1)
     values = explained(curved, method, 3).values
     givers = method.baseline.givers(3)
@@ -359,35 +351,33 @@ def test_feature_permutation_exchanges_regions_between_images(curved: Curved) ->
         explained(curved, method)
 
 
-class Detector(nn.Module):
-    """Finds boxes, whose scores and edges depend on what is seen in them; none where there is
-    little to see."""
-
-    def forward(self, x: Tensor) -> list[dict[str, Tensor]]:
-        detections = []
-        for image in x:
-            boxes = torch.tensor([[0.0, 0, 3, 3], [2, 3, 5, 6], [0, 0, 2, 3]], dtype=x.dtype)
-            boxes[0, 2] += image[0, 0, 0].sigmoid()
-            parts = [image[:, :3, :3], image[:, 3:6, 2:5], image[:, :3, :2]]
-            scores = torch.stack([part.mean() for part in parts]).sigmoid()
-            kept = scores > 0.45
-            labels = torch.tensor([1, 2, 1])[kept]
-            detections.append({"boxes": boxes[kept], "labels": labels, "scores": scores[kept]})
-        return detections
+def detected(net: Any, x: Tensor) -> list[dict[str, Tensor]]:
+    """Boxes, whose scores and edges depend on what is seen in them; none where there is little to
+    see."""
+    detections = []
+    for image in x:
+        boxes = torch.tensor([[0.0, 0, 3, 3], [2, 3, 5, 6], [0, 0, 2, 3]], dtype=x.dtype)
+        boxes[0, 2] += image[0, 0, 0].sigmoid()
+        parts = [image[:, :3, :3], image[:, 3:6, 2:5], image[:, :3, :2]]
+        scores = torch.stack([part.mean() for part in parts]).sigmoid()
+        found = {"boxes": boxes, "labels": torch.tensor([1, 2, 1]), "scores": scores}
+        detections.append({name: values[scores > 0.45] for name, values in found.items()})
+    return detections
 
 
-def test_drise_weighs_masks_by_the_most_similar_detection() -> None:
+def test_drise_weighs_masks_by_the_most_similar_detection(curved: nn.Module) -> None:
     x = photos() + 0.2
+    model = Made(detected)
     method = DRISE(samples=40, grid=3)
     target = explain.targets.Detections(1)
-    values = explain.attribute(Detector(), x, method, target=target).values
-    whole = Detector()(x)[0]
+    values = explain.attribute(model, x, method, target=target).values
+    whole = model(x)[0]
     best = int(torch.where(whole["labels"] == 1, whole["scores"], -1.0).argmax())
     total = torch.zeros(SIZE, dtype=torch.float64)
     missed = 0
     for mask in masks_of(method, x):
-        (seen,) = Detector()(x * mask)
-        overlaps = box_iou(seen["boxes"], whole["boxes"][best : best + 1])[:, 0]
+        (seen,) = model(x * mask)
+        overlaps = box_iou(seen["boxes"], whole["boxes"][[best]])[:, 0]
         alike = max([0.0, *(overlaps * seen["scores"] * (seen["labels"] == 1)).tolist()])
         missed += alike == 0
         total += alike * mask
@@ -395,7 +385,7 @@ def test_drise_weighs_masks_by_the_most_similar_detection() -> None:
     # overlaps are in float32
     assert_close(values[0], total / (40 * 0.5), rtol=1e-6, atol=1e-7)
     with pytest.raises(ExplainError, match="target must"):
-        explained(Curved().double(), method)
+        explained(curved, method)
 
 
 @pytest.mark.parametrize("method", [Occlusion((1, 1, 1), (1, 1, 1)), FeatureAblation(6)], ids=str)
