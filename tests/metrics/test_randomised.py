@@ -30,27 +30,25 @@ def test_the_order_of_registration_decides_nothing(model: TinyNet, x: torch.Tens
     names = Randomised(model, as_inputs(x)).layers
     assert Randomised(turned, as_inputs(x)).layers == names
     assert (names[0], names[-1]) == ("conv1", "fc")
-    metric = MPRT(steps=3)
-    tables = [explain.evaluate(network, x, "saliency", metric) for network in (model, turned)]
-    assert torch.equal(tables[0]["saliency"]["mprt"], tables[1]["saliency"]["mprt"])
+    one, other = (explain.evaluate(net, x, "saliency", MPRT(steps=3)) for net in (model, turned))
+    assert torch.equal(one["saliency"]["mprt"], other["saliency"]["mprt"])
 
 
 def test_layers_are_initialised_on_one_copy_as_their_classes_do_it() -> None:
     """The copy in one of several states is what a new copy in this state is."""
-    model = nn.Sequential(
-        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1), nn.Flatten(), nn.LayerNorm(16)
-    ).eval()
-    model.append(Made(lambda self, x: x * self.token, token=nn.Parameter(torch.arange(16.0))))
+    token = Made(lambda self, x: x * self.token, token=nn.Parameter(torch.arange(16.0)))
+    layers = [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1), nn.Flatten()]
+    model = nn.Sequential(*layers, nn.LayerNorm(16), token).eval()
     model[1].running_mean.fill_(5.0)
     model[2].bias = model[0].bias  # one tensor of two layers
     x = as_inputs(torch.rand(2, 3, 4, 4))
     original = snapshot(model)
     randomised = Randomised(model, x)
     assert randomised.layers == ["0", "2", "1", "4", "5"]
-    for layers in (["0", "1", "5"], ["2"], [], ["0", "1", "2", "4", "5"], ["1"]):
-        values = randomised.of(layers, 3).state_dict()
-        alone = Randomised(model, x).of(layers, 3).state_dict()
-        assert all(torch.equal(values[name], alone[name]) for name in values), layers
+    for names in (["0", "1", "5"], ["2"], [], ["0", "1", "2", "4", "5"], ["1"]):
+        values = randomised.of(names, 3).state_dict()
+        alone = Randomised(model, x).of(names, 3).state_dict()
+        torch.testing.assert_close(values, alone, rtol=0, atol=0)
     weights = randomised.of(["0", "1", "5"], 3)
     assert torch.equal(weights[1].running_mean, torch.zeros(4))
     assert sorted(weights[5].token.tolist()) == [*range(16)] != weights[5].token.tolist()
@@ -60,29 +58,21 @@ def test_layers_are_initialised_on_one_copy_as_their_classes_do_it() -> None:
     assert torch.equal(weights[0].weight, nn.Conv2d(3, 4, 3).weight)
 
 
-class Network(nn.Module):
+def network(norm: Any = None) -> Any:
     """Two convolutions and a row of scores; ``norm`` makes another layer of each."""
-
-    def __init__(self, norm: Any = None) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.one = nn.Conv2d(3, 4, 3)
-        self.two = nn.Conv2d(4, 4, 3)
-        self.head = nn.Linear(4, 3)
-        self.double().eval()
-        for name in ("one", "two", "head") if norm else ():
-            setattr(self, name, norm(getattr(self, name)))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        scores: torch.Tensor = self.head(F.relu(self.two(F.relu(self.one(x)))).mean((2, 3)))
-        return scores
+    torch.manual_seed(0)
+    layers = {"one": nn.Conv2d(3, 4, 3), "two": nn.Conv2d(4, 4, 3), "head": nn.Linear(4, 3)}
+    for name, layer in layers.items():
+        layers[name] = norm(layer.double()) if norm else layer.double()
+    scores = lambda net, x: net.head(F.relu(net.two(F.relu(net.one(x)))).mean((2, 3)))  # noqa: E731
+    return Made(scores, **layers).eval()
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated")
 @pytest.mark.parametrize("norm", [parametrizations.weight_norm, nn.utils.weight_norm])
 def test_under_weight_norm_the_weights_are_those_without_it(norm: Any, x: torch.Tensor) -> None:
-    plain = Network()
-    model = Network(norm)
+    plain = network()
+    model = network(norm)
     original = snapshot(model)
     random = Randomised(model, as_inputs(x)).of(["one", "two"], 4)
     expected = Randomised(plain, as_inputs(x)).of(["one", "two"], 4)
@@ -93,8 +83,8 @@ def test_under_weight_norm_the_weights_are_those_without_it(norm: Any, x: torch.
 
 @pytest.mark.parametrize("norm", [parametrizations.spectral_norm, nn.utils.spectral_norm])
 def test_under_spectral_norm_weights_are_divided_by_their_norm(norm: Any, x: torch.Tensor) -> None:
-    plain = Network()
-    model = Network(norm)
+    plain = network()
+    model = network(norm)
     for _ in range(30):
         model.train()(x)  # by which its trained weights have their norm
     original = snapshot(model.eval())
