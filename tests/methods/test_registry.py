@@ -4,7 +4,6 @@ import re
 from dataclasses import FrozenInstanceError, dataclass, replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -71,7 +70,8 @@ BAD_OPTIONS = """
     occlusion(window=0) occlusion(window=(1,2,3)) occlusion(window=9,stride=1) occlusion(stride=3,window=2)
     lime(regions=0) lime(max_seconds=0) rise(samples=-5) rise(tolerance=-0.1) rise(probability=1.0) rise(baseline=grey)
     shapleysampling(samples=10,regions=3) extremalperturbation(area=0.0) extremalperturbation(area=())
-    extremalperturbation(steps=0)
+    extremalperturbation(steps=0) gradcam(relu=1) rise(samples=True) finercam(alpha=True) finercam(alpha=nan)
+    augmented(gradcam,scales=(1,None)) smooth(gradcam,statistic=3)
 """
 
 
@@ -94,46 +94,22 @@ def test_what_is_made_of_maps_refuses_pixels(outer: Any, inner: str, net: Any, x
 
 # --- options of the wrong type
 
-WRONG: dict[type, list[Any]] = {
-    bool: ["yes", 1, torch.tensor(True)],
-    int: ["3", 1.5, True, np.True_, float("inf")],
-    float: ["0.6", True, np.True_, -np.inf, float("nan"), 10**400],
-    str: ["nonsense", "", 3, ["mean"]],
-    Method: ["gradcan", 3, ["gradcam"], "refinecam", "smooth()"],
-    tuple: ["1", [True], [], (1, None), [[1]], -1],
-    Tensor: ["black", [0.0, 1.0], np.nan, torch.tensor([1.0, torch.inf])],
-}
-# Options whose default does not tell their kind
-KINDS = {"blocks": int, "gamma": float, "baseline": Tensor, "composite": str, "token": int}
-KINDS |= {"becomes": int, "keeps": float, "step": int, "sigma": float}
-METHODS = [*map(get_method, list_methods()), Augmented(GradCAM())]
-# those of masks: see test_masking and test_evidence
-OBJECTS = {"low", "high", "area", "concept", "baseline", "regions", "window", "stride"}
-OBJECTS |= {"tolerance", "max_seconds", "keep", "guide"}
 OPTIONS = [
     (method, option)
-    for method in METHODS
+    for method in [*map(get_method, list_methods()), Augmented(GradCAM())]
     for option in options(method)
-    # a number, a word, or None
-    if option not in OBJECTS and (method.name, option) != ("kpcacam", "gamma")
 ]
-
-
-def kind_of(option: str, default: Any) -> type:
-    kinds = [bool, int, float, str, tuple, Method]
-    return KINDS.get(option) or next(kind for kind in kinds if isinstance(default, kind))
 
 
 @pytest.mark.parametrize(
     ("method", "option"), OPTIONS, ids=lambda each: getattr(each, "name", each)
 )
 def test_options_of_another_type_are_refused_in_one_line(method: Any, option: str) -> None:
-    default = getattr(method, option)
-    for wrong in [object(), b"1", *WRONG[kind_of(option, default)]]:
-        with pytest.raises(MethodError, match=f"{option} of |unknown|brackets|scales") as caught:
+    for wrong in (object(), b"1", 1j, "nonsense", ["", None]):
+        with pytest.raises(ExplainError) as caught:
             replace(method, **{option: wrong})
         assert "\n" not in str(caught.value)
-    assert replace(method, **{option: default}) == method
+        assert option in str(caught.value) or "nonsense" in str(caught.value)
 
 
 def test_a_text_is_read_again_once_another_method_has_its_name(
