@@ -17,11 +17,9 @@ from tests.conftest import Made, settled
 
 Layout = Callable[[Any, Tensor], Tensor]
 LAYOUTS: dict[str, Layout] = {
-    "unbound": lambda net, y: torch.stack([(v + 1).tanh().mean((1, 2)) for v in y.unbind(0)]),
     "in one row": lambda net, y: (y.reshape(1, -1, 6, 6) + 1).tanh().view(len(y), 4, -1).sum(2),
     "twice": lambda net, y: (torch.cat([y, y.flip(3)]) + 1).tanh().view(2, -1, 4, 36).sum((0, 3)),
     "last": lambda net, y: (y.flatten(1).mT + 1).tanh().mT.view(len(y), 4, -1).sum(2),
-    "rolled": lambda net, y: (y.roll(1, 0) + 1).tanh().roll(-1, 0).sum((2, 3)),
     "behind channels": lambda net, y: (
         net.norm(y.permute(2, 3, 1, 0).reshape(-1, 4, len(y))).tanh().mean(0).T
     ),
