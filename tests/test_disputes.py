@@ -4,6 +4,7 @@ docs/coming-from.md has the links."""
 from __future__ import annotations
 
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
@@ -17,46 +18,38 @@ from tests.conftest import Made, settled
 from tests.relevance.test_relevance import random
 
 
-class Shared(nn.Module):
-    """Rectifiers and maxima that are used twice, made while the network runs, or no modules at
+def shared(kind: str) -> nn.Module:
+    """A network whose rectifiers and maxima are used twice, made while it runs, or no modules at
     all."""
+    relu = nn.ReLU(inplace=kind == "in place")
+    pool = nn.MaxPool2d(2)
+    others: dict[str, Any] = {"functions": F.relu, "made as it runs": lambda x: nn.ReLU()(x)}
+    rectified = others.get(kind, relu)
+    pooled = (lambda x: F.max_pool2d(x, 2)) if kind == "functions" else pool
 
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        self.kind = kind
-        self.one = nn.Conv2d(3, 4, 3, padding=1)
-        self.two = nn.Conv2d(4, 5, 3, padding=1)
-        self.three = nn.Linear(20, 6)
-        self.four = nn.Linear(6, 3)
-        self.relu = nn.ReLU(inplace=kind == "in place")
-        self.pool = nn.MaxPool2d(2)
+    def forward(made: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        for layer in (made.one, made.two):
+            x = pooled(rectified(layer(x)))
+        return made.four(rectified(made.three(x.flatten(1))))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in (self.one, self.two):
-            x = self._pooled(self._rectified(layer(x)))
-        return self.four(self._rectified(self.three(x.flatten(1))))
-
-    def _rectified(self, x: torch.Tensor) -> torch.Tensor:
-        if self.kind == "functions":
-            return F.relu(x)
-        return nn.ReLU()(x) if self.kind == "made as it runs" else self.relu(x)
-
-    def _pooled(self, x: torch.Tensor) -> torch.Tensor:
-        return F.max_pool2d(x, 2) if self.kind == "functions" else self.pool(x)
+    one = nn.Conv2d(3, 4, 3, padding=1)
+    two = nn.Conv2d(4, 5, 3, padding=1)
+    head = {"three": nn.Linear(20, 6), "four": nn.Linear(6, 3)}
+    return settled(Made(forward, one=one, two=two, relu=relu, pool=pool, **head)).double()
 
 
 @pytest.mark.parametrize("kind", ["made as it runs", "used twice", "in place"])
 def test_deeplift_adds_up_whatever_is_shared_or_a_function(kind: str) -> None:
     """Captum 199, 200, 578 and 1082: errors, or other values, where modules are shared or
     rectifiers are new ones."""
-    model = settled(Shared(kind)).double()
+    model = shared(kind)
     x = random(0, 2, 3, 8, 8)
     b = random(1, 3, 8, 8)
     values = explain.attribute(model, x, DeepLIFT(b), target=1).values
     gain = (model(x) - model(b[None]))[:, 1].detach()
     torch.testing.assert_close(values.sum((1, 2, 3)), gain, rtol=1e-9, atol=1e-12)
-    same = explain.attribute(settled(Shared("functions")).double(), x, DeepLIFT(b), target=1)
-    torch.testing.assert_close(values, same.values, rtol=1e-9, atol=1e-12)
+    same = explain.attribute(shared("functions"), x, DeepLIFT(b), target=1).values
+    torch.testing.assert_close(values, same, rtol=1e-9, atol=1e-12)
 
 
 def test_deeplift_warns_where_an_operation_has_no_rule() -> None:
@@ -70,34 +63,26 @@ def test_deeplift_warns_where_an_operation_has_no_rule() -> None:
     assert off.abs() > 1e-3
 
 
-class LinearAttention(nn.Module):
+def linear_attention(made: nn.Module, x: torch.Tensor) -> torch.Tensor:
     """Attention without a matrix of tokens by tokens: products by `einsum`, heads by reshaping and
     transposing."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.to_qkv = nn.Conv2d(4, 12, 1, bias=False)
-        self.to_out = nn.Conv2d(4, 4, 1, bias=False)
-        self.head = nn.Linear(4, 3, bias=False)
-        self.share = nn.Identity()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        n, _, h, w = x.shape
-        q, k, v = (part.reshape(n, 2, 2, h * w) for part in self.to_qkv(x).chunk(3, 1))
-        q = q.softmax(-2)
-        k = k.softmax(-1)
-        context = torch.einsum("bhdn,bhen->bhde", self.share(k), self.share(v))
-        out = torch.einsum("bhde,bhdn->bhen", self.share(context), self.share(q))
-        out = self.to_out(
-            out.transpose(2, 3).reshape(n, 2, h * w, 2).transpose(2, 3).reshape(n, 4, h, w)
-        )
-        return self.head(out.mean((2, 3)))
+    n, _, h, w = x.shape
+    q, k, v = made.to_qkv(x).reshape(n, 3, 2, 2, h * w).unbind(1)
+    share = made.share
+    context = torch.einsum("bhdn,bhen->bhde", share(k.softmax(-1)), share(v))
+    out = torch.einsum("bhde,bhdn->bhen", share(context), share(q.softmax(-2)))
+    tokens = out.transpose(2, 3).reshape(n, 2, h * w, 2).transpose(2, 3)
+    return made.head(made.to_out(tokens.reshape(n, 4, h, w)).mean((2, 3)))
 
 
 def test_relevance_reaches_the_photo_through_linear_attention() -> None:
     """zennit 169: einsum, softmax and rearranged tokens. All other operations are linear: gradient
     times input."""
-    model = settled(LinearAttention()).double()
+    to_qkv = nn.Conv2d(4, 12, 1, bias=False)
+    to_out = nn.Conv2d(4, 4, 1, bias=False)
+    head = nn.Linear(4, 3, bias=False)
+    parts = {"to_qkv": to_qkv, "to_out": to_out, "head": head, "share": nn.Identity()}
+    model = settled(Made(linear_attention, **parts)).double()
     x = random(8, 2, 4, 3, 3).requires_grad_()
     values = explain.attribute(model, x.detach(), "attnlrp", target=1).values
     # half of the gradient: each factor of a product has half of its relevance

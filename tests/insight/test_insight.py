@@ -33,20 +33,17 @@ from explain.targets import ClassTarget, Difference
 from tests.conftest import TinyNet, settled
 from tests.runs.networks import as_it_is, explainer, picture, stored_run
 
-ROWS = torch.arange(16.0)[:, None]
-COLUMNS = torch.arange(16.0)
 
-
-def maps_of(places: dict[str, torch.Tensor], seed: int = 0, width: float = 1.5) -> RunMaps:
+def maps_of(places: dict[str, torch.Tensor], seed: int = 0) -> RunMaps:
     """Maps of some classes, with their evidence around places ``(n, 2)``, which are moved a
     little."""
     generator = torch.Generator().manual_seed(seed)
     centres = torch.cat([*places.values()])
     centres = centres + 0.5 * torch.randn(centres.shape, generator=generator)
-    down, across = centres[:, :, None, None].unbind(1)
-    values = torch.exp(-((ROWS - down) ** 2 + (COLUMNS - across) ** 2) / (2 * width**2))
+    pixels = torch.cartesian_prod(torch.arange(16.0), torch.arange(16.0))
+    values = torch.exp(-(torch.cdist(centres, pixels) ** 2) / 4.5)
     values = values * (0.5 + torch.rand(values.shape, generator=generator))
-    values = values / values.sum((1, 2), keepdim=True)
+    values = (values / values.sum(1, keepdim=True)).reshape(-1, 16, 16)
     targets = [target for target, of_class in places.items() for _ in of_class]
     names = [f"{target} {number}" for number, target in enumerate(targets)]
     unknown = torch.full((len(values),), float("nan"))

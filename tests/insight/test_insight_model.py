@@ -4,6 +4,7 @@ evidence."""
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,37 +15,31 @@ import torch
 from PIL import Image
 from torch import nn
 
-from explain import ExplainError, RunError
+from explain import ExplainError
 from explain.attribution.concepts import factorise
 from explain.insight.ablation import corrected, removed
 from explain.insight.channels import channels, feature_maps, receptive_field
 from explain.insight.concepts import shared_concepts
 from explain.insight.directions import concept_direction, normals
 from explain.insight.reattribution import RunPhotos
+from tests.conftest import Made
 from tests.runs.networks import as_it_is, explainer, stored_run
 
 SIDE = 24
 COLOURS = ["red", "green", "blue"]
 
 
-class ByColour(nn.Module):
+def by_colour() -> nn.Module:
     """Three classes: how much red, green and blue there is in the brightest places, seen through a
     window of three."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.look = nn.Conv2d(3, 6, 3, padding=1)
-        self.fc = nn.Linear(6, 3)
-        weight = torch.randn(6, 3, 3, 3, generator=torch.Generator().manual_seed(0)) / 50
-        weight[:3] += (torch.eye(3) - torch.eye(3).roll(1, 1))[:, :, None, None] / 9
-        self.look.weight.data = weight
-        self.look.bias.data.fill_(-0.1)
-        self.fc.weight.data = torch.cat([20 * torch.eye(3), torch.zeros(3, 3)], 1)
-        self.fc.bias.data.zero_()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        scores: torch.Tensor = self.fc(self.look(x).relu().mean((2, 3)))
-        return scores
+    look = nn.Conv2d(3, 6, 3, padding=1)
+    fc = nn.Linear(6, 3, bias=False)
+    weight = torch.randn(6, 3, 3, 3, generator=torch.Generator().manual_seed(0)) / 50
+    weight[:3] += (torch.eye(3) - torch.eye(3).roll(1, 1))[:, :, None, None] / 9
+    look.weight.data = weight
+    look.bias.data.fill_(-0.1)
+    fc.weight.data = 20 * torch.eye(3, 6)
+    return Made(lambda made, x: made.fc(made.look(x).relu().mean((2, 3))), look=look, fc=fc).eval()
 
 
 def photo_of(colour: int, number: int) -> Image.Image:
@@ -66,7 +61,7 @@ def photos_of(folder: Path, images: list[Any], labels: list[int], boxes: Any = N
         box = boxes and boxes[number]
         rows.append({"path": path, "label": labels[number], "boxes": [box] if box else []})
     (folder / "list.json").write_text(json.dumps(rows))
-    network = explainer(ByColour().eval(), categories=COLOURS)
+    network = explainer(by_colour(), categories=COLOURS)
     return RunPhotos(stored_run(folder, folder / "list.json", network), network)
 
 
@@ -189,8 +184,7 @@ def test_the_gain_is_the_mean_derivative_along_the_vector(
     direction = concept_direction(photos, examples, 1, layer="look", draws=1, fakes=20)
     model = photos.explainer.model
     maps = model.look(inputs(photos)).detach().requires_grad_()
-    scores = model.fc(maps.relu().mean((2, 3)))[:, 1]
-    (gradients,) = torch.autograd.grad(scores.sum(), maps)
+    (gradients,) = torch.autograd.grad(model.fc(maps.relu().mean((2, 3)))[:, 1].sum(), maps)
     of_examples = model.look(torch.stack([as_it_is(image) for image in examples]))
     of_class = torch.arange(42) % 3 == 1
     means = torch.cat([of_examples, maps[~of_class]]).detach().mean((2, 3))
@@ -295,12 +289,13 @@ def test_a_photo_that_is_gone_is_named_and_the_others_go_on(
 
 def test_what_does_not_fit_is_refused(photos: RunPhotos) -> None:
     examples = [photo_of(0, number) for number in range(20)]
-    with pytest.raises(RunError, match="target must"):
-        channels(photos, 7)
-    for images, message in ((examples[:4], "examples must"), (examples, "run must")):
-        with pytest.raises(RunError, match=message):
-            concept_direction(photos, images, 0)
-    with pytest.raises(RunError, match="wanted must"):
-        removed(photos, "gradcam", [("no such photo", "green")])
-    with pytest.raises(ExplainError, match="concepts must"):
-        photos.run.insight(concepts=2)
+    calls: dict[str, Callable[[], Any]] = {
+        "target must": lambda: channels(photos, 7),
+        "examples must": lambda: concept_direction(photos, examples[:4], 0),
+        "run must": lambda: concept_direction(photos, examples, 0),
+        "wanted must": lambda: removed(photos, "gradcam", [("no such photo", "green")]),
+        "concepts must": lambda: photos.run.insight(concepts=2),
+    }
+    for message, call in calls.items():
+        with pytest.raises(ExplainError, match=message):
+            call()
