@@ -10,7 +10,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -25,7 +25,7 @@ from explain import hooks
 from explain._utils import errors, signals
 from explain.hooks import preserve, unwrap
 from explain.hooks.intervening import active_interventions
-from tests.conftest import Made, TinyNet, hook_count
+from tests.conftest import Made, TinyNet, snapshot
 
 METHODS = [
     "gradcam",
@@ -170,24 +170,10 @@ def kept_buffers(model: nn.Module) -> Iterator[None]:
 
 def state(model: nn.Module) -> dict[str, Any]:
     """All that must be the same after a call as before it."""
-
-    def digest(tensor: torch.Tensor | None) -> tuple[int, int, float] | None:
-        """What changes with a tensor; a checksum of every byte would take longer than the call."""
-        return (
-            None if tensor is None else (id(tensor), tensor._version, float(tensor.detach().sum()))
-        )
-
-    modules = list(model.modules())
-    return {
-        "modes": [module.training for module in modules],
-        "own methods": ["forward" in vars(module) for module in modules],
+    return snapshot(model) | {
+        "versions": [(id(p), p._version, id(p.grad)) for p in model.parameters()],
         "train": nn.Module.train,
-        "hooks": [hook_count(module) for module in modules],
         "hooks of every module": [len(getattr(torch_modules, f"_global{name}")) for name in DICTS],
-        "parameters": [(digest(p), digest(p.grad), p.requires_grad) for p in model.parameters()],
-        "running statistics": [digest(buffer) for buffer in model.buffers()],
-        "random numbers": torch.get_rng_state().numpy().tobytes(),
-        "gradients": (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
         "mixed precision": (torch.is_autocast_enabled("cpu"), torch.is_autocast_cache_enabled()),
         "function modes": torch._C._len_torch_function_stack(),
         "interventions": active_interventions(model),
@@ -263,8 +249,8 @@ def interrupt(call: Call, kind: str, after: float, tally: Tally) -> None:
     theirs = signal.signal(number, handler)
     sender = _Sender(number, after)
     ended = False
-    with kept_buffers(call.model):
-        before = state(call.model)
+    before = state(call.model)
+    with kept_buffers(call.model) if call.by_user else nullcontext():
         try:
             inside = True
             sender.start()
@@ -276,9 +262,9 @@ def interrupt(call: Call, kind: str, after: float, tally: Tally) -> None:
             if not ended:
                 raise
         sender.call_off()
-        now = state(call.model)
+    now = state(call.model)
     signal.signal(number, theirs)
-    changing = {"running statistics", "random numbers"} if call.by_user else set()
+    changing = {"rng"} if call.by_user else set()
     wrong = [name for name in before.keys() - changing if before[name] != now[name]]
     what = f"{call.name}, {kind}"
     tally.sent += sender.sent

@@ -8,12 +8,13 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 import explain
 from explain import ExplainError
@@ -29,23 +30,10 @@ pytestmark = [
 ]
 
 
-class Explained(Dataset[dict[str, torch.Tensor]]):
-    """Images with their explanations, made where they are loaded."""
-
-    def __init__(self, model: nn.Module, images: torch.Tensor) -> None:
-        self.model = model
-        self.images = images
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        return explained(self.model, self.images[index : index + 1])
-
-
-def explained(model: nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor]:
-    found = explain.attribute(model, x, METHODS, target=1)
-    return {name: attribution.values[0] for name, attribution in found.items()}
+def explained(model: nn.Module, x: torch.Tensor, number: int = 0) -> dict[str, bytes]:
+    """The bits of the maps of an image."""
+    maps = explain.attribute(model, x[number : number + 1], METHODS, target=1)
+    return {name: attribution.values[0].numpy().tobytes() for name, attribution in maps.items()}
 
 
 def in_child(work: Callable[[], Any]) -> Any:
@@ -72,24 +60,24 @@ def in_child(work: Callable[[], Any]) -> Any:
     return what
 
 
-def bits(found: dict[str, torch.Tensor]) -> dict[str, bytes]:
-    return {name: values.numpy().tobytes() for name, values in found.items()}
-
-
 @pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
 def test_a_data_loaders_workers_find_what_their_parent_finds(
     start: str, net: TinyNet, x: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(ROOT))  # where a spawned worker finds this module
-    images = Explained(net, x)
-    expected = [bits(images[number]) for number in range(len(images))]
+    expected = [explained(net, x, number) for number in range(len(x))]
     before = snapshot(net)
-    # seeds are drawn from there, not from what all share
-    calm = {"timeout": 2 * LONG, "generator": torch.Generator()}
+    numbers: Any = range(len(x))
     loader = DataLoader(
-        images, batch_size=None, num_workers=1, multiprocessing_context=start, **calm
+        numbers,
+        batch_size=None,
+        collate_fn=partial(explained, net, x),
+        num_workers=1,
+        multiprocessing_context=start,
+        timeout=2 * LONG,
+        generator=torch.Generator(),  # seeds are drawn from there, not from what all share
     )
-    assert [bits(maps) for maps in loader] == expected
+    assert list(loader) == expected
     assert snapshot(net) == before
 
 
@@ -129,7 +117,7 @@ def test_a_child_forked_amid_another_threads_explanation_begins_with_a_clean_mod
     net.train()
     net.bn1.eval()
     before = snapshot(net)
-    wanted = bits(explained(net, x[:1]))
+    wanted = explained(net, x)
 
     def hooks_and_modes() -> tuple[int, list[bool]]:
         modules = list(net.modules())
@@ -142,7 +130,7 @@ def test_a_child_forked_amid_another_threads_explanation_begins_with_a_clean_mod
         assert hooks > 1
         assert not any(modes_there)
         at_first, maps, at_last = in_child(
-            lambda: (hooks_and_modes(), bits(explained(net, x[:1])), hooks_and_modes())
+            lambda: (hooks_and_modes(), explained(net, x), hooks_and_modes())
         )
     assert at_first == at_last == (1, modes)
     assert maps == wanted
@@ -154,17 +142,16 @@ def test_a_child_forked_inside_an_explanation_may_explain_and_its_parent_goes_on
 ) -> None:
     net.train()
     before = snapshot(net)
-    wanted = explained(net, x[:1])
+    wanted = explained(net, x)
     seen: list[Any] = []
 
     def fork(*_: Any) -> None:
         handle.remove()
         with pytest.raises(ExplainError, match="from inside another one"):
-            explained(net, x[:1])
-        seen.append(in_child(lambda: (net.training, bits(explained(net, x[:1])), net.training)))
+            explained(net, x)
+        seen.append(in_child(lambda: (net.training, explained(net, x), net.training)))
 
     handle = net.layer2.register_forward_hook(fork)
-    values = explain.attribute(net, x[:1], "gradcam", target=1).values[0]
-    assert seen == [(True, bits(wanted), True)]
-    assert torch.equal(values, wanted["gradcam"])
+    assert explained(net, x) == wanted
+    assert seen == [(True, wanted, True)]
     assert snapshot(net) == before
