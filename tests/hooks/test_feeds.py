@@ -16,46 +16,31 @@ from explain.hooks import capture
 from tests.conftest import Made, in_threads, snapshot
 
 
-def photos() -> torch.Tensor:
-    return (
-        torch.rand(2, 3, 11, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-        - 0.4
-    )
+def network(way: str) -> nn.Module:
+    """A network that PyTorch's own full-backward hooks refuse, or see less of, as ``way`` says; the
+    output of its layer also leaves in a list."""
+    kept: list[torch.Tensor] = []
 
-
-class Ways(nn.Module):
-    """A network that PyTorch's own full-backward hooks refuse, or see less of, as ``way`` says."""
-
-    def __init__(self, way: str) -> None:
-        super().__init__()
-        self.way = way
-        self.conv = nn.Conv2d(3, 4, 3)
-        self.relu = nn.ReLU(inplace=way == "in place")
-        self.layer = Kept(way)
-        self.head = nn.Linear(4, 5)
-
-    def forward(self, photo: torch.Tensor) -> Any:
-        if self.way == "in place at once":
-            photo -= 0.1
-        maps = self.layer(self.relu(self.conv(photo)))
-        maps = torch.relu(maps) if self.way == "a function" else self.relu(maps)
-        scores = self.head(maps.mean((2, 3)) + self.layer.kept[0].amax((2, 3)))
-        return {"logits": scores} if self.way == "a mapping" else scores
-
-
-class Kept(nn.Module):
-    """A layer whose output also leaves in a list, with its gradient if ``way`` says so."""
-
-    def __init__(self, way: str) -> None:
-        super().__init__()
-        self.way = way
-        self.kept = list[torch.Tensor]()
-        self.conv = nn.Conv2d(4, 4, 3, padding=1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.conv(x)
-        self.kept[:] = [y if self.way == "a list" else y.detach()]
+    def keep(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        y = layer.conv(x)
+        kept[:] = [y if way == "a list" else y.detach()]
         return y
+
+    def forward(model: nn.Module, photo: torch.Tensor) -> Any:
+        if way == "in place at once":
+            photo -= 0.1
+        maps = model.layer(model.relu(model.conv(photo)))
+        maps = torch.relu(maps) if way == "a function" else model.relu(maps)
+        scores = model.head(maps.mean((2, 3)) + kept[0].amax((2, 3)))
+        return {"logits": scores} if way == "a mapping" else scores
+
+    parts = {
+        "conv": nn.Conv2d(3, 16, 3),
+        "relu": nn.ReLU(inplace=way == "in place"),
+        "layer": Made(keep, conv=nn.Conv2d(16, 16, 3, padding=1)),
+        "head": nn.Linear(16, 5),
+    }
+    return Made(forward, **parts).double().eval()
 
 
 METHODS = {
@@ -69,8 +54,8 @@ METHODS = {
     "way", ["modules", "in place", "in place at once", "a function", "a list", "a mapping"]
 )
 def test_methods_by_full_backward_hooks_are_those_by_autograd_or_refused(way: str) -> None:
-    model = Ways(way).double().eval()
-    x = photos()
+    model = network(way)
+    x = torch.rand(2, 3, 11, 9, dtype=torch.float64)
     before = snapshot(model)
     for plain, hooked in METHODS.items():
         for targets in ([2], [0, 4]):  # of several, each has hooks of its own

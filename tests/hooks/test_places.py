@@ -13,14 +13,14 @@ from explain.hooks import HookGroup, capture
 from tests.conftest import Made
 
 
-class Twice(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(2, 2, 1, bias=False)
-        self.relu = nn.ReLU(inplace=True)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.relu(self.conv(self.relu(self.conv(x))))
+def twice() -> nn.Module:
+    """A convolution and a rectifier that run twice."""
+    conv = nn.Conv2d(2, 2, 1, bias=False)
+    return Made(
+        lambda net, x: net.relu(net.conv(net.relu(net.conv(x)))),
+        conv=conv,
+        relu=nn.ReLU(inplace=True),
+    )
 
 
 def x() -> torch.Tensor:
@@ -29,7 +29,7 @@ def x() -> torch.Tensor:
 
 @pytest.mark.parametrize("call", [0, 1])
 def test_a_hook_on_one_call_of_a_layer_acts_for_that_call_in_every_pass(call: int) -> None:
-    net = Twice()
+    net = twice()
     first = net.conv(x()).detach() * (10 if call == 0 else 1)
     second = net.conv(first.relu()).detach() * (10 if call == 1 else 1)
     with HookGroup(net) as group:
@@ -48,7 +48,7 @@ def test_a_hook_on_the_input_of_a_layer_changes_what_that_layer_alone_is_given()
         group.forward("a:input", lambda module, args, output: output + 1)
         # what it returned is the caller's dictionary again
         assert model(torch.tensor(1.0)).item() == 101
-    net = Twice()
+    net = twice()
     with HookGroup(net) as group:
         group.forward("conv:input@1", lambda module, args, output: output * 0)
         assert net(x()).abs().max() == 0
@@ -57,7 +57,7 @@ def test_a_hook_on_the_input_of_a_layer_changes_what_that_layer_alone_is_given()
 
 
 def test_a_call_that_backward_repeats_is_refused_where_a_hook_is_on_one_call() -> None:
-    inner = Twice()
+    inner = twice()
     net = Made(lambda model, x: checkpoint(model.inner, x, use_reentrant=False), inner=inner)
     with HookGroup(net) as group, pytest.raises(HookError, match="checkpoint"):
         group.forward("inner.conv@1", lambda module, args, output: output * 2)
@@ -80,7 +80,7 @@ def test_a_layer_that_never_ran_is_told_by_an_error_that_is_a_key_error_too() ->
 
 
 def test_a_captured_activation_that_a_hook_returns_is_not_overwritten() -> None:
-    net = nn.Sequential(nn.Conv2d(2, 2, 1), nn.ReLU(inplace=True))
+    net = nn.Sequential(nn.Conv2d(2, 16, 1), nn.ReLU(inplace=True))
     with torch.no_grad(), capture(net, "0", gradients=False) as seen:
         net(x() - 1)
     copied = seen.activations["0"].clone()

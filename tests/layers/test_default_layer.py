@@ -22,32 +22,22 @@ from tests.conftest import Made, settled
 SIGNED = GradCAM(relu=False)
 
 
-class Small(nn.Module):
+def small(weigh: Callable[..., torch.Tensor], **parts: nn.Module) -> nn.Module:
     """A body of 12 channels, a head that reads their means, and what ``weigh`` does between them
     with ``parts``."""
 
-    def __init__(self, weigh: Callable[..., torch.Tensor], **parts: nn.Module) -> None:
-        super().__init__()
-        self.weigh = weigh
-        self.body = nn.Sequential(nn.Conv2d(3, 12, 8, 8), nn.ReLU())
-        self.parts = nn.ModuleDict(parts)
-        self.head = nn.Linear(12, 5)
+    def forward(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        maps = weigh(model.body(x), **model.parts)
+        return model.head(maps.mean((2, 3)))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        maps = self.weigh(self.body(x), **self.parts)
-        return self.head(maps.mean((2, 3)))
+    body = nn.Sequential(nn.Conv2d(3, 12, 8, 8), nn.ReLU())
+    return Made(forward, body=body, parts=nn.ModuleDict(parts), head=nn.Linear(12, 5))
 
 
-class Positions(nn.Module):
+def positions(model: nn.Module, maps: torch.Tensor) -> torch.Tensor:
     """A map made from the size of another one."""
-
-    def forward(self, maps: torch.Tensor) -> torch.Tensor:
-        height, width = maps.shape[2:]
-        return (
-            torch.linspace(-1, 1, height * width)
-            .view(1, 1, height, width)
-            .repeat(len(maps), 12, 1, 1)
-        )
+    ramp = torch.linspace(-1, 1, maps[0, 0].numel()).view(maps.shape[2:])
+    return ramp.repeat(len(maps), 12, 1, 1)
 
 
 def attended(maps: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
@@ -61,20 +51,20 @@ def conv(into: int) -> nn.Conv2d:
 
 
 BESIDE: dict[str, Callable[[], nn.Module]] = {
-    "position map": lambda: Small(lambda f, pos: f * (1 + pos(f)), pos=Positions()),
-    "gate of one channel": lambda: Small(lambda f, gate: f * gate(f).sigmoid(), gate=conv(1)),
-    "gate of all channels": lambda: Small(lambda f, gate: f * gate(f).sigmoid(), gate=conv(12)),
-    "squeeze and excitation": lambda: Small(
+    "position map": lambda: small(lambda f, pos: f * (1 + pos(f)), pos=Made(positions)),
+    "gate of one channel": lambda: small(lambda f, gate: f * gate(f).sigmoid(), gate=conv(1)),
+    "gate of all channels": lambda: small(lambda f, gate: f * gate(f).sigmoid(), gate=conv(12)),
+    "squeeze and excitation": lambda: small(
         lambda f, gate: f * gate(f.mean((2, 3), keepdim=True)).sigmoid(), gate=nn.Conv2d(12, 12, 1)
     ),
-    "attention logits": lambda: Small(lambda f, logits: attended(f, logits(f)), logits=conv(3)),
-    "gated attention": lambda: Small(
+    "attention logits": lambda: small(lambda f, logits: attended(f, logits(f)), logits=conv(3)),
+    "gated attention": lambda: small(
         lambda f, v, u, w: attended(f, w(v(f).tanh() * u(f).sigmoid())),
         v=conv(8),
         u=conv(8),
         w=nn.Conv2d(8, 1, 1),
     ),
-    "offsets": lambda: Small(
+    "offsets": lambda: small(
         lambda f, offset: torchvision.ops.deform_conv2d(
             f, offset(f), torch.ones(12, 12, 3, 3), padding=1
         ),
@@ -93,28 +83,13 @@ def test_what_weighs_the_feature_map_is_not_the_layer(kind: str) -> None:
 def test_what_looks_like_a_gate_is_the_layer_where_all_comes_through_it() -> None:
     x = torch.rand(2, 3, 64, 64)
     parts = {"last": conv(12)}
-    squeezed = Small(lambda f, last: last(f).sigmoid(), **parts)
-    residual = Small(lambda f, last: f + last(f), **parts)
-    both = Small(lambda f, last, beside: last(f) * beside(f), **parts, beside=conv(12))
+    squeezed = small(lambda f, last: last(f).sigmoid(), **parts)
+    residual = small(lambda f, last: f + last(f), **parts)
+    both = small(lambda f, last, beside: last(f) * beside(f), **parts, beside=conv(12))
     layers = [
         explain.attribute(settled(m).eval(), x, SIGNED).layer for m in (squeezed, residual, both)
     ]
     assert layers == ["parts.last", "parts.last", "parts.beside"]
-
-
-class Maps(nn.Module):
-    """A network whose answer is a map: ``finish`` is what it does with the last layer's output."""
-
-    def __init__(self, channels: int, finish: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        super().__init__()
-        self.encoder = nn.Sequential(
-            nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 12, 3, 2, 1), nn.ReLU()
-        )
-        self.last = nn.Conv2d(12, channels, 1)
-        self.finish = finish
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.finish(self.last(self.encoder(x)))
 
 
 @pytest.mark.parametrize(
@@ -129,7 +104,13 @@ class Maps(nn.Module):
 def test_an_answer_that_is_a_map_is_not_the_layer(
     channels: int, finish: Callable[[torch.Tensor], Any]
 ) -> None:
-    model = settled(Maps(channels, finish)).eval()
+    encoder = nn.Sequential(nn.Conv2d(3, 8, 3, 4, 1), nn.ReLU())
+    model = Made(
+        lambda model, x: finish(model.last(model.encoder(x))),
+        encoder=encoder,
+        last=nn.Conv2d(8, channels, 1),
+    )
+    model = settled(model).eval()
     found = explain.attribute(
         model, torch.rand(2, 3, 32, 32), SIGNED, target=lambda o: o.flatten(1).mean(1)
     )

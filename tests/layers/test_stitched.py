@@ -24,21 +24,16 @@ from tests.conftest import Made, settled, snapshot
 EXACT = {"rtol": 1e-9, "atol": 1e-11}
 
 
-class Net(nn.Module):
-    """Class maps at half the input's resolution, in two or three dimensions."""
-
-    def __init__(self, dims: int = 2) -> None:
-        super().__init__()
-        conv: Any = nn.Conv3d if dims == 3 else nn.Conv2d
-        self.features = nn.Sequential(conv(1, 4, 3, 2, 1), nn.Tanh(), conv(4, 4, 3, 1, 1))
-        self.head = conv(4, 3, 1)
-
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        return {"out": self.head(self.features(x).tanh())}
-
-
 def network(dims: int = 2) -> nn.Module:
-    return settled(Net(dims), seed=3).double().eval()
+    """Class maps at half the input's resolution, in two or three dimensions."""
+    conv: Any = nn.Conv3d if dims == 3 else nn.Conv2d
+    features = nn.Sequential(conv(1, 4, 3, 2, 1), nn.Tanh(), conv(4, 4, 3, 1, 1))
+    net = Made(
+        lambda net, x: {"out": net.head(net.features(x).tanh())},
+        features=features,
+        head=conv(4, 3, 1),
+    )
+    return settled(net, seed=3).double().eval()
 
 
 def photos(*size: int) -> Tensor:

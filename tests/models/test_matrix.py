@@ -17,7 +17,7 @@ from explain import ModelError
 from explain.methods import GradCAM
 from explain.methods.base import get_method
 from explain.models import load
-from tests.conftest import Made, settled, snapshot
+from tests.conftest import settled, snapshot
 from tests.hooks.test_tour import example
 
 matrix = example("model_matrix")
@@ -212,28 +212,13 @@ class ClassAttention(TinyTransformer):
         return self.head(self.norm(x)[:, 0])
 
 
-class MapBesideTheToken(TinyTransformer):
-    """Ends in a map that nothing uses, next to the class token (PiT)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.split = Made(lambda model, x, grid: (x[:, 1:].mT.unflatten(2, grid) * 1, x[:, 0]))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        grid = x.shape[-2] // 8, x.shape[-1] // 8
-        _, token = self.split(self.blocks(self.embed(x)), grid)
-        return self.head(self.norm(token))
-
-
 @pytest.mark.parametrize(
     ("build", "layer"),
     [
-        (TinyTransformer, "blocks.1.norm1"),
         (lambda: TinyTransformer(extra=5), "blocks.1.norm1"),
         (lambda: TinyTransformer(extra=0, pooled=True), "blocks.1.norm1"),
         (lambda: TinyTransformer(extra=5, pooled=True), "blocks.1.norm1"),
         (ClassAttention, "norm1"),
-        (MapBesideTheToken, "blocks.1.norm1"),
     ],
 )
 @pytest.mark.parametrize("size", [(24, 40), (32, 32)])

@@ -39,27 +39,17 @@ SIGNED = [Saliency(absolute=False), GradCAM(relu=False), IntegratedGradients(ste
 EXACT = {"rtol": 1e-10, "atol": 1e-12}
 
 
-class Dense(nn.Module):
+def of_maps(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
     """Class maps at the input's resolution, as torchvision's segmenters return them."""
-
-    def __init__(self, classes: int = 4) -> None:
-        super().__init__()
-        self.features = nn.Sequential(
-            nn.Conv2d(3, 6, 3, 2, 1), nn.ReLU(inplace=True), nn.Conv2d(6, 6, 3, 1, 1)
-        )
-        self.head = nn.Conv2d(6, classes, 1)
-
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        maps = self.head(F.relu(self.features(x)))
-        return {
-            "out": F.interpolate(maps, size=x.shape[-2:], mode="bilinear", align_corners=False),
-            "aux": maps,
-        }
+    maps = model.head(F.relu(model.features(x)))
+    return {"out": F.interpolate(maps, size=x.shape[-2:], mode="bilinear"), "aux": maps}
 
 
 @pytest.fixture
 def dense() -> nn.Module:
-    return settled(Dense(), seed=2).double().eval()
+    layers = [nn.Conv2d(3, 6, 3, 2, 1), nn.ReLU(inplace=True), nn.Conv2d(6, 6, 3, 1, 1)]
+    model = Made(of_maps, features=nn.Sequential(*layers), head=nn.Conv2d(6, 4, 1))
+    return settled(model, seed=2).double().eval()
 
 
 def values(model: nn.Module, x: Tensor, method: Any, target: Any, **options: Any) -> Tensor:

@@ -19,7 +19,7 @@ from explain.models import Stitched
 from explain.targets import Segmentation
 from explain.targets.detections import as_place
 from explain.targets.regions import read_class_maps
-from tests.conftest import settled
+from tests.conftest import Made, settled
 
 EXACT = {"rtol": 1e-9, "atol": 1e-11}
 METHODS = [
@@ -138,22 +138,16 @@ def test_every_layout_target_and_method_equals_the_plain_computation(
             assert_close(found[method].score[i], attribution.score[0], **EXACT)
 
 
-class Labels(nn.Module):
-    """Maps of scores, with what comes last; several labels may be at one place."""
+def labelling(labels: int, last: Any) -> nn.Module:
+    """Maps of scores of both signs, with what comes last; several labels may be at one place."""
 
-    def __init__(self, labels: int, last: Any) -> None:
-        super().__init__()
-        torch.manual_seed(2)
-        self.features = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Tanh())
-        self.head = nn.Conv2d(8, labels, 1)
-        self.last = last
+    def scores(model: nn.Module, x: Tensor) -> Tensor:
+        maps = model.head(model.features(x))
+        return 20 * (maps - maps.mean((2, 3), keepdim=True))
 
-    def scores(self, x: Tensor) -> Tensor:
-        maps = self.head(self.features(x))
-        return 20 * (maps - maps.mean((2, 3), keepdim=True))  # of both signs
-
-    def forward(self, x: Tensor) -> Any:
-        return self.last(self.scores(x))
+    features = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Tanh())
+    logits = Made(scores, features=features, head=nn.Conv2d(8, labels, 1))
+    return Made(lambda model, x: last(model.logits(x)), logits=logits).eval()
 
 
 ENDS: dict[str, tuple[Any, Any]] = {
@@ -171,12 +165,12 @@ ENDS: dict[str, tuple[Any, Any]] = {
 @pytest.mark.parametrize("labels", [1, 3])
 def test_a_label_is_predicted_where_it_is_more_probable_than_not(end: str, labels: int) -> None:
     last, activation = ENDS[end]
-    model = Labels(labels, last).eval()
+    model = labelling(labels, last)
     x = torch.rand(2, 3, 8, 8)
     index = labels - 1
-    region = model.scores(x).detach()[:, index] > 0
+    region = model.logits(x).detach()[:, index] > 0
     assert 0 < region.float().mean() < 1
-    maps = last(model.scores(x).detach())
+    maps = last(model.logits(x).detach())
     maps = maps["out"] if isinstance(maps, dict) else maps
     expected = torch.stack([maps[i, index].double()[region[i]].mean() for i in range(2)])
     a = explain.attribute(model, x, "saliency", target=Segmentation(index), activation=activation)
@@ -199,7 +193,7 @@ def test_a_mask_of_truth_values_that_are_all_false_has_no_region() -> None:
 
 
 def test_small_scores_of_a_map_are_no_probabilities() -> None:
-    model = Labels(1, lambda s: 0.1 + 0.01 * s.abs()).eval()
+    model = labelling(1, lambda s: 0.1 + 0.01 * s.abs())
     x = torch.rand(1, 3, 8, 8)
     a = explain.attribute(model, x, "saliency", target=Segmentation())
     # each is positive: predicted everywhere
@@ -207,7 +201,7 @@ def test_small_scores_of_a_map_are_no_probabilities() -> None:
 
 
 def test_windows_of_a_segmenter_that_ends_in_a_sigmoid_are_stitched_to_probabilities() -> None:
-    model = Labels(1, torch.sigmoid).eval()
+    model = labelling(1, torch.sigmoid)
     x = torch.rand(1, 3, 12, 12)
     stitched = Stitched(model, window=8)
     maps = stitched(x).detach()
