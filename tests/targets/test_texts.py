@@ -169,6 +169,7 @@ def test_labels_are_zero_shot_classes(model: Any, x: Tensor) -> None:
 def test_a_text_is_split_into_texts_without_one_of_its_words() -> None:
     shorter = [text.text for text in Text("a cup of coffee").without_words()]
     assert shorter == ["cup of coffee", "a of coffee", "a cup coffee", "a cup of"]
+    assert [text.text for text in Text("a cup").without_words()] == ["cup", "a"]
     for whole in (Text("bus"), Text(BUS)):
         with pytest.raises(explain.TargetError, match="words"):
             whole.without_words()
