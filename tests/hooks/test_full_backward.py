@@ -46,18 +46,14 @@ class Scaled(nn.Module):
 
 def test_gradients_of_keyword_tensors_follow_those_of_positions() -> None:
     model = Scaled()
-    x = torch.tensor(2.0, requires_grad=True)
-    scale = torch.tensor(3.0, requires_grad=True)
-    shift = torch.tensor(0.0, requires_grad=True)
-    fixed = torch.tensor(3.0)
-    assert watched(model, "", lambda: model(x, scale=scale) * 5) == [((15.0, 10.0), (5.0,))]
-    assert watched(model, "", lambda: model(x, 2, scale=scale) * 5) == [
-        ((60.0, None, 20.0), (5.0,))
-    ]
-    assert watched(model, "", lambda: model(shift=shift, x=x, scale=scale)) == [
-        ((1.0, 3.0, 2.0), (1.0,))
-    ]
-    assert watched(model, "", lambda: model(x=x, scale=fixed)) == [((3.0, None), (1.0,))]
+    x, scale, shift = (torch.tensor(value, requires_grad=True) for value in (2.0, 3.0, 0.0))
+    fixed = scale.detach()
+    for run, of_input, of_output in (
+        (lambda: model(x, 2, scale=scale) * 5, (60.0, None, 20.0), (5.0,)),
+        (lambda: model(shift=shift, x=x, scale=scale), (1.0, 3.0, 2.0), (1.0,)),
+        (lambda: model(x=x, scale=fixed), (3.0, None), (1.0,)),
+    ):
+        assert watched(model, "", run) == [(of_input, of_output)]
 
 
 # Outputs that leave a module by another way

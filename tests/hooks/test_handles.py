@@ -65,7 +65,6 @@ def test_hooks_act_for_this_thread_only_and_until_the_block_ends() -> None:
         (lambda g: g.backward("1", lambda m, gi, go: gi[0][:, :1]), "shape that it was given"),
         (lambda g: g.backward_pre("1", lambda m, go: 3), "backward-pre"),
         (lambda g: g.forward("0", lambda m, a, out: 1 / 0), "ZeroDivisionError"),
-        (lambda g: g.backward("2", lambda m, gi, go: 1 / 0), "ZeroDivisionError"),
         (lambda g: g.backward("2", lambda m, gi, go: go[0].mul_(2) and None), "backward"),
         (lambda g: g.forward("0", 3), "callable"),
     ],

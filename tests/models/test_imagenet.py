@@ -134,8 +134,7 @@ def test_what_fits_several_labels_or_none_is_suggested(
 def test_kinds_of_things_stand_for_classes_that_are_there() -> None:
     lines = (Path(bundled.__file__).with_name("imagenet_kinds.txt")).read_text("utf-8").splitlines()
     words = [word for line in lines for word in line.partition(": ")[0].split(", ")]
-    assert len(words) == len(set(words)) > 150
-    assert all(word == word.strip().lower() != "" for word in words)
+    assert len(words) == len(set(words))
     labels = imagenet_labels()
     synonyms = [
         {word.casefold() for word in (label, *more)}
