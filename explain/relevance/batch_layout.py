@@ -35,12 +35,17 @@ class BatchLayout:
         self._seen_any = False
 
     def of(self, tensor: Tensor) -> Tensor | None:
-        """The image of each value; None where the images come first, or it is not known."""
+        """The image number of each value of a tensor; None where the images come first, or it is
+        not known."""
         return self._known.get(tensor) if self._seen_any else None
 
     def see(self, call: Call, dependent: Sequence[int], result: Any) -> None:
-        """Note what a call has made of its arguments, of which those at the ``dependent`` places
-        come of the images."""
+        """Follow the image numbers through a call that has been made.
+
+        The step recorder calls this for every call on the explained input, in the order of the
+        forward pass. ``dependent`` are the places of the arguments that depend on the images; other
+        arguments are constants.
+        """
         if self._count == 1 or not dependent:
             return
         source = call.flat[dependent[0]]
@@ -53,15 +58,19 @@ class BatchLayout:
             if numbers is not None:  # do the same with the numbers of the images
                 results = [result] if isinstance(result, Tensor) else result
                 labels = moved_labels(call, {0: numbers.expand(source.shape)})
-                for tensor, its in zip(results, labels, strict=True):
-                    self._note(tensor, its)
+                for tensor, image_numbers in zip(results, labels, strict=True):
+                    self._note(tensor, image_numbers)
         elif isinstance(result, Tensor):
             self._note(result, self._computed(call, dependent, source, result))
 
     def _computed(
         self, call: Call, dependent: Sequence[int], source: Tensor, result: Tensor
     ) -> Tensor | None:
-        """The numbers of what was computed from the values in their places."""
+        """The image numbers of the result of a call that does not move values: it keeps their
+        order, or computes each image's values from the same image's.
+
+        ``source`` is the first argument that depends on the images. None where it is not known.
+        """
         if call.info.has("reshapes"):
             if self.of(source) is None and result.ndim and len(result) % self._count == 0:
                 return None  # as before, the first rows are those of the first image
@@ -76,10 +85,12 @@ class BatchLayout:
         if "rois" in call.info.arguments:  # each box says which image it is cut out of
             boxes: Tensor = call.named["rois"].detach()
             return boxes[:, 0].int().reshape(-1, 1, 1, 1)
-        alike = next((call.flat[i] for i in dependent if call.flat[i].ndim == result.ndim), source)
-        numbers = self.of(alike)
+        like_result = next(
+            (call.flat[i] for i in dependent if call.flat[i].ndim == result.ndim), source
+        )
+        numbers = self.of(like_result)
         if numbers is not None and call.info.has("reduces"):
-            numbers = numbers.expand(alike.shape)
+            numbers = numbers.expand(like_result.shape)
             dims = call.named.get("dim")
             numbers = compact(
                 numbers if dims is None else numbers.amax(dims, keepdim=result.ndim == numbers.ndim)
@@ -87,21 +98,31 @@ class BatchLayout:
         return None if numbers is None else fitted(numbers, result.shape, self._count)
 
     def _joined(self, call: Call, dependent: Sequence[int]) -> Tensor | None:
-        """The numbers of tensors that are joined; a constant belongs to the images that it is
-        joined with."""
-        beside = self._numbers(call.flat[dependent[0]])
+        """The image numbers of the result of a concatenation or stack.
+
+        A constant gets the numbers of the signal that it is joined with, if its shape allows. None
+        where those of any part are not known.
+        """
+        first_numbers = self._numbers(call.flat[dependent[0]])
         numbers_by_place = {}
         for i in call.tensor_places:
             tensor = call.flat[i]
-            shared = i not in dependent and beside is not None and fits(beside, tensor.shape)
-            numbers = beside if shared else self._numbers(tensor)
+            is_constant = (
+                i not in dependent
+                and first_numbers is not None
+                and fits(first_numbers, tensor.shape)
+            )
+            numbers = first_numbers if is_constant else self._numbers(tensor)
             if numbers is None:
                 return None
             numbers_by_place[i] = numbers.expand(tensor.shape)
         return moved_labels(call, numbers_by_place)[0]
 
     def _of_einsum(self, call: Call, place: int) -> Tensor | None:
-        """The numbers of what `torch.einsum` gives, by one of its factors."""
+        """The image numbers of a result of `torch.einsum`, from those of the factor at ``place``.
+
+        None where the formula sums over the images, or is not known.
+        """
         formula = einsum_formula(call)
         numbers = self._numbers(call.flat[place])
         if formula is None or numbers is None:
@@ -113,14 +134,15 @@ class BatchLayout:
         return einsum_labels(numbers, terms[place - 1], kept)
 
     def _numbers(self, tensor: Tensor) -> Tensor | None:
-        """The image of each value, also where the images come first; None where it is not known."""
+        """The image numbers of a tensor, also where the images come first; None where they are not
+        known."""
         numbers = self.of(tensor)
         if numbers is None and tensor.ndim and len(tensor) and len(tensor) % self._count == 0:
             return first(self._count, tensor)
         return numbers
 
     def _note(self, tensor: Tensor, numbers: Tensor | None) -> None:
-        """Keep the image numbers of a tensor, unless they are those of its rows."""
+        """Remember the image numbers of a tensor, unless the rows alone tell them."""
         self._known.pop(tensor, None)
         if numbers is None:
             return
@@ -131,21 +153,31 @@ class BatchLayout:
 
 
 def moved_labels(call: Call, labels: Mapping[int, Tensor]) -> list[Tensor]:
-    """The labels of a call's results, from those of the arguments whose values it moves, by
-    place."""
+    """The labels of a call's results: the call is made once more with labels in place of values.
+
+    ``labels`` are by the place of the argument whose values the call moves: image numbers, or
+    positions in a photo. Call it only for operations that move, repeat or select values.
+    """
     results = call.make(labels)
     return list(map(compact, [results] if isinstance(results, Tensor) else results))
 
 
 def einsum_formula(call: Call) -> tuple[list[str], str] | None:
-    """The letters of each factor of `torch.einsum` and of its result; None where the formula has
-    dots, or no result."""
+    """The index letters of each factor and of the result, from the formula of an `torch.einsum`
+    call.
+
+    For ``"nc,kc->nk"`` they are ``(["nc", "kc"], "nk")``. None where the formula has dots or no
+    ``->``.
+    """
     terms, _, kept = str(call.flat[0]).replace(" ", "").partition("->")
     return None if not kept or "." in terms else (terms.split(","), kept)
 
 
 def einsum_labels(labels: Tensor, letters: str, kept: str) -> Tensor:
-    """The labels of a factor, of size 1 along what is summed over, as those of the result.
+    """The labels of an einsum's result, from those of one factor.
+
+    ``letters`` are the factor's dimensions, ``kept`` the result's. ``labels`` must have size 1
+    along dimensions that are summed over; the result has size 1 along those that the factor lacks.
 
     >>> einsum_labels(torch.tensor([[0], [1]]), "nc", "kn")
     tensor([[0, 1]])
@@ -156,13 +188,17 @@ def einsum_labels(labels: Tensor, letters: str, kept: str) -> Tensor:
 
 
 def first(count: int, like: Tensor) -> Tensor:
-    """The image numbers of a tensor that begins with the rows of the first image."""
+    """The image numbers of a tensor whose rows come image by image: shape ``(len(like), 1, ...)``.
+
+    ``len(like)`` must be a multiple of ``count``, the number of images.
+    """
     numbers = torch.arange(count, device=like.device, dtype=torch.int32)
     return along(numbers.repeat_interleave(len(like) // count), like.ndim)
 
 
 def compact(numbers: Tensor) -> Tensor:
-    """The same numbers, of size 1 along each dimension in which they do not change.
+    """The same labels (image numbers or positions), shrunk to size 1 along dimensions in which they
+    do not change.
 
     >>> compact(torch.tensor([[0, 0], [1, 1]]))
     tensor([[0],
@@ -176,15 +212,17 @@ def compact(numbers: Tensor) -> Tensor:
 
 
 def fits(numbers: Tensor, shape: torch.Size) -> bool:
-    """Whether a tensor of some shape can belong to the images of these numbers."""
+    """Whether image numbers broadcast to ``shape`` without another dimension."""
     return numbers.ndim == len(shape) and all(
         n in (1, size) for n, size in zip(numbers.shape, shape, strict=True)
     )
 
 
 def fitted(numbers: Tensor, shape: torch.Size, count: int) -> Tensor | None:
-    """The numbers for a result of another shape: of one image all of it, of blocks of channels as
-    many blocks.
+    """The image numbers of a result, from those of an operand whose shape differs from ``shape``.
+
+    A single number is that of the whole result. Numbers that change along one dimension alone, in
+    equal blocks, are spread in equal blocks along it. None where neither holds.
 
     >>> fitted(torch.tensor([[0, 0, 1, 1]]), torch.Size([1, 6]), 2).tolist()
     [[0, 0, 0, 1, 1, 1]]
@@ -210,8 +248,8 @@ def fitted(numbers: Tensor, shape: torch.Size, count: int) -> Tensor | None:
 
 
 def numbers_of(tensor: Tensor, count: int, images: Tensor | None) -> Tensor | None:
-    """The image of each value of what a step has: ``images`` where they fit, or the rows, one or
-    several for each.
+    """The image number of each value of a step's tensor: ``images`` where they broadcast to it,
+    else by rows, of which each of the ``count`` images has one or several.
 
     None where it is not known.
     """
@@ -225,7 +263,7 @@ def numbers_of(tensor: Tensor, count: int, images: Tensor | None) -> Tensor | No
 
 
 def summed(values: Tensor, numbers: Tensor, count: int) -> Tensor:
-    """The sum of the values of each image.
+    """The sum of the values of each image: ``(count,)``; ``numbers`` broadcast to ``values``.
 
     >>> summed(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[0, 1]]), 2)
     tensor([4., 6.])

@@ -39,6 +39,7 @@ class Call:
     def __init__(
         self, function: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
+        """Sort the arguments; the function is not called."""
         self.function = function
         self.name = name
         self.args = args
@@ -60,7 +61,7 @@ class Call:
 
     @property
     def overwritten(self) -> list[Tensor]:
-        """The tensors that it overwrites: of a library's operator, as its schema says."""
+        """The tensors that the call overwrites; a library's operator names them in its schema."""
         if not is_library_operator(self.name):
             return self.flat[:1] if self.in_place else []
         arguments = operator_schema(self.function).arguments
@@ -76,15 +77,17 @@ class Call:
         return [tensor for name in names for _, tensor in nested.paths(values.get(name))]
 
     def results(self, result: Any) -> list[Tensor]:
-        """The tensors that it returned, and those that it has overwritten, also where these are
-        views of others."""
-        bases = [tensor._base for tensor in self.overwritten if tensor._base is not None]
-        return [*(tensor for _, tensor in nested.paths(result)), *self.overwritten, *bases]
+        """The tensors that hold a call's results: what it returned, what it has overwritten, and
+        the bases of overwritten views.
+
+        ``result`` is the value that the call returned.
+        """
+        bases_of_views = [tensor._base for tensor in self.overwritten if tensor._base is not None]
+        return [*(tensor for _, tensor in nested.paths(result)), *self.overwritten, *bases_of_views]
 
     @property
     def named(self) -> dict[str, Any]:
-        """The arguments by name, where the names are known; a tensor's method calls its own
-        ``self``."""
+        """The arguments by name, as far as the table knows the names of positional ones."""
         names = self.info.arguments
         first = next(iter(self.args), None)
         if self.name == "where" and getattr(first, "dtype", None) != torch.bool:
@@ -93,11 +96,12 @@ class Call:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The arguments by name, tensors without their graphs."""
+        """The arguments by name as in `named`, with tensors detached from their graphs."""
         return {name: detach(value) for name, value in self.named.items()}
 
     def make(self, replaced: Mapping[int, Tensor] | None = None) -> Any:
-        """Call the function, with some arguments replaced, by place."""
+        """Call the function and return its result; ``replaced`` are other tensors for some places
+        of ``flat``."""
         if not replaced:
             return self.function(*self.args, **self.kwargs)
         values = iter([replaced.get(i, value) for i, value in enumerate(self.flat)])
@@ -106,7 +110,11 @@ class Call:
         return self.function(*args, **kwargs)
 
     def out_of_place(self) -> "Call | None":
-        """The call out of place, for an in-place one; None where that is not known."""
+        """The same call without overwriting its first argument; None where no such function is
+        known.
+
+        Only for calls that are ``in_place``. ``x[i] = y`` returns a changed copy of x.
+        """
         name = str(getattr(self.function, "__name__", ""))
         if name == "__setitem__":
             return Call(_assigned, self.name, self.args, self.kwargs)
@@ -126,16 +134,16 @@ class Call:
 
 @functools.lru_cache(1024)
 def _overwriting(function: Any) -> tuple[bool, int]:
-    """Whether a function overwrites its first argument by its name; the place of its option
-    ``inplace``, or -1."""
+    """Whether a function's name says that it overwrites its first argument, and the index of its
+    parameter ``inplace``, or -1."""
     name = str(getattr(function, "__name__", ""))
     names: tuple[str, ...] = getattr(getattr(function, "__code__", None), "co_varnames", ())
-    place = names.index("inplace") if "inplace" in names else -1
-    return (name.endswith("_") and not name.endswith("__")) or name in _BY_OPERATOR, place
+    inplace_index = names.index("inplace") if "inplace" in names else -1
+    return (name.endswith("_") and not name.endswith("__")) or name in _BY_OPERATOR, inplace_index
 
 
 def operator_schema(operator: OpOverload | OpOverloadPacket) -> Any:
-    """The schema of an operator, or of the first of several of one name."""
+    """The schema of a registered operator; of several overloads, that of the first."""
     if isinstance(operator, OpOverloadPacket):
         names = operator.overloads()  # type: ignore[no-untyped-call]
         return getattr(operator, names[0])._schema
@@ -143,8 +151,11 @@ def operator_schema(operator: OpOverload | OpOverloadPacket) -> Any:
 
 
 def as_batch_norm(call: Call) -> Call:
-    """The call; of an instance normalisation by running statistics, that of the batch normalisation
-    which it equals."""
+    """The call itself, or for an instance normalisation by running statistics the equal call of
+    `torch.batch_norm`.
+
+    So that rules need to know one of the two.
+    """
     if call.name != "instance_norm":
         return call
     options = call.named
@@ -162,14 +173,18 @@ def as_batch_norm(call: Call) -> Call:
 
 
 def _assigned(tensor: Tensor, index: Any, value: Any) -> Tensor:
-    """The tensor with some of its values replaced."""
+    """A copy of the tensor after ``tensor[index] = value``: the out-of-place form of an
+    assignment."""
     changed = tensor.clone()
     changed[index] = value
     return changed
 
 
 def _gathered(value: Any, values: Iterator[Any]) -> Any:
-    """An argument with the next of some values in its place; of a list of tensors, of each one."""
+    """An argument rebuilt from the next values of a flat list, one for each tensor if it is a list.
+
+    The reverse of how ``Call.flat`` is filled. ``values`` is consumed in the order of ``flat``.
+    """
     if not _holds_tensors(value):
         return next(values)
     tensors = [next(values) for _ in value]
@@ -178,13 +193,15 @@ def _gathered(value: Any, values: Iterator[Any]) -> Any:
 
 
 def _holds_tensors(value: Any) -> bool:
+    """Whether an argument is a list or tuple with a tensor among its elements."""
     return isinstance(value, (list, tuple)) and any(
         isinstance(element, Tensor) for element in value
     )
 
 
 def storage_of(tensor: Tensor) -> int:
-    """The address of a tensor's memory; of one that has none, its identity."""
+    """A number for a tensor's memory, the same for all views of it: its address, or an identity
+    where it has none."""
     try:
         return tensor.untyped_storage().data_ptr()
     # a sparse tensor, or one within a transform, has none
@@ -193,8 +210,11 @@ def storage_of(tensor: Tensor) -> int:
 
 
 def inside_transform(must: str, what: str, module: str | None, remedy: str) -> MethodError:
-    """The error where something runs inside a transform of PyTorch, which hides the values of
-    tensors."""
+    """The `MethodError` for an operation inside a transform of `torch.func`, which hides the values
+    of tensors.
+
+    ``must`` is what has to run outside, ``what`` the operation.
+    """
     return MethodError(
         f"{must} outside torch.vmap and the other transforms of torch.func, but {what} in "
         f"layer {module or 'model'!r} runs inside one; {remedy}"
@@ -210,9 +230,11 @@ _WRITTEN = ("torch.functional", "torch.nn.functional")
 
 
 def is_watched(call: Call) -> bool:
-    """Whether a call is a function that may lose relevance, and can be made out of place.
+    """Whether a call without a rule is noted as a step "other", so that the relevance it loses is
+    counted.
 
-    It is one of PyTorch's functions of tensors, or an operator that a library has registered.
+    It is one of PyTorch's own functions or a registered operator, it may lose relevance, and it can
+    be made out of place.
     """
     if is_library_operator(call.name):
         return True
@@ -261,10 +283,11 @@ class LinearMap:
         return self.scaled(self.factor)
 
     def then(self, factor: Tensor, shift: Tensor | None) -> "LinearMap | None":
-        """This map, and behind it a normalisation that multiplies each channel and adds to it: one
-        map.
+        """This map followed by a batch normalisation, as one linear map; None where the output
+        channels are not known.
 
-        ``factor`` and ``shift`` have the shape that meets the result.
+        ``factor`` and ``shift`` are the normalisation's weight and bias, and broadcast to the
+        result. Used by `with_merged_maps`.
         """
         if self.scaled is None:
             return None
@@ -277,29 +300,34 @@ class LinearMap:
         return replace(self, bias=bias, factor=factors)
 
     def run(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """What the function makes of other values than those of the call; in the widest of their
-        types."""
+        """The map with another input, weight or bias, such as absolute values; in the widest of
+        their types."""
         x, weight, bias = in_one_type(x, weight, bias)
         return self.function(x, weight, bias)
 
     def backward(self, gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-        """The gradient in x of the sum of ``gradient * run(x, weight)``."""
+        """The gradient in x of the sum of ``gradient * run(x, weight)``, in the shape of x.
+
+        Rules use it to bring shares from the result to the input.
+        """
         gradient, x, weight = in_one_type(gradient, x, weight)
         if self.back is not None:
             return self.back(gradient, x, weight)
         create_graph = torch.is_grad_enabled()
         with torch.enable_grad():
             x = x.clone() if x.requires_grad else x.detach().requires_grad_()
-            (of_x,) = differentiate(
+            (gradient_of_x,) = differentiate(
                 self.run(x, weight, None), [x], gradient, create_graph=create_graph
             )
-        assert of_x is not None
-        return of_x
+        assert gradient_of_x is not None
+        return gradient_of_x
 
 
 def in_one_type(*tensors: Any) -> Any:
-    """The tensors, or None, in the widest of their types: under mixed precision, weights and
-    signals differ."""
+    """The same tensors, converted to the widest of their types; None stays None.
+
+    Under mixed precision, weights and signals differ.
+    """
     dtypes = {tensor.dtype for tensor in tensors if tensor is not None}
     if len(dtypes) == 1:
         return tensors
@@ -308,8 +336,11 @@ def in_one_type(*tensors: Any) -> Any:
 
 
 def linear_map(call: Call, places: Sequence[int]) -> LinearMap | None:
-    """The linear map that a call is, in the one argument that a gradient leads to; None where it is
-    none."""
+    """The linear map that a call computes, of its one signal argument; None where it is none, or
+    cannot be repeated.
+
+    ``places`` are the places of the signals; with more than one, the call is no linear map.
+    """
     if len(places) != 1:
         return None
     place = places[0]
@@ -337,17 +368,18 @@ def detach(value: Any) -> Any:
 
 
 def along(values: Tensor, ndim: int, dim: int = 0) -> Tensor:
-    """Values ``(K,)`` along one of so many dimensions."""
+    """Values ``(K,)`` reshaped to ``ndim`` dimensions, with K along dimension ``dim`` and 1
+    elsewhere."""
     shape = [1] * ndim
     shape[dim] = -1
     return values.reshape(shape)
 
 
 def _weighted(call: Call) -> LinearMap:
-    """A linear layer or a convolution; a deformed one reads at other places: constants here, as is
-    how much of it.
+    """The linear map of a call of a linear layer or convolution, by its weight.
 
-    Which contributions are positive is said by the weights of its kernel, place by place.
+    For a deformed convolution, offsets and mask are constants, and the sign of a contribution is
+    that of the kernel's weight.
     """
     options = call.options
     weight = options["weight"]
@@ -377,6 +409,7 @@ def _weighted(call: Call) -> LinearMap:
         return result
 
     def scaled(factor: Tensor) -> Tensor:
+        """The weight, times one number for each output channel: ``factor`` ``(K,)``."""
         if not transposed:
             return torch.mul(weight, along(factor, spatial + 2))
         parts = weight.reshape((groups, -1, *weight.shape[1:]))
@@ -403,21 +436,23 @@ def _weighted(call: Call) -> LinearMap:
 
 
 def _dense_back(gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    """The gradient in what a linear layer is given."""
+    """The gradient in the input of a linear layer; a `LinearMap.back`."""
     return gradient @ weight
 
 
 def _convolution_back(options: Mapping[str, Any], transposed: bool) -> Back:
-    """The gradient in what a convolution is given."""
+    """A `LinearMap.back` for a convolution with these options: it computes the gradient in the
+    input without a forward pass."""
 
     def sizes(name: str, default: int) -> list[int]:
+        """An option as a list of numbers; its length is 1 or the number of spatial dimensions."""
         size = options.get(name, default)
         return [size] if isinstance(size, int) else list(size)
 
     stride = sizes("stride", 1)
     padding = sizes("padding", 0)
     dilation = sizes("dilation", 1)
-    more = sizes("output_padding", 0)
+    output_padding = sizes("output_padding", 0)
     groups = options.get("groups", 1)
 
     def back(gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
@@ -430,7 +465,7 @@ def _convolution_back(options: Mapping[str, Any], transposed: bool) -> Back:
             padding,
             dilation,
             transposed,
-            more,
+            output_padding,
             groups,
             (True, False, False),
         )
@@ -440,8 +475,11 @@ def _convolution_back(options: Mapping[str, Any], transposed: bool) -> Back:
 
 
 def _batch_norm(call: Call) -> LinearMap | None:
-    """A batch normalisation by running statistics; None by those of the batch, which depend on
-    x."""
+    """The linear map of a batch normalisation by running statistics: multiply each channel, and add
+    to it.
+
+    None for one by the statistics of the batch, which depend on x.
+    """
     options = call.options
     mean = options.get("running_mean")
     variance = options.get("running_var")
@@ -468,13 +506,18 @@ def _batch_norm(call: Call) -> LinearMap | None:
 
 
 def _product(call: Call, place: int) -> LinearMap | None:
-    """The product of the tensor at a place with the one other tensor, which is the weight."""
+    """The linear map of a matrix product, in the argument at ``place``; the only other tensor is
+    its weight.
+
+    None where there are several other tensors.
+    """
     weight_places = [i for i in call.tensor_places if i != place]
     if len(weight_places) != 1:
         return None
     weight_place = weight_places[0]
 
     def run(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The matrix product with another input and weight; ``bias`` is always None."""
         assert bias is None  # a product has none
         result: Tensor = call.make({place: x, weight_place: weight})
         return result

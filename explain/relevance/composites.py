@@ -64,10 +64,12 @@ class When:
         object.__setattr__(self, "kinds", tuple(self.kinds))
 
     def __call__(self, kind: str, module: str | None, first: bool) -> bool:
-        named = self.module is None or (
+        """Whether a step of this kind, in this module, meets the condition; ``first`` says whether
+        it is the first map after the input."""
+        is_in_module = self.module is None or (
             module is not None and fnmatch.fnmatchcase(module, self.module)
         )
-        return named and (not self.kinds or kind in self.kinds) and (first or not self.first)
+        return is_in_module and (not self.kinds or kind in self.kinds) and (first or not self.first)
 
 
 Rules = tuple[tuple[When, RelevanceRule], ...]
@@ -122,11 +124,16 @@ class Composite:
 
     @property
     def is_open(self) -> bool:
-        """Whether a rule for the input takes each image's own range."""
+        """Whether a z^B rule has no range of its own, and would take each image's least and largest
+        value.
+
+        Callers that know the range of the input then set it with `within`.
+        """
         return any(isinstance(rule, ZBox) and rule.low is None for _, rule in self.rules)
 
     def within(self, low: tuple[float, ...], high: tuple[float, ...]) -> "Composite":
-        """The same, with the range of the input for rules that would take each image's own."""
+        """This composite with ``low`` and ``high``, one number per channel, in the z^B rules that
+        have no range of their own."""
         rules: list[tuple[When, RelevanceRule]] = []
         for when, rule in self.rules:
             if isinstance(rule, ZBox) and rule.low is None:
@@ -136,7 +143,8 @@ class Composite:
 
     @property
     def kinds(self) -> frozenset[str]:
-        """The kinds of steps whose gradients may be replaced."""
+        """The kinds of steps at which these rules may replace gradients: those that the recorder
+        gives entrances."""
         acting = {
             kind
             for when, rule in self.rules
@@ -146,8 +154,10 @@ class Composite:
         return ENTERED | acting
 
     def rule(self, step: Step) -> RelevanceRule | None:
-        """The first rule whose condition a step meets, and that can act on it; None where there is
-        none."""
+        """The first rule whose condition a step meets and that fits it.
+
+        A linear map without one gets the plain gradient; any other step None.
+        """
         for when, rule in self.rules:
             if when(step.kind, step.module, step.first) and rule.fits(step):
                 return rule
@@ -214,11 +224,10 @@ COMPOSITES: dict[str, Composite] = {
 
 
 def automatic_composite(steps: Sequence[Step]) -> Composite:
-    """The composite that suits a network: AttnLRP for attention, EpsilonPlusFlat for convolutions,
-    Epsilon elsewhere.
+    """The composite that suits a network, from its steps: AttnLRP for attention, EpsilonPlusFlat
+    for convolutions, Epsilon elsewhere.
 
-    A softmax or attention on the way means attention; and one convolution that cuts patches out is
-    none.
+    A network with a single convolution, as one that cuts patches, does not count as convolutional.
     """
     if any(step.kind in ("softmax", "attention") for step in steps):
         return COMPOSITES["AttnLRP"]
@@ -243,6 +252,12 @@ class PropagationResult:
 
     @property
     def coverage(self) -> Coverage:
+        """Which rules covered how many operations, and how much relevance each cause has taken:
+        read after the backward pass.
+
+        Operations without a rule are listed as missed if they lost a material share of relevance;
+        what is within rounding is not counted as taken.
+        """
         by_kind = Counter[str]()
         by_rule = dict[str, dict[str, int]]()
         for (rule, kind), count in self.covered.items():
@@ -269,23 +284,25 @@ def propagate(
     count: int,
     do_not_merge: Collection[Node] = (),
 ) -> PropagationResult:
-    """Make the next backward pass from ``score`` follow a composite, for as long as ``group``
-    lasts.
+    """Attach the rules of a composite to the graph of ``score``, so that its next backward pass
+    propagates relevance.
 
-    ``noted`` are the operations that were recorded. A map whose Node is in ``do_not_merge`` is not
-    merged with the normalisation behind it.
+    The engine calls this before it differentiates; the hooks last as long as ``group``. ``noted``
+    and ``steps`` were recorded in the forward pass, ``sources`` are the explained inputs, ``count``
+    is the number of images. Linear maps whose Nodes are in ``do_not_merge`` are not merged with the
+    normalisation that follows. The result's ``flow`` fills during the backward pass.
     """
     nodes = consumers(score)
-    behind = [step for step in steps if step.node in nodes]
-    chosen = automatic_composite(behind) if composite == AUTOMATIC else composite
+    steps_of_score = [step for step in steps if step.node in nodes]
+    chosen = automatic_composite(steps_of_score) if composite == AUTOMATIC else composite
     flow = RelevanceFlow(group, count, sources)
     covered = Counter[tuple[str, str]]()
     missed = Counter[str]()
     counted: set[Call] = set()
-    for step in with_merged_maps(behind, nodes, do_not_merge):
-        is_other = step.kind == "other"
-        name = step.function if is_other else step.kind
-        rule = nonlinear.NoRule() if is_other else chosen.rule(step)
+    for step in with_merged_maps(steps_of_score, nodes, do_not_merge):
+        has_no_rule = step.kind == "other"
+        name = step.function if has_no_rule else step.kind
+        rule = nonlinear.NoRule() if has_no_rule else chosen.rule(step)
         if step.call not in counted:  # one call may have several results
             counted.add(step.call)
             covered["gradient" if rule is None else rule.name, name] += 1

@@ -60,9 +60,15 @@ class Influence(Dependence):
             self._influenced[tensor] = True
 
     def of(self, tensor: Tensor) -> bool:
+        """Whether a tensor is computed from the inputs, also where no gradient leads back to
+        them."""
         return tensor in self._influenced or super().of(tensor)
 
     def see(self, call: Call, result: Any) -> None:
+        """Mark the results of a call as influenced if a value that the call reads is.
+
+        Shapes do not count: ``zeros_like(x)`` is a constant.
+        """
         read = call.tensors
         if call.info.has("fills"):
             read = read[1:]
@@ -74,10 +80,17 @@ class Influence(Dependence):
 
 
 def added_constants(model: nn.Module, steps: Sequence[Step]) -> list[AddedConstant]:
-    """The constants that the steps of a pass add to what depends on the input."""
+    """The biases, shifts and constants that the steps of a forward pass add to signals, in the
+    order of the pass.
+
+    For FullGrad. ``steps`` are those that a `StepRecorder` without kinds has noted. Each constant
+    has the Node at which the gradient of the score is its weight.
+    """
     modules = dict(model.named_modules())
-    numbers = Counter[str]()
-    of_attention = {node for step in steps if step.kind == "softmax" for node in _score_nodes(step)}
+    calls_of_modules = Counter[str]()
+    nodes_before_softmax = {
+        node for step in steps if step.kind == "softmax" for node in _score_nodes(step)
+    }
     constants = []
     for step in steps:
         row = step.call.info
@@ -87,12 +100,12 @@ def added_constants(model: nn.Module, steps: Sequence[Step]) -> list[AddedConsta
             constant = _bias(step)
             if isinstance(modules.get(name), _NAMED):
                 if constant is not None:
-                    constant = replace(constant, module=name, call=numbers[name])
-                numbers[name] += 1
+                    constant = replace(constant, module=name, call=calls_of_modules[name])
+                calls_of_modules[name] += 1
         elif row.has("adds") or row.has("adds to first"):
             constant = _term(step)
         if constant is not None:
-            on_input = constant.lies_on_input and step.node not in of_attention
+            on_input = constant.lies_on_input and step.node not in nodes_before_softmax
             storage = _storage_of_constant(step)
             constant = replace(
                 constant, lies_on_input=on_input, storage=storage, images=step.images
@@ -102,13 +115,18 @@ def added_constants(model: nn.Module, steps: Sequence[Step]) -> list[AddedConsta
 
 
 def _storage_of_constant(step: Step) -> int:
-    """The storage of the last constant tensor that a step is given; 0 without one."""
+    """The memory of the last constant tensor among a step's arguments, as `storage_of` numbers it;
+    0 without one."""
     places = [place for place in step.call.tensor_places if place not in step.dependent]
     return storage_of(step.call.flat[places[-1]]) if places else 0
 
 
 def _score_nodes(softmax: Step) -> list[Node]:
-    """The Nodes of the last steps before a softmax: what is added there is added to scores."""
+    """The Nodes that led to a softmax's input, up to `_SCORE_STEPS` back, as long as they may
+    compute scores of attention.
+
+    Constants that are added there are no maps of the photo.
+    """
     nodes = list[Node]()
     node = softmax.node.next_functions[0][0]
     while node is not None and node.name().startswith(SCORE_NODES) and len(nodes) < _SCORE_STEPS:
@@ -118,46 +136,52 @@ def _score_nodes(softmax: Step) -> list[Node]:
 
 
 def _term(step: Step) -> AddedConstant | None:
-    """What ``a + alpha b``, ``a - alpha b`` or ``b - alpha a`` adds, one of which is constant; or
-    ``beta a + b c``."""
+    """The constant that a step "sum" adds to a signal; None unless exactly one of its terms is
+    constant."""
     terms = constant_terms(step)
     if len(terms) != 1:
         return None
     (term,) = terms
     # Complex numbers are of frequencies, and not of places.
     is_complex = step.node._input_metadata[step.output].dtype.is_complex
-    lies = isinstance(term, Tensor) and term.numel() > 1 and not is_complex
-    return AddedConstant(term, GradientEdge(step.node, step.output), lies_on_input=lies)
+    is_map = isinstance(term, Tensor) and term.numel() > 1 and not is_complex
+    return AddedConstant(term, GradientEdge(step.node, step.output), lies_on_input=is_map)
 
 
 def constant_terms(step: Step) -> list[Any]:
-    """The constants among what a sum adds, as they are added."""
+    """The constant terms of a step "sum", with their sign and factor: for ``a - 2 b`` with constant
+    b, ``[-2 b]``.
+
+    Also used by LRP's rule for sums.
+    """
     options = step.call.kwargs
     if step.call.info.has("adds to first"):  # the others are factors
         return [options.get("beta", 1) * step.constants[0]] if 0 in step.constants else []
     second = 0 if step.function == "rsub" else 1
     terms = []
     for place, value in step.constants.items():
-        factor = options.get("alpha", 1) if place == second else 1
+        alpha = options.get("alpha", 1) if place == second else 1
         sign = -1 if place == second and "sub" in step.function else 1
         if place < 2:
-            terms.append(sign * factor * value)
+            terms.append(sign * alpha * value)
     return terms
 
 
 def _bias(step: Step) -> AddedConstant | None:
-    """The constant ``(C,)`` that a call adds to what is otherwise linear in its input.
+    """The constant that a convolution, linear layer or normalisation adds to its linear part; None
+    without one.
 
-    For a normalisation by running statistics it is ``beta - gamma mean / sqrt(var + eps)``: the
-    shift by the running mean counts, which the bias alone leaves out.
+    It is ``(C,)`` with as many dimensions behind as broadcast to the result. For a normalisation by
+    running statistics it is ``beta - gamma mean / sqrt(var + eps)``: the shift by the running mean
+    counts, which the bias alone leaves out.
     """
     options = step.options
     bias = options.get("bias")
     mean = options.get("running_mean")
     variance = options.get("running_var")
     # of an instance normalisation by running statistics, the recorder notes a batch normalisation
-    by_known = step.function == "batch_norm" and not options.get("training", False)
-    if by_known and mean is not None and variance is not None:
+    is_batch_norm = step.function == "batch_norm" and not options.get("training", False)
+    if is_batch_norm and mean is not None and variance is not None:
         weight = options.get("weight")
         shift = mean * (variance + options.get("eps", 1e-5)).rsqrt()
         shift = shift if weight is None else shift * weight
@@ -165,9 +189,9 @@ def _bias(step: Step) -> AddedConstant | None:
     if bias is None:
         return None
     channels = step.call.info.channels
-    last = channels is None and bias.ndim == 1
+    is_channels_last = channels is None and bias.ndim == 1
     # the bias of a single channel is one number, but lies where the channel does
     if channels is not None:
         ndim = options["input"].ndim
         bias = along(bias, ndim - channels % ndim)
-    return AddedConstant(bias, GradientEdge(step.node, step.output), channels_last=last)
+    return AddedConstant(bias, GradientEdge(step.node, step.output), channels_last=is_channels_last)

@@ -37,13 +37,23 @@ class StepPair(NamedTuple):
     of_reference: Step
 
     def inputs_at(self, place: int) -> tuple[Tensor, Tensor]:
+        """The argument at ``place``, in the run on the photo and in that on the reference."""
         return self.step.values[place].tensor, self.of_reference.values[place].tensor
 
 
 def propagate_differences(
-    group: HookGroup, score: Tensor, steps: Sequence[Step], of_reference: Sequence[Step], count: int
+    group: HookGroup,
+    score: Tensor,
+    steps: Sequence[Step],
+    reference_steps: Sequence[Step],
+    count: int,
 ) -> RelevanceFlow:
-    """Make the next backward pass propagate differences, for as long as ``group`` lasts.
+    """Attach DeepLIFT's rules to the graph of ``score``, so that its next backward pass gives
+    multipliers instead of gradients.
+
+    The engine calls this before it differentiates; the hooks last as long as ``group``. ``steps``
+    and ``reference_steps`` are those of the photo's and of the reference's forward pass, in order;
+    ``count`` is the number of images.
 
     Raises:
         MethodError: the network takes another way for the reference, or with another number of
@@ -53,25 +63,26 @@ def propagate_differences(
         "baseline of deeplift must run the operations of the photo, on as many values, but does "
         "not; choose another"
     )
-    if [step.function for step in steps] != [step.function for step in of_reference]:
+    if [step.function for step in steps] != [step.function for step in reference_steps]:
         raise refusal
     nodes = consumers(score)
     flow = RelevanceFlow(group, count, ())
-    for step, other in zip(steps, of_reference, strict=True):
+    for step, reference_step in zip(steps, reference_steps, strict=True):
         if step.node in nodes and step.entrances:
-            if _shapes(step) != _shapes(other):
+            if _shapes(step) != _shapes(reference_step):
                 raise refusal
-            flow.attach(step, partial(_BACK[step.kind], StepPair(step, other)))
+            flow.attach(step, partial(_BACK[step.kind], StepPair(step, reference_step)))
     return flow
 
 
 def _shapes(step: Step) -> list[torch.Size]:
-    """The shapes of what a step was given."""
+    """The shapes of a step's arguments, to compare a photo's step with its reference."""
     return [value.tensor.shape for value in step.values.values()]
 
 
 def _slope(x: Tensor, x0: Tensor, y: Tensor, y0: Tensor) -> Tensor:
-    """(y - y0) / (x - x0); NaN where x and its reference are as good as equal."""
+    """DeepLIFT's slope (y - y0) / (x - x0) between photo and reference; NaN where x and x0 are as
+    good as equal."""
     change = x - x0
     rounding = torch.finfo(x.dtype).eps
     # in half precision, nothing is left of smaller changes
@@ -81,25 +92,31 @@ def _slope(x: Tensor, x0: Tensor, y: Tensor, y0: Tensor) -> Tensor:
 
 
 def _rescale(pair: StepPair, gradient: Tensor) -> dict[int, Answer]:
-    """A function of one number: the slope between the two points, and the plain gradient where they
-    coincide."""
+    """DeepLIFT's rescale rule for an activation: multiply the gradient by the slope between photo
+    and reference, or leave autograd's where they coincide.
+
+    Returns the answer for the step's input, by its place (0), as `_BACK` does for all kinds of
+    steps.
+    """
     x, x0 = pair.inputs_at(0)
     slope = _slope(x, x0, pair.step.result.tensor, pair.of_reference.result.tensor).conj()
-    of_point = slope.isnan()
+    is_same_point = slope.isnan()
 
     def rescaled(plain: Tensor) -> Tensor:
-        if torch.is_grad_enabled() and bool(of_point.any()):
+        """The multiplier of x, from autograd's gradient ``plain``."""
+        if torch.is_grad_enabled() and bool(is_same_point.any()):
             # As the two points part, the slope between them changes with both.
             plain = (plain + _through(pair.of_reference, gradient)) / 2
         # Nothing is multiplied by NaN: the choice would hide that from the values, and not from
         # their derivative.
-        return torch.where(of_point, plain, gradient * slope.masked_fill(of_point, 0))
+        return torch.where(is_same_point, plain, gradient * slope.masked_fill(is_same_point, 0))
 
     return {0: rescaled}
 
 
 def _through(step: Step, arrived: Tensor) -> Tensor:
-    """The plain gradient in a step's first input, with its graph."""
+    """Autograd's gradient in a step's first input, from the gradient ``arrived`` in its result,
+    with its own graph."""
     parent, output = step.node.next_functions[0]
     assert parent is not None  # a rule acts where a gradient leads on
     result = GradientEdge(step.node, step.output)
@@ -108,14 +125,16 @@ def _through(step: Step, arrived: Tensor) -> Tensor:
 
 
 def _product(pair: StepPair, gradient: Tensor) -> dict[int, Tensor]:
-    """Each factor changes by the mean of the other one."""
+    """DeepLIFT at a product a b: each factor's gradient is that of the result, times the mean of
+    the other factor in photo and reference."""
     a, a0 = pair.inputs_at(0)
     b, b0 = pair.inputs_at(1)
     return {0: _meeting(gradient * _mean(b, b0), a), 1: _meeting(gradient * _mean(a, a0), b)}
 
 
 def _quotient(pair: StepPair, gradient: Tensor) -> dict[int, Tensor]:
-    """The product with one over the denominator."""
+    """DeepLIFT at a quotient a / b, as a product of a and 1 / b. Returns the gradients by the
+    factors' places."""
     above, below = (1, 0) if pair.step.function.startswith("r") else (0, 1)
     a, a0 = pair.inputs_at(above)
     b, b0 = pair.inputs_at(below)
@@ -125,7 +144,7 @@ def _quotient(pair: StepPair, gradient: Tensor) -> dict[int, Tensor]:
 
 
 def _matrix_product(pair: StepPair, gradient: Tensor) -> dict[int, Tensor]:
-    """As a product: each matrix by the mean of the other one."""
+    """DeepLIFT at a matrix product: as for a product, each matrix by the mean of the other one."""
     a, a0 = pair.inputs_at(0)
     b, b0 = pair.inputs_at(1)
     of_a = gradient @ _mean(b, b0).transpose(-2, -1)
@@ -134,24 +153,25 @@ def _matrix_product(pair: StepPair, gradient: Tensor) -> dict[int, Tensor]:
 
 
 def _mean(factor: Tensor, of_reference: Tensor) -> Tensor:
-    """What gradients are multiplied by: the mean of a factor and the reference's, of complex
-    numbers its conjugate."""
+    """The mean of a factor in photo and reference, to multiply gradients with (conjugate if
+    complex)."""
     return (factor + of_reference).conj() / 2
 
 
 def _meeting(gradient: Tensor, value: Tensor) -> Tensor:
-    """The gradient of what was broadcast or made complex, for the value as it was."""
+    """A gradient summed to the shape of the factor ``value``, which was broadcast; real if
+    ``value`` is."""
     summed = gradient.sum_to_size(value.shape)
     return summed.real if summed.is_complex() and not value.is_complex() else summed
 
 
 def _of_softmax(x: Tensor, x0: Tensor, dim: int, gradient: Tensor) -> Tensor:
-    """The exponential of x less L, the logarithm of the sum of all exponentials: a function of one
-    number.
+    """DeepLIFT's gradient in the input of a softmax along ``dim``, for photo x and reference x0.
 
-    Its slopes m are the logarithmic means of the two softmaxes. Softmaxes sum to one, so that the
-    differences of x times m add up to that of L times the sum of m: L shares itself out in
-    proportion to m.
+    The softmax is the exponential of x less L, L being the logarithm of the sum of all
+    exponentials: a function of one number. Its slopes m are the logarithmic means of the two
+    softmaxes. Softmaxes sum to one, so that the differences of x times m add up to that of L times
+    the sum of m: L shares itself out in proportion to m.
     """
     s = x.softmax(dim)
     s0 = x0.softmax(dim)
@@ -165,12 +185,14 @@ def _of_softmax(x: Tensor, x0: Tensor, dim: int, gradient: Tensor) -> Tensor:
 
 
 def _softmax(pair: StepPair, gradient: Tensor) -> dict[int, Tensor]:
+    """DeepLIFT at a softmax step: its gradient by the place of the input."""
     x, x0 = pair.inputs_at(0)
     return {0: _of_softmax(x, x0, pair.step.options["dim"], gradient)}
 
 
 def _attention(pair: StepPair, gradient: Tensor) -> dict[int, Tensor]:
-    """Two matrix products, with a softmax between them."""
+    """DeepLIFT at a fused attention: two matrix products with a softmax between them. Returns the
+    gradients of query, key and value (places 0 to 2)."""
     (q, q0), (k, k0), (v, v0) = (pair.inputs_at(i) for i in range(3))
     scores, scale = attention_scores(pair.step, q, k)
     scores0, _ = attention_scores(pair.step, q0, k0)
@@ -184,8 +206,8 @@ def _attention(pair: StepPair, gradient: Tensor) -> dict[int, Tensor]:
 
 
 def _deviation(pair: StepPair, gradient: Tensor) -> dict[int, Tensor]:
-    """The mean is taken off, which is linear; then a product with the inverse root of the mean
-    square."""
+    """DeepLIFT at a normalisation: subtract the mean, which is linear, then multiply by the inverse
+    root of the mean square."""
     step = pair.step
     x, x0 = pair.inputs_at(0)
     shape, dims = normalised_rows(step, x)
@@ -202,50 +224,69 @@ def _deviation(pair: StepPair, gradient: Tensor) -> dict[int, Tensor]:
     inverse0 = square0.rsqrt()
     # of the inverse root, between the two squares
     slope = -(inverse * inverse0).square() / (inverse + inverse0)
-    size = rows.numel() // square.numel()
+    count = rows.numel() // square.numel()
     of_square = (arrived * (rows + rows0) / 2).sum(dims, keepdim=True) * slope
-    sent = arrived * (inverse + inverse0) / 2 + of_square * (rows + rows0) / size
-    return {0: (sent - sent.mean(dims, keepdim=True) if centred else sent).reshape(x.shape)}
+    gradient_of_rows = arrived * (inverse + inverse0) / 2 + of_square * (rows + rows0) / count
+    return {
+        0: (
+            gradient_of_rows - gradient_of_rows.mean(dims, keepdim=True)
+            if centred
+            else gradient_of_rows
+        ).reshape(x.shape)
+    }
 
 
 def _maximum(pair: StepPair, gradient: Tensor) -> dict[int, Tensor]:
-    """Where the maximum rose, who holds it now made it so; where it fell, who held it for the
-    reference."""
+    """DeepLIFT at a max pooling or ``amax``: where the maximum rose, the value that holds it now
+    gets the difference; where it fell, the one that held it in the reference."""
     x, x0 = pair.inputs_at(0)
     if pair.step.function == "amax":
         return {0: _over_dimensions(x, x0, pair.step.options, gradient)}
-    pool = getattr(F, pair.step.function)
+    pooling = getattr(F, pair.step.function)
     options = {
         name: value
         for name, value in pair.step.options.items()
         if name not in ("input", "return_indices")
     }
-    (y, at), (y0, at0) = (pool(signal, **options, return_indices=True) for signal in (x, x0))
-    flat = x.flatten(2)
-    flat0 = x0.flatten(2)
-    held = y.flatten(2), at.flatten(2)
-    held0 = y0.flatten(2), at0.flatten(2)
-    return {0: _to_holders(flat, flat0, held, held0, gradient.flatten(2)).reshape(x.shape)}
+    (y, at), (y0, at0) = (pooling(signal, **options, return_indices=True) for signal in (x, x0))
+    flat_x = x.flatten(2)
+    flat_reference = x0.flatten(2)
+    maxima = y.flatten(2), at.flatten(2)
+    reference_maxima = y0.flatten(2), at0.flatten(2)
+    return {
+        0: _to_holders(
+            flat_x, flat_reference, maxima, reference_maxima, gradient.flatten(2)
+        ).reshape(x.shape)
+    }
 
 
 def _over_dimensions(x: Tensor, x0: Tensor, options: Mapping[str, Any], gradient: Any) -> Tensor:
-    """The maximum over some dimensions, brought to the end."""
+    """DeepLIFT's gradient in x for the maximum over the dimensions in ``options["dim"]``.
+
+    ``gradient`` is that in the maxima, with or without the reduced dimensions.
+    """
     dims = options.get("dim", ())
     dims = ((dims,) if isinstance(dims, int) else tuple(dims)) or tuple(range(x.ndim))
     ends = tuple(range(-len(dims), 0))
     rows, rows0 = (signal.movedim(dims, ends).flatten(ends[0]) for signal in (x, x0))
-    held, held0 = (tuple(signal.max(-1, keepdim=True)) for signal in (rows, rows0))
-    multipliers = _to_holders(rows, rows0, held, held0, gradient.reshape(held[0].shape))
+    maxima, reference_maxima = (tuple(signal.max(-1, keepdim=True)) for signal in (rows, rows0))
+    multipliers = _to_holders(
+        rows, rows0, maxima, reference_maxima, gradient.reshape(maxima[0].shape)
+    )
     sizes = [*rows.shape[:-1], *(x.shape[dim] for dim in dims)]
     return multipliers.reshape(sizes).movedim(ends, dims)
 
 
 def _to_holders(
-    x: Tensor, x0: Tensor, held: Sequence[Any], held0: Sequence[Any], gradient: Tensor
+    x: Tensor, x0: Tensor, maxima: Sequence[Any], reference_maxima: Sequence[Any], gradient: Tensor
 ) -> Tensor:
-    """From the maxima's values and places, along the last dimension."""
-    y, at = held
-    y0, at0 = held0
+    """DeepLIFT's gradient in x for maxima over its last dimension: sent to the places that hold
+    them.
+
+    ``maxima`` and ``reference_maxima`` are (values, indices) of x and of the reference x0.
+    """
+    y, at = maxima
+    y0, at0 = reference_maxima
     places = torch.where(y >= y0, at, at0)
     slope = _slope(x.gather(-1, places), x0.gather(-1, places), y, y0)
     return torch.zeros_like(x).scatter_add(

@@ -56,6 +56,8 @@ class GuidedRule:
     def backward(
         self, operation: Operation, grad_inputs: Gradients, grad_outputs: Gradients
     ) -> Gradients:
+        """Guided backpropagation: the positive part of autograd's gradient in the rectified inputs,
+        the rest unchanged."""
         return tuple(
             _positive(operation, g) if i in operation.inputs else g
             for i, g in enumerate(grad_inputs)
@@ -71,6 +73,8 @@ class DeconvnetRule(GuidedRule):
     def backward(
         self, operation: Operation, grad_inputs: Gradients, grad_outputs: Gradients
     ) -> Gradients:
+        """Deconvnet: the positive part of the gradient that arrives, in place of autograd's in the
+        rectified input."""
         sent = list(grad_inputs)
         positive = _positive(operation, grad_outputs[0])
         for i in operation.inputs:
@@ -83,7 +87,8 @@ class DeconvnetRule(GuidedRule):
 
 
 def _positive(operation: Operation, gradient: Tensor | None) -> Tensor | None:
-    """The part of a gradient that is positive, as a rectifier sees it."""
+    """The part of a gradient that a rectifier's rule passes: positive values, or negative ones at a
+    negated rectifier."""
     if gradient is None:
         return None
     return gradient.clamp(max=0) if operation.negated else gradient.clamp(min=0)
@@ -116,7 +121,13 @@ def _counted(kinds: Mapping[str, int]) -> str:
 def apply_rule(
     rule: GradientRule, group: HookGroup, score: Tensor, noted: Mapping[Node, Operation]
 ) -> Coverage:
-    """Make the next backward pass from ``score`` follow a rule, for as long as ``group`` lasts."""
+    """Attach a gradient rule to the rectifiers in the graph of ``score``, so that its next backward
+    pass follows it.
+
+    The engine calls this before it differentiates; the hooks last as long as ``group``. ``noted``
+    is what an `OperationRecorder` saw in the forward pass. Returns how many operations the rule
+    covers.
+    """
     covered = Counter[str]()
     missed = Counter[str]()
     for operation in operations_of(graph(score), noted):
@@ -129,7 +140,8 @@ def apply_rule(
 
 
 def uninspected(score: Tensor, noted: Mapping[Node, Operation]) -> Coverage:
-    """The operations of a score's graph that nobody can look into, as ``missed``."""
+    """The operations of a score's graph that cannot be inspected, such as hand-written functions,
+    counted by kind as ``missed``."""
     operations = operations_of(graph(score), noted)
     return Coverage(
         missed=dict(Counter(operation.kind for operation in operations if not operation.rectifies))
@@ -160,6 +172,11 @@ class ZeroLeaves(Tracer):
         self._dependence = Dependence(sources)
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Make a call of the forward pass; add a zero leaf to the input of a softmax or attention
+        that no explained input reaches.
+
+        `Tracer` calls this in place of every PyTorch function. The values stay the same.
+        """
         if (
             operation_name(func) in ("softmax", "scaled_dot_product_attention")
             and torch.is_grad_enabled()

@@ -55,43 +55,64 @@ class _Operation:
     sizes: dict[int, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        """Compute the slopes, and drop inputs that are constants beside a signal: means and
+        deviations that are spread over it."""
         slopes = {place: self._slope(place, edge) for place, edge in self.edges.items()}
         self.slopes = {place: slope for place, slope in slopes.items() if slope is not None}
         signals = [place for place in self.slopes if not self._is_spread(place)]
         # beside a signal, what is the same everywhere is a constant
         if len(self.edges) > 1 and signals:
             self.edges = {
-                p: e for p, e in self.edges.items() if p in signals or p not in self.slopes
+                place: edge
+                for place, edge in self.edges.items()
+                if place in signals or place not in self.slopes
             }
 
     def _slope(self, place: int, edge: Edge) -> Tensor | None:
-        """The derivative in one input, if each value of the result is made of the value in its
-        place."""
+        """The derivative of this Node in one input, if each value of the result depends on the
+        value in its place alone; else None.
+
+        It is tested with two gradients, since the derivative of another operation would mix their
+        places. Normalisations count as the identity: their statistics are constants.
+        """
         ones = _ones((self.node, 0))
-        otherwise = ones if self.node.name().startswith(_NORMALISATIONS) else None
+        slope_if_mixed = ones if self.node.name().startswith(_NORMALISATIONS) else None
         if len(self.node._input_metadata) != 1:
-            return otherwise
+            return slope_if_mixed
         generator = torch.Generator().manual_seed(0)
         numbers = (torch.rand(ones.shape, generator=generator, dtype=torch.float64) + 0.5).to(ones)
         slope, scaled = (self._back([gradient])[place] for gradient in (ones, numbers))
         if slope is None or scaled is None or slope.shape != ones.shape:
-            return otherwise
+            return slope_if_mixed
         expected = slope * numbers
         return (
-            slope if bool(((scaled - expected).abs() <= _rounding(expected)).all()) else otherwise
+            slope
+            if bool(((scaled - expected).abs() <= _rounding(expected)).all())
+            else slope_if_mixed
         )
 
     def _is_spread(self, place: int) -> bool:
-        """Whether an input is smaller than the result, or was enlarged right before."""
+        """Whether an input of this Node was enlarged to the result's shape (broadcast), as a mean
+        or deviation is."""
         edge = self.edges[place]
         return _shape(edge) != _shape((self.node, 0)) or edge[0].name().startswith("Expand")
 
     def _back(self, arrived: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+        """The gradients in all inputs of the Node, from those in its outputs: the Node's own
+        backward, called by hand."""
         gradients = self.node(*arrived)  # type: ignore[operator]
         return gradients if isinstance(gradients, tuple) else (gradients,)
 
     def forward(self, values: Values, *, sizes: bool) -> Iterator[tuple[Edge, Tensor]]:
-        """The derivative times what is given; with ``sizes``, by the size of the slopes."""
+        """Pass values through the derivative of this Node, from its inputs to its outputs: pairs of
+        output edge and tensor.
+
+        For the way from the explained inputs to the first linear map. ``values`` must have all
+        input edges. With ``sizes``, slopes count by their absolute value.
+
+        Raises:
+            _Unknown: the operation has no second derivative, or its weights cancel out.
+        """
         total = [
             torch.zeros_like(_ones((self.node, i))) for i in range(len(self.node._input_metadata))
         ]
@@ -117,7 +138,12 @@ class _Operation:
         return (((self.node, i), t) for i, t in enumerate(total))
 
     def back(self, arrived: Values) -> Iterator[tuple[Edge, Tensor]]:
-        """The transposed derivative times what arrives, by the size of the slopes."""
+        """The relevance of each input of this Node, as pairs of edge and tensor, from what arrived
+        at its outputs.
+
+        It is the transpose of `forward` with ``sizes``, which must have run before: that fills
+        ``self.sizes``.
+        """
         outputs = [arrived.get((self.node, i)) for i in range(len(self.node._input_metadata))]
         if all(gradient is None for gradient in outputs):
             return
@@ -129,19 +155,21 @@ class _Operation:
                 yield edge, share.sum_to_size(_shape(edge))
 
     def _size(self, place: int, weights: Tensor) -> Tensor:
-        """The size of a slope; of a lone input, it is never quite zero: what a clamp has cut off
-        keeps its place.
+        """The absolute slope in an input, computed from ``weights`` at the first call and kept.
 
-        What it makes of the weights is at least a small part of the largest: one clamp after
-        another would otherwise leave weights that cannot be told from rounding errors.
+        That of a lone input is never quite zero, so that what a clamp has cut off keeps its place.
+        Of ``weights``, it leaves at least a small part of the largest: one clamp after another
+        would otherwise leave weights that cannot be told from rounding errors.
         """
         if place not in self.sizes:
             size = self.slopes[place].abs()
             if len(self.edges) == 1:
-                changed = size * weights
-                none = weights == 0
-                changed = changed.clamp(min=torch.finfo(size.dtype).eps ** 0.5 * changed.amax())
-                size = torch.where(none, size, changed / torch.where(none, 1, weights))
+                weights_after = size * weights
+                is_zero = weights == 0
+                weights_after = weights_after.clamp(
+                    min=torch.finfo(size.dtype).eps ** 0.5 * weights_after.amax()
+                )
+                size = torch.where(is_zero, size, weights_after / torch.where(is_zero, 1, weights))
             self.sizes[place] = size
         return self.sizes[place]
 
@@ -162,6 +190,11 @@ class Prefix:
     def __init__(
         self, end: Edge, sources: Mapping[Edge, int], operations: Sequence[_Operation]
     ) -> None:
+        """Run ones forward from the sources, which gives the weight of each value and fills the
+        operations' sizes.
+
+        ``operations`` must be in the order of the forward pass.
+        """
         self._end = end
         self._sources = sources
         self._operations = operations
@@ -190,32 +223,45 @@ class Prefix:
             return None
 
     def back(self, relevance: Tensor) -> dict[int, Tensor]:
-        """The relevance of the sources, by their place, from that of what the map is given."""
+        """The relevance of the explained inputs, by their index in ``sources``, from that of the
+        first map's input.
+
+        ``relevance`` has the shape of that input; values outside (of padding) send nothing.
+        """
         share = torch.where(
             self.outside, 0, relevance / torch.where(self.outside, 1, self._weights)
         )
         arrived: Values = {self._end: share}
         for operation in reversed(self._operations):
-            for edge, part in operation.back(arrived):
-                arrived[edge] = arrived[edge] + part if edge in arrived else part
+            for edge, relevance_of_edge in operation.back(arrived):
+                arrived[edge] = (
+                    arrived[edge] + relevance_of_edge if edge in arrived else relevance_of_edge
+                )
         return {place: arrived[edge] for edge, place in self._sources.items() if edge in arrived}
 
     def range(
         self, x: Tensor, sources: Sequence[Tensor], ends: Sequence[Sequence[Tensor]]
     ) -> tuple[Tensor, Tensor]:
-        """The least and largest values that the map can be given, where it was given x, from those
-        of each source."""
-        middle = {
-            e: (ends[i][0] + ends[i][1]) / 2 - detached(sources[i])
-            for e, i in self._sources.items()
+        """The least and largest value that each element of the first map's input can have, in the
+        shape of ``x``.
+
+        ``x`` is that input as it was, ``ends`` the least and largest values of each of the
+        ``sources``. Used by the z^B rule.
+        """
+        middle_by_edge = {
+            edge: (ends[i][0] + ends[i][1]) / 2 - detached(sources[i])
+            for edge, i in self._sources.items()
         }
-        half = {e: (ends[i][1] - ends[i][0]) / 2 for e, i in self._sources.items()}
-        middle_of_x = detached(x) + self._forward(middle, sizes=False)
-        half_of_x = self._forward(half, sizes=True)
+        half_by_edge = {edge: (ends[i][1] - ends[i][0]) / 2 for edge, i in self._sources.items()}
+        middle_of_x = detached(x) + self._forward(middle_by_edge, sizes=False)
+        half_of_x = self._forward(half_by_edge, sizes=True)
         return middle_of_x - half_of_x, middle_of_x + half_of_x
 
     def _forward(self, values: Values, *, sizes: bool) -> Tensor:
-        """Bring values of the sources forward to what the map is given."""
+        """Bring values of the explained inputs forward to the first map's input.
+
+        With ``sizes``, by the absolute derivative; ``back`` needs one such call before it.
+        """
         values_by_edge = dict(values)
         for operation in self._operations:
             values_by_edge.update(operation.forward(values_by_edge, sizes=sizes))
@@ -223,8 +269,10 @@ class Prefix:
 
 
 def _through(edge: tuple[Node | None, int], reach: Reach) -> Edge:
-    """An edge, behind what gives what it is given; a source that is a copy itself is not looked
-    through."""
+    """The edge of the operation behind copies and hooks, which return their input unchanged.
+
+    It stops at a source, even where that is a copy itself.
+    """
     node, output = edge
     while (
         node is not None
@@ -238,6 +286,8 @@ def _through(edge: tuple[Node | None, int], reach: Reach) -> Edge:
 
 
 def _place(node: Node, sources: Sequence[Tensor]) -> int | None:
+    """The index in ``sources`` of the explained input that a Node belongs to; None for other
+    Nodes."""
     variable = getattr(node, "variable", None)
     return next(
         (i for i, source in enumerate(sources) if source is variable or source.grad_fn is node),
@@ -246,15 +296,20 @@ def _place(node: Node, sources: Sequence[Tensor]) -> int | None:
 
 
 def _operations(end: Edge, reach: Reach) -> Iterator[_Operation]:
-    """The operations between the sources and an edge, each behind those that it rests on."""
-    done: set[Node] = set()
+    """The operations between the sources and an edge, in the order of the forward pass: each after
+    those that it reads.
+
+    Raises:
+        _Unknown: a function written by hand, or complex numbers, are on the way.
+    """
+    seen: set[Node] = set()
     waiting: list[tuple[Node, _Operation | None]] = [(end[0], None)]
     while waiting:
         node, operation = waiting.pop()
         if operation is not None:
             yield operation
-        elif node not in done and node.next_functions:
-            done.add(node)
+        elif node not in seen and node.next_functions:
+            seen.add(node)
             if isinstance(node, BackwardCFunction) or any(
                 o.dtype.is_complex for o in node._input_metadata
             ):
@@ -282,5 +337,5 @@ def _ones(edge: Edge) -> Tensor:
 
 
 def _rounding(values: Tensor) -> Tensor:
-    """What rounding may leave of values that cancel out."""
+    """The largest size that rounding errors of sums of such values may have: one number."""
     return 64 * torch.finfo(values.dtype).eps * values.abs().amax()

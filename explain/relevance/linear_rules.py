@@ -24,11 +24,15 @@ class _Stabilised(LinearRule):
     epsilon: float
     absolute: bool
 
-    def _small(self, flow: RelevanceFlow, below: Tensor) -> Tensor | float:
-        """What is added to the denominators."""
+    def _stabiliser(self, flow: RelevanceFlow, denominators: Tensor) -> Tensor | float:
+        """The stabiliser e of an LRP rule's denominators: ``epsilon`` times their mean size in each
+        image, or ``epsilon`` itself if ``absolute``.
+
+        e broadcasts to ``denominators``, and is positive unless ``epsilon`` is 0.
+        """
         if self.absolute or not self.epsilon:
             return self.epsilon
-        mean = flow.mean(below.abs())
+        mean = flow.mean(denominators.abs())
         least = torch.finfo(mean.dtype).smallest_normal * torch.finfo(mean.dtype).eps
         # 1 where all denominators are zero, and so is the relevance
         return (mean * self.epsilon).clamp(min=least).masked_fill(mean == 0, 1)
@@ -39,6 +43,7 @@ class Gradient(LinearRule):
     gradient."""
 
     def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Sent:
+        """LRP-0: leave autograd's gradient as it is; the bias takes its share."""
         _take(step, flow, gradient, step.linear.bias)
         return dict.fromkeys(step.scales, send_nothing)
 
@@ -61,8 +66,8 @@ class Epsilon(_Stabilised):
             return Gradient().back(step, gradient, flow)
         linear = step.linear
         z = step.result.tensor
-        small = self._small(flow, z.clamp(min=0) if step.rectified else z)
-        taken = (gradient / (z.abs() + small)).mul_(small)
+        stabiliser = self._stabiliser(flow, z.clamp(min=0) if step.rectified else z)
+        taken = (gradient / (z.abs() + stabiliser)).mul_(stabiliser)
         flow.take("stabiliser", taken, z)
         share = gradient - taken
         _take(step, flow, share, linear.bias)
@@ -87,6 +92,7 @@ class AlphaBeta(_Stabilised):
     by_sign = True
 
     def __post_init__(self) -> None:
+        """Check the options: alpha - beta must be 1, or relevance is not conserved."""
         super().__post_init__()
         if abs(self.alpha - self.beta - 1) > 1e-6:
             raise MethodError(
@@ -96,9 +102,12 @@ class AlphaBeta(_Stabilised):
 
     @property
     def name(self) -> str:
+        """What ``coverage`` calls the rule: "zplus" with beta 0."""
         return "zplus" if self.beta == 0 else "alphabeta"
 
     def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Tensor:
+        """The LRP-alpha-beta gradient in x: shares of the positive contributions times alpha, less
+        those of the negative times beta."""
         relevance = gradient * step.result.tensor
         of_x = self._part(step, relevance, self.alpha, flow, sign=1)
         if not self.beta:
@@ -108,26 +117,33 @@ class AlphaBeta(_Stabilised):
     def _part(
         self, step: Step, relevance: Tensor, factor: float, flow: RelevanceFlow, sign: int
     ) -> Tensor:
-        """What positive contributions get, or with sign -1 negative ones: their shares of a
-        multiple of relevance.
+        """The gradient in x of one half of LRP-alpha-beta: ``factor`` times ``relevance`` shared
+        among the contributions of one sign (1 or -1).
 
-        Where there are no contributions of the sign, nobody gets any.
+        Relevance of a unit without such contributions is taken by the cause "no contributions".
         """
         linear = step.linear
         x = step.x.tensor
         bias = None if linear.bias is None or not self.bias else _signed(linear.bias, sign)
         weight = linear.weight
-        parts = [(x, _signed(weight, sign))]
+        inputs_and_weights = [(x, _signed(weight, sign))]
         if not flow.is_nonnegative(step):
-            parts = [(x.clamp(min=0), parts[0][1]), (x.clamp(max=0), _signed(weight, -sign))]
-        z = _run(step, parts, bias)
-        small = sign * self._small(flow, z)
-        none = z == 0
-        share = (factor * relevance).div_(z + small).masked_fill_(none, 0)
-        flow.take("no contributions", relevance.masked_fill(~none, 0), factor)
-        _take(step, flow, share, bias, small)
-        of_positive, *of_negative = (linear.backward(share, x, weight) for _, weight in parts)
-        return torch.where(x < 0, of_negative[0], of_positive) if of_negative else of_positive
+            inputs_and_weights = [
+                (x.clamp(min=0), inputs_and_weights[0][1]),
+                (x.clamp(max=0), _signed(weight, -sign)),
+            ]
+        z = _run(step, inputs_and_weights, bias)
+        stabiliser = sign * self._stabiliser(flow, z)
+        has_no_contribution = z == 0
+        share = (factor * relevance).div_(z + stabiliser).masked_fill_(has_no_contribution, 0)
+        flow.take("no contributions", relevance.masked_fill(~has_no_contribution, 0), factor)
+        _take(step, flow, share, bias, stabiliser)
+        of_positive_x, *of_negative_x = (
+            linear.backward(share, x, weight) for _, weight in inputs_and_weights
+        )
+        return (
+            torch.where(x < 0, of_negative_x[0], of_positive_x) if of_negative_x else of_positive_x
+        )
 
 
 def ZPlus(epsilon: float = 1e-6, *, bias: bool = True, absolute: bool = False) -> AlphaBeta:  # noqa: N802 (a rule's name)
@@ -152,6 +168,11 @@ class Gamma(_Stabilised):
     by_sign = True
 
     def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Tensor:
+        """The LRP-gamma gradient in x, from the gradient in z = W x + b.
+
+        Two maps are run backward: W with the shares of z, and ``|W|`` with those of the sizes. The
+        bias and the stabiliser take their shares.
+        """
         if step.rectified and flow.is_nonnegative(step):
             return self._of_positive(step, gradient, flow)
         linear = step.linear
@@ -162,27 +183,33 @@ class Gamma(_Stabilised):
         size_weight = weight.abs() * half
         bias = None if linear.bias is None else linear.bias.abs() * half
         size = z.abs()
-        below = _run(step, [(x.abs(), size_weight)], bias).add_(size, alpha=1 + half)
-        small = self._small(flow, below.masked_fill(z <= 0, 0) if step.rectified else below)
-        below = below + small
-        of_z = size.mul_(gradient).div_(below)  # R sign(z) by what is shared out
-        of_size = (gradient * z).div_(below)
-        _take(step, flow, of_z, None if linear.bias is None else linear.bias * (1 + half))
-        _take(step, flow, of_size, bias, small)
-        of_x = linear.backward(of_z, x, weight).mul_(1 + half)
-        return of_x.addcmul_(linear.backward(of_size, x, size_weight), x.sign())
+        denominators = _run(step, [(x.abs(), size_weight)], bias).add_(size, alpha=1 + half)
+        stabiliser = self._stabiliser(
+            flow, denominators.masked_fill(z <= 0, 0) if step.rectified else denominators
+        )
+        denominators = denominators + stabiliser
+        share_of_z = size.mul_(gradient).div_(denominators)  # R sign(z) by what is shared out
+        share_of_size = (gradient * z).div_(denominators)
+        _take(step, flow, share_of_z, None if linear.bias is None else linear.bias * (1 + half))
+        _take(step, flow, share_of_size, bias, stabiliser)
+        of_x = linear.backward(share_of_z, x, weight).mul_(1 + half)
+        return of_x.addcmul_(linear.backward(share_of_size, x, size_weight), x.sign())
 
     def _of_positive(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Tensor:
-        """Where x and z are not negative, the positive weights alone count for more."""
+        """The LRP-gamma gradient in x where x and z are nowhere negative: only positive weights and
+        biases are enlarged by gamma.
+
+        It equals the general form there, and needs one map fewer.
+        """
         linear = step.linear
         x = step.x.tensor
         weight = linear.weight
         weight = weight + self.gamma * weight.clamp(min=0)
         bias = None if linear.bias is None else linear.bias + self.gamma * linear.bias.clamp(min=0)
         z = _run(step, [(x, weight)], bias).clamp(min=0)  # nothing arrives where it is negative
-        small = self._small(flow, z)
-        share = gradient * step.result.tensor / (z + small)
-        _take(step, flow, share, bias, small)
+        stabiliser = self._stabiliser(flow, z)
+        share = gradient * step.result.tensor / (z + stabiliser)
+        _take(step, flow, share, bias, stabiliser)
         return linear.backward(share, x, weight)
 
 
@@ -195,6 +222,12 @@ class _AtInput(_Stabilised):
     """
 
     def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Tensor:
+        """Give the relevance of the first linear map's input to the explained inputs, as deposits
+        in the flow.
+
+        For LRP rules at the input. Returns the gradient in x: zeros, so that nothing is counted
+        twice; relevance over x if no prefix leads back.
+        """
         linear = step.linear
         x = step.x.tensor
         prefix = Prefix.to(step.entrances[linear.place], flow.sources) if step.nearest else None
@@ -209,17 +242,28 @@ class _AtInput(_Stabilised):
     def shares(
         self, step: Step, relevance: Tensor, flow: RelevanceFlow, prefix: Prefix | None
     ) -> Tensor:
+        """The relevance of each value of the first linear map's input x, from ``relevance`` in the
+        shape of the map's result.
+
+        It is relevance itself, not a gradient, in the shape of x. LRP rules at the input implement
+        it; ``prefix`` leads from x back to the explained inputs.
+        """
         raise NotImplementedError
 
     def _quotient(self, relevance: Tensor, z: Tensor, flow: RelevanceFlow) -> Tensor:
-        """Relevance over the stabilised z; where z is zero nobody contributes, so that nobody gets
-        any."""
-        small = self._small(flow, z)
-        added = torch.copysign(small if isinstance(small, Tensor) else z.new_full((), small), z)
-        none = z == 0
-        share = (relevance / (z + added)).masked_fill(none, 0)
+        """Relevance over the stabilised z of the first linear map, for LRP rules at the input.
+
+        Where z is zero nothing contributes, and the relevance is taken by the cause "no
+        contributions".
+        """
+        stabiliser = self._stabiliser(flow, z)
+        added = torch.copysign(
+            stabiliser if isinstance(stabiliser, Tensor) else z.new_full((), stabiliser), z
+        )
+        is_zero = z == 0
+        share = (relevance / (z + added)).masked_fill(is_zero, 0)
         flow.take("stabiliser", share, added.expand_as(share))
-        flow.take("no contributions", relevance * none)
+        flow.take("no contributions", relevance * is_zero)
         return share
 
 
@@ -233,6 +277,12 @@ class _ByWeights(_AtInput):
     def _by_weights(
         self, step: Step, weight: Tensor, relevance: Tensor, flow: RelevanceFlow
     ) -> Tensor:
+        """The relevance of each value of the first linear map's input, in proportion to ``weight``,
+        whatever the values.
+
+        ``weight`` is not negative, and has the shape of the map's own. ``relevance`` is that of the
+        map's result.
+        """
         z = step.linear.run(torch.ones_like(step.x.tensor), weight, None)
         return step.linear.backward(self._quotient(relevance, z, flow), step.x.tensor, weight)
 
@@ -244,6 +294,8 @@ class Flat(_ByWeights):
     def shares(
         self, step: Step, relevance: Tensor, flow: RelevanceFlow, prefix: Prefix | None
     ) -> Tensor:
+        """The relevance of each value of x by the flat rule: equal shares of the relevance of each
+        unit that x feeds."""
         linear = step.linear
         x = step.x.tensor
         if not linear.alike:
@@ -262,6 +314,7 @@ class WSquare(_ByWeights):
     def shares(
         self, step: Step, relevance: Tensor, flow: RelevanceFlow, prefix: Prefix | None
     ) -> Tensor:
+        """The relevance of each value of x by the w² rule: in proportion to the squared weights."""
         return self._by_weights(step, step.linear.weight.square(), relevance, flow)
 
 
@@ -283,6 +336,7 @@ class ZBox(_AtInput):
     def shares(
         self, step: Step, relevance: Tensor, flow: RelevanceFlow, prefix: Prefix | None
     ) -> Tensor:
+        """The relevance of each value of x by the z^B rule, in the shape of x."""
         linear = step.linear
         x = step.x.tensor
         ends = self._range(step, flow, prefix)
@@ -298,27 +352,33 @@ class ZBox(_AtInput):
     def _range(
         self, step: Step, flow: RelevanceFlow, prefix: Prefix | None
     ) -> tuple[Tensor, Tensor]:
-        """The least and largest values that the map can be given."""
+        """The least and largest value that each element of the first map's input x can have, for
+        the z^B rule: both in the shape of x.
+
+        From ``low`` and ``high``, brought forward through the prefix; or from x itself, for each
+        image (and channel, for convolutions).
+        """
         x = step.x.tensor
         channels = step.linear.channels
         if self.low is None or self.high is None:
             # Of a convolution that is given a single picture, there are no rows before the
             # channels.
-            apart = (
+            kept_dims = (
                 range(x.ndim + channels + 1) if step.kind == "convolution" else (flow.images_in(x),)
             )
-            dims = tuple(d for d in range(x.ndim) if d not in apart)
+            dims = tuple(d for d in range(x.ndim) if d not in kept_dims)
             return x.amin(dims, keepdim=True).expand_as(x), x.amax(dims, keepdim=True).expand_as(x)
         if prefix is None:
             return _laid(self.low, x, x.ndim + channels), _laid(self.high, x, x.ndim + channels)
-        ends = [
+        source_ranges = [
             (_laid(self.low, source, 1), _laid(self.high, source, 1)) for source in flow.sources
         ]
-        return prefix.range(x, flow.sources, ends)
+        return prefix.range(x, flow.sources, source_ranges)
 
 
 def _laid(numbers: tuple[float, ...], like: Tensor, channels: int) -> Tensor:
-    """One number for all, or one for each channel, in the shape of a tensor."""
+    """The numbers of the z^B rule's range, one for all or one for each channel, expanded to the
+    shape of ``like``, whose channels are dimension ``channels``."""
     count = like.shape[channels] if like.ndim > channels else 1
     if len(numbers) not in (1, count):
         raise MethodError(
@@ -330,11 +390,13 @@ def _laid(numbers: tuple[float, ...], like: Tensor, channels: int) -> Tensor:
 
 
 def _signed(tensor: Tensor, sign: int) -> Tensor:
+    """The positive (sign 1) or negative (sign -1) part of a tensor, with zeros elsewhere."""
     return tensor.clamp(min=0) if sign > 0 else tensor.clamp(max=0)
 
 
 def _run(step: Step, parts: list[tuple[Tensor, Tensor]], bias: Tensor | None) -> Tensor:
-    """The sum of the map's results for some inputs and weights, and of the bias."""
+    """The result z of a linear map for a sum of (input, weight) pairs, such as the positive and
+    negative halves of x, with the bias added once."""
     first_x, first_weight = parts[0]
     z = step.linear.run(first_x, first_weight, bias)
     for x, weight in parts[1:]:
@@ -347,9 +409,14 @@ def _take(
     flow: RelevanceFlow,
     share: Tensor,
     bias: Tensor | None,
-    small: Tensor | float | None = None,
+    stabiliser: Tensor | float | None = None,
 ) -> None:
-    """Take what the bias and the stabiliser get of a share of relevance."""
+    """Add to the flow the relevance that bias and stabiliser of a linear map take, so that none is
+    lost silently.
+
+    ``share`` is relevance over z, in the shape of the map's result; times the bias, or the
+    stabiliser, it is the relevance that these take.
+    """
     # Both are the same for all that lies behind the dimension of the channels, unless images lie
     # there.
     dims = tuple(range(step.linear.channels + 1, 0))
@@ -358,5 +425,5 @@ def _take(
         share = share.sum(dims, keepdim=True)
     if bias is not None:
         flow.take("biases", share, bias)
-    if small is not None:
-        flow.take("stabiliser", share, small)
+    if stabiliser is not None:
+        flow.take("stabiliser", share, stabiliser)

@@ -43,12 +43,18 @@ class Uniform(RelevanceRule):
     constant: bool = True
 
     def fits(self, step: Step) -> bool:
+        """Whether the step has several factors, or factors that are constants (gates,
+        denominators)."""
         return super().fits(step) and (bool(self._scales(step)) or len(step.dependent) > 1)
 
     def _scales(self, step: Step) -> list[int]:
+        """The places of a step's factors that get no relevance: gates, denominators, weights if
+        ``constant``."""
         return [i for i, scale in step.scales.items() if self.constant or scale != "weights"]
 
     def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Sent:
+        """Divide the gradient in a product equally among its signals; gates and denominators get
+        none."""
         scales = self._scales(step)
         factors = max(1, len(step.dependent) - len(scales))
         sent: dict[int | None, Tensor | Answer] = {None: gradient / factors}
@@ -72,6 +78,11 @@ class ActivationPassThrough(_OfOneSignal):
     name: ClassVar[str] = "identity"
 
     def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Sent:
+        """The gradient in x is that in y = f(x), times (f(x) - f(0)) / x: relevance passes on
+        unchanged.
+
+        f(0) takes its share by the cause "activations"; at x = 0 it is the plain gradient.
+        """
         x = step.x.tensor
         y = step.result.tensor
         at_zero = _at_zero(step.call, x)
@@ -95,12 +106,17 @@ class ActivationPassThrough(_OfOneSignal):
 
 
 def _at_zero(call: Call, x: Tensor) -> Tensor | None:
-    """What an activation makes of zero, in a shape that meets its result, and 0 where it is not
-    finite; None for 0."""
-    apart = call.out_of_place() if call.in_place else call
-    if apart is None:
+    """An activation's value at zero, as a tensor that broadcasts to its result; None where it is 0
+    everywhere.
+
+    A value that is not finite counts as 0.
+    """
+    out_of_place_call = call.out_of_place() if call.in_place else call
+    if out_of_place_call is None:
         return None
-    results = detached(apart.make({0: x.new_zeros([1] * min(x.ndim, 1))})).nan_to_num(0, 0, 0)
+    results = detached(out_of_place_call.make({0: x.new_zeros([1] * min(x.ndim, 1))})).nan_to_num(
+        0, 0, 0
+    )
     return results if bool(results.any()) else None
 
 
@@ -111,6 +127,8 @@ class ConstantWeights(RelevanceRule):
     name: ClassVar[str] = "constant"
 
     def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Sent:
+        """Send no relevance through a softmax, or through the query, key and mask of a fused
+        attention."""
         if step.kind == "softmax":  # what arrives where it is no factor is lost here
             if bool(gradient.any()):
                 flow.take("softmax", gradient * step.result.tensor)
@@ -126,6 +144,11 @@ class Taylor(RelevanceRule):
     """
 
     def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Sent:
+        """Autograd's gradient through a softmax, or through a fused attention with halves for its
+        products.
+
+        The cause "softmax" takes the relevance that is not conserved.
+        """
         if step.kind == "softmax":
             return {0: partial(self._of_softmax, step.result.tensor, gradient, flow)}
         flow.take("softmax", gradient * step.result.tensor)
@@ -135,6 +158,7 @@ class Taylor(RelevanceRule):
         factors = {0: scores, 1: scores, 2: 0.5 if weights < 1 else 1.0, 3: weights}
 
         def scaled(place: int, plain: Tensor) -> Tensor:
+            """The share of autograd's gradient that leaves by one argument of the attention."""
             if place in step.values:
                 flow.take("softmax", -plain * factors[place] * step.values[place].tensor)
             return plain * factors[place]
@@ -143,7 +167,11 @@ class Taylor(RelevanceRule):
 
     @staticmethod
     def _of_softmax(s: Tensor, gradient: Tensor, flow: RelevanceFlow, plain: Tensor) -> Tensor:
-        """The plain gradient of a softmax ``s``; the flow takes what it does not conserve."""
+        """Return autograd's gradient ``plain`` in a softmax's input; the flow takes what it does
+        not conserve.
+
+        ``s`` is the softmax's result, ``gradient`` the gradient in it.
+        """
         # The gradients of a row add up to zero, so log s does for x, which differs by the same
         # number in a row.
         flow.take("softmax", s * gradient - torch.where(s > 0, s, 1).log() * plain)
@@ -151,8 +179,11 @@ class Taylor(RelevanceRule):
 
 
 def attention_scores(step: Step, query: Tensor, key: Tensor) -> tuple[Tensor, float]:
-    """The scores of a fused attention, lowest where the mask keeps keys from queries; and what they
-    are scaled by."""
+    """The scores ``(..., Q, K)`` of a fused attention, before its softmax, and the number that they
+    are scaled by.
+
+    The lowest number of the type stands where the mask hides a key from a query.
+    """
     options = step.options
     scale: float = query.shape[-1] ** -0.5 if options.get("scale") is None else options["scale"]
     causal = bool(options.get("is_causal"))
@@ -169,6 +200,8 @@ class ConstantDeviation(_OfOneSignal):
     name: ClassVar[str] = "constant deviation"
 
     def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Sent:
+        """The gradient in a normalisation's input with its deviation held constant; the bias takes
+        its share."""
         weight = parameter_of(step, "weight")
         bias = parameter_of(step, "bias")
         if bias is not None:
@@ -177,7 +210,8 @@ class ConstantDeviation(_OfOneSignal):
 
 
 def parameter_of(step: Step, name: str) -> Tensor | None:
-    """The weight or bias of a normalisation, in the shape that meets the input."""
+    """The weight or bias (``name``) of a step that normalises, in a shape that broadcasts to its
+    input; None without one."""
     parameter: Tensor | None = step.options.get(name)
     if parameter is None or step.function in ("layer_norm", "rms_norm"):
         return parameter
@@ -185,8 +219,12 @@ def parameter_of(step: Step, name: str) -> Tensor | None:
 
 
 def normalised_rows(step: Step, x: Tensor) -> tuple[torch.Size, tuple[int, ...]]:
-    """The shape in which a normalisation sees a tensor, and the dimensions that it normalises
-    over."""
+    """The shape to which a normalisation's input is reshaped, and the dimensions of it that the
+    statistics are taken over.
+
+    A layer normalisation keeps the shape; a group or instance normalisation has ``(N, groups,
+    rest)``.
+    """
     if step.function in ("layer_norm", "rms_norm"):
         return x.shape, tuple(range(-len(step.options["normalized_shape"]), 0))
     groups = step.options.get("num_groups", x.shape[1])
@@ -194,33 +232,41 @@ def normalised_rows(step: Step, x: Tensor) -> tuple[torch.Size, tuple[int, ...]]
 
 
 def epsilon_of(step: Step, x: Tensor) -> float:
-    """What a normalisation adds to the variance."""
+    """The number that a normalisation step adds to the variance, from its call or as PyTorch's
+    default for x."""
     epsilon: float | None = step.options.get("eps", None if step.function == "rms_norm" else 1e-5)
     return torch.finfo(x.dtype).eps if epsilon is None else epsilon
 
 
 def _through(step: Step, gradient: Tensor) -> Tensor:
-    """The gradient in what a normalisation is given, its deviation held constant."""
+    """The gradient in a normalisation's input, its deviation held constant: (gradient - mean
+    gradient) / deviation.
+
+    ``gradient`` is in the normalised values, before weight and bias.
+    """
     x = step.x.tensor
     epsilon = epsilon_of(step, x)
     if step.function == "batch_norm":  # by the statistics of the batch
-        places = (0, *range(2, x.ndim))
-        deviation = (x.var(places, correction=0, keepdim=True) + epsilon).sqrt()
-        return torch.div(gradient - gradient.mean(places, keepdim=True), deviation)
+        reduced_dims = (0, *range(2, x.ndim))
+        deviation = (x.var(reduced_dims, correction=0, keepdim=True) + epsilon).sqrt()
+        return torch.div(gradient - gradient.mean(reduced_dims, keepdim=True), deviation)
     shape, dims = normalised_rows(step, x)
     if step.function == "rms_norm":
         return gradient * (x.square().mean(dims, keepdim=True) + epsilon).rsqrt()
     rows = x.reshape(shape)
     arrived = gradient.reshape(shape)
     inverse = _inverse_deviation(rows, dims, epsilon)
-    of_x: Tensor = (arrived - arrived.mean(dims, keepdim=True)).mul_(inverse).reshape(x.shape)
-    return of_x
+    gradient_of_x: Tensor = (
+        (arrived - arrived.mean(dims, keepdim=True)).mul_(inverse).reshape(x.shape)
+    )
+    return gradient_of_x
 
 
 def _inverse_deviation(rows: Tensor, dims: tuple[int, ...], epsilon: float) -> Tensor:
-    """One over the deviation: of PyTorch's kernel, or where a graph is created, of a formula.
+    """One over the deviation of ``rows`` along ``dims``, of size 1 there.
 
-    The kernel's is a constant to autograd.
+    Without a graph it is that of PyTorch's kernel, so that it equals the forward pass; the kernel's
+    is a constant to autograd, so where a graph is created a formula gives it.
     """
     if torch.is_grad_enabled():
         return (rows.var(dims, correction=0, keepdim=True) + epsilon).rsqrt()
@@ -239,13 +285,17 @@ class NoRule(RelevanceRule):
     name: ClassVar[str] = "gradient"
 
     def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Sent:
+        """Autograd's gradient, with an account of the relevance that the operation loses, by its
+        name."""
         if not step.entrances:
             return None  # there is nothing to compare
-        part = relevance_of(gradient, step.result.tensor)
-        flow.take(step.function, part)
-        flow.watch(step.function, part)
+        relevance = relevance_of(gradient, step.result.tensor)
+        flow.take(step.function, relevance)
+        flow.watch(step.function, relevance)
 
         def sent(place: int, plain: Tensor) -> Tensor:
+            """Return autograd's gradient of one argument, and subtract the argument's relevance
+            from what was taken."""
             of_argument = replace(flow, images=step.argument_images[place])
             of_argument.take(step.function, -relevance_of(plain, step.values[place].tensor))
             return plain
@@ -260,21 +310,28 @@ class ConstantTerms(RelevanceRule):
     name: ClassVar[str] = "gradient"
 
     def fits(self, step: Step) -> bool:
+        """Whether the step is a sum, a concatenation or a choice by a mask, with a constant among
+        its arguments."""
         return step.kind in _ADDED and bool(step.constants)
 
     def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Sent:
-        for part in _ADDED[step.kind](step, gradient):
-            flow.take("biases", part)
+        """Let the constants of a sum, concatenation or choice take their relevance as "biases";
+        gradients stay."""
+        for relevance in _ADDED[step.kind](step, gradient):
+            flow.take("biases", relevance)
         return None
 
 
 def _summands(step: Step, gradient: Tensor) -> list[Tensor]:
+    """The relevance of each constant term of a sum, in the shape of the gradient: gradient times
+    term."""
     # Masks add infinity to what is not to count.
     return [torch.where(gradient == 0, 0, gradient * term) for term in constant_terms(step)]
 
 
 def _joined(step: Step, gradient: Tensor) -> list[Tensor]:
-    """Of constants that are concatenated or stacked with signals."""
+    """The relevance of each constant that is concatenated or stacked with signals: its piece of the
+    gradient, times its values."""
     # An empty tensor of one dimension, such as a cache at its start, joins anything.
     tensors = step.call.flat
     places = [i for i in step.call.tensor_places if tensors[i].numel() or i in step.dependent]
@@ -288,7 +345,11 @@ def _joined(step: Step, gradient: Tensor) -> list[Tensor]:
 
 
 def _chosen(step: Step, gradient: Tensor) -> list[Tensor]:
-    """Of a constant that stands where a mask says so."""
+    """The relevance of the constant in ``torch.where`` or ``masked_fill``: gradient times constant,
+    where the mask chose it.
+
+    An empty list unless there is exactly one constant besides the mask.
+    """
     mask = step.options["mask" if step.function == "masked_fill" else "condition"]
     values = {
         i: value for i, value in step.constants.items() if value is not mask and not _is_mask(value)
@@ -327,6 +388,8 @@ class ElementwisePassThrough(_OfOneSignal):
     name: ClassVar[str] = "pass"
 
     def fits(self, step: Step) -> bool:
+        """Whether each element of the step's result belongs to one element of its input; or for
+        attention, to three signals of equal batch shape."""
         if step.kind == "attention":
             return (
                 len(step.values) == 3
@@ -335,16 +398,31 @@ class ElementwisePassThrough(_OfOneSignal):
         return super().fits(step) and step.kind in ("activation", "softmax", "deviation")
 
     def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Sent:
+        """The gradient with which each element of the input has the relevance of the result's
+        element there.
+
+        For a fused attention it is written out: half of the relevance to the values, a quarter each
+        to query and key.
+        """
         if step.kind != "attention":
             return flow.per_value(gradient * step.result.tensor, step.x.tensor)
         # Half of it goes to the values, the rest through the softmax to query and key alike.
         q, k, v = (step.values[i].tensor for i in range(3))
         scores, scale = attention_scores(step, q, k)
         weights = scores.softmax(-1)
-        half = gradient / 2  # what the weights get, where the kernel is one of several Nodes
-        of_scores = flow.per_value(half @ v.transpose(-2, -1) * weights, scores) * scale / 2
-        of_values = weights.transpose(-2, -1) @ half
-        return {None: half, 0: of_scores @ k, 1: of_scores.transpose(-2, -1) @ q, 2: of_values}
+        half_gradient = (
+            gradient / 2
+        )  # what the weights get, where the kernel is one of several Nodes
+        of_scores = (
+            flow.per_value(half_gradient @ v.transpose(-2, -1) * weights, scores) * scale / 2
+        )
+        of_values = weights.transpose(-2, -1) @ half_gradient
+        return {
+            None: half_gradient,
+            0: of_scores @ k,
+            1: of_scores.transpose(-2, -1) @ q,
+            2: of_values,
+        }
 
 
 class Balanced(RelevanceRule):
@@ -356,6 +434,7 @@ class Balanced(RelevanceRule):
     """
 
     def fits(self, step: Step) -> bool:
+        """Whether the step adds or subtracts two signals."""
         return (
             super().fits(step)
             and step.function in ("add", "iadd", "sub", "isub")
@@ -363,6 +442,8 @@ class Balanced(RelevanceRule):
         )
 
     def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Sent:
+        """The gradients in both signals of a sum, scaled for each image so that large opposite
+        shares do not cancel out."""
         first = step.values[0].tensor
         second = step.values[1].tensor
         sign = -1 if "sub" in step.function else 1
@@ -370,16 +451,20 @@ class Balanced(RelevanceRule):
         of_second = (sign * step.call.kwargs.get("alpha", 1) * gradient).sum_to_size(second.shape)
         first_sum = flow.by_image(of_first * first)
         second_sum = flow.by_image(of_second * second)
-        whole = first_sum + second_sum
+        total = first_sum + second_sum
         size = first_sum.abs() + second_sum.abs()
-        factor = whole / torch.where(size == 0, 1, size)
-        of_first = of_first * _spread(first_sum.sign() * factor, of_first, step)
-        of_second = of_second * _spread(second_sum.sign() * factor, of_second, step)
+        total_over_size = total / torch.where(size == 0, 1, size)
+        of_first = of_first * _spread(first_sum.sign() * total_over_size, of_first, step)
+        of_second = of_second * _spread(second_sum.sign() * total_over_size, of_second, step)
         return {0: of_first, 1: of_second}
 
 
 def _spread(factors: Tensor, like: Tensor, step: Step) -> Tensor:
-    """A number for each image, in the shape that meets a tensor with values of all of them."""
+    """One factor for each image ``(count,)``, in a shape that broadcasts to ``like``.
+
+    Raises:
+        MethodError: it is not known which image the values of ``like`` belong to.
+    """
     numbers = numbers_of(like, len(factors), step.images)
     if numbers is None:
         got = tuple(like.shape)

@@ -54,11 +54,12 @@ class Operation:
 
 
 def operations_of(nodes: Iterable[Node], noted: Mapping[Node, Operation]) -> list[Operation]:
-    """The known operations among the Nodes of a graph: rectifiers, and functions that cannot be
-    inspected.
+    """The operations to report or replace among the Nodes of a graph: rectifiers, and those that
+    cannot be inspected.
 
     The latter are functions that somebody wrote by hand, operators that a library has registered
-    and the table does not know, and scripted code.
+    and the table does not know, and scripted code. ``noted`` is what an `OperationRecorder` saw;
+    other Nodes are judged by their names.
     """
     operations = dict[Operation, None]()  # one with several results has left several Nodes
     for node in nodes:
@@ -69,7 +70,7 @@ def operations_of(nodes: Iterable[Node], noted: Mapping[Node, Operation]) -> lis
 
 
 def _operation_of(node: Node) -> Operation | None:
-    """The operation that left a Node, by the Node's name."""
+    """The `Operation` that left a Node, by the Node's name; None where it need not be reported."""
     name = node.name()
     kind, rectifies = _kind_of_node(name)
     if kind is not None:
@@ -85,8 +86,10 @@ def _operation_of(node: Node) -> Operation | None:
 
 @functools.lru_cache(1024)
 def _kind_of_node(name: str) -> tuple[str | None, bool]:
-    """The operation that leaves Nodes of a name, if it rectifies, or is scripted or registered; and
-    if it rectifies."""
+    """The operation that left Nodes of this name, and whether it is a rectifier.
+
+    The operation is None unless it is a rectifier, scripted, or registered by a library.
+    """
     name = name.rstrip("0123456789")
     if name in RECTIFIER_NODES:
         return RECTIFIER_NODES[name], True
@@ -115,6 +118,11 @@ class OperationRecorder(Tracer):
         self._rectifiers = Rectifiers() if rectifiers else None
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Make a call of the forward pass, and note the rectifier or library operator that it is.
+
+        `Tracer` calls this in place of every PyTorch function. A rectifier that overwrites a view
+        runs out of place, since its Node would be hidden.
+        """
         name = operation_name(func)
         if is_library_operator(name) and name not in TABLE:
             return self._note_operator(Call(func, name, args, kwargs))
@@ -131,20 +139,22 @@ class OperationRecorder(Tracer):
             module = self._running()[0]
             raise inside_transform(must, f"{name}()", module, "use relu() there, or saliency")
         first = call.flat[0]
-        apart = call.out_of_place() if call.in_place and first._is_view() else None
+        out_of_place_call = call.out_of_place() if call.in_place and first._is_view() else None
         # A clone, since what a rectifier keeps of its input must not be overwritten by its output.
-        result = call.make() if apart is None else apart.make({0: first.clone()})
+        result = (
+            call.make() if out_of_place_call is None else out_of_place_call.make({0: first.clone()})
+        )
         node = _copied_from((first if result is None else result).grad_fn)
         if node is not None:
             module = self._running()[0]
             self.noted[node] = Operation(
                 name, node, module, True, rectified.inputs, rectified.negated
             )
-        return result if apart is None else first.copy_(result)
+        return result if out_of_place_call is None else first.copy_(result)
 
     def _note_operator(self, call: Call) -> Any:
-        """Make a call of an operator that nothing is known of, and note it by the Nodes that it
-        left."""
+        """Make a call of a library's operator that the table does not know, and note it at the
+        Nodes of its results."""
         result = call.make()
         nodes = [tensor.grad_fn for tensor in call.results(result) if tensor.grad_fn is not None]
         if nodes:
@@ -153,8 +163,11 @@ class OperationRecorder(Tracer):
 
 
 def _copied_from(node: Node | None) -> Node | None:
-    """The Node itself, or that of the value that another recorder has made out of place and copied
-    there."""
+    """The Node of the value that was copied, if the Node is a copy; else the Node itself.
+
+    `StepRecorder`, which may run inside, computes in-place calls out of place and copies the
+    result.
+    """
     is_copy = node is not None and node.name().endswith("CopyBackwards")
     return node.next_functions[1][0] if is_copy else node  # type: ignore[union-attr]
 
@@ -196,7 +209,11 @@ class _Selection(NamedTuple):
 
 
 def _selections(call: Call) -> list[_Selection]:
-    """What a call keeps where a mask says so."""
+    """The values that a call keeps where a mask says so, for each way to read it: x * mask,
+    `torch.where`, `masked_fill`, x[mask] = value.
+
+    Empty for other calls. Whether the mask is a sign is not checked here.
+    """
     values = call.flat
     if call.name == "mul" and len(values) == 2:
         first, second = values
@@ -222,7 +239,8 @@ class Rectifiers:
         self._signs: Any = WeakIdKeyDictionary()
 
     def find(self, call: Call) -> Rectified | None:
-        """What a call rectifies, before it is made; None where it is no rectifier."""
+        """The rectifier that a call is, told from its arguments before it is made; None where it is
+        none."""
         if call.info.has("rectifies"):
             return Rectified()
         if call.name in _BOUNDS:
@@ -238,7 +256,8 @@ class Rectifiers:
         return None
 
     def seen(self, call: Call, result: Any) -> None:
-        """Record the mask that a call has made, if it is one."""
+        """Remember the mask that a call has made, if it is the sign of a tensor (``x > 0``, its
+        cast or its negation)."""
         if not isinstance(result, Tensor) or not call.args:
             return
         row = call.info
@@ -262,8 +281,8 @@ class Rectifiers:
         )
 
     def _side(self, selection: _Selection) -> int | None:
-        """1 if the mask is true where what is kept is positive, -1 if where it is negative; None if
-        anywhere else."""
+        """1 if the mask is true where the kept value is positive, -1 if where it is negative, None
+        if it is not the sign of that value."""
         kept = selection.kept
         mask = selection.mask
         sign = self._sign(mask)
@@ -278,8 +297,8 @@ class Rectifiers:
         kept = kept.detach()
         if not torch.equal(kept, sign.of) and not torch.equal(kept.clamp(min=0), sign.of):
             return None
-        rows = mask.bool() if sign.side > 0 else ~mask.bool()
-        agrees = bool(((rows == (kept > 0)) | (kept == 0)).all())
+        is_kept = mask.bool() if sign.side > 0 else ~mask.bool()
+        agrees = bool(((is_kept == (kept > 0)) | (kept == 0)).all())
         return sign.side if agrees else None
 
 
@@ -288,7 +307,7 @@ _BOUNDS = frozenset(["clamp", "clamp_max", "maximum", "minimum"])
 
 
 def _bounded(call: Call) -> Rectified | None:
-    """What a bound of zero rectifies."""
+    """The rectifier that a clamp, maximum or minimum is when a bound is zero; None otherwise."""
     if call.name in ("maximum", "minimum"):
         if len(call.flat) != 2 or len(call.tensors) != 2:
             return None
@@ -304,14 +323,18 @@ def _bounded(call: Call) -> Rectified | None:
 
 
 def _is_zero(value: Any) -> bool:
-    """Whether a value is a constant zero, of any shape."""
+    """Whether a value is a constant zero: a number, or a tensor of zeros without a gradient."""
     if isinstance(value, Tensor):
         return not value.requires_grad and not is_transforming() and not bool(value.any())
     return isinstance(value, (int, float)) and value == 0
 
 
 def _comes_from(value: Any, source: Any) -> bool:
-    """Whether ``value`` has no history, or was computed from ``source`` a few steps ago."""
+    """Whether ``value`` has no gradient, or was computed from ``source`` at most `_STEPS` Nodes
+    ago.
+
+    Then ``where(x > 0, x, 0.1 * x)`` is a leaky ReLU.
+    """
     if not isinstance(value, Tensor) or not value.requires_grad:
         return True
     waiting = [] if value.grad_fn is None else [value.grad_fn]

@@ -104,6 +104,7 @@ class PositionTracer(Tracer):
     """
 
     def __init__(self, x: Tensor, constants: Iterable[Tensor] = ()) -> None:
+        """Start at the photo's pixels; ``constants`` lie nowhere."""
         self._states: Any = WeakIdKeyDictionary()
         for constant in constants:
             self._states[constant] = NOWHERE
@@ -114,18 +115,23 @@ class PositionTracer(Tracer):
         """The shapes and positions of such tensors that a constant was added to, by its storage."""
 
     def of(self, tensor: Tensor) -> State:
-        """Where the values of a tensor lie."""
+        """Where in the photo the values of a tensor lie; UNKNOWN for a tensor that was not seen."""
         return self._states.get(tensor, UNKNOWN)  # type: ignore[no-any-return]
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Make a call of the forward pass, and follow the positions of its results.
+
+        `Tracer` calls this in place of every PyTorch function. An error in following only makes
+        positions unknown.
+        """
         name = operation_name(func)
         result = func(*args, **kwargs)
         if name == "get":
             name = str(getattr(func.__self__, "__name__", ""))
         call = Call(func, name, args, kwargs)
         result_is = call.flat[0] if name == "setitem" else result
-        several = list(result_is) if isinstance(result_is, (tuple, list)) else [result_is]
-        tensors = [result_part for result_part in several if isinstance(result_part, Tensor)]
+        results = list(result_is) if isinstance(result_is, (tuple, list)) else [result_is]
+        tensors = [result_part for result_part in results if isinstance(result_part, Tensor)]
         if tensors:
             for tensor, state in zip(tensors, self._states_of(call, tensors), strict=True):
                 self._set_state(tensor, state)
@@ -134,21 +140,29 @@ class PositionTracer(Tracer):
         return result
 
     def _add_constants(self, call: Call, shape: tuple[int, ...], state: Positions) -> None:
-        """Note where a sum lies, by each constant that may be in it."""
+        """Note the shape and positions of a sum ``(N, T, C)`` under each constant among its
+        arguments, by the constant's memory.
+
+        This tells what a position embedding was added to.
+        """
         for tensor in call.tensors:
             if self.of(tensor) is NOWHERE:
                 self.added.setdefault(storage_of(tensor), []).append((shape, state))
 
     def _set_state(self, tensor: Tensor, state: State) -> None:
-        """Note where a tensor lies; of a sequence of tokens, also by its shape."""
+        """Note where a tensor's values lie; tokens ``(N, T, C)`` are also listed in ``sequences``
+        by shape."""
         self._states[tensor] = state
         if isinstance(state, tuple) and tensor.ndim == 3:
-            alike = self.sequences.setdefault(tuple(tensor.shape), [])
-            if not any(all(map(torch.equal, state, other)) for other in alike):
-                alike.append(state)
+            positions_of_shape = self.sequences.setdefault(tuple(tensor.shape), [])
+            if not any(all(map(torch.equal, state, other)) for other in positions_of_shape):
+                positions_of_shape.append(state)
 
     def _states_of(self, call: Call, results: Sequence[Tensor]) -> Sequence[State]:
-        """Where the results of a call lie."""
+        """Where the values of each result of a call lie.
+
+        Errors in following become UNKNOWN; signals such as Ctrl-C are raised.
+        """
         if call.info.has("fills") or all(self.of(tensor) is NOWHERE for tensor in call.tensors):
             return [NOWHERE] * len(results)
         try:
@@ -161,9 +175,13 @@ class PositionTracer(Tracer):
             return [UNKNOWN] * len(results)
 
     def _moved(self, call: Call, results: Sequence[Tensor]) -> Sequence[State]:
-        """The positions of values that are moved as the call moves values."""
-        joined = call.info.has("joins")
-        sources = call.tensor_places if joined else [0]
+        """The positions of each result of a call that moves values: the call is made again, with
+        positions in place of values, once for each dimension of the photo.
+
+        UNKNOWN if those of an argument are, or if it has more than `MOST` values.
+        """
+        is_join = call.info.has("joins")
+        sources = call.tensor_places if is_join else [0]
         if call.name in ("setitem", "masked_scatter") and isinstance(call.flat[-1], Tensor):
             sources = [0, len(call.flat) - 1]
         states = {i: self.of(call.flat[i]) for i in sources}
@@ -178,13 +196,13 @@ class PositionTracer(Tracer):
             return [EVERYWHERE if EVERYWHERE in states.values() else NOWHERE] * len(results)
         positions_of_results: list[list[Tensor]] = [[] for _ in results]
         for axis in range(len(positions[0])):
-            written = {
+            positions_by_place = {
                 i: _written_out(state, axis, call.flat[i], call.name) for i, state in states.items()
             }
             if call.info.has("reshapes"):
-                moved = [compact(written[0].reshape(results[0].shape))]
+                moved = [compact(positions_by_place[0].reshape(results[0].shape))]
             else:
-                moved = moved_labels(run, written)
+                moved = moved_labels(run, positions_by_place)
             for of_result, position in zip(positions_of_results, moved, strict=True):
                 of_result.append(position)
         return [
@@ -193,7 +211,12 @@ class PositionTracer(Tracer):
         ]
 
     def _computed(self, call: Call, result: Tensor) -> State:
-        """The positions of what is computed from values."""
+        """Where the values of a result lie that a call computes from others, by the kind of
+        operation.
+
+        Convolutions and pooling have the mean of their windows; matrix products the mean of a row;
+        attention the positions of its queries; other calls those of the first argument that fits.
+        """
         states = [self.of(tensor) for tensor in call.tensors]
         name = call.name
         if name == "einsum":
@@ -213,9 +236,11 @@ class PositionTracer(Tracer):
         if any(part in name for part in _FUSED):
             return _first([_mean(states[0], [-1])], result)
         if call.info.has("reduces"):
-            dims = call.named.get("dim")
+            reduced_dims = call.named.get("dim")
             return (
-                EVERYWHERE if dims is None else _first([_reduced(states[0], dims, result)], result)
+                EVERYWHERE
+                if reduced_dims is None
+                else _first([_reduced(states[0], reduced_dims, result)], result)
             )
         if name.startswith(_RESAMPLES):
             return _resampled(call, states[0], result)
@@ -223,7 +248,8 @@ class PositionTracer(Tracer):
 
 
 def _of_einsum(call: Call, states: Sequence[State]) -> list[State]:
-    """The positions of what `torch.einsum` gives, by each of its factors."""
+    """The positions of a result of `torch.einsum`, one state for each factor, for `_first` to
+    choose from."""
     formula = einsum_formula(call)
     if formula is None:
         return [UNKNOWN]
@@ -239,14 +265,15 @@ def _of_einsum(call: Call, states: Sequence[State]) -> list[State]:
 
 
 def _pixels(x: Tensor, dim: int) -> Tensor:
-    """Where the pixels of a photo lie along one of its dimensions."""
+    """The centres of a photo's pixels along dimension ``dim``, from 0 to 1, in the shape that
+    broadcasts to ``x``."""
     count = x.shape[dim]
     centres = (torch.arange(count, device=x.device) + 0.5) / count
     return along(centres, x.ndim, dim)
 
 
 def _moves(call: Call, results: Sequence[Tensor]) -> bool:
-    """Whether a call moves or selects values, instead of computing new ones."""
+    """Whether a call moves, repeats or selects values, rather than computing new ones."""
     if call.info.has("reshapes"):
         return bool(results[0].shape != call.flat[0].shape)
     return (
@@ -258,8 +285,12 @@ def _moves(call: Call, results: Sequence[Tensor]) -> bool:
 
 
 def _written_out(state: State, axis: int, tensor: Tensor, name: str) -> Tensor:
-    """The position of each value of a tensor along an axis, if an operation must see the dimensions
-    in their size."""
+    """The positions of a tensor's values along one dimension of the photo, as a tensor that the
+    call ``name`` can be made with.
+
+    They are expanded to the tensor's shape, but for permutations, which do the same at size 1.
+    Values that lie nowhere have 0.
+    """
     position = (
         state[axis]
         if isinstance(state, tuple)
@@ -269,7 +300,8 @@ def _written_out(state: State, axis: int, tensor: Tensor, name: str) -> Tensor:
 
 
 def _first(states: Iterable[State], result: Tensor) -> State:
-    """The first positions that fit a result; if there are none, why."""
+    """The first of some positions that broadcasts to ``result``; if none does, the reason, UNKNOWN
+    first."""
     reasons = {NOWHERE}
     for state in states:
         if isinstance(state, tuple) and (fitting := _spread(state, result)) is not None:
@@ -279,33 +311,37 @@ def _first(states: Iterable[State], result: Tensor) -> State:
 
 
 def _spread(state: Positions, result: Tensor) -> Positions | None:
-    """The positions in as many dimensions as a result has; None if they do not fit it."""
+    """The positions with leading dimensions added to broadcast to ``result``; None if they do not
+    fit."""
     fitting = []
     for position in state:
-        leading = result.ndim - position.ndim
-        if leading < 0:
+        missing_dims = result.ndim - position.ndim
+        if missing_dims < 0:
             return None
-        fitting.append(position.reshape([1] * leading + [*position.shape]))
+        fitting.append(position.reshape([1] * missing_dims + [*position.shape]))
     return tuple(fitting) if all(fits(position, result.shape) for position in fitting) else None
 
 
 def averaged(position: Tensor, dims: Iterable[int]) -> Tensor:
-    """The mean position along some dimensions, of values that lie somewhere.
+    """The mean position along some dimensions (kept at size 1), over the values that lie somewhere
+    (> 0).
 
     >>> averaged(torch.tensor([[0.25, 0.0], [0.5, 1.0]]), [1])
     tensor([[0.2500],
             [0.7500]])
     """
-    along = [dim for dim in dims if position.shape[dim] > 1]
-    if not along:
+    averaged_dims = [dim for dim in dims if position.shape[dim] > 1]
+    if not averaged_dims:
         return position
     return _quotient(
-        position.double().sum(along, keepdim=True), (position > 0).sum(along, keepdim=True)
+        position.double().sum(averaged_dims, keepdim=True),
+        (position > 0).sum(averaged_dims, keepdim=True),
     )
 
 
 def _mean(state: State, dims: Sequence[int]) -> State:
-    """The mean positions along some dimensions; everywhere, if one is left for all values."""
+    """The mean positions along some dimensions, kept at size 1; EVERYWHERE if all values then share
+    one."""
     if isinstance(state, Lost):
         return state
     means = tuple(averaged(position, dims) for position in state)
@@ -313,39 +349,45 @@ def _mean(state: State, dims: Sequence[int]) -> State:
 
 
 def _reduced(state: State, dims: int | Sequence[int], result: Tensor) -> State:
-    """The positions of what is reduced along some dimensions."""
-    along = [dims] if isinstance(dims, int) else list(dims)
-    mean = _mean(state, along)
+    """The positions of a sum or mean over ``dims``, with those dimensions dropped if ``result``
+    lacks them."""
+    reduced_dims = [dims] if isinstance(dims, int) else list(dims)
+    mean = _mean(state, reduced_dims)
     if isinstance(mean, Lost) or mean[0].ndim == result.ndim:
         return mean
-    return tuple(position.squeeze(along) for position in mean)
+    return tuple(position.squeeze(reduced_dims) for position in mean)
 
 
 def _resampled(call: Call, state: State, result: Tensor) -> State:
-    """The positions of what a convolution, pooling or interpolation makes of a map, by the windows
-    that it sees."""
+    """The positions of the result of a convolution, pooling or interpolation: the mean of each
+    window.
+
+    ``state`` is that of its input map ``(N, C, H, W)``. Values that lie nowhere are left out of the
+    mean.
+    """
     mean = _mean(state, [1])
     if isinstance(mean, Lost):
         return mean
-    run = _by_ones(call) if call.name.startswith("conv") else partial(_with_first, call)
+    resample = _by_ones(call) if call.name.startswith("conv") else partial(_with_first, call)
     resampled = []
     for position in mean:
         values = position.double().expand((len(position), 1, *call.flat[0].shape[2:]))
-        sums = run(values)
-        counts = run((values > 0).double())
+        sums = resample(values)
+        counts = resample((values > 0).double())
         resampled.append(_quotient(sums, counts))
     return _first([tuple(resampled)], result)
 
 
 def _with_first(call: Call, values: Tensor) -> Tensor:
-    """The first result of a call with another first argument."""
+    """The first result of a call that is made with ``values`` in place of its first argument."""
     results = call.make({0: values})
     first_result: Tensor = results if isinstance(results, Tensor) else results[0]
     return first_result
 
 
 def _by_ones(call: Call) -> Callable[[Tensor], Tensor]:
-    """A convolution with the windows of another, of one channel, whose weights are all 1."""
+    """A function that sums each window of a convolution: the same call with one channel and weights
+    of 1."""
     options = {
         name: value
         for name, value in call.named.items()
@@ -357,5 +399,6 @@ def _by_ones(call: Call) -> Callable[[Tensor], Tensor]:
 
 
 def _quotient(sums: Tensor, counts: Tensor) -> Tensor:
-    """A mean in single precision, in which rounding errors do not tell equal positions apart."""
+    """Mean positions from sums and counts, rounded to single precision so that equal positions stay
+    equal."""
     return compact((sums / torch.where(counts == 0, 1, counts)).float())

@@ -61,30 +61,39 @@ class RelevanceFlow:
     _entrances: list[Entrance] = field(default_factory=list)
 
     def for_step(self, step: Step) -> "RelevanceFlow":
-        """The same flow for the rule of one step: what it takes is added up by that step's
-        images."""
+        """This flow with the image numbers of one step's result, to pass to the rule of that step.
+
+        It shares ``taken`` and ``deposits`` with this one.
+        """
         return self if step.images is None else replace(self, images=step.images)
 
     def attach(self, step: Step, back: Callable[[Tensor], Sent]) -> None:
-        """Let ``back``, of the gradient that arrives at a step's result, say what leaves the
-        step."""
+        """Hook a rule onto a step's Node, so that it replaces autograd's gradients in the backward
+        pass.
+
+        ``back`` gets the gradient in the step's result, and returns the gradients for its inputs
+        (see `Sent`). They are handed to the step's entrances, which autograd reaches right after
+        the Node.
+        """
 
         def arrive(gradients: Gradients) -> Gradients | None:
+            """Run the rule before the Node's own backward, and change the gradients that the Node
+            receives."""
             arrived = gradients[step.output]
             sent = None if arrived is None else back(arrived)
             if arrived is None or sent is None:
                 return None
-            answers: dict[Any, Any] = {None: arrived}
+            sent_by_place: dict[Any, Any] = {None: arrived}
             if isinstance(sent, Tensor):
-                answers = {None: None, **dict.fromkeys(step.entrances, sent)}
-                answers |= dict.fromkeys(step.scales, send_nothing)
+                sent_by_place = {None: None, **dict.fromkeys(step.entrances, sent)}
+                sent_by_place |= dict.fromkeys(step.scales, send_nothing)
             else:
-                answers |= sent
+                sent_by_place |= sent
             for place, entrance in step.entrances.items():
-                if place in answers:
-                    entrance.answer = partial(_answer, answers[place])
+                if place in sent_by_place:
+                    entrance.answer = partial(_answer, sent_by_place[place])
                     self._entrances.append(entrance)
-            for_autograd = answers[None]
+            for_autograd = sent_by_place[None]
             changed = list(gradients)
             changed[step.output] = None if for_autograd is None else for_autograd.to(arrived.dtype)
             return tuple(changed)
@@ -92,60 +101,80 @@ class RelevanceFlow:
         self.group.put_node(step.node, arrive, pre=True)
 
     def is_nonnegative(self, step: Step) -> bool:
-        """Whether a map is given nothing negative; read for all ``signed`` steps together."""
+        """Whether the input of a step's linear map has no negative value.
+
+        Read from the device once, for all ``signed`` steps together.
+        """
         if step not in self._nonnegative:
-            signed = dict.fromkeys([*self.signed, step])
-            unread = [other for other in signed if other not in self._nonnegative]
-            lowest = read_together(*(other.x.tensor.detach().amin() for other in unread))
-            for other, (least,) in zip(unread, lowest, strict=True):
-                self._nonnegative[other] = least >= 0
+            asked_steps = dict.fromkeys([*self.signed, step])
+            unread = [map_step for map_step in asked_steps if map_step not in self._nonnegative]
+            lowest = read_together(*(map_step.x.tensor.detach().amin() for map_step in unread))
+            for map_step, (least,) in zip(unread, lowest, strict=True):
+                self._nonnegative[map_step] = least >= 0
         return self._nonnegative[step]
 
     def close(self) -> None:
-        """Reset the entrances that the pass did not come by."""
+        """Reset the entrances that the backward pass did not reach, so that none keeps a rule's
+        answer for a later pass."""
         for entrance in self._entrances:
             entrance.answer = None
         self._entrances.clear()
 
     @torch.no_grad()
-    def take(self, cause: str, part: Tensor, factor: Tensor | float = 1.0) -> None:
-        """Add to what a cause has taken, from a tensor with rows for the images, times factors that
-        meet it."""
+    def take(self, cause: str, relevance: Tensor, factor: Tensor | float = 1.0) -> None:
+        """Add ``relevance * factor``, summed over each image, to what a cause has taken:
+        ``taken[cause]`` ``(count,)``.
+
+        Rules call this for all relevance that they do not pass on, such as that of biases.
+        ``factor`` is a number, or a tensor that broadcasts to ``relevance``; the special cases
+        spare a product of their full size.
+        """
         by_rows = (
-            part.ndim > 0
-            and len(part) == self.count
+            relevance.ndim > 0
+            and len(relevance) == self.count
             and self.images is None
-            and part.is_contiguous()
+            and relevance.is_contiguous()
         )
         if not isinstance(factor, Tensor):
-            taken = self.by_image(part) * factor
-        elif factor.shape == part.shape and factor.dtype == part.dtype and by_rows:
-            rows = part.reshape(self.count, 1, -1)
+            taken = self.by_image(relevance) * factor
+        elif factor.shape == relevance.shape and factor.dtype == relevance.dtype and by_rows:
+            rows = relevance.reshape(self.count, 1, -1)
             columns = factor.reshape(self.count, -1, 1)
             taken = (rows @ columns).reshape(self.count)
-        elif factor.shape == part.shape[-1:] and part.ndim > 1 and factor.dtype == part.dtype:
-            taken = self.by_image((part @ factor).unsqueeze(-1))
+        elif (
+            factor.shape == relevance.shape[-1:]
+            and relevance.ndim > 1
+            and factor.dtype == relevance.dtype
+        ):
+            taken = self.by_image((relevance @ factor).unsqueeze(-1))
         else:
-            taken = self.by_image(part * factor)
+            taken = self.by_image(relevance * factor)
         self.taken[cause] = self.taken.get(cause, 0) + taken
 
     def per_value(self, relevance: Tensor, x: Tensor) -> Tensor:
-        """The gradient with which x has this relevance; what falls to zeros is taken."""
+        """The gradient whose product with x is ``relevance``; relevance of zeros in x is taken by
+        the cause "zero inputs"."""
         self.take("zero inputs", relevance * (x == 0))
         return torch.where(x == 0, 0, relevance / torch.where(x == 0, 1, x))
 
-    def watch(self, cause: str, part: Tensor) -> None:
-        """Note how much relevance arrives at an operation without a rule."""
-        self.watched[cause] = self.watched.get(cause, 0) + self.by_image(part.detach().abs())
+    def watch(self, cause: str, relevance: Tensor) -> None:
+        """Add the size of the relevance that arrived at an operation without a rule to ``watched``,
+        for each image.
+
+        `lost` compares what the operation took with it.
+        """
+        self.watched[cause] = self.watched.get(cause, 0) + self.by_image(relevance.detach().abs())
 
     def lost(self, cause: str, share: float) -> bool:
-        """Whether an operation without a rule has taken more than a share of what arrived there, of
-        some image."""
+        """Whether an operation without a rule took more than ``share`` of the relevance that
+        arrived there, in any image."""
         return bool((self.taken[cause].abs() > share * self.watched[cause]).any())
 
     def by_image(self, tensor: Tensor) -> Tensor:
-        """The sum over each image's part of what the step has; what is of the batch as a whole is
-        shared evenly."""
+        """The sum of a step's tensor over each image: ``(count,)``.
+
+        A tensor that belongs to no image (parameters, for one) is divided evenly among them.
+        """
         if self.images is None and tensor.ndim and len(tensor) % self.count == 0:
             return tensor.reshape(self.count, -1).sum(1)
         numbers = numbers_of(tensor, self.count, self.images)
@@ -154,7 +183,10 @@ class RelevanceFlow:
         return summed(tensor, numbers, self.count)
 
     def mean(self, tensor: Tensor) -> Tensor:
-        """The mean of each image's part of a tensor, in a shape that meets it."""
+        """The mean of a step's tensor over each image, in a shape that broadcasts to the tensor.
+
+        It is one mean for all where it is not known which image a value belongs to.
+        """
         if self.images is None and tensor.ndim and len(tensor) and len(tensor) % self.count == 0:
             means = tensor.reshape(self.count, -1).mean(1)
             if len(tensor) != self.count:
@@ -169,14 +201,19 @@ class RelevanceFlow:
         return (sums / counts)[numbers.long()]
 
     def images_in(self, tensor: Tensor) -> int | None:
-        """The dimension of a tensor along which the images lie; None where it is not known."""
+        """The dimension of a step's tensor along which the images lie; None if none, or several,
+        do."""
         if self.images is None:
             return 0 if len(tensor) == self.count else None
         varying = [d for d, size in enumerate(self.images.shape) if size > 1]
         return varying[0] if len(varying) == 1 and fits(self.images, tensor.shape) else None
 
     def deposit(self, place: int, relevance: Tensor) -> None:
-        """Give relevance to a source itself."""
+        """Give relevance to the explained input at ``place`` of ``sources``, past the gradient.
+
+        Rules at the input do so: their shares are no multiples of the input. The engine adds the
+        deposits to value times gradient.
+        """
         self.deposits[place] = self.deposits.get(place, 0) + relevance
 
 
@@ -191,15 +228,25 @@ class RelevanceRule(CheckedFields):
 
     @property
     def name(self) -> str:
-        """What coverage calls it; most rules have a class attribute instead."""
+        """What ``coverage`` calls the rule: the class name in lower case, unless a class attribute
+        overrides it."""
         return type(self).__name__.lower()
 
     def fits(self, step: Step) -> bool:
-        """Whether the rule can act on a step for which a composite names it."""
+        """Whether the rule can act on a step whose kind and module its condition accepts.
+
+        The composite tries its next rule if not. This default accepts steps with entrances that are
+        no linear maps.
+        """
         return bool(step.entrances) and step.map is None
 
     def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Sent:
-        """What leaves the step, from the gradient in its result."""
+        """The gradients that leave the step, from the gradient in its result (of the result's
+        shape).
+
+        Called in the backward pass, once for each step that the rule covers. Relevance that is not
+        sent on must be given to ``flow.take``.
+        """
         raise NotImplementedError
 
 
@@ -227,18 +274,22 @@ class LinearRule(RelevanceRule):
 
 
 def relevance_of(gradient: Tensor, value: Tensor | float) -> Tensor:
-    """Value times gradient, of complex numbers too."""
+    """Value times gradient, the relevance; the real part of it for complex numbers."""
     return (gradient.conj() * value).real if gradient.is_complex() else gradient * value
 
 
 def send_nothing(plain: Tensor) -> Tensor:
-    """An answer of an entrance by which no relevance leaves."""
+    """Zeros in place of autograd's gradient: the answer of an entrance by which no relevance
+    leaves."""
     return torch.zeros_like(plain)
 
 
 def _answer(answer: Tensor | Answer, plain: Tensor | None) -> Tensor | None:
-    """What leaves by an entrance: a tensor, or what a function makes of autograd's gradient, where
-    that is known."""
+    """The gradient that leaves by an entrance: the rule's tensor, or the rule's function of
+    autograd's gradient ``plain``.
+
+    None where the rule needs autograd's gradient and there is none.
+    """
     if isinstance(answer, Tensor):
         return answer
     return None if plain is None else answer(plain)
@@ -248,9 +299,13 @@ def pass_channels(
     group: HookGroup, node: Node, output: int, channels: Sequence[int], dim: int
 ) -> None:
     """Set the gradient that arrives at a Node to zero, except in some channels of one of its
-    outputs."""
+    outputs.
 
-    def arrive(grad_outputs: Gradients) -> Gradients | None:
+    For relevance of a concept: ``output`` is the Node's output that holds the layer's map,
+    ``channels`` the indices kept along its dimension ``dim``. Other outputs get zeros.
+    """
+
+    def keep_channels(grad_outputs: Gradients) -> Gradients | None:
         arrived = grad_outputs[output]
         changed = [None if g is None else torch.zeros_like(g) for g in grad_outputs]
         if arrived is not None:
@@ -260,22 +315,22 @@ def pass_channels(
             )
         return tuple(changed)
 
-    group.put_node(node, arrive, pre=True)
+    group.put_node(node, keep_channels, pre=True)
 
 
 def stop_other_paths(group: HookGroup, node: Node, after: Mapping[Node, Sequence[Node]]) -> None:
-    """Stop the gradient on all paths that do not lead to a Node. ``after`` says which Nodes lead to
-    each one.
+    """Zero the gradient on all paths of the graph that do not lead to ``node``.
 
-    Hooks run in their order: this comes after those of the rules, which see the whole gradient of a
-    step.
+    For relevance of a concept, which flows through one layer alone. ``after`` is the graph as
+    `consumers` gives it: for each Node, those that read its result. Hooks run in the order in which
+    they are put: call this after the rules are attached, which need a step's whole gradient.
     """
-    leading = {node}
+    leading_nodes = {node}
     waiting = [node]
     while waiting:
-        new = [reader for reader in after[waiting.pop()] if reader not in leading]
-        leading.update(new)
-        waiting += new
+        new_readers = [reader for reader in after[waiting.pop()] if reader not in leading_nodes]
+        leading_nodes.update(new_readers)
+        waiting += new_readers
 
     def stop(other_inputs: set[int], grad_inputs: Gradients, grad_outputs: Gradients) -> Gradients:
         return tuple(
@@ -283,11 +338,11 @@ def stop_other_paths(group: HookGroup, node: Node, after: Mapping[Node, Sequence
             for i, g in enumerate(grad_inputs)
         )
 
-    for reader in leading - {node}:
+    for reader in leading_nodes - {node}:
         other_inputs = {
             i
             for i, (parent, _) in enumerate(reader.next_functions)
-            if parent and parent not in leading
+            if parent and parent not in leading_nodes
         }
         if other_inputs:
             group.put_node(reader, partial(stop, other_inputs))
@@ -296,19 +351,23 @@ def stop_other_paths(group: HookGroup, node: Node, after: Mapping[Node, Sequence
 def with_merged_maps(
     steps: Sequence[Step], nodes: Mapping[Node, Sequence[Node]], do_not_merge: Collection[Node]
 ) -> list[Step]:
-    """The linear maps among some steps, normalisations merged with the map that they alone are
-    given, then the others.
+    """The steps of a pass with each batch normalisation merged into the linear map before it: first
+    the linear maps, in the order of the pass, then all other steps.
 
-    ``nodes`` says which Nodes lead to each one in the graph; those in ``do_not_merge`` are not
-    merged with others.
+    Merged are maps whose result only the normalisation reads. ``nodes`` is the graph as `consumers`
+    gives it. Those whose Nodes are in ``do_not_merge`` stay apart, since their own results are
+    asked for. Sets ``rectified`` and ``nearest`` of the linear maps, which rules and composites
+    read.
     """
-    maps: list[Step] = []
+    map_steps: list[Step] = []
     merged: set[Step] = set()
     for step in reversed([step for step in steps if step.map is not None]):
         if step in merged:
             continue
-        after = _behind_entrances(step.node, nodes)
-        rectified = bool(after) and all(node.name().startswith("ReluBackward") for node in after)
+        receivers = _behind_entrances(step.node, nodes)
+        rectified = bool(receivers) and all(
+            node.name().startswith("ReluBackward") for node in receivers
+        )
         first = step
         preceding = step.preceding
         if (
@@ -316,32 +375,32 @@ def with_merged_maps(
             and len(nodes[preceding.node]) == 1
             and preceding.node not in do_not_merge
         ):
-            both = preceding.linear.then(step.linear.weight, step.linear.bias)
-            if both is not None:
+            merged_map = preceding.linear.then(step.linear.weight, step.linear.bias)
+            if merged_map is not None:
                 merged.add(preceding)
                 first = replace(
                     preceding,
                     node=step.node,
                     output=step.output,
                     kept_result=step.kept_result,
-                    map=both,
+                    map=merged_map,
                 )
                 first.images = step.images
         first.rectified = rectified
-        maps.append(first)
-    maps.reverse()
-    reach = Reach((), {step.node for step in maps if step.kind != "batchnorm"})
-    for step in maps:
+        map_steps.append(first)
+    map_steps.reverse()
+    reach = Reach((), {step.node for step in map_steps if step.kind != "batchnorm"})
+    for step in map_steps:
         inputs = [step.entrances[place] for place in step.dependent if place not in step.scales]
         step.nearest = not any(reach.of(entrance) for entrance in inputs)
-    return [*maps, *(step for step in steps if step.map is None)]
+    return [*map_steps, *(step for step in steps if step.map is None)]
 
 
 def _behind_entrances(node: Node, nodes: Mapping[Node, Sequence[Node]]) -> list[Node]:
-    """The Nodes that a Node's result is given to."""
+    """The Nodes that read a Node's result, looking through entrances."""
     receivers: list[Node] = []
-    for after in nodes[node]:
+    for reader in nodes[node]:
         receivers += (
-            _behind_entrances(after, nodes) if after.name() == "_EntranceBackward" else [after]
+            _behind_entrances(reader, nodes) if reader.name() == "_EntranceBackward" else [reader]
         )
     return receivers

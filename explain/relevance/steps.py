@@ -82,7 +82,8 @@ class Dependence:
         self._reach = Reach(sources, since=torch._C._autograd._get_sequence_nr())
 
     def of(self, tensor: Tensor) -> bool:
-        """Whether a tensor depends on the explained inputs."""
+        """Whether a gradient leads from a tensor of this forward pass back to an explained
+        input."""
         tensor = without_proxy(tensor)
         if not tensor.requires_grad:
             return False
@@ -90,13 +91,17 @@ class Dependence:
         return id(tensor) in self._sources if node is None else self._reach.of(node)
 
     def see(self, call: Call, result: Any) -> None:
-        """Follow a call that has been made; here, the graph does so."""
+        """Do nothing: the autograd graph already tells the dependence of a call's result.
+
+        `StepRecorder` calls this after each call; `Influence` overrides it.
+        """
 
     def rest_of_base(self, view: Tensor) -> Tensor | None:
-        """The rest of the constant that a view belongs to, after the view was overwritten.
+        """The values of the constant that ``view`` is a part of, with zeros where the view is.
 
-        The constant has become something that depends on the input in this part of it. None where
-        it did so before, or where all the rest is zero.
+        `StepRecorder` asks after it has written a signal into ``view``: what the constant holds
+        besides counts as added to the signal. None where ``view`` has no base, where the base
+        depended on the input before, or where all the rest is zero.
         """
         base = view._base
         if base is None or base.grad_fn is None or not base.grad_fn.name().endswith("CopySlices"):
@@ -129,7 +134,8 @@ class Snapshot:
 
     @property
     def tensor(self) -> Tensor:
-        """The tensor as it was, computed again where it was overwritten."""
+        """The tensor's values at the time of the snapshot, recomputed if the original was
+        overwritten."""
         if self.kept is None and self.again is not None:
             linear, x = self.again
             return linear.run(x.tensor, linear.weight, linear.bias)
@@ -144,22 +150,35 @@ class Snapshots:
         self._kept: dict[int, list[Snapshot]] = {}
 
     def keep(self, tensor: Tensor, **more: Any) -> Snapshot:
-        """Keep a tensor as it is now."""
-        kept = Snapshot(detached(tensor), **more)
-        self._kept.setdefault(calls.storage_of(tensor), []).append(kept)
-        return kept
+        """Take a snapshot of a tensor: no copy yet, only when `overwriting` is told of its memory.
+
+        ``more`` are fields of `Snapshot`.
+        """
+        snapshot = Snapshot(detached(tensor), **more)
+        self._kept.setdefault(calls.storage_of(tensor), []).append(snapshot)
+        return snapshot
 
     def use(self, tensors: Sequence[Tensor]) -> None:
-        """Note that something is computed from tensors."""
+        """Mark the snapshots that share memory with ``tensors`` as used: something was computed
+        from them.
+
+        The recorder calls this after each call. A used result is copied even if a ReLU overwrites
+        it.
+        """
         for tensor in tensors:
-            for kept in self._kept.get(calls.storage_of(tensor), ()):
-                kept.used = True
+            for snapshot in self._kept.get(calls.storage_of(tensor), ()):
+                snapshot.used = True
 
     def overwriting(self, tensor: Tensor, kind: str) -> None:
-        """Take copies of what is about to be overwritten; a result that is rectified at once is
-        left alone."""
-        where = calls.storage_of(tensor)
-        for snapshot in self._kept.pop(where, ()):
+        """Copy the snapshots in a tensor's memory, just before the operation ``kind`` overwrites
+        it.
+
+        A result that nothing has used is not copied before an in-place ReLU of the same shape: no
+        gradient comes back from where it was negative. One that can be recomputed drops its values
+        instead.
+        """
+        storage = calls.storage_of(tensor)
+        for snapshot in self._kept.pop(storage, ()):
             if snapshot.kept is None:
                 continue
             if (
@@ -168,7 +187,7 @@ class Snapshots:
                 and not snapshot.used
                 and snapshot.kept.shape == tensor.shape
             ):
-                self._kept.setdefault(where, []).append(snapshot)
+                self._kept.setdefault(storage, []).append(snapshot)
             else:
                 snapshot.kept = None if snapshot.again is not None else snapshot.kept.clone()
 
@@ -212,41 +231,48 @@ class Step:
 
     @property
     def function(self) -> str:
-        """The name of the operation."""
+        """The name of the operation, as in `operation_name`: ``"softmax"``, ``"add"``."""
         return self.call.name
 
     @property
     def options(self) -> Mapping[str, Any]:
-        """The arguments by name, where the names are known."""
+        """The arguments of the call by name (tensors without their graphs), where the names are
+        known."""
         return self.call.options
 
     @property
     def linear(self) -> LinearMap:
-        """The linear map that it is."""
+        """The linear map z = W x + b that this step computes; only for steps that have a
+        ``map``."""
         assert self.map is not None
         return self.map
 
     @property
     def x(self) -> Snapshot:
-        """What a step of one signal was given; of several, the first."""
+        """The signal that entered the step: a linear map's input, else its first dependent
+        argument."""
         return self.values[self.dependent[0] if self.map is None else self.linear.place]
 
     @property
     def result(self) -> Snapshot:
-        """The result of a step with entrances."""
+        """The result of the step as it was computed; only for steps with entrances."""
         assert self.kept_result is not None
         return self.kept_result
 
     @property
     def first(self) -> bool:
-        """Whether the input meets this map first: a convolution, a linear layer or a product, no
-        normalisation."""
+        """Whether this is the first map that the input meets: a convolution, a linear layer or a
+        product, no normalisation.
+
+        Composites ask this for ``When(first=True)``; it holds only after `with_merged_maps` set
+        ``nearest``.
+        """
         return self.nearest and self.kind != "batchnorm"
 
     @property
     def constants(self) -> Mapping[int, Any]:
-        """The tensors and numbers among the arguments that do not depend on the input, by their
-        place, as they were."""
+        """The numbers and tensors (without graphs) among the arguments that do not depend on the
+        input, as they were at the call, by their place."""
         values = {
             i: self.values[i].tensor if i in self.values else value
             for i, value in enumerate(self.call.flat)
@@ -290,6 +316,11 @@ class StepRecorder(Tracer):
         self._layout = batch_layout.BatchLayout(images)
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Make a call of the forward pass, and note it as a step where a rule needs it.
+
+        `Tracer` calls this in place of every PyTorch function. The order matters: snapshots are
+        taken before the call overwrites anything; uses and dependence are noted after it.
+        """
         name = operation_name(func)
         if name == "iter":  # of a tensor, which gives its rows
             return iter(self.called(torch.Tensor.unbind, args, {}))
@@ -327,45 +358,52 @@ class StepRecorder(Tracer):
         return result
 
     def _kind(self, call: Call, dependent: Sequence[int]) -> str | None:
-        """The kind of step that a call is; "other", if no rule can act on it; None, if nothing is
-        noted of it."""
+        """The kind of step that a call is noted as: the table's kind if a rule can act on it,
+        "other" if it may lose relevance but has no rule, None if it is not noted."""
         kind = call.info.kind
         if kind is not None and (not self._kinds or self._has_rule(call, dependent)):
             return kind
         return "other" if "other" in self._kinds and calls.is_watched(call) else None
 
     def _follow(self, call: Call, dependent: Sequence[int]) -> Any:
-        """Make a call, and follow which image the values of its result belong to."""
+        """Make a call that is no step, and follow which image each value of its result belongs
+        to."""
         result = call.make()
         self._layout.see(call, dependent, result)
         return result
 
     def _record(self, kind: str, call: Call, dependent: Sequence[int]) -> Any:
-        """Make a call, and note it as a step; out of place, where autograd would hide its Node or
-        its input."""
+        """Make a call, and add it to ``steps``; return what the model gets as the call's result.
+
+        In-place calls, and calls on views, run out of place where autograd would hide their Node or
+        lose their input; the result is then written where the model expects it. Dependent arguments
+        are replaced by entrances, at which a rule can replace the gradient that leaves.
+        """
         if kind == "other" and is_library_operator(call.name) and call.overwritten:
             return self._record_name(call, dependent)
         first = call.flat[0]
-        run = call
+        call_to_run = call
         if call.in_place and (kind in self._kinds or first._is_view()):
-            run = call.out_of_place() or call
-        apart = run is not call
+            call_to_run = call.out_of_place() or call
+        is_out_of_place = call_to_run is not call
         replaced = {
-            i: first.clone() for i, value in enumerate(call.flat) if apart and value is first
+            i: first.clone()
+            for i, value in enumerate(call.flat)
+            if is_out_of_place and value is first
         }
         values: dict[int, Snapshot] = {}
         entrances: dict[int, Entrance] = {}
-        if kind in self._kinds and not run.in_place:
+        if kind in self._kinds and not call_to_run.in_place:
             values = self._values(kind, call, dependent, replaced)
             replaced |= {i: entrance(replaced.get(i, call.flat[i])) for i in dependent}
             entrances = {i: replaced[i].grad_fn for i in dependent}
         elif call.in_place and 0 not in dependent:  # the result will be in its place
             values = {0: Snapshot(detached(first).clone())}
         scales = _scales(kind, call, dependent) if entrances else {}
-        output = run.make(replaced)
+        output = call_to_run.make(replaced)
         if kind != "other":
-            output = self._with_node(run, output)
-        self._layout.see(run, dependent, output)
+            output = self._with_node(call_to_run, output)
+        self._layout.see(call_to_run, dependent, output)
         if kind == "other":
             if _shares_memory(call, output):
                 # What is written into a view has to be seen in what it is a view of.
@@ -389,15 +427,15 @@ class StepRecorder(Tracer):
                 )
                 if entrances:
                     self._keep_result(step, result)
-        return self._written(first, output) if apart else output
+        return self._written(first, output) if is_out_of_place else output
 
-    def _with_node(self, run: Call, output: Any) -> Any:
-        """The output of a call that has a rule, with a Node that nothing hides and that has a
+    def _with_node(self, call: Call, output: Any) -> Any:
+        """The output of a call that has a rule, cloned where its Node might be hidden or it has no
         graph."""
-        if isinstance(output, Tensor) and output._is_view() and not run.in_place:
+        if isinstance(output, Tensor) and output._is_view() and not call.in_place:
             # what overwrites a view would hide its Node; instance normalisation gives one
             output = output.clone()
-        if not self._kinds and run.info.has("biased") and not output.requires_grad:
+        if not self._kinds and call.info.has("biased") and not output.requires_grad:
             # of another image: its graph begins here
             output = output.detach().requires_grad_().clone()
         return output
@@ -405,7 +443,12 @@ class StepRecorder(Tracer):
     def _values(
         self, kind: str, call: Call, dependent: Sequence[int], replaced: Mapping[int, Tensor]
     ) -> dict[int, Snapshot]:
-        """What a step is given; of one that is compared, constants too."""
+        """Snapshots of a step's arguments, by their place, as rules read them in the backward pass.
+
+        These are the dependent arguments; if steps are compared with a reference (DeepLIFT), the
+        first three arguments, constants and numbers too. ``replaced`` has the tensors that the call
+        gets instead.
+        """
         values = {}
         for i in range(min(3, len(call.flat))) if self._compares else dependent:
             value = replaced.get(i, call.flat[i])
@@ -416,7 +459,12 @@ class StepRecorder(Tracer):
         return values
 
     def _keep_result(self, step: Step, result: Tensor) -> None:
-        """Keep what a step with entrances gave, and the linear map that it is."""
+        """Set ``kept_result`` of a step with entrances, and ``map`` and ``preceding`` if it is a
+        linear map.
+
+        ``preceding`` is the linear map whose unchanged result a batch normalisation was given, so
+        that `with_merged_maps` can merge the two.
+        """
         if step.kind in LINEAR and not self._compares:
             positions = _positions(step.call, step.dependent)
             step.map = calls.linear_map(
@@ -435,8 +483,8 @@ class StepRecorder(Tracer):
         step.kept_result = self._keeper.keep(result, is_result=not self._compares, again=again)
 
     def _record_name(self, call: Call, dependent: Sequence[int]) -> Any:
-        """Make a call of an operator of which the name is all to note: it overwrites its input, or
-        gives a view."""
+        """Make a call of a library's operator that overwrites its input or returns a view, and note
+        its name alone, as a step without entrances."""
         result = self._follow(call, dependent)
         for tensor in call.results(result):
             if tensor.grad_fn is not None:
@@ -451,12 +499,13 @@ class StepRecorder(Tracer):
         result: Tensor,
         **by_place: Any,
     ) -> Step:
-        """Add the step that gave a result, which has a Node; ``by_place`` are fields of it."""
+        """Append the `Step` that left the Node of ``result``; ``by_place`` are further fields of
+        it."""
         node = result.grad_fn
         assert node is not None
         module = self._running()[0]
         images = self._layout.of(result)
-        of_arguments = {i: self._layout.of(call.flat[i]) for i in dependent}
+        argument_images = {i: self._layout.of(call.flat[i]) for i in dependent}
         step = Step(
             kind,
             call,
@@ -465,15 +514,19 @@ class StepRecorder(Tracer):
             node,
             result.output_nr,
             images=images,
-            argument_images=of_arguments,
+            argument_images=argument_images,
             **by_place,
         )
         self.steps.append(step)
         return step
 
     def _written(self, first: Tensor, result: Tensor) -> Tensor:
-        """Write a result where it belongs; the rest of a constant that it is written into counts as
-        added."""
+        """Write a result that was computed out of place into ``first``, as the in-place call would
+        have done.
+
+        If ``first`` is a view of a constant, the rest of that constant is noted as a step "sum": it
+        adds to the signal.
+        """
         first.copy_(result)
         rest = self._dependence.rest_of_base(first)
         base = first._base
@@ -482,8 +535,12 @@ class StepRecorder(Tracer):
         return first
 
     def _has_rule(self, call: Call, dependent: Sequence[int]) -> bool:
-        """Whether a rule can do something with a call; of maxima, compared ones alone, with those
-        over places."""
+        """Whether a relevance rule can act on a call whose operation the table gives a kind.
+
+        Each exception is a case in which the rule of that kind would give wrong shares. For
+        comparison (DeepLIFT), products of two signals and maxima over places are steps; for LRP,
+        products with a constant are linear maps.
+        """
         kind = call.info.kind
         if kind in LINEAR:  # no rule takes apart what adds something to a product of two signals
             if call.info.has("adds to first") and (
@@ -516,20 +573,22 @@ class StepRecorder(Tracer):
 
 
 def _tensors_in(output: Any) -> list[Tensor]:
-    """The tensors that a call returned, alone or several in a list or tuple."""
+    """The tensors that a call returned, alone or in a list or tuple."""
     results = output if isinstance(output, (list, tuple)) else (output,)
     return [result for result in results if isinstance(result, Tensor)]
 
 
 def _shares_memory(call: Call, output: Any) -> bool:
-    """Whether a result lies in the memory of an argument: a view, or what was overwritten."""
+    """Whether a call's result shares memory with an argument: it is a view, or was overwritten."""
     storages = {calls.storage_of(tensor) for tensor in call.tensors}
     return any(calls.storage_of(result) in storages for result in _tensors_in(output))
 
 
 def _apart(output: Any) -> Any:
-    """Results of several Nodes as copies: one may be made of another, as an LSTM's output of its
-    state, and each gets its own relevance."""
+    """Clone the results of a call if they have several Nodes, so that each gets its own relevance.
+
+    One result may be made of another: the output of an LSTM of its state.
+    """
     nodes = {result.grad_fn for result in _tensors_in(output) if result.grad_fn is not None}
     if len(nodes) < 2:
         return output
@@ -537,7 +596,11 @@ def _apart(output: Any) -> Any:
 
 
 def _scales(kind: str, call: Call, dependent: Sequence[int]) -> dict[int, str]:
-    """The arguments that are no signal. Of factors that all are none, each is one."""
+    """The dependent arguments of a call that are no signal, by place, with what they are instead.
+
+    That is a "denominator", a "gate", the "weights" of an attention, or a "position". Rules send no
+    relevance there. Where all factors of a product are such, each counts as a signal: ``{}``.
+    """
     if kind == "quotient":
         below = 0 if call.name.startswith("r") else 1
         return {i: "denominator" for i in dependent if i == below}
@@ -548,8 +611,8 @@ def _scales(kind: str, call: Call, dependent: Sequence[int]) -> dict[int, str]:
 
 
 def _positions(call: Call, dependent: Sequence[int]) -> dict[int, str]:
-    """The arguments that say where something is read, or how much of it; they are no signal
-    either."""
+    """The dependent arguments that say where or how much of a signal is read, by place ("position"
+    or "gate"): offsets and masks of deformed convolutions, boxes and grids of sampling."""
     if _POSITIONS.keys().isdisjoint(call.info.arguments):
         return {}
     names = [*call.info.arguments[: len(call.args)], *call.kwargs]
@@ -557,8 +620,11 @@ def _positions(call: Call, dependent: Sequence[int]) -> dict[int, str]:
 
 
 def _scale(tensor: Tensor) -> str | None:
-    """What a factor is that a sigmoid, softmax or inverse root gave, perhaps in another shape; None
-    if it is none."""
+    """What kind of scale a factor of a product is: "weights" behind a softmax, "gate" behind a
+    sigmoid or an inverse root, None for a signal.
+
+    It is read from the autograd graph; operations that only change the layout are looked through.
+    """
     node = tensor.grad_fn
     while node is not None:
         name = node.name()

@@ -70,11 +70,13 @@ class OperationInfo:
     channels: int | None = None
 
     def has(self, trait: Trait) -> bool:
+        """Whether the operation has a trait, such as "rectifies"."""
         return trait in self.traits
 
 
 def _read_table() -> Iterator[OperationInfo]:
-    """The rows of ``operations.csv``, which has one line for operations that are alike."""
+    """The rows of ``operations.csv``, one for each operation; a line of the file may name
+    several."""
     with Path(__file__).with_name("operations.csv").open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             traits: Any = frozenset(filter(None, row["traits"].split(", ")))
@@ -153,13 +155,15 @@ _names: dict[Any, str] = {}
 
 
 def info(name: str) -> OperationInfo:
-    """The row of an operation; an empty one if it is unknown."""
+    """The table's row of an operation, by its `operation_name`; a row without kind and traits if it
+    is not listed."""
     return TABLE.get(name, _UNKNOWN)
 
 
 def operation_name(func: Any) -> str:
-    """The name of the operation that a function does, however it is spelt; of a library's operator,
-    with its namespace.
+    """The table's name of the operation that a function computes, the same for all spellings of it.
+
+    The name of a library's operator has its namespace. Names are cached by function.
 
     >>> import torch, torch.nn.functional as F
     >>> operation_name(F.relu), operation_name(torch.Tensor.relu_), operation_name(torch.clip)
@@ -180,13 +184,14 @@ def operation_name(func: Any) -> str:
 
 
 def is_library_operator(name: str) -> bool:
-    """Whether an operation is an operator that a library has registered with PyTorch:
+    """Whether an operation's name is that of an operator that a library registered:
     ``library::operator``."""
     return "::" in name
 
 
 def _registered_name(func: Any) -> str | None:
-    """What a library calls its operator; None for what is none, and for PyTorch's own."""
+    """The name ``library::operator`` of a registered operator; None for other functions and
+    PyTorch's own operators."""
     if isinstance(func, OpOverload):
         name = func._schema.name
     elif isinstance(func, OpOverloadPacket):
@@ -197,7 +202,8 @@ def _registered_name(func: Any) -> str | None:
 
 
 def operator_of_node(node_name: str) -> str | None:
-    """The operator that left a Node, if a library has registered it with its derivative.
+    """The operator, registered by a library with its derivative, that left an autograd Node of this
+    name; None for other Nodes.
 
     >>> operator_of_node("GeneratedBackwardFor_some_library_some_operator_defaultBackward")
     'some_library_some_operator'
