@@ -20,13 +20,14 @@ STATIC = ROOT / "docs" / "_static"
 @pytest.fixture
 def board(tmp_path: Path) -> Iterator[Any]:
     """The part of the page that has the table, opened from disk."""
-    page = (ROOT / "docs" / "leaderboard.md").read_text("utf-8")
-    part = page.split("```{raw} html\n", 1)[1].split("```", 1)[0]
+    text = (ROOT / "docs" / "leaderboard.md").read_text("utf-8")
+    part = text.split("```{raw} html\n", 1)[1].split("```", 1)[0]
     shutil.copytree(STATIC, tmp_path / "_static")
-    (tmp_path / "page.html").write_text(f'<!doctype html><meta charset="utf-8">{part}', "utf-8")
+    page = tmp_path / "page.html"
+    page.write_text(f'<!doctype html><meta charset="utf-8">{part}', "utf-8")
     with chromium() as browser:
         tab = browser.new_page(viewport=DESKTOP)
-        tab.goto((tmp_path / "page.html").as_uri())
+        tab.goto(page.as_uri())
         tab.wait_for_selector("#board:not([hidden]) tbody tr")
         yield tab
 

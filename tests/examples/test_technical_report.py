@@ -45,16 +45,6 @@ def test_the_map_of_the_linear_network_is_exact(script: Any) -> None:
     torch.testing.assert_close(values, expected, rtol=1e-12, atol=1e-12)
 
 
-def test_tables_of_right_maps_have_the_share_that_is_supported(script: Any) -> None:
-    right = script("verdict_right")
-    lines = []
-    for number, answer in enumerate(("supported", "contradicted")):
-        answers = {"depends_on_model": "supported", "faithful": answer, "all": answer}
-        lines.append({"map": "linear", "number": number, "answers": answers})
-    row = "| linear | 2 | 100% | – | 50% | 50% (9% to 91%) | 50% |"
-    assert right.table(lines).splitlines()[-1] == row
-
-
 def test_controls_are_shown_behind_a_gate_or_with_noise(script: Any) -> None:
     """For the class on top, the gated map is the control itself; for another one, noise that
     depends on the gradient."""
