@@ -13,7 +13,6 @@ from torch import nn
 
 import explain
 from explain.methods import DeepLIFT
-from explain.metrics import NonSensitivity
 from tests.conftest import Made, settled
 from tests.relevance.test_relevance import random
 
@@ -108,20 +107,3 @@ def test_a_cam_that_shows_nothing_is_zero_and_says_why(name: str, dead: str) -> 
         attribution = explain.attribute(model, x, name, target=0, layer="1")
     assert attribution.heatmap.isfinite().all()
     assert bool(attribution.values.any()) == shows
-
-
-def test_nonsensitivity_counts_what_only_one_of_map_and_model_leaves_out() -> None:
-    """Quantus pull request 357 brings it to the paper: |A0 symmetric difference X0|, here as a
-    share of the squares."""
-
-    def left(made: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        return torch.stack([x[..., :4].sum((1, 2, 3)), x[:, 0, 0, 0] * 0], 1)
-
-    values = torch.zeros(1, 8, 8, dtype=torch.float64)
-    values[:, :4] = 1.0
-    table = explain.evaluate(
-        Made(left), random(11, 1, 3, 8, 8), {"map": values}, NonSensitivity(2), target=0
-    )
-    without = {(1, 0), (1, 1)}
-    ignored = {(0, 1), (1, 1)}
-    assert table["map"]["nonsensitivity"].item() == pytest.approx(len(without ^ ignored) / 4)

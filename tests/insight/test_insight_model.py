@@ -106,26 +106,17 @@ def test_patches_are_the_places_that_excite_a_channel_most(photos: RunPhotos) ->
         row, column = divmod(place, SIDE)
         expected = [max(column - 1, 0), max(row - 1, 0), min(column + 2, SIDE), min(row + 2, SIDE)]
         assert patch.to_dict()["box"] == pytest.approx(expected, abs=0.05)
-    picture = report.channels[0].patches[0].picture(photos)
-    assert np.asarray(picture).mean((0, 1)).argmax() == 1
 
 
 def test_an_insight_with_the_model_has_what_the_functions_return(photos: RunPhotos) -> None:
     examples = [photo_of(1, number) for number in range(100, 106)]
-    insight = photos.run.insight(
-        explainer=photos.explainer,
-        channels=2,
-        concepts=3,
-        examples=examples,
-        target="green",
-        layer="look",
-    )
+    options: Any = {"channels": 2, "concepts": 3, "target": "green", "layer": "look"}
+    insight = photos.run.insight(explainer=photos.explainer, examples=examples, **options)
     document = insight.to_dict()
     assert document["channels"] == channels(photos, 1, layer="look", count=2).to_dict()
     assert document["direction"] == concept_direction(photos, examples, 1, layer="look").to_dict()
     assert document["concepts"]["layer"] == "look"
     assert "What channels of look see, by weight for green" in insight.lines()
-    assert insight.parts()["channels"].table[1][0] == "1"
     assert set(insight.pictures()) >= {"looks", "channels", "concepts"}
 
 

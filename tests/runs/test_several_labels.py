@@ -86,8 +86,8 @@ def test_labels_that_are_missed_and_false_alarms_are_counted_explained_and_shown
             named |= {(kind, name, one.label) for name in photos}
             for name, probability in photos.items():
                 assert probability == pytest.approx(probabilities[int(name[:3]), label], abs=1e-6)
-        is_absent = ~TRUE[:, label] & ~UNCERTAIN[:, label]
-        assert (one.present, one.absent) == (TRUE[:, label].sum(), is_absent.sum())
+        absent = (~TRUE & ~UNCERTAIN)[:, label].sum()
+        assert (one.present, one.absent) == (TRUE[:, label].sum(), absent)
         for name, heatmap in one.maps.items():
             x = as_it_is(picture(int(name[:3])))[None]
             alone = explain.attribute(NETWORK.model, x, "gradcam", target=label)
@@ -101,9 +101,8 @@ def test_labels_that_are_missed_and_false_alarms_are_counted_explained_and_shown
     counts = [one.missed + one.false_alarms for one in insight.labels]
     assert counts == sorted(counts, reverse=True)
     assert sum(counts) == len(expected)
-    written = [path.name for path in insight.save(tmp_path / "out")]
-    kinds = {(kind, label) for kind, _, label in expected}
-    assert sum(name.startswith("labels-") for name in written) == len(kinds)
+    written = [path for path in insight.save(tmp_path / "out") if "labels-" in path.name]
+    assert len(written) == len({(kind, label) for kind, _, label in expected})
 
     place, _ = run.to_html(tmp_path / "run.html", threshold=threshold)
     photos = Read(place.read_text("utf-8")).data["index"]["photos"]
@@ -174,18 +173,11 @@ def test_boxes_of_coco_count_for_their_class_and_results_have_its_numbers(tmp_pa
     network = detector()
     explanations = [network(picture(number, (64, 48)), "saliency") for number in range(2)]
     file = coco(tmp_path, explanations[0].targets[0].split("@")[0])
-    options: Any = {"boxes": file, "metrics": ["energypointinggame"]}
-    run = stored_run(tmp_path, tmp_path / "photos", network, "saliency", **options)
+    run = stored_run(tmp_path, tmp_path / "photos", network, "saliency", boxes=file)
     first, second = run.rows()
     assert first.target == explanations[0].targets[0]
     assert first.boxes == ((2.0, 3.0, 22.0, 33.0), (40.0, 10.0, 52.0, 22.0))
-    inside = torch.zeros(48, 64)
-    inside[3:33, 2:22] = 1
-    inside[10:22, 40:52] = 1
-    values = explanations[0]["saliency"].values[0]
-    expected = float((values * inside).sum() / values.sum())
-    assert first.metrics["energypointinggame"] == pytest.approx(expected, rel=2e-3)
-    assert second.metrics["energypointinggame"] is None
+    assert second.boxes == ()
 
     # read as pycocotools.coco.COCO.loadRes reads results
     count = run.export(tmp_path / "results.json")

@@ -191,16 +191,26 @@ def test_errors_of_all_photos_and_machines_are_raised(
         spread(photos, tmp_path / "versions")
 
 
-def test_a_folder_that_holds_something_else_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match="folder"):
-        Storage(tmp_path / "file")
-    (tmp_path / "maps").mkdir()
-    (tmp_path / "maps" / "x.parquet").write_text("")
-    with pytest.raises(RunError, match="Parquet"):
-        spread([picture(0)], tmp_path / "maps")
-    with pytest.raises(RunError, match=r"_run.json"):
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("x.parquet", b"", "Parquet"),
+        *(
+            ("_run.json", content, r"_run\.json")
+            for content in (b"{", b"[]", b"\xff", b"[" * 100_000, b'{"manifest": 1}')
+        ),
+    ],
+)
+def test_a_folder_that_holds_something_else_is_refused(
+    name: str, content: bytes, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(RunError, match=message):
+        spread([picture(0)], tmp_path)
+    with pytest.raises(RunError, match=r"_run\.json"):
         open_run(tmp_path)
+    with pytest.raises(RunError, match="folder"):
+        Storage(tmp_path / name)
 
 
 def test_a_folder_is_indexed_once_and_again_where_it_changed(maps: Path) -> None:
@@ -260,14 +270,6 @@ def test_an_address_is_indexed_in_the_cache(
         run = open_run(address)
     assert len(run.write_pictures("worst:2", tmp_path / "pictures")[0]) == 4
     assert run.insight("gradcam").method == "gradcam"
-
-
-@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff", b"[" * 100_000, b'{"manifest": 1}'])
-def test_damaged_json_of_a_folder_is_refused_in_one_line(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "_run.json").write_bytes(content)
-    for call in (lambda: open_run(tmp_path), lambda: spread([picture(0)], tmp_path)):
-        with pytest.raises(RunError, match=r"_run\.json"):
-            call()
 
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
