@@ -88,12 +88,17 @@ def gather(
     origin: RowOrigin | None = None,
     check_modules: Callable[[Sequence[str]], None] | None = None,
 ) -> list[EvidenceLookup]:
-    """Run a plan on ``inputs``; for each target, return a function from a layer or none, and an
-    input, to evidence.
+    """Run the forward, backward and perturbed passes of ``plan`` on ``inputs``; return the evidence
+    for each target.
 
-    ``precision`` is that of these passes; that of perturbed rows is in ``settings``.
-    ``check_modules`` is called after the forward pass with the names of the modules that ran, and
-    may raise.
+    The engine's entry: requests, metrics, concepts and checks call it, and perturbed rows that need
+    more than scores call it again. For each target, in the order of ``targets``, it returns a
+    lookup: called with a layer's name or None, and with the path of an explained input if there are
+    several, it gives the `Evidence` on that target. ``precision`` is that of the first forward and
+    backward passes; that of perturbed rows is in ``settings``. ``origin`` says which images
+    ``inputs`` are perturbed rows of. ``check_modules`` is called after the forward pass with the
+    names of the modules that ran, and may raise. The model's parameters, buffers and hooks are as
+    before afterwards.
 
     Raises:
         ExplainError: bad input, a target that does not fit, a layer that is never called or has no
@@ -159,14 +164,19 @@ def _evidence(
     layer: str | None,
     path: Path | None = None,
 ) -> Evidence:
-    """What was found for a target that is about a layer or none, and of several explained inputs
-    about one."""
+    """Return the `Evidence` that a method reads: the answers on one target, ``layer`` and explained
+    input.
+
+    Answers that are about no layer, or about no single input, belong to every such evidence. With
+    ``forward``, ``origin`` and ``resolved`` bound by ``partial``, this is the lookup that `gather`
+    returns.
+    """
     answers: dict[needs.Need[Any], Any] = {}
     inexact: dict[needs.Need[Any], Any] = {}
-    for of_place, at_places in ((answers, resolved.answers), (inexact, resolved.inexact)):
-        for need, answer in at_places.items():
+    for selected, all_answers in ((answers, resolved.answers), (inexact, resolved.inexact)):
+        for need, answer in all_answers.items():
             if need.layer in (None, layer) and need.input in (None, path):
-                of_place[need.kind] = answer
+                selected[need.kind] = answer
     return Evidence(
         inputs=at_least_float32(forward.inputs.tensor(path or forward.inputs.path)),
         score=resolved.score,
@@ -184,10 +194,11 @@ def _evidence(
 
 
 class _Passes:
-    """One forward pass, and the backward passes over it.
+    """One forward pass of the network, and the backward passes over it for each target, as a plan
+    says.
 
-    If only layers are needed, it is ``cut``: gradients are off until the first of them. ``ran``
-    names the modules that ran, if ``follow``.
+    With ``cut``, unless evidence about the input or a kept graph is needed, gradients are off until
+    the first layer that gradients are taken of. ``ran`` names the modules that ran, if ``follow``.
     """
 
     def __init__(
@@ -201,6 +212,11 @@ class _Passes:
         *,
         follow: bool,
     ) -> None:
+        """Run the forward pass under the plan's hooks and recorders; `answer` reads the results.
+
+        Layers are captured first, then `collectors.WATCHES` are hooked and operations recorded. All
+        hooks are gone when this returns; ``forward`` keeps the output, the records and the graph.
+        """
         self.plan = plan
         self.cut = cut and not (plan.whole or settings.create_graph)
         self.footprint = Footprint()
@@ -211,12 +227,12 @@ class _Passes:
         for path in inputs.paths:
             tensor = inputs.tensor(path)
             explained[path] = tensor.clone().requires_grad_() if plan.whole else tensor
-        taped = plan.perturbed_layer
+        replayed_layer = plan.perturbed_layer
         # Perturbed maps are run one image at a time and in this precision; and hooks of others
         # would see a replay.
         can_replay = self.cut and len(inputs) == 1 and precision == settings.precision
-        if taped is not None and (not can_replay or has_hooks(model)):
-            taped = None
+        if replayed_layer is not None and (not can_replay or has_hooks(model)):
+            replayed_layer = None
         gradients = torch.set_grad_enabled(not self.cut)
         with (
             HookGroup(model) as group,
@@ -236,15 +252,19 @@ class _Passes:
                 else RecordedOperations()
             )
             self.ran = executed_modules(group, model) if follow else []
-            self._prefix = None if taped is None else replay.PrefixRecorder(group, model, taped)
+            self._prefix = (
+                None
+                if replayed_layer is None
+                else replay.PrefixRecorder(group, model, replayed_layer)
+            )
             arguments = inputs
             if plan.whole or inputs.layout is not None:
                 arguments = inputs.replaced(explained)
-            handles = RemovableHandle.next_id
+            handles_before = RemovableHandle.next_id
             with nullcontext() if self._prefix is None else self._prefix.tape:
                 output = arguments.call(model)
             layers.end_pass()
-            self._hooked = RemovableHandle.next_id > handles
+            self._hooked = RemovableHandle.next_id > handles_before
             graph_is_on = torch.is_grad_enabled() or any(
                 tensor.requires_grad for _, tensor in nested.paths(output)
             )
@@ -267,10 +287,13 @@ class _Passes:
     def _record(
         self, stack: ExitStack, model: nn.Module, explained: Mapping[Path, Tensor], inputs: Inputs
     ) -> RecordedOperations:
-        """Record the operations of the forward pass, as far as the plan needs it.
+        """Start recording the operations of the forward pass that gradient rules, LRP, DeepLIFT and
+        bias terms need.
 
-        The steps that differences are taken of come first, to see what a normalisation is given as
-        it was made.
+        The recorders are entered on ``stack``, so they are on until the pass has ended; the result
+        fills up meanwhile. The order matters: the recorder of steps that are compared with a
+        reference comes before that of a composite, to see the input of a normalisation as it was
+        computed.
         """
         recorded = RecordedOperations()
         kinds = [need.kind for need in self.plan.answered_at_once]
@@ -279,30 +302,40 @@ class _Passes:
         images = len(inputs)
         if any(isinstance(kind, needs.Attention) and kind.unreached for kind in kinds):
             recorded.unreached = stack.enter_context(ZeroLeaves(leaves)).leaves
-        constants = any(isinstance(kind, needs.BiasTerms) for kind in kinds)
-        if constants:
+        has_bias_terms = any(isinstance(kind, needs.BiasTerms) for kind in kinds)
+        if has_bias_terms:
             influence = Influence([*leaves, *inputs.other_tensors.values()])
-            adding = StepRecorder(model, influence, kinds=(), images=images)
-            recorded.adding = stack.enter_context(adding).steps
+            constant_recorder = StepRecorder(model, influence, kinds=(), images=images)
+            recorded.adding = stack.enter_context(constant_recorder).steps
         if any(backward.reference is not None for backward in backwards):
-            compared = StepRecorder(model, Dependence(leaves), kinds=COMPARED, images=images)
-            recorded.compared = stack.enter_context(compared).steps
-        composites = [
+            compared_recorder = StepRecorder(
+                model, Dependence(leaves), kinds=COMPARED, images=images
+            )
+            recorded.compared = stack.enter_context(compared_recorder).steps
+        composites_of_plan = [
             backward.composite for backward in backwards if backward.composite is not None
         ]
-        if composites:
-            replaced = frozenset[str]().union(*(composite.kinds for composite in composites))
-            steps = StepRecorder(model, Dependence(leaves), kinds=replaced, images=images)
-            recorded.steps = stack.enter_context(steps).steps
-        rules = any(backward.rule is not None for backward in backwards)
-        if rules or constants:
-            operations = OperationRecorder(model, rectifiers=rules)
-            recorded.operations = stack.enter_context(operations).noted
+        if composites_of_plan:
+            replaced_kinds = frozenset[str]().union(
+                *(composite.kinds for composite in composites_of_plan)
+            )
+            step_recorder = StepRecorder(
+                model, Dependence(leaves), kinds=replaced_kinds, images=images
+            )
+            recorded.steps = stack.enter_context(step_recorder).steps
+        has_rules = any(backward.rule is not None for backward in backwards)
+        if has_rules or has_bias_terms:
+            operation_recorder = OperationRecorder(model, rectifiers=has_rules)
+            recorded.operations = stack.enter_context(operation_recorder).noted
         return recorded
 
     def _watch(self, group: HookGroup, model: nn.Module, images: int) -> Capture:
-        """Hook what the plan needs; return what captures the layers, some of them with
-        gradients."""
+        """Hook the layers, sizes of outputs and concepts that the plan needs; return the capture of
+        the layers.
+
+        Gradients are captured for ``plan.layers``; of ``plan.watched``, the outputs alone. The
+        sizes of outputs go to ``footprint``, which bounds the batches of perturbed rows.
+        """
         plan = self.plan
         names = (*plan.layers, *plan.watched)
         layers = Capture(group, names, gradients=plan.layers, cut=self.cut, once=True)
@@ -320,15 +353,24 @@ class _Passes:
         return layers
 
     def tapes(self) -> dict[str, replay.Tape]:
-        """The operations before a layer whose maps are perturbed, to be replayed, if they were
-        recorded."""
+        """The tape of the operations before the layer whose feature maps are perturbed, by the
+        layer's name.
+
+        Empty if nothing was recorded or the tape cannot be replayed. `LayerRerun` replays it
+        instead of running the network up to the layer.
+        """
         if self._prefix is None:
             return {}
         tape = self._prefix.tape_at(self.forward.records[self._prefix.layer].call)
         return {} if tape is None else {self._prefix.layer: tape}
 
     def answer(self, resolved: ResolvedTarget, *, last: bool) -> None:
-        """Run the backward passes for one target, and answer all needs about it."""
+        """Run the backward passes for one target and write the answers to all needs into
+        ``resolved.answers``.
+
+        With ``last``, no further target comes, so the last backward pass frees the graph, and
+        references for DeepLIFT are dropped after use.
+        """
         # First what needs no backward pass, while the graph is there to be read.
         wanted: Wanted = dict.fromkeys(self.plan.needs_by_backward.get(None, ()), ())
         with HookGroup() if self.plan.reads_attention else nullcontext() as group:
@@ -345,10 +387,11 @@ class _Passes:
                 self._of_reference.pop(backward.reference, None)
 
     def _back(self, backward: Backward, resolved: ResolvedTarget, *, keep: bool) -> None:
-        """Answer all needs that one backward pass is for.
+        """Answer all needs that share one backward pass; ``keep`` leaves the graph for further
+        passes.
 
-        Where images change each other's scores, each has a pass of its own, in which only its own
-        score counts.
+        Where images change each other's scores, as by a batch norm in training mode, each image has
+        a pass of its own, in which only its own score is differentiated.
         """
         forward = self.forward
         wanted: dict[NeedAtLayer, Sequence[Source]] = {}
@@ -359,13 +402,15 @@ class _Passes:
         if forward.count == 1 or resolved.image is not None or not normalises_over_rows(nodes):
             self._pass_back(backward, wanted, resolved, total, nodes, keep=keep)
             return
-        totals = [forward.of_image(resolved, i) for i in range(forward.count)]
-        for one in totals:
-            total = forward.total(one, backward.objective)
-            again = keep or one is not totals[-1]
-            self._pass_back(backward, wanted, one, total, graph(total), keep=again)
+        targets_by_image = [forward.of_image(resolved, i) for i in range(forward.count)]
+        for image_target in targets_by_image:
+            total = forward.total(image_target, backward.objective)
+            keep_graph = keep or image_target is not targets_by_image[-1]
+            self._pass_back(backward, wanted, image_target, total, graph(total), keep=keep_graph)
         for need in wanted:
-            resolved.answers[need] = _own_rows([of_image.answers[need] for of_image in totals])
+            resolved.answers[need] = _own_rows(
+                [of_image.answers[need] for of_image in targets_by_image]
+            )
 
     def _pass_back(
         self,
@@ -377,7 +422,11 @@ class _Passes:
         *,
         keep: bool,
     ) -> None:
-        """Run one backward pass over these Nodes, and answer all needs that it is for."""
+        """Differentiate ``total`` once, through the autograd ``nodes`` behind it, and answer the
+        ``wanted`` needs.
+
+        Hooks that rules and composites put on the nodes are there during this pass alone.
+        """
         forward = self.forward
         with ExitStack() as stack:
             if backward.changes_gradients or self.plan.reads_attention:
@@ -395,8 +444,11 @@ class _Passes:
     def _hook_backward(
         self, backward: Backward, wanted: Wanted, resolved: ResolvedTarget, stack: ExitStack
     ) -> None:
-        """Put on the graph what changes the gradients of a backward pass, or records those of
-        attention."""
+        """Put hooks on the autograd graph for a backward pass: gradient rules, LRP, DeepLIFT,
+        attention.
+
+        They are removed when ``stack`` closes. The order is that in which the hooks run on a node.
+        """
         forward = self.forward
         group = stack.enter_context(HookGroup())
         if backward.rule is not None:
@@ -419,17 +471,22 @@ class _Passes:
         gradients: Sequence[Tensor | None],
         nodes: Sequence[Node],
     ) -> None:
-        """Warn of plain gradients that custom functions on their way make something else than the
-        derivative."""
+        """Warn if plain gradients are not the derivative of the score, since the model has custom
+        functions or hooks.
+
+        Looks only at gradients in the input or a layer that custom functions lie before;
+        `is_derivative` then runs the model a few times more. ``gradients`` are in the order of the
+        sources in ``wanted``.
+        """
         start = 0
         for need, sources in wanted.items():
-            of_need = gradients[start : start + len(sources)]
+            need_gradients = gradients[start : start + len(sources)]
             start += len(sources)
             is_plain = (
                 isinstance(need.kind, (needs.InputGradients, needs.LayerGradients))
                 and not need.input
             )
-            reached = [gradient for gradient in of_need if gradient is not None]
+            reached = [gradient for gradient in need_gradients if gradient is not None]
             if not is_plain or ":" in (need.layer or "") or len(reached) != 1:
                 continue
             names = custom_functions(nodes, list(sources))
@@ -440,31 +497,38 @@ class _Passes:
             if not methods:
                 continue
             if not is_derivative(self.forward, resolved, need.layer, reached[0]):
-                but = "whose backward is not the derivative: the score changes otherwise"
+                why = "whose backward is not the derivative: the score changes otherwise"
                 warn(
-                    f"{methods} takes gradients through {', '.join(names)}, {but}; take occlusion "
+                    f"{methods} takes gradients through {', '.join(names)}, {why}; take occlusion "
                     "or rise"
                 )
 
     def _run_reference(self, reference: needs.Reference, image: int | None) -> Sequence[Step]:
-        """The steps of the model on what the photos are compared with, or one ``image`` among the
-        others."""
+        """Run the model on the reference input of DeepLIFT, and return the recorded steps of this
+        pass.
+
+        With ``image``, only this image is replaced by its reference; the others of the batch stay
+        as they are. The steps are those of the photos' own pass, in the same order, for
+        `propagate_differences`.
+        """
         inputs = self.forward.inputs
-        starts = {}
+        reference_inputs = {}
         for path in inputs.paths:
-            start = reference.of(inputs.tensor(path)).clone()
+            reference_input = reference.of(inputs.tensor(path)).clone()
             if image is not None:
-                is_other = torch.arange(len(start), device=start.device) != image
-                start[is_other] = inputs.tensor(path)[is_other]
-            starts[path] = start.requires_grad_()
+                is_other = (
+                    torch.arange(len(reference_input), device=reference_input.device) != image
+                )
+                reference_input[is_other] = inputs.tensor(path)[is_other]
+            reference_inputs[path] = reference_input.requires_grad_()
         recorder = StepRecorder(
             self.forward.model,
-            Dependence(list(starts.values())),
+            Dependence(list(reference_inputs.values())),
             kinds=COMPARED,
             images=len(inputs),
         )
         with recording(True), autocast(inputs.x, self._precision), recorder:
-            output = inputs.replaced(starts).call(self.forward.model)
+            output = inputs.replaced(reference_inputs).call(self.forward.model)
         if any(
             tensor.is_floating_point() and bool(tensor.isnan().any())
             for _, tensor in nested.paths(output)
@@ -477,7 +541,12 @@ class _Passes:
     def _compare(
         self, reference: needs.Reference, resolved: ResolvedTarget, group: HookGroup
     ) -> RelevanceFlow:
-        """Make the backward pass that follows propagate differences from a reference."""
+        """Hook the graph so that the next backward pass propagates DeepLIFT's differences from
+        ``reference``.
+
+        The reference's pass is run once and kept for all targets, except where images are
+        differentiated one by one. The caller closes the flow that is returned.
+        """
         if reference not in self._of_reference or resolved.image is not None:
             self._of_reference[reference] = self._run_reference(reference, resolved.image)
         reference_steps = self._of_reference[reference]
@@ -492,20 +561,26 @@ class _Passes:
     def _propagate(
         self, backward: Backward, resolved: ResolvedTarget, group: HookGroup, wanted: Wanted
     ) -> None:
-        """Make the backward pass that follows propagate relevance."""
+        """Hook the graph so that the next backward pass propagates relevance by the rules of a
+        composite.
+
+        The result goes to ``resolved.propagated``, whose flow the caller closes. Nodes at which
+        relevance is read (layers of ``wanted``, a concept's layer) are not merged with those behind
+        them.
+        """
         forward = self.forward
         assert backward.composite is not None
         explained = [forward.source(path) for path in forward.inputs.paths]
-        concept = (
+        concept_node = (
             None
             if backward.concept is None
             else self._pass_channels(backward.concept, resolved, group)
         )
-        at_layers = [source for need, of_need in wanted.items() if need.layer for source in of_need]
-        nodes = [
+        at_layers = [source for need, sources in wanted.items() if need.layer for source in sources]
+        layer_nodes = [
             source.grad_fn if isinstance(source, Tensor) else source.node for source in at_layers
         ]
-        do_not_merge = [node for node in (concept, *nodes) if node is not None]
+        do_not_merge = [node for node in (concept_node, *layer_nodes) if node is not None]
         resolved.propagated[backward] = propagate(
             backward.composite,
             group,
@@ -516,14 +591,17 @@ class _Passes:
             forward.count,
             do_not_merge,
         )
-        if concept is not None:
-            stop_other_paths(group, concept, consumers(resolved.total))
+        if concept_node is not None:
+            stop_other_paths(group, concept_node, consumers(resolved.total))
 
     def _pass_channels(self, concept: Concept, resolved: ResolvedTarget, group: HookGroup) -> Node:
-        """Let relevance through some channels of a layer alone; return the Node that its output
-        left."""
+        """Hook a concept's layer so that relevance passes through its channels alone; return the
+        layer's Node.
+
+        The layer's name may have the number of a call; otherwise its last call is taken.
+        """
         place = place_of(concept.layer, self.forward.model)
-        number = place.call
+        call_number = place.call
         calls = [
             (node, output, shape)
             for node, output, shape in self._output_nodes[place.layer]
@@ -531,11 +609,11 @@ class _Passes:
         ]
         must = "concept must name a layer that the score depends on"
         must = f"{must}, got {concept.layer!r}"
-        if not calls or (number is not None and number >= len(calls)):
+        if not calls or (call_number is not None and call_number >= len(calls)):
             raise LayerError(
                 f"{must}, which was called {len(calls)} times; --list-layers shows them"
             )
-        node, output, shape = calls[-1 if number is None else number]
+        node, output, shape = calls[-1 if call_number is None else call_number]
         if node not in consumers(resolved.total):
             raise LayerError(
                 f"{must}, which does not lead to target {resolved.name}; choose a layer on the way "
@@ -558,6 +636,11 @@ class _Passes:
 def _record_attention(
     wanted: Iterable[NeedAtLayer], resolved: ResolvedTarget, forward: Forward, group: HookGroup
 ) -> None:
+    """Hook the attention weights of the graph if a need asks for them; the records go to
+    ``resolved.attention``.
+
+    Called before a backward pass, which then adds the gradients in the weights to the records.
+    """
     if any(isinstance(need.kind, (needs.Attention, needs.AttentionRelevance)) for need in wanted):
         resolved.attention = attention(resolved.total, group, forward.end)
 
@@ -565,28 +648,39 @@ def _record_attention(
 def _answer(
     wanted: Wanted, forward: Forward, resolved: ResolvedTarget, gradients: Sequence[Tensor | None]
 ) -> None:
-    """Answer needs with the gradients of their sources, one need after the other."""
+    """Answer needs by the functions in `collectors.ANSWERS`, with the gradients in their sources.
+
+    ``gradients`` holds those of all sources one after the other, in the order of ``wanted``. Needs
+    are answered in this order too, since one may read the answer to an earlier one.
+    """
     start = 0
     for need, sources in wanted.items():
-        of_need = gradients[start : start + len(sources)]
+        need_gradients = gradients[start : start + len(sources)]
         start += len(sources)
         resolved.answers[need] = collectors.ANSWERS[type(need.kind)](
-            forward, resolved, need, of_need
+            forward, resolved, need, need_gradients
         )
 
 
-def _own_rows(values: Sequence[Any]) -> Any:
-    """Evidence of which each image's row is that of the pass for this image."""
-    tensors = [dict(nested.paths(value)) for value in values]
+def _own_rows(evidence_by_pass: Sequence[Any]) -> Any:
+    """Join evidence of which image i was differentiated in pass i: row i of each tensor is that of
+    ``values[i]``."""
+    tensors_by_pass = [dict(nested.paths(value)) for value in evidence_by_pass]
     return nested.replace(
-        values[0],
-        lambda path, t: torch.stack([of_pass.get(path, t)[i] for i, of_pass in enumerate(tensors)]),
+        evidence_by_pass[0],
+        lambda path, tensor: torch.stack(
+            [of_one_pass.get(path, tensor)[i] for i, of_one_pass in enumerate(tensors_by_pass)]
+        ),
     )
 
 
 def _must_be_open(model: nn.Module, method: str) -> None:
-    """Refuse what needs to look into scripted modules: what they show depends on what they have run
-    before."""
+    """Refuse a method that reads every operation if the model has scripted modules, which hide
+    theirs.
+
+    Scripted modules show other operations after they have been optimised by earlier runs, so the
+    values would depend on these.
+    """
     closed = scripted(model)
     if closed:
         must = f"see every operation of the model, but layer {closed[0]!r} is scripted"
@@ -596,18 +690,22 @@ def _must_be_open(model: nn.Module, method: str) -> None:
 
 
 def _must_keep_weights(model: nn.Module, plan: Plan, targets: int, *, create_graph: bool) -> None:
-    """Refuse what needs weights that sharded modules free when they have run: to read them ends the
-    interpreter."""
+    """Refuse needs that read weights after the forward pass if sharded modules (FSDP) have freed
+    them by then.
+
+    PyTorch would crash, not raise. Old-style FSDP also cannot go backward twice over one forward
+    pass.
+    """
     wanted = plan.wanted.items()
-    late = [
+    methods_reading_late = [
         name
         for name, needs in wanted
         if create_graph or any(need.kind.reads_weights for need in needs)
     ]
-    if late:
+    if methods_reading_late:
         must = "read weights after the forward pass, but FSDP has freed them by then"
         remedy = "explain a plain model with its full state dict, or use gradcam or saliency"
-        raise MethodError(f"{late[0] or 'the method'} must {must}; {remedy}")
+        raise MethodError(f"{methods_reading_late[0] or 'the method'} must {must}; {remedy}")
     if len(plan.backwards) * targets > 1 and any(
         hasattr(module, "sharding_strategy") for module in sharded(model).values()
     ):

@@ -64,12 +64,14 @@ class Backward:
 
     @property
     def propagates(self) -> bool:
-        """Whether it propagates relevance, or differences from a reference."""
+        """Whether the backward pass propagates relevance (LRP), or differences from a reference
+        (DeepLIFT)."""
         return self.composite is not None or self.reference is not None
 
     @cached_property
     def changes_gradients(self) -> bool:
-        """Whether hooks change gradients on the way."""
+        """Whether hooks change gradients on the way of this backward pass, so that it is not a
+        plain one."""
         return self.rule is not None or self.composite is not None or self.reference is not None
 
 
@@ -110,26 +112,31 @@ class Need(Generic[T]):
 
     @property
     def looks_inside(self) -> bool:
-        """Whether it needs to see the operations of the network, which scripted modules hide."""
+        """Whether the need must see the operations of the network, which scripted modules hide."""
         return self.backward is not None and (
             self.backward.propagates or self.backward.rule is not None
         )
 
     @cached_property
     def hooked(self) -> bool:
-        """Whether full-backward hooks bring it, in a pass of its own."""
+        """Whether full-backward hooks on modules bring the gradient, in a pass of its own beside
+        autograd's."""
         return getattr(self, "gradients", None) == "full_backward"
 
     @property
     def reads_weights(self) -> bool:
-        """Whether it takes weights of the network after they have been used, which sharded networks
-        free by then."""
+        """Whether the answer reads weights of the network after the forward pass, when sharded
+        networks have freed theirs."""
         backward = self.backward
         return backward is not None and (backward.composite is not None or backward.second)
 
     @cached_property
     def backward(self) -> Backward | None:
-        """The backward pass that answers it, if one is needed."""
+        """The backward pass that answers this need, or None; needs with an equal one share the
+        pass.
+
+        Its options are those fields of the need that `Backward` has too.
+        """
         if not self.differentiates:
             return None
         names = [field.name for field in fields(self) if field.name in _OF_BACKWARD]
@@ -334,7 +341,8 @@ class NeedAtLayer:
     input: Path | None = None
 
     def at_same_place(self, kind: Need[Any]) -> "NeedAtLayer":
-        """A need of another kind, about the same layer and input."""
+        """A need of another kind at the same layer and explained input, as far as that kind is
+        about them."""
         return NeedAtLayer(
             kind, self.layer if kind.of_layer else None, self.input if kind.of_input else None
         )
@@ -343,7 +351,12 @@ class NeedAtLayer:
 def needs_at(
     needs: Iterable[Need[Any]], layers: Iterable[str], inputs: Iterable[Path | None] = (None,)
 ) -> frozenset[NeedAtLayer]:
-    """A method's needs at these layers, and for these explained inputs."""
+    """A method's needs at each of the layers and for each explained input, where they are about
+    these.
+
+    A need that is about no layer occurs once, with ``layer`` None; ``input`` None stands for the
+    only explained input.
+    """
     layer_names = tuple(layers)
     paths = tuple(inputs)
     at_layers = set()
@@ -355,8 +368,11 @@ def needs_at(
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:
-    """Evidence in at least single precision: sums and quotients in half precision are too
-    inexact."""
+    """The tensor in single precision if it was in half precision: sums and quotients of evidence
+    need it.
+
+    Float32 and float64 stay the same tensor.
+    """
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
@@ -418,12 +434,14 @@ class Evidence:
 
     @property
     def outputs(self) -> Outputs:
-        """How the class scores become probabilities; of perturbed rows as of their images."""
+        """How the class scores become probabilities; for perturbed rows, as for the images that
+        they were made of."""
         return self.find_outputs()
 
     @property
     def size(self) -> tuple[int, ...]:
-        """Height and width of the input; of a video, frames before them."""
+        """Height and width of the explained input in pixels; of a video, the number of frames
+        before them."""
         return tuple(self.inputs.shape[2:])
 
     @property
@@ -436,21 +454,28 @@ class Evidence:
 
     @property
     def images(self) -> int:
-        """The number of the caller's images, of which perturbed rows are made."""
+        """The number of the caller's images; perturbed rows are made of them, and may be more."""
         return len(self.inputs) if self.origin is None else self.origin.count
 
     def of_images(self, tensor: Tensor) -> Tensor:
-        """Bring a tensor with a row for each of the caller's images, or one for all, to the rows of
-        this evidence.
+        """Bring a tensor with a row for each of the caller's images, or one row for all, to the
+        rows of this evidence.
 
-        Perturbed rows get the row of the image that they were made of, moved as the photo was
+        Methods call it with what belongs to a photo, such as its baseline, since they may be
+        applied to perturbed rows. Perturbed rows get the row of their image, moved as the photo was
         moved.
         """
         of_all = tensor.expand(self.images, *tensor.shape[1:])
         return of_all if self.origin is None else self.origin.carry(of_all)
 
     def by_frame(self, frames: int, needs: Iterable[Need[Any]]) -> "Evidence":
-        """The answers to some needs, with each frame of a video as an image of its own."""
+        """Return evidence with the same answers in which each frame of a video is an image of its
+        own.
+
+        Only tensors with rows for images are taken over, and of ``needs`` alone; outputs and origin
+        are left out. Tensors with a time axis before height and width are split along it, others
+        repeated.
+        """
 
         def of_frames(tensor: Tensor) -> Tensor:
             if tensor.ndim >= 5:
@@ -474,11 +499,11 @@ class Evidence:
 
 
 def applied(method: Callable[[Evidence], Tensor], evidence: Evidence) -> Tensor:
-    """The map that a method makes of evidence: of a layer that takes each frame of a video as an
-    image, frame by frame.
+    """Apply a method to evidence and return its map ``(N, h, w)``, or ``(N, T, h, w)`` of a video.
 
-    That is for methods that read nothing but maps. Others, such as those that mask the whole video
-    with a map, have the layer's maps in time.
+    Called for photos and for batches of perturbed rows alike. A method that reads only maps of a
+    layer that takes each frame of a video as an image is applied frame by frame. Others, such as
+    those that mask the whole video with a map, get the layer's maps in time.
     """
     is_video = evidence.inputs.ndim == 5
     frames = evidence.grids.folded_frames(evidence.layer) if is_video else None

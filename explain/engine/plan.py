@@ -40,13 +40,17 @@ class PerturbationPass:
     needs: tuple[NeedAtLayer, ...]
 
     def is_known(self, precision: Precision) -> bool:
-        """Whether the first forward pass has the result: nothing is perturbed, and the precision is
-        the same."""
+        """Whether the first forward pass has the scores of these perturbed rows already.
+
+        So it is where nothing is perturbed, the rows' ``precision`` is full, and only scores are
+        needed. Such a stream is not run.
+        """
         return isinstance(self.perturbation, Unperturbed) and precision == "full" and not self.inner
 
     @cached_property
     def inner(self) -> frozenset[NeedAtLayer]:
-        """The evidence that is needed of each perturbed row."""
+        """The needs that must be answered for each perturbed row, beside its score: those of the
+        methods that are applied to rows."""
         inner_needs = set[NeedAtLayer]()
         for need in self.needs:
             if isinstance(need.kind, Attributions):
@@ -55,13 +59,17 @@ class PerturbationPass:
 
     @cached_property
     def inner_plan(self) -> "Plan":
-        """The passes over its rows that gather this evidence."""
+        """The plan of the passes over a batch of perturbed rows, which `gather` is called with for
+        them."""
         return Plan({"": self.inner})
 
     @property
     def in_bfloat16(self) -> bool:
-        """Whether its rows may be run in bfloat16: scores are off by little then, gradients by tens
-        of percent."""
+        """Whether these perturbed rows may be run in bfloat16, if the user asks for it.
+
+        Rows of which gradients are taken may not: in bfloat16 scores are off by little, gradients
+        by tens of percent.
+        """
         return not (
             self.perturbation.full_precision
             or any(need.kind.whole or need.kind.at_layer for need in self.inner)
@@ -106,8 +114,11 @@ class Plan:
 
     @cached_property
     def needs(self) -> tuple[NeedAtLayer, ...]:
-        """All needs, each after those that must be gathered before it; of one kind, in the order of
-        the methods."""
+        """All needs of the methods, in the order in which they are answered.
+
+        A need comes after those that must be gathered before it (``also``). Otherwise the order is
+        by kind and layer, then by method, so that it does not depend on hashes.
+        """
         ordered: dict[NeedAtLayer, None] = {}
         first_method: dict[NeedAtLayer, int] = {}
         for place, needs in enumerate(self.wanted.values()):
@@ -125,7 +136,11 @@ class Plan:
 
     @cached_property
     def streams(self) -> tuple[PerturbationPass, ...]:
-        """The perturbed rows to run, each distinct plan of them once."""
+        """The streams of perturbed rows to run: each distinct perturbation once per layer, with all
+        needs that it answers.
+
+        Perturbations that read no layer are run once for all layers.
+        """
         needs_of: dict[tuple[Perturbation, str | None], list[NeedAtLayer]] = {}
         for need in self.needs:
             if isinstance(need.kind, Attributions):
@@ -141,16 +156,25 @@ class Plan:
         )
 
     def rounding(self, name: str, errors: Mapping[Perturbation, float]) -> float | None:
-        """The largest of some ``errors`` of scores, of the perturbed rows of a method and of those
-        that its searches chose."""
-        searching = self.names_of(self.searches)
-        names = {stream.perturbation: self.names_of(stream.needs) for stream in self.streams}
-        of_method = [error for of, error in errors.items() if name in names.get(of, searching)]
+        """The largest relative error of scores in bfloat16, over the perturbed rows that the method
+        ``name`` used.
+
+        ``errors`` has the error of each perturbation that was run. Perturbations that are in no
+        stream were chosen by searches. None where no row of the method was run in bfloat16.
+        """
+        searching_methods = self.names_of(self.searches)
+        methods_of = {stream.perturbation: self.names_of(stream.needs) for stream in self.streams}
+        of_method = [
+            error
+            for perturbation, error in errors.items()
+            if name in methods_of.get(perturbation, searching_methods)
+        ]
         return max(of_method, default=None)
 
     @cached_property
     def answered_at_once(self) -> tuple[NeedAtLayer, ...]:
-        """The needs that the forward pass and the backward passes over it answer."""
+        """The needs that the forward pass and the backward passes over it answer, without perturbed
+        rows."""
         return tuple(
             [need for need in self.needs if not isinstance(need.kind, (Attributions, Searches))]
         )
@@ -162,12 +186,18 @@ class Plan:
 
     @cached_property
     def reruns(self) -> bool:
-        """Whether the model may be run again on perturbed rows."""
+        """Whether the model is run again after the first forward pass, on perturbed rows or for
+        searches."""
         return len(self.answered_at_once) < len(self.needs)
 
     @cached_property
     def backwards(self) -> tuple[Backward, ...]:
-        """The distinct backward passes for one target, the plain one first."""
+        """The distinct backward passes over the forward pass for one target, in the order in which
+        they run.
+
+        Plain gradients come first, then other objectives, rules, and composites or references; the
+        pass for curvature is last.
+        """
         passes = [backward for backward in self.needs_by_backward if backward is not None]
         passes.sort(
             key=lambda b: (b.second, b.propagates, b.rule is not None, b.objective is not None)
@@ -176,7 +206,8 @@ class Plan:
 
     @cached_property
     def needs_by_backward(self) -> dict[Backward | None, list[NeedAtLayer]]:
-        """The needs that the same backward pass answers; under None, those that need none."""
+        """The needs that each distinct backward pass answers; under None, those that need no
+        backward pass."""
         needs: dict[Backward | None, list[NeedAtLayer]] = {}
         for need in self.answered_at_once:
             needs.setdefault(need.kind.backward, []).append(need)
@@ -184,8 +215,8 @@ class Plan:
 
     @cached_property
     def looks_inside(self) -> str | None:
-        """The name of a method that needs to see every operation of the network, if there is
-        one."""
+        """The name of a method that must see every operation of the network, or None; scripted
+        models are refused for it."""
         for name, needs in self.wanted.items():
             if any(need.kind.looks_inside for need in needs):
                 return name
@@ -193,76 +224,87 @@ class Plan:
 
     @cached_property
     def kinds(self) -> frozenset[type[Need[Any]]]:
-        """The kinds of needs that the forward pass and the backward passes over it answer."""
+        """The kinds of needs that the forward pass and its backward passes answer; they decide what
+        is hooked."""
         return frozenset([type(need.kind) for need in self.answered_at_once])
 
     @cached_property
     def perturbed_layer(self) -> str | None:
-        """The first layer whose maps are perturbed, if there is one."""
+        """The first layer whose feature maps are perturbed, or None; the operations before it may
+        be taped."""
         return next((stream.layer for stream in self.streams if stream.perturbation.of_layer), None)
 
     @cached_property
     def reads_attention(self) -> bool:
-        """Whether attention weights are read."""
+        """Whether a need reads attention weights of the first forward pass, so that they are hooked
+        in the graph."""
         return any(
             isinstance(need.kind, (Attention, AttentionRelevance)) for need in self.answered_at_once
         )
 
     @cached_property
     def whole(self) -> bool:
-        """Whether the graph reaches back to the input."""
+        """Whether the autograd graph must reach back to the input; otherwise it may begin at a
+        layer."""
         return any(need.kind.whole for need in self.answered_at_once)
 
     @cached_property
     def layers(self) -> tuple[str, ...]:
-        """The layers that gradients are taken of."""
+        """The layers whose outputs gradients are taken in; the forward pass records a graph from
+        the first of them on."""
         layers = dict.fromkeys([need.layer for need in self.answered_at_once if need.kind.at_layer])
         return tuple([layer for layer in layers if layer is not None])
 
     @cached_property
     def watched(self) -> tuple[str, ...]:
-        """The layers of which only the output is wanted."""
+        """The layers of which only the output is needed, without gradients."""
         layers = dict.fromkeys([need.layer for need in self.needs if need.kind.of_layer])
         return tuple([layer for layer in layers if layer is not None and layer not in self.layers])
 
     @property
     def passes(self) -> int:
-        """The number of forward passes of all images, without perturbed rows."""
+        """The number of forward passes of all images, for all targets: without perturbed rows, with
+        references."""
         references = {backward.reference for backward in self.backwards} - {None}
         return 1 + self._own_passes * self.targets + len(references)
 
     @property
     def passes_back(self) -> int:
-        """The number of backward passes of all images, without perturbed rows."""
+        """The number of backward passes of all images, for all targets, without those of perturbed
+        rows."""
         return self.targets * (
             self._own_passes + sum(2 if backward.second else 1 for backward in self.backwards)
         )
 
     @property
     def _own_passes(self) -> int:
-        """How many needs have a pass of their own, for one target: of blocks, or with full-backward
-        hooks."""
+        """The number of needs that run the model forward and back once more for each target:
+        LeGrad's blocks, full-backward hooks."""
         kinds = [need.kind for need in self.needs]
         return sum(isinstance(k, BlockAttention) + k.hooked for k in kinds)
 
     @property
     def rows(self) -> int:
-        """How many perturbed rows are run at most, where the layers' channels are known; those made
-        of them too."""
+        """The largest number of perturbed rows that are run, for all images; also rows that are
+        made of perturbed rows.
+
+        Rows of a layer count only if its channels are known (``channels``).
+        """
         return sum(
             self.rows_of(stream) * inner.passes + inner.rows for stream, inner in self._perturbed()
         )
 
     @property
     def rows_back(self) -> int:
-        """How many backward passes perturbed rows have, each of a single row."""
+        """The number of backward passes over perturbed rows, each counted for a single row."""
         return sum(
             self.rows_of(stream) * inner.passes_back + inner.rows_back
             for stream, inner in self._perturbed()
         )
 
     def rows_of(self, stream: PerturbationPass) -> int:
-        """How many perturbed rows a stream has at most."""
+        """The largest number of perturbed rows of one stream, for all images; 0 where it is not
+        known."""
         layer = stream.layer or next((need.layer for need in stream.needs if need.layer), None)
         return self.images * stream.perturbation.count(self.channels.get(layer or "", 0), self.size)
 
@@ -292,18 +334,24 @@ class Plan:
         return total
 
     def _perturbed(self) -> "Iterator[tuple[PerturbationPass, Plan]]":
-        """The streams that have to be run, each with the plan for its rows as images."""
+        """The streams of perturbed rows that must be run, each with the plan for its rows, of which
+        these are the images."""
         for stream in self.streams:
             if not stream.is_known(self.precision):
-                rows = self.rows_of(stream)
+                row_count = self.rows_of(stream)
                 yield (
                     stream,
                     replace(
-                        self, wanted={"": stream.inner}, images=rows, seconds=None, memory=None
+                        self, wanted={"": stream.inner}, images=row_count, seconds=None, memory=None
                     ),
                 )
 
     def __str__(self) -> str:
+        """The plan in words: a line for each kind of pass with its number and methods, then the
+        sums and costs.
+
+        Users read it from `explain.plan`.
+        """
         lines = [self._forward(), *map(self._back, self.backwards)]
         blocks = [need for need in self.needs if isinstance(need.kind, BlockAttention)]
         if blocks:
@@ -327,7 +375,8 @@ class Plan:
         return "\n".join(lines)
 
     def _forward(self) -> str:
-        """The line for the forward pass."""
+        """The line of the printed plan for the forward pass: how many, of how many images, recorded
+        from which layer on."""
         begin = ", recorded" if self.whole or self.layers else ""
         if self.layers and not self.whole:
             first = "the first of " if len(self.layers) > 1 else ""
@@ -336,31 +385,34 @@ class Plan:
         return f"{_counted(self.passes, 'forward pass', 'es')}{of}{begin}{self._for(self.needs)}"
 
     def _back(self, backward: Backward) -> str:
-        """The line for a backward pass."""
+        """The line of the printed plan for one backward pass: from which score to which layer, and
+        under which rule."""
         needs = self.needs_by_backward[backward]
         count = _counted(self.targets * (2 if backward.second else 1), "backward pass", "es")
-        start = "the score" if backward.objective is None else str(backward.objective)
-        end = " and ".join(dict.fromkeys(need.layer or "the input" for need in needs))
+        origin = "the score" if backward.objective is None else str(backward.objective)
+        destinations = " and ".join(dict.fromkeys(need.layer or "the input" for need in needs))
         how = ", for its curvature" if backward.second else ""
         how += f", with the rule {backward.rule.name!r}" if backward.rule else ""
         how += f", with the composite {backward.composite.name!r}" if backward.composite else ""
         how += f", against {backward.reference}" if backward.reference else ""
         how += f", through channels of {backward.concept.layer}" if backward.concept else ""
-        return f"{count} from {start} to {end}{how}{self._for(needs)}"
+        return f"{count} from {origin} to {destinations}{how}{self._for(needs)}"
 
     def _run(self, stream: PerturbationPass, inner: "Plan") -> str:
-        """What a line says of a stream of perturbed rows."""
+        """The words of the printed plan for one stream of perturbed rows; ``inner`` is the plan for
+        these rows."""
         count = self.rows_of(stream)
         rows = _counted(count, "perturbed row", "s") if count else "perturbed rows"
-        start = f" from {stream.layer} on" if stream.perturbation.of_layer else ""
+        from_layer = f" from {stream.layer} on" if stream.perturbation.of_layer else ""
         back = inner.passes_back
         return (
             f"{rows} ({stream.perturbation}) "
-            f"forward{start}{' and back' * bool(back)}{f' {back} times' * (back > 1)}"
+            f"forward{from_layer}{' and back' * bool(back)}{f' {back} times' * (back > 1)}"
         )
 
     def _nested(self) -> list[str]:
-        """The lines for rows that are perturbed once more, as by occlusion inside SmoothGrad."""
+        """The lines of the printed plan for rows that are perturbed once more, as by occlusion
+        inside SmoothGrad."""
         lines = []
         for stream, inner in self._perturbed():
             lines.append(f"  made of these: {self._run(stream, inner)}")
@@ -374,7 +426,8 @@ class Plan:
         return f"Plan({', '.join(self.wanted)}; {self._in_all()})"
 
     def _in_all(self) -> str:
-        """The line for the sum of all passes."""
+        """The last line of the printed plan: the sums of forward passes, backward passes and
+        perturbed rows."""
         counts = [
             _counted(self.passes, "forward pass", "es"),
             _counted(self.passes_back, "backward pass", "es"),
@@ -386,21 +439,24 @@ class Plan:
         return f"in all: {', '.join(counts)}"
 
     def names_of(self, needs: Iterable[NeedAtLayer]) -> list[str]:
-        """The methods that have these needs."""
+        """The names of the methods that have at least one of these needs; methods without a name
+        are left out."""
         return [name for name, wanted in self.wanted.items() if name and wanted.intersection(needs)]
 
     def _for(self, needs: Iterable[NeedAtLayer]) -> str:
-        """The end of a line: for which methods it is."""
+        """The end of a line of the printed plan: the names of the methods that need the pass."""
         names = self.names_of(needs)
         return f": {', '.join(names)}" if names else ""
 
 
 def _counted(count: int, thing: str, plural: str) -> str:
+    """A number with its noun, such as "2 images"; ``plural`` is the ending of the plural."""
     return f"{count} {thing}{plural if count != 1 else ''}"
 
 
 def plan_of(needs: Iterable[Need[Any]], layers: Iterable[str]) -> Plan:
-    """The plan for some needs, each at every layer."""
+    """The plan for some needs, each at every layer, for no method by name: for callers inside the
+    package."""
     return Plan({"": needs_at(needs, layers)})
 
 
@@ -411,10 +467,12 @@ _plans: dict[Hashable, tuple[object, Plan]] = {}
 def planned(
     key: Hashable, methods: object, needs: Callable[[], Mapping[str, frozenset[NeedAtLayer]]]
 ) -> Plan:
-    """The plan of one target for a key, and what has been worked out of it; the latest are kept.
+    """Return the plan for ``key`` from a cache of the latest 32, or make it of ``needs()``.
 
-    The methods, whose identities are in the key, are kept with it: they must be ones that stay,
-    since others may hold tensors of the caller's.
+    With the plan, what it has computed lazily is reused: explaining the next photo with the same
+    methods plans nothing. ``methods``, whose ids are in the key, are kept with it, since the id of
+    a freed object may be taken by another. They must be methods that stay alive anyway, since
+    others may hold tensors of the caller's.
     """
     kept = _plans.pop(key, None) or (methods, Plan(needs()))
     _plans[key] = kept
