@@ -38,18 +38,24 @@ class RowErrors:
     """The inputs of some rows ``(few, C, H, W)``."""
 
     def of_rows(self, indices: Tensor, inputs: Tensor) -> Tensor:
-        """The errors of the rows with these indices and inputs."""
+        """Simulated rounding errors ``(b, ...)`` for the rows with these indices and perturbed
+        inputs.
+
+        Each row has the error of one measured row. For perturbed inputs, those of rows that were
+        not measured get a term that is linear in the input and as large, since rounded weights err
+        alike on similar inputs.
+        """
         errors = self.sample[self.sample_of_row[indices]]
         if self.sample_inputs is None or len(self.sample_inputs) < 2:
             return errors
-        draw = torch.Generator().manual_seed(0)
-        direction = torch.randn(self.sample_inputs[0].numel(), generator=draw)
+        generator = torch.Generator().manual_seed(0)
+        direction = torch.randn(self.sample_inputs[0].numel(), generator=generator)
         direction = direction.to(self.sample_inputs)
-        along = self.sample_inputs.flatten(1) @ direction
-        spread = along.std()
+        sample_projections = self.sample_inputs.flatten(1) @ direction
+        spread = sample_projections.std()
         if not spread:
             return errors
-        steps = (inputs.to(direction).flatten(1) @ direction - along.mean()) / spread
+        steps = (inputs.to(direction).flatten(1) @ direction - sample_projections.mean()) / spread
         steps = torch.where(self.is_sampled[indices], 0, steps)
         return errors + steps.reshape(-1, *[1] * (errors.ndim - 1)) * self.sample.std(0)
 
@@ -66,8 +72,12 @@ class TargetAccumulators:
         numbers: Tensor,
         errors: Mapping[NeedAtLayer, "RowErrors"] | None = None,
     ) -> None:
-        """``numbers`` ``(P,)`` are those of all rows in their images. With ``errors``, results are
-        added up once more with an error in each row's value."""
+        """Begin an accumulator for each need of the stream, for one target.
+
+        ``numbers`` ``(P,)`` are those of all rows in their images, ``names`` the methods behind
+        each need. With ``errors``, results are added up once more with an error in each row's
+        value. The time of reducers with ``max_seconds`` begins here.
+        """
         self.resolved = resolved
         self._numbers = numbers
         self._names = names
@@ -89,8 +99,13 @@ class TargetAccumulators:
     def read(
         self, images: Tensor, indices: Tensor, evidence_of: EvidenceLookup, first: int = 0
     ) -> Add:
-        """Read what the unfinished accumulators need from the evidence on the rows with these
-        indices, which are in a batch from its row ``first`` on."""
+        """Apply the methods of the unfinished needs to a batch, and return a function that adds the
+        results.
+
+        ``images`` and ``indices`` ``(b,)`` are those of the perturbed rows, which begin at row
+        ``first`` of the evidence. Reading and adding are apart so that a batch that fails adds
+        nothing for any target.
+        """
         by_need = {}
         values = {}
         for need in self._unfinished:
@@ -117,9 +132,12 @@ class TargetAccumulators:
         first: int = 0,
         inputs: Tensor | None = None,
     ) -> Add:
-        """The same from the output for rows of ``images``; beside these rows may be others.
+        """As `read`, with evidence that is made from the network's ``output``: class scores alone,
+        no further pass.
 
-        Without ``inputs``, something else than the photos was perturbed.
+        ``images`` ``(b,)`` is the image of every row of the output; the perturbed rows are
+        ``len(indices)`` from ``first`` on. Without ``inputs``, feature maps or tokens were
+        perturbed, and the evidence has the photo.
         """
         forward = self._context.forward
         resolved = self.resolved
@@ -138,12 +156,12 @@ class TargetAccumulators:
             else None,
             find_outputs=self._context.find_outputs,
         )
-        of_rows = images[first : first + len(indices)]
-        return self.read(of_rows, indices, lambda *place: evidence, first)
+        row_images = images[first : first + len(indices)]
+        return self.read(row_images, indices, lambda *place: evidence, first)
 
     @property
     def _unfinished(self) -> list[NeedAtLayer]:
-        """The needs that use more rows: those that share a stream get no more than they would
+        """The needs that use more rows: those that share a stream get no more than each would get
         alone."""
         unfinished = []
         for need, accumulator in self._accumulators.items():
@@ -154,18 +172,21 @@ class TargetAccumulators:
         return unfinished
 
     def enough(self) -> bool:
+        """Whether no need of the target uses more rows."""
         return not self._unfinished
 
     def results(self, *, partial: bool) -> dict[NeedAtLayer, Any]:
-        """The results; ``partial`` ones, of those that have one, where not all rows have come."""
+        """The results by need; with ``partial``, after an interrupt, those so far, without needs
+        that have none."""
         return _results(self._accumulators, partial)
 
     def inexact_results(self, *, partial: bool) -> dict[NeedAtLayer, Any]:
-        """The same with an error in each row's value, where these are known."""
+        """The results by need with simulated rounding errors in each row's value; empty where none
+        were measured."""
         return _results(self._inexact, partial)
 
     def maps(self) -> dict[str, Tensor]:
-        """The maps that there are so far, by the methods that need them."""
+        """The maps so far, by the names of the methods that show them; for progress callbacks."""
         maps = {}
         for need, accumulator in self._accumulators.items():
             values = accumulator.so_far()
@@ -174,7 +195,8 @@ class TargetAccumulators:
         return maps
 
     def needed(self, owners: Tensor) -> Tensor | None:
-        """Which rows, of images ``(P,)``, are still needed; None for all of them."""
+        """Which of some rows are still needed, as truth values ``(P,)``, by their images
+        ``owners``; None for all."""
         done = [self._accumulators[need].done() for need in self._unfinished]
         by_image = [of_images for of_images in done if of_images is not None]
         if not done or len(by_image) < len(done):
@@ -184,10 +206,12 @@ class TargetAccumulators:
 
 
 def _results(
-    of: Mapping[NeedAtLayer, perturbations.Accumulator], partial: bool
+    accumulators: Mapping[NeedAtLayer, perturbations.Accumulator], partial: bool
 ) -> dict[NeedAtLayer, Any]:
+    """The results of accumulators by need; with ``partial``, those so far, and only where there are
+    some."""
     results = {}
-    for need, accumulator in of.items():
+    for need, accumulator in accumulators.items():
         result = accumulator.partial() if partial else accumulator.result()
         if result is not None or not partial:
             results[need] = result

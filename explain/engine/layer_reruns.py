@@ -46,7 +46,11 @@ class LayerRerun:
         self._tape: Tape | None = None
 
     def begin(self, image: Tensor) -> None:
-        """Begin with the maps of an image: find the fastest way that a probe finds right."""
+        """Begin with the feature maps of one image ``(1,)``: find the fastest way to run them that
+        a probe finds right.
+
+        Sets the number of rows of a batch. `run` is then called with rows of this image alone.
+        """
         context = self.context
         self._image = image
         self._tape = context.state.tapes.pop(self._layer, None)
@@ -64,7 +68,11 @@ class LayerRerun:
         self.rows_at_once = context.rows_at_once(self._way_to_run, after=self._layer)
 
     def run(self, numbers: Tensor) -> list[Add]:
-        """Run these perturbed maps of the image."""
+        """Run the network with these perturbed feature maps of the image in place of the layer's
+        output.
+
+        Returns a function for each target that adds the results to its accumulators.
+        """
         context = self.context
         images = self.rows.owners[numbers]
         maps = self.rows.make(numbers)
@@ -83,7 +91,8 @@ class LayerRerun:
         ]
 
     def _record_prefix(self) -> Tape | None:
-        """Run up to the layer and record the operations; None if they cannot be replayed."""
+        """Run the network on the image up to the layer, and tape the operations; None if they
+        cannot be replayed."""
         context = self.context
         record = self._record
         with context.runs_model(), HookGroup(context.model) as group:
@@ -103,16 +112,25 @@ class LayerRerun:
         return recorder.tape_at(record.call)
 
     def _run_maps(self, way: Way, images: Tensor, maps: Tensor) -> Any:
-        """Run the network with maps that belong to these images in place of the layer's."""
+        """Run the network with feature maps ``(b, C, h, w)`` of these images in place of what the
+        layer returns.
+
+        "behind the layer" runs what lies before the layer for the image alone, or replays its tape;
+        other ways run the whole network on a row for each map. Returns the model's output.
+        """
         context = self.context
         record = self._record
         grid = context.forward.grids.grid(tuple(record.activation.shape), self._layer)
         assert grid is not None  # the maps were laid out by it
         images_before = self._image if way == "behind the layer" else images
-        like = record.activation  # unless each has the others beside it, all maps are of one image
+        layer_output = (
+            record.activation
+        )  # unless each has the others beside it, all maps are of one image
         if way != "one at a time":
-            like = grid.repeated(like, images[:1], len(images))
-        perturbed = grid.fold(maps.to(like), like)  # as the layer would have returned them
+            layer_output = grid.repeated(layer_output, images[:1], len(images))
+        perturbed = grid.fold(
+            maps.to(layer_output), layer_output
+        )  # as the layer would have returned them
         replay = None if self._tape is None or way != "behind the layer" else Replay(self._tape)
 
         def replaced(output: Any, overwritten: bool) -> Any:

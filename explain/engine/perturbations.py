@@ -38,17 +38,26 @@ class PerturbedRows:
     carry: Build | None = None
 
     def make(self, rows: Tensor) -> Tensor:
-        """The rows at these places."""
+        """Make the perturbed rows at these places ``(b,)`` of all rows: inputs or feature maps
+        ``(b, ...)``.
+
+        The engine calls it for each batch, and again for rows that are repeated, so it must give
+        the same rows.
+        """
         return self.build(self.owners[rows], self.numbers[rows])
 
     def some(self, rows: Tensor) -> "PerturbedRows":
-        """The rows at some places, for their scores alone: without masks."""
+        """The perturbed rows at some places, without masks or ``carry``: a sample, run to see how
+        exact scores are."""
         return PerturbedRows(self.owners[rows], self.numbers[rows], self.build)
 
 
 def rows_of(counts: Sequence[int], device: torch.device, build: Build) -> PerturbedRows:
-    """So many rows for each image: the first of all images, then the second of all that have one,
-    and so on.
+    """Perturbed rows of which image i has ``counts[i]``, in the order in which the engine runs
+    them.
+
+    The first row of all images comes first, then the second of all images that have one, and so on;
+    so every image has a rough result early. ``build`` makes the rows of a batch.
 
     >>> rows = rows_of([1, 2], torch.device("cpu"), lambda images, numbers: images + numbers)
     >>> rows.owners, rows.numbers
@@ -58,20 +67,24 @@ def rows_of(counts: Sequence[int], device: torch.device, build: Build) -> Pertur
         images = torch.arange(len(counts), device=device).repeat(counts[0])
         numbers = torch.arange(counts[0], device=device).repeat_interleave(len(counts))
         return PerturbedRows(images, numbers, build)
-    exists = torch.arange(max(counts, default=0), device=device)[:, None] < torch.tensor(
+    has_row = torch.arange(max(counts, default=0), device=device)[:, None] < torch.tensor(
         counts, device=device
     )
-    numbers, images = exists.nonzero(as_tuple=True)
+    numbers, images = has_row.nonzero(as_tuple=True)
     return PerturbedRows(images, numbers, build)
 
 
 def one_row_each(rows: Tensor) -> PerturbedRows:
-    """One row for each image, which has been made already: ``(N, ...)``."""
+    """Perturbed rows with one for each image, made already: ``(N, ...)``."""
     return rows_of([1] * len(rows), rows.device, lambda images, numbers: rows[images])
 
 
 def one_by_one(make: Callable[[int, int], Tensor]) -> Build:
-    """Builds rows of which ``make(image, number)`` makes a single one."""
+    """Turn ``make(image, number)``, which makes a single perturbed row, into a `Build` for whole
+    batches.
+
+    For methods and metrics whose rows cannot be made together.
+    """
 
     def build(images: Tensor, numbers: Tensor) -> Tensor:
         rows = zip(images.tolist(), numbers.tolist(), strict=True)
@@ -102,12 +115,13 @@ class Perturbation(ABC):
     """What the rows are, as a plan says it."""
 
     def __str__(self) -> str:
+        """The rows in a plan's words, such as "noisy copies of the photo"."""
         return self.words or repr(self)
 
     @property
     def of_layer(self) -> bool:
-        """Whether it alters feature maps ``(b, C, h, w)`` of a layer, and not inputs ``(b, C, H,
-        W)``."""
+        """Whether the perturbation alters feature maps ``(b, C, h, w)`` of a layer, and not inputs
+        ``(b, C, H, W)``."""
         return False
 
     @property
@@ -115,21 +129,25 @@ class Perturbation(ABC):
         return frozenset()
 
     def count(self, channels: int, size: tuple[int, ...]) -> int:
-        """How many rows each image has at most, for a layer with so many channels and a photo of
-        this size.
+        """The largest number of perturbed rows of one image, for a layer with ``channels`` and a
+        photo of ``size``.
 
-        Both are 0 or empty where they are not known; the count is 0 where it depends on them. It is
-        that of the option ``samples``, if there is one.
+        For plans, which estimate costs before anything runs. ``channels`` is 0 and ``size`` empty
+        where they are not known; the count is 0 where it depends on them. By default it is the
+        option ``samples``, if there is one.
         """
         return getattr(self, "samples", 0)
 
     @abstractmethod
     def rows(self, evidence: Evidence) -> PerturbedRows:
-        """The perturbed rows of the images."""
+        """Return the perturbed rows of all images, to be made batch by batch."""
 
     def matching_rows(self, evidence: Evidence, first: PerturbedRows) -> PerturbedRows:
-        """The perturbed rows of a second explained input, which are run together with the ``first``
-        one's."""
+        """The perturbed rows of a further explained input, run together with those of the ``first``
+        one, row by row.
+
+        They must have the same owners as ``first``.
+        """
         return self.rows(evidence)
 
 
@@ -138,32 +156,39 @@ class Accumulator(ABC):
 
     @abstractmethod
     def add(self, images: Tensor, numbers: Tensor, values: Tensor) -> None:
-        """Take the values ``(b, ...)`` of some rows: their images ``(b,)``, and the number of each
-        in its image."""
+        """Take the values ``(b, ...)`` of a batch of perturbed rows, with their images ``(b,)`` and
+        numbers within these.
+
+        Called once for each batch; every row comes once, and images may come in any order.
+        """
 
     @abstractmethod
     def result(self) -> Any: ...
 
     def enough(self) -> bool:
-        """Whether no more rows are needed."""
+        """Whether no more rows are needed, for any image; asked before each batch."""
         return False
 
     def has_result(self) -> bool:
-        """Whether it may end now."""
+        """Whether there is a result already, so that it may end early when its time is over."""
         return True
 
     def done(self) -> Tensor | None:
-        """Which images ``(N,)`` need no more rows; None where all images need the same rows."""
+        """Which images ``(N,)`` need no more rows, as truth values; None where all images need the
+        same rows.
+
+        The engine leaves out the rows of such images.
+        """
         return None
 
     def so_far(self) -> Tensor | None:
-        """The map by now, with zeros for images without one; None where there is none before all
-        rows have come."""
+        """The map so far, for a progress callback, with zeros for images without one; None if there
+        is none until the end."""
         return None
 
     def partial(self) -> Any:
-        """The result by now, marked as unfinished; None where there is none before all rows have
-        come."""
+        """The result so far, marked as unfinished, after an interrupt; None if there is none until
+        the end."""
         return None
 
 
@@ -186,7 +211,11 @@ class KeepAllRows(Reducer):
 
 
 class _InOrder(Accumulator):
+    """Keeps the value of each perturbed row; the result has them by image, then by number."""
+
     def __init__(self, like: Tensor) -> None:
+        """Begin with empty tensors, so that there is a result also without rows; ``like`` is the
+        score."""
         none = torch.zeros(0, dtype=torch.long, device=like.device)
         self._images = [none]
         self._numbers = [none]
@@ -198,9 +227,10 @@ class _InOrder(Accumulator):
         self._values.append(values)
 
     def result(self) -> Tensor:
+        """The values ``(P, ...)`` of all rows, sorted by image, then by number within the image."""
         numbers = torch.cat(self._numbers)
-        places = torch.cat(self._images) * (len(numbers) + 1) + numbers
-        return torch.cat(self._values)[places.argsort()]
+        sort_keys = torch.cat(self._images) * (len(numbers) + 1) + numbers
+        return torch.cat(self._values)[sort_keys.argsort()]
 
 
 @dataclass(frozen=True)
@@ -213,6 +243,9 @@ class ByImage(Reducer):
 
 
 class _ByImage(_InOrder):
+    """Keeps the value of each perturbed row; the result is a list with a tensor for each image, by
+    number."""
+
     def __init__(self, like: Tensor) -> None:
         super().__init__(like)
         self._count = len(like)
@@ -223,7 +256,12 @@ class _ByImage(_InOrder):
 
 
 class SumOfRows(Accumulator):
-    """The sum over the rows of each of ``count`` images of ``weigh(images, numbers, values)``."""
+    """The sum over the perturbed rows of each of ``count`` images of ``weigh(images, numbers,
+    values)``.
+
+    ``weigh`` gets a batch and returns ``(b, ...)``. The result is ``(count, ...)``, or None without
+    rows.
+    """
 
     def __init__(self, count: int, weigh: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
         self._count = count
@@ -270,10 +308,10 @@ margin of its class's logit over the best other one, or the logits of all classe
 
 @dataclass(frozen=True)
 class ScoreOf:
-    """The score of each row, of some kind; of ``category`` in place of the target's class, if it is
-    given.
+    """The score of each perturbed row, ``(b,)``: as the target picks it, or of another kind.
 
-    Of targets that are no class, such as a detected box, it is the score, whatever the kind.
+    ``category`` stands in place of the target's class, if it is given. "all" gives the logits ``(b,
+    K)``. Of targets that are no class, such as a detected box, it is the score, whatever the kind.
     """
 
     kind: ScoreKind = "logit"
@@ -282,6 +320,8 @@ class ScoreOf:
     needs: ClassVar[frozenset[Need[Any]]] = frozenset()
 
     def __call__(self, evidence: Evidence) -> Tensor:
+        """The score of each perturbed row in ``evidence``, ``(b,)``, or all logits ``(b, K)``, by
+        the kind."""
         classes = evidence.classes
         logits = evidence.logits
         if self.kind == "all" and logits is not None:
@@ -332,11 +372,15 @@ class Scores(Attributions):
 
 
 def keep_graph(needs: Collection[Need[Any]]) -> bool:
-    """Whether answers can keep their graph: attention, and what is computed from scores of altered
-    photos, cannot."""
+    """Whether answers to these needs can keep their autograd graph (``create_graph``).
+
+    Attention, and what is computed from scores of perturbed photos, cannot.
+    """
     methods = [need.method for need in needs if isinstance(need, Attributions)]
-    kept = all(getattr(method, "differentiable", keep_graph(method.needs)) for method in methods)
-    return kept and not any(need.detached for need in needs)
+    methods_keep_graph = all(
+        getattr(method, "differentiable", keep_graph(method.needs)) for method in methods
+    )
+    return methods_keep_graph and not any(need.detached for need in needs)
 
 
 class OneForEach(Perturbation):
@@ -347,7 +391,7 @@ class OneForEach(Perturbation):
 
     @abstractmethod
     def perturbed(self, evidence: Evidence) -> Tensor:
-        """The row of each image ``(N, ...)``."""
+        """Return the perturbed row of each image: ``(N, ...)``."""
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
         return one_row_each(self.perturbed(evidence))
@@ -370,6 +414,7 @@ class Unperturbed(OneForEach):
         return "the layer's own maps" if self.of_layer else "the photo itself"
 
     def perturbed(self, evidence: Evidence) -> Tensor:
+        """The explained inputs or the layer's feature maps as they are, one row for each image."""
         return evidence.activations if self.of_layer else evidence.inputs
 
 
@@ -406,6 +451,11 @@ class GivenRows(Perturbation):
         return frozenset({Activations()}) if self.of_layer else frozenset()
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
+        """The rows that were given; of another explained input than ``inputs``, copies of it as it
+        is.
+
+        The engine asks for each explained input; only that which ``inputs`` equals is perturbed.
+        """
         x = evidence.inputs
         if self.inputs is None or (x.shape == self.inputs.shape and torch.equal(x, self.inputs)):
             return self.perturbed_rows
@@ -413,7 +463,11 @@ class GivenRows(Perturbation):
 
 
 def given_rows(perturbed: Tensor, words: str, inputs: Tensor) -> GivenRows:
-    """One row for each image of ``inputs``, which is ``perturbed`` already."""
+    """A perturbation with one row for each image of ``inputs``: ``perturbed`` ``(N, ...)``, made
+    already.
+
+    ``words`` describes the rows in a plan.
+    """
     return GivenRows(one_row_each(perturbed), words, inputs)
 
 
@@ -442,11 +496,11 @@ class Search(ABC):
     @property
     @abstractmethod
     def planned(self) -> int:
-        """How many rows there would be without an early end."""
+        """How many perturbed rows the search would run without an early end; for progress."""
 
     @property
     def has_result(self) -> bool:
-        """Whether there is something to show after an interrupt."""
+        """Whether the search has a map to show after an interrupt."""
         return self.samples > 0
 
     @abstractmethod
@@ -454,7 +508,7 @@ class Search(ABC):
 
     @abstractmethod
     def map(self) -> Tensor:
-        """The map of each image by now."""
+        """The map of each image ``(N, h, w)``, as far as the search has come."""
 
 
 class Searcher(Protocol):
@@ -480,4 +534,5 @@ class Searches(Need[Sequence[Search]]):
 
     @property
     def of_layer(self) -> bool:  # type: ignore[override]
+        """Whether the search is about a layer: whether another need of its method is."""
         return any(need.of_layer for need in self.method.needs if not isinstance(need, Searches))

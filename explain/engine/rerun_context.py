@@ -75,8 +75,8 @@ class RerunContext:
 
     @contextmanager
     def runs_model(self) -> Iterator[None]:
-        """Run the model outside `gather`, as it does: alone in its thread, left as found, in the
-        same precision."""
+        """Enter what the model runs under outside `gather`: alone in its thread, left as found, in
+        the rows' precision."""
         precision = autocast(self.inputs.x, self.settings.precision)
         with untouched(self.model, alone=True), self.mixed_precision, precision:
             yield
@@ -84,9 +84,12 @@ class RerunContext:
     def way(
         self, place: Hashable, choices: Mapping[Way, Callable[[Tensor], Any]], image: Tensor
     ) -> Way:
-        """How rows are run that are perturbed at a place, as the first of some ways that is right.
+        """Choose how rows are run that are perturbed at ``place``: the first of ``choices`` that is
+        right.
 
-        Each of them runs rows that are images, such as ``image``, between others.
+        ``place`` is None for inputs, or a layer and an image. Each choice runs the unperturbed
+        ``image`` between far rows, and is right if the image keeps its score. The choice is
+        remembered for the place.
         """
         if place not in self.state.ways:
             images = self._probed(image)
@@ -98,22 +101,31 @@ class RerunContext:
         return self.state.ways[place]
 
     def _first_right(self, choices: Mapping[Way, Callable[[Tensor], Any]], images: Tensor) -> Way:
+        """The first of ``choices`` that scores images right, tried in their order; otherwise "one
+        at a time"."""
         for way, run in choices.items():
             if self._is_right(run, images):
                 return way
         return self._one_at_a_time()
 
     def _probed(self, image: Tensor) -> Tensor:
-        """The image of each row of a probe: more than one where several are run together, and
-        another number than N."""
+        """The image of each row of a probe, all the same: three or four rows, so not as many as the
+        caller's batch.
+
+        A network that looks at its number of rows would otherwise pass. One row alone if rows are
+        run alone.
+        """
         count = len(self.inputs)
         if count == 1 and self.settings.batch_size == 1:
             return image
         return image.expand(4 if count == 3 else 3)
 
     def laid_out(self, way: Way, images: Tensor, perturbed: Mapping[Path, Tensor]) -> Inputs:
-        """The inputs for perturbed rows that belong to these images, in the memory format of a way
-        to run them."""
+        """The model's inputs for a batch of perturbed rows that belong to these images, in a way's
+        memory format.
+
+        Inputs that are not perturbed get the rows of the images.
+        """
         layout = torch.channels_last if way == "channels last" else torch.preserve_format
         laid_out = {
             path: t.contiguous(memory_format=layout) if t.ndim == 4 else t
@@ -123,8 +135,11 @@ class RerunContext:
 
     @reading_once()
     def _is_right(self, run: Callable[[Tensor], Any], images: Tensor) -> bool:
-        """Whether ``run`` gives an image its known score: the only one of these, or the second row,
-        between others."""
+        """Whether ``run`` gives an unperturbed image its known score between far rows: as row 1, or
+        as the only row.
+
+        Any error of the network or a target on such rows counts as no.
+        """
         logits = self.forward.logits
         are_same = []
         place = slice(0, 1) if len(images) == 1 else slice(1, 2)
@@ -149,11 +164,13 @@ class RerunContext:
 
     @property
     def _is_batch_of_rows(self) -> bool:
-        """Whether the inputs are perturbed rows that happen to be run together."""
+        """Whether the inputs are themselves perturbed rows of a caller that are run together in a
+        batch."""
         return self.origin is not None and self.origin.image is None and len(self.inputs) > 1
 
     def _one_at_a_time(self) -> Way:
-        """Run each row alone, in the place of its image.
+        """Choose to run each perturbed row alone, in the place of its image among the caller's
+        images.
 
         Raises:
             ModelError: images have other scores when the same batch is run again; or they are
@@ -176,20 +193,22 @@ class RerunContext:
         )
         return "one at a time"
 
-    def _refuse(self, score: Tensor, again: Tensor) -> None:
-        image = int((again - score).abs().argmax())
+    def _refuse(self, first_scores: Tensor, again: Tensor) -> None:
+        """Raise the error for a model that scores an image differently in a second run, naming the
+        worst image."""
+        image = int((again - first_scores).abs().argmax())
         raise ModelError(
             "model must give an image the same score whenever it is run, but gave image "
-            f"{image} {score[image].item():.4g} and then {again[image].item():.4g} (a counter, "
+            f"{image} {first_scores[image].item():.4g} and then {again[image].item():.4g} (a counter, "
             "or random numbers that go on?); put back what it remembers, or use gradcam"
         )
 
     def same_scores(self, resolved: ResolvedTarget, one: Tensor, other: Tensor) -> Tensor:
-        """Whether two scores of perturbed rows are the same, up to the rounding that differs
-        between batch sizes, as a tensor.
+        """Whether scores of the same images from two runs agree up to rounding, as a tensor with
+        one truth value.
 
-        Rounding errors are as large as the numbers that scores are made of, such as the largest
-        class score.
+        Rounding differs between batch sizes, and is as large as the numbers that scores are made
+        of, such as the largest class score. A tensor, so that nothing waits for the device.
         """
         one = one.to(resolved.score)
         other = other.to(resolved.score)
@@ -198,11 +217,15 @@ class RerunContext:
             return torch.isclose(one, other, rtol=0.1, atol=1e-2).all()
         relative, absolute = (1e-3, 1e-4) if rounding > 1e-10 else (1e-5, 1e-8)
         scale = self.forward.scale(resolved).to(other)
-        share = torch.where(scale == 0, 10 * relative, relative)
-        return ((one - other).abs() <= absolute * scale + share * other.abs()).all()
+        relative_tolerance = torch.where(scale == 0, 10 * relative, relative)
+        return ((one - other).abs() <= absolute * scale + relative_tolerance * other.abs()).all()
 
     def rows_at_once(self, way: Way, *, graph: bool = False, after: str | None = None) -> int:
-        """How many rows make a batch."""
+        """How many perturbed rows make a batch: as the user set it, or what is fast and fits into
+        memory.
+
+        ``graph`` says whether gradients are taken, ``after`` the layer from which on rows are run.
+        """
         if way == "one at a time":
             return 1
         size = self.settings.batch_size or self.footprint.rows_at_once(
@@ -212,8 +235,11 @@ class RerunContext:
 
 
 def between_far_rows(rows: Tensor) -> Tensor:
-    """Equal rows of which all but the second are moved so far away that any influence on it shows;
-    one alone stays."""
+    """Rows for a probe: an image as row 1, and around it copies moved so far away that any
+    influence shows.
+
+    ``rows`` are equal copies of the image; one alone stays as it is.
+    """
     if len(rows) == 1:
         return rows.clone()
     image = rows[:1]

@@ -55,11 +55,13 @@ StreamRows = Mapping[Path, PerturbedRows]
 """The perturbed rows of a stream, by explained input."""
 
 
-def run_streams(plan: Plan, context: RerunContext, least: float = 1) -> bool:
-    """Run all perturbed rows of a plan, and add the results to what was found for each target.
+def run_streams(plan: Plan, context: RerunContext, min_rows: float = 1) -> bool:
+    """Run all perturbed rows of a plan, and write their results into the answers of each target.
 
-    Of streams with at least so many rows, it is noted by how much scores in bfloat16 are off;
-    whether one was, is returned.
+    Called once after the first passes, and by searches for each of their steps. Reference rows come
+    first, since other rows are compared with them. After an interrupt
+    (``context.state.interrupted``) no further stream is run. For streams with at least ``min_rows``
+    rows, the error of scores in bfloat16 is measured; returns whether one was.
     """
     with calculating(context.device.type, create_graph=context.settings.create_graph):
         waiting = []
@@ -72,17 +74,18 @@ def run_streams(plan: Plan, context: RerunContext, least: float = 1) -> bool:
         waiting.sort(key=lambda item: not item[0].perturbation.is_reference)
         total = sum(len(rows[context.inputs.path].owners) for _, rows in waiting)
         progress = ProgressCallback(context.settings, total)
-        noted = False
+        is_measured = False
         for stream, rows in waiting:
             if context.state.interrupted:
                 break
             names = {need: plan.names_of([need]) for need in stream.needs}
-            noted |= _run_stream(stream, rows, context, names, progress, least)
-    return noted
+            is_measured |= _run_stream(stream, rows, context, names, progress, min_rows)
+    return is_measured
 
 
 def _take_known(stream: PerturbationPass, context: RerunContext) -> None:
-    """Add up what the first forward pass has found for the unperturbed images."""
+    """Answer needs about unperturbed rows with the evidence of the first forward pass, without
+    running them."""
     images = torch.arange(len(context.inputs), device=context.device)
     for resolved in context.targets:
         accumulators = TargetAccumulators(stream, context, resolved, {}, torch.zeros_like(images))
@@ -96,10 +99,14 @@ def _run_stream(
     context: RerunContext,
     names: Mapping[NeedAtLayer, Sequence[str]],
     progress: "ProgressCallback",
-    least: float,
+    min_rows: float,
 ) -> bool:
-    """Run one stream, and add its results to what was found; whether it was noted by how much
-    scores are off."""
+    """Run one stream of perturbed rows for all targets, and write the results into their answers.
+
+    ``names`` has the methods behind each need, for maps in progress. An interrupt ends the stream;
+    if partial results are wanted, it is noted in ``context.state`` and the answers are those so
+    far. Returns whether the error of scores in bfloat16 was measured on rows other than references.
+    """
     errors: list[dict[NeedAtLayer, RowErrors]] = []
     numbers = rows[context.inputs.path].numbers
     sums = [
@@ -108,8 +115,8 @@ def _run_stream(
     ]
     try:
         if context.settings.precision != "full" and stream.in_bfloat16:
-            errors = _note_rounding(stream, rows, context, least)
-        if errors and least == 1:
+            errors = _note_rounding(stream, rows, context, min_rows)
+        if errors and min_rows == 1:
             pairs = zip(context.targets, errors, strict=True)
             sums = [
                 TargetAccumulators(stream, context, resolved, names, numbers, errors_of)
@@ -128,45 +135,55 @@ def _run_stream(
 
 
 def _note_rounding(
-    stream: PerturbationPass, rows: StreamRows, context: RerunContext, least: float
+    stream: PerturbationPass, rows: StreamRows, context: RerunContext, min_rows: float
 ) -> list[dict[NeedAtLayer, RowErrors]]:
-    """Note by how much scores in bfloat16 are off: those of a few rows, by the largest change of
-    the score in them.
+    """Measure the error of scores in bfloat16 on a few rows of a stream, by running these in full
+    precision too.
+
+    The largest error, as a share of the largest change of the score in these rows, goes to
+    ``resolved.rounding``.
 
     Returns:
-        For each target, errors of the values that are added up, like those of the few rows. Fewer
-        rows than ``least`` are not looked at; then, it is empty.
+        For each target, by need, row errors like those that were measured: with them, results are
+        added up once more to show how far they are off. Empty if the stream has fewer than
+        ``min_rows`` rows.
     """
     owners = rows[context.inputs.path].owners
-    if len(owners) < least:
+    if len(owners) < min_rows:
         return []
-    few = torch.linspace(0, len(owners) - 1, min(FEW, len(owners)), device=owners.device).long()
-    chosen = {path: of_input.some(few) for path, of_input in rows.items()}
+    sample = torch.linspace(0, len(owners) - 1, min(FEW, len(owners)), device=owners.device).long()
+    sample_rows = {path: of_input.some(sample) for path, of_input in rows.items()}
     score = NeedAtLayer(Scores(stream.perturbation), stream.layer)
-    values = {}
+    value_needs = {}
     for need in stream.needs:
         method = need.kind.method  # type: ignore[attr-defined]
-        values[need] = replace(need, kind=Scores(stream.perturbation, method))
-    compared = PerturbationPass(stream.perturbation, stream.layer, tuple({score, *values.values()}))
-    all_rounded = _run_few(compared, chosen, context, context.settings.precision)
-    all_exact = _run_few(compared, chosen, context, "full")
+        value_needs[need] = replace(need, kind=Scores(stream.perturbation, method))
+    sample_stream = PerturbationPass(
+        stream.perturbation, stream.layer, tuple({score, *value_needs.values()})
+    )
+    all_rounded = _run_few(sample_stream, sample_rows, context, context.settings.precision)
+    all_exact = _run_few(sample_stream, sample_rows, context, "full")
     generator = torch.Generator().manual_seed(0)
-    sample_of_row = torch.randint(len(few), (len(owners),), generator=generator)
+    sample_of_row = torch.randint(len(sample), (len(owners),), generator=generator)
     sample_of_row = sample_of_row.to(owners.device)
-    sample_of_row[few] = torch.arange(len(few), device=owners.device)
-    is_sampled = torch.zeros_like(owners, dtype=torch.bool).index_fill(0, few, True)
-    covers = not (stream.perturbation.of_layer or stream.perturbation.of_tokens)
-    inputs = at_least_float32(rows[context.inputs.path].make(few)) if covers else None
+    sample_of_row[sample] = torch.arange(len(sample), device=owners.device)
+    is_sampled = torch.zeros_like(owners, dtype=torch.bool).index_fill(0, sample, True)
+    perturbs_inputs = not (stream.perturbation.of_layer or stream.perturbation.of_tokens)
+    inputs = at_least_float32(rows[context.inputs.path].make(sample)) if perturbs_inputs else None
     errors = []
     for resolved, rounded, exact in zip(context.targets, all_rounded, all_exact, strict=True):
-        largest = (exact[score] - resolved.score[owners[few]]).abs().max()
+        largest_change = (exact[score] - resolved.score[owners[sample]]).abs().max()
         if not stream.perturbation.is_reference:
-            off = (rounded[score] - exact[score]).abs().max()
-            resolved.rounding[stream.perturbation] = float(off / largest) if largest else 0.0
+            error = (rounded[score] - exact[score]).abs().max()
+            resolved.rounding[stream.perturbation] = (
+                float(error / largest_change) if largest_change else 0.0
+            )
         errors.append(
             {
-                need: RowErrors(rounded[of_few] - exact[of_few], sample_of_row, is_sampled, inputs)
-                for need, of_few in values.items()
+                need: RowErrors(
+                    rounded[value_need] - exact[value_need], sample_of_row, is_sampled, inputs
+                )
+                for need, value_need in value_needs.items()
             }
         )
     return errors
@@ -175,7 +192,11 @@ def _note_rounding(
 def _run_few(
     stream: PerturbationPass, rows: StreamRows, context: RerunContext, precision: Precision
 ) -> list[dict[NeedAtLayer, Any]]:
-    """The results of some rows in another precision, for each target."""
+    """Run some perturbed rows apart, in another precision; return their results by need, for each
+    target.
+
+    Nothing is reported as progress, and the answers of the targets stay as they are.
+    """
     settings = replace(context.settings, precision=precision, progress=None)
     state = RerunState(ways=context.state.ways)
     context = replace(context, settings=settings, state=state)
@@ -188,7 +209,8 @@ def _run_few(
 
 
 def _rows(stream: PerturbationPass, context: RerunContext) -> StreamRows:
-    """The perturbed rows of each explained input; they are perturbed together, row by row.
+    """The perturbed rows of each explained input, by its path; inputs are perturbed together, row
+    by row.
 
     Raises:
         MethodError: one of them has other rows than the first, so that nothing says which belong
@@ -216,8 +238,12 @@ def _run_rows(
     context: RerunContext,
     progress: "ProgressCallback",
 ) -> None:
-    """Run perturbed inputs, each batch with all that is needed of it; of a layer or tokens, image
-    by image."""
+    """Run the perturbed rows of a stream, and add their results to ``sums``, the accumulators of
+    each target.
+
+    Perturbed inputs of all images are run together in batches; perturbed feature maps or tokens
+    image by image, since what lies before them is run once for an image.
+    """
     first = rows[context.inputs.path]
     if not stream.in_bfloat16 and context.settings.precision != "full":
         context = replace(context, settings=replace(context.settings, precision="full"))
@@ -244,25 +270,31 @@ def _run_in_batches(
     sums: Sequence[TargetAccumulators],
     progress: "ProgressCallback",
 ) -> None:
-    """Run rows with these indices in batches. One that does not fit into memory is halved."""
+    """Run the perturbed rows with these indices in batches, until no target needs more.
+
+    A batch that does not fit into memory is halved, and so are all later ones. Results are added
+    only when the whole batch has succeeded. Progress is reported after each batch.
+    """
     state = rerun.context.state
     count = len(indices)
     while count and not all(map(TargetAccumulators.enough, sums)):
-        most = min(rerun.rows_at_once, state.fitting or rerun.rows_at_once)
-        rows = math.ceil(count / math.ceil(count / most))  # as many in each: a small one is slow
-        batch = indices[:rows]
+        max_rows = min(rerun.rows_at_once, state.fitting or rerun.rows_at_once)
+        batch_rows = math.ceil(
+            count / math.ceil(count / max_rows)
+        )  # as many in each: a small one is slow
+        batch = indices[:batch_rows]
         try:
             with reading_once():
                 results = rerun.run(batch)
         except Exception as error:
-            if came_by_signal(error) or not lacks_memory(error) or rows == 1:
+            if came_by_signal(error) or not lacks_memory(error) or batch_rows == 1:
                 raise
-            state.fitting = rows // 2
+            state.fitting = batch_rows // 2
             continue
         for add in results:
             add()
-        indices = indices[rows:]
-        if rows < count:
+        indices = indices[batch_rows:]
+        if batch_rows < count:
             indices = _still_needed(indices, rerun.rows.owners, sums)
         progress.add(count - len(indices), sums[0].maps)
         count = len(indices)
@@ -271,11 +303,14 @@ def _run_in_batches(
 
 
 def _still_needed(indices: Tensor, owners: Tensor, sums: Sequence[TargetAccumulators]) -> Tensor:
-    """The rows without those that no target needs any more."""
+    """The ``indices`` without those rows that no target needs any more, since its images are done.
+
+    ``owners`` ``(P,)`` is the image of each row of the stream.
+    """
     needed = [
         accumulators.needed(owners[indices]) for accumulators in sums if not accumulators.enough()
     ]
-    by_row = [of_images for of_images in needed if of_images is not None]
+    by_row = [is_needed for is_needed in needed if is_needed is not None]
     if not by_row or len(by_row) < len(needed):
         return indices
     return indices[torch.stack(by_row).any(0)]
@@ -295,6 +330,12 @@ class InputRerun:
         sums: Sequence[TargetAccumulators],
         context: RerunContext,
     ) -> None:
+        """Find out how the network can be run on perturbed inputs: together or one by one, and how
+        many at once.
+
+        ``rows`` are the stream's, ``sums`` the accumulators of each target. May run the network as
+        a trial.
+        """
         self.context = context
         self.rows = rows[context.inputs.path]
         self._of_inputs = rows
@@ -311,6 +352,8 @@ class InputRerun:
             self.rows_at_once *= INCREMENTAL_ROWS
 
     def _find_way_to_run(self) -> Way:
+        """Probe how the network scores images right among perturbed rows: together in either memory
+        format, or alone."""
         context = self.context
         inputs = context.inputs
 
@@ -325,8 +368,12 @@ class InputRerun:
         return context.way(None, {way: partial(run, way) for way in ways}, last)
 
     def _find_faster_call(self) -> Callable[[Tensor, Inputs], Any] | None:
-        """What runs rows faster than the model's call, by their images and inputs, if anything
-        does."""
+        """A function that runs perturbed inputs faster than the model's call, by incremental
+        inference, or None.
+
+        It is tried on a first batch. Only for photos on a CPU in full precision of which class
+        scores are read: elsewhere it does not pay, or would not be exact.
+        """
         context = self.context
         x = context.inputs.x
         count = len(self.rows.owners)
@@ -346,24 +393,36 @@ class InputRerun:
         context.state.incremental = incremental
         rows = min(count, INCREMENTAL_ROWS * self.rows_at_once)
         images, _, inputs = self._batch(torch.arange(rows, device=context.device))
-        few = images[:FEW_IN_TRIAL]
+        sample_images = images[:FEW_IN_TRIAL]
 
-        def agree(output: Any, of_few: Any) -> bool:
+        def agree(output: Any, sample_output: Any) -> bool:
             scores = [
-                (resolved, resolved.scores_in(images, output), resolved.scores_in(few, of_few))
+                (
+                    resolved,
+                    resolved.scores_in(images, output),
+                    resolved.scores_in(sample_images, sample_output),
+                )
                 for resolved in context.targets
             ]
             return all(
-                bool(context.same_scores(resolved, all_of_them[: len(few)], some))
-                for resolved, all_of_them, some in scores
+                bool(
+                    context.same_scores(
+                        resolved, scores_of_batch[: len(sample_images)], sample_scores
+                    )
+                )
+                for resolved, scores_of_batch, sample_scores in scores
             )
 
-        with context.runs_model(), intervening_on_rows(images, few):
+        with context.runs_model(), intervening_on_rows(images, sample_images):
             return incremental.faster_call(images, inputs, agree)
 
     def _batch(self, indices: Tensor) -> tuple[Tensor, int, Inputs]:
-        """The image of each row that is run, from where on these are perturbed rows with these
-        indices, and the inputs for all."""
+        """Make the inputs of a batch from the perturbed rows with these indices.
+
+        Returns the image ``(b,)`` of each row that is run, the place from which on these are the
+        perturbed rows, and the inputs. If rows are run one at a time, the batch is that of the
+        caller, with one image perturbed in its place.
+        """
         inputs = self.context.inputs
         place = 0
         images = self.rows.owners[indices]
@@ -381,9 +440,14 @@ class InputRerun:
         return images, place, self.context.laid_out(self._way_to_run, images, perturbed)
 
     def run(self, indices: Tensor) -> list[Add]:
-        """Gather what the accumulators need of the perturbed inputs with these indices."""
+        """Run the network on one batch of perturbed inputs; return functions that add the results
+        to the accumulators.
+
+        Nothing is added before all of the batch has succeeded. Class scores are read from the
+        output; for all other evidence, `gather` runs the batch.
+        """
         context = self.context
-        of_rows = self.rows.owners[indices]
+        owners = self.rows.owners[indices]
         images, place, inputs = self._batch(indices)
         if self._reads_scores:
             with context.runs_model(), intervening_on_rows(images):
@@ -402,11 +466,12 @@ class InputRerun:
             lookups = self._gathered(indices, images, place, inputs)
         pairs = zip(self._sums, lookups, strict=True)
         return [
-            of_target.read(of_rows, indices, evidence_of, place) for of_target, evidence_of in pairs
+            of_target.read(owners, indices, evidence_of, place) for of_target, evidence_of in pairs
         ]
 
     def _refuse(self, indices: Tensor) -> None:
-        """Gather evidence on some rows once more, to say where their scores are not finite."""
+        """Raise the error of a batch whose scores are not finite: run it once more through
+        `gather`, which names the row."""
         context = self.context
         images, place, inputs = self._batch(indices)
         reader = reading(context.model, context.inputs, context.settings.activation)
@@ -416,7 +481,11 @@ class InputRerun:
     def _gathered(
         self, indices: Tensor, images: Tensor, place: int, inputs: Inputs
     ) -> Sequence[EvidenceLookup]:
-        """The evidence on all rows of a batch, of which the perturbed ones begin at a ``place``."""
+        """The evidence on all rows of a batch, by target; the perturbed rows begin at ``place``.
+
+        The rows' target keeps the classes of the unperturbed images. What belongs to the images is
+        brought to the rows by ``carried``.
+        """
         context = self.context
         settings = context.settings
         if settings.progress is not None:
@@ -456,8 +525,8 @@ class ProgressCallback:
         self._done = 0
 
     def add(self, rows: int, maps: Callable[[], Mapping[str, Tensor]] = dict) -> None:
-        """Report that so many more rows are done, or no longer needed, and the ``maps`` so far to
-        who wants them."""
+        """Report that so many more perturbed rows are done or no longer needed; ``maps`` makes the
+        maps so far, if wanted."""
         self._done += rows
         if rows and self._progress:
             report_progress(self._progress, self._done, self._total, maps)

@@ -20,10 +20,11 @@ from explain.hooks.preserve import calculating
 
 
 def run_searches(need: NeedAtLayer, context: RerunContext, resolved: ResolvedTarget) -> None:
-    """Run the searches of a method for a target, and add them to the target's answers.
+    """Run the searches of a method for one target, image after image, and write them into its
+    answers.
 
-    They share the method's time. An interrupt ends them; where partial results are wanted, they
-    have what there is by then.
+    The searches share the method's ``max_seconds`` equally. An interrupt ends them; where partial
+    results are wanted, the answer has what there is by then.
     """
     settings = context.settings
     method: Searcher = need.kind.method  # type: ignore[attr-defined]
@@ -56,19 +57,24 @@ def run_searches(need: NeedAtLayer, context: RerunContext, resolved: ResolvedTar
 
 
 def _reader(need: NeedAtLayer, context: RerunContext) -> Callable[[Scores], Any]:
-    """A function that runs rows and returns their values; the error of scores in bfloat16 is noted
-    once."""
+    """Return a function that runs the perturbed rows of a search's step and returns their values.
+
+    In it, interrupts are raised, since the search decides about them, and no progress is shown. The
+    error of scores in bfloat16 is measured in the first step that has enough rows.
+    """
     (resolved,) = context.targets
     # the search decides about an interrupt
     settings = replace(context.settings, keep_partial=False, progress=None)
     quiet = replace(context, settings=settings)
-    noted = False
+    is_measured = False
 
     def read(asked: Scores) -> Any:
-        nonlocal noted
-        rows = NeedAtLayer(asked, need.layer)
-        noted |= run_streams(Plan({"": frozenset({rows})}), quiet, math.inf if noted else FEW)
-        return resolved.answers.pop(rows)
+        nonlocal is_measured
+        need_at_layer = NeedAtLayer(asked, need.layer)
+        is_measured |= run_streams(
+            Plan({"": frozenset({need_at_layer})}), quiet, math.inf if is_measured else FEW
+        )
+        return resolved.answers.pop(need_at_layer)
 
     return read
 
@@ -80,27 +86,31 @@ def _run(
     end: float,
     report: Callable[[], None],
 ) -> None:
-    """Run a search to its end, or until ``time.monotonic`` is ``end``; ``read`` runs the rows that
-    it asks for."""
+    """Run a search to its end, or until ``time.monotonic()`` is ``end``; ``read`` runs the rows
+    that it asks for.
+
+    After that time the search is told so once, and may ask for a few more rows to finish.
+    ``report`` is called after each step for progress.
+    """
     steps = search.steps()
 
-    def asked(step: Callable[..., Scores], value: Any) -> Scores | None:
+    def next_rows(step: Callable[..., Scores], value: Any) -> Scores | None:
         try:
             with calculating(context.device.type, create_graph=context.settings.create_graph):
                 return step(value)
         except (StopIteration, OutOfTimeError):
             return None
 
-    rows = asked(steps.send, None)
+    rows = next_rows(steps.send, None)
     while rows is not None:
         if not search.finishing and time.monotonic() > end:
             search.finishing = True
-            rows = asked(steps.throw, OutOfTimeError())
+            rows = next_rows(steps.throw, OutOfTimeError())
             continue
         values = read(rows)
         search.samples += len(values)
         only_describes = search.finishing  # the last few rows change nothing of the result
-        rows = asked(steps.send, values)
+        rows = next_rows(steps.send, values)
         if not only_describes:
             report()
     search.finished = True

@@ -30,6 +30,8 @@ class TokenRerun:
     def __init__(
         self, context: RerunContext, rows: PerturbedRows, accumulators: Sequence[TargetAccumulators]
     ) -> None:
+        """Find the transformer's first block and how its tokens are laid out; refuse other
+        networks."""
         self.context = context
         self.rows = rows
         self.rows_at_once = context.rows_at_once("together")
@@ -44,7 +46,10 @@ class TokenRerun:
         self._grid: Grid = grid
 
     def begin(self, image: Tensor) -> None:
-        """Check that the photo has its own score when all of its tokens go in, as one row of two.
+        """Check, before the rows of an image ``(1,)``, that the network scores subsets of its
+        tokens right.
+
+        The photo must have its own score when all of its tokens go in, as one row of two.
 
         Raises:
             MethodError: it has not; or the scores of rows depend on each other.
@@ -70,16 +75,22 @@ class TokenRerun:
                 raise _refused("the scores of photos depend on each other")
 
     def run(self, numbers: Tensor) -> list[Add]:
-        """Run the photo with these sets of its tokens."""
+        """Run the network on these subsets of the photo's tokens; return functions that add the
+        results for each target."""
         images = self._image.expand(len(numbers))
         output = self._output(self.rows.make(numbers))
         return [of_target.read_output(images, numbers, output) for of_target in self._accumulators]
 
     def _output(self, keep: Tensor) -> Any:
-        """The network's output for these tokens ``(b, h, w)`` of the photo, as many in each row."""
+        """The network's output for subsets of the photo's tokens, ``keep`` ``(b, h, w)``, as many
+        in each row.
+
+        Tokens that are no patches, such as the class token, stay. They are taken out before the
+        first block, after positions have been added.
+        """
         taken: list[bool] = []
 
-        def some(tokens: Any) -> Tensor | None:
+        def kept_tokens(tokens: Any) -> Tensor | None:
             of_images = self._grid.of_images
             if (
                 taken
@@ -97,7 +108,7 @@ class TokenRerun:
             return of_image[chosen].movedim(0, of_images)
 
         def take(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            return with_first(module, args, kwargs, some)
+            return with_first(module, args, kwargs, kept_tokens)
 
         try:
             with self.context.runs_model(), HookGroup(self.context.model) as group:
@@ -109,6 +120,7 @@ class TokenRerun:
 
 
 def _refused(why: str) -> MethodError:
+    """The error for a network that is no transformer of which a part of the tokens can be run."""
     return MethodError(
         f"model must be a transformer whose blocks take any number of tokens, but {why}; use rise"
     )
