@@ -49,7 +49,10 @@ class _Means:
     spread: Tensor
 
     def agree(self, means: Tensor, rounding: float) -> bool:
-        """Whether other means ``(N, C)`` are the same but for rounding."""
+        """Whether the means ``(N, C)`` of another tensor are these means, up to rounding.
+
+        ``rounding`` is the epsilon of the coarsest type in the network.
+        """
         slack = 1e-4 * self.spread + 4 * rounding * (self.values.abs() + self.spread)
         return means.shape == self.values.shape and bool(
             ((means - self.values).abs() <= slack).all()
@@ -57,7 +60,8 @@ class _Means:
 
 
 def _means(maps: Tensor, channels: int = 1) -> _Means:
-    """The means of maps whose channels are this dimension."""
+    """The means and deviations of maps over their positions, in float32; ``channels`` is their
+    dimension of channels."""
     rows = at_least_float32(maps.detach()).movedim(channels, 1)
     variances, values = torch.var_mean(rows[..., None].flatten(2), 2, correction=0)
     return _Means(values, variances.sqrt())
@@ -82,20 +86,32 @@ class HeadCandidates:
     def _note(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
     ) -> None:
+        """Hook of each linear layer and convolution: record the call if the layer mixes channels
+        alone.
+
+        Kept are only the means ``(N, C)`` of its input and output, so that no feature map stays in
+        memory.
+        """
         self.rounding = max(self.rounding, torch.finfo(output.dtype).eps)
-        (value,) = (*args, *kwargs.values())
-        if value.ndim > 1 and _mixes_channels_alone(module):
+        (input_maps,) = (*args, *kwargs.values())
+        if input_maps.ndim > 1 and _mixes_channels_alone(module):
             channels = -1 if isinstance(module, nn.Linear) else 1
-            self.calls.append((_means(value, channels).values, module, _means(output, channels)))
+            self.calls.append(
+                (_means(input_maps, channels).values, module, _means(output, channels))
+            )
 
 
 def _mixes_channels_alone(module: Any) -> bool:
-    """Whether each place of a layer's output depends on the same place of its input alone."""
+    """Whether a linear layer or convolution mixes channels at each place alone, as with kernels of
+    one position."""
     if isinstance(module, nn.Linear):
         return True
-    moves = [*module.stride, *(1 + abs(side) for side in module.padding if isinstance(side, int))]
-    alone = module.groups == 1 and not module.transposed and module.padding != "same"
-    return alone and {*module.kernel_size, *moves} == {1}
+    strides_and_padding = [
+        *module.stride,
+        *(1 + abs(side) for side in module.padding if isinstance(side, int)),
+    ]
+    is_plain = module.groups == 1 and not module.transposed and module.padding != "same"
+    return is_plain and {*module.kernel_size, *strides_and_padding} == {1}
 
 
 WATCHES: dict[type[needs.Need[Any]], Callable[[HookGroup, nn.Module], Any]] = {
@@ -108,7 +124,11 @@ WATCHES: dict[type[needs.Need[Any]], Callable[[HookGroup, nn.Module], Any]] = {
 
 
 def sources(forward: Forward, need: NeedAtLayer) -> list[Source]:
-    """What the backward pass for a need differentiates with respect to."""
+    """The tensors or graph edges that the backward pass for a need differentiates with respect to.
+
+    `ANSWERS` gets their gradients in the same order. Empty for needs that take no gradient from
+    this pass.
+    """
     kind = need.kind
     if isinstance(kind, needs.BiasTerms):
         return [constant.edge for constant in forward.constants]
@@ -125,12 +145,15 @@ def sources(forward: Forward, need: NeedAtLayer) -> list[Source]:
 def _activations(
     forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients
 ) -> Tensor:
+    """The layer's feature maps ``(N, C, h, w)``, which the forward pass recorded."""
     return forward.spatial(forward.records[need.layer].activation, need.layer)
 
 
 def _layer_gradients(
     forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients
 ) -> Tensor:
+    """The gradient of the score in the layer's feature maps, ``(N, C, h, w)``, by autograd or by
+    hooks."""
     layer = need.layer or ""
     gradient = forward.layers.joined(forward.records[layer], gradients)
     if gradient is not None and need.kind.hooked:
@@ -141,6 +164,8 @@ def _layer_gradients(
 def _layer_relevance(
     forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients
 ) -> Tensor:
+    """The relevance of the layer's feature maps, ``(N, C, h, w)``: values times the gradients that
+    LRP's rules made."""
     maps = _activations(forward, resolved, need, gradients)
     return _layer_gradients(forward, resolved, need, gradients) * maps
 
@@ -148,8 +173,10 @@ def _layer_relevance(
 def _layer_curvature(
     forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients
 ) -> Tensor:
-    """The Hessian times the activations, by a backward pass through the gradient: its matrix is
-    never built."""
+    """The Hessian of the score in the layer's feature maps times these maps, ``(N, C, h, w)``.
+
+    By a backward pass through the gradient, so the matrix is never built.
+    """
     total = forward.total(resolved, need.kind.objective)  # type: ignore[attr-defined]
     return _of_layer(_hessian_product(total, forward, need.layer), forward, resolved, need)
 
@@ -158,7 +185,10 @@ def _class_weights(
     forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients
 ) -> Tensor:
     """The weights ``(N, C)`` with which the mean of each feature map enters the score of the
-    target's class.
+    target's class, for CAM.
+
+    The head is found by its numbers: a layer whose output is the logits, and whose input has the
+    means of the maps.
 
     Raises:
         TargetError: the target is not a class.
@@ -188,7 +218,8 @@ def _class_weights(
 def _similarity(
     forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients
 ) -> Tensor:
-    """How much the best detection in each image is like the explained one ``(N,)``.
+    """How much the best detection in each image is like the explained one, ``(N,)`` from 0 to 1,
+    for D-RISE.
 
     Raises:
         TargetError: the target is no detection.
@@ -206,6 +237,12 @@ def _similarity(
 def _input_gradients(
     forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients
 ) -> Tensor:
+    """The gradient of the score in an explained input, ``(N, C, H, W)``, as the rules of this
+    backward pass made it.
+
+    DeepLIFT's multipliers are answered here too, since its backward pass makes them out of
+    gradients.
+    """
     gradient = _of_input(gradients[0], forward, resolved)
     if need.kind.hooked:
         rule: GradientRule | None = need.kind.rule  # type: ignore[attr-defined]
@@ -216,13 +253,20 @@ def _input_gradients(
 def _follows_gradient(
     forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients
 ) -> bool:
+    """Whether the score changes along its gradient in the input as the gradient says; a few more
+    runs of the model."""
     return is_derivative(forward, resolved, None, _of_input(gradients[0], forward, resolved))
 
 
 def _relevance(
     forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients
 ) -> Tensor:
-    """Value times gradient, and what rules for the input gave it without one."""
+    """The relevance of an explained input, ``(N, C, H, W)``: value times the gradient that LRP's
+    rules made.
+
+    Rules at the input that divide by its value deposit their relevance instead, which is added
+    here.
+    """
     relevance = detached(forward.source(need.input)) * _of_input(gradients[0], forward, resolved)
     place = list(forward.inputs.paths).index(need.input or forward.inputs.path)
     deposit = resolved.propagated[need.kind.backward].flow.deposits.get(place)  # type: ignore[index]
@@ -232,8 +276,12 @@ def _relevance(
 def _bias_terms(
     forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients
 ) -> Tensors:
-    """What is added in the network, times the gradient where it is added."""
-    elsewhere = independent_calls(forward.model, forward.inputs)
+    """The contributions of all biases to the score, for FullGrad: each value times the gradient
+    where it is added.
+
+    Maps ``(N, C, h, w)``, or ``(N, K)`` for biases that lie at no place of the explained image.
+    """
+    calls_elsewhere = independent_calls(forward.model, forward.inputs)
     terms = []
     for constant, gradient in zip(forward.constants, gradients, strict=True):
         if gradient is None:
@@ -242,15 +290,23 @@ def _bias_terms(
         products = torch.where(gradient == 0, 0, relevance_of(gradient, constant.value))
         term = _of_images(products, constant, forward)
         # what depends on other images alone adds to the score too, but lies nowhere on this one
-        nowhere = not constant.lies_on_input or (constant.module, constant.call) in elsewhere
-        terms.append(term.flatten(1) if nowhere else term)
+        has_no_place = (
+            not constant.lies_on_input or (constant.module, constant.call) in calls_elsewhere
+        )
+        terms.append(term.flatten(1) if has_no_place else term)
     return tuple(terms)
 
 
 def _attention(
     forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients
 ) -> tuple[needs.AttentionMap, ...]:
-    """The weights of every attention, and the gradients that the backward pass has brought them."""
+    """The attention maps that the explained input reaches, in order, with the gradients of the
+    backward pass.
+
+    Weights are brought into one row for each image. Of a language model that gives an answer, those
+    over the joint tokens of photo and text are taken; attention in which the last token is seen is
+    not its own.
+    """
     records = resolved.attention
     count = forward.count
     joint = forward.grids.joint
@@ -259,8 +315,12 @@ def _attention(
         reach = Reach([forward.source(need.input)])
         records = [record for record in records if reach.of(record.node)]
     if joint is not None:  # that of the language model, in which no token sees the last one
-        alike = [r for r in records if r.weights.shape[-2:] == (joint.length, joint.length)]
-        records = [record for record in alike if not bool(record.weights[..., :-1, -1].any())]
+        over_joint_tokens = [
+            r for r in records if r.weights.shape[-2:] == (joint.length, joint.length)
+        ]
+        records = [
+            record for record in over_joint_tokens if not bool(record.weights[..., :-1, -1].any())
+        ]
     if records and joint is None and resolved.total.requires_grad and not need.kind.differentiates:
         length = records[-1].weights.shape[-1]
         grid = forward.grids.grid((count, length, 1))
@@ -288,6 +348,8 @@ def _attention(
 def _block_tokens(
     forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients
 ) -> Tensors:
+    """The output of each transformer block as maps ``(N, C, h, w)``, without class tokens; blocks
+    of text left out."""
     explained = explained_blocks(forward.model, forward.inputs)
     seen = forward.seen[needs.BlockTokens]
     return tuple(
@@ -329,23 +391,25 @@ ANSWERS: dict[
 
 
 def _of_input(gradient: Tensor | None, forward: Forward, resolved: ResolvedTarget) -> Tensor:
-    """The gradient in an explained input, or an error where there is none."""
+    """The gradient in an explained input as it is; a `TargetError` if the score does not depend on
+    the input."""
     if gradient is None:
         remedy = (
             "look for detach() or no_grad() on the way, or use "
             f"occlusion{_without_gradients(forward.model)}"
         )
-        must = "depend on the input through differentiable operations"
-        raise TargetError(f"target {resolved.name} must {must}, but it does not; {remedy}")
+        requirement = "depend on the input through differentiable operations"
+        raise TargetError(f"target {resolved.name} must {requirement}, but it does not; {remedy}")
     return gradient
 
 
 def _of_layer(
     gradient: Tensor | None, forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer
 ) -> Tensor:
-    """The gradient in a layer as maps ``(N, C, h, w)``, or an error where there is none."""
+    """The gradient in a layer as maps ``(N, C, h, w)``; an error if the score does not depend on
+    the layer."""
     if gradient is None:
-        must = (
+        requirement = (
             f"influence the score of target {resolved.name}, but the score does not use it, or "
             "without a gradient"
         )
@@ -353,13 +417,16 @@ def _of_layer(
             "choose another, without no_grad() or detach() "
             f"between{_without_gradients(forward.model)}"
         )
-        raise UnusedLayerError(f"layer {need.layer!r} must {must}; {remedy}")
+        raise UnusedLayerError(f"layer {need.layer!r} must {requirement}; {remedy}")
     return forward.spatial(gradient, need.layer)
 
 
 def _of_images(term: Tensor, constant: AddedConstant, forward: Forward) -> Tensor:
-    """A bias term as maps ``(N, C, h, w)``, or where it is no map (it may be of windows), as
-    ``(N, K)``."""
+    """Lay a bias term out as maps ``(N, C, h, w)``, or as ``(N, K)`` if it is no map of the photo.
+
+    ``term`` has the shape of the tensor that the constant was added to. That may be of windows of
+    the photo, which are then summed for each image.
+    """
     count = forward.count
     shape = tuple(term.shape)
     layer = (
@@ -379,9 +446,9 @@ def _of_images(term: Tensor, constant: AddedConstant, forward: Forward) -> Tenso
     grid = forward.grids.grid(shape, layer, storage) if has_map else None
     if grid is not None:
         return grid.spread(term)
-    turned = term.ndim == 3 and len(term) != count and term.shape[1] == count
+    has_images_second = term.ndim == 3 and len(term) != count and term.shape[1] == count
     if (
-        not turned
+        not has_images_second
         and len(term) != count > 1
         and (forward.inputs.other_tensors or len(term) % count)
     ):
@@ -392,28 +459,31 @@ def _of_images(term: Tensor, constant: AddedConstant, forward: Forward) -> Tenso
     labels = constant.images
     if labels is not None and fits(labels, term.shape):
         return summed(term, labels, count)[:, None]
-    return (term.transpose(0, 1) if turned else term).reshape(count, -1)
+    return (term.transpose(0, 1) if has_images_second else term).reshape(count, -1)
 
 
 def _hessian_product(total: Tensor, forward: Forward, layer: str | None) -> Tensor | None:
-    """The Hessian of ``total`` in a layer's output, times this output; None where nothing depends
-    on it."""
+    """The Hessian of ``total`` in a layer's output, times this output; None if the score does not
+    depend on the layer.
+
+    Zeros if the score is linear in the layer.
+    """
     if not total.requires_grad:
         return None
     layers = forward.layers
     record = forward.records[layer]
-    wanted = layers.sources_of(record)
-    gradient = layers.joined(record, differentiate(total, wanted, create_graph=True))
+    layer_sources = layers.sources_of(record)
+    gradient = layers.joined(record, differentiate(total, layer_sources, create_graph=True))
     if gradient is None:
         return None
     if not gradient.requires_grad:
         return torch.zeros_like(gradient)  # the score is linear in the layer
     if torch.is_grad_enabled():
-        _check_third_derivatives(total, wanted)
+        _check_third_derivatives(total, layer_sources)
     try:
-        again = torch.is_grad_enabled()
+        keep_graph = torch.is_grad_enabled()
         products = differentiate(
-            gradient, wanted, record.activation, retain_graph=True, create_graph=again
+            gradient, layer_sources, record.activation, retain_graph=True, create_graph=keep_graph
         )
     except RuntimeError as error:
         if "derivative for" not in str(error):
@@ -426,10 +496,15 @@ def _hessian_product(total: Tensor, forward: Forward, layer: str | None) -> Tens
     return torch.zeros_like(gradient) if product is None else product
 
 
-def _check_third_derivatives(total: Tensor, wanted: Sequence[Source]) -> None:
-    """Refuse a layer normalisation behind the layer: PyTorch's third derivative of it is wrong
-    (2.14)."""
-    nodes = [source.grad_fn if isinstance(source, Tensor) else source.node for source in wanted]
+def _check_third_derivatives(total: Tensor, layer_sources: Sequence[Source]) -> None:
+    """Refuse a layer normalisation behind the layer, since PyTorch's third derivative of it is
+    wrong (2.14).
+
+    Only with ``create_graph``, which differentiates the curvature once more.
+    """
+    nodes = [
+        source.grad_fn if isinstance(source, Tensor) else source.node for source in layer_sources
+    ]
     reach = Reach((), [node for node in nodes if node is not None])
     if any(node.name().startswith("NativeLayerNorm") and reach.of(node) for node in graph(total)):
         must = (
@@ -440,7 +515,8 @@ def _check_third_derivatives(total: Tensor, wanted: Sequence[Source]) -> None:
 
 
 def _without_gradients(model: nn.Module) -> str:
-    """What to add where a gradient is missing and the model has layers that never have one."""
+    """The end of an error message for a missing gradient: that quantised layers never have one, if
+    there are any."""
     if not any("quantized" in type(module).__module__ for module in model.modules()):
         return ""
     return (

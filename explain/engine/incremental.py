@@ -38,6 +38,8 @@ class IncrementalInference:
     kept."""
 
     def __init__(self, model: nn.Module, x: Tensor) -> None:
+        """Begin for the photos ``x``; whether incremental inference is faster is remembered for the
+        model."""
         self._model = model
         self._is_faster = _is_faster.setdefault(model, {})
         self._photos = channels_last(x)
@@ -46,11 +48,12 @@ class IncrementalInference:
     def faster_call(
         self, owners: Tensor, inputs: Inputs, agree: Callable[[Any, Any], bool]
     ) -> Callable[[Tensor, Inputs], Any] | None:
-        """What gives the network's output faster than ``inputs.call(model)`` for rows like these;
-        None if nothing does.
+        """A function that gives the network's output for perturbed rows faster than
+        ``inputs.call(model)``, or None.
 
-        The function takes rows like ``inputs`` and their photos, ``owners`` ``(B,)``. It is tried
-        on these rows once; ``agree`` compares its output with the network's for the first `FEW`.
+        It takes rows like ``inputs`` and their photos, ``owners`` ``(B,)``. For a new kind of rows
+        it is tried on these once; ``agree`` compares its output with the network's for the first
+        `FEW`.
         """
         box = changed_box(self._photos, owners, inputs.x)
         if box is None:
@@ -61,7 +64,8 @@ class IncrementalInference:
         return self._call if self._is_faster[kind] else None
 
     def _call(self, owners: Tensor, inputs: Inputs) -> Any:
-        """The function that `faster_call` returns; rows of another kind are run as a whole."""
+        """The function that `faster_call` returns: incremental where that is faster for such rows,
+        else a whole pass."""
         box = changed_box(self._photos, owners, inputs.x)
         output = None
         if box is not None and self._is_faster.get(_kind(box)):
@@ -71,24 +75,34 @@ class IncrementalInference:
     def _try(
         self, owners: Tensor, box: ChangedBox, inputs: Inputs, agree: Callable[[Any, Any], bool]
     ) -> bool:
-        """Whether rows have the right output in less time each than the first few have as a
-        whole."""
+        """Whether incremental inference gives perturbed rows the right output in less time each
+        than a whole pass.
+
+        The whole pass runs the first few rows alone. The verdict is remembered for rows of this
+        kind.
+        """
         count = min(FEW, len(owners))
-        few = inputs.rows(torch.arange(count))
-        box_of_few = changed_box(self._photos, owners[:count], few.x)
+        first_rows = inputs.rows(torch.arange(count))
+        box_of_first_rows = changed_box(self._photos, owners[:count], first_rows.x)
         # the first pass computes what is kept of the photos, so it is not timed
-        if box_of_few is None or self._incremental_output(box_of_few, few) is None:
+        if (
+            box_of_first_rows is None
+            or self._incremental_output(box_of_first_rows, first_rows) is None
+        ):
             return False
         start = time.perf_counter()
         output = self._incremental_output(box, inputs)
-        middle = time.perf_counter()
-        expected = few.call(self._model)
-        end = time.perf_counter()
-        is_faster = (middle - start) / len(owners) < (end - middle) / count
+        end_of_incremental = time.perf_counter()
+        expected = first_rows.call(self._model)
+        end_of_whole = time.perf_counter()
+        is_faster = (end_of_incremental - start) / len(owners) < (
+            end_of_whole - end_of_incremental
+        ) / count
         return is_faster and output is not None and agree(output, expected)
 
     def _incremental_output(self, box: ChangedBox, inputs: Inputs) -> Any:
-        """The output, computed incrementally; None where the network fails on such maps."""
+        """The network's output for perturbed rows, computed incrementally; None if the network
+        fails on such tensors."""
         is_contiguous = inputs.x.ndim != 4 or inputs.x.is_contiguous()
         layout = torch.contiguous_format if is_contiguous else torch.channels_last
         try:
@@ -99,8 +113,12 @@ class IncrementalInference:
 
 
 def _kind(box: ChangedBox) -> Any:
-    """What decides how long rows take in a network: the photos' size and type, and the share of
-    them that changed."""
+    """The kind of perturbed rows, by which the verdict of a trial is kept: what decides how long
+    they take.
+
+    That is the photos' size and type, the number of threads, and the share of a photo that changed
+    in eighths.
+    """
     share = math.prod(box.sides) / math.prod(box.map_sides)
     return (
         box.photo_maps.shape[1:],

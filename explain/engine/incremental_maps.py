@@ -45,42 +45,50 @@ class ChangedBox:
 
     @property
     def sides(self) -> torch.Size:
+        """The lengths of the box along each spatial dimension; the same for all rows."""
         return self.values.shape[2:]
 
     @property
     def map_sides(self) -> torch.Size:
+        """The lengths of the whole feature maps along each spatial dimension."""
         return self.photo_maps.shape[2:]
 
     def at(self, start: Tensor, sides: Sequence[int], outside: float = 0.0) -> Tensor:
-        """The values ``(B, C, *sides)`` in other boxes; a constant where these reach beyond the
-        feature map."""
+        """The feature maps' values ``(B, C, *sides)`` in other boxes, which begin at ``start``
+        ``(B, d)``.
+
+        Where these reach beyond the feature map, the value is the constant ``outside``, as padding
+        is.
+        """
         if start is self.start and tuple(sides) == self.sides:
             return self.values
-        place, exists = _places(self.owners, start, sides, self.map_sides)
-        own_place, is_kept = _places(
+        photo_rows, exists = _places(self.owners, start, sides, self.map_sides)
+        filled_rows, is_kept = _places(
             torch.arange(len(start)), self.start - start, self.sides, sides
         )
-        filled = _rows(self.photo_maps).index_select(0, place.flatten())
+        filled = _rows(self.photo_maps).index_select(0, photo_rows.flatten())
         if not exists.all():
             filled[~exists.flatten()] = outside
         if is_kept.all():
-            filled.index_copy_(0, own_place.flatten(), _rows(self.values))
+            filled.index_copy_(0, filled_rows.flatten(), _rows(self.values))
         else:
-            filled[own_place[is_kept]] = _rows(self.values)[is_kept.flatten()]
+            filled[filled_rows[is_kept]] = _rows(self.values)[is_kept.flatten()]
         return filled.reshape((len(start), *sides, -1)).movedim(-1, 1)
 
     def whole(self) -> Tensor:
-        """The whole feature maps of the rows ``(B, C, *map_sides)``."""
+        """The whole feature maps of the perturbed rows ``(B, C, *map_sides)``: the photos' with the
+        boxes put in."""
         return self.at(torch.zeros_like(self.start), self.map_sides)
 
 
 def _places(
     images: Tensor, start: Tensor, sides: Sequence[int], map_sides: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
-    """Which places of the ``images``' feature maps boxes cover, and which of these exist: both
-    ``(B, *sides)``.
+    """The numbers of the places that boxes cover in feature maps, and which exist: both ``(B,
+    *sides)``.
 
-    Places are numbered through all images, in the order of `_rows`.
+    Places are numbered through the maps of all images, in the order of `_rows`; places beyond the
+    edge get that of the nearest one, and exist not.
     """
     place = images
     exists = torch.ones(len(images), dtype=torch.bool)
@@ -92,22 +100,27 @@ def _places(
 
 
 def _rows(maps: Tensor) -> Tensor:
-    """Feature maps as ``(places, C)``; no copy if their channels come last."""
+    """Feature maps ``(N, C, ...)`` as ``(places, C)``; a view if their channels come last in
+    memory."""
     return maps.movedim(1, -1).reshape(-1, maps.shape[1])
 
 
 def channels_last(maps: Tensor) -> Tensor:
-    """The same maps ``(N, C, ...)``, in memory with their channels last."""
+    """The same feature maps ``(N, C, ...)``, laid out in memory with their channels last."""
     return maps.movedim(1, -1).contiguous().movedim(-1, 1) if maps.ndim > 2 else maps
 
 
 def _is_small(sides: Sequence[int], map_sides: Sequence[int]) -> bool:
+    """Whether a box is so small a part of the feature map that computing it alone pays."""
     return math.prod(sides) <= LARGEST * math.prod(map_sides)
 
 
 def changed_box(of_photos: Tensor, owners: Tensor, perturbed: Tensor) -> ChangedBox | None:
-    """The box of pixels in which perturbed rows differ from their photos; None where it is too
-    large to be of use.
+    """The box of pixels in which perturbed rows ``(B, C, H, W)`` differ from their photos ``(N, C,
+    H, W)``.
+
+    ``owners`` ``(B,)`` is the photo of each row. None if the box is too large a part of the photo
+    to pay. The start of incremental inference.
 
     >>> x, perturbed = torch.zeros(1, 3, 8, 8), torch.zeros(1, 3, 8, 8)
     >>> perturbed[:, :, 2:4, 5:6] = 1
@@ -129,19 +142,22 @@ def changed_box(of_photos: Tensor, owners: Tensor, perturbed: Tensor) -> Changed
 
 
 def _changed(of_photos: Tensor, owners: Tensor, perturbed: Tensor) -> tuple[Tensor, list[int]]:
-    """Where the pixels that changed begin in each row, and the sides of a box that holds them in
-    any row."""
+    """Where the changed pixels begin in each row, ``(B, d)``, and the sides of a box that holds
+    those of any row.
+
+    Boxes are moved back from the edge, so that all of their pixels exist.
+    """
     changed = (perturbed != of_photos[owners]).any(1)
     starts = []
     sides = list[int]()
     for dim in range(1, changed.ndim):
         other_dims = [other for other in range(1, changed.ndim) if other != dim]
-        along = (changed.any(other_dims) if other_dims else changed).int()
-        first = along.argmax(1)
-        length = along.shape[1]
-        last = length - along.flip(1).argmax(1)
-        sides.append(int((last - first).where(along.any(1), 1).max()))
-        starts.append(first.clamp(max=length - sides[-1]))
+        is_changed = (changed.any(other_dims) if other_dims else changed).int()
+        first_changed = is_changed.argmax(1)
+        length = is_changed.shape[1]
+        end = length - is_changed.flip(1).argmax(1)
+        sides.append(int((end - first_changed).where(is_changed.any(1), 1).max()))
+        starts.append(first_changed.clamp(max=length - sides[-1]))
     return torch.stack(starts, 1), sides
 
 
@@ -153,7 +169,8 @@ class OperatorResult(NamedTuple):
     maps: Tensor
 
     def answers(self, function: Any, arguments: Sequence[Any]) -> bool:
-        """Whether it is the result for a call: of equal arguments, and of the same tensors."""
+        """Whether this is the result for a call: of the same operator, tensors and other
+        arguments."""
         is_same = self.function == function and len(self.arguments) == len(arguments)
         return is_same and all(map(_same, self.arguments, arguments))
 
@@ -174,8 +191,12 @@ class PhotoPass:
     def result(
         self, function: Any, arguments: Sequence[Any], compute: Callable[[], Tensor]
     ) -> Tensor:
-        """What the next operator gives for the photos, computed in the first pass that comes to
-        it."""
+        """What the next operator of the pass gives for the photos ``(N, C, ...)``, from the memory
+        of earlier passes.
+
+        The network calls its operators in the same order in each pass. At one that differs, it is
+        computed and everything behind it is forgotten.
+        """
         number = self.count
         self.count += 1
         if number < len(self.results) and self.results[number].answers(function, arguments):
@@ -208,6 +229,8 @@ class BoxMaps(Tensor):
 
     @staticmethod
     def __new__(cls, box: ChangedBox, photos: PhotoPass) -> "BoxMaps":
+        """Make a tensor of the shape ``(B, C, ...)`` of whole feature maps that holds the values of
+        a box alone."""
         shape = (len(box.owners), *box.photo_maps.shape[1:])
         layout = photos.layout if len(shape) == 4 else torch.contiguous_format
         strides = torch.empty(shape, device="meta", memory_format=layout).stride()
@@ -253,14 +276,14 @@ class BoxMaps(Tensor):
         return (result, *[None] * empty_results) if empty_results else result
 
     def whole(self) -> Tensor:
-        """The whole feature maps of the rows ``(B, C, ...)``."""
+        """The whole feature maps of the rows, ``(B, C, ...)``, as a plain tensor; made once."""
         if self._whole is None:
             assert self.box is not None
             self._whole = self.box.whole().contiguous(memory_format=self._photos.layout)
         return self._whole
 
     def _become(self, box: ChangedBox) -> None:
-        """Be overwritten: the result has the type that it had."""
+        """Take the result of an operator that overwrites these maps; they keep their type."""
         self.box = ChangedBox(
             box.photo_maps.to(self.dtype), box.owners, box.start, box.values.to(self.dtype)
         )
@@ -268,7 +291,11 @@ class BoxMaps(Tensor):
 
 
 def _on_whole_maps(function: Any, args: Any, kwargs: Any, maps: Sequence[BoxMaps]) -> Any:
-    """Run an operator on whole feature maps; what it overwrites are the maps that the model has."""
+    """Run an operator on whole feature maps, where it cannot be computed in boxes alone.
+
+    Maps that it may overwrite or alias stay whole from now on, since a box would not know of what
+    is written. Results that are such maps are returned as the model's own objects.
+    """
     schema = function._schema
     if schema.is_mutable or any(value.alias_info is not None for value in schema.returns):
         for map_ in maps:  # a box would not know of what is written
@@ -278,8 +305,8 @@ def _on_whole_maps(function: Any, args: Any, kwargs: Any, maps: Sequence[BoxMaps
     result = function(*whole_args, **whole_kwargs)
     if any(map_.whole().shape != map_.shape for map_ in maps):
         raise RuntimeError(f"{function} changes the shape of feature maps")
-    of_model = {id(map_.whole()): map_ for map_ in maps}
-    return tree_map_only(Tensor, lambda tensor: of_model.get(id(tensor), tensor), result)
+    maps_of_model = {id(map_.whole()): map_ for map_ in maps}
+    return tree_map_only(Tensor, lambda tensor: maps_of_model.get(id(tensor), tensor), result)
 
 
 @dataclass(eq=False)
@@ -292,6 +319,8 @@ class _Operator:
     photos: PhotoPass
 
     def __post_init__(self) -> None:
+        """Collect the tensors among the operator's arguments, and the boxes of those that are known
+        as boxes."""
         self.tensors = [
             leaf for leaf in tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Tensor)
         ]
@@ -300,7 +329,11 @@ class _Operator:
         ]
 
     def result(self) -> ChangedBox | None:
-        """What it gives, as a box; None where it needs whole feature maps."""
+        """The operator's result as a box of feature maps; None if it needs whole feature maps.
+
+        Known are windows (convolution, pooling), constant padding, and operators on each place
+        alone.
+        """
         name = self.function.overloadpacket.__name__
         plain_tensors = [tensor for tensor in self.tensors if not isinstance(tensor, BoxMaps)]
         takes_one = len(self.boxes) == 1 and isinstance(self.args[0], BoxMaps)
@@ -326,32 +359,39 @@ class _Operator:
         return self._each_value() if takes_places_alone else None
 
     def _of_photos(self) -> Tensor:
-        """What it gives for the photos."""
+        """The operator's result for the photos alone, ``(N, C, ...)``, remembered for all batches
+        of perturbed rows."""
         photos = self._of_boxes(lambda box: box.photo_maps)
         return self.photos.result(self.function, tree_leaves(photos), lambda: self._run(photos))
 
     def _of_boxes(self, tensor_of: Callable[[Any], Tensor]) -> Any:
-        """The arguments with a tensor in the place of each box."""
+        """The operator's arguments, with a plain tensor in the place of each tensor that is known
+        as a box."""
         return tree_map_only(BoxMaps, lambda maps: tensor_of(maps.box), (self.args, self.kwargs))
 
     def _run(self, arguments: Any) -> Tensor:
+        """Run the operator on plain tensors, and return its first result."""
         args, kwargs = arguments
         return _first(self.function(*args, **kwargs))
 
     def _each_value(self) -> ChangedBox | None:
-        """An operator that takes each place of the feature maps alone, on the box that holds those
-        of all its arguments."""
+        """The box of an operator that takes each place of feature maps alone, around the boxes of
+        all arguments.
+
+        None if that box is no small part of the maps, or they differ in size.
+        """
         start, sides = _around(self.boxes)
-        one = self.boxes[0]
-        if any(box.map_sides != one.map_sides for box in self.boxes) or not _is_small(
-            sides, one.map_sides
+        first_box = self.boxes[0]
+        if any(box.map_sides != first_box.map_sides for box in self.boxes) or not _is_small(
+            sides, first_box.map_sides
         ):
             return None
         values = self._run(self._of_boxes(lambda box: box.at(start, sides)))
-        return ChangedBox(self._of_photos(), one.owners, start, values)
+        return ChangedBox(self._of_photos(), first_box.owners, start, values)
 
     def _padded(self) -> ChangedBox | None:
-        """Padding with a constant, which moves the box."""
+        """The box of a padding with a constant, which only moves; None for one that crops or pads
+        other dimensions."""
         (box,) = self.boxes
         pads = self.args[1]
         if min(pads) < 0 or len(pads) > 2 * len(box.sides):
@@ -362,7 +402,12 @@ class _Operator:
         )
 
     def _windowed(self) -> ChangedBox | None:
-        """A convolution or pooling, of the windows that reach into the box."""
+        """The box of a convolution or pooling: all windows that reach into the box, computed from
+        what they cover.
+
+        None for transposed convolutions, for averages that count padding apart, and if the box is
+        no small part.
+        """
         names = [argument.name for argument in self.function._schema.arguments]
         named = dict(zip(names, self.args, strict=False))
         is_pool = "kernel_size" in names
@@ -376,55 +421,60 @@ class _Operator:
         dims = len(box.sides)
         kernel = _each(named["kernel_size"] if is_pool else named["weight"].shape[2:], dims)
         stride = _each(named.get("stride") or kernel.tolist(), dims)
-        reach = _each(named.get("dilation", 1), dims) * (kernel - 1)
+        window_reach = _each(named.get("dilation", 1), dims) * (kernel - 1)
         padding = _each(named.get("padding", 0), dims)
-        if not (reach + padding + stride - 1).any():
+        if not (window_reach + padding + stride - 1).any():
             return self._each_value()
         of_photos = self._of_photos()
         map_sides = torch.tensor(of_photos.shape[2:])
-        sides = map_sides.minimum((torch.tensor(box.sides) - 1 + reach) // stride + 1)
+        sides = map_sides.minimum((torch.tensor(box.sides) - 1 + window_reach) // stride + 1)
         if not _is_small(sides.tolist(), of_photos.shape[2:]):
             return None
-        first = -((reach - padding - box.start) // stride)
-        start = first.clamp(min=0).minimum(map_sides - sides)
-        around = (sides - 1) * stride + reach + 1
+        first_window = -((window_reach - padding - box.start) // stride)
+        start = first_window.clamp(min=0).minimum(map_sides - sides)
+        input_sides = (sides - 1) * stride + window_reach + 1
         outside = -torch.inf if is_pool and not is_average else 0.0
-        named[names[0]] = box.at(start * stride - padding, around.tolist(), outside)
+        named[names[0]] = box.at(start * stride - padding, input_sides.tolist(), outside)
         if "padding" in named:
             named["padding"] = [0] * dims
         return ChangedBox(of_photos, box.owners, start, _first(self.function(**named)))
 
 
 def _each(value: Any, dims: int) -> Tensor:
-    """A value for each dimension: the numbers themselves, or the only one for all."""
+    """A number for each of ``dims`` spatial dimensions, from a list of them or a single one, as
+    operators take both."""
     return torch.tensor(value).expand(dims)
 
 
 def _is_constant(tensor: Tensor, dims: int) -> bool:
-    """Whether a tensor has the same value for all rows and places."""
-    along = all(side == 1 for side in tensor.shape[-dims:])
-    return along and (tensor.ndim < dims + 2 or len(tensor) == 1)
+    """Whether a tensor has one value for all rows and places (it may differ by channel), so that
+    boxes may use it."""
+    is_one_place = all(side == 1 for side in tensor.shape[-dims:])
+    return is_one_place and (tensor.ndim < dims + 2 or len(tensor) == 1)
 
 
 def _first(result: Any) -> Tensor:
-    """What an operator returns, or the first of several results."""
+    """An operator's result, or the first of several, such as the maps of a pooling that gives
+    indices too."""
     tensor: Tensor = result[0] if isinstance(result, tuple) else result
     return tensor
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether two arguments are the same tensor, or equal otherwise."""
+    """Whether two arguments of an operator are the same tensor, or equal values that are no
+    tensors."""
     return one is other or (
         not isinstance(one, Tensor) and not isinstance(other, Tensor) and bool(one == other)
     )
 
 
 def _around(boxes: Sequence[ChangedBox]) -> tuple[Tensor, Sequence[int]]:
-    """The smallest boxes that hold some boxes of each row: where they begin, and their sides."""
-    one = boxes[0]
-    if all(box.start is one.start and box.sides == one.sides for box in boxes):
-        return one.start, one.sides
+    """The smallest boxes, one for each row, that hold several boxes of the row: starts ``(B, d)``
+    and common sides."""
+    first_box = boxes[0]
+    if all(box.start is first_box.start and box.sides == first_box.sides for box in boxes):
+        return first_box.start, first_box.sides
     start = torch.stack([box.start for box in boxes]).amin(0)
     ends = torch.stack([box.start + torch.tensor(box.sides) for box in boxes]).amax(0)
     sides = [int(side) for side in (ends - start).amax(0)]
-    return torch.minimum(start, torch.tensor(one.map_sides) - torch.tensor(sides)), sides
+    return torch.minimum(start, torch.tensor(first_box.map_sides) - torch.tensor(sides)), sides

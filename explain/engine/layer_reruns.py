@@ -123,14 +123,12 @@ class LayerRerun:
         grid = context.forward.grids.grid(tuple(record.activation.shape), self._layer)
         assert grid is not None  # the maps were laid out by it
         images_before = self._image if way == "behind the layer" else images
-        layer_output = (
-            record.activation
-        )  # unless each has the others beside it, all maps are of one image
+        layer_output = record.activation
+        # unless each row has the other images beside it, all maps are of one image
         if way != "one at a time":
             layer_output = grid.repeated(layer_output, images[:1], len(images))
-        perturbed = grid.fold(
-            maps.to(layer_output), layer_output
-        )  # as the layer would have returned them
+        # as the layer would have returned them
+        perturbed = grid.fold(maps.to(layer_output), layer_output)
         replay = None if self._tape is None or way != "behind the layer" else Replay(self._tape)
 
         def replaced(output: Any, overwritten: bool) -> Any:

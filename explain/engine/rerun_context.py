@@ -193,13 +193,16 @@ class RerunContext:
         )
         return "one at a time"
 
-    def _refuse(self, first_scores: Tensor, again: Tensor) -> None:
+    def _refuse(self, score: Tensor, again: Tensor) -> None:
         """Raise the error for a model that scores an image differently in a second run, naming the
-        worst image."""
-        image = int((again - first_scores).abs().argmax())
+        worst image.
+
+        Both are ``(N,)``: the scores of the first run, and ``again`` those of the second.
+        """
+        image = int((again - score).abs().argmax())
         raise ModelError(
             "model must give an image the same score whenever it is run, but gave image "
-            f"{image} {first_scores[image].item():.4g} and then {again[image].item():.4g} (a counter, "
+            f"{image} {score[image].item():.4g} and then {again[image].item():.4g} (a counter, "
             "or random numbers that go on?); put back what it remembers, or use gradcam"
         )
 

@@ -279,9 +279,8 @@ def _run_in_batches(
     count = len(indices)
     while count and not all(map(TargetAccumulators.enough, sums)):
         max_rows = min(rerun.rows_at_once, state.fitting or rerun.rows_at_once)
-        batch_rows = math.ceil(
-            count / math.ceil(count / max_rows)
-        )  # as many in each: a small one is slow
+        # batches of equal size, since a small last one is slow
+        batch_rows = math.ceil(count / math.ceil(count / max_rows))
         batch = indices[:batch_rows]
         try:
             with reading_once():
