@@ -54,8 +54,12 @@ def transformer_blocks(model: nn.Module) -> list[str]:
 
 
 def _pools(model: nn.Module, previous: str, name: str) -> bool:
-    """Whether a module with attention is no further block, but of another type and outside of the
-    module that holds the ``previous`` block."""
+    """Whether a module with attention pools tokens at the end, and is no block: of another type,
+    outside of the stack.
+
+    ``previous`` and ``name`` are dotted names; the stack is the module that holds the previous
+    block.
+    """
     stack = f".{previous}".rpartition(".")[0]
     holder = f".{name}".rpartition(".")[0]
     is_other_type = type(model.get_submodule(name)) is not type(model.get_submodule(previous))
@@ -63,24 +67,25 @@ def _pools(model: nn.Module, previous: str, name: str) -> bool:
 
 
 def explained_blocks(model: nn.Module, inputs: Inputs) -> list[str]:
-    """The blocks whose output depends on what is explained: those of the image's tower, not those
-    of a text's.
+    """Name the transformer blocks whose output depends on the explained image, in order; not those
+    of a text tower.
 
-    Found by a pass where there are several towers, and remembered. Of a network in which no
-    gradient leads to the explained input, all blocks are taken.
+    If there are several towers, a pass finds this out, and it is kept in the network's summary. All
+    blocks are taken if no gradient leads to the input.
     """
     names = transformer_blocks(model)
     if len({name.rpartition(".")[0] for name in names}) < 2:
         return names
-    look = summary_of(model, inputs)
-    if "blocks" not in look.chosen:
-        few = inputs.first() if look.alone else inputs
-        look.chosen["blocks"] = _reached(model, few, names) or names
-    return look.chosen["blocks"]  # type: ignore[no-any-return]
+    summary = summary_of(model, inputs)
+    if "blocks" not in summary.chosen:
+        inputs_of_pass = inputs.first() if summary.alone else inputs
+        summary.chosen["blocks"] = _reached(model, inputs_of_pass, names) or names
+    return summary.chosen["blocks"]  # type: ignore[no-any-return]
 
 
 def _reached(model: nn.Module, inputs: Inputs, names: Sequence[str]) -> list[str]:
-    """The modules whose output depends on the explained input, seen in a pass."""
+    """Which of the named modules have an output that depends on the explained input, by the graph
+    of one pass."""
     x = inputs.x.detach().clone().requires_grad_()
     with untouched(model, grad=True), HookGroup(model) as group:
         outputs = read_outputs(group, names, lambda tensor: tensor.grad_fn)
@@ -90,13 +95,15 @@ def _reached(model: nn.Module, inputs: Inputs, names: Sequence[str]) -> list[str
 
 
 def attention_gradients(model: nn.Module, inputs: Inputs, target: Any) -> list[Tensor]:
-    """For each block, the gradient in its attention ``(N, heads, T, T)`` of the score read off its
-    output.
+    """For each transformer block, the gradient in its attention of the score read off its output
+    (LeGrad).
 
-    The output tokens are averaged, and take the place of every token on the way into what comes
-    after the last block: whichever of them the network reads, it reads the mean. One forward pass
-    does for all blocks, since the last one returns a batch with the outputs of all of them; each
-    starts a graph of its own, so one backward pass does too.
+    A list of ``(N, heads, T, T)``. Each block's output tokens are averaged, and the mean takes the
+    place of every token on the way into what comes after the last block; so whichever token the
+    network reads, it reads the mean. One forward and one backward pass do for all blocks: the last
+    block returns a batch with the outputs of all of them, and each block starts a graph of its own.
+    If the network refuses such a batch, it is run once for each block. ``target`` makes the target
+    of rows from their images.
 
     Raises:
         MethodError: the network has no such blocks.
@@ -125,36 +132,40 @@ def attention_gradients(model: nn.Module, inputs: Inputs, target: Any) -> list[T
 def _read_out(
     model: nn.Module, inputs: Inputs, target: Any, blocks: Sequence[str], chosen: Sequence[int]
 ) -> list[Tensor]:
-    """The gradients of `attention_gradients` for the ``chosen`` of the blocks, in one forward
-    pass."""
+    """The gradients of `attention_gradients` for the blocks with the indices ``chosen``, in one
+    forward pass.
+
+    Hooks cut the graph before each block, and put the averaged tokens of all chosen blocks, one
+    batch after the other, in place of the last block's output.
+    """
     grids = NetworkGrids(model, inputs)
     # known by name, whatever the shape
-    of_blocks = [grids.grid((len(inputs), 0, 0), name) for name in blocks]
-    of_images = 1 if any(grid is not None and grid.of_images for grid in of_blocks) else 0
+    block_grids = [grids.grid((len(inputs), 0, 0), name) for name in blocks]
+    image_dim = 1 if any(grid is not None and grid.of_images for grid in block_grids) else 0
     starts: list[Tensor] = []
     means: list[Tensor] = []
 
-    def begin(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def cut_graph(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         def start(value: Any) -> Tensor:
             starts.append(_tokens(value).detach().requires_grad_())
             return starts[-1]
 
         return with_first(module, args, kwargs, start)
 
-    def end(module: nn.Module, args: Any, output: Any) -> Any:
+    def put_means_in(module: nn.Module, args: Any, output: Any) -> Any:
         tokens = _tokens(first_tensor(output))
         if means and tokens.shape != means[0].shape:
             raise MethodError(
                 f"legrad must have blocks of one size, got also {tuple(tokens.shape)}; use attnlrp"
             )
-        means.append(tokens.mean(1 - of_images, keepdim=True).expand_as(tokens))
-        read = [means[i] for i in chosen] if len(means) == len(blocks) else []
-        return replace_first(output, torch.cat(read, of_images)) if read else None
+        means.append(tokens.mean(1 - image_dim, keepdim=True).expand_as(tokens))
+        chosen_means = [means[i] for i in chosen] if len(means) == len(blocks) else []
+        return replace_first(output, torch.cat(chosen_means, image_dim)) if chosen_means else None
 
     with HookGroup(model) as group, torch.enable_grad():
         for name in blocks:
-            group.forward_pre(name, begin, with_kwargs=True)
-            group.forward(name, end)
+            group.forward_pre(name, cut_graph, with_kwargs=True)
+            group.forward(name, put_means_in)
         output = inputs.call(model)
         wanted: Target = target(
             torch.arange(len(inputs), device=inputs.x.device).repeat(len(chosen))
@@ -183,23 +194,25 @@ def _read_out(
 def with_first(
     module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], change: Callable[[Any], Any]
 ) -> Any:
-    """The arguments of a call with ``change`` made to the one that the module takes first; None
-    where ``change`` gives None.
+    """The arguments of a hooked call with ``change`` applied to the module's first one; None if
+    ``change`` gives None.
 
-    The order of keywords in a call says nothing, so the module's signature tells the first.
+    For pre-hooks with keywords, which return ``(args, kwargs)``. The order of keywords in a call
+    says nothing, so the module's signature tells the first.
     """
     if args:
-        new = change(args[0])
-        return None if new is None else ((new, *args[1:]), kwargs)
+        changed = change(args[0])
+        return None if changed is None else ((changed, *args[1:]), kwargs)
     parameters = inspect.signature(module.forward).parameters
     by_signature = [name for name in parameters if name in kwargs]
     key = next(iter([*by_signature, *kwargs]), "")
-    new = change(kwargs.get(key))
-    return None if new is None else ((), {**kwargs, key: new})
+    changed = change(kwargs.get(key))
+    return None if changed is None else ((), {**kwargs, key: changed})
 
 
 def _tokens(tensor: Any) -> Tensor:
-    """The tensor itself, if it holds tokens."""
+    """Check that a block's input or output is a sequence of tokens with three dimensions, and
+    return it."""
     if not isinstance(tensor, Tensor) or tensor.ndim != 3:
         shape = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
         raise MethodError(

@@ -24,8 +24,12 @@ make 0.01 in float32."""
 
 
 def custom_functions(nodes: Iterable[Node], sources: list[Any]) -> list[str]:
-    """The model's functions with a backward of their own, between a score with these Nodes and the
-    ``sources`` of gradients, by name."""
+    """The names of custom autograd functions of the model between the score and the ``sources`` of
+    its gradients.
+
+    Their backward may be something else than the derivative. ``nodes`` are those of the score's
+    graph; hooks of this package and functions of torch are left out.
+    """
     custom = [node for node in nodes if isinstance(node, _PYTHON_NODE) and _is_of_model(node)]
     if not custom:
         return []
@@ -36,8 +40,8 @@ def custom_functions(nodes: Iterable[Node], sources: list[Any]) -> list[str]:
 
 
 def _is_of_model(node: Any) -> bool:
-    """Whether a Node of a function that is written in Python is neither of the hooks here nor of
-    torch."""
+    """Whether a Node of a Python autograd function belongs to the model, and not to this package's
+    hooks or to torch."""
     if is_of_hooks(node):
         return False
     name = node.name()
@@ -50,8 +54,13 @@ def _is_of_model(node: Any) -> bool:
 def is_derivative(
     forward: Forward, resolved: ResolvedTarget, layer: str | None, gradient: Tensor
 ) -> bool:
-    """Whether the scores change along the gradient in the input, or in a layer, by as much as it
-    says; True where that cannot be seen."""
+    """Whether the scores change along a gradient, in the input or in a layer, by as much as it
+    says.
+
+    The model is run with two small steps along the gradient and against it. True also where that
+    cannot be seen: in half precision, or where the scores change by themselves. ``gradient`` has a
+    row for each image.
+    """
     gradient = gradient.detach()
     images = torch.arange(forward.count, device=gradient.device)
     if (
@@ -60,28 +69,30 @@ def is_derivative(
         or gradient.dtype in (torch.float16, torch.bfloat16)
     ):
         return True
-    size = gradient.flatten(1).norm(dim=1)
-    scale = forward.scale(resolved).to(size).maximum(resolved.score.abs().to(size))
-    wrong = size > 0
+    norms = gradient.flatten(1).norm(dim=1)
+    scale = forward.scale(resolved).to(norms).maximum(resolved.score.abs().to(norms))
+    wrong = norms > 0
     for share in _STEPS:
         expected = share * scale
-        step = torch.where(size > 0, expected / size.square(), 0)
-        move = (gradient.movedim(0, -1) * step).movedim(-1, 0)
+        step_length = torch.where(norms > 0, expected / norms.square(), 0)
+        step_along = (gradient.movedim(0, -1) * step_length).movedim(-1, 0)
         with torch.no_grad():
-            again, forth, back = [
-                resolved.scores_in(images, _output(forward, layer, sign * move))
+            repeated, forward_scores, backward_scores = [
+                resolved.scores_in(images, _output(forward, layer, sign * step_along))
                 for sign in (0, 1, -1)
             ]
         # scores also change where the model draws random numbers
-        repeats = (again - resolved.score).abs() <= 0.01 * expected
-        wrong &= repeats & (((forth - back) / 2 - expected).abs() > _TOLERANCE * expected)
+        repeats = (repeated - resolved.score).abs() <= 0.01 * expected
+        wrong &= repeats & (
+            ((forward_scores - backward_scores) / 2 - expected).abs() > _TOLERANCE * expected
+        )
         if not wrong.any():
             return True
     return False
 
 
 def _output(forward: Forward, layer: str | None, move: Tensor) -> Any:
-    """What the model gives where the input, or a layer's output, is moved."""
+    """The model's output with ``move`` added to the input, or to a layer's output."""
     inputs = forward.inputs
     if layer is None:
         return inputs.replaced(inputs.x + move).call(forward.model)

@@ -101,6 +101,7 @@ class OriginTracer(Tracer):
     opens = False
 
     def __init__(self, model: nn.Module) -> None:
+        """Give each parameter of the model a bit of its own; buffers depend on no weights."""
         self.origins: Any = WeakIdKeyDictionary()
         for number, parameter in enumerate(model.parameters()):
             self.origins[parameter] = Origin(None, 1 << number)
@@ -109,6 +110,11 @@ class OriginTracer(Tracer):
         self._weights_so_far = 0
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one traced operation, and note the origin of each tensor that it returns.
+
+        Called by the tracer for every operation of the model. `_bounds` gives the bounds of a sum's
+        terms, which are multiplied here by their number.
+        """
         name = operation_name(func).removeprefix("special_")
         tensors = [tensor for _, tensor in nested.paths((args, kwargs))]
         weights = self._weights_of(tensors)
@@ -124,8 +130,11 @@ class OriginTracer(Tracer):
         return result
 
     def _weights_of(self, tensors: Sequence[Tensor]) -> int:
-        """The weights that tensors depend on; a tensor of unknown origin may depend on all that ran
-        so far."""
+        """The weights that some tensors depend on, one bit for each parameter.
+
+        A tensor of unknown origin, made past the tracer, may depend on all weights that were used
+        so far.
+        """
         weights = 0
         for tensor in tensors:
             origin = self.origins.get(tensor)
@@ -136,18 +145,22 @@ class OriginTracer(Tracer):
     def _bounds(
         self, name: str, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Bounds | None:
-        """The bounds of what an operation gives; for a sum, those of its terms."""
+        """The bounds of the values that an operation returns, if they came from softmaxes and
+        sigmoids alone; else None.
+
+        For a sum, those of its terms. Scalars among the arguments do not matter.
+        """
         if name in _PROBABILITIES or name in _LOGARITHMS:
             classes = _softmax_size(args, kwargs) if "softmax" in name else 0
             low, high = (-math.inf, 0.0) if name in _LOGARITHMS else (0.0, 1.0)
             return Bounds(low, high, classes)
         values = [t for _, t in nested.paths((args, kwargs)) if t.is_floating_point()]
         bounds = [bound for bound in map(self._bounds_of, values) if bound is not None]
-        unbounded = len(values) - len(bounds) - sum(t.ndim == 0 for t in values)
-        if not bounds or unbounded > 0:
+        unbounded_count = len(values) - len(bounds) - sum(t.ndim == 0 for t in values)
+        if not bounds or unbounded_count > 0:
             return None
-        sizes = {bound.classes for bound in bounds}
-        classes = sizes.pop() if len(sizes) == 1 and name not in _SIGNS_TURNED else 0
+        class_counts = {bound.classes for bound in bounds}
+        classes = class_counts.pop() if len(class_counts) == 1 and name not in _SIGNS_TURNED else 0
         if name in _MONOTONE:
             extremes = self._extremes(func, args, kwargs)
             return Bounds(min(extremes), max(extremes), classes) if extremes else None
@@ -156,24 +169,32 @@ class OriginTracer(Tracer):
         return None
 
     def _bounds_of(self, tensor: Tensor) -> Bounds | None:
+        """The bounds that were noted for a tensor; None for one that did not come from softmaxes
+        and sigmoids."""
         origin = self.origins.get(tensor)
         return None if origin is None else origin.bounds
 
     def _extremes(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[float]:
-        """The numbers that an operation gives where each of its arguments is at one of its bounds;
-        empty where it gives no numbers."""
+        """The values of a monotone operation with each bounded argument at its low or high bound,
+        in all combinations.
+
+        Their extremes are the bounds of the result. Empty if the operation gives no single number
+        there.
+        """
         results = []
         tensors = [tensor for _, tensor in nested.paths((args, kwargs))]
         bounds = [bound for bound in map(self._bounds_of, tensors) if bound is not None]
         for ends in itertools.product(*[(bound.low, bound.high) for bound in bounds]):
-            waiting = list(ends)
+            next_bounds = list(ends)
 
-            def end(path: nested.Path, tensor: Tensor, waiting: list[float] = waiting) -> Tensor:
+            def at_bound(
+                path: nested.Path, tensor: Tensor, next_bounds: list[float] = next_bounds
+            ) -> Tensor:
                 if self._bounds_of(tensor) is None:
                     return tensor
-                return torch.tensor(waiting.pop(0), dtype=torch.float64)
+                return torch.tensor(next_bounds.pop(0), dtype=torch.float64)
 
-            arguments, options = nested.replace((args, dict(kwargs)), end)
+            arguments, options = nested.replace((args, dict(kwargs)), at_bound)
             result = func(*arguments, **options)
             if result.numel() != 1 or bool(result.isnan()):
                 return []
@@ -182,7 +203,7 @@ class OriginTracer(Tracer):
 
 
 def _softmax_size(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
-    """The size of the dimension along which a softmax is taken."""
+    """The number of classes of a softmax: the size of the dimension along which it is taken."""
     first = nested.first_tensor((args, kwargs))
     assert first is not None
     dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
@@ -219,39 +240,52 @@ class OutputReader:
             self._inputs = model.first(inputs)
 
     def __enter__(self) -> "OutputReader":
-        """Read outputs by this within the block."""
+        """Make this the reader of model outputs within the block, for targets and `find_logits`."""
         self._tokens.append(READER.set(self))
         return self
 
     def __exit__(self, *error: object) -> None:
+        """Put back the reader of before, also after an error."""
         READER.reset(self._tokens.pop())
 
     @cached_property
     def activation(self) -> Activation | None:
-        """What the caller says of the outputs, or else the model's configuration."""
+        """What makes probabilities of the model's outputs: as the caller says, or else the model's
+        configuration; or None."""
         return self.said or configured_activation(self.model)
 
     def outputs(self, values: Tensor, read: Read) -> Outputs:
-        """Say what ``values`` ``(N, K, ...)`` are, which ``read`` takes from an output."""
+        """Say whether scores ``values`` ``(N, K, ...)`` are logits or probabilities, and of which
+        kind.
+
+        ``read`` takes the same tensor from an output of the model, for when a traced pass is
+        needed.
+        """
         return outputs_like(values, self.activation, partial(self._end, values, read))
 
     def scores_key(self, candidates: Callable[[Any, int], Mapping[Any, Tensor]]) -> Any:
-        """Return which of several tensors has the scores, by its key.
+        """Choose which of the tensors in a model's output has the class scores; return its key in
+        ``candidates``.
 
-        Those are left out that others are computed from, with further weights: features. Of the
-        rest it is the one that has as many columns as there are classes, or else the first.
+        Tensors that others are computed from, with further weights, are features and left out. Of
+        the rest it is the one that has as many columns as there are classes, or else the first. The
+        choice is kept for all outputs of this reader.
         """
         if self._key is None:
             output, origins = self._traced
             tensors = candidates(output, len(self._inputs))
-            weights = {key: origins[t].weights for key, t in tensors.items() if t in origins}
+            weights = {
+                key: origins[tensor].weights for key, tensor in tensors.items() if tensor in origins
+            }
             if len(weights) == len(tensors):
                 tensors = {
-                    key: t
-                    for key, t in tensors.items()
+                    key: tensor
+                    for key, tensor in tensors.items()
                     if not any(_is_part(weights[key], whole) for whole in weights.values())
                 }
-            widths = {key: t.shape[1] if t.ndim > 1 else 1 for key, t in tensors.items()}
+            widths = {
+                key: tensor.shape[1] if tensor.ndim > 1 else 1 for key, tensor in tensors.items()
+            }
             fitting = [key for key, width in widths.items() if width == self.classes]
             self._key = (fitting if len(fitting) == 1 else list(tensors))[:1]
             if len(weights) < len(tensors) and len(fitting) != 1:
@@ -259,7 +293,12 @@ class OutputReader:
         return self._key[0]
 
     def say_if_unsure(self) -> None:
-        """Warn, once, where no operations were seen that tell features from scores."""
+        """Warn, once, if the class scores were chosen among several tensors of an output without a
+        reason.
+
+        Called when the scores are read; it is so where no operations were seen that tell features
+        from scores.
+        """
         if self._ambiguous_output is not None:
             must = (
                 "model must say which of its outputs are class scores, as 'logits' in a dictionary"
@@ -272,14 +311,19 @@ class OutputReader:
 
     @cached_property
     def _traced(self) -> tuple[Any, Any]:
-        """The output, and the origins of its tensors."""
+        """The model's output in a traced pass without gradients, and the origins of its tensors;
+        made once."""
         with untouched(self._network), torch.no_grad(), OriginTracer(self._network) as tracer:
             output = self._inputs.call(self._network)
         return output, tracer.origins
 
     def _end(self, values: Tensor, read: Read) -> End | None:
-        """What made the values that ``read`` takes: as the operations say, or else as outputs for
-        noise do."""
+        """What made the scores ``values``: a softmax, a sigmoid, their logarithm, or None for plain
+        scores.
+
+        By the traced operations, or, where these do not show it, by whether outputs for noise add
+        up to one too.
+        """
         output, origins = self._traced
         tensor = read(output, len(self._inputs))
         origin = None if tensor is None else origins.get(tensor)
@@ -298,7 +342,8 @@ class OutputReader:
         return None
 
     def _on_noise(self, read: Read) -> Sequence[Tensor]:
-        """What ``read`` takes from the outputs for two inputs of noise; NaN where there is none."""
+        """The scores for two inputs of noise, as ``read`` takes them; NaN if the network fails on
+        noise or gives none."""
         x = self._inputs.x
         nothing = torch.full((1, 2), math.nan)
         results = list[Tensor]()
@@ -317,7 +362,11 @@ class OutputReader:
 
 
 def _is_part(some: int, whole: int) -> bool:
-    """Whether these weights are among the others, and not all of them."""
+    """Whether ``some`` weights are a proper part of ``whole``, both with one bit for each
+    parameter.
+
+    A tensor that needs fewer weights of the same is an earlier one.
+    """
     return some != whole and some & whole == some
 
 
@@ -328,7 +377,11 @@ def outputs_of(
     activation: Activation | None,
     categories: Any = None,
 ) -> Outputs:
-    """Say what the scores ``(N, K)`` are that a model gave for these inputs."""
+    """Say what the scores ``(N, K)`` of a model are, logits or probabilities, and how to make
+    probabilities of them.
+
+    ``categories``, the labels of the classes, help to find the scores among several outputs.
+    """
     with reading(model, inputs, activation, categories) as reader:
         return reader.outputs(scores, find_scores)
 
@@ -336,8 +389,11 @@ def outputs_of(
 def reading(
     model: nn.Module, inputs: Inputs, activation: Activation | None = None, categories: Any = None
 ) -> AbstractContextManager[OutputReader]:
-    """Within this block, outputs are read by what is known of the model; nested blocks share
-    that."""
+    """Return a block in which outputs of a model are read by what is known of it; nested blocks
+    share a reader.
+
+    What is found out, such as which tensor has the scores, is so found out once for a call.
+    """
     reader = READER.get()
     if isinstance(reader, OutputReader) and reader.model is model and reader.said == activation:
         return nullcontext(reader)

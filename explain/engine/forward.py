@@ -60,8 +60,11 @@ class ResolvedTarget:
     """What answers would be with other rounding errors of the same size."""
 
     def of_rows(self, images: Tensor) -> Target:
-        """The target for rows that belong to these images ``(b,)``; the classes stay those of the
-        unperturbed images."""
+        """The target for perturbed rows that belong to these images ``(b,)``, with the classes of
+        the unperturbed images.
+
+        Otherwise a masked photo would be scored by its own top class.
+        """
         if self.classes is None:
             return self.target.rows(images)
         if isinstance(self.target, ClassTarget) and isinstance(self.target.index, int):
@@ -69,7 +72,8 @@ class ResolvedTarget:
         return ChosenClasses(self.classes[images], self.width)
 
     def scores_in(self, images: Tensor, output: Any) -> Tensor:
-        """What the target picks, ``(b,)``, from an output for rows that belong to these images."""
+        """The scores ``(b,)`` that the target picks from the model's ``output`` for rows that
+        belong to these images."""
         return at_least_float32(self.of_rows(images).pick(output, len(images))[0].detach())
 
 
@@ -111,6 +115,7 @@ class Forward:
     """What `collectors.WATCHES` recorded, by the kind of need."""
 
     def __post_init__(self) -> None:
+        """Read the class scores off the output, and refuse scores that are not finite."""
         self.count = len(self.inputs)
         self.records: dict[str | None, capturing.LayerCall] = {}
         """The calls that the names of layers stand for; see `record`."""
@@ -127,23 +132,32 @@ class Forward:
 
     @cached_property
     def outputs(self) -> Outputs:
-        """What the class scores are, and how they become probabilities."""
+        """What the class scores are, logits or probabilities, and how they become probabilities;
+        found out when needed."""
         if self.logits is None:
             return Outputs()
         return outputs_of(self.model, self.inputs, self.logits, self.activation)
 
     @cached_property
     def constants(self) -> Sequence[AddedConstant]:
-        """What the network adds that does not depend on the input, where steps were recorded."""
+        """The constants that the network adds, such as biases, in the order of the pass; for
+        FullGrad.
+
+        Empty unless the pass recorded the steps that add them.
+        """
         return added_constants(self.model, self.recorded.adding)
 
     def source(self, path: Path | None) -> Tensor:
-        """The tensor of an explained input that gradients are taken in."""
+        """The leaf tensor of an explained input that gradients are taken in; None means the first
+        explained input."""
         return self.sources[path or self.inputs.path]
 
     def scale(self, resolved: ResolvedTarget) -> Tensor:
-        """The magnitude of the numbers that rounding errors of scores are shares of, as a scalar; 0
-        for probabilities."""
+        """The magnitude of the numbers of which rounding errors of the scores are shares, as a
+        scalar tensor.
+
+        It is the largest class score, or 0 if the class scores are probabilities.
+        """
         rows = resolved.score.detach() if self.logits is None else self.logits
         largest = rows.abs().masked_fill(~rows.isfinite(), 0).amax()
         scale = largest.masked_fill(largest == 0, 1)
@@ -153,8 +167,12 @@ class Forward:
         return scale.masked_fill(are_probabilities, 0)
 
     def _refuse(self, scores: Tensor, allowed: float | None = None) -> None:
-        """Refuse scores that are neither finite nor ``allowed``. The model is run again to name the
-        first layer whose output is not finite."""
+        """Raise an error for scores that are neither finite nor ``allowed``, naming the first layer
+        that is not finite.
+
+        The model is run again to find that layer. It returns if all scores are in order: the check
+        that called it saw their sum or maximum only.
+        """
         wrong = ~torch.isfinite(scores)
         if allowed is not None:
             wrong &= scores != allowed
@@ -172,7 +190,8 @@ class Forward:
         )
 
     def resolve(self, target: Target) -> ResolvedTarget:
-        """Let a target make its choices on the output, and pick its scores."""
+        """Let a target make its choices, such as the top class, on the output, and pick its scores
+        with their graph."""
         with torch.set_grad_enabled(self.graph_is_on):
             choice = target.resolved(self.output, self.count)
             score, classes = choice.pick(self.output, self.count)
@@ -183,7 +202,11 @@ class Forward:
         return ResolvedTarget(target.name, choice, score, total, classes, width)
 
     def resolve_all(self, targets: Sequence[Target]) -> list[ResolvedTarget]:
-        """Resolve all targets; of the best detections on one image, as many as there are."""
+        """Resolve all targets of a call on the output, in their order.
+
+        Of the best detections on one image, there are as many as the detector gives: the list may
+        be shorter.
+        """
         resolved: list[ResolvedTarget] = []
         for target in targets:
             try:
@@ -194,7 +217,11 @@ class Forward:
         return resolved
 
     def of_image(self, resolved: ResolvedTarget, image: int) -> ResolvedTarget:
-        """The same target, of which the score of one image alone is differentiated."""
+        """A copy of a resolved target in which the score of one image alone is differentiated.
+
+        For networks in which images change each other's scores. Its answers begin as a copy, so
+        that those of another image are not overwritten.
+        """
         with torch.set_grad_enabled(self.graph_is_on):
             score = resolved.target.pick(self.output, self.count)[0]
             return replace(
@@ -202,8 +229,11 @@ class Forward:
             )
 
     def total(self, resolved: ResolvedTarget, objective: Objective | None) -> Tensor:
-        """What is differentiated: the sum of the scores, or of another objective; or that of one
-        image."""
+        """The scalar that a backward pass differentiates: the sum of the scores or of an
+        ``objective`` over images.
+
+        Of a target for one image, the score or objective of this image alone.
+        """
         if objective is None:
             return resolved.total
         if resolved.classes is None:
@@ -216,7 +246,8 @@ class Forward:
             return scores.sum() if resolved.image is None else scores[resolved.image]
 
     def record(self, layer: str) -> capturing.LayerCall:
-        """Return the call that a layer's name stands for.
+        """Return the recorded call of a layer by its name, after a check that its output has a map
+        for each image.
 
         Raises:
             LayerError: it was not called, or gives nothing for each of the images.
@@ -234,5 +265,6 @@ class Forward:
         return record
 
     def spatial(self, tensor: Tensor, layer: str | None) -> Tensor:
-        """Lay out what a layer gives, or the gradient in it, as ``(N, C, h, w)``."""
+        """Lay out the output of a layer, or the gradient in it, as maps ``(N, C, h, w)`` in at
+        least float32, detached."""
         return at_least_float32(to_spatial(detached(tensor), self.grids, layer or ""))

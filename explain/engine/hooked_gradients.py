@@ -34,8 +34,10 @@ INSTEAD = 'leave out gradients="full_backward"'
 def hooked_layer_gradient(
     forward: Forward, resolved: ResolvedTarget, layer: str, expected: Tensor
 ) -> Tensor:
-    """The gradient of the scores in what a layer returns: the ``grad_output`` of its full-backward
-    hook.
+    """The gradient of the scores in a layer's output by a full-backward hook: its ``grad_output``.
+
+    Runs the model forward and back once more. ``expected`` is autograd's gradient, which it is
+    compared with.
 
     Raises:
         MethodError: it is not ``expected``, what autograd gives.
@@ -59,10 +61,10 @@ def hooked_input_gradient(
     rule: GradientRule | None,
     expected: Tensor,
 ) -> Tensor:
-    """The gradient of the scores in an input: the ``grad_input`` of the model's full-backward hook.
+    """The gradient of the scores in an input by the model's full-backward hook: its ``grad_input``.
 
-    Under a rule, the full-backward hooks of rectifiers return what it makes of their
-    ``grad_input``.
+    Runs the model forward and back once more. Under a rule, such as guided backpropagation, the
+    full-backward hooks of rectifiers return what the rule makes of their ``grad_input``.
 
     Raises:
         MethodError: it is not ``expected``, what autograd gives, or a rectifier is no module.
@@ -94,13 +96,14 @@ def _hook(
     grad_input: Gradients,
     grad_output: Gradients,
 ) -> Gradients:
-    """The full-backward hook of a rectifier: the ``grad_input`` that the rule makes of it."""
+    """The full-backward hook of a rectifier's module: return the ``grad_input`` that a gradient
+    rule makes of it."""
     return rule.backward(operation, grad_input, grad_output)
 
 
 def _run(forward: Forward, resolved: ResolvedTarget) -> tuple[Tensor, list[Tensor]]:
-    """Run the model once more; return the sum of the scores, and the inputs that they are
-    differentiated in."""
+    """Run the model once more on fresh leaves; return the sum of the target's scores and these
+    leaves."""
     inputs = forward.inputs
     sources = {path: inputs.tensor(path).detach().clone().requires_grad_() for path in inputs.paths}
     output = inputs.replaced(sources).call(forward.model)
@@ -112,7 +115,7 @@ def _run(forward: Forward, resolved: ResolvedTarget) -> tuple[Tensor, list[Tenso
 def _rectifiers(
     forward: Forward, resolved: ResolvedTarget, rule: GradientRule
 ) -> dict[str, Callable[..., Gradients]]:
-    """The hooks for modules that do nothing but rectify, by their names.
+    """The full-backward hooks for the modules that rectify, by name, under a gradient rule.
 
     Raises:
         MethodError: something else rectifies, which has no full-backward hook.
@@ -131,7 +134,8 @@ def _rectifiers(
 
 
 def _checked(seen: Sequence[Tensor], expected: Tensor, place: str) -> Tensor:
-    """The first gradient that hooks have seen at a place, compared with what autograd gives.
+    """The first gradient that a hook saw, after a check that it equals ``expected``, the gradient
+    that autograd gives.
 
     Raises:
         MethodError: it differs, or there is none.

@@ -27,7 +27,8 @@ PAST_AUTOGRAD = {
 
 
 def accessed_name(func: Any) -> str:
-    """The name of a function; of what reads or sets an attribute, that of the attribute."""
+    """The name of a function that PyTorch dispatches; for the getter or setter of an attribute, the
+    attribute's name."""
     name = str(getattr(func, "__name__", ""))
     if name not in ("__get__", "__set__"):
         return name
@@ -61,6 +62,11 @@ class Tape(Tracer):
         """Whether the calls can be replayed: none is past autograd."""
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one function of the network, and record its result until the tape is stopped.
+
+        Calls inside hooks are left out, since a replay has its own. An iterator is recorded as a
+        list and handed on as a new iterator.
+        """
         result = func(*args, **kwargs)
         if self.stopped or handles.acting.depth:
             return result
@@ -71,8 +77,11 @@ class Tape(Tracer):
         return iter(items) if is_iterator else items
 
     def stop(self) -> None:
-        """End the recording; keep the tensors that something refers to, and the shapes of the
-        rest."""
+        """End the recording; keep the results that something still refers to, and only the shapes
+        of all others.
+
+        So the tape holds no more memory than the network needs behind the layer.
+        """
         self.stopped = True
         self.calls = [
             (func, tree_map_only(_Weak, _Weak.kept, result), it) for func, result, it in self.calls
@@ -84,7 +93,8 @@ class Tape(Tracer):
         self._versions = [(tensor, tensor._version) for tensor in tensors]
 
     def is_intact(self) -> bool:
-        """Whether nothing that the tape keeps has been overwritten."""
+        """Whether no tensor that the tape keeps has been overwritten since `stop`, by the versions
+        of autograd."""
         return all(tensor._version == version for tensor, version in self._versions)
 
 
@@ -105,11 +115,16 @@ class Replay(Tracer):
         self._calls = iter(tape.calls)
 
     def is_intact(self) -> bool:
-        """Whether nothing that the tape keeps was overwritten, nor was behind the layer any memory
-        reached past autograd."""
+        """Whether this replay's results can be trusted: no kept tensor was overwritten, as far as
+        autograd sees.
+
+        False also if the network reached memory past autograd behind the layer.
+        """
         return self._tape.is_intact() and self._stays_in_autograd
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the recorded result of the next function instead of running it; run it once the
+        replay is ``live``."""
         if self.live and accessed_name(func) in PAST_AUTOGRAD:
             self._stays_in_autograd = False
         if self.live or handles.acting.depth:
@@ -132,7 +147,8 @@ class _Weak:
         self._like = tensor.shape, tensor.dtype, tensor.device
 
     def kept(self) -> Tensor:
-        """The tensor, or zeros of its shape without memory of their own."""
+        """The tensor while it exists; then zeros of its shape without memory of their own, since
+        only the shape is asked for."""
         tensor = self._tensor()
         if tensor is not None:
             return tensor
@@ -145,29 +161,34 @@ class ReachedError(BaseException):
 
 
 def at_call(group: HookGroup, layer: str, call: int, act: Callable[[Any, bool], Any]) -> None:
-    """Let ``act(output, overwrote)`` replace what a call of a layer returned.
+    """Hook one call of a layer so that ``act(output, overwrote)`` replaces what the call returned.
 
-    ``overwrote`` says whether the layer has overwritten its input, so that the input is the output
-    too.
+    ``overwrote`` says whether the layer has overwritten its input in place, so that the input is
+    the output too. ``act`` returns None to leave the output.
     """
     assert group._model is not None
     name = layer_names.name_of_call(layer, call, group._model)
     inputs: list[tuple[Tensor, int]] = []
 
-    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def note_versions(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
         inputs[:] = [
             (tensor, tensor._version) for tensor in tensors[:1] if not tensor.is_inference()
         ]
 
     def returned(module: nn.Module, args: Any, output: Any) -> Any:
+        """Forward hook: tell by the input's version whether the layer overwrote it, and hand its
+        output to ``act``."""
         tensor = first_tensor(output)
-        overwrote = any(first is tensor and tensor._version != version for first, version in inputs)
+        overwrote = any(
+            tensor_before is tensor and tensor._version != version
+            for tensor_before, version in inputs
+        )
         inputs.clear()
         return act(output, overwrote)
 
     if not layer_names.place_of(layer, group._model).part:  # which nothing has overwritten yet
-        group.forward_pre(name, note, with_kwargs=True)
+        group.forward_pre(name, note_versions, with_kwargs=True)
     group.forward(name, returned)
 
 
@@ -200,18 +221,23 @@ class PrefixRecorder:
         at_call(group, place.layer, self._call, self._reach)
 
     def tape_at(self, call: int) -> Tape | None:
-        """The tape up to this call of the layer; None where it was not reached, or cannot be
-        replayed.
+        """The tape of the operations up to this call of the layer; None if it was not reached or
+        cannot be replayed.
 
         Buffers that the network changed in the pass have to be put back by now: the tape has them
         as they were changed.
         """
-        fits = (
+        can_be_replayed = (
             self.tape.stopped and self.tape.fits and self.tape.is_intact() and not self._overwrites
         )
-        return self.tape if fits and call == self._call else None
+        return self.tape if can_be_replayed and call == self._call else None
 
     def _reach(self, output: Any, overwrites: bool) -> None:
+        """Called with the layer's output: stop the tape, and end the forward pass if ``ends`` was
+        asked for.
+
+        Returns nothing, so the output stays.
+        """
         self.tape.stop()
         self._overwrites = overwrites
         if self._ends:

@@ -58,7 +58,11 @@ class RuntimeSettings(CheckedFields):
 
 
 def takes_maps(progress: Callable[..., Any]) -> bool:
-    """Whether a progress callback takes the maps so far as well.
+    """Whether a progress callback takes the maps so far, beside the numbers of rows done and in
+    total.
+
+    By its signature: a third argument that is needed, one called ``maps``, or any number of them.
+    Callables in C without a signature count as taking none.
 
     >>> takes_maps(lambda done, total: None), takes_maps(lambda done, total, maps: None)
     (False, True)
@@ -81,8 +85,10 @@ def report_progress(
     total: int,
     maps: Callable[[], Mapping[str, Tensor]] = dict,
 ) -> None:
-    """Call a progress callback, with the ``maps`` so far if it takes them; they are made only
-    then."""
+    """Call a user's progress callback after a batch, with the ``maps`` so far if it takes them.
+
+    ``maps`` is called only then. True prints a line.
+    """
     if progress is True:
         show_progress(done, total)
     elif progress:
@@ -93,14 +99,16 @@ def report_progress(
 
 
 def autocast(inputs: Tensor, precision: Precision) -> AbstractContextManager[None]:
-    """Compute in bfloat16, or as the model and the caller would."""
+    """A block that computes in bfloat16 if ``precision`` says so, and else as the model and the
+    caller would."""
     if precision == "full":
         return nullcontext()
     return torch.autocast(inputs.device.type, torch.bfloat16)
 
 
 def mixed_precision_now(device: torch.device) -> AbstractContextManager[Any]:
-    """The caller's mixed precision, to be entered again where `calculating` has switched it off."""
+    """The caller's mixed precision as a block, to be entered again where `calculating` has switched
+    it off."""
     if not torch.is_autocast_enabled(device.type):
         return nullcontext()
     return torch.autocast(device.type, torch.get_autocast_dtype(device.type))
@@ -117,7 +125,11 @@ class Footprint:
     """Whether an output is in half precision, as under mixed precision inside the network."""
 
     def watch(self, group: HookGroup, model: nn.Module, count: int) -> None:
-        """Measure the outputs of a pass of ``count`` images, while the group is alive."""
+        """Hook the model's modules so that this notes the size of each output in a pass of
+        ``count`` images.
+
+        The hooks stay while the group is alive.
+        """
 
         def measure(name: str, output: Any) -> None:
             tensor = first_tensor(output)
@@ -129,34 +141,37 @@ class Footprint:
 
     @property
     def whole(self) -> int:
-        """The bytes of all outputs for an image."""
+        """The bytes that the outputs of all modules take for one image, as a graph keeps them."""
         return sum(size for _, size in self.outputs)
 
     def rows_at_once(self, device: torch.device, *, graph: bool, after: str | None = None) -> int:
-        """How many rows make a fast batch that fits into memory, if only what lies ``after`` a
-        layer is run for them.
+        """The number of perturbed rows that make a fast batch and fit into memory.
 
-        With a graph all outputs stay in memory, without only the largest few.
+        With a ``graph`` all outputs stay in memory, without one only the largest few. If only what
+        lies ``after`` a layer is run for rows, only outputs from there on count.
         """
-        of_layer = [
+        calls_in_layer = [
             i
             for i, (name, _) in enumerate(self.outputs)
             if after and f"{name}.".startswith(f"{after}.")
         ]
-        sizes = [size for _, size in self.outputs[max(of_layer, default=0) :]] or [MEMORY]
+        sizes = [size for _, size in self.outputs[max(calls_in_layer, default=0) :]] or [MEMORY]
         largest = max(1, max(sizes))
-        free = int(torch.cuda.mem_get_info(device)[0]) // 2 if device.type == "cuda" else MEMORY
-        fitting = free // (sum(sizes) if graph else 4 * largest)
-        fast = LARGEST_BATCH
+        free_bytes = (
+            int(torch.cuda.mem_get_info(device)[0]) // 2 if device.type == "cuda" else MEMORY
+        )
+        fitting_rows = free_bytes // (sum(sizes) if graph else 4 * largest)
+        fast_rows = LARGEST_BATCH
         if device.type != "cpu" or after is not None:
-            fast *= 2
+            fast_rows *= 2
         if device.type == "cpu":
-            fast = min(fast, max(4, CACHE // largest))
-        return max(1, min(fitting, fast))
+            fast_rows = min(fast_rows, max(4, CACHE // largest))
+        return max(1, min(fitting_rows, fast_rows))
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out, on any device."""
+    """Whether an error means that memory ran out, on any device, so that smaller batches may
+    help."""
     said = any(words in str(error) for words in ("not enough memory", "out of memory"))
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
         isinstance(error, RuntimeError) and said
@@ -164,7 +179,11 @@ def lacks_memory(error: BaseException) -> bool:
 
 
 def raise_unless_of_network(error: BaseException) -> None:
-    """Raise an error again that says nothing of how a network takes its input: memory ran out, or a
-    signal came."""
+    """Raise an error again if it says nothing about the network: memory ran out, or a signal
+    (Ctrl-C) came.
+
+    Called in ``except Exception`` blocks that take any other error as "the network refuses such
+    input".
+    """
     if lacks_memory(error) or came_by_signal(error):
         raise error

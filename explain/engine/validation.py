@@ -17,7 +17,11 @@ from explain.layers.frames import with_layout
 def check_inputs(
     model: nn.Module, x_or_inputs: InputsLike, layout: InputLayout | None = None
 ) -> Inputs:
-    """Return inputs as `Inputs` with their layout; refuse what cannot be explained.
+    """Return a caller's ``x`` or several inputs as `Inputs` with their layout; refuse what cannot
+    be explained.
+
+    The first step of each public call. Values are checked on the device later, together with other
+    numbers.
 
     Raises:
         ImageError: what is to be explained is not a floating-point tensor ``(N, C, H, W)`` or ``(N,
@@ -76,7 +80,7 @@ def check_inputs(
 
 
 def _refuse(tensor: Tensor, name: str) -> None:
-    """Refuse an input whose sum is not finite, unless only the sum has overflown."""
+    """Raise an error for an input with NaN or infinity; return if only its sum has overflown."""
     if not tensor.isfinite().all():
         raise ImageError(
             f"{name} must hold finite values, got NaN or infinity; check the preprocessing"
@@ -84,8 +88,8 @@ def _refuse(tensor: Tensor, name: str) -> None:
 
 
 def _check_weights(model: nn.Module, inputs: Inputs, name: str) -> None:
-    """Refuse a model whose weights are missing, or are not where its inputs are; messages call the
-    photo ``name``."""
+    """Refuse a model whose weights are missing, lazy or on another device than its inputs; messages
+    call the photo ``name``."""
     x = inputs.x
     parameters = unwrap.parameters_of(model)
     if not parameters:
@@ -100,11 +104,11 @@ def _check_weights(model: nn.Module, inputs: Inputs, name: str) -> None:
         raise ModelError(
             "model must hold values, got one on the meta device; load its weights first"
         )
-    images = {name: x}
+    images_by_name = {name: x}
     for path, tensor in inputs.other_tensors.items():
         if tensor.ndim > 3:
-            images[f"input {dotted(path)}"] = tensor
-    for image_name, tensor in images.items():
+            images_by_name[f"input {dotted(path)}"] = tensor
+    for image_name, tensor in images_by_name.items():
         if weight.device != tensor.device:
             raise ImageError(
                 f"{image_name} must be on {weight.device}, the model's device, got "
