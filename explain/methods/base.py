@@ -65,6 +65,7 @@ class Citation(CheckedFields):
     shorthand: str = ""
 
     def __post_init__(self) -> None:
+        """Refuse a key, an author or a title that would make an invalid BibTeX entry."""
         super().__post_init__()
         if not re.fullmatch(r"[A-Za-z0-9:_.+-]+", self.key):
             raise MethodError(
@@ -92,8 +93,9 @@ class Citation(CheckedFields):
 
 @cache
 def _bibliography() -> dict[str, Citation]:
-    """The sources in ``bibliography.bib``, by their keys and by the names of the methods that they
-    are for."""
+    """Read ``bibliography.bib``, the papers of all methods: by their keys, and by the names of the
+    methods that an entry is for. Read once; the layout of the file (two spaces, one field a line)
+    is fixed."""
     text = packaged_text("explain.methods", "bibliography.bib")
     sources: dict[str, Citation] = {}
     for kind, key, body in re.findall(r"@(\w+)\{([^,]+),\n(.*?)\n\}", text, re.DOTALL):
@@ -215,6 +217,8 @@ class Method(CheckedFields):
 
     @property
     def source(self) -> Citation | None:
+        """The paper to cite: the entry of ``bibliography.bib`` for the method's name, or else for
+        the nearest class that it derives from; None where there is no entry."""
         # a subclass has that of what it changes
         names = (getattr(kind, "name", "") for kind in type(self).__mro__)
         return next(
@@ -227,38 +231,47 @@ class Method(CheckedFields):
 
     @property
     def needs(self) -> frozenset[Need[Any]]:
+        """The evidence that the engine gathers before it calls the method."""
         return frozenset()
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
+        """The raw attribution from the evidence that the method ``needs``: ``(N, h, w)`` or ``(N,
+        C, H, W)``. A pure function of tensors: it never sees the model."""
         raise NotImplementedError
 
     def expected_sum(self, evidence: Evidence) -> torch.Tensor | None:
-        """What the contributions of all explained inputs should add up to, ``(N,)``; None where it
-        is not known."""
+        """What the values of all explained inputs add up to if the method is complete, ``(N,)`` in
+        units of the score, such as the score less that of the baseline; None where a method
+        promises no sum."""
         return None
 
     def delta(self, evidence: Evidence, values: torch.Tensor) -> torch.Tensor | None:
-        """The convergence delta: by how much the values miss their expected sum, ``(N,)`` in units
-        of the score."""
+        """The convergence delta ``(N,)``: the sum of the values ``(N, ...)`` less their expected
+        sum, in units of the score; None where no sum is promised. `explain.attribute` stores it in
+        the result."""
         expected = self.expected_sum(evidence)
         return None if expected is None else values.flatten(1).sum(1) - expected
 
     def outcome(self, evidence: Evidence) -> Outcome:
-        """How the estimate went, for a method that runs the model on altered photos."""
+        """How many photos were run and how exact the values are, for a method that runs the model
+        on altered photos; empty for others. Called after the method itself, with the same
+        evidence."""
         return Outcome()
 
     def channels(self, evidence: Evidence) -> torch.Tensor | None:
-        """What each channel of the layer contributes ``(N, C)``; None where the method explains no
-        layer."""
+        """What each channel of the layer contributes to the map, ``(N, C)``, for results that rank
+        channels; None where the method explains no layer."""
         return None
 
     def in_layer(self) -> "Method":
-        """The method for a named layer."""
+        """The form of the method that explains a layer, for a call that names one; only methods
+        with ``layer_optional`` differ."""
         return self
 
     def with_frames(self, x: torch.Tensor, *, frames_first: bool) -> "Method":
-        """The method for videos or volumes ``(N, C, T, H, W)``; the model may take their frames
-        first."""
+        """The method for videos or volumes ``x`` ``(N, C, T, H, W)``, with options that depend on
+        the direction adjusted; methods in its fields are adjusted too. ``frames_first`` says that
+        the model takes ``(N, T, C, H, W)``."""
         changed = {}
         for name, inner in options(self).items():
             if isinstance(inner, Method):
@@ -267,23 +280,27 @@ class Method(CheckedFields):
 
     @property
     def delta_needs(self) -> frozenset[Need[Any]]:
-        """Of its needs, those that only the convergence delta uses."""
+        """Those of its needs that only the convergence delta uses, such as the score of the
+        baseline."""
         return frozenset()
 
     @property
     def differentiable(self) -> bool:
-        """Whether its values keep their graph with ``create_graph``."""
+        """Whether its values keep their graph when a call asks for it with ``create_graph``, as a
+        loss on maps requires."""
         return self.family not in (PERTURBATION, PATTERNS, ATTENTION) and keep_graph(
             self.needs - self.delta_needs
         )
 
     def within(self, low: tuple[float, ...], high: tuple[float, ...]) -> "Method":
-        """The method for inputs whose values lie from ``low`` to ``high``, one number for each
-        channel; a range that the options name already stays."""
+        """The method for inputs whose values lie from ``low`` to ``high`` (one number for each
+        channel), which preprocessing knows. Methods that use no range, or whose options name one
+        already, stay as they are."""
         return self
 
     def tried(self) -> "Method":
-        """The method with the fewest runs that show whether it can explain a network."""
+        """The method with the fewest runs that show whether it can explain a network at all, for a
+        trial before a method is chosen."""
         return replace(self, samples=2) if "samples" in options(self) else self  # type: ignore[call-arg]
 
 
@@ -298,13 +315,14 @@ def options(method: Method) -> dict[str, Any]:
 
 
 def uses_layer(method: Method) -> bool:
-    """Whether a method looks at a layer."""
+    """Whether a method needs evidence about a layer, so that a call must name or find one."""
     return any(map(attrgetter("of_layer"), method.needs))
 
 
 def can_be_stitched(method: Method, model: torch.nn.Module) -> bool:
-    """Whether a method explains the input of a `Stitched` model, or gives a map of a layer in each
-    window."""
+    """Whether a method works on a `Stitched` model, which runs over windows of a large photo: if it
+    explains the input without attention or biases, or makes a map from a layer in each window. True
+    for all other models."""
     if not isinstance(model, Stitched):
         return True
     family = innermost_method(method).family
@@ -319,15 +337,16 @@ def over_all(per_image: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def ratio(above: torch.Tensor, below: torch.Tensor) -> torch.Tensor:
-    """A quotient that is zero where the denominator is; no epsilon, which would swamp small
-    gradients."""
+    """The quotient ``above / below``, and 0 where ``below`` is 0; without the usual epsilon, which
+    would swamp small gradients."""
     return torch.where(
         below == 0, torch.zeros_like(above), above / torch.where(below == 0, 1, below)
     )
 
 
 def relative_error(values: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
-    """The largest standard error over the largest magnitude ``(N,)``.
+    """The largest standard error of each image over the largest magnitude of its values: ``(N,)``,
+    from ``(N, ...)`` each. Methods with a ``tolerance`` stop by it.
 
     It is infinite where all values are zero and an error is not, and NaN where no error is known.
 
@@ -359,7 +378,8 @@ def cam_map(method: str, cam: Method, evidence: Evidence) -> torch.Tensor:
 
 
 def check_range(method: str, low: tuple[float, ...] | None, high: tuple[float, ...] | None) -> None:
-    """Refuse ends of a range of which one is missing, or that are in the wrong order.
+    """Refuse the options ``low`` and ``high`` of a method's input range, one number for each
+    channel, where one is missing or they are in the wrong order. ``method`` is its name.
 
     Raises:
         MethodError: they are not as many numbers, each low one below its high one.
@@ -466,15 +486,14 @@ def get_method(method: MethodLike) -> Method:
 
 
 def is_lasting(method: Method) -> bool:
-    """Whether this very object is registered, or was read from a text and is kept.
-
-    The request of `explain.attribute` may then remember it by its identity.
-    """
+    """Whether this very object is registered, or was read from a text and is kept, so that its
+    identity cannot come to mean another method. `explain.attribute` remembers requests by it."""
     return _known.get(method.name) is method or id(method) in map(id, _texts.values())
 
 
 def _by_text(text: str) -> Method:
-    """Read a method from a text such as ``smooth(gradcam, samples=5)``."""
+    """Read a method from a text such as ``gradcam``, ``integratedgradients(steps=20)`` or
+    ``smooth(gradcam, samples=5)``; errors name the method and the remedy."""
     if "(" not in text:
         return _known_as(text.lower(), text)
     try:
@@ -483,9 +502,9 @@ def _by_text(text: str) -> Method:
         raise MethodError(f"method {error}; write it like integratedgradients(steps=20)") from None
     make: Callable[..., Method]
     if read.name in _wrappers:
-        inner, *more = read.values or (read.options.pop("method", None),)
-        if more or not isinstance(inner, str):
-            wrong = more[0] if more else inner
+        inner, *surplus = read.values or (read.options.pop("method", None),)
+        if surplus or not isinstance(inner, str):
+            wrong = surplus[0] if surplus else inner
             got = shown(wrong) if read.values else "none"
             raise MethodError(
                 f"method {read.name} must have one method in its brackets, got {got}; name one"
@@ -508,17 +527,17 @@ def _by_text(text: str) -> Method:
 
 
 def _known_as(name: str, text: str) -> Method:
-    """The registered method with this name; refused with a suggestion where there is none in
-    ``text``."""
+    """The registered method called ``name``. Where there is none, an error that quotes the whole
+    ``text`` and suggests a list, a wrapper or the nearest name."""
     if name not in _known:
-        several = [part.strip() for part in text.lower().split(",")]
-        if len(several) > 1 and set(several) <= _known.keys():
+        names = [part.strip() for part in text.lower().split(",")]
+        if len(names) > 1 and set(names) <= _known.keys():
             remedy = either(
-                f"give a list, {several}",
-                f"write {' '.join(f'--method {part}' for part in several)}",
+                f"give a list, {names}",
+                f"write {' '.join(f'--method {part}' for part in names)}",
             )
             raise MethodError(
-                f"method must be one name, got {len(several)} in {shown(text)}; {remedy}"
+                f"method must be one name, got {len(names)} in {shown(text)}; {remedy}"
             )
         guess, _, inner = text.lower().partition("(")
         forms = []
@@ -532,8 +551,8 @@ def _known_as(name: str, text: str) -> Method:
 
 
 def _check_inner(name: str, inner: Method, option: str) -> None:
-    """Refuse methods of several layers, and methods around methods around methods, whose runs
-    multiply."""
+    """Check a method that is the field ``option`` of the method called ``name``: refuse methods
+    that fuse layers, and deep nesting, whose runs multiply. Called when options are read."""
     if inner.fusion is not None:
         raise MethodError(
             f"{option} of {name} must look at one layer, got {inner.name}; wrap the method that it "
@@ -546,7 +565,7 @@ def _check_inner(name: str, inner: Method, option: str) -> None:
 
 
 def _levels(method: Method) -> int:
-    """How many methods are within each other, the outermost counted."""
+    """How many methods are nested in each other through their options, this one counted."""
     inner = [value for value in options(method).values() if isinstance(value, Method)]
     return 1 + max(map(_levels, inner), default=0)
 
@@ -560,7 +579,8 @@ register_reader(
 
 
 def method_or_unknown(method: str | Method) -> Method:
-    """The method of a name; for a name that is not known, one without any metadata."""
+    """The method of a name, for records that may name methods this installation lacks; for an
+    unknown name, a plain `Method` without metadata."""
     try:
         return get_method(method)
     except MethodError:
@@ -585,6 +605,8 @@ def title_of(name: str) -> str:
 
 
 def _title(match: re.Match[str]) -> str:
+    """The spelling of one word of a method's name, for `title_of`: from ``titles.json``, else the
+    name of its class, else the word itself."""
     name = match[0]
     class_name = type(_known[name]).__name__ if name in _known else name
     spelled_as_class = class_name if class_name.lower() == name else name
@@ -592,8 +614,8 @@ def _title(match: re.Match[str]) -> str:
 
 
 def innermost_method(method: str | Method) -> Method:
-    """The method that wrappers are around, whose family is theirs; for a name that is not known,
-    one of no family.
+    """The method inside all wrappers, such as ``saliency`` of ``smooth(saliency)``: its family and
+    metadata count for the whole. A plain `Method` for an unknown name.
 
     >>> (
     ...     innermost_method("smooth(saliency)").family,

@@ -29,8 +29,9 @@ class CoalitionDesign(ABC):
 
     @abstractmethod
     def rows(self, regions: int) -> torch.Tensor:
-        """How much of each region is seen in each run ``(P, M)``: truth values, or numbers in [0,
-        1]."""
+        """How much of each of M regions is seen in each of P runs, ``(P, M)``: truth values, or
+        numbers in [0, 1]. The same numbers come back for every call, as estimators take scores in
+        this order."""
 
     def most(self, regions: int) -> int:
         """How many runs there are at most for so many regions."""
@@ -58,15 +59,17 @@ class Coalitions(MaskedInputs):
         return self.design.most(self.regions.most(size)) if size else 0
 
     def shown(self, labels: torch.Tensor) -> list[torch.Tensor]:
-        """For each image, which regions are seen in each run ``(P, M)``; ``labels`` ``(N, H, W)``
-        is the region of each pixel."""
-        counts = [int(of_image.max()) + 1 for of_image in labels]
+        """Which regions of each image are seen in each run: a list of ``(P, M)``, from the region
+        numbers ``labels`` ``(N, H, W)``. Images with as many regions share one design."""
+        counts = [int(image_labels.max()) + 1 for image_labels in labels]
         designs = {
             count: self.design.rows(count).to(labels.device) for count in dict.fromkeys(counts)
         }
         return [designs[count] for count in counts]
 
     def masks(self, evidence: Evidence) -> PerturbedRows:
+        """The masks ``(b, 1, H, W)`` of the runs: 1 in the regions that are seen, 0 in those that
+        the baseline replaces. Row ``number`` of an image is run ``number`` of the design."""
         x = evidence.inputs
         labels = self.regions(x)
         shown = self.shown(labels)
@@ -94,7 +97,8 @@ class RegionMethod(EstimateMethod):
     def solve(
         self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float
     ) -> Estimate:
-        """A value for each region ``(M,)``.
+        """Estimate a value for each region ``(M,)`` from the scores of the first ``n`` runs; a pure
+        function, called again as more scores come.
 
         Args:
             seen: which regions were seen in each run ``(n, M)``.
@@ -109,20 +113,24 @@ class RegionMethod(EstimateMethod):
 
     @property
     def references(self) -> frozenset[Need[Any]]:
+        """The scores that the method compares with: of the whole photo, and of the fully covered
+        one if ``needs_blank``."""
         blank = {blank_score(self.baseline, self.score)} if self.needs_blank else set()
         return frozenset({whole_score(self.score), *blank})
 
     def estimators(self, evidence: Evidence) -> list[Estimator]:
+        """One estimator for each image, with its regions, its runs, and the scores of the whole and
+        the fully covered photo."""
         labels = self.regions(evidence.inputs)
         whole = evidence[whole_score(self.score)]
         blank = torch.zeros_like(whole)
         if self.needs_blank:
             blank = evidence[blank_score(self.baseline, self.score)]
         shown = self.perturbation.shown(labels)
-        of_images = zip(labels, shown, whole.tolist(), blank.tolist(), strict=True)
+        per_image = zip(labels, shown, whole.tolist(), blank.tolist(), strict=True)
         return [
-            _RegionEstimator(self, of_image, runs, score, score_of_blank)
-            for of_image, runs, score, score_of_blank in of_images
+            _RegionEstimator(self, image_labels, runs, score, score_of_blank)
+            for image_labels, runs, score, score_of_blank in per_image
         ]
 
 
@@ -163,6 +171,8 @@ class _RegionEstimator(Estimator):
     blank: float
 
     def __post_init__(self) -> None:
+        """Derive how many runs there are, and how many of these belong together; no score has been
+        taken yet."""
         self.count = len(self.shown)
         self.unit = self.method.design.unit(self.shown.shape[1])
         self.scores = self.labels.new_zeros(0, dtype=torch.float64)
@@ -171,13 +181,16 @@ class _RegionEstimator(Estimator):
         self.scores = torch.cat([self.scores, scores.double()])
 
     def estimate(self) -> Estimate:
+        """Solve for the values of the regions by the scores so far, and lay values and errors out
+        as maps."""
         shown = self.shown[: len(self.scores)].double()
         solved = self.method.solve(shown, self.scores, self.whole, self.blank)
         error = None if solved.error is None else self._laid_out(solved.error)
         return replace(solved, values=self._laid_out(solved.values), error=error)
 
     def _laid_out(self, values: torch.Tensor) -> torch.Tensor:
-        """The value of its region for each pixel ``(H, W)``, or of coarse maps for each cell."""
+        """Give each pixel the value of its region: ``(M,)`` to ``(H, W)``; for methods with
+        ``coarse`` maps, each cell of the grid, ``(cells, cells)``."""
         regions = self.method.regions
         if self.method.coarse and isinstance(regions, Squares):
             return values.reshape(regions.cells(tuple(self.labels.shape)))

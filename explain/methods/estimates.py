@@ -42,7 +42,8 @@ SERIES = (
 
 
 def student_factor(freedom: int) -> float:
-    """The factor that widens a standard error that is known with few degrees of freedom.
+    """The factor that widens a standard error that is known with ``freedom`` degrees of freedom,
+    from 1.
 
     With it, the value ± 1.96 errors is a 95 % interval of Student's t, however few scores there are
     by now.
@@ -56,13 +57,16 @@ def student_factor(freedom: int) -> float:
     """
     if freedom <= len(STUDENT):
         return STUDENT[freedom - 1] / NORMAL
-    terms = (float(np.polyval(c, NORMAL**2)) / freedom**power for power, c in enumerate(SERIES, 1))
+    terms = (
+        float(np.polyval(coefficients, NORMAL**2)) / freedom**power
+        for power, coefficients in enumerate(SERIES, 1)
+    )
     return float(1 + sum(terms))
 
 
 def floored_error(variance: torch.Tensor, freedom: int) -> torch.Tensor:
-    """The standard errors ``(M,)`` of values, from the ``variance`` ``(M,)`` that a sample of so
-    many degrees of freedom gives each.
+    """The standard errors ``(M,)`` of M values, from their sample variances ``(M,)`` with
+    ``freedom`` degrees of freedom, each widened for a small sample.
 
     A small sample may miss what moves a value seldom, and give that value no variance at all. So
     each variance counts as at least the mean over all values.
@@ -112,13 +116,15 @@ class _ImageScores:
     """
 
     def __init__(self, estimator: Estimator, tolerance: float | None, like: torch.Tensor) -> None:
+        """``tolerance`` is the relative error at which the runs end early, None for never; ``like``
+        gives the type and the device of estimates."""
         self.estimator = estimator
         self.taken = 0
         self.done = estimator.count == 0
         self._tolerance = tolerance
         self._like = like
         self._waiting = like.new_zeros(0)
-        self._round = estimator.unit * math.ceil(TOGETHER / estimator.unit)
+        self._round_length = estimator.unit * math.ceil(TOGETHER / estimator.unit)
         self._checked = 0
         self._estimated = 0
         self._latest: Estimate | None = None
@@ -128,20 +134,23 @@ class _ImageScores:
         return self.done or self.taken + len(self._waiting) >= self.estimator.unit
 
     def add(self, scores: torch.Tensor) -> None:
-        """Take scores up to the next check, or up to the last one."""
+        """Put the ``scores`` ``(b,)`` of the next rows of the image in line, and hand them to the
+        estimator up to the next check of the error, or to the last row."""
         self._waiting = torch.cat([self._waiting, scores])
         while not self.done and len(self._waiting) >= (wanted := self._next_check() - self.taken):
             self._take(wanted)
             self.done = self.taken >= self.estimator.count or self._is_exact()
 
     def take_rest(self) -> None:
-        """Take the scores that wait, but for those whose unit is not complete."""
+        """Hand the waiting scores to the estimator, but for those whose unit (such as a mask and
+        its opposite) is not complete. For maps before the end."""
         if not self.done:
             self._take(len(self._waiting) // self.estimator.unit * self.estimator.unit)
 
     def estimate(self, *, recent: bool = False) -> Estimate:
-        """The estimate from the scores that were taken, in the precision of the photo; a ``recent``
-        one may leave out the latest few."""
+        """The estimate from the scores that the estimator has taken, in the photo's precision. It
+        is kept; with ``recent``, an old one is good enough that lacks the latest eighth of the
+        scores."""
         slack = self._estimated // NEW if recent and not self.done else 0
         if self._latest is None or self.taken > self._estimated + slack:
             estimate = self.estimator.estimate()
@@ -151,11 +160,12 @@ class _ImageScores:
         return self._latest
 
     def _next_check(self) -> int:
-        """The number of scores at which the error is checked next."""
+        """The number of scores after which the error is checked next: a whole number of rounds, and
+        about an eighth more than at the last check."""
         if self._tolerance is None:
             return self.estimator.count
-        rounds = max(1, math.ceil(self._checked // NEW / self._round))
-        return min(self._checked + rounds * self._round, self.estimator.count)
+        rounds = max(1, math.ceil(self._checked // NEW / self._round_length))
+        return min(self._checked + rounds * self._round_length, self.estimator.count)
 
     def _take(self, count: int) -> None:
         """Give the first scores that wait to the estimator."""
@@ -165,7 +175,8 @@ class _ImageScores:
             self.taken += count
 
     def _is_exact(self) -> bool:
-        """Whether the error is within the tolerance."""
+        """Whether the relative error of the estimate is within the tolerance; notes the number of
+        scores at this check."""
         self._checked = self.taken
         estimate = self.estimate()
         if estimate.error is None or self._tolerance is None:
@@ -177,6 +188,7 @@ class _Estimating(Accumulator):
     """Estimates the map of each image as the scores come."""
 
     def __init__(self, method: "EstimateMethod", evidence: Evidence) -> None:
+        """Begin with a new estimator for each image of the ``evidence``."""
         x = evidence.inputs
         tolerance: float | None = getattr(method, "tolerance", None)
         self._images = [
@@ -185,6 +197,7 @@ class _Estimating(Accumulator):
         self._device = x.device
 
     def add(self, images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> None:
+        """Take the scores ``values`` ``(b,)`` of rows, which come in order for each image."""
         for image in dict.fromkeys(images.tolist()):
             self._images[image].add(values[images == image])
 
@@ -198,6 +211,8 @@ class _Estimating(Accumulator):
         return all(image.has_estimate for image in self._images)
 
     def so_far(self) -> torch.Tensor | None:
+        """The maps ``(N, ...)`` by now, for progress callbacks: zeros for an image without a score,
+        None if no image has one."""
         for image in self._images:
             image.take_rest()
         maps = [
@@ -216,7 +231,8 @@ class _Estimating(Accumulator):
         return self._collected(finished=False) if self.has_result() else None
 
     def _collected(self, *, finished: bool) -> tuple[torch.Tensor, Outcome]:
-        """The maps ``(N, ...)`` of all images, and how the estimate went."""
+        """The maps ``(N, ...)`` of all images, and the `Outcome` with errors and runs. ``finished``
+        is false after an interrupt, or where time was up."""
         ended = [finished or image.done for image in self._images]
         for image in self._images:
             image.take_rest()
@@ -224,8 +240,11 @@ class _Estimating(Accumulator):
         unknown = torch.full_like(estimates[0].values, torch.nan)
         errors = None
         if any(estimate.error is not None for estimate in estimates):
-            of_images = [unknown if one.error is None else one.error for one in estimates]
-            errors = torch.stack(of_images)
+            image_errors = [
+                unknown if estimate_of_image.error is None else estimate_of_image.error
+                for estimate_of_image in estimates
+            ]
+            errors = torch.stack(image_errors)
         outcome = Outcome(
             error=errors,
             spent=self._of_images([image.taken for image in self._images]),
@@ -237,7 +256,8 @@ class _Estimating(Accumulator):
         return torch.stack([estimate.values for estimate in estimates]), outcome
 
     def _of_images(self, figures: Sequence[float | None]) -> Any:
-        """A tensor ``(N,)``; None where a figure is not known."""
+        """One figure of each image as a tensor ``(N,)``; None where the figure of any image is not
+        known."""
         if None in figures:
             return None
         dtype = torch.float64 if isinstance(figures[0], float) else None
@@ -297,7 +317,8 @@ class RowMethod(PerturbationMethod):
     """Whether they are feature maps ``(b, C, h, w)`` of the layer that ``looks_at`` has."""
 
     def count(self, channels: int, size: tuple[int, ...]) -> int:
-        """How many rows each image has, for a plan; 0 where that is not known."""
+        """How many rows each image has, for the plan of the runs; 0 where that is not known before.
+        ``channels`` and ``size`` are those of the layer and the photo."""
         return 0
 
     def perturbed(self, evidence: Evidence) -> PerturbedRows:
@@ -346,10 +367,15 @@ class SearchMethod(PerturbationMethod):
         return frozenset({Searches(self)})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
+        """The maps ``(N, H, W)`` of the searches, which the engine has run to their end."""
         return torch.cat([search.map() for search in evidence[Searches(self)]])
 
     def outcome(self, evidence: Evidence) -> Outcome:
+        """How many photos each image was run with, and whether its search came to an end. A search
+        in several images shares its runs evenly between them."""
+
         def of_images(figure: Callable[[Search], float]) -> torch.Tensor:
+            """A figure of each search, once for each of its images: ``(N,)``."""
             figures: list[float] = []
             for search in evidence[Searches(self)]:
                 figures += [figure(search)] * search.images
@@ -373,16 +399,18 @@ class EstimateMethod(PerturbationMethod):
 
     @property
     def perturbation(self) -> Perturbation:
-        """The photos that are run."""
+        """How the photos that are run are perturbed; equal perturbations run once for all methods
+        of a call."""
         raise NotImplementedError
 
     def estimators(self, evidence: Evidence) -> Sequence[Estimator]:
-        """New estimators, one for the map of each image."""
+        """New estimators, one for the map of each image, in the order of the images."""
         raise NotImplementedError
 
     @property
     def read(self) -> ScoreOf:
-        """What is computed for each perturbed photo: one number."""
+        """The number that is read from the model's output for each perturbed photo, and that
+        estimators take."""
         return ScoreOf(self.score)
 
     @property

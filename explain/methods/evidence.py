@@ -89,36 +89,39 @@ class EvidenceSets:
     def stored(
         cls, values: torch.Tensor, reasons: int, records: Sequence[Mapping[str, Any]]
     ) -> "EvidenceSets":
-        """The sets of one photo, from its map ``(H, W)`` with the values of ``reasons`` sets, and
-        what a record says of each (`described`)."""
-        numbers = torch.where(values > 0, reasons - (values * reasons).ceil(), -1)
-        masks = numbers == torch.arange(len(records)).to(values)[:, None, None]
-        rows = [
+        """Read the evidence sets of one photo back from a saved record: the masks from its map
+        ``(H, W)``, whose values code ``reasons`` sets (`RegionSearch.map`), the rest from the
+        ``records`` that `described` wrote."""
+        set_numbers = torch.where(values > 0, reasons - (values * reasons).ceil(), -1)
+        masks = set_numbers == torch.arange(len(records)).to(values)[:, None, None]
+        alone_and_without = [
             [math.nan if record[name] is None else record[name] for record in records]
             for name in ("alone", "without")
         ]
         proofs = [PROOFS.index(record["proof"]) for record in records]
-        scores = torch.tensor(rows, dtype=torch.float64)
+        scores = torch.tensor(alone_and_without, dtype=torch.float64)
         return cls(masks[None], scores[:1], scores[1:], torch.tensor([proofs], dtype=torch.long))
 
     def described(self, image: int) -> list[dict[str, Any]]:
-        """What a record says of each set of an image: ``alone`` and ``without``, None if unknown,
-        and ``proof``."""
+        """One JSON entry for each evidence set of an image: ``alone`` and ``without``, None where
+        NaN, and ``proof``. Records on disk have these keys, and `stored` reads them."""
         return [
             {
-                "alone": finite_or_none(one.alone),
-                "without": finite_or_none(one.without),
-                "proof": one.proof,
+                "alone": finite_or_none(evidence_set.alone),
+                "without": finite_or_none(evidence_set.without),
+                "proof": evidence_set.proof,
             }
-            for one in self[image]
+            for evidence_set in self[image]
         ]
 
     def __getitem__(self, image: int) -> tuple[EvidenceSet, ...]:
+        """The evidence sets of one image, without the places of ``proof`` "none" that pad the
+        tensors."""
         proofs = [PROOFS[proof] for proof in self.proofs[image].tolist()]
         alone = self.alone[image].tolist()
         without = self.without[image].tolist()
         sets = map(EvidenceSet, self.masks[image], alone, without, proofs)
-        return tuple(one for one in sets if one.proof != "none")
+        return tuple(evidence_set for evidence_set in sets if evidence_set.proof != "none")
 
 
 @dataclass(frozen=True)
@@ -131,6 +134,7 @@ class Strength(ScoreOf):
     """
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
+        """The strength ``(b,)`` of the answer in each row that the engine has run."""
         if self.kind == "margin" and evidence.outputs.kind == "labels":
             return ScoreOf("probability", self.category)(evidence) - 0.5
         score = super().__call__(evidence)
@@ -157,6 +161,8 @@ class SmallestSet(SearchMethod):
     """Whether a set is what stays visible (`Sufficient`), or what is covered (`Necessary`)."""
 
     def __post_init__(self) -> None:
+        """Check the options ``baseline`` and ``keep``, and turn a tuple of one baseline into that
+        baseline, so that equal searches compare equal."""
         super().__post_init__()
         if isinstance(self.baseline, tuple) and len(self.baseline) == 1:
             object.__setattr__(self, "baseline", self.baseline[0])
@@ -177,6 +183,8 @@ class SmallestSet(SearchMethod):
 
     @property
     def needs(self) -> frozenset[Need[Any]]:
+        """The search itself; with ``of_layer`` the feature maps of the photo and of each baseline;
+        and what the ``guide`` needs."""
         needs: set[Need[Any]] = {Searches(self)}
         if self.of_layer:
             needs |= {Activations(), *map(baseline_maps, self.baselines)}
@@ -188,21 +196,29 @@ class SmallestSet(SearchMethod):
         return RegionSearch(self, evidence, image)
 
     def outcome(self, evidence: Evidence) -> Outcome:
+        """The runs spent, and the evidence sets of all images in one `EvidenceSets` ``(N, R,
+        ...)``."""
         of_images = [search.sets() for search in evidence[Searches(self)]]  # type: ignore[attr-defined]
-        together = {
-            part.name: torch.cat([getattr(sets, part.name) for sets in of_images])
-            for part in fields(EvidenceSets)
+        joined = {
+            column.name: torch.cat([getattr(sets, column.name) for sets in of_images])
+            for column in fields(EvidenceSets)
         }
-        return replace(super().outcome(evidence), sets=EvidenceSets(**together))
+        return replace(super().outcome(evidence), sets=EvidenceSets(**joined))
 
     def good(self, values: torch.Tensor) -> torch.Tensor:
-        """Which of P sets keep the answer, or lose it, by how far they do so ``(P,)``
+        """Which of P sets keep the answer (`Sufficient`) or lose it (`Necessary`): truth values
+        ``(P,)``. ``values`` ``(P,)`` are signed distances from the threshold
         (`RegionSearch._values`)."""
         raise NotImplementedError
 
     def strength(self, evidence: Evidence, image: int) -> tuple[Strength, float]:
-        """The strength of an answer that the search compares, and the threshold from which on the
-        answer of this image stays."""
+        """What the search for sets in one image measures, and the threshold above which the answer
+        stays.
+
+        It is the margin over the other classes where the top class is to be kept, the
+        log-probability where a share of the probability is, and the score for a target that is no
+        class. `RegionSearch` asks once, at its start.
+        """
         score = evidence.score[image].item()
         if (
             evidence.logits is None
@@ -314,6 +330,8 @@ class Necessary(SmallestSet):
         return values >= 0 if self.becomes is None else values > 0
 
     def strength(self, evidence: Evidence, image: int) -> tuple[Strength, float]:
+        """As for all searches; with ``becomes``, the margin of that class over all others, which is
+        to become positive."""
         if self.becomes is None:
             return super().strength(evidence, image)
         classes = 0 if evidence.logits is None else evidence.logits.shape[1]
@@ -346,8 +364,9 @@ class RegionSet:
 
     @property
     def ranks(self) -> torch.Tensor:
-        """A number in (0, 1] for each region of the set; 1 for the one whose absence leaves the
-        lowest value."""
+        """The rank in (0, 1] of each region of the set, ``(regions in the set,)``, for the values
+        of the map: 1 for the region whose absence leaves the lowest value. Equal values share a
+        rank."""
         values, places = torch.unique(self.without[self.regions], return_inverse=True)
         ranks: torch.Tensor = 1 - places.to(values) / max(len(values), 1)
         return ranks
@@ -363,6 +382,8 @@ class RegionSearch(Search):
     """
 
     def __init__(self, method: SmallestSet, evidence: Evidence, image: int) -> None:
+        """Cut one image, by its number ``image``, into regions, and find out what the search
+        compares; runs nothing yet."""
         self._method = method
         self._evidence = evidence
         self._index = image
@@ -381,6 +402,7 @@ class RegionSearch(Search):
 
     @property
     def planned(self) -> int:
+        """The budget of runs; where the search ended by itself, the runs that it took."""
         return self.samples if self.finished and not self._spent else self._method.samples
 
     @property
@@ -392,7 +414,13 @@ class RegionSearch(Search):
         return self._sets[-1]
 
     def steps(self) -> Steps:
-        """Find one set after the other, each among the regions that are in no earlier one."""
+        """Search for up to ``reasons`` evidence sets, each among the regions that are in no earlier
+        set.
+
+        The engine runs the scores that this generator asks for, and sends them back. At the end,
+        two more photos for each set are run whatever the budget is: the set alone, and all but the
+        set.
+        """
         allowed = torch.ones(len(self._levels[-1]), dtype=torch.bool, device=self._labels.device)
         try:
             while len(self._sets) < self._method.reasons and (yield from self._find(allowed)):
@@ -400,46 +428,61 @@ class RegionSearch(Search):
         except OutOfTimeError:
             self._spent = True
         self.finishing = True
-        first = self._method.baselines[0]
+        baseline = self._method.baselines[0]
         probability = ScoreOf("probability")
-        for one in self._sets:
-            one.alone = float((yield self._scores_of_shown(one.regions[None], first, probability)))
-            one.lost = float((yield self._scores_of_shown(~one.regions[None], first, probability)))
+        for region_set in self._sets:
+            region_set.alone = float(
+                (yield self._scores_of_shown(region_set.regions[None], baseline, probability))
+            )
+            region_set.lost = float(
+                (yield self._scores_of_shown(~region_set.regions[None], baseline, probability))
+            )
 
     def sets(self) -> EvidenceSets:
-        """The sets of this image; those that were not found have the proof "none"."""
-        regions = torch.zeros_like(self._levels[-1], dtype=torch.bool)
-        none = RegionSet(regions, self._levels[-1], "none")
-        sets = self._sets + [none] * (self._method.reasons - len(self._sets))
+        """The evidence sets of this image ``(1, R, ...)`` after the search, filled up to
+        ``reasons`` sets with empty ones of the proof "none"."""
+        no_regions = torch.zeros_like(self._levels[-1], dtype=torch.bool)
+        missing_set = RegionSet(no_regions, self._levels[-1], "none")
+        sets = self._sets + [missing_set] * (self._method.reasons - len(self._sets))
         like = self._evidence.inputs
         return EvidenceSets(
-            masks=torch.stack([one.regions[self._labels] for one in sets])[None],
-            alone=like.new_tensor([[one.alone for one in sets]]),
-            without=like.new_tensor([[one.lost for one in sets]]),
-            proofs=torch.tensor([[PROOFS.index(one.proof) for one in sets]], device=like.device),
+            masks=torch.stack([region_set.regions[self._labels] for region_set in sets])[None],
+            alone=like.new_tensor([[region_set.alone for region_set in sets]]),
+            without=like.new_tensor([[region_set.lost for region_set in sets]]),
+            proofs=torch.tensor(
+                [[PROOFS.index(region_set.proof) for region_set in sets]], device=like.device
+            ),
         )
 
     def map(self) -> torch.Tensor:
-        """The map ``(1, H, W)``."""
-        most = self._method.reasons
+        """The map ``(1, H, W)``: set number ``i`` of R has values between ``(R - i - 0.5) / R`` and
+        ``(R - i) / R``, by rank, and 0 is outside all sets. `EvidenceSets.stored` reads the sets
+        back from these values."""
+        set_count = self._method.reasons
         values = self._evidence.inputs.new_zeros(len(self._levels[-1]))
-        for number, one in enumerate(self._sets):
-            values[one.regions] = ((most - number - 0.5 + one.ranks / 2) / most).to(values)
+        for number, region_set in enumerate(self._sets):
+            values[region_set.regions] = (
+                (set_count - number - 0.5 + region_set.ranks / 2) / set_count
+            ).to(values)
         return values[self._labels][None]
 
     def _find(self, allowed: torch.Tensor) -> Asking[bool]:
-        """Find a small good set among the allowed regions ``(M,)``, and add it to the sets; false
-        where another one need not be looked for."""
+        """Search for one small good set among the allowed regions ``(M,)``, and append it to
+        ``_sets``.
+
+        Returns false where no further set need be looked for: all allowed regions together are not
+        good, or the empty set is.
+        """
         nothing = torch.zeros_like(allowed)
-        untried = torch.zeros(len(allowed), dtype=torch.float64, device=allowed.device)
+        no_losses = torch.zeros(len(allowed), dtype=torch.float64, device=allowed.device)
         good = yield from self._good(torch.stack([allowed, nothing]))
         all_are_good, none_is_good = good.tolist()
         if not all_are_good:
             return False
         if none_is_good:
-            self._sets.append(RegionSet(nothing, untried, "smallest"))
+            self._sets.append(RegionSet(nothing, no_losses, "smallest"))
             return False
-        self._sets.append(RegionSet(allowed, untried))
+        self._sets.append(RegionSet(allowed, no_losses))
         if int(allowed.sum()) <= EXHAUSTIVE:
             yield from self._try_all(allowed)
             return True
@@ -450,8 +493,12 @@ class RegionSearch(Search):
         return True
 
     def _start(self, allowed: torch.Tensor) -> Asking[None]:
-        """Rank the largest groups of regions in several ways, and take the shortest good beginning
-        of all rankings."""
+        """Rank the groups of the coarsest level in several ways, and make the shortest good
+        beginning of any ranking the best set.
+
+        The rankings are by the guide's map, by the value of a group alone, by the loss without it,
+        and by both.
+        """
         groups = members(self._levels[0], allowed)
         lengths = step_lengths(len(groups), range(STEPS))
 
@@ -461,19 +508,21 @@ class RegionSearch(Search):
         if self._method.guide is not None:
             guided = groups.double() @ self._guided(self._method.guide) / groups.sum(1)
             yield from self._take_smallest(beginnings(guided))
-        within = yield from self._values(groups)
+        values_alone = yield from self._values(groups)
         # so that little budget has a result, too
-        yield from self._take_smallest(beginnings(within))
-        without = yield from self._values(allowed & ~groups)
+        yield from self._take_smallest(beginnings(values_alone))
+        values_without = yield from self._values(allowed & ~groups)
         yield from self._take_smallest(
-            torch.cat([beginnings(-without), beginnings(within - without)])
+            torch.cat([beginnings(-values_without), beginnings(values_alone - values_without)])
         )
 
     def _reduce(self, level: torch.Tensor, *, thorough: bool) -> Asking[None]:
-        """Leave out groups of regions as long as the set stays good.
+        """Leave out groups of one level from the best set as long as the set stays good.
 
-        A group that a larger set needs is mostly needed by a smaller one. It is not tried again
-        until no other can be left out; being ``thorough``, all are tried then, until none can.
+        A group that a larger set needs is mostly needed by a smaller one. So it is not tried again
+        until no other can be left out; with ``thorough`` (the finest level), all are tried then,
+        until none can be left out: the set is minimal. Where rounds become slow, groups are tried a
+        few at a time.
         """
         last_size = math.inf
         while self._best.size < SLOW * last_size:
@@ -484,8 +533,8 @@ class RegionSearch(Search):
         yield from self._in_turn(level)
 
     def _round(self, level: torch.Tensor, regions: torch.Tensor) -> Asking[bool]:
-        """Try to leave out each group of a level that lies in some regions, and leave out as many
-        together as possible; false where none can be left out."""
+        """Try each group of a level that lies in ``regions`` ``(M,)``, and leave out as many
+        together as possible from the best set; false where no group can be left out."""
         groups = yield from self._leave_out(members(level, regions))
         waiting = groups
         while len(waiting):
@@ -495,25 +544,26 @@ class RegionSearch(Search):
         return len(groups) > 0
 
     def _in_turn(self, level: torch.Tensor) -> Asking[None]:
-        """Try a few regions at a time, dispensable ones first, until all were tried since one was
-        left out."""
+        """Try a few regions (`TURN`) at a time, those whose loss matters least first, until all
+        were tried since a region was last left out."""
         order = self._best.without.argsort(descending=True)
-        tried = 0
-        while tried < len(order := order[self._best.regions[order]]):
-            some = order[:TURN]
-            order = order.roll(-len(some))
+        tried_in_vain = 0
+        while tried_in_vain < len(order := order[self._best.regions[order]]):
+            turn = order[:TURN]
+            order = order.roll(-len(turn))
             changed = yield from self._round(
-                level, torch.zeros_like(self._best.regions).scatter(0, some, True)
+                level, torch.zeros_like(self._best.regions).scatter(0, turn, True)
             )
-            tried = 0 if changed else tried + len(some)
+            tried_in_vain = 0 if changed else tried_in_vain + len(turn)
 
     def _leave_out(self, groups: torch.Tensor) -> Asking[torch.Tensor]:
-        """Leave out as many of these groups ``(G, M)`` together as possible; return those that
-        could each have been left out alone."""
-        best = self._best.regions
+        """Leave out as many of the groups ``(G, M)`` together from the best set as possible; return
+        those groups that could each have been left out alone. Notes in the best set's ``without``
+        what each loss was worth."""
+        best_regions = self._best.regions
         if not len(groups):
             return groups
-        values = yield from self._values(best & ~groups)
+        values = yield from self._values(best_regions & ~groups)
         self._best.without = torch.where(
             groups.any(0), values[groups.int().argmax(0)], self._best.without
         )
@@ -521,22 +571,24 @@ class RegionSearch(Search):
         order = values.masked_fill(~good, -math.inf).argsort(descending=True)
         groups = groups[order[: int(good.sum())]]
         if len(groups):
-            self._best.regions = best & ~groups[0]
+            self._best.regions = best_regions & ~groups[0]
         if len(groups) > 1:
             lengths = step_lengths(len(groups), range(1, STEPS + 1))
-            yield from self._take_smallest(best & ~union(groups, lengths))
+            yield from self._take_smallest(best_regions & ~union(groups, lengths))
         return groups
 
     def _take_smallest(self, sets: torch.Tensor) -> Asking[None]:
-        """Make the smallest good one of some sets ``(P, M)`` the best set, if it is smaller than
-        that."""
+        """Make the smallest good set of the candidates ``(P, M)`` the best set, if it is smaller
+        than the best one by now."""
         good = yield from self._good(sets)
         sizes = sets.sum(1).masked_fill(~good, sets.shape[1] + 1)
         if int(sizes.min()) < self._best.size:
             self._best.regions = sets[sizes.argmin()]
 
     def _try_all(self, allowed: torch.Tensor) -> Asking[None]:
-        """Try all sets of the allowed regions, small ones first."""
+        """Try all sets of the allowed regions ``(M,)``, small ones first, and take the first good
+        size: the best set is then proved to be the smallest. Keeps the set as it is if the budget
+        ends before."""
         regions = allowed.nonzero()[:, 0]
         for size in range(1, len(regions) + 1):
             chosen = torch.combinations(regions, size)
@@ -549,13 +601,14 @@ class RegionSearch(Search):
                 return
 
     def _good(self, sets: torch.Tensor) -> Asking[torch.Tensor]:
-        """Which of some sets ``(P, M)`` are good."""
+        """Which of the sets ``(P, M)`` are good: truth values ``(P,)``."""
         values = yield from self._values(sets)
         return self._method.good(values)
 
     def _values(self, sets: torch.Tensor) -> Asking[torch.Tensor]:
-        """How far sets ``(P, M)`` keep the answer, or lose it ``(P,)``: the distance from the
-        threshold, with the baseline that is worst for each set.
+        """How far each set ``(P, M)`` keeps the answer, or loses it: ``(P,)``, the signed distance
+        from the threshold with the baseline that is worst for the set. Takes P runs of the budget
+        for each baseline.
 
         Raises:
             OutOfTimeError: no runs are left for them.
@@ -573,19 +626,20 @@ class RegionSearch(Search):
         return above.amin(0) if shows or self._strength.category is not None else (-above).amin(0)
 
     def _scores_of_shown(self, visible: torch.Tensor, baseline: Baseline, read: ScoreOf) -> Scores:
-        """The need for the scores of the image of which only these regions are visible ``(P,
-        M)``."""
+        """The request for the scores ``(P,)`` of the image with only the regions in ``visible``
+        ``(P, M)`` shown, and the baseline in all others; in pixels, or in the layer's feature maps
+        with ``of_layer``."""
         perturbed: Perturbation
         if self._method.of_layer:
             maps = self._divided[self._index]
             absent = self._evidence[baseline_maps(baseline)][self._index]
-            shown = visible[:, self._cells][:, None]
+            shown_places = visible[:, self._cells][:, None]
             counts = [0] * self._index + [len(visible)]
 
-            def mixed(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-                return torch.where(shown[numbers], maps, absent)
+            def mixed_maps(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+                return torch.where(shown_places[numbers], maps, absent)
 
-            rows = rows_of(counts, maps.device, mixed)
+            rows = rows_of(counts, maps.device, mixed_maps)
             perturbed = GivenRows(rows, "maps of which some regions are absent")
         else:
             perturbed = ShownParts(
@@ -594,23 +648,27 @@ class RegionSearch(Search):
         return Scores(perturbed, read)
 
     def _guided(self, guide: Method) -> torch.Tensor:
-        """The mean of the guide's map over each region ``(M,)``."""
+        """The mean of the guide's map over each region ``(M,)``; larger means tried first."""
         values = guide(self._evidence)[self._index : self._index + 1].double()
-        in_pixels = values.ndim > self._labels.ndim + 1
-        of_pixels = (
-            values.sum(1) if in_pixels else enlarge(values[:, None], self._labels.shape)[:, 0]
+        has_channels = values.ndim > self._labels.ndim + 1
+        pixel_values = (
+            values.sum(1) if has_channels else enlarge(values[:, None], self._labels.shape)[:, 0]
         )
-        return region_values(of_pixels, self._labels)[0]
+        return region_values(pixel_values, self._labels)[0]
 
     def _nested(self) -> list[torch.Tensor]:
-        """For each level, from coarse to fine, the group of each region ``(M,)``."""
+        """The levels of the search, from coarse to fine: for each, the number of the group ``(M,)``
+        that each region is in. The last level has each region alone; regions that are no squares
+        have that level only."""
         regions = self._method.regions
         levels = [torch.arange(int(self._cells.max()) + 1, device=self._cells.device)]
-        across = max(regions.cells(tuple(self._cells.shape))) if isinstance(regions, Squares) else 0
-        while across > COARSE:
-            across = -(-across // 2)
-            coarse = Squares(across)(self._divided[:1])[0]
-            levels.insert(0, levels[-1].scatter(0, self._cells.flatten(), coarse.flatten()))
+        squares_across = (
+            max(regions.cells(tuple(self._cells.shape))) if isinstance(regions, Squares) else 0
+        )
+        while squares_across > COARSE:
+            squares_across = -(-squares_across // 2)
+            coarse_cells = Squares(squares_across)(self._divided[:1])[0]
+            levels.insert(0, levels[-1].scatter(0, self._cells.flatten(), coarse_cells.flatten()))
         return levels
 
 
@@ -643,6 +701,6 @@ def step_lengths(count: int, steps: Iterable[int]) -> list[int]:
 
 
 def union(groups: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
-    """The unions of the first groups ``(G, M)``, as many of them as each of the ``lengths`` says:
-    ``(len(lengths), M)``."""
+    """The unions of the first groups of ``groups`` ``(G, M)``, for each number of groups in
+    ``lengths``: ``(len(lengths), M)``."""
     return groups.cumsum(0)[torch.tensor(lengths, device=groups.device) - 1] > 0

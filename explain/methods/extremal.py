@@ -36,6 +36,8 @@ class SmoothMasks:
     """
 
     def __init__(self, size: tuple[int, ...], step: int, sigma: float, like: torch.Tensor) -> None:
+        """Work out the kernel of the smooth maximum once, for photos of ``size`` ``(H, W)``;
+        ``step`` and ``sigma`` are in pixels, and ``like`` gives the type and the device."""
         self._size = size
         self._step = step
         self.lattice = tuple(math.ceil(side / step) for side in size)
@@ -51,27 +53,30 @@ class SmoothMasks:
         self._kernel = kernel.to(like)[:, :, None, :, None, :]
 
     def full(self, values: torch.Tensor) -> torch.Tensor:
-        """The masks with a margin of sigma around the photo: ``(b, 1, H + ..., W + ...)``."""
+        """Turn values ``(b, 1, h, w)`` of the lattice into masks ``(b, 1, H + margins, W +
+        margins)``, which reach beyond the photo by ``sigma``. Differentiable, and the same for
+        photos of any content."""
         margin = self._beyond + self._radius
-        side = 2 * self._radius + 1
+        window = 2 * self._radius + 1
         padded = F.pad(values[:, 0], [margin] * 4)
-        around = padded.unfold(1, side, 1).unfold(2, side, 1)
+        around = padded.unfold(1, window, 1).unfold(2, window, 1)
         # (2r + 1, b, 2r + 1, cells, 1, cells, 1)
         points = around.permute(3, 0, 4, 1, 2)[:, :, :, :, None, :, None]
         weighted = weights = values.new_zeros(())
         # one row at a time, for the memory
         for row, kernel in zip(points, self._kernel, strict=True):
-            near = row * kernel
-            cold = torch.exp(COLDNESS * near)
-            weighted = weighted + (near * cold).sum(1)
-            weights = weights + cold.sum(1)
+            bumps_here = row * kernel
+            exponentials = torch.exp(COLDNESS * bumps_here)
+            weighted = weighted + (bumps_here * exponentials).sum(1)
+            weights = weights + exponentials.sum(1)
         masks = (weighted / weights).flatten(3, 4).flatten(1, 2)[:, None]  # from cells to pixels
         # of the last cells, the first pixel counts, which is where their point lies
-        beyond = self._step - 1
-        return masks[..., : masks.shape[2] - beyond, : masks.shape[3] - beyond]
+        past_last = self._step - 1
+        return masks[..., : masks.shape[2] - past_last, : masks.shape[3] - past_last]
 
     def cropped(self, full: torch.Tensor) -> torch.Tensor:
-        """The part ``(b, 1, H, W)`` of masks with a margin that lies on the photo."""
+        """Cut the part on the photo ``(b, 1, H, W)`` out of masks with margins, as `full` returns
+        them."""
         start = self._beyond * self._step
         height, width = self._size
         return full[..., start : start + height, start : start + width]
@@ -140,7 +145,7 @@ class ExtremalPerturbation(SearchMethod):
     below = SearchMethod.below | {"area": 1}
 
     def searches(self, evidence: Evidence) -> list[Search]:
-        """One ascent in all images."""
+        """One search for all images together, since their masks ascend in the same batches."""
         if len(evidence.size) != 2:
             raise MethodError(
                 f"input of {self.name} must be photos, got {evidence.inputs.shape}; take occlusion"
@@ -153,6 +158,9 @@ class _Ascent(Search):
     areas at once, those of the first image first."""
 
     def __init__(self, method: ExtremalPerturbation, evidence: Evidence) -> None:
+        """Set up the masks of all N images and A areas, all ones at first, image by image: row ``i
+        * A + a`` is area ``a`` of image ``i``. ``_wanted`` ``(N A, places)`` are the sorted values
+        of a mask of exactly that area."""
         x = evidence.inputs
         areas = len(method.area)
         step = method.step or max(1, min(evidence.size) // USUAL_STEP)
@@ -183,23 +191,27 @@ class _Ascent(Search):
             yield from self._step(number)
 
     def map(self) -> torch.Tensor:
-        """The map ``(N, H, W)`` of the latest masks: their mean, or the smallest that keeps the
-        score."""
+        """The map ``(N, H, W)`` from the latest masks: their mean over the areas; with ``keeps``,
+        the mask of the smallest area that keeps that share of the score."""
         areas = torch.tensor(self._method.area, device=self._masks.device)
         masks = self._masks.reshape((-1, len(areas), *self._masks.shape[2:]))
         if self._method.keeps is None:
             return masks.mean(1)
         score = self._whole[:, None].to(self._scores)
-        least = score - (1 - self._method.keeps) * score.abs()
+        least_score = score - (1 - self._method.keeps) * score.abs()
         order = areas.argsort()
-        enough = (self._scores.reshape(-1, len(areas)) >= least)[:, order]
-        enough[:, -1] = True
-        smallest = order[enough.int().argmax(1)]
+        keeps_score = (self._scores.reshape(-1, len(areas)) >= least_score)[:, order]
+        keeps_score[:, -1] = True
+        smallest = order[keeps_score.int().argmax(1)]
         return masks.take_along_dim(smallest[:, None, None, None], 1)[:, 0]
 
     def _step(self, number: int) -> Steps:
-        """One step of the ascent in all masks; odd ones see the photo as it is, even ones
-        mirrored."""
+        """Take one step of gradient ascent with momentum in all masks.
+
+        The engine runs the photos seen through the masks, and sends back the score and its gradient
+        in each pixel; the chain rule from pixels to lattice values, and the pull towards the wanted
+        area, are added here. Every other step, from the first on, sees the photo mirrored.
+        """
         areas = len(self._method.area)
         with recording(True):
             values = self._values.clone().requires_grad_()
@@ -221,9 +233,9 @@ class _Ascent(Search):
         )
         perturbation = GivenRows(rows, "photos seen through masks that are looked for", self._x)
         scores_and_gradients = (yield Scores(perturbation, ScoreAndGradient())).to(self._x)
-        of_photos = scores_and_gradients[:, 1:].reshape(seen.shape)
-        of_area = self._towards_area(full.detach(), number)
-        gradient = -torch.autograd.grad((seen, full), values, (of_photos, of_area))[0]
+        photo_gradient = scores_and_gradients[:, 1:].reshape(seen.shape)
+        area_gradient = self._towards_area(full.detach(), number)
+        gradient = -torch.autograd.grad((seen, full), values, (photo_gradient, area_gradient))[0]
         momentum = gradient if self._momentum is None else self._momentum
         self._momentum = MOMENTUM * momentum + (1 - MOMENTUM) * gradient
         self._values = (self._values - RATE * self._momentum).clamp(0, 1)
@@ -231,8 +243,9 @@ class _Ascent(Search):
         self._scores = scores_and_gradients[:, 0]
 
     def _towards_area(self, full: torch.Tensor, number: int) -> torch.Tensor:
-        """The gradient of the masks ``full`` that draws their sorted values towards zeros, and then
-        as many ones as the area has pixels."""
+        """The gradient ``(N A, 1, ...)`` that draws the sorted values of the masks ``full`` towards
+        zeros and ones in the shares of the wanted area. Its weight grows with the step
+        ``number``."""
         flat = full.flatten(1)
         ordered, order = flat.sort(1)
         weight = WEIGHT * GROWTH**number
@@ -241,8 +254,11 @@ class _Ascent(Search):
 
 
 def shared(ordered: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """The targets ``(b, n)`` of values that are sorted, of which equal ones get the mean of those
-    that are wanted; values that differ by rounding count as equal.
+    """The target of each value of sorted masks ``ordered`` ``(b, n)``: the ``wanted`` value at its
+    place, where equal values share the mean of theirs. Otherwise the order of a sort among equal
+    values would decide which pixels grow.
+
+    Values that differ by rounding count as equal.
 
     >>> shared(torch.tensor([[0.1, 0.5, 0.5, 0.9]]), torch.tensor([[0.0, 0.0, 1.0, 1.0]]))
     tensor([[0.0000, 0.5000, 0.5000, 1.0000]])

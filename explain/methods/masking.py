@@ -47,25 +47,27 @@ class MaskedInputs(Perturbation):
         raise NotImplementedError
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
+        """The photos with their masked parts replaced by the baseline: one row for each mask. An
+        input without pixels, such as a table of numbers, has one row, and stays as it is."""
         x = evidence.inputs
         if not evidence.size:  # no picture to cover
             return one_row_each(x)
         return self._covered(x, self.masks(evidence))
 
     def matching_rows(self, evidence: Evidence, first: PerturbedRows) -> PerturbedRows:
-        """Cover the same part of another explained input, with the masks of the first one brought
-        to its size.
+        """Cover the same part of another explained input ``evidence.inputs``, such as the second
+        photo of a pair, with the masks of the ``first`` input brought to its size.
 
         Raises:
             MethodError: one is a photo, the other a video.
         """
         x = evidence.inputs
-        make = first.masks
-        if not evidence.size or make is None:
+        make_masks = first.masks
+        if not evidence.size or make_masks is None:
             return replace(first, build=lambda images, numbers: x[images])
 
-        def resized(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-            masks = make(images, numbers).to(x)
+        def resized_masks(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+            masks = make_masks(images, numbers).to(x)
             if masks.ndim != x.ndim:
                 raise MethodError(
                     "explained must name inputs of one kind where parts are covered, got "
@@ -74,10 +76,11 @@ class MaskedInputs(Perturbation):
                 )
             return F.interpolate(masks, evidence.size, mode="nearest-exact")
 
-        return self._covered(x, replace(first, build=resized))
+        return self._covered(x, replace(first, build=resized_masks))
 
     def _covered(self, x: torch.Tensor, masks: PerturbedRows) -> PerturbedRows:
-        """The photos ``x`` covered by masks."""
+        """The rows in which masks ``(b, 1, H, W)`` cover the photos ``x`` ``(N, C, H, W)`` with the
+        baseline; masks are made when rows are run."""
         cover = self.baseline.covering(x)
 
         def covered(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
@@ -102,6 +105,8 @@ class ShownParts(MaskedInputs):
         return len(self.parts)
 
     def masks(self, evidence: Evidence) -> PerturbedRows:
+        """The masks ``(b, 1, H, W)`` of one image's parts: 1 in the part, 0 elsewhere. The other
+        images of the batch have no rows."""
         counts = [0] * len(evidence.inputs)
         counts[self.image] = len(self.parts)
 
@@ -121,6 +126,8 @@ class FullyMasked(OneForEach):
         return f"photos covered wholly; baseline: {self.baseline.name}"
 
     def perturbed(self, evidence: Evidence) -> torch.Tensor:
+        """The photos ``(N, C, H, W)`` with the baseline in every pixel; an input without pixels
+        stays as it is."""
         x = evidence.inputs
         if not evidence.size:
             return x
@@ -129,8 +136,8 @@ class FullyMasked(OneForEach):
 
 
 def box_mask(cells: Sequence[Cell], like: torch.Tensor) -> torch.Tensor:
-    """A mask ``(H, W)`` for photos such as ``like`` ``(N, C, H, W)``: 1 in the cells, 0
-    elsewhere."""
+    """A mask ``(H, W)`` that is 1 in the boxes ``cells``, 0 elsewhere, of the size, type and device
+    of photos ``like`` ``(N, C, H, W)``."""
     mask = like.new_zeros(like.shape[2:])
     for cell in cells:
         mask[pixels_of(cell)] = 1
@@ -138,7 +145,8 @@ def box_mask(cells: Sequence[Cell], like: torch.Tensor) -> torch.Tensor:
 
 
 def blank_score(baseline: Baseline, score: ScoreKind) -> Scores:
-    """The need for the score ``(N,)`` of fully masked photos."""
+    """The need for the score ``(N,)`` of photos that the baseline covers entirely, as logit or
+    probability: what "nothing seen" scores."""
     return Scores(FullyMasked(baseline), ScoreOf(score))
 
 

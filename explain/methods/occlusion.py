@@ -52,7 +52,7 @@ class Windows(MaskedInputs):
         """
         window = _by_side("window", self.window, [max(1, round(side / 7)) for side in size])
         stride = _by_side("stride", self.stride, [(length + 1) // 2 for length in window])
-        intervals = []  # of each side
+        intervals_of_sides = []
         for side, length, step in zip(size, window, stride, strict=True):
             if length > side:
                 got = tuple(window)
@@ -65,22 +65,24 @@ class Windows(MaskedInputs):
                     "less"
                 )
             starts = range(0, side - length + step, step)
-            intervals.append([(start, min(start + length, side)) for start in starts])
-        return list(itertools.product(*intervals))
+            intervals_of_sides.append([(start, min(start + length, side)) for start in starts])
+        return list(itertools.product(*intervals_of_sides))
 
     def masks(self, evidence: Evidence) -> PerturbedRows:
-        """The masks ``(b, 1, H, W)``, one for each window: 0 removes the pixels in it, 1 keeps all
-        others."""
+        """The masks ``(b, 1, H, W)`` of `Occlusion`, one for each window: 0 in the window, whose
+        pixels the baseline replaces, 1 elsewhere. Row ``number`` of an image belongs to
+        ``boxes(...)[number]``, on which `_MeanDrop` relies."""
         x = evidence.inputs
         boxes = self.boxes(evidence.size)
 
-        around = one_by_one(lambda image, number: 1 - box_mask([boxes[number]], x)[None])
-        return rows_of([len(boxes)] * len(x), x.device, around)
+        outside_window = one_by_one(lambda image, number: 1 - box_mask([boxes[number]], x)[None])
+        return rows_of([len(boxes)] * len(x), x.device, outside_window)
 
 
 def _by_side(option: str, lengths: int | tuple[int, ...] | None, usual: list[int]) -> list[int]:
-    """Bring an option into a length for each side of the photo; a single length is for all sides,
-    and None for the ``usual`` ones."""
+    """Bring the option "window" or "stride" into one length in pixels for each side of the photo
+    (frames, height, width): one number is for all sides, None takes the ``usual`` lengths.
+    ``option`` is its name, for the error."""
     if lengths is None:
         return usual
     if isinstance(lengths, int):
@@ -98,20 +100,24 @@ class _MeanDrop(Estimator):
     ``(H, W)``."""
 
     def __init__(self, boxes: list[Cell], whole: torch.Tensor, zeros: torch.Tensor) -> None:
+        """Take the boxes of the windows in the order of the runs, the score ``whole`` of the
+        uncovered photo, and a map of ``zeros`` ``(H, W)``, whose shape, type and device count."""
         self.count = len(boxes)
         self._boxes = boxes
         self._whole = whole
-        self._sums = zeros.clone()
-        self._times = zeros.clone()
+        self._drops = zeros.clone()
+        self._windows_over = zeros.clone()
 
     def take(self, first: int, scores: torch.Tensor) -> None:
+        """Add the drop of the score by each window to the pixels that it covers; ``scores``
+        ``(b,)`` belong to the boxes from ``first`` on."""
         for score, box in zip(scores, self._boxes[first:], strict=False):
-            where = pixels_of(box)
-            self._sums[where] += self._whole - score
-            self._times[where] += 1
+            pixels = pixels_of(box)
+            self._drops[pixels] += self._whole - score
+            self._windows_over[pixels] += 1
 
     def estimate(self) -> Estimate:
-        return Estimate(self._sums / self._times.clamp(min=1))
+        return Estimate(self._drops / self._windows_over.clamp(min=1))
 
 
 @register
@@ -156,20 +162,20 @@ class Occlusion(EstimateMethod):
     style = "signed"
 
     def with_frames(self, x: torch.Tensor, *, frames_first: bool) -> "Occlusion":
-        """The method with a window for each direction, where the frames are those of a video and no
-        slices of a volume."""
+        """The method for a video: one number for the window or the stride becomes one for each
+        direction (frames, height, width). Volumes, whose slices are no frames, keep cubes."""
         if not frames_first and x.shape[1] != 3:
             return self
         frames, *sides = x.shape[2:]
-        lasts = 1 if frames_first else max(1, round(frames / 7))
+        window_frames = 1 if frames_first else max(1, round(frames / 7))
         window = self.window
         stride = self.stride
         if window is None and frames_first:
             window = (1, *(max(1, round(side / 7)) for side in sides))
         elif isinstance(window, int):
-            window = (lasts, window, window)
+            window = (window_frames, window, window)
         if isinstance(stride, int):
-            stride = ((lasts + 1) // 2, stride, stride)
+            stride = ((window_frames + 1) // 2, stride, stride)
         return replace(self, window=window, stride=stride)
 
     @property
@@ -177,6 +183,8 @@ class Occlusion(EstimateMethod):
         return Windows(self.baseline, self.window, self.stride)
 
     def estimators(self, evidence: Evidence) -> list[Estimator]:
+        """One `_MeanDrop` for each image. The engine calls this before the covered photos are
+        run."""
         boxes = self.perturbation.boxes(evidence.size)
         zeros = evidence.inputs.new_zeros(evidence.size)
         return [_MeanDrop(boxes, score, zeros) for score in evidence[whole_score(self.score)]]
@@ -199,14 +207,18 @@ class SmoothGrids(MaskedInputs):
     covered_by = "random smooth masks"
 
     def masks(self, evidence: Evidence) -> PerturbedRows:
-        """The masks ``(b, 1, H, W)`` in [0, 1]: 1 keeps a pixel, 0 removes it."""
+        """The masks ``(b, 1, H, W)`` of RISE, in [0, 1]: 1 keeps a pixel, 0 removes it. Masks
+        depend on their number and the seed alone, so all images have the same; the last block is
+        kept, since rows come in order."""
         x = evidence.inputs
         block_of = lru_cache(maxsize=1)(partial(self._block, x))
         smooth = one_by_one(lambda image, number: block_of(number // BLOCK)[number % BLOCK][None])
         return rows_of([self.samples] * len(x), x.device, smooth)
 
     def _block(self, like: torch.Tensor, block: int) -> torch.Tensor:
-        """The masks ``(BLOCK, H, W)`` of one block."""
+        """Draw a block of RISE's masks ``(BLOCK, H, W)`` from the seed and the number ``block``:
+        random grids of zeros and ones, enlarged linearly by one cell more than the photo, then cut
+        out at a random shift. ``like`` ``(N, C, H, W)`` has the size, type and device."""
         size = like.shape[2:]
         cells = [min(self.grid, side) for side in size]
         generator = seeded(self.seed, block)
@@ -214,17 +226,20 @@ class SmoothGrids(MaskedInputs):
         for dim, (count, side) in enumerate(zip(cells, size, strict=True), start=1):
             step = -(-side // count)  # pixels of a cell
             shifts = torch.randint(step, (BLOCK,), generator=generator, device="cpu")
-            large = enlarging(count, (count + 1) * step)
+            enlarged_row = enlarging(count, (count + 1) * step)
             # (BLOCK, side, cells)
-            rows = large[shifts[:, None] + torch.arange(side, device="cpu")].to(like)
-            moved = masks.movedim(dim, 1)
-            enlarged = torch.bmm(rows, moved.flatten(2))
-            masks = enlarged.reshape(rows.shape[:2] + moved.shape[2:]).movedim(1, dim)
+            row_matrices = enlarged_row[shifts[:, None] + torch.arange(side, device="cpu")].to(like)
+            masks_along_dim = masks.movedim(dim, 1)
+            enlarged = torch.bmm(row_matrices, masks_along_dim.flatten(2))
+            masks = enlarged.reshape(row_matrices.shape[:2] + masks_along_dim.shape[2:]).movedim(
+                1, dim
+            )
         return masks.clamp_(0, 1)
 
 
 def enlarging(cells: int, length: int) -> torch.Tensor:
-    """The matrix ``(length, cells)`` that enlarges a row of cells linearly."""
+    """The matrix ``(length, cells)`` that enlarges a row of ``cells`` values linearly to ``length``
+    values."""
     return enlarge(torch.eye(cells, dtype=torch.float64, device="cpu")[None], (length,))[0].T
 
 
@@ -239,6 +254,8 @@ class _ScoreWeightedMasks(Estimator):
     def __init__(
         self, method: "SmoothGridMethod", masks: Build, whole: torch.Tensor, size: tuple[int, ...]
     ) -> None:
+        """Take the method's options, the builder of its ``masks``, the score ``whole`` of the photo
+        itself ``()``, and the ``size`` of the map."""
         self.count = method.samples
         self._masks = masks
         self._method = method
@@ -248,6 +265,9 @@ class _ScoreWeightedMasks(Estimator):
         self._scores = torch.zeros(0, dtype=torch.float64, device=whole.device)
 
     def take(self, first: int, scores: torch.Tensor) -> None:
+        """Add the masks of the runs from ``first`` on to the running sums, weighted by powers of
+        their ``scores`` ``(b,)``. Masks are made again, not kept, since thousands of them would not
+        fit the memory."""
         numbers = torch.arange(first, first + len(scores), device=scores.device)
         masks = self._masks(torch.zeros_like(numbers), numbers).flatten(1).double()
         scores = scores.double()
@@ -258,21 +278,23 @@ class _ScoreWeightedMasks(Estimator):
         self._scores = torch.cat([self._scores, scores])
 
     def estimate(self) -> Estimate:
+        """The map of RISE from the masks by now, with the standard error of each pixel; no error
+        before 4 masks, or while their scores do not differ."""
         scores = self._scores
         n = len(scores)
-        average = float(scores.mean())
-        centre = average if self._method.centred else 0.0
+        mean_score = float(scores.mean())
+        centre = mean_score if self._method.centred else 0.0
         weighted, seen, squares, products, seen_twice = self._sums / n
         mean = weighted - centre * seen
         error = None
         if n >= FEWEST and float(scores.max() - scores.min()) > 1e-6 * float(scores.abs().max()):
             variance = squares - 2 * centre * products + centre**2 * seen_twice - mean.square()
-            reach = float((torch.cat([scores, self._whole]) - centre).abs().max())
+            farthest = float((torch.cat([scores, self._whole]) - centre).abs().max())
             # the variance that one more mask with the farthest score would bring
-            once_more = (reach / n) ** 2
-            of_mean = variance.clamp(min=0) / (n - 1) + once_more
-            error = floored_error(of_mean, n - 1) / self._method.probability
-        neutral = None if self._method.centred else average
+            once_more = (farthest / n) ** 2
+            variance_of_mean = variance.clamp(min=0) / (n - 1) + once_more
+            error = floored_error(variance_of_mean, n - 1) / self._method.probability
+        neutral = None if self._method.centred else mean_score
         return Estimate(mean / self._method.probability, error, neutral=neutral)
 
 
@@ -298,6 +320,8 @@ class SmoothGridMethod(EstimateMethod):
         return SmoothGrids(self.baseline, self.samples, self.grid, self.probability, self.seed)
 
     def estimators(self, evidence: Evidence) -> list[Estimator]:
+        """One `_ScoreWeightedMasks` for each image, with the score of the whole photo where the
+        method has one (`DRISE` has none)."""
         # none for a detection
         scores = [evidence[reference].double() for reference in self.references]
         whole = (

@@ -23,7 +23,8 @@ class Regions(CheckedFields):
     """
 
     def most(self, size: tuple[int, ...]) -> int:
-        """How many there are at most for photos of a size; 0 if that is not known."""
+        """The largest number of regions of a photo of ``size`` ``(H, W)``, from which plans count
+        runs; 0 if that is not known."""
         return 0
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
@@ -61,17 +62,20 @@ class Squares(Regions):
         return math.prod(self.cells(size))
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
+        """The number of each pixel's cell ``(N, H, W)``, row by row from 0 on; the same for all
+        images of a size."""
         size = tuple(images.shape[2:])
         cells = self.cells(size)
         labels = torch.zeros((), dtype=torch.long, device=images.device)
         for count, side in zip(cells, size, strict=True):
-            along = torch.arange(side, device=images.device) * count // side
-            labels = labels[..., None] * count + along
+            cells_along_side = torch.arange(side, device=images.device) * count // side
+            labels = labels[..., None] * count + cells_along_side
         return labels.expand((len(images), *size))
 
 
 def _check_photos(kind: str, image: torch.Tensor) -> None:
-    """Refuse volumes and videos, which this way of cutting does not take."""
+    """Refuse an ``image`` that is a volume or a video ``(C, T, H, W)``, which the way of cutting
+    called ``kind`` does not take."""
     if image.ndim != 3:
         raise MethodError(
             f"regions by {kind} must be of photos, got {image.ndim + 1} dimensions; take Squares()"
@@ -106,6 +110,9 @@ class Quadtree(Regions):
         return self.count
 
     def of_image(self, image: torch.Tensor) -> torch.Tensor:
+        """The number of each pixel's cell ``(H, W)``: the cell whose colours vary most is cut into
+        four until one more cut would give more than ``count`` cells, or all left are single
+        pixels."""
         cell = tuple((0, side) for side in image.shape[1:])
         spreads = {cell: _spread(image, cell)}
         while True:
@@ -145,8 +152,8 @@ def halves(cell: Cell) -> list[Cell]:
 
 
 def _spread(image: torch.Tensor, cell: Cell) -> float:
-    """The sum of squared deviations from the mean colour of a cell; -1 for a single pixel, which
-    cannot be cut."""
+    """How much a cell of ``image`` ``(C, H, W)`` varies: the sum of squared deviations from its
+    mean colour; -1 for a single pixel, which cannot be cut."""
     part = image[:, *pixels_of(cell)].flatten(1)
     if part.shape[1] == 1:
         return -1.0
@@ -172,6 +179,8 @@ class Superpixels(Regions):
         return f"about {self.count} superpixels"
 
     def of_image(self, image: torch.Tensor) -> torch.Tensor:
+        """The number of each pixel's superpixel ``(H, W)``, by SLIC of the photo with its values
+        brought to [0, 1]."""
         slic = optional("skimage.segmentation", "for Superpixels", "superpixels", MethodError).slic
         _check_photos("Superpixels", image)
         labels = slic(
@@ -197,6 +206,8 @@ class GivenRegions(Regions):
     content: bytes = field(init=False)
 
     def __post_init__(self) -> None:
+        """Check that the numbers are whole, and keep them on the CPU; ``content``, their bytes,
+        makes equal regions compare equal."""
         labels = torch.as_tensor(self.labels).detach().cpu()
         if (
             labels.dtype.is_floating_point
@@ -223,6 +234,7 @@ class GivenRegions(Regions):
         return self.labels[None] if self.labels.ndim == len(size) else self.labels
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
+        """The region of each pixel ``(N, H, W)``, numbered from 0 without gaps for each image."""
         size = tuple(images.shape[2:])
         labels = self._of_images(size)
         if tuple(labels.shape[1:]) != size or len(labels) not in (1, len(images)):
@@ -234,7 +246,8 @@ class GivenRegions(Regions):
 
 
 def in_a_row(labels: torch.Tensor) -> torch.Tensor:
-    """Number regions from 0 on, without gaps, in the order of their numbers."""
+    """Number the regions in ``labels`` ``(...)`` anew from 0 on, without gaps, in the order of
+    their old numbers."""
     return torch.unique(labels, return_inverse=True)[1]  # type: ignore[no-any-return]
 
 
@@ -262,8 +275,9 @@ def region_values(values: torch.Tensor, labels: torch.Tensor) -> list[torch.Tens
 
 
 def regions_of(value: Any) -> Any:
-    """Regions for a tensor or array of their numbers, or for how many squares across; all else as
-    it is.
+    """Read the option ``regions`` as a caller may write it: a number becomes `Squares`, a tensor or
+    array of numbers `GivenRegions`; anything else stays as it is, and the check of the field's type
+    refuses it.
 
     >>> regions_of(4)
     Squares(across=4)
@@ -320,6 +334,8 @@ class Felzenszwalb(Regions):
         return f"regions of similar colour (scale {self.scale:g})"
 
     def of_image(self, image: torch.Tensor) -> torch.Tensor:
+        """The number of each pixel's region ``(H, W)``. Scale and least size grow with the area, as
+        if the photo were of 224 x 224 pixels."""
         _check_photos("Felzenszwalb", image)
         area = image[0].numel() / USUAL_AREA
         smooth = blurred(2 * to_unit(image[None])[0] - 1, self.sigma)
@@ -327,27 +343,30 @@ class Felzenszwalb(Regions):
 
 
 def joined_pixels(image: torch.Tensor, scale: float, least: int) -> torch.Tensor:
-    """Join the pixels of ``image`` ``(C, H, W)`` to regions of at least ``least`` pixels; returns
-    the number of each pixel's region ``(H, W)``."""
-    numbers = torch.arange(image[0].numel()).reshape(image.shape[1:])
+    """Join the pixels of ``image`` ``(C, H, W)`` to regions by Felzenszwalb's graph (eight
+    neighbours, the smallest colour differences first), then regions under ``least`` pixels to a
+    neighbour; return each pixel's region ``(H, W)``."""
+    pixel_numbers = torch.arange(image[0].numel()).reshape(image.shape[1:])
     neighbours = [
-        (numbers[:, :-1], numbers[:, 1:]),
-        (numbers[:-1], numbers[1:]),
-        (numbers[:-1, :-1], numbers[1:, 1:]),
-        (numbers[:-1, 1:], numbers[1:, :-1]),
+        (pixel_numbers[:, :-1], pixel_numbers[:, 1:]),
+        (pixel_numbers[:-1], pixel_numbers[1:]),
+        (pixel_numbers[:-1, :-1], pixel_numbers[1:, 1:]),
+        (pixel_numbers[:-1, 1:], pixel_numbers[1:, :-1]),
     ]
-    first = torch.cat([one.flatten() for one, _ in neighbours])
-    second = torch.cat([other.flatten() for _, other in neighbours])
+    from_pixels = torch.cat([one.flatten() for one, _ in neighbours])
+    to_pixels = torch.cat([other.flatten() for _, other in neighbours])
     flat = image.flatten(1)
-    weights = (flat[:, first] - flat[:, second]).square().sum(0).sqrt()
+    weights = (flat[:, from_pixels] - flat[:, to_pixels]).square().sum(0).sqrt()
     order = weights.argsort(stable=True)
     ordered = weights[order].tolist()
-    edges = list(zip(ordered, first[order].tolist(), second[order].tolist(), strict=True))
-    roots = numbers.flatten().tolist()
+    edges = list(zip(ordered, from_pixels[order].tolist(), to_pixels[order].tolist(), strict=True))
+    roots = pixel_numbers.flatten().tolist()
     sizes = [1] * len(roots)
-    inner = [0.0] * len(roots)
+    largest_within = [0.0] * len(roots)
 
     def root(i: int) -> int:
+        """The root of pixel ``i`` in the forest of joined pixels (union-find); shortens the way
+        there."""
         while roots[i] != i:
             roots[i] = roots[roots[i]]
             i = roots[i]
@@ -359,9 +378,11 @@ def joined_pixels(image: torch.Tensor, scale: float, least: int) -> torch.Tensor
             b = root(other)
             if a == b:
                 continue
-            alike = weight < min(inner[a] + scale / sizes[a], inner[b] + scale / sizes[b])
+            alike = weight < min(
+                largest_within[a] + scale / sizes[a], largest_within[b] + scale / sizes[b]
+            )
             if min(sizes[a], sizes[b]) < least if by_size else alike:
                 roots[b] = a
                 sizes[a] += sizes[b]
-                inner[a] = weight
+                largest_within[a] = weight
     return in_a_row(torch.tensor([root(i) for i in range(len(roots))])).reshape(image.shape[1:])
