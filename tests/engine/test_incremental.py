@@ -157,8 +157,22 @@ def test_it_is_used_where_a_trial_finds_it_faster(
     torch.testing.assert_close(values, without_it, rtol=1e-10, atol=1e-12)
 
 
+WRITES: dict[str, Callable[[Tensor, float], Any]] = {
+    "an alias": lambda y, most: y.clamp_(max=most),
+    "the same tensor": lambda y, most: y.clamp_(max=most),
+    "another type": lambda y, most: y.clamp_(max=most),
+    "a raised error": lambda y, most: y.clamp_(max=most),
+    "-=": lambda y, most: y.__isub__(F.relu(y - most)),
+    "foreach": lambda y, most: torch._foreach_clamp_max_([y], most),
+    "numpy": lambda y, most: y.numpy().clip(max=most, out=y.numpy()),
+    "data is set": lambda y, most: setattr(y, "data", y.clamp(max=most)),
+    "a part": lambda y, most: y.permute(0, 2, 3, 1)[..., 1:3].clamp_(max=most),
+}
+
+
 def overwrites(way: str) -> Any:
-    """A network in which a pass with placeholders goes wrong, as ``way`` says."""
+    """A network in which a pass with placeholders goes wrong, as ``way`` says: two names have one
+    tensor, which is overwritten where it is above ``most``."""
 
     def forward(net: Any, x: Tensor) -> Tensor:
         net.alone += len(x) == 1
@@ -166,8 +180,8 @@ def overwrites(way: str) -> Any:
             x = x.clone()
             x -= torch.full((3, 1, 1), 0.45, dtype=torch.double)
         h = net.first(x)
-        y = h.detach() if way == "an alias" else F.dropout(h, training=net.training)
-        y.clamp_(max=net.most)
+        y = F.dropout(h, training=net.training) if way == "the same tensor" else h.detach()
+        WRITES[way](y, net.most)
         if 0 in h.stride() and way == "a raised error":
             raise ValueError("no memory")
         return net.head(F.relu(net.second(F.relu(h + y))).mean((2, 3)))
@@ -177,7 +191,7 @@ def overwrites(way: str) -> Any:
     return Made(forward, **parts, most=torch.inf, alone=0).eval()
 
 
-@pytest.mark.parametrize("way", ["an alias", "the same tensor", "another type", "a raised error"])
+@pytest.mark.parametrize("way", WRITES)
 def test_occlusion_is_that_of_whole_passes_where_placeholders_go_wrong(way: str) -> None:
     dtype = torch.float if way == "another type" else torch.double
     model = overwrites(way).to(dtype)

@@ -142,20 +142,6 @@ def test_pixels_that_were_mixed_share_by_their_weights(function: Function) -> No
     assert_near(values, plain.shared(weights, zeros, inner, 0), 1e-11)
 
 
-def test_two_explained_inputs_each_get_their_own() -> None:
-    net = convolutional()
-    model = Made(
-        lambda outer, one, other: outer.net(torch.cat([one.flip(-1), other.roll(1, -2)], 1)),
-        net=net,
-    )
-    one, other = random(4, 2, 3, 6, 6).split([2, 1], 1)
-    whole = lrp(net, torch.cat([one.flip(-1), other.roll(1, -2)], 1)).values
-    for place, expected in ((0, whole[:, :2].flip(-1)), (1, whole[:, 2:].roll(-1, -2))):
-        inputs = explain.Inputs((one, other), explained=place)
-        values = explain.attribute(model, inputs, LRP(), target=1).values
-        assert torch.allclose(values, expected, rtol=1e-11, atol=1e-13)
-
-
 class Turned(torch.autograd.Function):
     """A function written by hand, which nobody can look into."""
 
