@@ -83,44 +83,6 @@ def test_of_one_photo_gradients_through_a_norm_are_the_derivative(norm: str) -> 
             assert_close(a.values[0], both[name].values[0], rtol=1e-9, atol=1e-12, msg=name)
 
 
-def behind(net: Any, maps: Tensor) -> Tensor:
-    """Normalises over the photos of the batch, whose scores depend on each other so."""
-    maps = net.after(F.softplus(F.batch_norm(maps, None, None, training=True)))
-    return net.head(maps.relu().mean((2, 3)))
-
-
-def test_of_a_batch_with_statistics_of_its_own_each_photo_has_its_own_gradient() -> None:
-    torch.manual_seed(0)
-    parts = {"conv": nn.Conv2d(3, 6, 3), "after": nn.Conv2d(6, 4, 3), "head": nn.Linear(4, 3)}
-    model = Made(lambda net, x: behind(net, net.conv(x)), **parts).double().eval()
-    x = torch.rand(3, 3, 8, 8).double()
-    targets = [1, 0, 2]
-    methods = ["saliency(absolute=False)", "gradcam(relu=False)", "layercam", "occlusion(window=8)"]
-    methods.append("integratedgradients(steps=1)")
-    attributions = explain.attribute(model, x, methods, target=targets, layer="conv")
-    for i, target in enumerate(targets):
-
-        def gradient(share: float, i: int = i, target: int = target) -> Tensor:
-            z = x.clone()
-            z[i] *= share
-            z.requires_grad_()
-            return torch.autograd.grad(model(z)[i, target], z)[0][i]
-
-        without = x.clone()
-        without[i] = 0
-        maps = model.conv(x).detach().requires_grad_()
-        (of_maps,) = torch.autograd.grad(behind(model, maps)[i, target], maps)
-        expected = {
-            "saliency": gradient(1.0),
-            "gradcam": (of_maps.mean((2, 3), keepdim=True) * maps).sum(1)[i],
-            "layercam": (of_maps.clamp(min=0) * maps).sum(1)[i].clamp(min=0),
-            "integratedgradients": x[i] * gradient(0.5),
-            "occlusion": (model(x) - model(without))[i, target].expand(8, 8),
-        }
-        for name, values in expected.items():
-            assert_close(attributions[name].values[i], values.detach(), msg=f"{name}, photo {i}")
-
-
 class Reversed(torch.autograd.Function):
     """As in domain adaptation."""
 

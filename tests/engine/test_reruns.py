@@ -186,6 +186,24 @@ class Among:
         return torch.cat([rows[: self.image], row, rows[self.image + 1 :]])
 
 
+def gradcam(model: Small, x: torch.Tensor, target: int) -> torch.Tensor:
+    maps = model.maps(x).detach().requires_grad_()
+    (of_maps,) = torch.autograd.grad(model.head(maps)[0, target], maps)
+    return (of_maps.mean((2, 3), keepdim=True) * maps).sum(1).detach()
+
+
+@torch.no_grad()
+def occlusion(model: Small, x: torch.Tensor, target: int) -> torch.Tensor:
+    return (model(x) - model(0 * x))[:, target, None, None].expand(-1, 6, 5)
+
+
+OF_GRADIENTS: dict[str, tuple[Any, Callable[[Small, torch.Tensor, int], torch.Tensor]]] = {
+    "saliency": ("saliency(absolute=False)", gradient),
+    "gradcam": ("gradcam(relu=False)", gradcam),
+    "occlusion": ("occlusion(window=(6,5))", occlusion),
+}
+
+
 @pytest.mark.parametrize(
     ("coupling", "batch_size"), [*((name, None) for name in COUPLED), ("the rows before", 1)]
 )
@@ -193,11 +211,15 @@ def test_images_that_change_each_others_scores_are_explained_as_they_are_in_thei
     coupling: str, batch_size: int | None
 ) -> None:
     model = small(COUPLED[coupling])
-    methods = [asked for asked, _ in PLAIN.values()]
-    maps = explain.attribute(model, X, methods, target=2, layer="conv", batch_size=batch_size)
-    for name, (_, plain) in PLAIN.items():
-        expected = [plain(Among(model, i), X[i : i + 1], 2) for i in range(len(X))]  # type: ignore[arg-type]
-        torch.testing.assert_close(maps[name].values, torch.cat(expected), **EXACT)
+    compared = PLAIN | (OF_GRADIENTS if coupling == "statistics of the batch" else {})
+    methods = [asked for asked, _ in compared.values()]
+    targets = [2, 0, 4]
+    how = {"layer": "conv", "batch_size": batch_size}
+    maps = explain.attribute(model, X, methods, target=targets, **how)
+    for name, (_, plain) in compared.items():
+        for i, target in enumerate(targets):
+            expected = plain(Among(model, i), X[[i]], target)  # type: ignore[arg-type]
+            torch.testing.assert_close(maps[name].values[[i]], expected, **EXACT)
 
 
 def test_a_perturbed_photo_whose_score_is_no_number_is_refused_and_the_layer_is_named() -> None:
