@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import checkpoint
 
 import explain
 from explain import ExplainError, ExplainWarning
@@ -34,19 +33,12 @@ def test_wrapped_and_compiled_models_are_looked_into(net: TinyNet, x: torch.Tens
     assert torch.equal(a.values, expected.values)
 
 
-def test_checkpoints_and_autocast_of_the_caller_make_no_difference(
-    net: TinyNet, x: torch.Tensor
-) -> None:
-    methods = ["gradcam", "guidedbackprop", "fullgrad", "scorecam"]
-    expected = explain.attribute(net, x, methods, target=1, layer="dropout")
-    model = Made(lambda outer, x: checkpoint(outer.net, x, use_reentrant=False), net=net)
-    maps = explain.attribute(model, x, methods, target=1, layer="net.dropout")
-    for name, a in maps.items():
-        torch.testing.assert_close(a.values, expected[name].values, rtol=1e-9, atol=1e-12)
+def test_autocast_of_the_caller_makes_no_difference(net: TinyNet, x: torch.Tensor) -> None:
+    expected = explain.attribute(net, x, "gradcam", target=1)
     with torch.autocast("cpu", torch.bfloat16):
-        a = explain.attribute(net.float(), x.float(), "gradcam", target=1, layer="dropout")
+        a = explain.attribute(net.float(), x.float(), "gradcam", target=1)
     assert a.values.dtype == torch.float32
-    assert (a.heatmap - expected["gradcam"].heatmap).abs().max() < 0.05
+    assert (a.heatmap - expected.heatmap).abs().max() < 0.05
 
 
 def test_eight_threads_get_what_one_gets_with_shared_and_with_own_models(

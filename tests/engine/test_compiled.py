@@ -1,5 +1,5 @@
-"""Parts of a network that are compiled, exported, scripted or traced: explained exactly, or refused
-in one line."""
+"""Networks in other forms: compiled, exported, scripted, traced, under transforms: explained
+exactly, or refused in one line."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.testing import assert_close
+from torch.utils.checkpoint import checkpoint
 
 import explain
-from explain import LayerError, MethodError
-from tests.conftest import TinyNet, settled
+from explain import ExplainError, LayerError, MethodError
+from tests.conftest import Made, TinyNet, settled
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit", "ignore::torch.jit.TracerWarning")
 LOOKING = ["guidedbackprop", "deconvnet", "fullgrad"]
@@ -35,8 +36,8 @@ def with_part(change: Callable[[Any], Any]) -> nn.Module:
 
 
 def assert_exact(net: nn.Module, methods: list[str]) -> None:
-    expected = explain.attribute(plain(), X, methods, target=1, layer="layer2")
-    for name, a in explain.attribute(net, X, methods, target=1, layer="layer2").items():
+    expected = explain.attribute(plain(), X, methods, target=1, layer="layer2.1")
+    for name, a in explain.attribute(net, X, methods, target=1, layer="layer2.1").items():
         assert_close(a.values, expected[name].values, rtol=1e-9, atol=1e-14, msg=name)
 
 
@@ -83,33 +84,75 @@ def test_compiled_code_is_explained_as_it_was_written(
     torch.compiler.reset()
 
 
-GRAPHS: dict[str, Callable[[], nn.Module]] = {
+def calling(call: Callable[[nn.Module, Tensor], Tensor]) -> nn.Module:
+    return with_part(lambda part: Made(lambda outer, x: call(outer.part, x), part=part))
+
+
+def with_other_parameters(part: nn.Module, x: Tensor) -> Tensor:
+    doubled = {name: p * 2 / 2 for name, p in part.named_parameters()}
+    return torch.func.functional_call(part, doubled, (x,))
+
+
+EXACT: dict[str, Callable[[], nn.Module]] = {
     "exported": lambda: with_part(lambda part: torch.export.export(part, (PART,)).module()),
     "symbolic": lambda: torch.fx.symbolic_trace(plain()),
+    "other parameters": lambda: calling(with_other_parameters),
+    "checkpoint": lambda: calling(lambda part, x: checkpoint(part, x, use_reentrant=False)),
 }
 
 
-@pytest.mark.parametrize("build", GRAPHS.values(), ids=GRAPHS)
-def test_exported_and_traced_graphs_are_exact(build: Callable[[], nn.Module]) -> None:
-    assert_exact(build(), [*LOOKING, "saliency", "integratedgradients"])
+@pytest.mark.parametrize("build", EXACT.values(), ids=EXACT)
+def test_other_forms_of_a_network_are_exact(build: Callable[[], nn.Module]) -> None:
+    assert_exact(build(), [*LOOKING, *OTHERS])
 
 
-SCRIPTED: dict[str, Callable[[], nn.Module]] = {
+OPAQUE: dict[str, Callable[[], nn.Module]] = {
     "scripted": lambda: with_part(torch.jit.script),
     "traced": lambda: with_part(lambda part: torch.jit.trace(part, PART + 1)),
 }
 
 
-@pytest.mark.parametrize("build", SCRIPTED.values(), ids=SCRIPTED)
-def test_with_scripted_parts_methods_are_exact_or_refused_where_they_look_inside(
+@pytest.mark.parametrize("build", OPAQUE.values(), ids=OPAQUE)
+def test_with_opaque_parts_methods_are_exact_or_refused_where_they_look_inside(
     build: Callable[[], nn.Module],
 ) -> None:
     net = build()
     for _ in range(3):  # scripted code runs in another way once it has run
         assert_exact(net, OTHERS)
-    for method in (*LOOKING, "guidedgradcam", "rollout", "legrad"):
-        with pytest.raises(MethodError, match=f"{method} must see .* but layer 'layer1'"):
+    for method in (*LOOKING, "guidedgradcam"):
+        with pytest.raises(MethodError, match=f"{method} must see .* layer 'layer1'"):
             explain.attribute(net, X, method, target=1)
+
+
+def test_a_part_under_vmap_is_explained_exactly_or_refused() -> None:
+    assert_exact(calling(lambda part, x: torch.vmap(part)(x)), OTHERS)
+    rectified = calling(lambda part, x: torch.vmap(lambda row: part(row).clamp(min=0))(x))
+    for method in ("fullgrad", "guidedbackprop"):
+        with pytest.raises(MethodError, match=rf"{method} must see .* outside torch.vmap"):
+            explain.attribute(rectified, X, method, target=1)
+
+
+TRANSFORMS: dict[str, Callable[[Any], Any]] = {
+    "vmap": lambda function: torch.vmap(function)(X),
+    "grad": lambda function: torch.func.grad(function)(X),
+    "jvp": lambda function: torch.func.jvp(function, (X,), (X,)),
+    "compile": lambda function: torch.compile(function, backend="eager")(X),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo does not know")
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+def test_an_explanation_inside_a_transform_is_refused_in_one_line(
+    transform: Callable[[Any], Any],
+) -> None:
+    net = plain()
+
+    def explained(x: Tensor) -> Tensor:
+        x = x if x.ndim == 4 else x[None]
+        return explain.attribute(net, x, "saliency", target=1).values.sum()
+
+    with pytest.raises(ExplainError, match="an explanation must"):
+        transform(explained)
 
 
 def test_the_setting_of_the_compiler_comes_back_after_errors_and_from_threads() -> None:
