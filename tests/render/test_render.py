@@ -18,10 +18,7 @@ from explain import render
 from explain.data.boxes import Box
 from explain.render import captions, overlays, sheets
 from explain.render.captions import fit, font
-from explain.render.styles import (
-    part_on_photo,
-    resampled_on_photo,
-)
+from explain.render.styles import resampled_on_photo
 
 GOLDEN = Path(__file__).parent / "golden"
 TOLERANCE = 0.6  # grey levels on average; fonts and resampling differ a little between versions
@@ -100,25 +97,6 @@ def test_a_picture_looks_as_it_did_when_somebody_looked(name: str) -> None:
     assert np.asarray(difference).mean() < TOLERANCE
 
 
-def test_width_and_height_are_not_swapped_and_a_map_lands_where_it_belongs() -> None:
-    values = np.zeros((2, 4))
-    values[1, 3] = 1
-    placed = resampled_on_photo(values, (40, 20), Box(0, 0, 40, 20))
-    assert placed.shape == (20, 40)
-    assert placed[15:, 35:].max() == placed.max() > placed[:15].max()
-    within = resampled_on_photo(np.ones((3, 3)), (40, 20), Box(10, 5, 20, 15), outside=7)
-    expected = np.full((20, 40), 7)
-    expected[5:15, 10:20] = 255
-    assert np.array_equal(within, expected)
-
-
-def test_what_lies_on_padding_is_not_on_the_photo() -> None:
-    values = np.arange(64.0).reshape(8, 8)
-    assert np.array_equal(part_on_photo(values, (40, 20), Box(0, -10, 40, 30)), values[2:6])
-    assert np.array_equal(part_on_photo(values, (20, 40), Box(-10, 0, 30, 40)), values[:, 2:6])
-    assert np.array_equal(part_on_photo(values, (40, 20), Box(10, 5, 20, 15)), values)
-
-
 def test_a_label_is_cut_before_its_percentage() -> None:
     measure = font(14, bold=True).getlength
     for width in (90, 140, 400):
@@ -144,3 +122,10 @@ if __name__ == "__main__":
     GOLDEN.mkdir(exist_ok=True)
     for name, draw in PICTURES.items():
         draw().save(GOLDEN / f"{name}.png")
+
+
+def test_a_map_lies_on_its_part_of_the_photo() -> None:
+    placed = resampled_on_photo(np.ones((3, 3)), (40, 20), Box(10, 5, 20, 15), outside=7)
+    expected = np.full((20, 40), 7)
+    expected[5:15, 10:20] = 255
+    assert np.array_equal(placed, expected)
