@@ -29,6 +29,11 @@ class AttentionRecord:
     """
 
     def __init__(self, node: Any, group: HookGroup) -> None:
+        """Read the weights, and query and key if they are saved, from a softmax's or fused
+        attention's Node.
+
+        The gradient of the weights is recorded when a backward pass reaches the Node.
+        """
         self.node = node
         self.gradient: torch.Tensor | None = None
         self.query: torch.Tensor | None
@@ -50,7 +55,7 @@ class AttentionRecord:
         group.put_node(node, self._take, pre=True)
 
     def _take(self, grad_outputs: tuple[torch.Tensor | None, ...]) -> None:
-        """Note the gradient in the weights, before the attention's Node runs."""
+        """Note the gradient in the attention weights: a prehook of the attention's Node."""
         if grad_outputs[0] is None:
             return
         arrived = grad_outputs[0].detach()
@@ -64,7 +69,8 @@ class AttentionRecord:
 def attention(
     output: torch.Tensor, group: HookGroup, until: int | None = None
 ) -> list[AttentionRecord]:
-    """Find every attention in the graph of ``output``, in the order of the forward pass.
+    """Find every attention in the autograd graph of ``output``, in the order of the forward pass,
+    and record its gradient.
 
     With ``until``, Nodes from this sequence number on do not count: a score may take a softmax over
     classes itself.
@@ -87,8 +93,8 @@ def attention(
 
 
 def by_image(maps: torch.Tensor, count: int) -> torch.Tensor:
-    """Attention of ``count`` images as ``(N, heads, queries, keys)``; some networks put images and
-    heads into one.
+    """Attention maps ``(N * heads, queries, keys)`` of ``count`` images as ``(N, heads, queries,
+    keys)``; maps of four dimensions as they are.
 
     >>> by_image(torch.zeros(6, 4, 4), 2).shape
     torch.Size([2, 3, 4, 4])
@@ -99,8 +105,8 @@ def by_image(maps: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def _multiplied(node: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Query and key ``(N * heads, tokens, d)``: the factors of the product that a softmax was
-    computed from."""
+    """Query and key ``(N * heads, tokens, d)``, from the product in the graph before a softmax's
+    Node; (None, None) if not saved."""
     weights = node._saved_result.shape
     while node is not None and "bmmbackward" not in node.name().lower():
         node = next((parent for parent, _ in node.next_functions if parent is not None), None)
@@ -112,7 +118,8 @@ def _multiplied(node: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:
 
 
 def _is_softmax_of_keys(node: Any) -> bool:
-    """Whether a Node is a softmax of three or four dimensions, over the last one."""
+    """Whether a Node is a softmax over the last of three or four dimensions, as that of attention
+    weights."""
     if "SoftmaxBackward" not in node.name() or "Log" in node.name():
         return False
     dimensions = node._saved_result.ndim
@@ -155,8 +162,12 @@ _PASSED_ON = (
 
 
 def _weighs_values(softmax: Any, readers: Mapping[Any, Sequence[Any]]) -> bool:
-    """Whether values are multiplied by the result of a softmax: one over classes is read, or
-    multiplied by a mask."""
+    """Whether the result of a softmax is multiplied with values later in the graph, as attention
+    weights are.
+
+    A softmax over classes is read, or multiplied by a mask of the same size. ``readers`` are the
+    Nodes that read each Node's result.
+    """
     size = _numel(softmax)
     seen = {softmax}
     waiting = [softmax]
@@ -174,5 +185,5 @@ def _weighs_values(softmax: Any, readers: Mapping[Any, Sequence[Any]]) -> bool:
 
 
 def _numel(node: Any) -> int:
-    """How many values the result of a Node has."""
+    """The number of values in the result of a Node."""
     return math.prod(node._input_metadata[0].shape)

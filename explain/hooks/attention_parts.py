@@ -31,7 +31,8 @@ _HEADS = ("num_heads", "num_attention_heads", "n_heads", "heads", "nhead")
 
 
 def head_count(module: nn.Module) -> int | None:
-    """How many heads a module says that its attention has."""
+    """The number of heads that a module says its attention has, by one of the usual attributes;
+    None if it has none."""
     return next(
         (count for name in _HEADS if isinstance(count := getattr(module, name, None), int)), None
     )
@@ -45,8 +46,11 @@ def fused_scores(
     scale: float | None = None,
     lowest: float = -math.inf,
 ) -> torch.Tensor:
-    """The scores of a fused attention before its softmax, ``lowest`` where a mask hides a key from
-    a query."""
+    """The scores ``(..., queries, keys)`` of a fused attention before its softmax: query times key,
+    scaled and masked.
+
+    They are ``lowest`` where a boolean mask hides a key from a query; a mask of numbers is added.
+    """
     key = spread(key, query.shape[-3]) if query.ndim > 3 else key
     scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
     if is_causal:
@@ -57,7 +61,8 @@ def fused_scores(
 
 
 def spread(tensor: torch.Tensor, heads: int) -> torch.Tensor:
-    """Repeat heads that several queries share."""
+    """Repeat the heads (dimension -3) of keys or values that several queries share, up to
+    ``heads``."""
     return (
         tensor.repeat_interleave(heads // tensor.shape[-3], -3)
         if tensor.shape[-3] != heads
@@ -89,9 +94,10 @@ class _Product:
 
 
 def product_of(name: str, args: tuple[Any, ...]) -> _Product | None:
-    """A product that an attention may make: of matrices for each image, each with one letter alone.
+    """Describe a call as a product that an attention may make: of two computed matrices for each
+    image and head.
 
-    It is None for anything else, such as products with weights.
+    None for anything else, such as products with weights. ``name`` is that of the function.
     """
     if name == "einsum":
         first = 1
@@ -147,7 +153,11 @@ class AttentionTracer(Tracer):
         transposition."""
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Make a call; let hooks see it if it is a step of an attention."""
+        """Make a call, and let hooks see and replace its tensors if it is a step of an attention.
+
+        Steps are recognised in their order: a product gives scores, the softmax of scores weights,
+        the product with weights heads.
+        """
         name = getattr(func, "__name__", "")
         if name == "scaled_dot_product_attention":
             return self._fused(*args, **kwargs)
@@ -170,14 +180,16 @@ class AttentionTracer(Tracer):
         return output
 
     def _has_weights(self, args: tuple[Any, ...]) -> bool:
-        """Whether attention weights are among the arguments of a call."""
+        """Whether attention weights are among the arguments of a call: what the last softmax gave,
+        or what was made of it."""
         return any(arg is weights for arg in args for weights in self._weights)
 
     def _has_size_of_weights(self, output: torch.Tensor) -> bool:
         return output.numel() == self._weights[0].numel()
 
     def _product(self, product: _Product, func: Any, kwargs: dict[str, Any]) -> Any:
-        """Make a product: the scores of queries and keys, or the result of weights and values."""
+        """Make a product of an attention, with the hooks' edits: that of weights and values, else
+        that of queries and keys."""
         left = product.args[product.first]
         right = product.args[product.first + 1]
         result = product.terms[2]
@@ -196,8 +208,11 @@ class AttentionTracer(Tracer):
         return func(*product.args, **kwargs)
 
     def _edit_factor(self, product: _Product, number: int, part: str, order: str) -> None:
-        """Let a hook see one of the two tensors of a product, its last two dimensions in an
-        order."""
+        """Let the hook on ``part`` see and replace factor ``number`` (0 or 1) of a product, its
+        dimensions in the order that hooks know.
+
+        ``order`` are the letters of the factor's last two dimensions. ``product.args`` is changed.
+        """
         index = product.first + number
         product.args[index] = self._edited(
             part, product.args[index], product.terms[number], product.shared + order
@@ -214,7 +229,8 @@ class AttentionTracer(Tracer):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> torch.Tensor:
-        """Compute `F.scaled_dot_product_attention`; in steps if its weights are to be seen."""
+        """Compute `F.scaled_dot_product_attention` with the hooks' edits; step by step only if a
+        hook wants its weights."""
         query = self._edited("q", query)
         key = self._edited("k", key)
         value = self._edited("v", value)
@@ -232,8 +248,12 @@ class AttentionTracer(Tracer):
     def _edited(
         self, part: str, tensor: torch.Tensor, letters: str = "", order: str = ""
     ) -> torch.Tensor:
-        """Let a hook see a part, its dimensions in another order of their letters; return what
-        takes its place."""
+        """Let the hook on a part of the attention see a tensor; return the tensor or what the hook
+        put in its place.
+
+        The hook gets it as ``(N, heads, ..., ...)``: ``letters`` name the tensor's dimensions,
+        ``order`` the order for the hook.
+        """
         edit = self._edits.get(part)
         if edit is None:
             return tensor
@@ -243,9 +263,9 @@ class AttentionTracer(Tracer):
         shape = moved.shape
         if moved.ndim == 3 and self._heads:
             moved = moved.reshape(-1, self._heads, shape[1], shape[2])
-        new = edit(moved)
+        edited_part = edit(moved)
         return (
             tensor
-            if new is None
-            else new.reshape(shape).permute([order.index(letter) for letter in letters])
+            if edited_part is None
+            else edited_part.reshape(shape).permute([order.index(letter) for letter in letters])
         )

@@ -95,6 +95,11 @@ class Recorded(UserDict[str, torch.Tensor]):
         self._missing = missing
 
     def __getitem__(self, name: str) -> torch.Tensor:
+        """A copy of the tensor that was recorded under a layer's name.
+
+        Raises:
+            NotRecordedError: nothing was; the message says why.
+        """
         if name not in self.data:
             raise NotRecordedError(self._missing(name))
         return self.data[name].clone()
@@ -197,11 +202,11 @@ class Capture:
 
     @property
     def missing(self) -> list[str]:
-        """The layers of which parts of the gradient may be missing: something that they made has no
-        history in this pass.
+        """The layers whose gradients may be incomplete: something that they made has no history in
+        this pass.
 
-        Among them are those with a tensor that was overwritten, and that has an older name than the
-        one with a history.
+        Among them are layers with a tensor that was overwritten through another reference than the
+        one with a history. `backward` and `gradients` refuse to go on when there are any.
         """
         if not self._overwritable:
             return self._lost
@@ -225,18 +230,22 @@ class Capture:
         self._must_be_whole()
         return self._by_name("gradient")
 
-    def _by_name(self, what: Literal["activation", "gradient"]) -> Mapping[str, torch.Tensor]:
-        """The activations or gradients that were recorded, by the names of their layers."""
+    def _by_name(self, field_name: Literal["activation", "gradient"]) -> Mapping[str, torch.Tensor]:
+        """The activations or gradients that were recorded, by the names that the caller used for
+        the layers."""
         tensors: dict[str, torch.Tensor] = {}
         for name in self._places:
-            tensor = getattr(self.of(name), what, None)
+            tensor = getattr(self.of(name), field_name, None)
             if tensor is not None:
                 tensors[name] = tensor
         return Recorded(tensors, self.why_missing)
 
     def of(self, name: str) -> LayerCall | None:
-        """Return the record that a name such as ``conv``, ``conv@0`` or ``conv:input`` stands
-        for."""
+        """Return the record of the call that a name such as ``conv``, ``conv@0`` or ``conv:input``
+        means; None if there is none.
+
+        A name without a call means the last one.
+        """
         if name not in self._places:
             self._places[name] = place_of(name, self._model)
         place = self._places[name]
@@ -245,7 +254,7 @@ class Capture:
         return calls[number] if 0 <= number < len(calls) else None
 
     def why_missing(self, name: str) -> str:
-        """Say why nothing is recorded under a name, or no gradient."""
+        """Say in one line why no output, or no gradient, is recorded under a layer's name."""
         if name not in self._places:
             return f"layer {name!r} was not captured; {did_you_mean(name, self._places)}"
         if self.of(name) is None:
@@ -257,7 +266,11 @@ class Capture:
         )
 
     def _must_be_whole(self) -> None:
-        """Refuse gradients of which parts are missing."""
+        """Refuse to give gradients if those of some layers may be incomplete.
+
+        Raises:
+            LayerError: ``missing`` names a layer.
+        """
         missing = self.missing
         if missing:
             names = ", ".join(map(repr, dict.fromkeys(missing)))
@@ -271,10 +284,12 @@ class Capture:
     def backward(
         self, score: torch.Tensor, *, retain_graph: bool = False, roughly: bool = False
     ) -> None:
-        """Run backward from a scalar to the captured layers, filling their records.
+        """Run backward from a scalar to the captured layers, and fill the gradients of their
+        records.
 
         Nothing is accumulated anywhere: no parameter's ``.grad`` is read or written. A record that
-        the score does not depend on keeps ``gradient=None``.
+        the score does not depend on keeps ``gradient=None``. ``roughly`` allows gradients of which
+        parts are missing.
 
         Raises:
             LayerError: parts of the gradients may be missing, and they are not asked for
@@ -283,8 +298,8 @@ class Capture:
         if not roughly:
             self._must_be_whole()
         for record in self.records:
-            for of_tensor in (record, *record.tensors.values()):
-                of_tensor.gradient = None
+            for tensor_record in (record, *record.tensors.values()):
+                tensor_record.gradient = None
         wanted: list[Source] = []
         for sources in self._sources.values():
             wanted += sources.summed + sources.requested_with
@@ -292,8 +307,11 @@ class Capture:
             differentiate(score, wanted, retain_graph=retain_graph)
 
     def sources_of(self, record: LayerCall) -> list[Source]:
-        """What to differentiate with respect to, all in one call, for the gradient that `joined`
-        makes of the results.
+        """The tensors and edges to differentiate with respect to, for the gradient in a record's
+        first tensor.
+
+        For a caller that runs `torch.autograd.grad` itself (the engine): request all of them in one
+        call, and give the results in this order to `joined`.
 
         Raises:
             LayerError: parts of the gradient may be missing.
@@ -305,8 +323,11 @@ class Capture:
     def joined(
         self, record: LayerCall, gradients: Sequence[torch.Tensor | None]
     ) -> torch.Tensor | None:
-        """Return the gradient in a record's first tensor, from those with respect to its
-        `sources_of`."""
+        """The gradient in a record's first tensor: the sum of ``gradients`` with respect to its
+        `sources_of`, in their order.
+
+        None if the score does not depend on it.
+        """
         total = None
         for gradient in gradients[: len(self._sources[record].summed)]:
             if gradient is not None:
@@ -314,7 +335,7 @@ class Capture:
         return total
 
     def nodes_of(self, record: LayerCall) -> list[Node]:
-        """The Nodes of the graph that the gradient in a record's first tensor comes from."""
+        """The Nodes of the graph at which the gradient in a record's first tensor is collected."""
         if record not in self._sources:
             return []
         edges = (
@@ -326,8 +347,12 @@ class Capture:
     # Where the graph begins
 
     def _begin_pass(self, module: nn.Module, args: Any, kwargs: Any) -> nested.SwappedInputs | None:
-        """See whether gradients are off: if they are off only later, the network itself has turned
-        them off."""
+        """Begin a pass of the model: note whether gradients are off, so that the graph may begin at
+        a layer.
+
+        If they are off only later, the network itself has turned them off. Without ``cut``, the
+        model's inputs are replaced by aliases with a graph.
+        """
         self._may_be_cut = self._cut and not torch.is_grad_enabled()
         self._was_cut = False
         if self._cut or not torch.is_grad_enabled() or _some_require_gradients(args, kwargs):
@@ -336,16 +361,20 @@ class Capture:
         return nested.SwappedInputs((args, kwargs), _aliased)
 
     def end_pass(self, *arguments: Any) -> None:
-        """See whether a graph that began while gradients were off goes on to the end of the pass.
+        """End a pass of the model: count all gradients as missing if the model turned gradients off
+        after the graph began.
 
         A model that switches gradients itself gives back the mode that it found, which was off.
+        With ``once``, the engine calls this after its pass; else it is a hook.
         """
         if self._may_be_cut and self._sources and not torch.is_grad_enabled():
             self._lost += [record.layer for record in self._sources]
 
     def _begin_graph(self, module: nn.Module, args: Any, kwargs: Any) -> bool:
-        """Turn gradients on where they are off and this is allowed; say whether a graph begins
-        here."""
+        """Whether the graph begins at this call of a layer, since nothing before it is recorded.
+
+        Turns gradients on where they are off and the pass allows it.
+        """
         if not torch.is_grad_enabled():
             return self._turn_on()
         if _some_require_gradients(args, kwargs):
@@ -353,7 +382,11 @@ class Capture:
         return not any(parameter.requires_grad for parameter in module.parameters())
 
     def _turn_on(self) -> bool:
-        """Turn gradients on, once; say whether this is allowed."""
+        """Turn gradients on, at most once in a pass; return False if the network itself has turned
+        them off here.
+
+        `preserve.untouched` or `preserve.recording`, around the pass, gives the caller's mode back.
+        """
         if self._was_cut or not self._may_be_cut:
             return False  # the network itself has turned gradients off here
         self._was_cut = True
@@ -363,8 +396,12 @@ class Capture:
     def _continue_from_aliases(
         self, layer: str, swapped: nested.SwappedInputs | None, output: Any
     ) -> Any:
-        """Where a module overwrote an alias, let the tensor's history continue from the alias;
-        return the output."""
+        """After a call whose inputs were replaced by aliases: hand the history of overwritten
+        aliases to the tensors themselves.
+
+        Returns ``output`` with the tensors in the places of their aliases, or None if nothing was
+        overwritten. ``swapped`` are the pairs of tensor and alias.
+        """
         if swapped is None:
             return None
         continued = {}
@@ -383,27 +420,34 @@ class Capture:
     # What is recorded of each call
 
     def _is_wanted(self, layer: str) -> bool:
-        """Whether the gradient of the next call of a layer is recorded."""
+        """Whether the gradient of the next call of a layer is recorded: the caller may have named
+        one call."""
         calls = self._wanted.get(layer)
         return calls is not None and (None in calls or len(self._calls[layer]) in calls)
 
     def _watch_output(self, group: HookGroup, layer: str, module: nn.Module) -> None:
-        """Record the outputs of a module; let the graph begin at its last part, where it has not
-        begun."""
+        """Register the hooks that record a module's outputs and their gradients.
+
+        The graph begins at the module's last part if nothing has been recorded before it.
+        """
         running: list[Versions] = []
         """The inputs of the calls that have begun. A module may call itself: only when a call ends
         is it known which one it is."""
 
         def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
+            """Note the inputs of a call that begins, to tell an output that is the input itself."""
             running.append(_versions_of((args, kwargs)))
 
         def begin(module: nn.Module, args: Any, kwargs: Any) -> nested.SwappedInputs | None:
+            """Replace the inputs of the module's last part by aliases with a graph, if the graph
+            begins there."""
             is_wanted = bool(running) and self._is_wanted(layer)
             if not is_wanted or not self._begin_graph(module, args, kwargs):
                 return None
             return nested.SwappedInputs((args, kwargs), _aliased)
 
         def leave(module: nn.Module, args: Any, output: Any) -> Any:
+            """Record the output of a call that ends; what is returned replaces the output."""
             # a call that had begun before is not among them
             inputs = running.pop() if running else {}
             return self._leave(layer, inputs if self._is_wanted(layer) else None, output)
@@ -415,10 +459,13 @@ class Capture:
         group.put(module.register_forward_hook, leave)
 
     def _watch_input(self, group: HookGroup, layer: str, module: nn.Module) -> None:
-        """Record the first tensor that a module is given; let the module use an alias of it with a
-        graph."""
+        """Register the hook that records a module's first input tensor and its gradient.
+
+        The module gets an alias of the tensor, so that only its own use of it counts.
+        """
 
         def enter(module: nn.Module, args: Any, kwargs: Any) -> nested.SwappedInputs | None:
+            """Record the input of a call that begins, and replace it by an alias with a graph."""
             first = nested.first_tensor((args, kwargs))
             if first is None:
                 raise LayerError(
@@ -441,35 +488,43 @@ class Capture:
     def _leave_attention(
         self, layer: str, module: nn.Module, args: Any, output: torch.Tensor
     ) -> Any:
-        """Record a part of an attention. Gradients arrive at a copy of it, as at an input that is
-        passed on."""
+        """Record a part of an attention, such as its weights, and let gradients arrive at it.
+
+        The part counts as passed on, so that a copy of it replaces it in the network.
+        """
         return self._leave(layer, _versions_of(output) if self._is_wanted(layer) else None, output)
 
     def _leave(self, layer: str, inputs: Versions | None, output: Any) -> Any:
-        """Record what a call returns; with its ``inputs``, let gradients arrive at it, and return
-        what replaces it, if anything does."""
-        first = nested.first_tensor(output)
-        if first is None:
+        """Record the output of one call of a layer; return the output with replacements, or None if
+        nothing is replaced.
+
+        ``inputs`` are the tensors that the call was given, with their versions; None if no gradient
+        is wanted. With ``every``, all tensors of the output are recorded.
+        """
+        first_output = nested.first_tensor(output)
+        if first_output is None:
             raise LayerError(
                 f"layer {layer!r} must return a tensor, got {type(output).__name__}; choose "
                 "another layer"
             )
-        record = self._recorded(layer, first)
+        record = self._recorded(layer, first_output)
         if record is None:
             return None
         # each tensor once
-        tensors: dict[int, tuple[TensorRecord, torch.Tensor]] = {id(first): (record, first)}
+        tensors: dict[int, tuple[TensorRecord, torch.Tensor]] = {
+            id(first_output): (record, first_output)
+        }
         for path, tensor in nested.paths(output) if self._every else ():
             if id(tensor) not in tensors:
                 tensors[id(tensor)] = TensorRecord(tensor.detach().clone()), tensor
             record.tensors[path[0] if len(path) == 1 else path] = tensors[id(tensor)][0]
         begins_late = not torch.is_grad_enabled()
-        if inputs is None or not self._has_graph(record, first):
+        if inputs is None or not self._has_graph(record, first_output):
             return None
         if begins_late:  # what the layer made of its output before has no history
             self._lost.append(layer)
-        if not first.requires_grad:
-            self._must_have_histories(layer, first, inputs, output)
+        if not first_output.requires_grad:
+            self._must_have_histories(layer, first_output, inputs, output)
         replacements = self._attach_all(record, tensors.values(), inputs)
         if not replacements:
             return None
@@ -481,44 +536,63 @@ class Capture:
         tensors: Iterable[tuple[TensorRecord, torch.Tensor]],
         inputs: Versions,
     ) -> dict[int, torch.Tensor]:
-        """Let gradients arrive at the tensors of an output, the record's own and others; return
-        what replaces tensors, by their ids."""
+        """Collect the gradients of the tensors of one output; return the tensors that must replace
+        others, by the ids of these.
+
+        ``tensors`` are pairs with the records to fill; the first is the record's own. Replaced are
+        inputs that the layer returned unaltered, and tensors that autograd allows no hook on. Fills
+        ``_sources``.
+        """
         sources = GradientSources([], [])
         replacements: dict[int, torch.Tensor] = {}
-        for of_tensor, tensor in tensors:
+        for tensor_record, tensor in tensors:
             if not tensor.is_floating_point():
                 continue
-            used = copy_with_history(tensor) if _is_passed_through(tensor, inputs) else tensor
-            attached = self._attach(of_tensor, used)
+            tensor_in_use = (
+                copy_with_history(tensor) if _is_passed_through(tensor, inputs) else tensor
+            )
+            attached = self._attach(tensor_record, tensor_in_use)
             if not attached.summed:  # only its replacement has a history
                 self._lost.append(record.layer)
-                used = copy_with_history(tensor)
-                attached = self._attach(of_tensor, used)
-            if used is not tensor:
-                replacements[id(tensor)] = used
-            of_record = sources.summed if of_tensor is record else sources.requested_with
-            of_record.extend(attached.summed)
+                tensor_in_use = copy_with_history(tensor)
+                attached = self._attach(tensor_record, tensor_in_use)
+            if tensor_in_use is not tensor:
+                replacements[id(tensor)] = tensor_in_use
+            sources_of_tensor = (
+                sources.summed if tensor_record is record else sources.requested_with
+            )
+            sources_of_tensor.extend(attached.summed)
             sources.requested_with.extend(attached.requested_with)
         self._sources[record] = sources
         self._without_graph.discard(record)
         return replacements
 
     def _recorded(self, layer: str, tensor: torch.Tensor) -> LayerCall | None:
-        """Make a record of a call; None if backward repeats it (a checkpoint) and its gradient is
-        recorded already."""
+        """Add a record with a copy of ``tensor`` for the call of ``layer`` that runs; return None
+        if the call needs none.
+
+        It needs none in a backward pass that repeats a call (a checkpoint), unless the first run
+        had no graph.
+        """
         calls = self._calls[layer]
         if torch._C._current_graph_task_id() != -1:
-            alike = [record for record in calls if torch.equal(record.activation, tensor.detach())]
-            if alike:
-                return next((record for record in alike if record in self._without_graph), None)
+            same_calls = [
+                record for record in calls if torch.equal(record.activation, tensor.detach())
+            ]
+            if same_calls:
+                return next(
+                    (record for record in same_calls if record in self._without_graph), None
+                )
         record = LayerCall(preserve.detached(tensor).clone(), layer=layer, call=len(calls))
         self.records.append(record)
         calls.append(record)
         return record
 
     def _has_graph(self, record: LayerCall, tensor: torch.Tensor) -> bool:
-        """Whether a graph is recorded of what a tensor is used for; turn gradients on if they may
-        be.
+        """Whether autograd records the uses of ``tensor``, so that it can have a gradient; turns
+        gradients on if they may be.
+
+        If not, the record gets a source that no score depends on, and counts as without a graph.
 
         Raises:
             LayerError: the tensor can have no gradient.
@@ -545,25 +619,29 @@ class Capture:
     def _must_have_histories(
         self, layer: str, first: torch.Tensor, inputs: Versions, output: Any
     ) -> None:
-        """Note that gradients are missing where the layer made other tensors from the same values
-        out of sight."""
+        """Mark a layer's gradient as incomplete if the layer computed other outputs without a
+        history.
+
+        Called where the layer's first output has no history of its own. ``inputs`` are what the
+        call was given.
+        """
         computed = [
             tensor
             for _, tensor in nested.paths(output)
             if tensor is not first and not _is_passed_through(tensor, inputs)
         ]
-        without = [t for t in computed if t.is_floating_point() and not t.requires_grad]
-        if self._was_cut or without:
+        without_history = [t for t in computed if t.is_floating_point() and not t.requires_grad]
+        if self._was_cut or without_history:
             self._lost.append(layer)
 
     def _attach(self, record: TensorRecord, tensor: torch.Tensor) -> GradientSources:
-        """Collect the gradient of every use of a tensor; there are no sources where autograd does
-        not allow it.
+        """Collect the gradient of every use of a tensor into ``record``; the result says what to
+        differentiate with respect to.
 
         All uses meet at the tensor's Node. Later uses alone meet at a mark put into its history:
         where it has no Node, and where it is a view, whose later uses go by its base once it has
         been overwritten. Autograd takes that mark and the view's Node for one, unless the base is
-        requested as well.
+        requested as well. There are no sources where autograd does not allow the mark.
         """
         summed: list[Source] = []
         requested_with: list[Source] = []
@@ -580,10 +658,14 @@ class Capture:
         return GradientSources(summed, requested_with)
 
     def _collect(self, record: TensorRecord, tensor: torch.Tensor) -> Source:
-        """Record the gradient of a tensor, whoever runs backward; return what to differentiate with
-        respect to."""
+        """Register a hook that stores a tensor's gradient in ``record``, in any backward pass;
+        return what to differentiate with respect to.
+
+        With ``once``, no hook is registered: the caller sums the gradients itself.
+        """
 
         def collect(gradient: torch.Tensor | None) -> None:
+            """Store a copy of the gradient; within one backward pass, add to it."""
             if gradient is None:  # there is no derivative
                 return
             # A copy: the tensor that autograd passes may be shared with another branch, and may be
@@ -605,7 +687,11 @@ _PASSING_ON = (nn.Identity, nn.modules.dropout._DropoutNd)
 
 
 def _last_in(module: nn.Module) -> nn.Module:
-    """The module that computes the output of this one, as far as that is certain."""
+    """The module whose result is the output of ``module``: the last part of nested `nn.Sequential`
+    that does anything.
+
+    It is ``module`` itself where that is not certain.
+    """
     while runs_in_order(module):
         children = [child for child in module._modules.values() if child is not None]
         last = next(
@@ -618,17 +704,20 @@ def _last_in(module: nn.Module) -> nn.Module:
 
 
 def _some_require_gradients(args: Any, kwargs: Any) -> bool:
-    """Whether one of a call's arguments is part of a graph."""
+    """Whether a tensor among a call's arguments is part of a graph."""
     return any(tensor.requires_grad for _, tensor in nested.paths((args, kwargs)))
 
 
 def _aliased(tensor: torch.Tensor) -> torch.Tensor:
-    """An alias of a tensor that can have a gradient; any other as it is."""
+    """An alias of a tensor that starts a graph; the tensor itself if it can have no gradient."""
     return alias(tensor) if tensor.is_floating_point() and not tensor.is_inference() else tensor
 
 
 def _versions_of(values: Any) -> Versions:
-    """The tensors in some values, with the versions that they have now."""
+    """The tensors inside ``values``, by id, with their present version counters.
+
+    Compared after a call, they tell whether the call changed a tensor in place.
+    """
     versions: Versions = {}
     for _, tensor in nested.paths(values):
         if not tensor.is_inference():  # which counts no versions
@@ -637,8 +726,8 @@ def _versions_of(values: Any) -> Versions:
 
 
 def _is_passed_through(tensor: torch.Tensor, inputs: Versions) -> bool:
-    """Whether a module has returned its input, unaltered, or a tensor that is no module's
-    output."""
+    """Whether a layer's output tensor is its input, unaltered, or a tensor that no module computed
+    (a parameter, an alias)."""
     entry = inputs.get(id(tensor))
     if entry is not None:
         return entry[1] == tensor._version
@@ -688,8 +777,12 @@ def capture(model: nn.Module, layers: Where, *, gradients: bool = True) -> Itera
 def read_outputs(
     group: HookGroup, layers: Iterable[str], read: Callable[[torch.Tensor], T]
 ) -> dict[str, list[T]]:
-    """What ``read`` gives of the first tensor that each call of these layers returns while the
-    group is alive."""
+    """Hook layers so that ``read`` is called on the first tensor that each of their calls returns,
+    as long as the group is alive.
+
+    Returns the results by layer, in lists that fill during the forward pass: one item for each
+    call.
+    """
     values: dict[str, list[T]] = {}
 
     def note(layer: str, module: nn.Module, args: Any, output: Any) -> None:
@@ -704,8 +797,8 @@ def read_outputs(
 
 
 def why_not_called(model: nn.Module, name: str, calls: int) -> str:
-    """Say why a layer, or one of its calls, was not recorded in a pass that made ``calls`` calls of
-    it."""
+    """The message for a layer, or one of its calls, that did not run in a pass with ``calls`` calls
+    of the layer."""
     if calls:
         return f"layer {name!r} must name one of its {calls} calls, counted from 0"
     place = place_of(name, model)
@@ -726,8 +819,11 @@ def why_not_called(model: nn.Module, name: str, calls: int) -> str:
 
 
 def cut_where_allowed(run: Callable[[bool], T]) -> T:
-    """Run a forward pass whose graph begins at the layer (``cut``); where autograd forbids that,
-    record all of it."""
+    """Run a forward pass with the graph cut off below the layer, ``run(True)``; if autograd forbids
+    that, ``run(False)``, which records it all.
+
+    The second run takes more memory, and is noted for the user.
+    """
     try:
         return run(True)
     except RuntimeError as error:

@@ -55,10 +55,13 @@ class FeatureExtractor(nn.Module):
         self.graph = graph
 
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Run the model up to the last of the layers, and return their outputs by name."""
         features: dict[str, Any] = {}
         calls = Counter[str]()
 
         def keep(name: str, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            """Copy the output of a layer when its call is the one that is named; end the pass after
+            the last one."""
             place = place_of(name, self.model)
             if (place.call or 0) == calls[name]:
                 # before it is changed

@@ -27,6 +27,8 @@ class _Gate(torch.autograd.Function):
     def forward(
         ctx: Any, act: Callable[[Gradients], Gradients], count: int, *tensors: torch.Tensor
     ) -> Gradients:
+        """Return the first ``count`` tensors themselves with a new history, and aliases of the
+        others."""
         ctx.act = act
         ctx.set_materialize_grads(False)
         ctx.mark_dirty(*tensors[:count])
@@ -37,6 +39,7 @@ class _Gate(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
+        """Pass the gradients of the tensors to ``act``, and on what it returns."""
         return (None, None, *ctx.act(gradients))
 
 
@@ -57,7 +60,11 @@ class Gates:
         self._handles: list[Any] = []
 
     def add(self, hook: "GateHook", direction: str, *, first: bool) -> Callable[[], None]:
-        """Add a hook, ``first`` or last, to those of its direction; return what removes it."""
+        """Add a hook to those of its direction, ``first`` or last; return a function that removes
+        it.
+
+        The module's forward hooks are registered with the first hook, and removed with the last.
+        """
         if not self._handles:
             register = partial(self._module.register_forward_pre_hook, with_kwargs=True)
             after = self._module.register_forward_hook
@@ -67,12 +74,13 @@ class Gates:
             self._handles.append(Registered(self._leave, after, self._thread, self._callers).handle)
         hooks = self.hooks[direction]
         hooks.insert(0 if first else len(hooks), hook)
-        callers = [hook.fn] if isinstance(hook.fn, Hook) else []
-        self._callers += callers
+        caller_hooks = [hook.fn] if isinstance(hook.fn, Hook) else []
+        self._callers += caller_hooks
 
         def remove() -> None:
+            """Remove the hook; without any, gradients pass unchanged."""
             hooks.remove(hook)
-            for caller in callers:
+            for caller in caller_hooks:
                 self._callers.remove(caller)
             if not any(self.hooks.values()):
                 # from now on gradients pass unchanged, also those of passes that are done
@@ -83,13 +91,14 @@ class Gates:
         return remove
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Begin a call of the module."""
+        """Begin a call of the module, as a forward-pre hook: its inputs pass a gate."""
         call = _Call(self, module)
         self._running.append(call)
         return call.enter(args, kwargs)
 
     def _leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        """End the latest call of the module that has begun."""
+        """End the latest call of the module that has begun, as a forward hook: its outputs pass a
+        gate."""
         return self._running.pop().leave(output) if self._running else None
 
 
@@ -110,12 +119,14 @@ class _Gated:
     places: list[int]
 
     def spread(self, gradients: Gradients) -> Gradients:
-        """The gradients of the gate at the places of their tensors, and None at the others."""
+        """Gradients of the gate's tensors, placed among all ``count`` values of the call; None at
+        the others."""
         by_place = dict(zip(self.places, gradients, strict=True))
         return tuple(by_place.get(i) for i in range(self.count))
 
     def picked(self, gradients: Gradients) -> Gradients:
-        """Those of the gradients of all values that belong to the gate."""
+        """The gradients of the tensors that pass the gate, out of those of all values of the
+        call."""
         return tuple(gradients[i] for i in self.places)
 
 
@@ -124,6 +135,7 @@ class _Call:
     arrived."""
 
     def __init__(self, owner: Gates, module: nn.Module) -> None:
+        """Note which hooks are for this call, in the order in which they fire."""
         self._owner = owner
         self._module = module
         hooks = [hook for hooks in owner.hooks.values() for hook in hooks]
@@ -135,47 +147,69 @@ class _Call:
         self._began = torch._C._autograd._get_sequence_nr()
 
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Pass the inputs through a gate; return what the module gets instead."""
+        """Pass the input tensors of a call through a gate; return the arguments that the module
+        gets, or None if none requires a gradient."""
         names = [name for name, value in kwargs.items() if isinstance(value, torch.Tensor)]
         values = [*args, *(kwargs[name] for name in names)]
-        passed, self._inputs = _through(self._at_inputs, values)
+        gated_values, self._inputs = _through(self._at_inputs, values)
         places = self._inputs.places
         self._lent = [
-            (values[i], passed[i], passed[i].grad_fn) for i in places if not values[i].is_leaf
+            (values[i], gated_values[i], gated_values[i].grad_fn)
+            for i in places
+            if not values[i].is_leaf
         ]
         if not places:
             return None
-        by_name = dict(zip(names, passed[len(args) :], strict=True))
-        return tuple(passed[: len(args)]), {**kwargs, **by_name}
+        by_name = dict(zip(names, gated_values[len(args) :], strict=True))
+        return tuple(gated_values[: len(args)]), {**kwargs, **by_name}
 
     def leave(self, output: Any) -> Any:
-        """Pass the outputs through a gate; return what the module gives instead."""
+        """Pass the output tensors of a call through a gate; return the output that replaces the
+        module's, or None if nothing changed.
+
+        An input that the module overwrote in place gets its history from the module's result.
+        """
         paths, values = _laid_out(output)
-        lent = self._lent
+        aliased_inputs = self._lent
         self._lent = []
-        overwritten = [(tensor, alias) for tensor, alias, node in lent if alias.grad_fn is not node]
-        passed, self._outputs = _through(self._at_outputs, values, self._began)
+        overwritten = [
+            (tensor, alias) for tensor, alias, node in aliased_inputs if alias.grad_fn is not node
+        ]
+        gated_values, self._outputs = _through(self._at_outputs, values, self._began)
         # the history of an input goes on from what the module made of it
         for tensor, alias in overwritten:
             place = next((i for i, value in enumerate(values) if value is alias), None)
-            continue_from(tensor, alias if place is None else passed[place])
+            continue_from(tensor, alias if place is None else gated_values[place])
             if place is not None:
-                passed[place] = tensor
-        if all(map(operator.is_, passed, values)):
+                gated_values[place] = tensor
+        if all(map(operator.is_, gated_values, values)):
             return None
-        by_path = dict(zip(paths, passed, strict=True))
+        by_path = dict(zip(paths, gated_values, strict=True))
         return nested.edit(output, lambda path, tensor: by_path[path])
 
-    def _changed(self, direction: str, gradients: Gradients, *more: Gradients) -> Gradients:
-        """Call the hooks that are for this call; what one returns replaces what the next one is
-        given."""
+    def _changed(
+        self, direction: str, gradients: Gradients, *other_gradients: Gradients
+    ) -> Gradients:
+        """Call the hooks of one direction that are for this call, each on what the one before
+        returned.
+
+        ``gradients`` are what they may replace; ``other_gradients`` are passed along
+        (``grad_output``).
+        """
         for hook in self._owner.hooks[direction]:
-            changed = hook.fn(self._module, gradients, *more) if hook in self._meant else None
+            changed = (
+                hook.fn(self._module, gradients, *other_gradients) if hook in self._meant else None
+            )
             gradients = gradients if changed is None else changed
         return gradients
 
     def _at_outputs(self, gradients: Gradients) -> Gradients:
-        """Call the pre-hooks on the gradients that arrive at the outputs."""
+        """Call the backward-pre hooks on the gradients of the outputs; return those that go on into
+        the module.
+
+        Runs in the backward pass, before the module's own. They are kept for the backward hooks, or
+        given to these at once if no input requires a gradient.
+        """
         grad_output = self._changed("backward-pre", self._outputs.spread(gradients))
         if self._inputs.places:
             self._grad_output = grad_output
@@ -184,8 +218,11 @@ class _Call:
         return self._outputs.picked(grad_output)
 
     def _at_inputs(self, gradients: Gradients) -> Gradients:
-        """Call the hooks on the gradients that arrive at the inputs, together with those of the
-        outputs."""
+        """Call the backward hooks on the gradients of the inputs and outputs; return the input
+        gradients that go on.
+
+        Runs in the backward pass, after the module's own.
+        """
         grad_output = self._grad_output
         self._grad_output = None
         if grad_output is None:  # nothing came through the outputs
@@ -195,17 +232,20 @@ class _Call:
 
 
 def _through(
-    act: Callable[[Gradients], Gradients], values: Sequence[Any], began: float = math.inf
+    on_gradients: Callable[[Gradients], Gradients], values: Sequence[Any], began: float = math.inf
 ) -> tuple[list[Any], _Gated]:
-    """Pass the tensors among ``values`` that are part of a graph through one gate; return all, and
-    where those were.
+    """Pass the tensors of a call that require gradients through one gate; return all values, and
+    the places of those tensors.
 
-    Those that the call made since it ``began``, and that are no views, come first and are passed on
-    themselves.
+    ``on_gradients`` is called with their gradients in the backward pass. Tensors that the call
+    itself made (since sequence number ``began``), and that are no views, keep their identity; for
+    the others an alias stands.
     """
     passed = list(values)
-    where = [i for i, v in enumerate(values) if isinstance(v, torch.Tensor) and v.requires_grad]
-    if not where or not torch.is_grad_enabled():
+    tensor_places = [
+        i for i, v in enumerate(values) if isinstance(v, torch.Tensor) and v.requires_grad
+    ]
+    if not tensor_places or not torch.is_grad_enabled():
         return passed, _Gated(len(values), [])
     if torch._C._are_functorch_transforms_active():
         raise HookError(
@@ -213,24 +253,29 @@ def _through(
             "transform out"
         )
     first_places: dict[int, int] = {}  # a tensor may be there several times
-    for i in reversed(where):
+    for i in reversed(tensor_places):
         node = values[i].grad_fn
         if node is not None and node._sequence_nr() >= began and not values[i]._is_view():
             first_places[id(values[i])] = i
-    first = sorted(first_places.values())
-    rest = [i for i in where if i not in first]
-    keepers = [_unsafe_preserve_version_counter(values[i]) for i in first]
-    gated = _Gate.apply(act, len(first), *(values[i] for i in (*first, *rest)))
+    kept_places = sorted(first_places.values())
+    aliased_places = [i for i in tensor_places if i not in kept_places]
+    keepers = [_unsafe_preserve_version_counter(values[i]) for i in kept_places]
+    gated = _Gate.apply(
+        on_gradients, len(kept_places), *(values[i] for i in (*kept_places, *aliased_places))
+    )
     for keeper in keepers:  # their values have not been touched
         keeper.__exit__()
-    for i, alias in zip(rest, gated[len(first) :], strict=True):
+    for i, alias in zip(aliased_places, gated[len(kept_places) :], strict=True):
         passed[i] = alias
-    return passed, _Gated(len(values), [*first, *rest])
+    return passed, _Gated(len(values), [*kept_places, *aliased_places])
 
 
 def _laid_out(output: Any) -> tuple[list[nested.Path], list[Any]]:
-    """Return the contents of a container and the ways to them: its own items, then the tensors in
-    containers inside."""
+    """The items of a module's output, with the paths to them: its own items, then tensors in
+    containers inside these.
+
+    Backward hooks get gradients in this order.
+    """
     if isinstance(output, torch.Tensor):
         return [()], [output]
     contents = [((key,), value) for key, value in nested.items(output)]

@@ -48,7 +48,11 @@ def graph(
 
 
 def consumers(score: torch.Tensor) -> dict[Node, list[Node]]:
-    """For each Node of a score's graph, the Nodes that lead to it, as often as they do."""
+    """For each Node of a score's graph, the Nodes that read its result, once for each time that
+    they do.
+
+    The keys are in the order of `graph`: nearest to the score first.
+    """
     nodes: dict[Node, list[Node]] = {node: [] for node in graph(score)}
     for node in nodes:
         for parent, _ in node.next_functions:
@@ -72,8 +76,7 @@ class _SavedValue:
 
 @contextmanager
 def keeping_values(most: int = 0) -> Iterator[None]:
-    """Let autograd record Nodes, and keep only the values that were saved last, so many bytes of
-    them.
+    """Let autograd record Nodes, but keep only the ``most`` bytes of values that it saved last.
 
     So a graph takes little memory: it shows what depends on what, and a backward pass can reach the
     last layers. One that goes further raises a `ValueDroppedError`.
@@ -82,6 +85,8 @@ def keeping_values(most: int = 0) -> Iterator[None]:
     total = 0
 
     def save(tensor: torch.Tensor) -> _SavedValue:
+        """Save a tensor for the backward pass, and drop the oldest values beyond ``most`` bytes;
+        weights cost nothing."""
         nonlocal total
         is_weight = tensor.is_leaf and tensor.requires_grad
         size = 0 if is_weight else tensor.numel() * tensor.element_size()
@@ -95,6 +100,11 @@ def keeping_values(most: int = 0) -> Iterator[None]:
         return value
 
     def restore(value: _SavedValue) -> torch.Tensor:
+        """The saved tensor, for the backward pass.
+
+        Raises:
+            ValueDroppedError: it was dropped, or overwritten.
+        """
         if value.tensor is None or value.tensor._version != value.version:
             raise ValueDroppedError(
                 "a backward pass must have the values of the forward pass, but some were not kept"
@@ -155,7 +165,10 @@ def differentiate(
 
 def normalises_over_rows(nodes: Iterable[Node]) -> bool:
     """Whether a batch normalisation among the Nodes of a graph takes its statistics from several
-    rows.
+    rows, in training mode.
+
+    Then the images of a batch influence each other, and their gradients cannot be computed
+    together.
 
     >>> x, norm = torch.ones(2, 3, 4, 4, requires_grad=True), torch.nn.functional.batch_norm
     >>> of_batch, of_training = (
@@ -172,8 +185,12 @@ def normalises_over_rows(nodes: Iterable[Node]) -> bool:
 
 
 def _laid_out_as_input(saved: Any, gradients: Gradients) -> Gradients | None:
-    """The gradients that arrive at a batch normalisation of one row: the first in the layout of its
-    ``saved`` input."""
+    """The gradients that arrive at a batch normalisation of one row, the first of them in the
+    memory layout of its input.
+
+    A prehook of the normalisation's Node, registered by `differentiate`; None leaves the gradients
+    as they are. ``saved`` is what the Node keeps of its input.
+    """
     first = gradients[0]
     layout = None if first is None or len(first) > 1 else _CHANNELS_LAST.get(first.ndim)
     if first is None or layout is None:
@@ -214,7 +231,8 @@ class Reach:
                 self._reaches[leaf.grad_fn] = True
 
     def of(self, node: Node | None) -> bool:
-        """Whether a gradient leads from a Node to one of the leaves or ends."""
+        """Whether a gradient leads from a Node to one of the leaves or ends; the answer is
+        remembered for each Node."""
         if node is None:
             return False
         reaches = self._reaches
@@ -243,7 +261,8 @@ class Reach:
 
 
 def is_of_hooks(node: Node) -> bool:
-    """Whether a Node is of a function that hooks of this package have put into the graph."""
+    """Whether a Node was put into the graph by hooks of this package (an entrance, alias or gate),
+    not by the model."""
     return str(getattr(getattr(node, "_forward_cls", None), "__module__", "")).startswith(
         "explain."
     )
@@ -279,12 +298,14 @@ class _Entrance(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, start: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the same memory under a new history; ``start`` only makes autograd record it."""
         ctx.answer = None
         ctx.set_materialize_grads(False)
         return tensor.detach()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor | None) -> Any:
+        """Pass the gradient to ``answer`` if one is set, once, and send on what it returns."""
         answer = ctx.answer
         ctx.answer = None
         return (gradient if answer is None else answer(gradient)), None
@@ -329,26 +350,28 @@ def entrance(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def alias(tensor: torch.Tensor) -> torch.Tensor:
-    """Return another name for a tensor's memory, which is in the graph even if the tensor is
-    not."""
+    """Return a tensor with the same memory and a graph of its own, even if the tensor has none.
+
+    Captures hand it to a module in the tensor's place, so that the graph begins there.
+    """
     return _Alias.apply(tensor, _START)  # type: ignore[no-any-return]
 
 
 def is_alias(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is what `alias` returned, unaltered."""
+    """Whether a tensor was returned by `alias` and has not been overwritten since."""
     return tensor.grad_fn is not None and tensor.grad_fn.name() == "_AliasBackward"
 
 
 def copy_with_history(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy in the same memory layout that is in the graph; if the tensor is not, a leaf begins
-    the graph."""
+    """A copy of a tensor in the same memory layout and in its graph; if it has none, the graph
+    begins at a leaf."""
     start = tensor if tensor.requires_grad else tensor.detach().requires_grad_()
     return torch.empty_like(start).copy_(start)
 
 
 def mark(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Mark the present place in a tensor's history; return a leaf that will have the gradient of
-    all later uses.
+    """Begin a new part of a tensor's history here; return a leaf whose gradient is that of all
+    later uses of the tensor.
 
     It is None where autograd does not allow that: nothing may overwrite such a tensor either, or
     (of a view that was made while gradients were off) nothing with gradients on.
@@ -358,7 +381,7 @@ def mark(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def try_continue_from(tensor: torch.Tensor, other: torch.Tensor, *, both: bool = False) -> bool:
-    """As `continue_from`; say whether autograd allows it."""
+    """Do as `continue_from`; return False instead of raising if autograd does not allow it."""
     try:
         with torch.enable_grad():
             continue_from(tensor, other, both=both)
@@ -368,7 +391,10 @@ def try_continue_from(tensor: torch.Tensor, other: torch.Tensor, *, both: bool =
 
 
 def continue_from(tensor: torch.Tensor, other: torch.Tensor, *, both: bool = False) -> None:
-    """Let a tensor's history continue from another tensor, with ``both`` from its own history too.
+    """Change a tensor's history in place: its gradient goes to ``other``, with ``both`` to its own
+    history too.
+
+    The values stay. For every holder of the tensor, later uses count as uses of ``other``.
 
     Raises:
         RuntimeError: autograd does not allow it.

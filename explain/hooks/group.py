@@ -76,11 +76,15 @@ class HookGroup(SignalSafe["HookGroup"]):
         """See `_signs_of_work`; None as long as no hook has been registered that should fire."""
 
     def on_enter(self) -> "HookGroup":
+        """Enter the block; inside an explanation, a forked child process will remove these
+        hooks."""
         if is_under_way():
             _of_explanations.add(self)
         return self
 
     def on_exit(self, error: BaseException | None) -> None:
+        """Remove all hooks, and warn of those that never fired if the block ended without an
+        error."""
         message = self._unfired_hooks() if self._handles and error is None else None
         self._remove()
         _of_explanations.discard(self)
@@ -96,6 +100,7 @@ class HookGroup(SignalSafe["HookGroup"]):
         self._remove()
 
     def _remove(self) -> None:
+        """Close the group, and remove its hooks, the latest first."""
         self._closed = True
         while self._handles:
             next(reversed(self._handles)).remove()
@@ -245,6 +250,7 @@ class HookGroup(SignalSafe["HookGroup"]):
         handle = self._open(Hook, fn, ["the running backward pass"], "at its end", [])
 
         def call() -> None:
+            """Call the hook at the end of the backward pass, unless its handle has been removed."""
             if not handle.removed:  # such a hook cannot be removed, but passed over
                 handle.remove()
                 for hook in handle.hooks or [fn]:
@@ -264,21 +270,27 @@ class HookGroup(SignalSafe["HookGroup"]):
     def put(
         self, register: Callable[[Any], Any], fn: Callable[..., Any], *undo: Callable[[], None]
     ) -> None:
-        """Register a hook of this package by a function of PyTorch; it acts for calls of this
-        thread, unchecked.
+        """Register a hook of this package with one of PyTorch's ``register_…`` functions; it is not
+        checked, and need not fire.
 
-        ``undo`` is what else to do when it is removed.
+        It acts for calls of this thread alone, and is removed with the group. ``undo`` are
+        functions to call then.
         """
         self._undo += (*undo, Registered(fn, register, self._thread).handle.remove)
 
     def put_node(self, node: Node, fn: Callable[..., Any], *, pre: bool = False) -> None:
-        """Register a hook of this package on a Node, as `node` or, with ``pre``, `node_pre`, in
-        every thread."""
+        """Register a hook of this package on a Node, for backward passes in any thread; before it
+        runs if ``pre``.
+
+        Several hooks on one Node run in the order in which they are put. ``fn`` is that of `node`
+        or `node_pre`.
+        """
         register = node.register_prehook if pre else node.register_hook
         self._undo += ([node].clear, Registered(fn, register, None).handle.remove)
 
     def put_swap(self, module: nn.Module, swap: "InputSwap") -> None:
-        """Replace tensors in a module's inputs until its call ends."""
+        """Register the hooks of an `InputSwap` on a module: they replace tensors in its inputs
+        until the call ends."""
         self.put(partial(module.register_forward_pre_hook, with_kwargs=True), swap.enter)
         self.put(module.register_forward_hook, swap.leave, swap.restore_all)
 
@@ -286,9 +298,11 @@ class HookGroup(SignalSafe["HookGroup"]):
     def note_runs(
         self, modules: Mapping[str, nn.Module], measure: Callable[[str, Any], None] | None = None
     ) -> list[str]:
-        """Return a list to which the names of the modules are added when they have run.
+        """Return a list to which the name of each module is added when it has run, once for each
+        call.
 
-        ``measure`` is called with the name and the output.
+        ``measure`` is called with the name and the output. For this package; the hooks go with the
+        group.
         """
         names = list[str]()
 
@@ -305,14 +319,17 @@ class HookGroup(SignalSafe["HookGroup"]):
 
     def _open(
         self,
-        kind: type[Hook],
+        hook_class: type[Hook],
         fn: Callable[..., Any],
         places: Sequence[str],
         direction: str,
-        takes: Sequence[str],
+        argument_names: Sequence[str],
     ) -> Handle:
-        """A handle that is on no place yet; it has a hook for each, unless the function is of this
-        package.
+        """A new handle for a caller's function, with a checked `Hook` for each of ``places``,
+        registered nowhere yet.
+
+        A function of this package gets a handle without hooks: it is not checked. ``places`` and
+        ``direction`` are what messages call them.
 
         Raises:
             HookError: the group is closed, or the function does not take these arguments.
@@ -323,8 +340,8 @@ class HookGroup(SignalSafe["HookGroup"]):
             )
         if is_ours(fn):
             return Handle((), self._handles)
-        hooks = [kind(fn, place, direction) for place in places]
-        hooks[0].must_take(takes)
+        hooks = [hook_class(fn, place, direction) for place in places]
+        hooks[0].must_take(argument_names)
         if self._signs_at_first_hook is None:
             self._signs_at_first_hook = self._signs_of_work()
         return Handle(hooks, self._handles)
@@ -333,14 +350,18 @@ class HookGroup(SignalSafe["HookGroup"]):
     def _in_graph(
         self,
         register: Callable[[Any], Any],
-        kind: type[Hook],
+        hook_class: type[Hook],
         fn: Callable[..., Any],
         where: str,
         direction: str,
-        takes: Sequence[str],
+        argument_names: Sequence[str],
     ) -> Handle:
-        """Register a hook on tensors or a Node."""
-        handle = self._open(kind, fn, [where], direction, takes)
+        """Wrap a caller's function as a hook, and register it on tensors or a Node by PyTorch's
+        function ``register``.
+
+        ``argument_names`` are what the function must take. It acts in any thread.
+        """
+        handle = self._open(hook_class, fn, [where], direction, argument_names)
         hook = handle.hooks[0] if handle.hooks else fn
         handle.place(register, hook, hooks=handle.hooks)
         return handle
@@ -351,17 +372,19 @@ class HookGroup(SignalSafe["HookGroup"]):
         register: Callable[[Any], Any],
         fn: Callable[..., Any],
         direction: str,
-        takes: Sequence[str],
+        argument_names: Sequence[str],
     ) -> Handle:
-        """Register a hook on a Node; the Node of a leaf is kept as long as the hook."""
+        """Register a caller's hook on a Node. The Node that accumulates a leaf's gradient is kept
+        alive as long as the hook."""
         where = f"Node {node.name()}"
-        handle = self._in_graph(register, GradientHook, fn, where, direction, takes)
+        handle = self._in_graph(register, GradientHook, fn, where, direction, argument_names)
         if node.name().endswith("AccumulateGrad"):
             handle.undo.insert(0, [node].clear)
         return handle
 
     def _places(self, where: Where) -> list[tuple[str, LayerPlace, nn.Module]]:
-        """The names of what is selected, what they mean, and the modules."""
+        """The layers that ``where`` selects: their names in messages, their places, and the modules
+        to hook."""
         if self._model is None:
             raise HookError(
                 "HookGroup() without a model cannot hook layers; pass the model to hook layers"
@@ -380,24 +403,30 @@ class HookGroup(SignalSafe["HookGroup"]):
         kind: Literal["forward_pre", "forward"],
         options: dict[str, bool],
     ) -> Handle:
-        """Register a hook on modules, on the first tensor that they are given, or on the attention
-        inside them."""
-        takes = ["module", "args"]
+        """Register a caller's forward hook at all layers that ``where`` selects.
+
+        A place is a module's call, its first input tensor (``:input``), or a part of the attention
+        inside it (``:q``). A name with a call (``@1``) gets a counter that lets the hook act on
+        that call alone.
+        """
+        argument_names = ["module", "args"]
         if options["with_kwargs"]:
-            takes.append("kwargs")
+            argument_names.append("kwargs")
         if kind == "forward":
-            takes.append("output")
+            argument_names.append("output")
         places = self._places(where)
         handle = self._open(
-            ForwardHook, fn, [name for name, _, _ in places], kind.replace("_", "-"), takes
+            ForwardHook, fn, [name for name, _, _ in places], kind.replace("_", "-"), argument_names
         )
         for number, (name, place, module) in enumerate(places):
             hooks = handle.hooks[number : number + 1]
             hook = hooks[0] if hooks else fn
             counter = None if place.call is None else CallCounter(place.call, name)
-            act = hook if counter is None else counter.only(hook)
+            hook_of_call = hook if counter is None else counter.only(hook)
             if place.part == "input":
-                swap = InputSwap(partial(_replace_first, name, act, options["with_kwargs"]))
+                swap = InputSwap(
+                    partial(_replace_first, name, hook_of_call, options["with_kwargs"])
+                )
                 register = partial(
                     module.register_forward_pre_hook, with_kwargs=True, prepend=options["prepend"]
                 )
@@ -407,11 +436,11 @@ class HookGroup(SignalSafe["HookGroup"]):
             elif place.part:
                 for own_hook in hooks:
                     own_hook.unfired = f"the layer did not run, or {NO_ATTENTION}"
-                self._on_attention(handle, module, place.part, act, hooks)
+                self._on_attention(handle, module, place.part, hook_of_call, hooks)
             else:
                 handle.place(
                     partial(getattr(module, f"register_{kind}_hook"), **options),
-                    act,
+                    hook_of_call,
                     self._thread,
                     hooks,
                 )
@@ -426,19 +455,23 @@ class HookGroup(SignalSafe["HookGroup"]):
         fn: Callable[..., Any],
         hooks: Sequence[Hook],
     ) -> None:
-        """Register a hook on a part of the attention inside a module."""
-        running = ExitStack()
+        """Register a caller's hook on a part of the attention inside a module: a tracer runs as
+        long as a call of the module."""
+        active_tracer = ExitStack()
 
         def begin(module: nn.Module, args: Any) -> None:
-            running.close()  # of a call that was broken off
-            running.enter_context(AttentionTracer(module, {part: partial(fn, module, args)}))
+            """Enter the tracer that shows the part to the hook, when a call of the module
+            begins."""
+            active_tracer.close()  # of a call that was broken off
+            active_tracer.enter_context(AttentionTracer(module, {part: partial(fn, module, args)}))
 
         def end(module: nn.Module, args: Any, output: Any) -> None:
-            running.close()
+            """Leave the tracer, when the call of the module ends or raises."""
+            active_tracer.close()
 
         handle.place(module.register_forward_pre_hook, begin, self._thread, hooks)
         handle.place(partial(module.register_forward_hook, always_call=True), end, self._thread)
-        handle.undo.append(running.close)
+        handle.undo.append(active_tracer.close)
 
     @deferring_signals
     def _on_gradients(
@@ -446,11 +479,14 @@ class HookGroup(SignalSafe["HookGroup"]):
         where: Where,
         fn: Callable[..., Any],
         direction: str,
-        takes: Sequence[str],
+        argument_names: Sequence[str],
         prepend: bool,
     ) -> Handle:
-        """Register a hook on gradients, at the gates of modules; each has one pair, so that hooks
-        fire in order."""
+        """Register a caller's hook on the gradients of all modules that ``where`` selects.
+
+        Each module has one `Gates` for all hooks of the group, so that they fire in the order of
+        registration; ``prepend`` puts this one first.
+        """
         places = self._places(where)
         for name, place, _ in places:
             if place.part:
@@ -459,7 +495,7 @@ class HookGroup(SignalSafe["HookGroup"]):
                     "grad_input"
                 )
         handle = self._open(
-            ModuleGradientHook, fn, [name for name, _, _ in places], direction, takes
+            ModuleGradientHook, fn, [name for name, _, _ in places], direction, argument_names
         )
         for number, (name, place, module) in enumerate(places):
             counter = None if place.call is None else CallCounter(place.call, name)
@@ -472,8 +508,8 @@ class HookGroup(SignalSafe["HookGroup"]):
         return handle
 
     def _count(self, handle: Handle, module: nn.Module, counter: "CallCounter | None") -> None:
-        """Count the calls of a module, before all other hooks on it; a call of the model begins
-        again."""
+        """Register the hooks that count a module's calls, before all other hooks on it; each call
+        of the model starts from 0."""
         if counter is None or self._model is None:
             return
         handle.place(
@@ -489,8 +525,12 @@ class HookGroup(SignalSafe["HookGroup"]):
     # Hooks that never fired
 
     def _signs_of_work(self) -> Any:
-        """What changes when this thread records operations, or when a gradient of the model is
-        accumulated."""
+        """A value that changes when this thread records operations, or when a gradient of the model
+        is accumulated.
+
+        `_unfired_hooks` compares it with that of the first registration, to see if anything has
+        run.
+        """
         parameters = () if self._model is None else self._model.parameters()
         leaf = next((parameter for parameter in parameters if parameter.requires_grad), None)
         gradient = None if leaf is None else leaf.grad
@@ -498,8 +538,8 @@ class HookGroup(SignalSafe["HookGroup"]):
         return torch._C._autograd._get_sequence_nr(), version
 
     def _unfired_hooks(self) -> str | None:
-        """Name the hooks that should have fired by now, on one line; None if there are none, or
-        nothing has run.
+        """The warning about hooks that should have fired by now, on one line; None if there are
+        none, or nothing has run.
 
         Of several with the same function, or on the same place, it is enough that one has fired:
         layers that were not used are then no surprise.
@@ -514,10 +554,10 @@ class HookGroup(SignalSafe["HookGroup"]):
 
 
 def module_of(model: nn.Module, place: LayerPlace) -> nn.Module:
-    """The module that a hook is put on.
+    """The module that a hook on ``place`` is registered on.
 
     Raises:
-        LayerError: it takes no hooks.
+        LayerError: the module is scripted, and takes no hooks.
     """
     module = submodule(model, place.module)
     if isinstance(module, RecursiveScriptModule):
@@ -527,7 +567,8 @@ def module_of(model: nn.Module, place: LayerPlace) -> nn.Module:
 
 
 def _kinds(handle: Handle) -> set[tuple[str, Any]]:
-    """A hook's places and function: hooks that share one of these count as one for the warning."""
+    """What counts as the same hook for the warning about unfired hooks: its function and its
+    places, each with its direction."""
     hooks = handle.hooks
     functions = {(hook.direction, getattr(hook.fn, "__code__", id(hook.fn))) for hook in hooks[:1]}
     return functions | {(hook.direction, hook.where) for hook in hooks}
@@ -543,15 +584,19 @@ class CallCounter:
         self._running = -1
 
     def begin(self, *arguments: Any) -> None:
-        """Count a call of the module."""
+        """Count a call of the module: a forward-pre hook, registered before all others."""
         self._running += 1
 
     def restart(self, *arguments: Any) -> None:
-        """Count from 0 again, in another call of the model."""
+        """Start from 0, since a call of the whole model begins."""
         self._running = -1
 
     def is_meant(self) -> bool:
-        """Whether the call that runs is the one that is meant."""
+        """Whether the call of the module that runs now is the one that the name means.
+
+        Raises:
+            HookError: a backward pass repeats the call (a checkpoint), which cannot be counted.
+        """
         if torch._C._current_graph_task_id() != -1:
             raise HookError(
                 f"hook on {self._where} must be outside checkpoints, which run it again; hook all "
@@ -560,7 +605,8 @@ class CallCounter:
         return self._running == self._number
 
     def only(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """A function that is called for the one call alone."""
+        """A function that calls ``fn`` in the one call that is meant, and returns None in
+        others."""
         return lambda *arguments: fn(*arguments) if self.is_meant() else None
 
 
@@ -581,20 +627,23 @@ class InputSwap:
         self._running: list[SwappedInputs | None] = []
 
     def enter(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        """Replace tensors in the inputs of a call that begins."""
+        """Replace tensors in the inputs of a call that begins: a forward-pre hook with kwargs."""
         swapped = self._change(module, args, kwargs)
         self._running.append(swapped)
         return None if swapped is None else swapped.inputs
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> Any:
-        """Put the tensors back when the call ends."""
+        """Put the original tensors back in their containers when the call ends: a forward hook.
+
+        What ``end`` returns replaces the output.
+        """
         swapped = self._running.pop() if self._running else None
         if swapped is not None:
             swapped.restore()
         return self._end(swapped, output)
 
     def restore_all(self) -> None:
-        """Give back what calls that raised were given."""
+        """Put the tensors back after calls that raised, for which `leave` was not called."""
         while self._running:
             swapped = self._running.pop()
             if swapped is not None:
@@ -604,20 +653,28 @@ class InputSwap:
 def _replace_first(
     where: str, fn: Callable[..., Any], with_kwargs: bool, module: nn.Module, args: Any, kwargs: Any
 ) -> SwappedInputs | None:
-    """Call a hook on the first tensor that a module is given; give the module what it returns."""
-    first = first_tensor((args, kwargs))
-    if first is None:
+    """Call a caller's hook on the first tensor of a module's inputs; the result swaps in what the
+    hook returned.
+
+    None if the hook returned None. ``where`` is the layer's name in messages.
+    """
+    first_input = first_tensor((args, kwargs))
+    if first_input is None:
         raise LayerError(f"{where} must be given a tensor, got none; choose another layer")
-    new = fn(module, args, kwargs, first) if with_kwargs else fn(module, args, first)
+    new = fn(module, args, kwargs, first_input) if with_kwargs else fn(module, args, first_input)
     if new is None:
         return None
     if not isinstance(new, torch.Tensor):
         raise HookError(f"hook on {where} must return a tensor or None, got {type(new).__name__}")
-    return SwappedInputs((args, kwargs), lambda tensor: new if tensor is first else tensor)
+    return SwappedInputs((args, kwargs), lambda tensor: new if tensor is first_input else tensor)
 
 
 def _hookable(tensor: torch.Tensor) -> str:
-    """Return what messages call a tensor; refuse one that takes no hooks."""
+    """The name of a tensor in messages.
+
+    Raises:
+        HookError: the tensor requires no gradient, and takes no hooks.
+    """
     if not tensor.requires_grad:
         raise HookError(
             "tensor must require a gradient to be hooked, got one that does not; enable gradients "

@@ -42,28 +42,31 @@ class EditDetector(Tracer):
         """Made when something asks for the memory of a tensor, past autograd."""
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Copy the gradients before the first call that may write to memory without autograd's
+        counter."""
         if not self._copies and func in _UNCOUNTED:
             self._copies = [gradient.detach().clone() for gradient in self._gradients]
         return func(*args, **kwargs)
 
     def any(self) -> bool:
-        """Whether one of the gradients has changed."""
+        """Whether one of the watched gradients has been changed in place since the block began."""
         if [gradient._version for gradient in self._gradients] != self._versions:
             return True
         pairs = zip(self._gradients, self._copies, strict=False)
         return any(not _same(gradient, copy) for gradient, copy in pairs)
 
 
-def _same(now: torch.Tensor, copy: torch.Tensor) -> bool:
-    """Whether two tensors hold the same values, NaN included; sparse ones are not looked into."""
-    if now.layout != torch.strided:
+def _same(tensor: torch.Tensor, copy: torch.Tensor) -> bool:
+    """Whether a tensor has the values of its copy, NaN included; sparse tensors count as
+    unchanged."""
+    if tensor.layout != torch.strided:
         return True
-    alike = now.shape == copy.shape and now.dtype == copy.dtype
-    return alike and torch.allclose(now, copy, rtol=0, atol=0, equal_nan=True)
+    is_same_type = tensor.shape == copy.shape and tensor.dtype == copy.dtype
+    return is_same_type and torch.allclose(tensor, copy, rtol=0, atol=0, equal_nan=True)
 
 
 def name_of_function(fn: Any) -> str:
-    """The name of a hook as people know it: of the function that they wrote.
+    """The name of the function inside a hook, as messages show it.
 
     >>> name_of_function(functools.partial(max, 1))
     'max'
@@ -73,12 +76,13 @@ def name_of_function(fn: Any) -> str:
 
 
 def is_ours(fn: Any) -> bool:
-    """Whether a hook is part of this package: then it is not checked, and need not fire."""
+    """Whether a hook function belongs to this package: then it is not checked, and need not
+    fire."""
     return str(getattr(_without_partial(fn), "__module__", "")).startswith("explain.")
 
 
 def _without_partial(fn: Any) -> Any:
-    """The function inside `functools.partial`."""
+    """The function inside (nested) `functools.partial`."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     return fn
@@ -105,7 +109,8 @@ class Hook:
         return f"hook {self.name!r} on {self.where} ({self.direction})"
 
     def must_take(self, arguments: Sequence[str]) -> None:
-        """Refuse a function that cannot be called with these arguments.
+        """Check that the function can be called with these arguments (names that the message
+        shows).
 
         Raises:
             HookError: it is not callable, or takes another number of arguments.
@@ -125,6 +130,8 @@ class Hook:
             ) from None
 
     def __call__(self, *arguments: Any) -> Any:
+        """Call the function and note that it fired; an exception becomes a `HookError` that names
+        the hook."""
         self.fired = True
         try:
             result = self.fn(*arguments)
@@ -147,6 +154,8 @@ class ForwardHook(Hook):
     )
 
     def __call__(self, *arguments: Any) -> Any:
+        """Call a forward hook; tensors of its own that it returns are copied, since the pass may
+        overwrite them in place."""
         result = super().__call__(*arguments)
         if result is None:
             return None
@@ -169,6 +178,11 @@ class GradientHook(Hook):
     """
 
     def __call__(self, *arguments: Any) -> Any:
+        """Call a hook on gradients, and check that it edited none in place and returned the right
+        shapes.
+
+        What it returns replaces its first gradients, as a tuple if several.
+        """
         values = arguments[1:] if isinstance(arguments[0], nn.Module) else arguments
         with EditDetector([gradient for _, gradient in nested.paths(values)]) as edits:
             result = super().__call__(*arguments)
@@ -199,8 +213,8 @@ class ModuleGradientHook(GradientHook):
 
 
 def _fits(layout: Any, expected: Any) -> bool:
-    """Whether what has a layout can take the place of gradients: one with one, or several with as
-    many, of which each may be None."""
+    """Whether gradients that a hook returned can replace those it was given, by their layouts (see
+    `_layout`): as many, of the same shapes; each may be None."""
     if not isinstance(layout, list) or not isinstance(expected, list):
         return bool(layout == expected)
     if len(layout) != len(expected):
@@ -209,7 +223,8 @@ def _fits(layout: Any, expected: Any) -> bool:
 
 
 def _layout(gradients: Any) -> Any:
-    """The shapes of gradients; of anything else, its type."""
+    """The shapes of gradients, nested as they are: a tuple for a tensor, a list for several, None,
+    or a type's name for anything else."""
     if isinstance(gradients, torch.Tensor):
         return tuple(gradients.shape)
     if isinstance(gradients, (tuple, list)):

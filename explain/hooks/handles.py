@@ -45,12 +45,15 @@ class Registered:
     def __init__(
         self, fn: Any, register: Callable[[Any], Any], thread: int | None, hooks: Sequence[Any] = ()
     ) -> None:
+        """Register this object as a hook: PyTorch's function ``register`` is called with it."""
         self.fn = fn
         self.thread = thread
         self.hooks = hooks
         self.handle = register(self)
 
     def __call__(self, *arguments: Any) -> Any:
+        """Call the function, unless another thread runs the model; ``acting`` counts hooks that
+        run."""
         if self.thread not in (None, threading.get_ident()):
             return None
         depth = acting.depth
@@ -64,6 +67,8 @@ class Registered:
         return f"<{', '.join(map(str, self.hooks)) or 'hook of explain'}>"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
+        """Return a function that does nothing for a copy of the model, and remove it from there
+        once the copy is complete."""
         if not isinstance(self.handle, RemovableHandle):  # another thread is just registering it
             return _does_nothing
         number = self.handle.id
@@ -103,6 +108,8 @@ class Handle:
     """
 
     def __init__(self, hooks: Sequence[Any], owner: "dict[Handle, None]") -> None:
+        """Make a handle that is registered nowhere yet, and add it to ``owner``, the open handles
+        of its group."""
         self.id = id(self)
         self.hooks = hooks
         self.undo: list[Callable[[], None]] = []
@@ -116,8 +123,11 @@ class Handle:
         thread: int | None = None,
         hooks: Sequence[Any] = (),
     ) -> None:
-        """Register a function on one of its places, for calls of one thread or of all; see
-        `Registered`."""
+        """Register a function with PyTorch's function ``register``, and note how to remove it.
+
+        It acts for calls of ``thread``, or of all threads if None. ``hooks`` are the caller's hooks
+        that it calls.
+        """
         handle = Registered(fn, register, thread, hooks).handle
         if not self.undo:
             self.id = getattr(handle, "id", self.id)

@@ -63,7 +63,7 @@ class Inspection:
 
     @property
     def first_nonfinite(self) -> CallRow | None:
-        """The first call that returned NaN or infinity: where to look for the cause."""
+        """The first call to end with NaN or infinity in its output: where to look for the cause."""
         return next((row for row in self.ended if not row.finite), None)
 
     def __repr__(self) -> str:
@@ -84,7 +84,7 @@ class Inspection:
         )
 
     def to_json(self) -> str:
-        """Return the rows as a JSON array."""
+        """Return the rows as a JSON array, an object for each call."""
         return json.dumps([asdict(row) for row in self.rows], indent=2, allow_nan=False)
 
 
@@ -121,6 +121,7 @@ def inspect(
     hookable = unwrap.hookable(model)
 
     def run() -> tuple[Any, list[Any]]:
+        """Run the model once; return its output, and the inputs that gradients are taken to."""
         sources = as_sources(inputs) if gradients else list(inputs)
         return model(*sources, **options), sources
 
@@ -137,17 +138,22 @@ def inspect(
 
 
 def _time_calls(group: HookGroup, names: Iterable[str], rows: Sequence[CallRow]) -> None:
-    """Note the seconds of each call, in a pass that makes the calls of these rows again."""
-    again = iter(rows)
-    running: list[CallRow] = []
+    """Hook the named modules so that the next pass notes the ``seconds`` of each row.
+
+    The pass must make the calls of ``rows`` again, in the same order.
+    """
+    remaining_rows = iter(rows)
+    running_rows: list[CallRow] = []
 
     def begin(module: nn.Module, args: Any) -> None:
-        row = next(again, replace(rows[-1]))
+        """Start the clock of the row whose call begins."""
+        row = next(remaining_rows, replace(rows[-1]))
         row.seconds = -time.perf_counter()
-        running.append(row)
+        running_rows.append(row)
 
     def end(module: nn.Module, args: Any, output: Any) -> None:
-        running.pop().seconds += time.perf_counter()
+        """Stop the clock of the row whose call ends."""
+        running_rows.pop().seconds += time.perf_counter()
 
     group.forward_pre(names, begin)
     group.forward(names, end)
@@ -165,6 +171,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Make an operation, and add its floating point operations to ``count``."""
         kwargs = kwargs or {}
         output = func(*args, **kwargs)
         formula = self._flops_of_operator.get(func.overloadpacket)
@@ -180,6 +187,8 @@ class _Watch:
     """Fills the rows from hooks."""
 
     def __init__(self, group: HookGroup, modules: Mapping[str, nn.Module], gradients: bool) -> None:
+        """Hook all ``modules`` (by name) of a model, to fill the rows of `inspect`; ``gradients``
+        adds backward hooks."""
         self.rows: list[CallRow] = []
         self.ended: list[CallRow] = []
         self.operations = _Operations()
@@ -193,7 +202,8 @@ class _Watch:
         group.forward(modules, self._end)
 
     def _begin(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        """Begin the row of a call."""
+        """Add the row of a call that begins, with its input shapes and parameters: a forward-pre
+        hook."""
         name = self._names[module]
         shapes = [
             list(value.shape)
@@ -208,7 +218,8 @@ class _Watch:
         self._running.append((row, self.operations.count))
 
     def _end(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Note what a call returned, and its cost."""
+        """Complete the row of a call that ends: output, flops, memory, dead units, finiteness. A
+        forward hook."""
         row, count = self._running.pop()
         row.flops = self.operations.count - count
         tensor = first_tensor(output)
@@ -222,7 +233,8 @@ class _Watch:
         self._awaiting.setdefault(module, []).append(row)
 
     def _came_back(self, module: nn.Module, grad_input: Any, grad_output: Any) -> None:
-        """Note the gradient that came back to the output of a module's latest call."""
+        """Write the norm of the gradient that came back to a module's latest call into its row: a
+        backward hook."""
         row = self._awaiting[module].pop()  # backward meets the calls of a module in reverse
         total = math.hypot(
             *(g.detach().double().norm().item() for g in grad_output if g is not None)
@@ -234,7 +246,11 @@ class _Watch:
 def _differentiate(
     output: Any, score: Callable[[Any], torch.Tensor] | None, inputs: list[Any]
 ) -> None:
-    """Run backward to the inputs, from a score of the output."""
+    """Run backward from a score of the output to those ``inputs`` that require a gradient, so that
+    backward hooks fire.
+
+    Without ``score``, it is the sum of each sample's largest value. No gradient is accumulated.
+    """
     tensor = first_tensor(output) if score is None else score(output)
     if not isinstance(tensor, torch.Tensor):
         raise HookError(
@@ -248,7 +264,7 @@ def _differentiate(
 
 
 def _cells(row: CallRow) -> tuple[str, ...]:
-    """A row as texts, for the columns of `HEADER`."""
+    """The texts of a row of `inspect`'s table, one for each column of `HEADER`."""
     note = ""
     if not row.finite:
         note = "NaN or infinity"
@@ -269,11 +285,12 @@ def _cells(row: CallRow) -> tuple[str, ...]:
 
 
 def _depth(name: str) -> int:
+    """How deep a layer is nested in the model, by its dotted name: 0 for the model itself."""
     return name.count(".") + 1 if name else 0
 
 
 def _short(count: int) -> str:
-    """A number in three digits: 1.23 G.
+    """A count with three digits and a prefix, as ``3.63 G``; empty for 0.
 
     >>> _short(3_630_000_000), _short(800), _short(0)
     ('3.63 G', '800 ', '')
@@ -295,6 +312,7 @@ class Timeline(list[Event]):
     """Events in the order in which they happened; printing it shows them by depth."""
 
     def __str__(self) -> str:
+        """The events as numbered lines, indented by the depth of their layers."""
         lines = []
         for number, event in enumerate(self, start=1):
             indent = "  " * _depth(event.layer)
@@ -326,6 +344,7 @@ def timeline(model: nn.Module, *inputs: Any) -> Timeline:
     names = {module: name for name, module in modules.items()}
 
     def note(kind: str, module: nn.Module, *values: Any) -> None:
+        """Add the event of a hook that fired; ``values`` are its other arguments."""
         events.append(Event(kind, names[module], type(module).__name__))
 
     with preserve.untouched(model, grad=True), HookGroup(model) as group:

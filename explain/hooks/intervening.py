@@ -40,10 +40,14 @@ _interventions = _ActiveInterventions()
 
 
 def active_interventions(model: nn.Module) -> tuple[Intervention, ...]:
-    """The interventions that this thread has applied to a model, with the values that they took
-    from inputs."""
+    """The interventions that act on a model in this thread, one for each place, with values taken
+    from inputs in place."""
     active = _interventions.active.get(model)
-    return tuple(bound for places in active.values() for bound in places) if active else ()
+    return (
+        tuple(bound for bound_by_intervention in active.values() for bound in bound_by_intervention)
+        if active
+        else ()
+    )
 
 
 @signal_safe
@@ -124,7 +128,8 @@ def intervene(model: nn.Module, interventions: Interventions) -> Iterator[tuple[
 
 
 def _inserted_modules(replacements: Iterable[Replace]) -> dict[str, nn.Module]:
-    """The modules that replacements put behind layers, by the names that they have then.
+    """The modules that `Replace` interventions put behind layers, by the names that they get, such
+    as ``layer3/sae``.
 
     Raises:
         HookError: two of them have the same name.
@@ -141,17 +146,19 @@ def _inserted_modules(replacements: Iterable[Replace]) -> dict[str, nn.Module]:
 
 
 def _placed(intervention: Intervention, model: nn.Module) -> list[Intervention]:
-    """An intervention at each of the places that its layer selects; on heads, at those of the
-    attention in it."""
-    parts = []
+    """A copy of an intervention for each place (layer or call) that its layer pattern selects.
+
+    One on ``heads`` is placed on the attention inside the layer.
+    """
+    placed_interventions = []
     for place in find_places(model, intervention.layer).values():
         if intervention.heads is not None and not place.part:
             place = place._replace(part="heads")
         name = name_of_place(place, model)
-        parts.append(
+        placed_interventions.append(
             intervention if name == intervention.layer else replace(intervention, layer=name)
         )
-    return parts
+    return placed_interventions
 
 
 class _ModelCalls:
@@ -166,7 +173,8 @@ class _ModelCalls:
         self.inputs: tuple[Any, Any] = (), {}
 
     def begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Note what the model is called with."""
+        """Note the arguments of a call of the model, the size of its photos and the number of its
+        images: a forward-pre hook."""
         self.count += 1
         self.inputs = args, kwargs
         tensors = [tensor for _, tensor in nested.paths(self.inputs) if tensor.ndim]
@@ -176,13 +184,18 @@ class _ModelCalls:
 
 
 def _apply(
-    group: HookGroup, intervention: Intervention, passes: _ModelCalls, model: nn.Module
+    group: HookGroup, intervention: Intervention, model_calls: _ModelCalls, model: nn.Module
 ) -> None:
-    """Register the hook of an intervention on its layer."""
+    """Register the forward hook that lets an intervention act on its layer.
+
+    ``model_calls`` notes the calls of the model, and which interventions acted. Hooks run in the
+    order of registration, each on the output of the one before.
+    """
     place = place_of(intervention.layer, model)
 
     def act(module: nn.Module, args: Any, output: Any) -> Any:
-        passes.acted.add(intervention)
+        """Return the layer's output with the chosen units replaced."""
+        model_calls.acted.add(intervention)
         values = nested.first_tensor(output)
         if values is None:
             raise HookError(
@@ -190,12 +203,12 @@ def _apply(
                 f"{type(output).__name__}"
             )
         shape = tuple(values.shape)
-        counts = {passes.images, *row_counts()}
+        counts = {model_calls.images, *row_counts()}
         tokens_first = values.ndim == 3 and shape[0] not in counts and shape[1] in counts
         if intervention.of_places and len(values) not in counts and not tokens_first:
             raise HookError(
-                f"{intervention} must be on a layer of {passes.images} rows, got {shape}; take "
-                "one around it"
+                f"{intervention} must be on a layer of {model_calls.images} rows, got {shape}; "
+                "take one around it"
             )
         dim_of_tokens = 0 if tokens_first else -2
         length = shape[dim_of_tokens] if values.ndim >= 3 else 0
@@ -203,24 +216,30 @@ def _apply(
             values,
             place,
             model,
-            passes.size,
+            model_calls.size,
             str(intervention),
             intervention.channel_dim,
             image_dim=int(tokens_first),
-            find_grid=partial(_photo_grid, model, passes.inputs, intervention.layer, length),
+            find_grid=partial(_photo_grid, model, model_calls.inputs, intervention.layer, length),
         )
-        new = intervention.replacement(values, axes.channel_dim, axes.places)
+        replacement_values = intervention.replacement(values, axes.channel_dim, axes.places)
         mask = axes.mask(intervention)
         if mask is not None or not isinstance(intervention, Replace):
             try:
-                new = new.expand(shape)
+                replacement_values = replacement_values.expand(shape)
             except RuntimeError:
-                got = tuple(new.shape)
+                got = tuple(replacement_values.shape)
                 raise HookError(
                     f"{intervention} must broadcast to {shape}, got {got}; reshape it"
                 ) from None
-        new = new.clone() if mask is None else torch.where(mask, new, values)
-        return nested.replace(output, lambda path, tensor: new if tensor is values else tensor)
+        replacement_values = (
+            replacement_values.clone()
+            if mask is None
+            else torch.where(mask, replacement_values, values)
+        )
+        return nested.replace(
+            output, lambda path, tensor: replacement_values if tensor is values else tensor
+        )
 
     act.__name__ = str(intervention)
     group.forward(intervention.layer, Hook(act, f"layer {intervention.layer!r}", "forward"))
@@ -231,10 +250,11 @@ _photo_grids: WeakKeyDictionary[nn.Module, dict[Any, Any]] = WeakKeyDictionary()
 
 
 def _photo_grid(model: nn.Module, inputs: tuple[Any, Any], layer: str, length: int) -> Any:
-    """How so many tokens that a layer gives lie on the photo; None where it is not known.
+    """The grid on which ``length`` tokens of a layer lie on the photo, as `explain.layers` finds
+    it; None where it is not known.
 
-    It is looked at in a copy of the model, which has none of the hooks that are active, and shares
-    its parameters.
+    It is looked for once for each model and shape of ``inputs`` (args, kwargs), in a copy of the
+    model that has none of the active hooks and shares the parameters.
     """
     key = tuple((path, tensor.shape[1:]) for path, tensor in nested.paths(inputs))
     grids = _photo_grids.setdefault(model, {})

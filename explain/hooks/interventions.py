@@ -36,21 +36,28 @@ _rows = _RowImages()
 
 
 def intervening_on_rows(*images: torch.Tensor) -> AbstractContextManager[None]:
-    """Say which of the explained images each row of a batch belongs to, for values that differ
-    between images.
+    """Tell interventions inside the block which explained image each row of a batch belongs to.
 
-    Several tensors are for parts of the network that run with other numbers of rows.
+    ``images`` are tensors of image numbers ``(rows,)``, one for each number of rows that parts of
+    the network run with. The engine enters this around passes on perturbed copies of photos, for
+    interventions whose values differ between images.
     """
     return temporarily(_rows, images=images)
 
 
 def row_counts() -> set[int]:
-    """How many rows parts of the network run with."""
+    """The numbers of rows that parts of the network may run with, as `intervening_on_rows`
+    tells."""
     return {len(images) for images in _rows.images}
 
 
 def for_rows(values: torch.Tensor, count: int, what: str) -> torch.Tensor:
-    """Bring values ``(N, ...)`` of N images, or one for all, to the ``count`` rows of a batch."""
+    """Repeat the values ``(N, ...)`` of N images for the ``count`` rows of a batch; values of one
+    image are for all rows.
+
+    Raises:
+        HookError: it is not known which image a row belongs to; ``what`` is named.
+    """
     if len(values) == 1:
         return values
     images = next((images for images in _rows.images if len(images) == count), None)
@@ -82,6 +89,7 @@ class Intervention(Units):
     layer: str
 
     def __post_init__(self) -> None:
+        """Check the options; also called by subclasses."""
         super().__post_init__()
         if not isinstance(self.layer, str):
             raise HookError(
@@ -91,15 +99,18 @@ class Intervention(Units):
     def replacement(
         self, values: torch.Tensor, channel_dim: int, over: Sequence[int]
     ) -> torch.Tensor:
-        """Return what takes the place of ``values`` ``(N, ...)``, in the same shape or one that
-        broadcasts to it.
+        """Return the values that take the place of a layer's ``values`` ``(N, ...)``, in their
+        shape or one that broadcasts to it.
 
-        ``over`` are the dimensions of positions: rows and columns of a map, or tokens.
+        Called for each call of the layer, with all of its units; only those that are chosen are
+        replaced. ``over`` are the dimensions of positions: rows and columns of a map, or tokens.
+        ``values`` must not be changed in place.
         """
         raise NotImplementedError
 
     def bound(self, model: nn.Module) -> "Intervention":
-        """The intervention with all that it takes from the model; most take nothing."""
+        """The intervention with values that it takes from runs of the model; called once, before it
+        acts. Most take nothing."""
         return self
 
     def __str__(self) -> str:
@@ -142,7 +153,12 @@ class Patch(Intervention):
     from_input: bool | None = field(default=None, kw_only=True)
 
     def bound(self, model: nn.Module) -> Intervention:
-        """Take the values from the input, if they are of one."""
+        """Run the model on the input that the values come from, and return a `Patch` of the layer's
+        activations there.
+
+        Without ``from_input``, a tensor that the model takes is an input. The result has
+        ``from_input=False``.
+        """
         is_tensor = isinstance(self.values, torch.Tensor)
         may_be_input = is_tensor or isinstance(self.values, (tuple, list, Mapping))
         if self.from_input is False or (self.from_input is None and not may_be_input):
@@ -169,6 +185,7 @@ class Patch(Intervention):
     def replacement(
         self, values: torch.Tensor, channel_dim: int, over: Sequence[int]
     ) -> torch.Tensor:
+        """The patch's values, for each row of the batch."""
         new = self.values.to(values)
         return for_rows(new, len(values), str(self)) if new.ndim == values.ndim else new
 
@@ -201,6 +218,7 @@ class Ablate(Intervention):
     """The reference's values, once they are known."""
 
     def __post_init__(self) -> None:
+        """Check the options."""
         super().__post_init__()
         if self.by not in ("zero", "mean", "resample") and not callable(self.by):
             raise HookError(
@@ -208,6 +226,8 @@ class Ablate(Intervention):
             )
 
     def bound(self, model: nn.Module) -> Intervention:
+        """Run the model on the reference input, if there is one, and keep the layer's activations
+        there."""
         if self.reference is None:
             return self
         return replace(
@@ -217,6 +237,8 @@ class Ablate(Intervention):
     def replacement(
         self, values: torch.Tensor, channel_dim: int, over: Sequence[int]
     ) -> torch.Tensor:
+        """Values without information, of the kind that ``by`` says: zeros, means, values of other
+        positions, or a baseline's."""
         if self.by == "zero":
             return torch.zeros_like(values)
         if self.values is not None and not callable(self.by):
@@ -241,14 +263,15 @@ class Ablate(Intervention):
         covered: torch.Tensor = self.by(maps, torch.zeros_like(maps[:1, :1]))
         return covered.to(values).movedim(1, channel_dim)
 
-    def _resampled(self, values: torch.Tensor, over: Sequence[int]) -> torch.Tensor:
-        """The values of positions drawn with replacement, the same for all channels."""
-        last = list(range(values.ndim - len(over), values.ndim))
-        moved = values.movedim(list(over), last)
-        flat = moved.flatten(last[0])
+    def _resampled(self, values: torch.Tensor, position_dims: Sequence[int]) -> torch.Tensor:
+        """Values of other positions, drawn at random with replacement, the same positions for all
+        channels and images."""
+        last_dims = list(range(values.ndim - len(position_dims), values.ndim))
+        moved = values.movedim(list(position_dims), last_dims)
+        flat = moved.flatten(last_dims[0])
         count = flat.shape[-1]
         chosen = torch.randint(count, (count,), generator=seeded(self.seed)).to(values.device)
-        return flat[..., chosen].reshape(moved.shape).movedim(last, list(over))
+        return flat[..., chosen].reshape(moved.shape).movedim(last_dims, list(position_dims))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -273,6 +296,7 @@ class Steer(Intervention):
     def replacement(
         self, values: torch.Tensor, channel_dim: int, over: Sequence[int]
     ) -> torch.Tensor:
+        """The layer's values plus ``strength`` times the direction, laid along the channels."""
         direction = torch.as_tensor(self.direction).to(values)
         if direction.ndim == 1:
             direction = direction.reshape(
@@ -316,6 +340,10 @@ class Project(Intervention):
     def replacement(
         self, values: torch.Tensor, channel_dim: int, over: Sequence[int]
     ) -> torch.Tensor:
+        """The layer's values without their part in the span of the directions.
+
+        Almost parallel directions count as one.
+        """
         wide = torch.promote_types(values.dtype, torch.float32)
         # half precision would turn them
         directions = torch.as_tensor(self.directions).to(values.device, wide)
@@ -325,15 +353,17 @@ class Project(Intervention):
                 f"directions of {self} must have the layer's {values.shape[channel_dim]} "
                 f"channels and not be zero, got {tuple(directions.shape)}"
             )
-        _, sizes, right = torch.linalg.svd(directions / directions.abs().max(), full_matrices=False)
-        basis = right[sizes > sizes.max() * torch.finfo(wide).eps * max(directions.shape)].to(
-            values
+        _, sizes, right_vectors = torch.linalg.svd(
+            directions / directions.abs().max(), full_matrices=False
         )
+        basis = right_vectors[
+            sizes > sizes.max() * torch.finfo(wide).eps * max(directions.shape)
+        ].to(values)
         vectors = values.movedim(channel_dim, -1)
-        aside = (
+        offsets = (
             vectors if self.towards is None else vectors - torch.as_tensor(self.towards).to(values)
         )
-        projected: torch.Tensor = vectors - self.strength * ((aside @ basis.T) @ basis)
+        projected: torch.Tensor = vectors - self.strength * ((offsets @ basis.T) @ basis)
         return projected.movedim(-1, channel_dim)
 
 
@@ -359,6 +389,7 @@ class Replace(Intervention):
     name: str = field(default="inserted", kw_only=True)
 
     def __post_init__(self) -> None:
+        """Check the options."""
         super().__post_init__()
         if not callable(self.by):
             raise HookError(f"by must be a function or a module, got {self.by!r:.60}")
@@ -368,6 +399,8 @@ class Replace(Intervention):
     def replacement(
         self, values: torch.Tensor, channel_dim: int, over: Sequence[int]
     ) -> torch.Tensor:
+        """What the function or module makes of the layer's values; of a tuple, the first tensor of
+        their shape."""
         output = self.by(values)
         if isinstance(output, tuple):  # as of autoencoders that return their latents, too
             output = next(
@@ -382,8 +415,14 @@ class Replace(Intervention):
 
 
 def activations_of(model: nn.Module, layer: str, x: Any) -> torch.Tensor:
-    """Run a model, and return what a layer gives, or the part of it that is named: a copy, without
-    a graph."""
+    """Run a model on ``x``, and return the output of a layer (or the part that is named), as a copy
+    without a graph.
+
+    ``x`` is a tensor, a tuple of positional or a mapping of keyword arguments.
+
+    Raises:
+        HookError: the layer runs more than once, or not at all.
+    """
     args: Sequence[Any] = ()
     kwargs: Mapping[str, Any] = {}
     if isinstance(x, Mapping):

@@ -15,7 +15,11 @@ Where: TypeAlias = str | nn.Module | type[nn.Module] | Iterable[str | nn.Module 
 
 
 def _items(where: Any) -> list[Any]:
-    """What a selection is made of, one or several."""
+    """The names, modules and classes that a caller's selection of layers consists of.
+
+    Raises:
+        LayerError: it is an empty list.
+    """
     if isinstance(where, (str, nn.Module, type)) or not isinstance(where, Iterable):
         return [where]
     items = list(where)
@@ -28,7 +32,11 @@ def _items(where: Any) -> list[Any]:
 
 
 def _selected(model: nn.Module, where: object) -> list[str]:
-    """The names of the modules that a name, a pattern, a module or a class selects."""
+    """The names of the modules that one name, glob pattern, module or class selects.
+
+    Raises:
+        LayerError: it selects none.
+    """
     if isinstance(where, str) and _is_module(where, model):
         return [where]  # a shared module has several names
     names = modules_of(model)
@@ -57,7 +65,8 @@ def _selected(model: nn.Module, where: object) -> list[str]:
 
 
 def _unknown(where: str, modules: dict[nn.Module, str]) -> NoReturn:
-    """Refuse a name that no module has."""
+    """Raise the `LayerError` for a name that no module has, with a similar name or where to find
+    names."""
     names = [name for name in modules.values() if name]
     listed = either("explain.list_layers(model, x) lists them", "'explain layers PHOTO' lists them")
     more = "" if close_to(where, names) or len(names) <= 8 else f"; {listed}"
@@ -90,8 +99,10 @@ class LayerPlace(NamedTuple):
 
 
 def place_of(name: str, model: nn.Module | None = None) -> LayerPlace:
-    """Split a name into its parts; with a model, a module that has the whole name takes precedence
-    over suffixes.
+    """Split a layer's name into module, part and call: ``conv:input@1`` is the input of the second
+    call of ``conv``.
+
+    With a model, a module that has the whole name takes precedence over suffixes.
 
     >>> place_of("encoder.conv@0"), place_of("conv:input")
     (LayerPlace(module='encoder.conv', part='', call=0), LayerPlace(module='conv', part='input',
@@ -135,9 +146,9 @@ def select_places(model: nn.Module, where: Where) -> list[str]:
 
 
 def name_of_place(place: LayerPlace, model: nn.Module | None = None) -> str:
-    """Join the parts of a name, so that `place_of` splits it again.
+    """Join module, part and call to a layer's name, which `place_of` splits again.
 
-    A module of the model that is itself called so makes the number longer.
+    If a module of the model has that very name, zeros before the call's number tell the two apart.
 
     >>> name_of_place(LayerPlace("conv", "input", 2))
     'conv:input@2'
@@ -155,12 +166,12 @@ def name_of_place(place: LayerPlace, model: nn.Module | None = None) -> str:
 
 
 def name_of_call(layer: str, number: int, model: nn.Module) -> str:
-    """Name a call of a layer."""
+    """The name of one call of a layer: ``conv@1`` is the second."""
     return name_of_place(place_of(layer, model)._replace(call=number), model)
 
 
 def _is_module(name: str, model: nn.Module | None) -> bool:
-    """Whether a module of the model has this name."""
+    """Whether a module of the model has exactly this dotted name; False without a model."""
     if model is None:
         return False
     try:

@@ -77,13 +77,15 @@ _plain_train = nn.Module.train
 
 
 def _hold_modes(modules: Iterable[nn.Module]) -> list[_HeldMode]:
-    """Put modules in evaluation mode.
+    """Put modules in evaluation mode, and count that one more block needs it; undone by
+    `_release_modes`.
 
     The flags are set one by one rather than with ``model.eval()``: a network that overrides
-    ``train`` to keep some part frozen would otherwise not come back as it was.
+    ``train`` to keep some part frozen would otherwise not come back as it was. Threads may share
+    modules.
     """
     global _plain_train
-    modes = []
+    held_modes = []
     with lock:
         if nn.Module.train is not _train:
             _plain_train = nn.Module.train
@@ -95,17 +97,19 @@ def _hold_modes(modules: Iterable[nn.Module]) -> list[_HeldMode]:
                 if held.training:
                     module.training = False
             held.blocks += 1
-            modes.append(held)
-    return modes
+            held_modes.append(held)
+    return held_modes
 
 
-def _release_modes(modes: Iterable[_HeldMode]) -> bool:
-    """Give modules their own modes back, unless other blocks hold them; whether another thread
-    disturbed them."""
+def _release_modes(held_modes: Iterable[_HeldMode]) -> bool:
+    """Give modules back the modes that `_hold_modes` changed, unless other blocks hold them still.
+
+    Returns whether another thread has called ``train()`` of one of them meanwhile.
+    """
     disturbed = False
     ended: list[_HeldMode] = []
     with lock:
-        for held in modes:
+        for held in held_modes:
             disturbed |= held.disturbed
             held.blocks -= 1
             # a forked child has none
@@ -115,9 +119,13 @@ def _release_modes(modes: Iterable[_HeldMode]) -> bool:
     return disturbed
 
 
-def _give_back_modes(modes: Iterable[_HeldMode]) -> None:
-    """Give modules their own modes back; let `nn.Module.train` be as it was once none is held."""
-    for held in modes:
+def _give_back_modes(held_modes: Iterable[_HeldMode]) -> None:
+    """Set the training flags of modules that no block holds any more; restore `nn.Module.train` if
+    none is held at all.
+
+    ``lock`` must be held, but for a process that has just been forked.
+    """
+    for held in held_modes:
         if held.module.training != held.training:
             held.module.training = held.training
     if not _held_modes and nn.Module.train is _train:
@@ -126,7 +134,8 @@ def _give_back_modes(modes: Iterable[_HeldMode]) -> None:
 
 @wraps(_plain_train)
 def _train(module: nn.Module, mode: bool = True) -> Any:
-    """`nn.Module.train` while modules are held, to note what another thread wants."""
+    """Replaces `nn.Module.train` while modules are held: notes the mode that another thread sets,
+    to restore that one later."""
     with lock:
         result = _plain_train(module, mode)
         held = _held_modes.get(id(module))
@@ -149,6 +158,7 @@ class _WrittenState:
     """
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
+        """Copy the buffers of ``modules``, and note their other attributes."""
         self._values: list[tuple[nn.Module, dict[str, Any], dict[str, Any]]] = []
         """Modules with their buffers and their other attributes."""
         self._copies: list[tuple[torch.Tensor, torch.Tensor, int]] = []
@@ -172,27 +182,32 @@ class _WrittenState:
                     tensor.resize_(copied.shape).copy_(copied)
 
 
-def _put_back(now: dict[str, Any], earlier: dict[str, Any]) -> None:
-    """Put what a module holds back; what a pass has deleted comes where it was among the others."""
-    deleted = earlier.keys() - now.keys() - _MODULE
-    for name in now.keys() - earlier.keys() - _MODULE:
-        del now[name]
-    for name in earlier.keys() - _MODULE:
-        if name not in now or now[name] is not earlier[name]:
-            now[name] = earlier[name]
+def _put_back(current: dict[str, Any], saved: dict[str, Any]) -> None:
+    """Restore a module's dictionary (of attributes or buffers) to what it was before a pass, the
+    order included.
+
+    ``current`` is changed in place. Hooks and modes, which every module has, are left alone.
+    """
+    deleted = saved.keys() - current.keys() - _MODULE
+    for name in current.keys() - saved.keys() - _MODULE:
+        del current[name]
+    for name in saved.keys() - _MODULE:
+        if name not in current or current[name] is not saved[name]:
+            current[name] = saved[name]
     if deleted:
-        for name in earlier:
-            now[name] = now.pop(name)
+        for name in saved:
+            current[name] = current.pop(name)
 
 
 def _version(tensor: torch.Tensor) -> int:
-    """How often a tensor has been written into; -1 for tensors of inference mode, which do not
-    count."""
+    """The version counter of a tensor, which grows with each in-place write; -1 for tensors of
+    inference mode, which have none."""
     return -1 if tensor.is_inference() else tensor._version
 
 
 def _is_same(tensor: torch.Tensor, copied: torch.Tensor, version: int) -> bool:
-    """Whether a tensor has still the values of its copy."""
+    """Whether a tensor still has the values of its copy; by its version where values cannot be
+    compared."""
     try:
         return torch.equal(tensor, copied)
     except RuntimeError:  # not every kind of tensor can be compared
@@ -200,8 +215,10 @@ def _is_same(tensor: torch.Tensor, copied: torch.Tensor, version: int) -> bool:
 
 
 def keeping_state(model: nn.Module) -> AbstractContextManager[None]:
-    """Put back what forward passes write into a model, when the last of such blocks that run at one
-    time has ended.
+    """Put back the buffers and attributes that forward passes write into a model, when the block
+    ends.
+
+    Of several blocks that overlap in threads, the last one to end does so.
 
     >>> model = nn.BatchNorm2d(3)
     >>> model.seen = nn.Module()
@@ -231,6 +248,7 @@ class _TorchState(SignalSafe[None]):
         self._device = device
 
     def on_enter(self) -> None:
+        """Save this thread's settings of torch, and switch to those of the block."""
         self._gradients = torch.is_grad_enabled()
         self._function_modes = torch._C._len_torch_function_stack()
         self._autocast: list[tuple[str, bool, torch.dtype]] = []
@@ -271,13 +289,13 @@ class _TorchState(SignalSafe[None]):
 
 
 def _autocast_nesting() -> int:
-    """How many contexts of mixed precision this thread is in."""
+    """How many contexts of mixed precision (autocast) this thread is in."""
     torch.autocast_increment_nesting()
     return torch.autocast_decrement_nesting()
 
 
 def _note_random_state(device: torch.device) -> ExitStack:
-    """Note the state of a device's random generator; the end of the context gives it back."""
+    """Save the state of the random generator of ``device``; closing the stack restores it."""
     stack = ExitStack()
     if device.type == "cpu":
         stack.callback(torch.set_rng_state, torch.get_rng_state())
@@ -301,6 +319,14 @@ class _LeftAsFound(SignalSafe[None]):
         self._torch = _TorchState(gradients or create_graph)
 
     def on_enter(self) -> None:
+        """Enter `untouched`: save the settings of torch and of the process, and put the modules in
+        evaluation mode.
+
+        The order is that of `on_exit`, reversed.
+
+        Raises:
+            ExplainError: both this block and one around it must be alone.
+        """
         global _used_threads
         self._outer = _current.block
         if self._outer is not None and self._outer.alone:
@@ -323,7 +349,8 @@ class _LeftAsFound(SignalSafe[None]):
             self._default_device.__enter__()
 
     def _settings_of_process(self, modules: Iterable[nn.Module]) -> dict[Any, Callable[[], Any]]:
-        """The random generators, what the model writes in a pass, and whether anything is compiled.
+        """What the threads of a process share, with functions that save and later restore it:
+        random generators, state that the model writes, compilation.
 
         The generators belong to the process: numbers that another thread draws meanwhile are drawn
         again afterwards. Compiled code has no layers to hook and no operations to record, so it
@@ -343,6 +370,8 @@ class _LeftAsFound(SignalSafe[None]):
         return settings
 
     def on_exit(self, error: BaseException | None) -> None:
+        """Leave `untouched`: restore all, and turn known errors of torch into a `ModelError` with a
+        remedy."""
         if self._shared is None:
             return
         module_names.walked = self._walked
@@ -402,8 +431,10 @@ def untouched(
 
 @signal_safe
 def own_statistics(model: nn.Module) -> Iterator[None]:
-    """Let normalisations run on copies of their statistics: training overwrites these, and a graph
-    would not notice."""
+    """Let normalisations run on copies of their running statistics inside the block.
+
+    Training overwrites them in place, and a graph that is kept would silently use the new values.
+    """
     originals: list[tuple[dict[str, Any], str, torch.Tensor]] = []
     try:
         for module in modules_of(model):
@@ -422,17 +453,22 @@ def own_statistics(model: nn.Module) -> Iterator[None]:
 
 
 def detached(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of a model's pass without its graph; where `untouched` creates graphs in this
-    thread, as it is."""
+    """A tensor of a forward pass, without its graph unless the caller asked to keep graphs
+    (``create_graph``).
+
+    What is noted of a pass goes through this function rather than ``tensor.detach()``, so that maps
+    can be differentiated.
+    """
     block = _current.block
     return tensor if block is not None and block.create_graph else tensor.detach()
 
 
 def calculating(device: str, *, create_graph: bool = False) -> AbstractContextManager[None]:
-    """Compute without a graph, unless one is wanted, and in the precision of the given tensors, in
-    any mode.
+    """Compute without a graph (or with, for ``create_graph``), in full precision on ``device``,
+    outside inference mode.
 
-    Tensors that are made here may be changed in place by a model, outside inference mode.
+    For computations on maps and photos, whatever the caller's settings are. Tensors that are made
+    inside may be changed in place by a model.
 
     >>> with calculating("cpu"):
     ...     torch.is_grad_enabled()
@@ -469,7 +505,7 @@ def is_transforming() -> bool:
 
 
 def without_proxy(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor that a transform of `torch.func` shows as a proxy; any other as it is.
+    """The tensor inside a proxy that a transform of `torch.func` shows; any other tensor as it is.
 
     >>> x = torch.ones(2, 3)
     >>> torch.vmap(lambda row: row * without_proxy(row).requires_grad)(
@@ -516,7 +552,11 @@ def copied(model: nn.Module, *, share: bool = False) -> nn.Module:
 
 
 def _copied(model: nn.Module, share: bool) -> nn.Module:
-    """One try of `copied`."""
+    """Copy a model once; `copied` tries again if another thread registers a hook meanwhile.
+
+    ``share`` keeps parameters and buffers. Modules that an explanation holds in evaluation mode get
+    their own modes in the copy.
+    """
     memo: dict[int, Any] = {}
     modules = list(model.modules())
     for module in modules:  # parameters, buffers, and what hooks compute from them
@@ -539,7 +579,7 @@ def _copied(model: nn.Module, share: bool) -> nn.Module:
 
 
 def _begin_child() -> None:
-    """Be as if nothing were under way, in a process that has just been forked.
+    """Forget all blocks of `untouched` that are under way, in a process that has just been forked.
 
     Threads of OpenMP do not survive a fork, and code that then counts on them waits forever; so, if
     there may have been some, the child computes with one thread, as the workers of a DataLoader do.

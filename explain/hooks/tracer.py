@@ -41,7 +41,10 @@ class Tracer(TorchFunctionMode):
     opens: ClassVar[bool] = True
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Make a call, and return its result."""
+        """Make a call of a PyTorch function in its place, and return its result.
+
+        Subclasses record or change the call here. While it runs, this tracer is shown no calls.
+        """
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -50,25 +53,32 @@ class Tracer(TorchFunctionMode):
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Leave, and leave the others: after an interrupt, one that was entered later may still be
-        there."""
-        above = []
-        while torch._C._len_torch_function_stack() and (mode := _pop_mode()) is not self:  # type: ignore[no-untyped-call]
-            above.append(mode)
-        for mode in reversed(above):
-            _push_mode(mode)  # type: ignore[no-untyped-call]
+        """Remove this mode from torch's stack, and keep modes that lie above it.
+
+        After an interrupt, a mode that was entered later may still be there.
+        """
+        inner_modes = []
+        while torch._C._len_torch_function_stack() and (inner_mode := _pop_mode()) is not self:  # type: ignore[no-untyped-call]
+            inner_modes.append(inner_mode)
+        for inner_mode in reversed(inner_modes):
+            _push_mode(inner_mode)  # type: ignore[no-untyped-call]
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        """Pass a call of PyTorch to `called`; open functions of `torch.nn.functional` to the calls
+        inside, if ``opens``.
+
+        Calls of other threads are made as they are.
+        """
         kwargs = kwargs or {}
         if threading.get_ident() != self._thread:
             return func(*args, **kwargs)
-        inner = transparent_copy(func) if self.opens else None
-        if inner is None:
+        opened_function = transparent_copy(func) if self.opens else None
+        if opened_function is None:
             return self.called(func, args, kwargs)
         with self:
-            return inner(*args, **kwargs)
+            return opened_function(*args, **kwargs)
 
 
 def running_modules(frame: types.FrameType | None) -> Iterator[nn.Module]:
@@ -89,6 +99,8 @@ class ModuleTracker:
         self._names = {module: name for name, module in model.named_modules()}
 
     def __call__(self) -> Running:
+        """The innermost module of the model whose call is running, with its name; (None, None)
+        outside of all."""
         module = next(
             (running for running in running_modules(sys._getframe(1)) if running in self._names),
             None,
@@ -101,8 +113,8 @@ _opened: dict[Any, Callable[..., Any] | None] = {}
 
 
 def transparent_copy(function: Any) -> Callable[..., Any] | None:
-    """A function of `torch.nn.functional` that shows the calls inside it to modes; None where it is
-    no such function.
+    """A copy of a function of `torch.nn.functional` that shows the calls inside it to modes; None
+    for other functions.
 
     PyTorch shows a mode the function alone: the function checks for a mode, and passes the call to
     it. A copy of the function without that check shows the calls inside.
@@ -124,10 +136,17 @@ _CLOSED = frozenset(["softsign", "gumbel_softmax", "interpolate", "grid_sample",
 
 
 def _copy(function: types.FunctionType) -> Callable[..., Any]:
-    """A copy of a function whose checks find no mode."""
-    scope = {**function.__globals__, **dict.fromkeys(_MODE_CHECKS, lambda *values: False)}
+    """A copy of a function whose checks for function modes (`_MODE_CHECKS`) always say no."""
+    globals_without_modes = {
+        **function.__globals__,
+        **dict.fromkeys(_MODE_CHECKS, lambda *values: False),
+    }
     copy = types.FunctionType(
-        function.__code__, scope, function.__name__, function.__defaults__, function.__closure__
+        function.__code__,
+        globals_without_modes,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
     )
     copy.__kwdefaults__ = function.__kwdefaults__
     return copy

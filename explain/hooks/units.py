@@ -28,6 +28,7 @@ class Units:
     channel_dim: int | None = None
 
     def __post_init__(self) -> None:
+        """Turn each selection of units into a tuple, and check it."""
         for name in ("channels", "tokens", "heads", "positions", "region"):
             value = getattr(self, name)
             if value is not None:
@@ -39,7 +40,7 @@ class Units:
         return any(units is not None for units in (self.tokens, self.positions, self.region))
 
     def chosen(self) -> list[str]:
-        """What is chosen, in words."""
+        """The chosen units in words, for messages: ``["channels 1, 2", "region 0,0,8,8"]``."""
         words = []
         for name in ("channels", "tokens", "heads", "positions"):
             units = getattr(self, name)
@@ -52,7 +53,14 @@ class Units:
 
 
 def _as_tuple(name: str, value: Any) -> tuple[Any, ...]:
-    """Numbers of units: of a list, an array, a tensor, a mask, or one alone."""
+    """A selection of units as a tuple of numbers (of pairs, for positions), from a list, an array,
+    a tensor, a mask or a number.
+
+    ``name`` is the option: "channels", "tokens", "heads", "positions" or "region".
+
+    Raises:
+        HookError: it is empty, or not of the option's kind.
+    """
     values = value.tolist() if isinstance(value, torch.Tensor) else value
     try:
         units = np.atleast_1d(np.asarray(values))
@@ -60,19 +68,19 @@ def _as_tuple(name: str, value: Any) -> tuple[Any, ...]:
         units = np.array([])
     is_whole = units.dtype.kind in "iu"
     if name == "region":
-        kind = "numbers x0, y0, x1, y1 with x0 < x1 and y0 < y1"
+        requirement = "numbers x0, y0, x1, y1 with x0 < x1 and y0 < y1"
         is_number = is_whole or units.dtype.kind == "f"
         fits = is_number and units.shape == (4,) and bool((units[:2] < units[2:]).all())
     elif name == "positions":
-        kind = "pairs (row, column)"
+        requirement = "pairs (row, column)"
         fits = is_whole and units.ndim == 2 and units.shape[1] == 2
     else:
-        kind = "whole numbers"
+        requirement = "whole numbers"
         if units.dtype == bool:
             units = units.nonzero()[0]
         fits = units.dtype.kind in "iu" and units.ndim == 1
     if not fits or not units.size:
-        raise HookError(f"{name} must be a list of {kind}, got {value!r:.60}")
+        raise HookError(f"{name} must be a list of {requirement}, got {value!r:.60}")
     return tuple(tuple(unit) if name == "positions" else unit for unit in units.tolist())
 
 
@@ -97,6 +105,8 @@ class Axes:
         image_dim: int = 0,
         find_grid: Callable[[], Any] = lambda: None,
     ) -> None:
+        """Find the dimensions of channels and positions, from the place's name, the values' shape
+        and the modules."""
         self._shape = tuple(values.shape)
         self._device = values.device
         self._size = size
@@ -104,22 +114,26 @@ class Axes:
         self._find_grid = find_grid
         self._of_attention = place.of_attention
         self._of_tokens = self._of_attention or values.ndim == 3
-        last = values.ndim - 1
+        last_dim = values.ndim - 1
         if channel_dim is not None:
             self.channel_dim = channel_dim % values.ndim
         elif self._of_tokens or (values.ndim > 3 and _is_channels_last(values, place, model)):
-            self.channel_dim = last
+            self.channel_dim = last_dim
         else:
-            self.channel_dim = min(1, last)
+            self.channel_dim = min(1, last_dim)
         if self._of_attention:
-            self.places = [last - 1]
+            self.places = [last_dim - 1]
         else:
             no_places = {image_dim, self.channel_dim}
             self.places = [dim for dim in range(values.ndim) if dim not in no_places]
 
     def mask(self, units: Units) -> torch.Tensor | None:
-        """Return where the units are, as truth values that broadcast to the values; None for all of
-        it."""
+        """Return a boolean mask that broadcasts to the layer's values and is true at the chosen
+        units; None for all of them.
+
+        Raises:
+            HookError: the layer has no such units.
+        """
         masks = []
         if units.channels is not None:
             masks.append(self._along(self.channel_dim, units.channels, "channels"))
@@ -149,7 +163,11 @@ class Axes:
         return reduce(torch.logical_and, masks) if masks else None
 
     def grid(self) -> tuple[int, int]:
-        """The rows and columns of a map, or of the tokens that lie on one."""
+        """The numbers of rows and columns of a layer's map, or of the grid that its tokens lie on.
+
+        Raises:
+            HookError: the layer has neither.
+        """
         if self._of_tokens:
             grid = self._grid_of_tokens
             return grid.height, grid.width
@@ -160,7 +178,11 @@ class Axes:
 
     @cached_property
     def _grid_of_tokens(self) -> Any:
-        """How tokens lie on the photo."""
+        """The `Grid` of `explain.layers` that the layer's tokens lie on.
+
+        Raises:
+            HookError: they are not known to lie on one.
+        """
         grid = self._find_grid()
         if grid is None or grid.frames is not None:
             raise HookError(
@@ -170,7 +192,8 @@ class Axes:
         return grid
 
     def _at_positions(self, positions: Sequence[tuple[int, int]]) -> torch.Tensor:
-        """Truth values ``(rows, columns)`` that are true at these positions."""
+        """A boolean grid ``(rows, columns)`` that is true at the given positions; negative ones
+        count from the end."""
         height, width = self.grid()
         grid = torch.zeros(height, width, dtype=torch.bool, device=self._device)
         for row, column in positions:
@@ -183,7 +206,11 @@ class Axes:
         return grid
 
     def _in_region(self, region: Sequence[float]) -> torch.Tensor:
-        """The positions whose centres are in a region of the photo."""
+        """A boolean grid ``(rows, columns)``, true at positions whose centres are in a region of
+        the photo.
+
+        ``region`` is x0, y0, x1, y1 in pixels of the model's input, ends exclusive.
+        """
         if not self._size:
             raise HookError(
                 f"region of {self._what} must be one of a photo, but the model is given none"
@@ -201,7 +228,8 @@ class Axes:
         return in_region
 
     def _placed(self, grid: torch.Tensor) -> torch.Tensor:
-        """A grid of truth values where the positions are in the values."""
+        """A boolean grid ``(rows, columns)`` as a mask that broadcasts to the layer's values;
+        tokens off the grid are false."""
         if not self._of_tokens:
             return self._laid_along(self.places[-2:], grid)
         tokens = self._grid_of_tokens
@@ -211,7 +239,11 @@ class Axes:
         return self._laid_along([dim], mask)
 
     def _along(self, dim: int, chosen: Sequence[int], name: str) -> torch.Tensor:
-        """Truth values that are true for the chosen indices of a dimension."""
+        """A mask that broadcasts to the layer's values, and is true at the ``chosen`` indices of
+        dimension ``dim``.
+
+        ``name`` is the kind of unit in messages.
+        """
         count = self._shape[dim]
         for index in chosen:
             if not -count <= index < count:
@@ -223,15 +255,17 @@ class Axes:
         return self._laid_along([dim], mask)
 
     def _laid_along(self, dims: Sequence[int], mask: torch.Tensor) -> torch.Tensor:
-        """A mask of these dimensions, in a shape that broadcasts to the values."""
+        """Reshape a mask over dimensions ``dims`` so that it broadcasts to the layer's values."""
         return mask.reshape([n if dim in dims else 1 for dim, n in enumerate(self._shape)])
 
 
 def _is_channels_last(values: torch.Tensor, place: LayerPlace, model: nn.Module) -> bool:
-    """Whether a map is ``(N, H, W, C)``: the nearest module that fixes the order of dimensions
-    tells.
+    """Whether a layer's map is ``(N, H, W, C)`` rather than ``(N, C, H, W)``, from the kinds of
+    modules nearest to it.
 
-    That is the last one inside the module, or the first for its input, and else the last before it.
+    The nearest is the last module inside the layer, or the first for its input, and else the last
+    before it. Permutations, convolutions, linear layers and normalisations tell; without any,
+    channels come first.
     """
     module = submodule(model, place.module)
     of_input = place.part == "input"
@@ -239,18 +273,21 @@ def _is_channels_last(values: torch.Tensor, place: LayerPlace, model: nn.Module)
     # a module that was inserted is not among them
     modules_before = modules[: modules.index(module)] if module in modules else []
     parts = list(module.modules())
-    for other in [*(parts if of_input else parts[::-1]), *modules_before[::-1]]:
-        dims: Any = getattr(other, "dims", None)
+    for candidate in [*(parts if of_input else parts[::-1]), *modules_before[::-1]]:
+        dims: Any = getattr(candidate, "dims", None)
         if isinstance(dims, (list, tuple)) and len(dims) == values.ndim:  # a permutation
             return bool(dims[1] == values.ndim - 1) if of_input else bool(dims[-1] == 1)
-        if isinstance(other, nn.modules.conv._ConvNd) or "BatchNorm" in type(other).__name__:
+        if (
+            isinstance(candidate, nn.modules.conv._ConvNd)
+            or "BatchNorm" in type(candidate).__name__
+        ):
             return False
-        if isinstance(other, nn.Linear) and values.shape[-1] in (
-            other.in_features,
-            other.out_features,
+        if isinstance(candidate, nn.Linear) and values.shape[-1] in (
+            candidate.in_features,
+            candidate.out_features,
         ):
             return True
-        of_tokens = isinstance(other, nn.LayerNorm) and "2d" not in type(other).__name__
-        if of_tokens and values.shape[-1] == other.normalized_shape[-1]:  # type: ignore[index]
+        of_tokens = isinstance(candidate, nn.LayerNorm) and "2d" not in type(candidate).__name__
+        if of_tokens and values.shape[-1] == candidate.normalized_shape[-1]:  # type: ignore[index]
             return True
     return False

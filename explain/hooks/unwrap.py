@@ -54,11 +54,12 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def modules_of(model: nn.Module) -> dict[nn.Module, str]:
-    """Return a model's modules, each with the first of its dotted names: what ``named_modules()``
-    gives, but faster.
+    """Return a model's modules, each with the first of its dotted names, as ``named_modules()`` but
+    faster.
 
     Every explanation walks over its model several times, which is a part of its cost where the
-    model is small.
+    model is small. Modules that an intervention has inserted come last. The result may be cached:
+    do not change it.
 
     >>> layer = nn.Linear(2, 2)
     >>> list(modules_of(nn.Sequential(layer, nn.Sequential(nn.ReLU(), layer))).values())
@@ -68,18 +69,18 @@ def modules_of(model: nn.Module) -> dict[nn.Module, str]:
     if model in module_names.walked and inserted is None:
         return module_names.walked[model]
     names: dict[nn.Module, str] = {}
-    ahead: list[tuple[str, nn.Module]] = [("", model)]
-    while ahead:
-        name, module = ahead.pop()
+    waiting: list[tuple[str, nn.Module]] = [("", model)]
+    while waiting:
+        name, module = waiting.pop()
         if module in names:
             continue
         names[module] = name
-        parts = module._modules if name or inserted is None else {**module._modules, **inserted}
-        if parts:
+        children = module._modules if name or inserted is None else {**module._modules, **inserted}
+        if children:
             start = f"{name}." if name else ""
-            for part, inner in reversed(parts.items()):
+            for part, inner in reversed(children.items()):
                 if inner is not None:
-                    ahead.append((start + part, inner))
+                    waiting.append((start + part, inner))
     return names
 
 
@@ -96,14 +97,20 @@ module_names = _ModuleNames()
 
 
 def inserting(model: nn.Module, modules: Mapping[str, nn.Module]) -> AbstractContextManager[None]:
-    """Let modules that hooks insert into a model have names in it, such as ``layer3/sae``, for this
-    thread."""
-    outer = module_names.inserted
-    return temporarily(module_names, inserted={**outer, model: {**outer.get(model, {}), **modules}})
+    """Let modules that interventions insert into a model have names in it, such as ``layer3/sae``,
+    inside the block.
+
+    For this thread alone. Then layers inside them can be named and hooked.
+    """
+    names_outside = module_names.inserted
+    return temporarily(
+        module_names, inserted={**names_outside, model: {**names_outside.get(model, {}), **modules}}
+    )
 
 
 def submodule(model: nn.Module, name: str) -> nn.Module:
-    """Return the module of a name, as ``get_submodule`` does, also one that was inserted.
+    """Return the module of a dotted name, as ``get_submodule`` does; also one that an intervention
+    inserted.
 
     Raises:
         AttributeError: there is none.
@@ -125,7 +132,7 @@ def parameters_of(model: nn.Module) -> list[nn.Parameter]:
 
 
 def hookable(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the modules that take hooks, by dotted name: all but scripted ones and what is in
+    """Return the modules that take hooks, by dotted name: all but scripted ones and the modules in
     them."""
     modules: dict[str, nn.Module] = {}
     closed: tuple[str, ...] = ()
@@ -140,8 +147,8 @@ def hookable(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def leaves(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the modules without parts that take hooks, by dotted name; the model itself is not
-    among them."""
+    """Return the modules without submodules that take hooks, by dotted name, without the model
+    itself."""
     return {
         name: module
         for name, module in hookable(model).items()
@@ -150,14 +157,14 @@ def leaves(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def runs_in_order(module: nn.Module) -> bool:
-    """Whether a module does nothing but to run its parts one after the other: an
-    `nn.Sequential`."""
+    """Whether a module only runs its children one after the other: an `nn.Sequential` whose
+    ``forward`` is PyTorch's."""
     forward = getattr(type(module), "forward", None)
     return forward is nn.Sequential.forward and "forward" not in vars(module)
 
 
 def scripted(model: nn.Module) -> list[str]:
-    """Name the modules of a model that are scripted or traced, so that hooks cannot see inside
+    """The names of the modules of a model that are scripted or traced; hooks cannot see inside
     them."""
     return [
         name
@@ -167,7 +174,7 @@ def scripted(model: nn.Module) -> list[str]:
 
 
 def sharded(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules of a model, by name, whose weights are whole only while they run: those of FSDP.
+    """The modules of a model, by name, whose weights FSDP keeps in shards while they do not run.
 
     ``FullyShardedDataParallel`` shards nothing if it is told so, or in a single process.
     """
@@ -184,7 +191,7 @@ def sharded(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def _description(value: object) -> str:
-    """What was given for a model, and what to do about it."""
+    """What was given in place of a model, and what to give instead: the end of an error message."""
     if isinstance(value, str):
         return f"the name {value!r}; explain.Explainer({value!r}) takes names"
     if isinstance(value, type):
@@ -210,7 +217,7 @@ def has_hooks(model: nn.Module) -> bool:
 
 
 def callers_hooks(model: nn.Module) -> list[str]:
-    """Name the hooks that are not of this package, with the modules that they are on: they may
+    """The names of all hooks on a model that are not of this package, with their layers: they may
     alter what is computed.
 
     >>> model = nn.Sequential(nn.ReLU())
@@ -235,7 +242,11 @@ def callers_hooks(model: nn.Module) -> list[str]:
 
 
 def _of_caller(hook: Any, kind: str) -> list[tuple[str, str]]:
-    """The names and directions of the caller's hooks in what PyTorch calls as a hook."""
+    """The names and directions of the user's hooks behind one hook object of PyTorch; empty for
+    those of this package.
+
+    ``kind`` is the kind of hook as PyTorch's attributes name it.
+    """
     if isinstance(hook, Registered):  # gates for gradients are hooks of another kind
         return [(fn.name, fn.direction) for fn in hook.hooks]
     of_torch = str(getattr(hook, "__module__", "")).startswith("torch.export.")  # checks of inputs
