@@ -13,7 +13,7 @@ from explain._utils.nested import first_tensor, replace_first
 from explain.data.inputs import Inputs
 from explain.engine.settings import raise_unless_of_network
 from explain.hooks import HookGroup
-from explain.hooks.attention import attention, by_image
+from explain.hooks.attention import attention, by_image, heads_together
 from explain.hooks.capturing import read_outputs
 from explain.hooks.graph import Reach, differentiate, graph, normalises_over_rows
 from explain.hooks.preserve import untouched
@@ -180,15 +180,17 @@ def _read_out(
         records = attention(total, group)
         differentiate(total, starts)
     # A tower of texts has attention of its own, which no way to the blocks' inputs comes by.
-    gradients = [record.gradient for record in records if record.gradient is not None][
-        : len(chosen)
-    ]
+    reached = [record for record in records if record.gradient is not None]
+    gradients = []
+    for heads in heads_together(reached)[: len(chosen)]:
+        of_heads = [head.gradient for head in heads if head.gradient is not None]
+        gradients.append(torch.cat([by_image(gradient, len(inputs)) for gradient in of_heads], 1))
     if len(gradients) != len(chosen):
         raise MethodError(
             f"legrad must see the attention of each of the {len(chosen)} blocks, got "
             f"{len(gradients)}"
         )
-    return [by_image(gradient, len(inputs)) for gradient in gradients]
+    return gradients
 
 
 def with_first(

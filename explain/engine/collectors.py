@@ -20,7 +20,7 @@ from explain.engine.forward import Forward, ResolvedTarget
 from explain.engine.hooked_gradients import hooked_input_gradient, hooked_layer_gradient
 from explain.engine.needs import NeedAtLayer, at_least_float32
 from explain.hooks import HookGroup
-from explain.hooks.attention import by_image
+from explain.hooks.attention import AttentionRecord, by_image, heads_together
 from explain.hooks.capturing import Source, read_outputs
 from explain.hooks.graph import Reach, differentiate, graph
 from explain.hooks.layer_names import name_of_call
@@ -327,22 +327,37 @@ def _attention(
         # which tokens the score is read from
         if grid is not None and min(grid.tokens) != length - len(grid.tokens):
             differentiate(resolved.total, [forward.source(need.input)], retain_graph=True)
-    is_relevance = isinstance(need.kind, needs.AttentionRelevance)
-    maps = []
-    for record in records:
-        gradient = record.gradient
-        if gradient is not None and record.fused and is_relevance:
-            # a fused kernel sends half of its relevance to the values first
-            gradient = gradient * 0.5
-        maps.append(
-            needs.AttentionMap(
-                weights=by_image(record.weights, count),
-                gradient=None if gradient is None else by_image(gradient, count),
-                query=None if record.query is None else by_image(record.query, count),
-                key=None if record.key is None else by_image(record.key, count),
-            )
-        )
-    return tuple(maps)
+    # a fused kernel sends half of its relevance to the values first
+    share = 0.5 if isinstance(need.kind, needs.AttentionRelevance) else 1.0
+    return tuple(_attention_map(heads, count, share) for heads in heads_together(records))
+
+
+def _attention_map(
+    heads: Sequence[AttentionRecord], count: int, share_of_fused: float
+) -> needs.AttentionMap:
+    """One attention of ``count`` images, from the records of its heads."""
+    gradients = [
+        None if head.gradient is None else head.gradient * (share_of_fused if head.fused else 1)
+        for head in heads
+    ]
+    if any(gradient is not None for gradient in gradients):  # no gradient arrives at some heads
+        gradients = [
+            torch.zeros_like(head.weights) if gradient is None else gradient
+            for head, gradient in zip(heads, gradients, strict=True)
+        ]
+
+    def joined(tensors: Sequence[Tensor | None]) -> Tensor | None:
+        by_images = [by_image(tensor, count) for tensor in tensors if tensor is not None]
+        return torch.cat(by_images, 1) if len(by_images) == len(tensors) else None
+
+    weights = joined([head.weights for head in heads])
+    assert weights is not None
+    return needs.AttentionMap(
+        weights=weights,
+        gradient=joined(gradients),
+        query=joined([head.query for head in heads]),
+        key=joined([head.key for head in heads]),
+    )
 
 
 def _block_tokens(

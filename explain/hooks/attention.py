@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from explain.hooks.attention_parts import fused_scores, spread
-from explain.hooks.graph import consumers, is_of_hooks
+from explain.hooks.graph import Reach, consumers, is_of_hooks
 from explain.hooks.group import HookGroup
 
 _FUSED = "ScaledDotProduct"
@@ -90,6 +90,42 @@ def attention(
         if node.name().startswith(_FUSED)
         or (_is_softmax_of_keys(node) and _weighs_values(node, readers))
     ]
+
+
+def heads_together(records: Sequence[AttentionRecord]) -> list[list[AttentionRecord]]:
+    """The records of each attention, in the order of the forward pass: several where a network
+    computes its heads one by one.
+
+    Heads of one attention follow each other, have weights of the same shape, and none of them
+    depends on another; all of them depend on the attention before.
+
+    >>> heads = torch.nn.ModuleList(torch.nn.MultiheadAttention(4, 1) for _ in range(2))
+    >>> x = torch.rand(3, 1, 4, requires_grad=True)
+    >>> with HookGroup() as group:
+    ...     output = sum(head(x, x, x, need_weights=False)[0] for head in heads)
+    ...     [len(records) for records in heads_together(attention(output.sum(), group))]
+    [2]
+    """
+    attentions: list[list[AttentionRecord]] = []
+    for record in records:
+        is_head = (
+            bool(attentions)
+            and attentions[-1][0].weights.shape == record.weights.shape
+            and not _depends_on(record, attentions[-1])
+            and (len(attentions) == 1 or _depends_on(record, attentions[-2]))
+        )
+        if is_head:
+            attentions[-1].append(record)
+        else:
+            attentions.append([record])
+    return attentions
+
+
+def _depends_on(record: AttentionRecord, earlier: Sequence[AttentionRecord]) -> bool:
+    """Whether an attention is computed from what an earlier one gave."""
+    nodes = [head.node for head in earlier]
+    reach = Reach([], nodes, since=min(node._sequence_nr() for node in nodes))
+    return reach.of(record.node)
 
 
 def by_image(maps: torch.Tensor, count: int) -> torch.Tensor:
