@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.testing import assert_close
 
@@ -58,6 +59,31 @@ def test_a_method_is_its_formula(method: str, fused: bool) -> None:
             expected = FORMULAS[method](transformer(fused=False), image, target)
             assert_close(of_image.flatten(), expected, rtol=1e-5, atol=1e-9)
     assert snapshot(model) == before
+
+
+class AttentionByHead(plain.AttentionBlock):
+    """The same attention, one head after the other."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = map(self.split, self.qkv(self.one(x)).chunk(3, -1))
+        heads = []
+        for head in range(self.heads):
+            weights = (q[:, head] @ k[:, head].mT * q.shape[-1] ** -0.5).softmax(-1)
+            heads.append(weights @ v[:, head])
+        middle = x + self.out(torch.cat(heads, -1))
+        return middle + self.down(F.gelu(self.up(self.two(middle))))
+
+
+@pytest.mark.parametrize("method", FORMULAS)
+def test_heads_that_are_computed_one_by_one_are_one_attention(method: str) -> None:
+    model = transformer(fused=False)
+    for block in model.blocks:
+        block.__class__ = AttentionByHead
+    x = random(0, 2, 3, 6, 6)
+    values = explain.attribute(model, x, method, target=3).values
+    for of_image, image in zip(values, x, strict=True):
+        expected = FORMULAS[method](transformer(fused=False), image, 3)
+        assert_close(of_image.flatten(), expected, rtol=1e-5, atol=1e-9)
 
 
 @pytest.mark.parametrize("frozen", [False, True])

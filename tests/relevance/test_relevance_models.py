@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.models.test_matrix import FAMILIES, HUGGING_FACE, TIMM, example, subject_of
+from tests.hooks.test_tour import example, scripts_of
+from tests.models.test_matrix import FAMILIES, HUGGING_FACE, TIMM, subject_of
 
-relevance_matrix = example("relevance_matrix")
+with scripts_of("."):
+    relevance_matrix = example("relevance_matrix")
 
 
 def assert_no_failures(source: str, name: str) -> None:
