@@ -182,9 +182,14 @@ def _read_out(
     # A tower of texts has attention of its own, which no way to the blocks' inputs comes by.
     reached = [record for record in records if record.gradient is not None]
     gradients = []
-    for heads in heads_together(reached)[: len(chosen)]:
-        of_heads = [head.gradient for head in heads if head.gradient is not None]
-        gradients.append(torch.cat([by_image(gradient, len(inputs)) for gradient in of_heads], 1))
+    for start in starts:
+        reach = Reach([start])
+        of_block = heads_together([record for record in reached if reach.of(record.node)])
+        for heads in of_block[:1]:
+            of_heads = [
+                by_image(head.gradient, len(inputs)) for head in heads if head.gradient is not None
+            ]
+            gradients.append(torch.cat(of_heads, 1))
     if len(gradients) != len(chosen):
         raise MethodError(
             f"legrad must see the attention of each of the {len(chosen)} blocks, got "
