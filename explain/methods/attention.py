@@ -30,9 +30,11 @@ _RELEVANCE = AttentionRelevance(transformer_attribution())
 def photo_tokens(
     method: str, maps: Sequence[torch.Tensor], evidence: Evidence
 ) -> tuple[list[int], Size]:
-    """The numbers of the photo's tokens, and the grid ``(h, w)`` that they lie on.
+    """The positions of the photo's tokens in an attention matrix, and the grid ``(h, w)`` that
+    these tokens lie on. ``method`` is the caller's name, for the error.
 
-    The last of the attention ``maps`` may be that of one query, which pools the tokens.
+    ``maps`` are the attention weights ``(N, heads, queries, keys)`` of all blocks; the last may
+    have one query, which pools the tokens.
 
     Raises:
         MethodError: the model has no attention among all tokens, or only within windows.
@@ -40,8 +42,8 @@ def photo_tokens(
     joint = evidence.grids.joint
     if joint is not None and maps:
         return list(joint.photo), joint.size
-    of_all = maps[:-1] if maps and maps[-1].shape[-2] == 1 else maps
-    shapes = {tuple(weights.shape[-2:]) for weights in of_all}
+    maps_of_all = maps[:-1] if maps and maps[-1].shape[-2] == 1 else maps
+    shapes = {tuple(weights.shape[-2:]) for weights in maps_of_all}
     tokens = next(iter(shapes), (0, 0))
     grid = evidence.grids.grid((len(evidence.inputs), tokens[1], 1)) if tokens[1] else None
     if (
@@ -63,8 +65,9 @@ def photo_tokens(
 
 
 def weighted_attention(weights: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor:
-    """The positive part of attention times gradient, averaged over heads: ``(N, queries,
-    keys)``."""
+    """The positive part of attention weights ``(N, heads, queries, keys)`` times the gradient of
+    the score in them, averaged over heads: ``(N, queries, keys)``. Zero where no gradient reached
+    the attention."""
     return (weights * (0 if gradient is None else gradient)).clamp(min=0).mean(1)
 
 
@@ -87,10 +90,13 @@ class RolloutMethod(AttentionMethod):
         return frozenset({self.attention})
 
     def matrices(self, evidence: Evidence) -> Iterator[torch.Tensor]:
-        """The matrix of each block."""
+        """The matrix ``(N, queries, keys)`` of each block, from the first block to the last;
+        `__call__` multiplies them in this order."""
         raise NotImplementedError
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
+        """Multiply the matrices of all blocks, and lay out the row that the score is read from as a
+        map ``(N, h, w)`` over the photo's patches."""
         maps = evidence[self.attention]
         tokens, size = photo_tokens(self.name, [attention.weights for attention in maps], evidence)
         joint = _identity(maps[0].weights.mean(1)).expand(len(evidence.inputs), -1, -1)
@@ -103,11 +109,12 @@ class RolloutMethod(AttentionMethod):
 def _row_of_score(
     matrix: torch.Tensor, last: AttentionMap, evidence: Evidence, tokens: Sequence[int]
 ) -> torch.Tensor:
-    """The rows of a matrix ``(N, tokens, tokens)`` for the tokens that the score is read from, on
-    average ``(N, tokens)``.
+    """The row of a rollout matrix ``(N, tokens, tokens)`` for the token that the score is read
+    from: ``(N, tokens)``; the mean row, if there are several such tokens.
 
-    These are the class token, where others than the photo's ``tokens`` come before all of these,
-    and all tokens, where there are no others. Elsewhere, the gradient tells.
+    It is the class token's, if all other tokens come before the photo's ``tokens``; without other
+    tokens, the mean of all rows. Elsewhere, the gradient in the ``last`` attention tells which rows
+    are read, and for photos joined with text without gradients, the layout does.
     """
     joint = evidence.grids.joint
     extra_tokens = matrix.shape[1] - len(tokens)
@@ -128,8 +135,8 @@ def _identity(matrix: torch.Tensor) -> torch.Tensor:
 
 
 def mixed(attention: torch.Tensor) -> torch.Tensor:
-    """Half an attention ``(N, queries, keys)`` and half the identity, with rows that add up to
-    one."""
+    """Half an attention ``(N, queries, keys)`` and half the identity, which stands for the shortcut
+    around it, with rows scaled to add up to one."""
     half = (attention + _identity(attention)) / 2
     return half / half.sum(-1, keepdim=True)
 
@@ -198,11 +205,15 @@ class LeGrad(AttentionMethod):
     needs = frozenset({BlockAttention()})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
+        """The map ``(N, h, w)``: of the gradients in the attention of the last ``blocks`` blocks,
+        the positive part, averaged over heads, queries and blocks."""
         gradients = evidence[BlockAttention()]
         tokens, size = photo_tokens(self.name, gradients, evidence)
-        used = gradients if self.blocks is None else gradients[-self.blocks :]
-        of_keys = torch.stack([gradient.clamp(min=0).mean((1, 2)) for gradient in used]).mean(0)
-        return of_keys[:, tokens].reshape((-1, *size))
+        last_gradients = gradients if self.blocks is None else gradients[-self.blocks :]
+        key_sensitivity = torch.stack(
+            [gradient.clamp(min=0).mean((1, 2)) for gradient in last_gradients]
+        ).mean(0)
+        return key_sensitivity[:, tokens].reshape((-1, *size))
 
 
 @register
@@ -247,26 +258,38 @@ class GradECLIP(AttentionMethod):
     needs = frozenset({_OF_INPUT})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
+        """The map of Grad-ECLIP: for photos ``(N, h, w)``, for embedded words ``(N, L, 1)``, from
+        the last ``blocks`` attentions.
+
+        Where photo and text share one sequence (``joint``), similarities are scaled over all tokens
+        together, and only the tokens of the explained input are kept.
+        """
         maps = evidence[_OF_INPUT]
-        of_words = evidence.inputs.ndim == 3
+        is_text = evidence.inputs.ndim == 3
         weights = [attention.weights for attention in maps]
         joint = evidence.grids.joint
-        every = list(range(weights[-1].shape[-1] if weights else 0))
+        all_tokens = list(range(weights[-1].shape[-1] if weights else 0))
         tokens, size = (
-            (every, (-1, 1)) if of_words and every else photo_tokens(self.name, weights, evidence)
+            (all_tokens, (-1, 1))
+            if is_text and all_tokens
+            else photo_tokens(self.name, weights, evidence)
         )
-        among = tokens if joint is None else every
+        compared_tokens = tokens if joint is None else all_tokens
         read = _rows_read(maps[-1])
-        of_blocks = [self._of(attention, read, among) for attention in maps[-self.blocks :]]
-        values = torch.stack(of_blocks).sum(0)
-        if joint is not None and of_words:
+        block_values = [
+            self._of(attention, read, compared_tokens) for attention in maps[-self.blocks :]
+        ]
+        values = torch.stack(block_values).sum(0)
+        if joint is not None and is_text:
             values = values.index_fill(1, torch.tensor(joint.photo).to(values.device), 0)
         elif joint is not None:
             values = values[:, tokens]
         return values.clamp(min=0).reshape((len(values), *size))
 
     def _of(self, attention: AttentionMap, read: torch.Tensor, tokens: list[int]) -> torch.Tensor:
-        """What the score takes from some tokens through one attention ``(N, tokens)``."""
+        """What the score takes from each of some ``tokens`` through one attention: ``(N, tokens)``.
+        ``read`` ``(N, queries, 1)`` marks the queries that the score is read from (`_rows_read`).
+        Tokens that no query may see, as by a mask, do not scale the similarities."""
         query = attention.query
         key = attention.key
         gradient = attention.gradient
@@ -289,8 +312,8 @@ class GradECLIP(AttentionMethod):
 
 
 def _rows_read(last: AttentionMap) -> torch.Tensor:
-    """Which queries of the last attention the score is read from ``(N, queries, 1)``, by their
-    gradients."""
+    """Which queries of an attention the score is read from: truth values ``(N, queries, 1)``, true
+    where any gradient in the attention weights is not zero."""
     gradient = torch.zeros_like(last.weights) if last.gradient is None else last.gradient
     return (gradient != 0).any(1).any(-1, keepdim=True)
 
@@ -355,13 +378,20 @@ class CheferAttribution(RolloutMethod):
     needs = frozenset({_GRADIENTS, _RELEVANCE})
 
     def matrices(self, evidence: Evidence) -> Iterator[torch.Tensor]:
+        """Yield the matrix ``(N, tokens, tokens)`` of each block: the identity plus relevance times
+        gradient of its attention. Attentions without a gradient are left out. Relevance is divided
+        by the score, as it starts with 1 there."""
         maps = evidence[_GRADIENTS]
         relevance = evidence[_RELEVANCE]
         score = torch.where(evidence.score == 0, 1, evidence.score)
-        for plain, changed in zip(maps, relevance, strict=True):
-            if changed.gradient is not None:
-                of_one = changed.weights * changed.gradient / over_all(score, changed.weights)
-                matrix = weighted_attention(of_one, plain.gradient)
+        for attention, relevance_map in zip(maps, relevance, strict=True):
+            if relevance_map.gradient is not None:
+                relevance_of_unit_score = (
+                    relevance_map.weights
+                    * relevance_map.gradient
+                    / over_all(score, relevance_map.weights)
+                )
+                matrix = weighted_attention(relevance_of_unit_score, attention.gradient)
                 yield matrix + _identity(matrix)
 
 
@@ -421,47 +451,58 @@ class CheferBimodal(AttentionMethod):
     needs = frozenset({_EVERYWHERE})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
+        """The map ``(N, h, w)``: the relevance of the photo's patches for the other tokens (words
+        or queries) that the score is read from, or for the one that ``token`` names."""
         maps = evidence[_EVERYWHERE]
-        photo, other = self._sizes(maps, evidence)
-        if self.token is not None and self.token >= other:
+        n_photo, n_other = self._sizes(maps, evidence)
+        if self.token is not None and self.token >= n_other:
             raise MethodError(
-                f"token of {self.name} must be below the {other} other tokens, got {self.token}"
+                f"token of {self.name} must be below the {n_other} other tokens, got {self.token}"
             )
-        of_other = [attention for attention in maps if attention.weights.shape[-2] == other]
-        read = _rows_read(of_other[-1])
+        attention_of_other = [
+            attention for attention in maps if attention.weights.shape[-2] == n_other
+        ]
+        read = _rows_read(attention_of_other[-1])
         if self.token is not None:
-            read = torch.arange(other).to(read.device)[:, None] == self.token
-        relevance = _followed(maps, photo, other)[other, photo]
+            read = torch.arange(n_other).to(read.device)[:, None] == self.token
+        relevance = _followed(maps, n_photo, n_other)[n_other, n_photo]
         row = (relevance * read).sum(1) / read.sum(-2).clamp(min=1)
-        grid = evidence.grids.grid((len(evidence.inputs), photo, 1))
+        grid = evidence.grids.grid((len(evidence.inputs), n_photo, 1))
         assert grid is not None
         return row[:, list(grid.tokens)].reshape((-1, *grid.size))
 
     def _sizes(self, maps: Sequence[AttentionMap], evidence: Evidence) -> tuple[int, int]:
-        """How many tokens the photo has, and how many there are of the other kind."""
+        """How many tokens the photo has, and how many the other kind has (words or queries), told
+        apart by which number fills a grid; refused where there are not exactly two kinds."""
         count = len(evidence.inputs)
         shapes = [tuple(attention.weights.shape[-2:]) for attention in maps]
-        between = [shape for shape in shapes if shape[0] != shape[1]]
+        between_kinds = [shape for shape in shapes if shape[0] != shape[1]]
         sizes = {size for shape in shapes for size in shape}
-        ours = max(
+        photo_size = max(
             (size for size in sizes if evidence.grids.grid((count, size, 1)) is not None), default=0
         )
         if (
-            not between
+            not between_kinds
             or len(sizes) != 2
-            or not ours
+            or not photo_size
             or any(len(attention.weights) != count for attention in maps)
         ):
             got = ", ".join(str(shape) for shape in dict.fromkeys(shapes)) or "none"
             raise MethodError(
                 f"{self.name} must have attention of a photo and one other, got {got}; take legrad"
             )
-        return ours, next(size for size in sizes if size != ours)
+        return photo_size, next(size for size in sizes if size != photo_size)
 
 
 def _followed(maps: Sequence[AttentionMap], *sizes: int) -> dict[tuple[int, int], torch.Tensor]:
-    """The relevance ``(N, a, b)`` of tokens of each kind for those of each kind, after all
-    attentions; kinds are named by their numbers of tokens, ``sizes``."""
+    """Follow attention through all blocks by the rules of Chefer's bimodal method: the relevance
+    ``(N, a, b)`` of tokens of one kind for those of another, by the pair ``(a, b)`` of their
+    numbers.
+
+    The kinds, photo and others, are told apart by their numbers of tokens, ``sizes``; ``maps`` come
+    in the order in which the network ran them. Two attentions in a row that look at each other
+    change at once.
+    """
     first = maps[0].weights
     relevance = {}
     for a, b in itertools.product(sizes, repeat=2):
@@ -470,25 +511,28 @@ def _followed(maps: Sequence[AttentionMap], *sizes: int) -> dict[tuple[int, int]
     steps = [weighted_attention(attention.weights, attention.gradient) for attention in maps]
     while steps:
         size = steps[0].shape[1:]
-        both = size[0] != size[1] and len(steps) > 1 and steps[1].shape[1:] == size[::-1]
-        now = steps[: 1 + both]
-        steps = steps[1 + both :]
+        is_mutual = size[0] != size[1] and len(steps) > 1 and steps[1].shape[1:] == size[::-1]
+        attentions_at_once = steps[: 1 + is_mutual]
+        steps = steps[1 + is_mutual :]
         changes = dict[tuple[int, int], torch.Tensor]()
-        for step in now:
-            s, q = step.shape[1:]
-            if s == q:
-                changes |= {(s, other): step @ relevance[s, other] for other in sizes}
+        for step in attentions_at_once:
+            queries, keys = step.shape[1:]
+            if queries == keys:
+                changes |= {(queries, other): step @ relevance[queries, other] for other in sizes}
             else:
-                of_queries = _normalised(relevance[s, s]).transpose(1, 2)
-                across = of_queries @ step @ _normalised(relevance[q, q])
-                changes |= {(s, q): across, (s, s): step @ relevance[q, s]}
+                query_relevance = _normalised(relevance[queries, queries]).transpose(1, 2)
+                query_to_key = query_relevance @ step @ _normalised(relevance[keys, keys])
+                changes |= {
+                    (queries, keys): query_to_key,
+                    (queries, queries): step @ relevance[keys, queries],
+                }
         relevance |= {key: relevance[key] + change for key, change in changes.items()}
     return relevance
 
 
 def _normalised(relevance: torch.Tensor) -> torch.Tensor:
-    """The identity plus the rest of a relevance ``(N, tokens, tokens)``, whose rows are scaled to
-    add up to one."""
+    """The identity plus the rest of a relevance ``(N, tokens, tokens)``, the rest with rows scaled
+    to add up to one; rows of zeros stay zero."""
     eye = torch.eye(relevance.shape[-1]).to(relevance)
     rest = relevance - eye
     return eye + ratio(rest, rest.sum(-1, keepdim=True))

@@ -52,18 +52,18 @@ BOTH: frozenset[Need[Any]] = frozenset({Activations(), LayerGradients()})
 
 
 def weighted_maps(weights: torch.Tensor, evidence: Evidence, *, relu: bool) -> torch.Tensor:
-    """The sum of the feature maps with weights ``(N, C)``, and of it the positive part if
-    ``relu``."""
+    """The sum over channels of a layer's feature maps with ``weights`` ``(N, C)``: a class
+    activation map ``(N, h, w)``; only its positive part with ``relu``."""
     maps = evidence.activations
     cam = torch.bmm(weights[:, None], maps.flatten(2)).reshape(maps.shape[:1] + maps.shape[2:])
     return cam.clamp(min=0) if relu else cam
 
 
 def unless_rounding(values: torch.Tensor, terms: torch.Tensor, count: int = 1) -> torch.Tensor:
-    """Set the values of an image to zero where all of them are rounding errors; a map of these
-    would be as bright as any other.
+    """Set the ``values`` ``(N, ...)`` of an image to zero where all of them are rounding errors of
+    terms that cancel; drawn, they would be as bright as any map.
 
-    ``values`` ``(N, ...)`` are means of ``terms`` ``(N, ...)``, times ``count``.
+    ``values`` are means of ``terms`` ``(N, ...)``, times ``count``.
     """
     means = values if count == 1 else values / count
     return values.masked_fill(over_all(all_cancel(means, terms), values), 0)
@@ -159,6 +159,8 @@ class GradCAM(ClassActivationMap):
         return frozenset({Activations(), LayerGradients(gradients=self.gradients)})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
+        """The map ``(N, h, w)`` of Grad-CAM: each channel weighted by the mean of its gradient over
+        places."""
         g = evidence[LayerGradients(gradients=self.gradients)]
         weights = unless_rounding(g.mean(spatial_dims(g)), g)
         return weighted_maps(weights, evidence, relu=self.relu)
@@ -201,6 +203,8 @@ class GradCAMPlusPlus(ClassActivationMap):
     name = "gradcam++"
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
+        """The map ``(N, h, w)`` of Grad-CAM++: each channel weighted by its positive gradients,
+        with coefficients from powers of the gradient."""
         g = evidence.gradients
         total = evidence.activations.sum(spatial_dims(evidence.activations), keepdim=True)
         weights = ratio(g.clamp(min=0), 2 + g * total).sum(spatial_dims(g))
@@ -241,6 +245,8 @@ class XGradCAM(ClassActivationMap):
     adds_up = True
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
+        """The map ``(N, h, w)`` of XGrad-CAM: each channel weighted by the sum of activation times
+        gradient, over the sum of its activations; sums that are rounding errors count as zero."""
         a = evidence.activations
         places = spatial_dims(a)
         products = a * evidence.gradients
@@ -283,6 +289,8 @@ class HiResCAM(ClassActivationMap):
     adds_up = True
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
+        """The map ``(N, h, w)`` of HiResCAM: activation times gradient at each place, summed over
+        channels."""
         cam = torch.einsum("nk...,nk...->n...", evidence.gradients, evidence.activations)
         products = evidence.gradients * evidence.activations
         cam = unless_rounding(cam, products, products.shape[1])
@@ -395,6 +403,8 @@ class ShapleyCAM(ClassActivationMap):
         return frozenset({Activations(), gradients, LayerCurvature(self.objective)})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
+        """The map ``(N, h, w)`` of ShapleyCAM: each channel weighted by the mean of its gradient
+        less half the Hessian times the maps."""
         curvature = evidence[LayerCurvature(self.objective)]
         slope = evidence[LayerGradients(self.objective)] - 0.5 * curvature
         weights = unless_rounding(slope.mean(spatial_dims(slope)), slope)
@@ -433,6 +443,8 @@ class RandomCAM(ClassActivationMap):
     needs = frozenset({Activations()})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
+        """The map ``(N, h, w)`` with random channel weights between -1 and 1, the same for all
+        images: a control that knows nothing of the class."""
         a = evidence.activations
         weights = uniform((a.shape[1],), seeded(self.seed)) * 2 - 1
         return weighted_maps(weights.to(a).expand(len(a), -1), evidence, relu=self.relu)
@@ -476,6 +488,8 @@ class FinerCAM(ClassActivationMap):
     minimums = {"references": 1}
 
     def __post_init__(self) -> None:
+        """Refuse a ``cam`` that does not read the gradients of the layer, which the contrast with
+        similar classes is put into."""
         super().__post_init__()
         if LayerGradients() not in self.cam.needs:
             raise MethodError(

@@ -42,7 +42,8 @@ Rule = Literal["gausslegendre", "left", "right", "midpoint", "trapezoid"]
 
 @cache
 def quadrature(rule: Rule, steps: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Points in [0, 1] and weights that add up to one.
+    """The points in [0, 1] and the weights, which add up to one, of a quadrature ``rule`` with
+    ``steps`` points: two arrays ``(steps,)``.
 
     >>> points, weights = quadrature("trapezoid", 3)
     >>> points.tolist(), weights.tolist()
@@ -55,8 +56,8 @@ def quadrature(rule: Rule, steps: int) -> tuple[np.ndarray[Any, Any], np.ndarray
         weights = np.full(steps, 1 / (steps - 1))
         weights[[0, -1]] /= 2
         return np.linspace(0, 1, steps), weights
-    first = {"left": 0.0, "midpoint": 0.5, "right": 1.0}[rule]
-    return (np.arange(steps) + first) / steps, np.full(steps, 1 / steps)
+    first_point = {"left": 0.0, "midpoint": 0.5, "right": 1.0}[rule]
+    return (np.arange(steps) + first_point) / steps, np.full(steps, 1 / steps)
 
 
 BASELINES = ("mean", "blur", "least", "most")
@@ -68,7 +69,8 @@ each channel."""
 def _on_device(
     rule: Rule, steps: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The points and weights of a quadrature; copied once, since each copy waits for the device."""
+    """The points and weights of a quadrature as tensors ``(steps,)``, cached, since each copy to a
+    device waits for it."""
     with torch.inference_mode(False):  # these may be used in a graph later
         points, weights = (
             torch.from_numpy(numbers).to(device, dtype) for numbers in quadrature(rule, steps)
@@ -88,7 +90,9 @@ class PathStart(OneForEach):
     words = "the baseline"
 
     def perturbed(self, evidence: Evidence) -> torch.Tensor:
-        """The baseline of each image: ``(N, C, H, W)``."""
+        """The baseline of each photo ``(N, C, H, W)``, in whatever form the option ``baseline``
+        has: a tensor, numbers, a `Baseline`, or a name such as "blur". Paths of integrated
+        gradients begin there, and the baseline's score is run on it."""
         x = evidence.inputs
         baseline = self.baseline
         if isinstance(baseline, torch.Tensor):
@@ -120,7 +124,8 @@ class PathStart(OneForEach):
         return statistic(spatial_dims(x), keepdim=True).expand_as(x)  # type: ignore[no-any-return]
 
     def of(self, inputs: torch.Tensor) -> torch.Tensor:
-        """The baseline of each input ``(N, C, H, W)``, outside of a plan."""
+        """The baseline of each input ``(N, C, H, W)``, for callers without evidence: DeepLIFT's
+        reference, and random paths."""
         zero = inputs.new_zeros(len(inputs))
         return self.perturbed(Evidence(inputs, zero, None, "", Grids(tuple(inputs.shape[2:]))))
 
@@ -134,14 +139,18 @@ class Path(Perturbation):
         return self.steps
 
     def points(self, evidence: Evidence) -> Build:
-        """The points ``(b, C, H, W)``, from their images and their numbers on the paths."""
+        """How to make the points ``(b, C, H, W)`` at which gradients are taken, from the numbers of
+        their images and their numbers on the path, ``(b,)`` each."""
         raise NotImplementedError
 
     def weights(self, evidence: Evidence) -> Build:
-        """What the gradients at the points are multiplied with, before they are added up."""
+        """How to make the weights of the gradients, which broadcast over ``(b, C, H, W)``, for the
+        same images and numbers as `points`."""
         raise NotImplementedError
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
+        """One row for each point of the path of each photo; rows of a photo come in the order of
+        the path."""
         x = evidence.inputs
         return rows_of([self.steps] * len(x), x.device, self.points(evidence))
 
@@ -177,6 +186,8 @@ class StraightPath(Path):
     words = "points on the way from the baseline to the photo"
 
     def points(self, evidence: Evidence) -> Build:
+        """How to make the points: the baseline and the photo mixed by the places of the
+        quadrature."""
         x = evidence.inputs
         start = self.start.perturbed(evidence)
         points = self._for_rows(0, x)
@@ -187,7 +198,8 @@ class StraightPath(Path):
         return lambda images, numbers: weights[numbers]
 
     def _for_rows(self, part: int, x: torch.Tensor) -> torch.Tensor:
-        """The points or weights of the quadrature, in the shape and type of rows of ``x``."""
+        """The points (``part`` 0) or the weights (``part`` 1) of the quadrature ``(steps, 1, ...,
+        1)``, which broadcast over rows of ``x`` and have its type."""
         numbers = _on_device(self.rule, self.steps, x.dtype, x.device)[part]
         return numbers.reshape(-1, *[1] * (x.ndim - 1))
 
@@ -199,6 +211,8 @@ class ScoreAndGradient:
     needs: ClassVar[frozenset[Need[Any]]] = frozenset({InputGradients()})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
+        """The score of each row in column 0, then its gradient flattened: ``(b, 1 + C * H * W)``.
+        Searches and `ByDirection` take it apart in this order."""
         gradient = evidence[InputGradients()]
         return torch.cat([evidence.score.to(gradient)[:, None], gradient.flatten(1)], 1)
 
@@ -214,6 +228,8 @@ class CompleteMethod(Method):
     baseline: Any
 
     def __post_init__(self) -> None:
+        """Check the options, and turn the name of one of `explain.baselines` into the baseline; the
+        names in `BASELINES` stay texts, which `PathStart` reads."""
         super().__post_init__()
         baseline = getattr(self, "baseline", None)
         # the name of one of `explain.baselines`
@@ -232,12 +248,13 @@ class CompleteMethod(Method):
 
     @property
     def along(self) -> Path:
-        """Where gradients are taken."""
+        """The path along which gradients are taken."""
         raise NotImplementedError
 
     @property
     def baseline_score(self) -> Scores:
-        """The need for the scores of the baselines of each image."""
+        """The need for the scores of the baselines of each image; for a baseline of 0, the same
+        need that other methods have, so that it is run once."""
         # which others need, too
         is_blank = isinstance(self.baseline, (int, float)) and self.baseline == 0
         return Scores(ZeroInput() if is_blank else self.start)
@@ -259,6 +276,7 @@ class CompleteMethod(Method):
         return evidence[self.gradient_sum]  # type: ignore[no-any-return]
 
     def expected_sum(self, evidence: Evidence) -> torch.Tensor:
+        """The score less that of the baseline, or less the mean over several: ``(N,)``."""
         scores: torch.Tensor = evidence[self.baseline_score].reshape(len(evidence.inputs), -1)
         return evidence.score - scores.mean(1)
 
@@ -322,12 +340,14 @@ class IntegratedGradients(CompleteMethod):
         return StraightPath(self.steps, self.start, self.rule)
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
+        """The gradients added up along the path ``(N, C, H, W)``, times the way from the baseline
+        to the photo if ``multiply_by_inputs``."""
         total = super().__call__(evidence)
         return self._from_start(evidence) * total if self.multiply_by_inputs else total
 
     def delta(self, evidence: Evidence, values: torch.Tensor) -> torch.Tensor | None:
-        """By how much the values miss the difference of the scores at the photo and at the
-        baseline."""
+        """By how much the values ``(N, C, H, W)`` miss the score of the photo less that of the
+        baseline, ``(N,)``; values without the factor of the inputs are multiplied first."""
         return super().delta(
             evidence, values if self.multiply_by_inputs else self._from_start(evidence) * values
         )
@@ -338,15 +358,16 @@ class IntegratedGradients(CompleteMethod):
 
 
 def _blurred(x: torch.Tensor) -> torch.Tensor:
-    """Blur with a Gaussian whose standard deviation is a tenth of the shorter side."""
+    """Blur photos ``(N, C, H, W)`` with a Gaussian whose standard deviation is a tenth of the
+    shorter side: the baseline "blur"."""
     from torchvision.transforms.functional import gaussian_blur
 
     sigma = min(x.shape[-2:]) / 10
-    reach = min(int(3 * sigma), min(x.shape[-2:]) - 1)
-    flat = x.flatten(0, -3)[:, None]
-    for kernel in ([2 * reach + 1, 1], [1, 2 * reach + 1]):
-        flat = gaussian_blur(flat, kernel, [sigma, sigma])
-    return flat.reshape(x.shape)
+    radius = min(int(3 * sigma), min(x.shape[-2:]) - 1)
+    planes = x.flatten(0, -3)[:, None]
+    for kernel in ([2 * radius + 1, 1], [1, 2 * radius + 1]):
+        planes = gaussian_blur(planes, kernel, [sigma, sigma])
+    return planes.reshape(x.shape)
 
 
 @dataclass(frozen=True)
@@ -364,6 +385,8 @@ class BlurPath(Path):
     words = "the photo, less and less blurred"
 
     def points(self, evidence: Evidence) -> Build:
+        """How to make the points: photo ``image`` blurred as at step ``step``, one by one, as each
+        step has its own kernel."""
         x = evidence.inputs
         if x.ndim < 4:
             raise MethodError(
@@ -373,6 +396,8 @@ class BlurPath(Path):
         return one_by_one(lambda image, step: self.at(x[image], step + self.middle / 2))
 
     def weights(self, evidence: Evidence) -> Build:
+        """How to make the weights: what the photo changes by in each step, as it becomes
+        sharper."""
         x = evidence.inputs
         return one_by_one(lambda image, step: self.at(x[image], step + 1) - self.at(x[image], step))
 
@@ -442,18 +467,24 @@ class RandomPoints(Path):
     words = "random points between the photo and baselines"
 
     def points(self, evidence: Evidence) -> Build:
+        """How to make the random points of GradientSHAP: a baseline and the noisy photo, mixed by a
+        random share."""
         draw = self.drawing(evidence.inputs)
 
         def point(image: int, sample: int) -> torch.Tensor:
+            """The point ``(C, H, W)`` of one sample of an image."""
             start, end, share = draw(image, sample)
             return torch.lerp(start, end, share)
 
         return one_by_one(point)
 
     def weights(self, evidence: Evidence) -> Build:
+        """How to make the weights: the noisy photo less the baseline that the same point was drawn
+        with, over the number of points."""
         draw = self.drawing(evidence.inputs)
 
         def weight(image: int, sample: int) -> torch.Tensor:
+            """The weight ``(C, H, W)`` of one sample; the seed draws what it drew for the point."""
             start, end, _ = draw(image, sample)
             return (end - start) / self.steps
 
@@ -462,12 +493,14 @@ class RandomPoints(Path):
     def drawing(
         self, x: torch.Tensor
     ) -> Callable[[int, int], tuple[torch.Tensor, torch.Tensor, float]]:
-        """Make the function that draws: from the numbers of a photo and a sample to a baseline, the
-        photo with noise ``(C, H, W)`` each, and the share of the way between them.
+        """Make the function that draws a sample: from the numbers of a photo and a sample to a
+        baseline and the photo with noise, ``(C, H, W)`` each, and the share of the way between
+        them.
 
-        Each photo has the same draws, whichever stand beside it.
+        The draw depends on the seed and the sample alone, so that `points` and `weights` agree, and
+        each photo has the same draws, whichever stand beside it.
         """
-        choices = isinstance(self.baseline, torch.Tensor)
+        has_several = isinstance(self.baseline, torch.Tensor)
         starts = (
             several(self.baseline, x[0])
             if isinstance(self.baseline, torch.Tensor)
@@ -475,33 +508,33 @@ class RandomPoints(Path):
         )
 
         def draw(image: int, sample: int) -> tuple[torch.Tensor, torch.Tensor, float]:
-            g = seeded(self.seed, sample)
-            which, share = uniform((2,), g).tolist()
+            generator = seeded(self.seed, sample)
+            choice, share = uniform((2,), generator).tolist()
             photo = x[image]
             spread = self.sigma * (photo.max() - photo.min())
-            end = photo + spread * normal(photo.shape, g).to(photo)
-            number = min(int(which * len(starts)), len(starts) - 1) if choices else image
+            end = photo + spread * normal(photo.shape, generator).to(photo)
+            number = min(int(choice * len(starts)), len(starts) - 1) if has_several else image
             return starts[number], end, share
 
         return draw
 
 
 def several(baselines: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Bring a tensor of baselines into the shape ``(B, C, H, W)`` for photos such as ``x`` ``(C, H,
-    W)``; a single one may come without its first dimension.
+    """Check a tensor of baselines, and bring it into the shape ``(B, C, H, W)`` for photos such as
+    ``x`` ``(C, H, W)``; a single baseline may come without its first dimension.
 
     Raises:
         MethodError: they are of another shape.
     """
-    of_photos = baselines.detach().to(x)
-    of_photos = of_photos[None] if of_photos.ndim == x.ndim else of_photos
-    if of_photos.shape[1:] != x.shape or not len(of_photos):
+    shaped = baselines.detach().to(x)
+    shaped = shaped[None] if shaped.ndim == x.ndim else shaped
+    if shaped.shape[1:] != x.shape or not len(shaped):
         shape = ", ".join(map(str, x.shape))
         got = tuple(baselines.shape)
         raise MethodError(
             f"baseline must be a tensor (B, {shape}) of one or several, got shape {got}; reshape it"
         )
-    return of_photos
+    return shaped
 
 
 @dataclass(frozen=True)
@@ -518,6 +551,8 @@ class Baselines(Perturbation):
         return len(self.baselines)
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
+        """A row for each of the B baselines, the same for each photo: their scores, whose mean the
+        method compares with."""
         x = evidence.inputs
         starts = several(self.baselines, x[0])
         return rows_of([len(starts)] * len(x), x.device, lambda images, numbers: starts[numbers])
@@ -596,7 +631,7 @@ class GradientSHAP(RandomPathMethod):
         return frozenset({self.along.gradients})
 
     def expected_sum(self, evidence: Evidence) -> None:  # type: ignore[override]
-        """Unknown, because of the noise."""
+        """None: the noise on the photo leaves no sum that the values should have."""
 
 
 @register

@@ -25,8 +25,9 @@ TINY = 1e-12  # of the whole way: what rounding leaves
 
 
 def _ranked(gradient: torch.Tensor) -> torch.Tensor:
-    """Magnitudes of a gradient in whole steps, so coarse that rounding does not decide which of two
-    equal ones is smaller."""
+    """The magnitudes of a gradient ``(C, H, W)`` in whole steps, so coarse that rounding does not
+    decide which of two equal values is smaller; for guided integrated gradients, so that all
+    machines take the same path."""
     size = gradient.abs()
     limits = torch.finfo(gradient.dtype)
     return torch.round(size / (size.max().clamp(min=limits.tiny) * limits.eps ** (2 / 3))).double()
@@ -85,6 +86,8 @@ class GuidedIntegratedGradients(CompleteMethod):
         return frozenset({Searches(self), self.baseline_score})
 
     def searches(self, evidence: Evidence) -> list[Search]:
+        """One search for all images together, since each step needs the gradients of the step
+        before."""
         return [Walk(self, evidence)]
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
@@ -93,29 +96,35 @@ class GuidedIntegratedGradients(CompleteMethod):
     def further(
         self, share: torch.Tensor, gradient: torch.Tensor, way: torch.Tensor, step: int
     ) -> torch.Tensor:
-        """How far each value of an image ``(C, H, W)`` is on its way after a step, from the share
-        of its way that it had before, its gradient, and the ``way`` from the baseline to the
-        photo."""
-        done = (step + 1) / self.steps
-        lowest = max(done - self.distance, 0.0)
-        highest = min(done + self.distance, 1.0)
+        """The share of its way ``(C, H, W)``, 0 at the baseline and 1 at the photo, that each value
+        of one image has gone after step number ``step``.
+
+        ``share`` is what it had before, ``gradient`` that of the score there, and ``way`` the photo
+        less the baseline, all ``(C, H, W)``. Values with small gradients move first, within
+        ``distance`` of the straight line, until the distance to the photo is right.
+        """
+        share_on_line = (step + 1) / self.steps
+        lowest = max(share_on_line - self.distance, 0.0)
+        highest = min(share_on_line + self.distance, 1.0)
         if step == self.steps - 1:
             return torch.ones_like(share)
         length = way.abs().double()
-        size = _ranked(gradient)
+        ranked_gradient = _ranked(gradient)
         whole = length.sum()
         share = share.clamp(min=lowest)
         rank = int((share.numel() - 1) * self.fraction) + 1
         while True:
-            left = (length * (1 - share)).sum() - whole * (1 - done)
-            free = (share < highest) & (length > 0)
-            if left <= TINY * whole or not bool(free.any()):
+            missing = (length * (1 - share)).sum() - whole * (1 - share_on_line)
+            can_move = (share < highest) & (length > 0)
+            if missing <= TINY * whole or not bool(can_move.any()):
                 return share
-            threshold = torch.where(free, size, torch.inf).flatten().kthvalue(rank).values
-            chosen = free & (size <= threshold)
+            threshold = (
+                torch.where(can_move, ranked_gradient, torch.inf).flatten().kthvalue(rank).values
+            )
+            chosen = can_move & (ranked_gradient <= threshold)
             gain = (length * (highest - share))[chosen].sum()
-            if bool(left < gain):
-                return torch.where(chosen, share + left / gain * (highest - share), share)
+            if bool(missing < gain):
+                return torch.where(chosen, share + missing / gain * (highest - share), share)
             share = torch.where(chosen, highest, share)
 
 
@@ -131,6 +140,8 @@ class Walk(Search):
         evidence: Evidence,
         changes: "_Changes | None" = None,
     ) -> None:
+        """Begin at the baseline; with ``changes``, the changes of the score are shared out
+        (`IDGI`), else gradients times steps are added up."""
         self._method = method
         self._x = evidence.inputs
         self._start = method.start.perturbed(evidence)
@@ -143,6 +154,8 @@ class Walk(Search):
         return self._method.steps * self.images
 
     def steps(self) -> Steps:
+        """Ask the engine for the score and gradient at the present point of every image, and move
+        on; the path depends on the answers."""
         x = self._x
         way = x - self._start
         share = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
@@ -182,12 +195,17 @@ class _Changes(Accumulator):
     ``(N, C, H, W)``; of the latest point of each image, the score and the shares are kept."""
 
     def __init__(self, evidence: Evidence) -> None:
+        """Begin with zeros for each image; the score of the photo itself comes after the last
+        point."""
         self._x = evidence.inputs
         self._scores_of_photos = evidence.score
         self._latest: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._total = torch.zeros_like(evidence.inputs)
 
     def add(self, images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> None:
+        """Take the score and gradient ``(b, 1 + C * H * W)`` of points (`ScoreAndGradient`): what
+        the score changed since the last point of the image is shared out by the squared gradient
+        there."""
         # those of an image come in their order
         for image, score_and_gradient in zip(images.tolist(), values, strict=True):
             self._share_out(image, score_and_gradient[0])
@@ -198,12 +216,14 @@ class _Changes(Accumulator):
             self._latest[image] = score_and_gradient[0], ratio(square, square.sum())
 
     def _share_out(self, image: int, score: torch.Tensor) -> None:
-        """Share out what the score has changed by since the latest point of the image."""
+        """Share out what the score has changed by since the latest point of the image, by the
+        squared gradient at that point; forgets the point."""
         if image in self._latest:
             last_score, direction = self._latest.pop(image)
             self._total[image] += (score - last_score).to(direction) * direction
 
     def result(self) -> torch.Tensor:
+        """The values ``(N, C, H, W)`` after the last step, which leads to the photo."""
         for image in list(self._latest):
             self._share_out(image, self._scores_of_photos[image])
         return self._total
@@ -245,6 +265,7 @@ class IDGI(CompleteMethod):
     one_input = True
 
     def __post_init__(self) -> None:
+        """Refuse a path that is not one of a method that integrates gradients."""
         super().__post_init__()
         if not isinstance(self.path, CompleteMethod) or not hasattr(self.path, "steps"):
             raise MethodError(
@@ -254,8 +275,8 @@ class IDGI(CompleteMethod):
 
     @property
     def _changes(self) -> Attributions | None:
-        """The need for the sum over the points of the path; None where these depend on gradients
-        and have to be searched."""
+        """The need for the changes of the score along the path, shared out by squared gradients;
+        None for guided paths, whose points depend on gradients and have to be searched."""
         if isinstance(self.path, GuidedIntegratedGradients):
             return None
         along: Any = self.path.along  # type: ignore[attr-defined]
@@ -279,7 +300,7 @@ class IDGI(CompleteMethod):
         return evidence[changes]  # type: ignore[no-any-return]
 
     def searches(self, evidence: Evidence) -> list[Search]:
-        """The search along a guided path, whose points depend on the gradients before them."""
+        """The search along a guided path; the engine asks only where `needs` names it."""
         assert isinstance(self.path, GuidedIntegratedGradients)
         return [Walk(self.path, evidence, _Changes(evidence))]
 
@@ -353,24 +374,30 @@ class XRAI(Method):
     differentiable = False
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
+        """The map ``(N, H, W)`` from the mean of integrated gradients from black and from white, of
+        each pixel the channel with the largest value; ranked region by region on the CPU in
+        float64."""
         x = evidence.inputs
         if x.ndim != 4:
             raise MethodError(
                 f"input of {self.name} must be a photo, got {tuple(x.shape)}; take "
                 "integratedgradients"
             )
-        ways = [
+        path_values = [
             (x - start.perturbed(evidence)) * evidence[need]
             for start, need in self._gradients.items()
         ]
-        pixels = (sum(ways, torch.zeros_like(x)) / 2).amax(1)
+        pixels = (sum(path_values, torch.zeros_like(x)) / 2).amax(1)
         images = zip(pixels.double().cpu(), torch.split(x, 1), strict=True)
-        return torch.stack([self._ranked(of_image, image) for of_image, image in images]).to(x)
+        return torch.stack(
+            [self._ranked(image_pixels, image) for image_pixels, image in images]
+        ).to(x)
 
     def _ranked(self, pixels: torch.Tensor, image: torch.Tensor) -> torch.Tensor:
-        """The map ``(H, W)`` of one photo ``image`` ``(1, C, H, W)`` from the attributions of its
-        ``pixels`` ``(H, W)``."""
-        share = (pixels.numel() / USUAL_AREA) ** 0.5
+        """The map ``(H, W)`` of one photo ``image`` ``(1, C, H, W)``: cut it into regions, and rank
+        these by the attributions of its ``pixels`` ``(H, W)``. The pixel counts of the paper are
+        scaled to the photo's area."""
+        side_ratio = (pixels.numel() / USUAL_AREA) ** 0.5
         cuts: list[Regions] = [Felzenszwalb(scale) for scale in SCALES]
         if self.regions is not None:
             cuts = [self.regions]
@@ -380,12 +407,12 @@ class XRAI(Method):
             regions += [labels == number for number in range(int(labels.max()) + 1)]
         masks = torch.stack(regions)
         if self.regions is None:
-            masks = dilated(masks, round(DILATION * share))
-        return ranked(pixels, masks, max(1, round(LEAST * share**2)))
+            masks = dilated(masks, round(DILATION * side_ratio))
+        return ranked(pixels, masks, max(1, round(LEAST * side_ratio**2)))
 
 
 def dilated(masks: torch.Tensor, radius: int) -> torch.Tensor:
-    """Regions ``(S, H, W)`` and all pixels no further than ``radius`` from them.
+    """Grow regions ``(S, H, W)`` by all pixels within ``radius`` pixels of them.
 
     >>> dilated(torch.tensor([[[1, 0, 0, 0]]]) > 0, 1).int().tolist()
     [[[1, 1, 0, 0]]]
@@ -407,19 +434,19 @@ def ranked(pixels: torch.Tensor, masks: torch.Tensor, least: int) -> torch.Tenso
     [[1.0, 4.0, 4.0]]
     """
     flat = pixels.reshape(-1)
-    of = masks.flatten(1)
-    sums = torch.stack([flat[region].sum() for region in of])
-    counts = of.sum(1)
+    regions = masks.flatten(1)
+    sums = torch.stack([flat[region].sum() for region in regions])
+    counts = regions.sum(1)
     values = torch.zeros_like(flat)
-    left = torch.ones_like(flat, dtype=torch.bool)
+    uncovered = torch.ones_like(flat, dtype=torch.bool)
     while bool((counts >= least).any()):
         means = torch.where(counts >= least, sums / counts.clamp(min=1), -torch.inf)
-        new = of[int(means.argmax())] & left
-        values[new] = flat[new].mean()
-        left &= ~new
-        gone = of[:, new]
-        sums -= gone.to(flat) @ flat[new]
-        counts -= gone.sum(1)
-    if bool(left.any()):
-        values[left] = flat[left].mean()
+        newly_covered = regions[int(means.argmax())] & uncovered
+        values[newly_covered] = flat[newly_covered].mean()
+        uncovered &= ~newly_covered
+        in_region = regions[:, newly_covered]
+        sums -= in_region.to(flat) @ flat[newly_covered]
+        counts -= in_region.sum(1)
+    if bool(uncovered.any()):
+        values[uncovered] = flat[uncovered].mean()
     return values.reshape(pixels.shape)

@@ -39,31 +39,38 @@ class ScoreWeightedMethod(RowMethod):
         return 1
 
     def count(self, channels: int, size: tuple[int, ...]) -> int:
+        """How many rows each image has at most: one for each channel and time."""
         return channels * self.times
 
     def seen(self, evidence: Evidence) -> torch.Tensor:
-        """Which maps ``(N, C)`` have rows."""
+        """Which feature maps ``(N, C)`` mask the photo in a run: those that are not constant.
+        `perturbed` makes rows, and `map` reads scores, for these alone."""
         least, most = evidence.activations.flatten(2).aminmax(dim=2)
         return most > least
 
     def masked(
         self, photos: torch.Tensor, maps: torch.Tensor, numbers: torch.Tensor
     ) -> torch.Tensor:
-        """Photos ``(b, C, H, W)`` behind maps ``(b, h, w)``; ``numbers`` ``(b,)`` count the times
-        of each map."""
+        """Mask photos ``(b, C, H, W)`` with feature maps ``(b, h, w)``, enlarged and brought to [0,
+        1]; ``numbers`` ``(b,)`` say which of the runs of a map it is, for subclasses that run each
+        map several times."""
         return photos * masks(maps, tuple(photos.shape[2:]))
 
     def perturbed(self, evidence: Evidence) -> PerturbedRows:
+        """The masked photos, for each feature map that `seen` names ``times`` rows one after the
+        other."""
         x = evidence.inputs
         a = evidence.activations
         channels = [
-            of_image.nonzero()[:, 0].to(x.device).repeat_interleave(self.times)
-            for of_image in self.seen(evidence)
+            is_seen.nonzero()[:, 0].to(x.device).repeat_interleave(self.times)
+            for is_seen in self.seen(evidence)
         ]
 
         def masked(
             images: torch.Tensor, channel: torch.Tensor, numbers: torch.Tensor
         ) -> torch.Tensor:
+            """The rows of these images and ``channel`` numbers ``(b,)``; an input without pixels
+            beside the photo stays as it is."""
             if not evidence.size:  # an input beside the photo that is no picture
                 return x[images]
             return self.masked(x[images], a[images, channel], numbers % self.times)
@@ -72,18 +79,20 @@ class ScoreWeightedMethod(RowMethod):
 
     @property
     def needs(self) -> frozenset[Need[Any]]:
+        """As for all row methods, and the score of a blank photo, for maps that mask everything."""
         return super().needs | {Scores(ZeroInput())}
 
     def map(self, evidence: Evidence, scores: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Sum the feature maps with the softmax of their scores, and keep the positive part.
+        """Sum the feature maps, each weighted by the softmax over channels of its score, and keep
+        the positive part: ``(N, h, w)``.
 
-        A score is the mean over the times of a map; maps that mask everything have that of a blank
-        photo.
+        The score of a map is the mean over its runs; a map that masks everything has the score of a
+        blank photo. ``scores`` are in the order of `perturbed`.
         """
         seen = self.seen(evidence)
-        of_maps = evidence[Scores(ZeroInput())][:, None].repeat(1, seen.shape[1])
-        of_maps[seen] = torch.cat(list(scores)).reshape(-1, self.times).mean(1)
-        return weighted_maps(of_maps.softmax(1), evidence, relu=True)
+        map_scores = evidence[Scores(ZeroInput())][:, None].repeat(1, seen.shape[1])
+        map_scores[seen] = torch.cat(list(scores)).reshape(-1, self.times).mean(1)
+        return weighted_maps(map_scores.softmax(1), evidence, relu=True)
 
     def outcome(self, evidence: Evidence) -> Outcome:
         return Outcome()
@@ -168,6 +177,8 @@ class SSCAM(ScoreWeightedMethod):
     def masked(
         self, photos: torch.Tensor, maps: torch.Tensor, numbers: torch.Tensor
     ) -> torch.Tensor:
+        """Mask the photos with noise added: to the maps before they are brought to [0, 1], or to
+        the masked photos. Noise ``number`` is the same for all channels."""
         like = maps[0] if self.noise == "maps" else photos[0]
         added = self.sigma * noises(self.seed, numbers, like)
         if self.noise == "maps":
@@ -214,6 +225,8 @@ class ISCAM(ScoreWeightedMethod):
     def masked(
         self, photos: torch.Tensor, maps: torch.Tensor, numbers: torch.Tensor
     ) -> torch.Tensor:
+        """Mask the photos, and fade them in: run ``i`` of n has the masked photo times ``(i + 1) /
+        n``."""
         return super().masked(photos, maps, numbers) * over_all(
             (numbers + 1).to(photos) / self.steps, photos
         )
@@ -266,18 +279,24 @@ class AblationCAM(RowMethod):
         return channels
 
     def perturbed(self, evidence: Evidence) -> PerturbedRows:
-        """The layer's maps with one of them set to zero; a map that is zero already has no row."""
+        """The layer's feature maps ``(b, C, h, w)`` with one channel set to zero, a row for each
+        channel; a channel that is zero already has no row."""
         a = evidence.activations
 
         def ablated(images: torch.Tensor, channel: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+            """The rows for these images and ``channel`` numbers ``(b,)``: new tensors, which the
+            network may overwrite."""
             # copies whole maps, where indexing copies value by value
             maps = a.index_select(0, images)
             maps[torch.arange(len(images), device=images.device), channel] = 0
             return maps
 
-        return rows_of_items([of_image.nonzero()[:, 0] for of_image in _alive(a)], ablated)
+        return rows_of_items([is_alive.nonzero()[:, 0] for is_alive in _alive(a)], ablated)
 
     def map(self, evidence: Evidence, scores: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Sum the feature maps, each weighted by the share of the score that is lost without it:
+        ``(N, h, w)``. A channel without a row keeps the score. Drops that are rounding errors count
+        as 0."""
         a = evidence.activations
         # differences are taken in one precision
         score = evidence[self.whole][:, None]
@@ -303,15 +322,15 @@ def rows_of_items(
     """
     padded = pad_sequence(list(items), batch_first=True)
     return rows_of(
-        [len(of_image) for of_image in items],
+        [len(image_items) for image_items in items],
         padded.device,
         lambda images, numbers: build(images, padded[images, numbers], numbers),
     )
 
 
 def masks(maps: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
-    """Enlarge maps ``(b, h, w)`` to ``size`` and bring each to [0, 1]: ``(b, 1, H, W)``; one that
-    is constant is 0."""
+    """Enlarge feature maps ``(b, h, w)`` linearly to ``size`` and bring each to [0, 1]: masks ``(b,
+    1, H, W)``; a constant map gives a mask of zeros."""
     return to_unit(enlarge(maps[:, None], size))
 
 
@@ -324,32 +343,33 @@ TOGETHER = 64  # masks that are enlarged at a time
 
 
 def clustered(maps: torch.Tensor, size: tuple[int, ...], distance: float) -> torch.Tensor:
-    """Cluster maps ``(C, h, w)`` that look alike, and add up each cluster: ``(K, h, w)``; each map
-    is enlarged and brought to [0, 1] before.
+    """Cluster the feature maps ``(C, h, w)`` of one image whose masks look alike (complete linkage,
+    nearer than ``distance``), and add up the maps of each cluster: ``(K, h, w)``. For `ViTCX`.
 
-    Two masks lie apart by one minus their cosine. Enlarging is linear, so the cosines are those of
-    the small maps with the products of the enlarging; what is subtracted from each map is a
-    constant, which no mask shows.
+    Two masks, the maps enlarged to ``size`` and brought to [0, 1], lie apart by one minus their
+    cosine. Enlarging is linear, so the cosines are computed from the small maps, with the products
+    of the enlarging matrices; constants that are subtracted do not show in a mask. Constant maps
+    are left out.
     """
-    ends = [
-        enlarge(some[:, None], size).flatten(1).aminmax(dim=1)
-        for some in torch.split(maps, TOGETHER)
+    extremes = [
+        enlarge(batch[:, None], size).flatten(1).aminmax(dim=1)
+        for batch in torch.split(maps, TOGETHER)
     ]
-    least = torch.cat([low for low, _ in ends]).double()
-    spans = torch.cat([high for _, high in ends]).double() - least
+    least = torch.cat([low for low, _ in extremes]).double()
+    spans = torch.cat([high for _, high in extremes]).double() - least
     varies = spans > 0
     if not bool(varies.any()):
         return maps[:0].double()
     maps = maps[varies].double()
     least = least[varies, None]
     height, width = maps.shape[1:]
-    down = enlarging(height, size[0]).to(maps)
-    across = enlarging(width, size[1]).to(maps)
+    along_height = enlarging(height, size[0]).to(maps)
+    along_width = enlarging(width, size[1]).to(maps)
     # (C, h, w): each map enlarged, and brought back by the transpose
-    seen = down.T @ down @ maps @ (across.T @ across)
-    sums = torch.einsum("cij,i,j->c", maps, down.sum(0), across.sum(0))[:, None]
-    inner = seen.flatten(1) @ maps.flatten(1).T
-    shifted = inner - least * sums.T - sums * least.T + (size[0] * size[1]) * least * least.T
+    enlarged_twice = along_height.T @ along_height @ maps @ (along_width.T @ along_width)
+    sums = torch.einsum("cij,i,j->c", maps, along_height.sum(0), along_width.sum(0))[:, None]
+    products = enlarged_twice.flatten(1) @ maps.flatten(1).T
+    shifted = products - least * sums.T - sums * least.T + (size[0] * size[1]) * least * least.T
     lengths = shifted.diagonal().sqrt()
     labels = complete_linkage(1 - shifted / lengths[:, None] / lengths, distance).to(maps.device)
     clusters = maps.new_zeros((int(labels.max()) + 1, height, width))
@@ -400,14 +420,16 @@ class ViTCX(RowMethod):
     words = "the photo seen through clusters of maps, and with the noise of each"
 
     def tried(self) -> "ViTCX":
-        """The method with as few masks as show whether a network fits."""
+        """The method with all maps in one cluster: few runs that still show whether a network
+        fits."""
         return replace(self, distance=4.0)
 
     def count(self, channels: int, size: tuple[int, ...]) -> int:
         return 2 * channels
 
     def clusters(self, evidence: Evidence) -> list[torch.Tensor]:
-        """The sums of the maps of each cluster ``(K, h, w)``, for each image."""
+        """The sums of the feature maps in each cluster ``(K, h, w)``, for each image. Worked out
+        again in `map`, as it is for `perturbed`: a pure function of the evidence."""
         if len(evidence[BlockTokens()]) < 2:
             raise MethodError(
                 "vitcx must have at least two transformer blocks, got fewer; take scorecam"
@@ -415,8 +437,9 @@ class ViTCX(RowMethod):
         return [clustered(maps, evidence.size, self.distance) for maps in evidence.activations]
 
     def perturbed(self, evidence: Evidence) -> PerturbedRows:
-        """Two rows for each cluster: the photo seen through it, with noise where it is covered, and
-        the noise alone."""
+        """Two rows for each cluster, one after the other: the photo seen through the mask with
+        noise where it is covered, and the whole photo with that same noise. `map` takes their
+        difference."""
         x = evidence.inputs
         if len(evidence.size) != 2:
             return one_row_each(x)  # no photo
@@ -425,6 +448,8 @@ class ViTCX(RowMethod):
         def masked_or_noise(
             images: torch.Tensor, maps: torch.Tensor, numbers: torch.Tensor
         ) -> torch.Tensor:
+            """The rows for cluster maps ``(b, h, w)``; even numbers are the masked photo, odd ones
+            the whole photo with the noise."""
             keep = masks(maps, evidence.size)
             added = noises(self.seed, numbers // 2, x[0])
             seen = torch.where((numbers % 2 == 0)[:, None, None, None], keep, 1)
@@ -433,24 +458,29 @@ class ViTCX(RowMethod):
         return rows_of_items(clusters, masked_or_noise)
 
     def map(self, evidence: Evidence, scores: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The map ``(N, H, W)``: the mean at each pixel of the clusters' weights (masked score less
+        noisy score, plus the photo's), weighted by the masks."""
         values = []
-        of_images = zip(self.clusters(evidence), scores, evidence[self.whole], strict=True)
-        for maps, of_rows, whole in of_images:
-            seen, of_noise = of_rows.reshape(-1, 2).unbind(1)
-            values.append(weighted_mean(maps.to(whole), seen - of_noise + whole, evidence.size))
+        per_image = zip(self.clusters(evidence), scores, evidence[self.whole], strict=True)
+        for maps, row_scores, whole in per_image:
+            masked_score, noise_score = row_scores.reshape(-1, 2).unbind(1)
+            values.append(
+                weighted_mean(maps.to(whole), masked_score - noise_score + whole, evidence.size)
+            )
         return torch.stack(values)
 
 
 def weighted_mean(maps: torch.Tensor, weights: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
-    """The mean of weights ``(K,)`` at each place, weighted by the masks that maps ``(K, h, w)``
-    make; 0 without any."""
+    """The mean of ``weights`` ``(K,)`` at each pixel ``(H, W)``, weighted by the masks that the
+    feature maps ``(K, h, w)`` make; 0 where no mask shows a pixel. Masks are enlarged `TOGETHER` at
+    a time, for the memory."""
     total = maps.new_zeros(size)
     seen = maps.new_zeros(size)
-    for some, of_some in zip(
+    for batch, batch_weights in zip(
         torch.split(maps, TOGETHER), torch.split(weights.to(maps), TOGETHER), strict=True
     ):
-        keep = masks(some, size)[:, 0]
-        total += torch.einsum("k,khw->hw", of_some, keep)
+        keep = masks(batch, size)[:, 0]
+        total += torch.einsum("k,khw->hw", batch_weights, keep)
         seen += keep.sum(0)
     return ratio(total, seen)
 
@@ -506,8 +536,9 @@ class TIS(RowMethod):
         return self.samples
 
     def tokens(self, evidence: Evidence) -> list[torch.Tensor]:
-        """The tokens that each mask keeps ``(K, h, w)``, for each image: those where a mean of like
-        channels is largest."""
+        """Which tokens each mask keeps: for each image ``(K, h, w)`` truth values, from k-means
+        centres over the channels of all blocks; a mask keeps the ``share`` of the tokens where its
+        centre is largest."""
         blocks = evidence[BlockTokens()]
         sizes = {tuple(block.shape[2:]) for block in blocks}
         if len(blocks) < 2 or len(sizes) != 1:
@@ -519,22 +550,24 @@ class TIS(RowMethod):
             raise MethodError(
                 f"tis must have two transformer blocks with the same tokens, got {got}; take rise"
             )
-        listed = []
+        tokens_of_images = []
         for maps in torch.cat(blocks, 1):
             centres = means(maps.flatten(1), self.samples, self.seed)
             kept = centres.topk(max(1, int(self.share * centres.shape[1])), dim=1).indices
             mask = torch.zeros_like(centres, dtype=torch.bool).scatter_(1, kept, value=True)
-            listed.append(mask.reshape((-1, *maps.shape[1:])))
-        return listed
+            tokens_of_images.append(mask.reshape((-1, *maps.shape[1:])))
+        return tokens_of_images
 
     def perturbed(self, evidence: Evidence) -> PerturbedRows:
         return rows_of_items(self.tokens(evidence), lambda images, masks, numbers: masks)
 
     def map(self, evidence: Evidence, scores: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The map ``(N, h, w)``: the mean score of the masks that keep each token; 0 for a token
+        that no mask keeps."""
         values = []
-        for of_image, of_masks in zip(self.tokens(evidence), scores, strict=True):
-            keep = of_image.to(of_masks)
-            values.append(ratio(torch.einsum("k,khw->hw", of_masks, keep), keep.sum(0)))
+        for image_tokens, mask_scores in zip(self.tokens(evidence), scores, strict=True):
+            keep = image_tokens.to(mask_scores)
+            values.append(ratio(torch.einsum("k,khw->hw", mask_scores, keep), keep.sum(0)))
         return torch.stack(values)
 
 
@@ -566,11 +599,11 @@ def complete_linkage(distances: torch.Tensor, most: float) -> torch.Tensor:
 
 
 def means(points: torch.Tensor, count: int, seed: int) -> torch.Tensor:
-    """The centres ``(k, D)`` of clusters of points ``(n, D)`` by k-means: each point belongs to the
-    nearest centre, and a centre is the mean of its points.
+    """The centres ``(k, D)`` of at most ``count`` clusters of ``points`` ``(n, D)`` by k-means:
+    each point belongs to the nearest centre, and a centre is the mean of its points.
 
-    They begin at points that the seed draws (Lloyd's algorithm), and stop when no point changes its
-    cluster. There are no more of them than different points.
+    Centres begin at points that the ``seed`` draws (Lloyd's algorithm), and stop when no point
+    changes its cluster. There are no more centres than different points.
 
     >>> means(torch.tensor([[0.0], [1.0], [8.0], [9.0]]), 2, seed=0).sort(
     ...     0
@@ -581,14 +614,14 @@ def means(points: torch.Tensor, count: int, seed: int) -> torch.Tensor:
     if len(distinct) <= count:
         return distinct
     centres: torch.Tensor = distinct[permutation(len(distinct), seed)[:count].to(points.device)]
-    belongs = torch.full((len(points),), -1, device=points.device)
+    cluster = torch.full((len(points),), -1, device=points.device)
     for _ in range(ROUNDS):
         nearest = torch.cdist(points, centres).argmin(1)
-        if torch.equal(nearest, belongs):
+        if torch.equal(nearest, cluster):
             break
-        belongs = nearest
-        sums = torch.zeros_like(centres).index_add_(0, belongs, points)
-        sizes = torch.bincount(belongs, minlength=count)[:, None]
-        # one that has lost its points stays
+        cluster = nearest
+        sums = torch.zeros_like(centres).index_add_(0, cluster, points)
+        sizes = torch.bincount(cluster, minlength=count)[:, None]
+        # a centre that has lost its points stays where it is
         centres = torch.where(sizes > 0, sums / sizes.clamp(min=1), centres)
     return centres

@@ -60,13 +60,13 @@ def regress_pairs(seen: torch.Tensor, scores: torch.Tensor, whole: float, blank:
         return Estimate(values, torch.zeros_like(values))
     signs = 2 * torch.cat([torch.ones_like(seen[:1]), seen[::2]]) - 1
     half = torch.cat([scores.new_full((1,), gain), scores[::2] - scores[1::2]]) / 2
-    of_rest = coefficients(signs)
+    exact_weights = coefficients(signs)
     if len(half) == 2 ** (regions - 1):
-        values = half @ of_rest
+        values = half @ exact_weights
         return Estimate(values, torch.zeros_like(values))
     compared = list(_compared(signs[:ENOUGH], half[:ENOUGH], THREES))
-    most = max(fit.likelihood for fit in compared)
-    plausible = [fit for fit in compared if most - fit.likelihood < PLAUSIBLE]
+    best_likelihood = max(fit.likelihood for fit in compared)
+    plausible = [fit for fit in compared if best_likelihood - fit.likelihood < PLAUSIBLE]
     plausible.sort(key=lambda fit: -fit.likelihood)
     if len(half) > ENOUGH:
         plausible = [next(_compared(signs, half, (fit.threes,), fit.rest)) for fit in plausible]
@@ -75,8 +75,8 @@ def regress_pairs(seen: torch.Tensor, scores: torch.Tensor, whole: float, blank:
     values = best.across(signs).T @ torch.cholesky_solve(half[:, None], best.factor)[:, 0]
     error = None
     if freedom > max(regions, TESTED):
-        factor = student_factor(freedom) * math.sqrt(len(half) / freedom)
-        error = factor * torch.stack([fit.error(signs, half) for fit in plausible]).amax(0)
+        widening = student_factor(freedom) * math.sqrt(len(half) / freedom)
+        error = widening * torch.stack([fit.error(signs, half) for fit in plausible]).amax(0)
     return Estimate(values + (gain - values.sum()) / regions, error)
 
 
@@ -91,7 +91,9 @@ class _Fit:
     factor: torch.Tensor
 
     def across(self, signs: torch.Tensor) -> torch.Tensor:
-        """The covariance of each observed pair with each value ``(n, M)``."""
+        """The prior covariance of each observed pair's half difference with each region's Shapley
+        value ``(n, M)``, in units of the variance of single regions; ``signs`` ``(n, M)`` are the
+        pairs, 1 for a seen region and -1 for a covered one."""
         regions = signs.shape[1]
         pairs = ((signs.sum(1, keepdim=True) - signs).square() - (regions - 1)) / 2
         # of which each has a third
@@ -99,42 +101,48 @@ class _Fit:
         return 2 * signs / regions + self.threes * in_threes + self.rest * coefficients(signs)
 
     def error(self, signs: torch.Tensor, half: torch.Tensor) -> torch.Tensor:
-        """The standard deviation of what is unknown of each value ``(M,)``.
+        """The posterior standard deviation of each region's Shapley value ``(M,)``, from the pairs
+        ``signs`` ``(n, M)`` and their half differences ``half`` ``(n,)``.
 
-        Its scale is that of what was observed, or, if that is more, that by which pairs differ from
-        what all others say of them.
+        Its scale is the size of what was observed or, if that is larger, by how much each pair
+        misses what all others predict.
         """
         solved = torch.linalg.solve_triangular(self.factor, self.across(signs), upper=False)
         explained = solved.square().sum(0)
         inverse = torch.cholesky_inverse(self.factor)
         weighted = inverse @ half
         observed = (half * weighted).mean()
-        left_out = (weighted.square() / inverse.diagonal()).mean()
+        leave_one_out = (weighted.square() / inverse.diagonal()).mean()
         regions = signs.shape[1]
-        of_sizes = [1 / math.comb(regions - 1, size) for size in range(regions)]
-        of_rest = 4 / regions**2 * sum(of_sizes)
-        of_threes = 4 / 3 * self.threes if regions > 2 else 0
-        prior = (4 + of_threes) / regions + self.rest * of_rest
+        size_terms = [1 / math.comb(regions - 1, size) for size in range(regions)]
+        rest_term = 4 / regions**2 * sum(size_terms)
+        threes_term = 4 / 3 * self.threes if regions > 2 else 0
+        prior = (4 + threes_term) / regions + self.rest * rest_term
         unexplained = (prior - explained).clamp(min=0)
-        return torch.sqrt(torch.maximum(observed, left_out) * unexplained)
+        return torch.sqrt(torch.maximum(observed, leave_one_out) * unexplained)
 
 
 def _compared(
     signs: torch.Tensor, half: torch.Tensor, of_threes: Sequence[float], least: float = 0
 ) -> Iterator[_Fit]:
-    """The fit to each pair of variances; rests are those from the ``least`` on."""
-    alike = signs @ signs.T
+    """Fit the half differences ``half`` ``(n,)`` of the pairs ``signs`` ``(n, M)`` under each
+    combination of two prior variances: of what regions do in threes (``of_threes``), and of the
+    rest (values of `REST` from ``least`` on). Yields those whose covariance has a Cholesky
+    factor."""
+    inner_products = signs @ signs.T
     regions = signs.shape[1]
     eye = torch.eye(len(signs), dtype=signs.dtype, device=signs.device)
-    single = alike / regions
-    triples = (alike**3 - (3 * regions - 2) * alike) / 6 / max(1, math.comb(regions, 3))
+    single = inner_products / regions
+    triples = (
+        (inner_products**3 - (3 * regions - 2) * inner_products) / 6 / max(1, math.comb(regions, 3))
+    )
     rests = [rest for rest in REST if rest >= least]
     for threes, rest in itertools.product(of_threes if regions > 2 else (0.0,), rests):
         factor, failed = torch.linalg.cholesky_ex(single + threes * triples + rest * eye)
         if int(failed):
             continue
-        solved = torch.linalg.solve_triangular(factor, half[:, None], upper=False)
-        scale = solved.square().mean()
+        whitened = torch.linalg.solve_triangular(factor, half[:, None], upper=False)
+        scale = whitened.square().mean()
         log_scale = scale.clamp(min=1e-300).log()
         log_determinant = factor.diagonal().log().sum()
         likelihood = -float(0.5 * len(half) * log_scale + log_determinant)
@@ -142,18 +150,21 @@ def _compared(
 
 
 def coefficients(signs: torch.Tensor) -> torch.Tensor:
-    """How much the half difference of each pair ``(n, M)``, which are given as -1 and 1, counts in
-    each region's Shapley value ``(n, M)``.
+    """The exact weight of each pair's half difference in each region's Shapley value: ``(n, M)``
+    for pairs ``(n, M)`` of signs, 1 for a seen region and -1 for a covered one. Exact sums need all
+    pairs.
 
     >>> coefficients(torch.tensor([[1.0, 1.0], [1.0, -1.0]])).tolist()
     [[1.0, 1.0], [1.0, -1.0]]
     """
     regions = signs.shape[1]
     sizes = ((signs.sum(1) + regions) / 2).round().long().tolist()
-    of_seen = [2 / regions / math.comb(regions - 1, size - 1) for size in sizes]
-    of_hidden = [-2 / regions / math.comb(regions - 1, min(size, regions - 1)) for size in sizes]
-    seen_part = signs.new_tensor(of_seen)[:, None]
-    return torch.where(signs > 0, seen_part, signs.new_tensor(of_hidden)[:, None])
+    weights_if_seen = [2 / regions / math.comb(regions - 1, size - 1) for size in sizes]
+    weights_if_covered = [
+        -2 / regions / math.comb(regions - 1, min(size, regions - 1)) for size in sizes
+    ]
+    seen_part = signs.new_tensor(weights_if_seen)[:, None]
+    return torch.where(signs > 0, seen_part, signs.new_tensor(weights_if_covered)[:, None])
 
 
 AT_ONCE = 256  # coalitions that are drawn together
@@ -169,6 +180,8 @@ class Pairs(CoalitionDesign):
     """
 
     def rows(self, regions: int) -> torch.Tensor:
+        """The coalitions of `KernelSHAP` ``(P, M)``, true for a region that is seen: each drawn
+        coalition, and right after it its opposite. `regress_pairs` relies on this order."""
         half = drawn_pairs(regions, self.samples // 2, self.seed)
         return torch.stack([half, ~half], 1).flatten(0, 1)
 
@@ -181,19 +194,21 @@ class Pairs(CoalitionDesign):
 
 @lru_cache(maxsize=8)
 def drawn_pairs(regions: int, pairs: int, seed: int) -> torch.Tensor:
-    """Draw one coalition of each pair ``(n, M)``."""
+    """Draw one coalition of each pair of opposites ``(n, M)``, true for a region that is seen; none
+    twice. All there are, in random order, where ``pairs`` is that many. Cached, since each image
+    and each estimate asks for the same."""
     generator = seeded(seed)
     if regions <= 24 and pairs >= 2 ** (regions - 1) - 1:
         numbers = torch.arange(1, 2 ** (regions - 1), device="cpu")
         coalitions = (numbers[:, None] >> torch.arange(regions, device="cpu")) & 1 == 1
         return coalitions[torch.randperm(len(coalitions), generator=generator, device="cpu")]
-    seen = set[bytes]()
+    keys = set[bytes]()
     kept = list[torch.Tensor]()
     for coalition in _coalitions(regions, generator):
         # the same for a coalition and its opposite
-        key = (coalition ^ coalition[0]).numpy().tobytes()
-        if key not in seen:
-            seen.add(key)
+        pair_key = (coalition ^ coalition[0]).numpy().tobytes()
+        if pair_key not in keys:
+            keys.add(pair_key)
             kept.append(coalition)
         if len(kept) >= pairs:
             break
@@ -201,16 +216,18 @@ def drawn_pairs(regions: int, pairs: int, seed: int) -> torch.Tensor:
 
 
 def _coalitions(regions: int, generator: torch.Generator) -> Iterator[torch.Tensor]:
-    """What a random order uncovers, the smallest and the largest first; and others, drawn by the
-    Shapley kernel."""
+    """Yield coalitions of regions ``(M,)`` without end, true for a region that is seen: first what
+    one random order of regions uncovers, the smallest and the largest coalitions first; then random
+    ones, whose sizes follow the Shapley kernel. Coalitions may come twice, which `drawn_pairs`
+    leaves out."""
     place = torch.randperm(regions, generator=generator, device="cpu").argsort()
     for size in sorted(range(1, regions), key=lambda size: min(size, regions - size)):
         yield place < size
-    chances = torch.tensor(
+    size_weights = torch.tensor(
         [1 / (k * (regions - k)) for k in range(1, regions)], dtype=torch.float64, device="cpu"
     )
     while True:
-        sizes = torch.multinomial(chances, AT_ONCE, replacement=True, generator=generator) + 1
+        sizes = torch.multinomial(size_weights, AT_ONCE, replacement=True, generator=generator) + 1
         yield from uniform((AT_ONCE, regions), generator).argsort(1).argsort(1) < sizes[:, None]
 
 
@@ -225,9 +242,11 @@ class ShapleyMethod(SampledRegions):
     photo."""
 
     def delta(self, evidence: Evidence, values: torch.Tensor) -> torch.Tensor:
-        """By how much the values of the regions miss the difference of the scores ``(N,)``."""
+        """By how much the Shapley values of the regions, read back from the map ``values`` ``(N, H,
+        W)``, miss the score of the photo less that of a covered one: ``(N,)``. The map itself
+        cannot be added up, as each pixel has the whole value of its region."""
         values_of_regions = region_values(values, self.regions(evidence.inputs))
-        sums = torch.stack([of_image.sum() for of_image in values_of_regions])
+        sums = torch.stack([image_values.sum() for image_values in values_of_regions])
         return sums - score_gain(self, evidence)
 
 
@@ -286,6 +305,9 @@ class Permutations(CoalitionDesign):
     reverse."""
 
     def rows(self, regions: int) -> torch.Tensor:
+        """The coalitions of `ShapleySampling` ``(P, M)``, true for a region that is seen: for each
+        random order and then its reverse, the M - 1 coalitions in which regions are uncovered one
+        after the other. `ShapleySampling.solve` relies on this order."""
         if regions < 2:
             return torch.zeros(0, regions, dtype=torch.bool, device="cpu")
         if self.samples < (least := self.unit(regions)):
@@ -297,9 +319,9 @@ class Permutations(CoalitionDesign):
         orders = []
         for _ in range(self.samples // self.unit(regions)):
             order = torch.randperm(regions, generator=generator, device="cpu")
-            both = torch.stack([order, order.flip(0)]).argsort(1)
+            places = torch.stack([order, order.flip(0)]).argsort(1)
             orders.append(
-                (both[:, None] < torch.arange(1, regions, device="cpu")[:, None]).flatten(0, 1)
+                (places[:, None] < torch.arange(1, regions, device="cpu")[:, None]).flatten(0, 1)
             )
         return torch.cat(orders)
 
@@ -351,30 +373,32 @@ class ShapleySampling(ShapleyMethod):
     def solve(
         self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float
     ) -> Estimate:
-        """The mean gain of each region over the orders, and its standard error over pairs of them.
+        """The mean gain of the score when each region is uncovered ``(M,)``, and its standard error
+        over pairs of an order and its reverse.
 
-        There is no error before three pairs (see `floored_error`). Where all pairs agree, they may
-        do so by chance: values may be off by the gain of a region in one pair more.
+        ``seen`` ``(P, M)`` and ``scores`` ``(P,)`` are in the order of `Permutations.rows`. There
+        is no error before three pairs (see `floored_error`). Where all pairs agree, they may do so
+        by chance: values may be off by the gain of a region in one pair more.
         """
         regions = seen.shape[1]
         if regions == 1:
             values = seen.new_tensor([whole - blank])
             return Estimate(values, torch.zeros_like(values))
         orders = seen.reshape(-1, regions - 1, regions)
-        from_none = F.pad(orders, (0, 0, 1, 0))
-        uncovered = F.pad(from_none, (0, 0, 0, 1), value=1.0).diff(dim=1)
+        with_empty = F.pad(orders, (0, 0, 1, 0))
+        uncovered = F.pad(with_empty, (0, 0, 0, 1), value=1.0).diff(dim=1)
         from_blank = F.pad(scores.reshape(-1, regions - 1), (1, 0), value=blank)
         steps = F.pad(from_blank, (0, 1), value=whole).diff(dim=1)
-        of_orders = torch.einsum("nsm,ns->nm", uncovered, steps)
-        gains = of_orders.reshape(-1, 2, regions).mean(1)
+        gains_of_orders = torch.einsum("nsm,ns->nm", uncovered, steps)
+        gains = gains_of_orders.reshape(-1, 2, regions).mean(1)
         values = gains.mean(0)
         pairs = len(gains)
         if pairs < FEWEST:
             return Estimate(values)
         variance = gains.var(0) / pairs
-        reach = gains.abs().max()
-        if bool(variance.mean().sqrt() <= 1e-6 * reach):  # all agree, but for rounding
-            return Estimate(values, (reach / pairs).expand(regions))
+        largest_gain = gains.abs().max()
+        if bool(variance.mean().sqrt() <= 1e-6 * largest_gain):  # all agree, but for rounding
+            return Estimate(values, (largest_gain / pairs).expand(regions))
         return Estimate(values, floored_error(variance, pairs - 1))
 
 
@@ -400,8 +424,8 @@ class ValuedCell:
 
 
 def cut(cell: Cell) -> tuple[Cell, Cell] | None:
-    """Cut a cell in two across its longest side, of equal ones the first, as shap does; None for a
-    single pixel.
+    """Cut a cell of pixels in two across its longest side, of equal ones the first, as the package
+    shap does; None for a single pixel. The values of `PartitionSHAP` depend on this order.
 
     >>> cut(((0, 4), (0, 4)))
     (((0, 2), (0, 4)), ((2, 4), (0, 4)))
@@ -477,6 +501,8 @@ class _Tree(Search):
     """The search of `PartitionSHAP` in one image: its cells, cut further and further."""
 
     def __init__(self, method: PartitionSHAP, evidence: Evidence, image: int) -> None:
+        """Begin with the whole photo as the only cell, whose value is the score of the photo less
+        that of the covered one."""
         whole = float(evidence[whole_score(method.score)][image])
         blank = float(evidence[blank_score(method.baseline, method.score)][image])
         cell = tuple((0, side) for side in evidence.size)
@@ -488,26 +514,29 @@ class _Tree(Search):
 
     @property
     def planned(self) -> int:
-        """Fewer runs than are allowed, where no cell is left to cut."""
+        """The budget of runs, or the runs by now where no cell is left to cut or too few runs are
+        left for one more."""
         can_go_on = self._next(1) and self._method.samples - self.samples >= 2
         return self._method.samples if can_go_on else self.samples
 
     def steps(self) -> Steps:
-        """Cut cells, those of the largest values first, until the runs are spent."""
+        """Cut the cells of the largest values in two, again and again, and ask the engine for the
+        scores of their halves, until the budget is spent. Scores are kept by the cells that are
+        seen, so that no photo is run twice."""
         while True:
-            left = self._method.samples - self.samples
+            runs_left = self._method.samples - self.samples
             # few at first, when little is known
-            chosen = self._next(min(TOGETHER, 1 + self.samples // 8, left // 2))
+            chosen = self._next(min(TOGETHER, 1 + self.samples // 8, runs_left // 2))
             if not chosen:
                 return
             wanted = [(*part.seen, half) for part, halves in chosen for half in halves]
-            new = [cells for cells in dict.fromkeys(wanted) if cells not in self._scores]
-            if new:
+            unscored = [cells for cells in dict.fromkeys(wanted) if cells not in self._scores]
+            if unscored:
                 shown = ShownParts(
-                    self._method.baseline, self._image, new, partial(box_mask, like=self._like)
+                    self._method.baseline, self._image, unscored, partial(box_mask, like=self._like)
                 )
                 scores = yield Scores(shown, ScoreOf(self._method.score))
-                self._scores.update(zip(new, scores.double().tolist(), strict=True))
+                self._scores.update(zip(unscored, scores.double().tolist(), strict=True))
             halved = [
                 half for part, halves in chosen for half in _halved(part, halves, self._scores)
             ]
@@ -515,7 +544,8 @@ class _Tree(Search):
             self._parts = [part for part in self._parts if id(part) not in cut_now] + halved
 
     def _next(self, most: int) -> list[tuple[ValuedCell, tuple[Cell, Cell]]]:
-        """The cells to cut now, with their halves."""
+        """The cells to cut next, at most ``most``, by the size of their values, each with its two
+        halves; cells of a single pixel are passed over."""
         chosen: list[tuple[ValuedCell, tuple[Cell, Cell]]] = []
         for part in sorted(self._parts, key=lambda part: -abs(part.value)):
             if len(chosen) >= most:
@@ -526,18 +556,19 @@ class _Tree(Search):
         return chosen
 
     def map(self) -> torch.Tensor:
-        """The map ``(1, H, W)``: each cell's value, spread evenly over its pixels."""
+        """The map ``(1, H, W)`` by now: the value of each cell, spread evenly over its pixels."""
         values = self._like.new_zeros(self._like.shape[2:])
         for part in self._parts:
-            where = pixels_of(part.cell)
-            values[where] += part.value / values[where].numel()
+            pixels = pixels_of(part.cell)
+            values[pixels] += part.value / values[pixels].numel()
         return values[None]
 
 
 def _halved(
     part: ValuedCell, halves: tuple[Cell, Cell], scores: Mapping[tuple[Cell, ...], float]
 ) -> list[ValuedCell]:
-    """The halves of a part, each valued without and with the other half."""
+    """Replace a valued cell by its two halves, each valued in two settings: without and with the
+    other half, with half the share each. ``scores`` are the scores by the cells that are seen."""
     parts = []
     for half, other in (halves, halves[::-1]):
         with_half = scores[*part.seen, half]

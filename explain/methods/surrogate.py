@@ -134,28 +134,38 @@ class LIME(CoveredRegions):
     def solve(
         self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float
     ) -> Estimate:
-        """Weighted least squares with an intercept; the photo itself is one more sample, of weight
-        1."""
+        """Fit the linear model by weighted ridge regression with an intercept, the whole photo as
+        one more sample of weight 1: coefficients ``(M,)``, their errors, and the r² of the fit.
+
+        ``seen`` is ``(n, M)``, ``scores`` ``(n,)``. Errors are robust (HC3) and count the shrinkage
+        by the penalty; there are none before M + 3 runs.
+        """
         runs, regions = seen.shape
-        z = torch.cat([torch.ones_like(seen[:1]), seen])
-        y = torch.cat([scores.new_tensor([whole]), scores])
-        distance = 1 - z.mean(1).sqrt()
+        samples = torch.cat([torch.ones_like(seen[:1]), seen])
+        targets = torch.cat([scores.new_tensor([whole]), scores])
+        distance = 1 - samples.mean(1).sqrt()
         weights = torch.exp(-((distance / self.width) ** 2))
         total = weights.sum()
-        x = z - weights @ z / total
-        t = y - weights @ y / total
-        penalty = self.ridge * torch.eye(regions, dtype=x.dtype, device=x.device)
-        inverse = torch.linalg.pinv((x * weights[:, None]).T @ x + penalty, hermitian=True)
-        values = inverse @ (x.T @ (weights * t))
-        rest = t - x @ values
-        spread = float(weights @ t.square())
-        r2 = 1 - float(weights @ rest.square()) / spread if spread > 0 else 1.0
+        centred_samples = samples - weights @ samples / total
+        centred_targets = targets - weights @ targets / total
+        penalty = self.ridge * torch.eye(
+            regions, dtype=centred_samples.dtype, device=centred_samples.device
+        )
+        inverse = torch.linalg.pinv(
+            (centred_samples * weights[:, None]).T @ centred_samples + penalty, hermitian=True
+        )
+        values = inverse @ (centred_samples.T @ (weights * centred_targets))
+        residuals = centred_targets - centred_samples @ values
+        spread = float(weights @ centred_targets.square())
+        r2 = 1 - float(weights @ residuals.square()) / spread if spread > 0 else 1.0
         freedom = runs - regions
         if freedom < FEWEST:
             return Estimate(values, None, r2)
-        leverage = ((x @ inverse * x).sum(1) * weights + weights / total).clamp(max=0.99)
-        pulls = x * (weights * rest / (1 - leverage))[:, None]
-        variance = (inverse @ (pulls.T @ pulls) @ inverse).diagonal().clamp(min=0)
+        leverage = (
+            (centred_samples @ inverse * centred_samples).sum(1) * weights + weights / total
+        ).clamp(max=0.99)
+        influences = centred_samples * (weights * residuals / (1 - leverage))[:, None]
+        variance = (inverse @ (influences.T @ influences) @ inverse).diagonal().clamp(min=0)
         shrunk = self.ridge * inverse @ values  # by the penalty, to first order
         shrunk = shrunk + self.ridge * inverse @ shrunk
         return Estimate(values, torch.hypot(floored_error(variance, freedom), shrunk), r2)
@@ -176,6 +186,8 @@ class NeighbourImage(Baseline):
         return circle.roll(1)[circle.argsort()]
 
     def replacement(self, images: torch.Tensor) -> torch.Tensor:
+        """For each image ``(N, C, H, W)``, another image of the batch; a batch of one is
+        refused."""
         if len(images) < 2:
             raise MethodError(
                 "featurepermutation must have a batch of several images, got 1; take "
@@ -255,6 +267,9 @@ class SobolPoints(CoalitionDesign):
     """
 
     def rows(self, regions: int) -> torch.Tensor:
+        """How much of each cell is seen in each run ``(P, M)``, in [0, 1]: for each design the
+        point A, the point B, and then A with one coordinate after the other taken from B.
+        `Sobol.solve` relies on this order."""
         if self.samples < self.unit(regions):
             raise MethodError(
                 f"samples of sobol must be at least {self.unit(regions)}, got {self.samples}; give "
@@ -278,16 +293,17 @@ class SobolPoints(CoalitionDesign):
 
 
 def left_out_error(without: Iterable[torch.Tensor]) -> torch.Tensor:
-    """The standard errors of values ``(M,)`` by the jackknife: from the values ``(M,)`` without
-    each part of the sample in turn."""
+    """The standard errors ``(M,)`` of values by the jackknife, from the values ``(M,)`` that are
+    left without each part of the sample in turn."""
     values = torch.stack(list(without))
-    n = len(values)
-    return floored_error((n - 1) / n * (values - values.mean(0)).square().sum(0), n - 1)
+    parts = len(values)
+    return floored_error((parts - 1) / parts * (values - values.mean(0)).square().sum(0), parts - 1)
 
 
 def _indices(halves: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    """Total Sobol indices ``(M,)``: the means of half the squared differences ``(sequences, M)``,
-    over the variance of the scores of all points A and B ``(sequences, ...)``."""
+    """The total Sobol index of each cell ``(M,)``: the mean of half the squared differences
+    ``halves`` ``(sequences, M)``, over the variance of the scores ``ends`` ``(sequences, ...)`` at
+    all points A and B."""
     return ratio(halves.mean(0), ends.var(correction=1))
 
 
@@ -335,18 +351,23 @@ class Sobol(GridSensitivity):
     def solve(
         self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float
     ) -> Estimate:
+        """The total Sobol index of each cell ``(M,)`` by Jansen's estimator, from the scores in the
+        order of `SobolPoints.rows`; its error from leaving out one sequence in turn, from three
+        sequences on."""
         designs = scores.reshape(-1, DESIGNS, seen.shape[1] + 2)
-        first = designs[:, :, :1]
-        halves = (first - designs[:, :, 2:]).square().sum(1) / (2 * DESIGNS)  # (sequences, M)
-        ends = designs[:, :, :2].flatten(1)
-        values = _indices(halves, ends)
-        n = len(designs)
-        if n < FEWEST_PARTS or bool(scores.max() - scores.min() <= 1e-6 * scores.abs().max()):
+        at_a = designs[:, :, :1]
+        halves = (at_a - designs[:, :, 2:]).square().sum(1) / (2 * DESIGNS)  # (sequences, M)
+        at_a_and_b = designs[:, :, :2].flatten(1)
+        values = _indices(halves, at_a_and_b)
+        sequences = len(designs)
+        if sequences < FEWEST_PARTS or bool(
+            scores.max() - scores.min() <= 1e-6 * scores.abs().max()
+        ):
             return Estimate(values)
-        parts = torch.arange(n, device=scores.device)
-        stays = [parts != k for k in range(n)]
+        numbers = torch.arange(sequences, device=scores.device)
+        stays = [numbers != k for k in range(sequences)]
         return Estimate(
-            values, left_out_error(_indices(halves[rows], ends[rows]) for rows in stays)
+            values, left_out_error(_indices(halves[rows], at_a_and_b[rows]) for rows in stays)
         )
 
 
@@ -355,6 +376,8 @@ class HalfMasks(CoalitionDesign):
     group."""
 
     def rows(self, regions: int) -> torch.Tensor:
+        """Which cells are seen in each run ``(P, M)``, in groups of `GROUP` runs; in each group,
+        each cell is seen in half of the runs."""
         generator = seeded(self.seed)
         groups = [uniform((GROUP, regions), generator) for _ in range(self.samples // GROUP)]
         return torch.cat([group.argsort(0).argsort(0) < GROUP // 2 for group in groups])
@@ -367,8 +390,8 @@ GROUP = 20  # masks in which each cell is seen as often as not
 
 
 def hsic(seen: torch.Tensor, alike: torch.Tensor) -> torch.Tensor:
-    """The biased estimate of HSIC of each region ``(M,)``, from which regions are seen in each run
-    ``(n, M)`` and a kernel of the scores ``(n, n)``.
+    """The biased estimate of HSIC between each region and the score ``(M,)``: ``seen`` ``(n, M)``
+    says which regions are seen in each run, and ``alike`` ``(n, n)`` is the kernel of the scores.
 
     With the kernel of a cell 1 where two masks agree on it and 0 elsewhere: tr(K H L H) / n².
     """
@@ -420,16 +443,19 @@ class HSIC(GridSensitivity):
     def solve(
         self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float
     ) -> Estimate:
-        apart = (scores[:, None] - scores).abs()
+        """The HSIC of each cell with the score ``(M,)``, with a Gaussian kernel as wide as the
+        median distance of two scores; its error from leaving out one group of masks in turn, from
+        three groups on."""
+        distances = (scores[:, None] - scores).abs()
         # the same mask, drawn twice, scores the same but for rounding
-        differ = apart > 1e-6 * apart.max()
-        width = float(apart[differ].median()) if bool(differ.any()) else 1.0
-        alike = torch.exp(-((apart / width) ** 2) / 2)
-        values = hsic(seen, alike)
+        differ = distances > 1e-6 * distances.max()
+        width = float(distances[differ].median()) if bool(differ.any()) else 1.0
+        kernel = torch.exp(-((distances / width) ** 2) / 2)
+        values = hsic(seen, kernel)
         groups = min(10, len(seen) // GROUP)
         if groups < FEWEST_PARTS or not bool(differ.any()):
             return Estimate(values)
         group = torch.arange(len(seen), device=seen.device) // GROUP % groups
         stays = [group != k for k in range(groups)]
-        without = (hsic(seen[rows], alike[rows][:, rows]) for rows in stays)
+        without = (hsic(seen[rows], kernel[rows][:, rows]) for rows in stays)
         return Estimate(values, left_out_error(without))

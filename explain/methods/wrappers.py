@@ -45,13 +45,16 @@ def noise(seed: int, index: int, like: torch.Tensor) -> torch.Tensor:
 
 
 def noises(seed: int, numbers: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """The samples with these numbers ``(b,)``, each drawn once: ``(b, ...)``."""
+    """The noise samples with these ``numbers`` ``(b,)``, stacked: ``(b, ...)``, each shaped as
+    ``like``. A sample depends on the seed and its number alone, so it is the same in every batch,
+    and is drawn once here."""
     samples = {number: noise(seed, number, like) for number in set(numbers.tolist())}
     return torch.stack([samples[number] for number in numbers.tolist()])
 
 
 def span(values: torch.Tensor) -> torch.Tensor:
-    """The largest less the least of the values ``(N, ...)`` of each row, ``(N, 1, ...)``."""
+    """The range, largest less least value, of each row of ``values`` ``(N, ...)``: ``(N, 1, ...)``,
+    which broadcasts over them. The unit of noise."""
     least, most = values.flatten(1).aminmax(dim=1)
     return over_all(most - least, values)
 
@@ -68,6 +71,9 @@ class NoisyCopies(Perturbation):
     words = "noisy copies of the photo"
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
+        """The noisy copies of SmoothGrad: each photo plus ``samples`` Gaussian noises, whose
+        standard deviation is the share ``sigma`` of the photo's range. All photos get the same
+        noise."""
         x = evidence.inputs
         spread = self.sigma * span(x)
 
@@ -155,6 +161,8 @@ class Smooth(WrapperMethod):
 
     @property
     def summary(self) -> str:
+        """What lists of methods print: the statistic, and the method that is averaged over noisy
+        copies."""
         inner = "the gradient" if self._is_published else self.method.name
         statistic = "mean square" if self.statistic == "square" else self.statistic
         return f"{statistic} of {inner} over noisy copies"
@@ -190,20 +198,24 @@ class Moments(Accumulator):
     def __init__(self, statistic: Statistic) -> None:
         self._statistic = statistic
         # of each image: how many, their mean, and the sum of squared deviations from it
-        self._of: dict[int, tuple[int, torch.Tensor, torch.Tensor]] = {}
+        self._moments: dict[int, tuple[int, torch.Tensor, torch.Tensor]] = {}
 
     def add(self, images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> None:
+        """Take the maps ``values`` ``(b, ...)`` of some rows, and update the count, the mean and
+        the squares of their images."""
         if self._statistic == "square":
             values = values**2
         for image, value in zip(images.tolist(), values, strict=True):
             zeros = torch.zeros_like(value)
-            count, mean, squares = self._of.get(image, (0, zeros, zeros))
+            count, mean, squares = self._moments.get(image, (0, zeros, zeros))
             off = value - mean
             mean = mean + off / (count + 1)
-            self._of[image] = count + 1, mean, squares + off * (value - mean)
+            self._moments[image] = count + 1, mean, squares + off * (value - mean)
 
     def result(self) -> torch.Tensor:
-        moments = [self._of[image] for image in sorted(self._of)]
+        """The mean over the rows of each image, their mean square, or their variance ``(N, ...)``,
+        whichever ``statistic`` asks for; images in order."""
+        moments = [self._moments[image] for image in sorted(self._moments)]
         if self._statistic == "variance":
             return torch.stack([squares / count for count, _, squares in moments])
         return torch.stack([mean for _, mean, _ in moments])
@@ -267,7 +279,8 @@ class SmoothGradCAMPlusPlus(cam.ClassActivationMap):
 
     @property
     def derivatives(self) -> Attributions:
-        """The mean powers of the gradient over the noisy copies."""
+        """The need for the first three powers of the layer's gradient, averaged over the noisy
+        copies: ``(N, 3, C, h, w)``."""
         noisy = NoisyCopies(self.samples, self.sigma, self.seed)
         return Attributions(noisy, AnswerTo(LayerGradients()), MeanPowers(self.samples))
 
@@ -276,6 +289,8 @@ class SmoothGradCAMPlusPlus(cam.ClassActivationMap):
         return frozenset({Activations(), self.derivatives})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
+        """The map ``(N, h, w)`` of Smooth Grad-CAM++: Grad-CAM++ with the derivatives averaged over
+        noisy copies."""
         first, second, third = evidence[self.derivatives].unbind(1)
         a = evidence.activations
         alpha = ratio(second, 2 * second + a.sum(spatial_dims(a), keepdim=True) * third)
@@ -301,9 +316,13 @@ class Views(Perturbation):
         return len(self.kinds)
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
+        """The photo in each view (enlarged, mirrored), one row for each; ``carry`` moves other
+        tensors, such as masks of the photo, in the same way."""
         x = evidence.inputs
 
         def carry(tensor: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+            """Show the rows of a tensor ``(b, ...)`` as the views with these numbers ``(b,)`` show
+            the photo."""
             kinds = [self.kinds[number] for number in numbers.tolist()]
             return torch.cat(
                 [
@@ -325,20 +344,24 @@ class MappedBack(Reducer):
     views: Views
 
     def begin(self, evidence: Evidence) -> Accumulator:
+        """Begin the sums ``(N, 2, ...)`` over the views of each image: of the maps moved back to
+        the photo's place, and of how much each view covers there, by which `Augmented` divides."""
         ndim = evidence.inputs.ndim
 
         def mapped_back(
             images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor
         ) -> torch.Tensor:
             rows = zip(numbers.tolist(), values, strict=True)
-            return torch.stack([of_view(number, value) for number, value in rows])
+            return torch.stack([view_moved_back(number, value) for number, value in rows])
 
-        def of_view(number: int, value: torch.Tensor) -> torch.Tensor:
+        def view_moved_back(number: int, value: torch.Tensor) -> torch.Tensor:
+            """The map ``value`` of one view, moved back to the photo's place, and the weight of the
+            view at each place: ``(2, ...)``."""
             scale, flip = self.views.kinds[number]
-            flat = value[None] if value.ndim == ndim - 1 else value[None, None]
-            moved = _shown(flat, 1 / scale, flip, padding="zeros")
-            ones = _shown(torch.ones_like(flat), 1 / scale, flip, padding="zeros")
-            return torch.cat([moved, ones]).reshape((2, *value.shape))
+            as_image = value[None] if value.ndim == ndim - 1 else value[None, None]
+            moved = _shown(as_image, 1 / scale, flip, padding="zeros")
+            coverage = _shown(torch.ones_like(as_image), 1 / scale, flip, padding="zeros")
+            return torch.cat([moved, coverage]).reshape((2, *value.shape))
 
         return SumOfRows(len(evidence.inputs), mapped_back)
 
@@ -408,10 +431,10 @@ register_wrapper("augmented", Augmented)
 
 
 def _shown(x: torch.Tensor, scale: float, flip: bool, *, padding: str) -> torch.Tensor:
-    """Show ``x`` ``(1, C, H, W)`` enlarged about its centre by ``scale`` at the same size, mirrored
-    if ``flip``.
+    """Show an image ``x`` ``(1, C, H, W)`` enlarged about its centre by ``scale`` at the same size,
+    then mirrored if ``flip``; ``padding`` is what lies outside, as in `grid_sample`.
 
-    Of a video, every frame is shown so.
+    Of a video, every frame is shown so; an input that is no picture stays as it is.
     """
     if x.ndim < 4:  # an input beside the photo that is no picture
         return x
