@@ -14,8 +14,8 @@ from PIL import Image, ImageSequence
 import explain
 from explain import RunError
 from explain.cli import main
-from explain.training import Monitor, film
-from tests.training.test_watch import Training, explainer, network, picture
+from explain.training import film
+from tests.training.test_watch import Training, picture
 
 
 @pytest.fixture(scope="module")
@@ -27,9 +27,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (made / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
         picture(number, (40, 30)).save(made / "photos" / name)
     for file, every in (("t.sqlite", 2), ("short.sqlite", 5)):
-        training = Training(network())
+        training = Training()
         options: Any = {"every": every, "output": made / file, "methods": ["gradcam", "saliency"]}
-        with Monitor(explainer(training.model), made / "photos", target=1, **options) as watch:
+        with training.monitor(made / "photos", target=1, **options) as watch:
             training.through(10, watch)
     return made
 

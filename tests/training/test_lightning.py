@@ -17,7 +17,7 @@ import explain
 from explain import RunError
 from explain.training import AttributionPrior
 from explain.training.lightning import callback, prior_callback
-from tests.training.test_watch import PHOTOS, Training, explainer, network
+from tests.training.test_watch import PHOTOS, Training, explainer, network, steps_of
 
 
 class Callback:
@@ -27,21 +27,18 @@ class Callback:
 class Trainer:
     """What a callback sees of Lightning's trainer: the optimizer steps after every second batch."""
 
-    def __init__(self, *, first: bool = True, start: int = 0) -> None:
-        self.is_global_zero = first
+    is_global_zero = True
+
+    def __init__(self, start: int = 0) -> None:
         self.global_step = start
 
     def fit(self, training: Training, made: Any, batches: int) -> None:
         module = training.model
         made.on_train_start(self, module)
-        try:
-            for number in range(batches):
-                loss = training.step()
-                self.global_step += number % 2
-                made.on_train_batch_end(self, module, {"loss": loss}, None, number)
-        except BaseException as error:
-            made.on_exception(self, module, error)
-            raise
+        for number in range(batches):
+            loss = training.step()
+            self.global_step += number % 2
+            made.on_train_batch_end(self, module, {"loss": loss}, None, number)
         made.on_train_end(self, module)
         made.teardown(self, module, "fit")
 
@@ -54,23 +51,19 @@ def lightning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lightning.pytorch", stand_in)
 
 
-def steps_of(file: Path) -> list[int]:
-    return sorted({step for (step,) in explain.open_run(file).query("SELECT step FROM steps")})
-
-
 @pytest.mark.usefixtures("lightning")
 def test_a_callback_counts_the_steps_of_the_optimizer_and_goes_on_from_a_checkpoint(
     tmp_path: Path,
 ) -> None:
     file = tmp_path / "t.sqlite"
-    training = Training(network())
+    training = Training()
     made = callback(PHOTOS, explainer=explainer, every=2, output=file)
     assert isinstance(made, Callback)
     Trainer().fit(training, made, 10)
-    assert steps_of(file) == [0, 2, 4, 5]
+    assert steps_of(explain.open_run(file)) == [0, 2, 4, 5]
     again = pickle.loads(pickle.dumps(callback(PHOTOS, explainer=explainer, every=2, output=file)))
     Trainer(start=4).fit(training, again, 4)
-    assert steps_of(file) == [0, 2, 4, 6]
+    assert steps_of(explain.open_run(file)) == [0, 2, 4, 6]
 
 
 @pytest.mark.usefixtures("lightning")

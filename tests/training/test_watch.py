@@ -47,9 +47,9 @@ PHOTOS = [(picture(0), 1), (picture(1), 3), (picture(2), None), (picture(3, (14,
 class Training:
     """A plain loop; each step's batch depends on the random numbers of the process."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model.train()
-        self.optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    def __init__(self, seed: int = 0) -> None:
+        self.model = network(seed).train()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1, momentum=0.9)
         self.losses: list[float] = []
 
     def step(self) -> torch.Tensor:
@@ -65,6 +65,16 @@ class Training:
             loss = self.step()
             if watch is not None:
                 watch.step(loss=loss)
+
+    def monitor(self, photos: Any = PHOTOS, **options: Any) -> Monitor:
+        return Monitor(explainer(self.model), photos, **options)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+
+
+def steps_of(run: explain.Run, table: str = "steps") -> list[int]:
+    return sorted({step for (step,) in run.query(f"SELECT step FROM {table}")})
 
 
 def explainer(model: nn.Module) -> explain.Explainer:
@@ -82,18 +92,15 @@ def rows_at(run: explain.Run, step: int) -> dict[str, Any]:
 
 
 def test_a_watched_training_is_the_same_as_one_that_is_not(tmp_path: Path) -> None:
-    plain = Training(network())
+    plain = Training()
+    watched = Training()
     torch.manual_seed(1)
     plain.through(7)
-    watched = Training(network())
     torch.manual_seed(1)
-    with Monitor(
-        explainer(watched.model), PHOTOS, every=3, window=2, output=tmp_path / "t.sqlite"
-    ) as watch:
+    with watched.monitor(every=3, window=2, output=tmp_path / "t.sqlite") as watch:
         watched.through(7, watch)
     assert watched.losses == plain.losses
-    for name, value in plain.model.state_dict().items():
-        assert torch.equal(value, watched.model.state_dict()[name]), name
+    assert_close(watched.state(), plain.state(), rtol=0, atol=0)
     assert watched.model.training
     assert not any(p._backward_hooks for p in watched.model.parameters())
 
@@ -101,21 +108,19 @@ def test_a_watched_training_is_the_same_as_one_that_is_not(tmp_path: Path) -> No
 # of networks that have learnt nothing yet
 @pytest.mark.filterwarnings("ignore:gradcam is zero everywhere")
 def test_what_is_kept_of_a_step_is_what_the_network_of_that_step_says(tmp_path: Path) -> None:
-    training = Training(network())
+    training = Training()
     at: dict[int, dict[str, Any]] = {}
-    with Monitor(explainer(training.model), PHOTOS, every=3, output=tmp_path / "t.sqlite") as watch:
-        for step in range(8):
-            if step in (0, 3, 6, 7):
-                at[step] = {k: v.clone() for k, v in training.model.state_dict().items()}
-            if step < 7:
-                training.through(1, watch)
+    with training.monitor(every=3, output=tmp_path / "t.sqlite") as watch:
+        for step in range(7):
+            at[step] = training.state()
+            training.through(1, watch)
+    at[7] = training.state()
     run = explain.open_run(tmp_path / "t.sqlite")
     assert run.ended
-    steps = run.query("SELECT DISTINCT step FROM steps ORDER BY step")
-    assert [step for (step,) in steps] == [0, 3, 6, 7]
-    for step, state in at.items():
+    assert steps_of(run) == [0, 3, 6, 7]
+    for step in (0, 3, 6, 7):
         model = network(5)
-        model.load_state_dict(state)
+        model.load_state_dict(at[step])
         found = rows_at(run, step)
         for number, (photo, label) in enumerate(PHOTOS):
             x = as_it_is(photo)[None]
@@ -129,15 +134,12 @@ def test_what_is_kept_of_a_step_is_what_the_network_of_that_step_says(tmp_path: 
 
 
 def test_gradients_are_those_of_the_steps_before_a_look(tmp_path: Path) -> None:
-    training = Training(network())
+    training = Training()
     with torch.no_grad():
         # after which no gradient comes back
         training.model[1].weight[2] = training.model[1].bias[2] = 0.0
         training.model[1].bias[2] = -1.0
-    watch = Monitor(
-        explainer(training.model), PHOTOS, every=4, window=2, output=tmp_path / "t.sqlite"
-    )
-    with watch:
+    with training.monitor(every=4, window=2, output=tmp_path / "t.sqlite") as watch:
         training.through(2, watch)
         with GradientFlow(training.model) as flow, DeadUnits(training.model) as units:
             training.through(2, watch)
@@ -160,38 +162,38 @@ def test_gradients_are_those_of_the_steps_before_a_look(tmp_path: Path) -> None:
 
 def test_a_training_goes_on_where_it_was_and_forgets_what_it_does_again(tmp_path: Path) -> None:
     file = tmp_path / "t.sqlite"
-    training = Training(network())
-    with Monitor(explainer(training.model), PHOTOS, every=2, output=file) as watch:
+    training = Training()
+    with training.monitor(every=2, output=file) as watch:
         training.through(4, watch)
-        saved = {k: v.clone() for k, v in training.model.state_dict().items()}
+        saved = training.state()
         training.through(4, watch)
-    with pytest.raises(RunError, match="continue"):
-        Monitor(explainer(network()), PHOTOS, every=2, output=file).begin()
-    again = Training(network(3))
+    again = Training(3)
     again.model.load_state_dict(saved)
-    with Monitor(explainer(again.model), PHOTOS, every=3, output=file, start=4) as watch:
+    with pytest.raises(RunError, match="continue"):
+        again.monitor(every=2, output=file).begin()
+    with again.monitor(every=3, output=file, start=4) as watch:
         again.through(2, watch)
     run = explain.open_run(file)
-    assert sorted({s for (s,) in run.query("SELECT step FROM steps")}) == [0, 2, 4, 6]
-    assert sorted({s for (s,) in run.query("SELECT step FROM gradients")}) == [2, 6]
+    assert steps_of(run) == [0, 2, 4, 6]
+    assert steps_of(run, "gradients") == [2, 6]
     assert len(run) == 4 * len(PHOTOS)
     with pytest.raises(RunError, match="continued"):
-        Monitor(explainer(again.model), PHOTOS, methods="saliency", output=file, start=6).begin()
+        again.monitor(methods="saliency", output=file, start=6).begin()
 
 
 def test_what_cannot_be_explained_later_is_a_warning_and_the_training_goes_on(
     tmp_path: Path,
 ) -> None:
-    training = Training(network())
-    with Monitor(explainer(training.model), PHOTOS, every=1, output=tmp_path / "t.sqlite") as watch:
-        with torch.no_grad():
-            training.model[0].weight.fill_(float("nan"))
+    training = Training()
+    state = training.state()
+    with training.monitor(every=1, output=tmp_path / "t.sqlite") as watch:
+        training.model[0].weight.data.fill_(float("nan"))
         with pytest.warns(ExplainWarning, match="4 of 4 photos could not be"):
             watch.step()
-        training.model.load_state_dict(network().state_dict())
+        training.model.load_state_dict(state)
         watch.step()
     run = explain.open_run(tmp_path / "t.sqlite")
-    assert sorted({s for (s,) in run.query("SELECT step FROM steps")}) == [0, 2]
+    assert steps_of(run) == [0, 2]
     assert sorted(run.failures) == [f"step 00000001/photo {number}" for number in range(4)]
 
 
@@ -211,20 +213,15 @@ class Writer:
 
 
 def test_a_board_gets_maps_probabilities_gradients_and_dead_units() -> None:
-    training = Training(network())
+    training = Training()
     writer = Writer()
-    with Monitor(explainer(training.model), PHOTOS[:2], every=2, board=writer) as watch:
+    with training.monitor(PHOTOS[:2], every=2, board=writer) as watch:
         training.through(2, watch)
-    assert {tag for tag, step in writer.images if step == 2} == {
-        "maps/photo 0/gradcam/b",
-        "maps/photo 1/gradcam/d",
-    }
+    tag = "maps/photo 0/gradcam/b"
+    assert {(tag, 2), ("maps/photo 1/gradcam/d", 2)} <= writer.images.keys()
     found = explainer(training.model)(PHOTOS[0][0], "gradcam", target=1)
-    training.model.train()
-    np.testing.assert_array_equal(
-        writer.images["maps/photo 0/gradcam/b", 2], np.asarray(found.overlay("gradcam"))
-    )
+    np.testing.assert_array_equal(writer.images[tag, 2], np.asarray(found.overlay("gradcam")))
     probability = writer.scalars["probability/photo 0/gradcam/b", 2]
     assert probability == pytest.approx(found.probabilities[1].item(), rel=1e-4)
     assert writer.scalars["loss", 2] == pytest.approx(training.losses[1])
-    assert {tag for tag, step in writer.scalars if step == 2} >= {"gradient/0.weight", "dead units"}
+    assert {("gradient/0.weight", 2), ("dead units", 2)} <= writer.scalars.keys()
