@@ -3,7 +3,9 @@ not need, it skips."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
 import pytest
@@ -39,32 +41,14 @@ WORKS: dict[str, Callable[[nn.Module, torch.Tensor], Callable[[], object]]] = {
 }
 
 
-def plain_gradcam(model: nn.Sequential, x: torch.Tensor, way: list[int], layer: int) -> Any:
-    """Grad-CAM of class 1, by running the parts of a network one after the other."""
-    before = way[: way.index(layer) + 1]
-    with torch.no_grad():
-        maps = x
-        for part in before:
-            maps = model[part](maps)
-    maps.requires_grad_()
-    score = maps
-    for part in way[len(before) :]:
-        score = model[part](score)
-    (gradient,) = torch.autograd.grad(score[:, 1].sum(), maps)
-    return (gradient.mean((2, 3), keepdim=True) * maps).sum(1).relu().detach()
-
-
 SHORT = [0, 1, 4, 5, 6]
 """The parts of the network without the second convolution."""
 
 
-def shorten(model: nn.Sequential) -> None:
-    def forward(x: torch.Tensor) -> torch.Tensor:
-        for part in SHORT:
-            x = model[part](x)
-        return x
-
-    model.forward = forward  # type: ignore[method-assign]
+def short(model: nn.Sequential, x: torch.Tensor) -> torch.Tensor:
+    for part in SHORT:
+        x = model[part](x)
+    return x
 
 
 def nest(model: nn.Sequential) -> None:
@@ -84,7 +68,7 @@ CHANGES: dict[str, Callable[[nn.Sequential], object]] = {
     "a module with parts": nest,
     "a hook of the caller's": lambda model: model[1].register_forward_hook(lambda m, a, o: o + 1),
     "a mode": lambda model: model.train(),
-    "a forward of its own": shorten,
+    "a forward of its own": lambda model: setattr(model, "forward", MethodType(short, model)),
 }
 
 
@@ -92,18 +76,16 @@ CHANGES: dict[str, Callable[[nn.Sequential], object]] = {
 def test_a_warm_call_follows_a_model_that_has_changed(small: Any, name: str) -> None:
     model = small.network().double()
     x = torch.rand(2, 3, 8, 8, dtype=torch.float64)
-    whole = list(range(7))
-    changed = SHORT if name == "a forward of its own" else whole
-    last = 1 if changed is SHORT else 3
     for _ in range(2):
         assert explain.attribute(model, x, target=1).layer == "3"
     CHANGES[name](model)
     for layer in (None, "1", None):
-        result = explain.attribute(model, x, target=1, layer=layer)
-        assert result.layer == (layer or str(last))
-        expected = plain_gradcam(model, x, changed, int(result.layer))
-        assert_close(result.values, expected)
-    if changed is SHORT:  # and back: the longer way has another last map
+        warm = explain.attribute(model, x, target=1, layer=layer)
+        cold = explain.attribute(copy.deepcopy(model), x, target=1, layer=layer)
+        assert warm.layer == cold.layer
+        assert_close(warm.values, cold.values)
+    if name == "a forward of its own":  # and back: the longer way has another last map
+        assert warm.layer == "1"
         del model.forward
         assert explain.attribute(model, x, target=1).layer == "3"
 
