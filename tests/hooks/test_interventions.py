@@ -32,59 +32,40 @@ def photos(count: int = 2, seed: int = 0) -> torch.Tensor:
     )
 
 
-def under_a_hook(
-    model: nn.Module, layer: str, change: Callable[[torch.Tensor], torch.Tensor], x: Any
-) -> torch.Tensor:
-    """The model's output where a plain hook of PyTorch replaces what a layer gives."""
-    handle = model.get_submodule(layer).register_forward_hook(
-        lambda module, args, output: change(output)
-    )
-    try:
-        return model(x)
-    finally:
-        handle.remove()
+def plain_hook(model: nn.Module, layer: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """A plain hook of PyTorch, which replaces what a layer gives until the block ends."""
+    part = model.get_submodule(layer)
+    return part.register_forward_hook(lambda module, args, output: change(output))
 
 
-def with_channels(
-    new: Callable[[torch.Tensor], Any], channels: list[int]
-) -> Callable[[torch.Tensor], torch.Tensor]:
+def only(channels: Any, new: Callable[[torch.Tensor], Any], *positions: Any) -> Any:
+    """Make something new of some channels and positions alone."""
+
     def change(output: torch.Tensor) -> torch.Tensor:
-        changed = output.clone()
-        changed[:, channels] = new(output)
-        return changed
+        chosen = torch.zeros(output.shape, dtype=torch.bool)
+        chosen[:, channels, *positions] = True
+        return torch.where(chosen, new(output), output)
 
     return change
 
 
-def without_positions(output: torch.Tensor, positions: list[tuple[int, int]]) -> torch.Tensor:
-    found = output.clone()
-    for row, column in positions:
-        found[:, :, row, column] = 0
-    return found
+def mean(maps: torch.Tensor) -> torch.Tensor:
+    return maps.mean((2, 3), keepdim=True)
 
 
+EVERY = slice(None)
 DIRECTION = torch.linspace(-1, 1, 6, dtype=torch.float64)
+QUARTER = torch.full((6, 12, 10), 0.25, dtype=torch.float64)
 CASES: dict[str, tuple[Intervention, Callable[[torch.Tensor], torch.Tensor]]] = {
-    "channels": (Ablate("layer1", channels=[1, 4]), with_channels(lambda out: 0, [1, 4])),
-    "mean": (
-        Ablate("layer1", by="mean", channels=[2]),
-        with_channels(lambda out: out[:, [2]].mean((2, 3), keepdim=True), [2]),
-    ),
-    "baseline": (
-        Ablate("layer1", by=Mean(), channels=[2]),
-        with_channels(
-            lambda out: out[:, [2]].mean((2, 3), keepdim=True).expand(-1, 1, 12, 10), [2]
-        ),
-    ),
-    "steer": (Steer("layer1", DIRECTION, 2.5), lambda out: out + 2.5 * DIRECTION[:, None, None]),
-    "patch": (
-        Patch("layer1", torch.full((6, 12, 10), 0.25, dtype=torch.float64), channels=[0]),
-        with_channels(lambda out: 0.25, [0]),
-    ),
+    "channels": (Ablate("layer1", channels=[1, 4]), only([1, 4], lambda maps: 0.0)),
+    "mean": (Ablate("layer1", by="mean", channels=[2]), only(2, mean)),
+    "baseline": (Ablate("layer1", by=Mean(), channels=[2]), only(2, mean)),
+    "steer": (Steer("layer1", DIRECTION, 2.5), lambda maps: maps + 2.5 * DIRECTION[:, None, None]),
+    "patch": (Patch("layer1", QUARTER, channels=[0]), only(0, lambda maps: 0.25)),
     "replace": (Replace("layer1", torch.tanh), torch.tanh),
     "positions": (
         Ablate("layer1", positions=[(0, 3), (11, 9)]),
-        lambda out: without_positions(out, [(0, 3), (11, 9)]),
+        only(EVERY, lambda maps: 0.0, [0, 11], [3, 9]),
     ),
 }
 
@@ -96,7 +77,8 @@ def test_an_intervention_is_bit_equal_to_a_plain_hook(name: str) -> None:
     intervention, change = CASES[name]
     with intervene(model, [intervention]):
         found = model(x)
-    assert torch.equal(found, under_a_hook(model, "layer1", change, x))
+    with plain_hook(model, "layer1", change):
+        assert torch.equal(found, model(x))
     assert not torch.equal(found, model(x))
 
 
@@ -108,8 +90,8 @@ def test_a_region_of_the_photo_is_the_positions_whose_centres_are_in_it() -> Non
     inside = (rows >= 3) & (rows < 8) & ((columns >= 2) & (columns < 7)).mT
     with intervene(model, [Ablate("layer2", region=(2, 3, 7, 8))]):
         found = model(x)
-    plain = under_a_hook(model, "layer2", lambda out: torch.where(inside, 0.0, out), x)
-    assert torch.equal(found, plain)
+    with plain_hook(model, "layer2", lambda maps: torch.where(inside, 0.0, maps)):
+        assert torch.equal(found, model(x))
 
 
 def unchanged(tensor: torch.Tensor) -> torch.Tensor:
@@ -290,7 +272,8 @@ def test_layers_of_an_inserted_module_have_names_and_are_explained_and_ablated()
         code[:, 4] = 0
         return sae.decoder(code)
 
-    assert_close(ablated, under_a_hook(model, "layer1", without, x))
+    with plain_hook(model, "layer1", without):
+        assert_close(ablated, model(x))
     with pytest.raises(explain.LayerError, match="sae"):
         explain.attribute(model, x, "gradcam", layer="layer1/sae.encoder")
 
@@ -425,8 +408,7 @@ def test_copies_with_random_weights_are_altered_too() -> None:
     unaltered = evaluate()["saliency"]["mprt"]
     with intervene(model, [Ablate("layer1", channels=[1, 4])]):
         values = evaluate()["saliency"]["mprt"]
-    change = with_channels(lambda out: 0, [1, 4])
     # copies have it, too
-    with model.layer1.register_forward_hook(lambda module, args, output: change(output)):
+    with plain_hook(model, "layer1", only([1, 4], lambda maps: 0.0)):
         assert_close(values, evaluate()["saliency"]["mprt"])
     assert not torch.allclose(values, unaltered)
