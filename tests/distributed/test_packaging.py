@@ -156,28 +156,6 @@ def divides(exporter: Any, name: str) -> None:
     raise ZeroDivisionError(f"at {name}")
 
 
-@pytest.mark.parametrize(
-    ("callback", "message"),
-    [
-        (
-            divides,
-            r"^hook 'divides' on the modules of the archive \(mock\) raised ZeroDivisionError: at ",
-        ),
-        (
-            lambda name: None,
-            r"on the modules of the archive \(mock\) must take \(exporter, name\), but",
-        ),
-        (3, r"on the modules of the archive \(mock\) must be callable, got 3"),
-    ],
-)
-def test_a_callback_that_fails_is_named_and_leaves_nothing(
-    boxed: nn.Module, out: Path, callback: Any, message: str
-) -> None:
-    with pytest.raises(HookError, match=message):
-        export_package(boxed, out / "a", on_mock=callback, **PATTERNS)
-    assert list(out.iterdir()) == []
-
-
 def with_lambda(net: nn.Module) -> nn.Module:
     net.act = lambda x: x
     return net
@@ -210,6 +188,13 @@ def with_gradient_hooks(net: nn.Module) -> nn.Module:
         (lambda net: net, {"extern": "boxed_**"}, "extern must"),
         (lambda net: net, {"categories": "cat"}, "'cat'"),
         (lambda net: "net", {}, "nn.Module, got str"),
+        (
+            lambda net: net,
+            {"on_mock": divides, **PATTERNS},
+            r"^hook 'divides' on the modules of the archive \(mock\) raised ZeroDivisionError: at ",
+        ),
+        (lambda net: net, {"on_intern": lambda name: None}, r"must take \(exporter, name\), but"),
+        (lambda net: net, {"on_extern": 3}, r"\(extern\) must be callable, got 3"),
     ],
 )
 def test_what_cannot_be_packaged_is_told_in_a_line_and_leaves_nothing(
