@@ -50,7 +50,9 @@ def test_words_that_are_not_known_become_pieces() -> None:
 def test_words_carry_the_similarity(explainer: explain.Explainer) -> None:
     text = Text("a photo of coffee in the morning", words=True)
     x = explainer.as_input(CUP)
-    (words,) = explain.attribute(explainer.model, x, "integratedgradients", target=text).words
+    (words,) = explain.attribute(
+        explainer.model, x, "integratedgradients(steps=8)", target=text
+    ).words
     assert " ".join(word for word, _ in words) == text.text
     assert max(words, key=lambda pair: pair[1])[0] == "coffee"
 
