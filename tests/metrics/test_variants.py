@@ -65,8 +65,12 @@ def test_each_method_looks_at_its_layer_whatever_runs_beside_it(
             torch.testing.assert_close(together[method][name], values)
 
 
-def relative(one: torch.Tensor, other: torch.Tensor, floor: float) -> float:
-    return float(((one - other) / one.abs().clamp(min=floor * one.abs().max())).norm())
+def size(values: torch.Tensor) -> torch.Tensor:
+    return values.flatten(1).norm(dim=1)
+
+
+def relative(one: torch.Tensor, other: torch.Tensor, floor: float) -> torch.Tensor:
+    return size((one - other) / one.abs().clamp(min=floor * one.abs().amax((1, 2, 3), True)))
 
 
 def test_sensitivity_and_stability_by_their_formulas(
@@ -83,27 +87,21 @@ def test_sensitivity_and_stability_by_their_formulas(
     method = Saliency(absolute=False)
     table = explain.evaluate(model, photos, method, metrics, target=TARGETS)["saliency"]
     values = explain.attribute(model, photos, method, target=TARGETS).values
-    figures = torch.zeros(4, 3, 5, dtype=torch.float64)
+    logits = model(photos)
+    samples = []
     for sample in range(4):
         generator = torch.Generator().manual_seed(2 * 1_000_003 + sample)
         noise = 0.3 * (2 * torch.rand(3, 12, 10, generator=generator) - 1).double()
-        noisy = photos + noise
-        others = explain.attribute(model, noisy, method, target=TARGETS).values
-        for number, (one, other) in enumerate(zip(values, others, strict=True)):
-            scores, original = model(torch.stack([noisy[number], photos[number]])).detach()
-            change = float((other - one).norm())
-            of_photo = relative(photos[number], noisy[number], 0.01)
-            of_scores = float((scores - original).norm())
-            same = float(scores.argmax() == original.argmax())
-            figures[sample, number] = torch.tensor(
-                [
-                    change / float(one.norm()),
-                    change / float(one.norm()),
-                    change / float(noise.norm()),
-                    same * relative(one, other, 0.01) / of_photo,
-                    same * relative(one, other, 0.1) / of_scores,
-                ]
-            )
+        others = explain.attribute(model, photos + noise, method, target=TARGETS).values
+        scores = model(photos + noise)
+        change = size(others - values)
+        same = scores.argmax(1) == logits.argmax(1)
+        of_input = relative(values, others, 0.01) / relative(photos, photos + noise, 0.01)
+        of_output = relative(values, others, 0.1) / size(scores - logits)
+        of_map = change / size(values)
+        rows = [of_map, of_map, change / noise.norm(), same * of_input, same * of_output]
+        samples.append(torch.stack(rows, 1).detach())
+    figures = torch.stack(samples)
     expected = figures.amax(0)
     expected[:, 1] = figures[..., 1].mean(0)
     for metric, column in zip(metrics, expected.unbind(1), strict=True):

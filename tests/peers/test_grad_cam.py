@@ -13,7 +13,6 @@ from torch import nn
 import explain
 from explain import methods
 from explain.methods.base import MethodLike
-from tests.conftest import Made
 from tests.methods import plain, plain_factors, plain_masks, plain_paths
 from tests.peers.common import (
     LAYER,
@@ -172,19 +171,6 @@ def test_grad_cam_ablationcam_writes_minus_ten_million_where_the_paper_writes_ze
     )
     paper = plain_masks.ablationcam(layers, X, TARGET, 6, relu=False)
     assert off(found[0], paper) > 1e5
-
-
-def test_grad_cam_finercam_explains_another_class_where_scores_tie() -> None:
-    weights = torch.tensor([[1.0, 0], [0, 1], [0, 0.5], [0, 0]])
-    maps = plain.filled(nn.Conv2d(2, 2, 1), torch.eye(2)[:, :, None, None], torch.zeros(2)).float()
-    model = Made(lambda net, x: net.maps(x).mean((2, 3)) @ weights.T, maps=maps)
-    x = torch.tensor([[[[1.0, 0], [0, 0]], [[0, 0], [0, 1]]]])
-    of_class_0 = finer(model, model.maps, x, 0)
-    assert torch.equal(of_class_0, finer(model, model.maps, x, 1))
-    for target, expected in ((0, of_class_0), (1, -of_class_0)):
-        values = explain.attribute(model, x, WEIGHTED, target=target, layer="maps").values
-        assert (values * expected).sum() > 0
-    assert values[0, 0, 0] < 0 < values[0, 1, 1]  # class 1 has its evidence at the lower right
 
 
 def test_grad_cam_fullgrad_rescales_each_channel_so_that_no_bias_counts() -> None:
