@@ -12,10 +12,8 @@ from tests.test_readme import python
 COMPARED = """
 import explain, torch
 
-g = torch.Generator().manual_seed(0)
-weights = [torch.randn(*size, generator=g).double() for size in ((4, 3, 3, 3), (4,), (2, 4), (2,))]
-layers = [("conv", *weights[:2]), ("relu",), ("mean",), ("linear", *weights[2:])]
-x = torch.randn(3, 6, 5, generator=g).double()
+layers = plain.layers_of(torch.nn.Conv2d(3, 5, 3), torch.nn.ReLU(), seed=0)
+x = torch.randn(3, 6, 5).double()
 values = explain.attribute(plain.module_of(layers), x[None], "peakcam", target=1, layer="1").values
 assert torch.allclose(values[0], peakcam(layers, x, 1, 1))
 """

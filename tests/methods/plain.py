@@ -1,9 +1,7 @@
-"""Every method again, slowly and plainly: explicit forward and backward, no hooks, no autograd.
+"""Every method again, slowly and plainly: layer by layer, no hooks, no graph of the whole network.
 
-The network is a list of layers, each a tuple: ("conv", weight, bias), ("bn", mean, variance,
-weight, bias, epsilon) in evaluation, ("relu",), ("halve",) by the means of 2x2 cells, ("mean",)
-over positions, ("linear", weight, bias). `forward` keeps every value; `backward` walks back by
-hand. A network may also be an object that does both itself.
+The network is a list of layers. `forward` keeps every value; `backward` walks back through one
+layer after the other. A network may also be an object that does both itself.
 
 A method is ``name(layers, x, target, layer, **options)`` for one image ``(C, H, W)``; ``layer`` is
 the index of the layer whose output is looked at. Here: back-propagation and the maps made of
@@ -15,55 +13,34 @@ activations and gradients. Elsewhere: `plain_scores` (other scores, several laye
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Layer = tuple[object, ...]
+from tests.conftest import settled
+
+Layer = nn.Module
 Layers = list[Layer]
 Map = Callable[[Tensor, Tensor], Tensor]  # activation, gradient -> map
 
 
+def layers_of(*layers: Layer, seed: int) -> Layers:
+    """A network with random weights and the given layers, behind which all positions are
+    averaged, and a linear one for six classes."""
+    average = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    network = nn.Sequential(*layers, average, nn.Linear(5, 6))
+    return list(settled(network, seed).double().eval())
+
+
 def module_of(layers: Layers) -> nn.Sequential:
-    """Build the same network out of torch's modules, with in-place ReLUs."""
-    parts: list[nn.Module] = []
-    for kind, *values in layers:
-        if kind == "conv":
-            outputs, inputs, *sides = values[0].shape
-            parts.append(filled(nn.Conv2d(inputs, outputs, sides, padding=1), *values))
-        elif kind == "bn":
-            mean, variance, weight, bias, epsilon = values
-            norm = filled(nn.BatchNorm2d(len(mean), eps=epsilon), weight, bias)
-            norm.running_mean.copy_(mean)
-            norm.running_var.copy_(variance)
-            parts.append(norm)
-        elif kind == "relu":
-            parts.append(nn.ReLU(inplace=True))
-        elif kind == "halve":
-            parts.append(nn.AvgPool2d(2))
-        elif kind == "mean":
-            parts += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
-        elif kind == "linear":
-            parts.append(filled(nn.Linear(*values[0].T.shape), *values))
-    return nn.Sequential(*parts).eval()
-
-
-def filled(module: nn.Module, weight: Tensor, bias: Tensor) -> nn.Module:
-    module.double()
-    module.weight.data = weight.clone()
-    module.bias.data = bias.clone()
-    return module
-
-
-def bn_slope_and_shift(
-    mean: Tensor, variance: Tensor, weight: Tensor, bias: Tensor, epsilon: float
-) -> tuple[Tensor, Tensor]:
-    """Batch normalisation in evaluation is ``slope * x + shift``, of ``(C, 1, 1)`` each; the shift
-    is its implicit bias."""
-    slope = weight / (variance + epsilon) ** 0.5
-    shift = bias - slope * mean
-    return slope[:, None, None], shift[:, None, None]
+    """A copy of the network, with in-place ReLUs."""
+    network = deepcopy(nn.Sequential(*layers))
+    for layer in network:
+        if isinstance(layer, nn.ReLU):
+            layer.inplace = True
+    return network
 
 
 def forward(layers: Layers, x: Tensor) -> list[Tensor]:
@@ -71,22 +48,8 @@ def forward(layers: Layers, x: Tensor) -> list[Tensor]:
     if not isinstance(layers, list):
         return layers.forward(x)
     values = [x]
-    for kind, *parameters in layers:
-        now = values[-1]
-        if kind == "conv":
-            values.append(F.conv2d(now[None], *parameters, padding=1)[0])
-        elif kind == "bn":
-            slope, shift = bn_slope_and_shift(*parameters)
-            values.append(slope * now + shift)
-        elif kind == "relu":
-            values.append(rectified(now))
-        elif kind == "halve":
-            values.append(F.avg_pool2d(now, 2))
-        elif kind == "mean":
-            values.append(now.mean((1, 2)))
-        elif kind == "linear":
-            weight, bias = parameters
-            values.append(weight @ now + bias)
+    for layer in layers:
+        values.append(layer(values[-1][None])[0].detach())
     return values
 
 
@@ -104,24 +67,14 @@ def backward(
         return layers.backward(values, target, rule)
     gradient = target if isinstance(target, Tensor) else one_hot(target, values[-1])
     gradients = [gradient]
-    for (kind, *parameters), before in zip(reversed(layers), reversed(values[:-1]), strict=True):
-        if kind == "conv":
-            gradient = F.conv_transpose2d(gradient[None], parameters[0], padding=1)[0]
-        elif kind == "bn":
-            gradient = bn_slope_and_shift(*parameters)[0] * gradient
-        elif kind == "relu":
-            if rule != "deconv":
-                gradient = gradient * (before > 0)
-            if rule != "plain":
-                gradient = rectified(gradient)
-        elif kind == "halve":
-            quarters = F.interpolate(gradient[None], scale_factor=2)[0] / 4
-            gradient = torch.zeros_like(before)
-            gradient[:, : quarters.shape[1], : quarters.shape[2]] = quarters
-        elif kind == "mean":
-            gradient = (gradient / before[0].numel())[:, None, None].expand_as(before)
-        elif kind == "linear":
-            gradient = gradient @ parameters[0]
+    for layer, before in zip(reversed(layers), reversed(values[:-1]), strict=True):
+        rectifies = isinstance(layer, nn.ReLU)
+        if rule != "deconv" or not rectifies:
+            with torch.enable_grad():
+                start = before.detach().requires_grad_()
+                (gradient,) = torch.autograd.grad(layer(start[None])[0], start, gradient)
+        if rule != "plain" and rectifies:
+            gradient = rectified(gradient)
         gradients.insert(0, gradient)
     return gradients
 

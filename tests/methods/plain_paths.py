@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from tests.methods.plain import Layers, backward, bn_slope_and_shift, enlarge, forward, unit
+from tests.methods.plain import Layers, backward, enlarge, forward, unit
 
 
 def quadrature(rule: str, steps: int) -> tuple[list[float], list[float]]:
@@ -64,13 +64,15 @@ def fullgrad_terms(layers: Layers, x: Tensor, target: int) -> list[Tensor]:
         return layers.terms(x, target)
     gradients = backward(layers, forward(layers, x), target)
     terms = [x * gradients[0]]
-    for (kind, *parameters), gradient in zip(layers, gradients[1:], strict=True):
-        if kind == "conv":
-            terms.append(parameters[1][:, None, None] * gradient)
-        elif kind == "bn":
-            terms.append(bn_slope_and_shift(*parameters)[1] * gradient)
-        elif kind == "linear":
-            terms.append(parameters[1] * gradient)
+    for layer, gradient in zip(layers, gradients[1:], strict=True):
+        if isinstance(layer, nn.Conv2d):
+            terms.append(layer.bias.detach()[:, None, None] * gradient)
+        elif isinstance(layer, nn.BatchNorm2d):
+            slope = layer.weight / (layer.running_var + layer.eps) ** 0.5
+            bias = (layer.bias - slope * layer.running_mean).detach()
+            terms.append(bias[:, None, None] * gradient)
+        elif isinstance(layer, nn.Linear):
+            terms.append(layer.bias.detach() * gradient)
     return terms
 
 

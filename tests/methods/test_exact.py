@@ -28,20 +28,10 @@ from tests.methods import (
 from tests.peers.common import network
 
 
-def random_network(seed: int) -> list[plain.Layer]:
-    g = torch.Generator().manual_seed(seed)
-
-    def values(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=g, dtype=torch.float64) * 0.5
-
-    return [
-        ("conv", values(4, 3, 3, 3), values(4)),
-        ("relu",),
-        ("conv", values(5, 4, 3, 3), values(5)),
-        ("relu",),
-        ("mean",),
-        ("linear", values(6, 5), values(6)),
-    ]
+def random_network(seed: int) -> plain.Layers:
+    first = nn.Conv2d(3, 4, 3, padding=1)
+    second = nn.Conv2d(4, 5, 3, padding=1)
+    return plain.layers_of(first, nn.ReLU(), second, nn.ReLU(), seed=seed)
 
 
 def photo(seed: int, shape: tuple[int, ...] = (2, 3, 6, 5)) -> Tensor:

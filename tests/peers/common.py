@@ -26,26 +26,12 @@ def random(seed: int, *shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def network(seed: int = 4) -> list[plain.Layer]:
+def network(seed: int = 5) -> plain.Layers:
     """A small network for the plain computations; `plain.module_of` makes a module of it, with
     in-place ReLUs."""
-    g = torch.Generator().manual_seed(seed)
-
-    def values(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=g, dtype=torch.float64) * 0.5
-
-    return [
-        ("conv", values(4, 3, 3, 3), values(4)),
-        ("bn", values(4), values(4).abs() + 0.5, values(4), values(4), 1e-5),
-        ("relu",),
-        ("halve",),
-        ("conv", values(5, 4, 3, 3), values(5)),
-        ("relu",),
-        ("conv", values(5, 5, 3, 3), values(5)),
-        ("relu",),
-        ("mean",),
-        ("linear", values(6, 5), values(6)),
-    ]
+    first = [nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.AvgPool2d(2)]
+    second = [nn.Conv2d(4, 5, 3, padding=1), nn.ReLU(), nn.Conv2d(5, 5, 3, padding=1), nn.ReLU()]
+    return plain.layers_of(*first, *second, seed=seed)
 
 
 def photo(seed: int = 4) -> torch.Tensor:

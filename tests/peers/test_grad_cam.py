@@ -54,10 +54,10 @@ def raw(
     return recorder.maps
 
 
-def theirs(cam: type, layer: int = LAYER, objective: Any = None) -> torch.Tensor:
+def theirs(cam: type, objective: Any = None) -> torch.Tensor:
     model = plain.module_of(LAYERS)
     target = (objective or objectives.ClassifierOutputTarget)(TARGET)
-    return raw(cam, model, model[layer], X[None], target)[0]
+    return raw(cam, model, model[LAYER], X[None], target)[0]
 
 
 def ours(method: MethodLike) -> torch.Tensor:
