@@ -43,7 +43,11 @@ class Scene:
     smaller: "dict[int, Scene]" = field(default_factory=dict, init=False, repr=False)
 
     def overlay(self, attribution: Attribution, style: Style, target: int = 0) -> Image.Image:
-        """Draw the map of one image, and the box of the target, if it is one."""
+        """Draw the map of a batch's first image over the photo in a style, with the box of the
+        target if it is a detection.
+
+        ``target`` is the target's number in ``boxes``.
+        """
         picture = overlays.draw_marked(
             self.photo, map_for(attribution, style), style, self.box, self.seen
         )
@@ -54,7 +58,8 @@ class Scene:
         return overlays.outlined(picture, {"": box}, detected.index(box))
 
     def legend(self, style: Style) -> Legend | None:
-        """What the colours mean on this photo, as far as the model saw it; each is drawn once."""
+        """The legend of a style on the part of this photo that the model saw; kept, so each is
+        drawn once."""
         key = repr(style)
         if key not in self.legends:
             around = Box(
@@ -82,9 +87,10 @@ class Scene:
             self.smaller[side] = self._resized(side / longest, Image.Resampling.LANCZOS)
         return self.smaller[side]
 
-    def _resized(self, scale: float, how: Image.Resampling) -> "Scene":
+    def _resized(self, scale: float, resampling: Image.Resampling) -> "Scene":
+        """The scene with the photo scaled, and all boxes with it."""
         size = [max(1, round(length * scale)) for length in self.photo.size]
-        photo = self.photo.resize(size, how)
+        photo = self.photo.resize(size, resampling)
         across = size[0] / self.photo.width
         down = size[1] / self.photo.height
 
@@ -114,11 +120,12 @@ class Look:
     alpha: float | None = None
 
     def __post_init__(self) -> None:
+        """Refuse options that the style does not have."""
         # refuses wrong values
         styles.get_style(self.style or "heat", colormap=self.colormap, alpha=self.alpha)
 
     def refuse_unused(self, method_styles: Sequence[str]) -> None:
-        """Refuse a colour map or an opacity that no style has in which these methods are drawn.
+        """Refuse a colour map or an opacity if none of the methods' styles has such an option.
 
         Raises:
             ExplainError: one has no effect.
@@ -133,8 +140,9 @@ class Look:
                 styles.get_style(in_styles[0], **option)
 
     def of(self, method_style: str) -> Style:
-        """The style for a method whose own is ``method_style``; outlines of contributions have the
-        colours of their sign.
+        """The style in which a map is drawn whose method's own style is ``method_style``.
+
+        Outlines of signed maps have the colours of their sign.
 
         Raises:
             ExplainError: there is no such style, or it has no such option.
@@ -150,8 +158,9 @@ class Look:
 
 
 def map_for(attribution: Attribution, style: Style) -> np.ndarray[Any, Any]:
-    """Return what a style draws of the first image.
+    """Return the array that a style draws of an attribution's first image.
 
+    The style's ``reads`` says which: sets of regions, raw values, the signed map or the heatmap.
     Maps with a value for each pixel are made smooth for the styles that draw places: see
     `smoothed`. Maps of a layer go as they are, cell by cell, to those that draw the outlines of
     areas, which round them.
@@ -180,12 +189,13 @@ def map_for(attribution: Attribution, style: Style) -> np.ndarray[Any, Any]:
 
 
 def _in_pixels(attribution: Attribution) -> bool:
-    """Whether a map has a value for each pixel and channel."""
+    """Whether an attribution has a value for each pixel and channel, as pixel methods do."""
     return attribution.values.ndim == len(attribution.size) + 2
 
 
 def drawing_caption(attribution: Attribution, style: Style) -> str:
-    """What was done to a map before it was drawn, as captions have it; empty if nothing was."""
+    """The words of a caption that say how a map was smoothed before it was drawn; empty if it was
+    not."""
     if not (style.spread and _in_pixels(attribution)):
         return ""
     return f"summed over {100 * style.spread:.2g} % of the side"
@@ -198,11 +208,11 @@ def tiles_of(
     marks: tuple[Mark, ...] = (),
     target: int = 0,
 ) -> Iterator[Tile]:
-    """The tile of a map: the overlay with the method's name, the layer, and what it must not be
-    taken for.
+    """The tiles of one map in a sheet: the overlay with the method's name, the layer and the remark
+    below it.
 
-    Of a set of regions, also that of the photo without it. ``marks`` are the results of the map's
-    checks.
+    Of a set of regions, also the photo without that set. ``marks`` are the results of the map's
+    checks, ``target`` the target's number.
     """
     name = title_of(attribution.method)
     picture = scene.overlay(attribution, style, target)
@@ -214,7 +224,10 @@ def tiles_of(
 
 def without_set(attribution: Attribution, style: Style) -> Style | None:
     """The style that draws the photo without its first set of regions, or the whole photo if it has
-    none; None for maps that are no sets of regions."""
+    none.
+
+    None for maps that are no sets of regions.
+    """
     if attribution.sets is None or not isinstance(style, styles.RegionSets):
         return None
     return replace(style, without=True)
@@ -229,7 +242,10 @@ PROVED = {
 
 
 def sentence(attribution: Attribution, label: str, categories: Sequence[str] | None = None) -> str:
-    """What the sets of regions of a photo or a layer say, in a sentence; empty for other maps.
+    """A sentence that says what the sets of regions of a photo or a layer mean; empty for other
+    maps.
+
+    For captions, reports and the command line.
 
     >>> from explain.methods.evidence import EvidenceSets
     >>> one, alone, without = torch.ones(1, 2, 2), torch.tensor([[0.9]]), torch.tensor([[0.02]])
@@ -244,7 +260,7 @@ def sentence(attribution: Attribution, label: str, categories: Sequence[str] | N
         return ""
     sufficient = innermost_method(attribution.method).name == "sufficient"
     becomes = attribution.options.get("becomes")
-    whole = layer_of(attribution) if attribution.options.get("of_layer") else "the photo"
+    of_what = layer_of(attribution) if attribution.options.get("of_layer") else "the photo"
     if becomes is None:
         role = f"{'enough' if sufficient else 'needed'} for {label}"
         verb = "are"
@@ -255,7 +271,7 @@ def sentence(attribution: Attribution, label: str, categories: Sequence[str] | N
         verb_of_none = "keeps"
     sets = attribution.sets[0]
     if not sets:
-        return f"No part of {whole} {verb_of_none} {role}"
+        return f"No part of {of_what} {verb_of_none} {role}"
     first = sets[0]
     if not first.size:
         empty = "stays when all is absent" if sufficient else "is no answer for the whole photo"
@@ -263,7 +279,7 @@ def sentence(attribution: Attribution, label: str, categories: Sequence[str] | N
     has_scores = first.alone == first.alone  # nothing is run any more after an interrupt
     details = [f"{first.alone:.2f} alone, {first.without:.2f} without"] if has_scores else []
     text = (
-        f"These {percent(first.size)} of {whole} {verb} {role} "
+        f"These {percent(first.size)} of {of_what} {verb} {role} "
         f"({'; '.join([*details, PROVED[first.proof]])})"
     )
     for another in sets[1:]:
@@ -281,12 +297,12 @@ def groups(
     marks: Callable[[str, int], tuple[Mark, ...]] = lambda method, target: (),
     abreast: int = ABREAST,
 ) -> tuple[Group, ...]:
-    """The photo, and the maps: of several targets as a table; of one, by family if there are many.
+    """The groups of tiles in an explanation's sheet: the photo, and the maps of each target.
 
-    A table has the targets in rows and the methods in columns, or the reverse where there are so
-    many methods that they do not stand ``abreast`` beside the photo.
-
-    ``marks`` gives those of a method and the position of a target.
+    Several targets and methods make a table with the targets in rows and the methods in columns, or
+    the reverse where there are so many methods that they do not stand ``abreast`` beside the photo.
+    Otherwise many methods are grouped by family. ``results`` and ``titles`` are in the order of the
+    targets; ``marks`` gives those of a method and a target's number.
     """
 
     def tiles(index: int, maps: Iterable[Attribution]) -> tuple[Tile, ...]:
@@ -308,8 +324,8 @@ def groups(
         return Group("", (photo,)), *_by_method(results, titles, tiles)
     if is_table:
         rows = [
-            Group(title, tiles(t, results[t].values()), own_row=True)
-            for t, title in enumerate(titles)
+            Group(title, tiles(number, results[number].values()), own_row=True)
+            for number, title in enumerate(titles)
         ]
         return Group("", (photo,)), *rows
     groups = [
@@ -325,7 +341,8 @@ def _by_method(
     titles: Sequence[str],
     tiles: Callable[[int, Iterable[Attribution]], tuple[Tile, ...]],
 ) -> Iterator[Group]:
-    """A row for each method, with a tile for each target in a column."""
+    """The groups of a table that has methods in rows, each with a tile for each target in a
+    column."""
     for method in results[0]:
         row: list[Tile] = []
         heading = ""
@@ -337,7 +354,7 @@ def _by_method(
 
 
 def layer_of(attribution: Attribution) -> str:
-    """The layer of a method, with the way in which the maps of several layers became one.
+    """The words for the layer of a map; of several layers, with the way in which they were fused.
 
     >>> one = torch.ones(1, 1, 1)
     >>> layer_of(Attribution("layercam", one, "score", one, ("a", "b"), (1, 1), fuse="max"))
@@ -353,14 +370,18 @@ def layer_of(attribution: Attribution) -> str:
 
 
 def layer_caption(attribution: Attribution) -> str:
-    """The layer of a method as captions have it; empty for a map of the photo's pixels."""
+    """The words for the layer of a map as captions have them; empty for a map of the photo's
+    pixels."""
     prefix = "layer " if isinstance(attribution.layer, str) else ""
     return prefix + layer_of(attribution)
 
 
 def remark(attribution: Attribution) -> str:
-    """The warning below a map: that the model was altered, that the map is empty or not finished,
-    or that its method explains nothing."""
+    """The warning below a map: the model was altered, the map is empty or unfinished, or its method
+    explains nothing.
+
+    Empty if there is nothing to say.
+    """
     remarks = [str(intervention) for intervention in attribution.interventions]
     if not attribution.values[:1].any():
         remarks.append("zero everywhere")
@@ -375,13 +396,14 @@ def remark(attribution: Attribution) -> str:
 
 
 def array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """Return a tensor as an array of float32."""
+    """Return a tensor as a NumPy array of float32 on the CPU."""
     values: np.ndarray[Any, Any] = tensor.float().cpu().numpy()
     return values
 
 
 def _families(result: Mapping[str, Attribution]) -> list[tuple[str, list[Attribution]]]:
-    """Methods by family; few are left together, in their order."""
+    """The maps of one target by the family of their method, with the family's name; few maps stay
+    one group without a name."""
     if len(result) < MANY:
         return [("", list(result.values()))]
     families: dict[str, list[Attribution]] = {name: [] for name in FAMILIES}

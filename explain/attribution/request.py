@@ -94,6 +94,13 @@ class Request:
         targets: Sequence[Target],
         settings: Settings,
     ) -> "Request":
+        """Read the arguments of a call of `attribute` once: check them, and find the methods,
+        targets and layers.
+
+        Targets that need more than the model's output, such as texts and answers, wrap the model
+        and add inputs here. Methods get the budgets of ``settings``, and know the layer and the
+        frames of a video from here on.
+        """
         model = unwrap.unwrapped(model)
         if isinstance(x, Mapping):
             model, x = packed.with_photos(model, x)
@@ -117,15 +124,21 @@ class Request:
             by_names[name] = method
             if settings.create_graph or len(inputs.paths) > 1:
                 _check_method(method, name, inputs, settings)
-        sized = list(targets)
+        sized_targets = list(targets)
         for number, target in enumerate(() if are_classes else targets):
-            sized[number] = target.for_input_size(tuple(inputs.x.shape[2:]))
+            sized_targets[number] = target.for_input_size(tuple(inputs.x.shape[2:]))
             if settings.activation is None and target.activation is not None:
                 settings = replace(settings, activation=target.activation)
-        return cls(model, inputs, by_names, sized, settings, layers, tokens)
+        return cls(model, inputs, by_names, sized_targets, settings, layers, tokens)
 
     def attributions(self) -> list[dict[str, Attribution]]:
-        """Run it: the attributions by method, for each target."""
+        """Run the request: a dictionary of attributions by method, for each target, in the order of
+        ``targets``.
+
+        The list may be shorter than the targets, as there may be fewer detections. Layers that were
+        chosen by default, from another input, are chosen again if these inputs take another path
+        through the network.
+        """
         warn_of_half_precision(self.methods, self.inputs.x)
         with self._reading():
             try:
@@ -141,43 +154,50 @@ class Request:
             return self._run(self._layers_by_method(refresh=True))
 
     def plan(self) -> Plan:
-        """The passes that it takes."""
+        """The plan of the passes that the request takes, without running them; for `explain.plan`
+        and the choice of "all".
+
+        The model may run on one image, to find layers.
+        """
         with self._reading():
             layers = self._layers_by_method()
-        calls = {
+        layer_calls = {
             call for names in layers.values() for layer in names for call in self._calls(layer)
         }
         return Plan(
             self._needs(layers),
             targets=len(self.targets),
             images=len(self.inputs),
-            channels=channels_of(self.model, self.inputs, calls),
+            channels=channels_of(self.model, self.inputs, layer_calls),
             precision=self.settings.precision,
             size=tuple(self.inputs.x.shape[2:]),
         )
 
     def measured(self) -> Plan:
-        """The same with about how long they take, and how much memory besides the weights.
+        """The plan with an estimate of the seconds and the memory in bytes that it takes here,
+        besides the weights.
 
         A pass of the first image is timed, and a backward pass counted as two.
         """
         plan = self.plan()
-        first = self.inputs.first()
+        first_image = self.inputs.first()
         footprint = Footprint()
         with preserve.untouched(self.model), torch.no_grad(), HookGroup(self.model) as group:
-            first.call(self.model)  # which prepares kernels and memory
+            first_image.call(self.model)  # which prepares kernels and memory
             footprint.watch(group, self.model, 1)
-            begun = time.perf_counter()
-            first.call(self.model)
-            seconds = time.perf_counter() - begun
+            start = time.perf_counter()
+            first_image.call(self.model)
+            seconds = time.perf_counter() - start
         sizes = [size for _, size in footprint.outputs] or [0]
         passes = self.cost(plan) + plan.images * plan.passes_back + plan.rows_back
-        of_images = plan.images * (sum(sizes) if plan.passes_back else 2 * max(sizes))
-        of_rows = plan.rows * (sum(sizes) if plan.rows_back else 4 * max(sizes))
-        return replace(plan, seconds=seconds * passes, memory=max(of_images, min(MEMORY, of_rows)))
+        bytes_of_images = plan.images * (sum(sizes) if plan.passes_back else 2 * max(sizes))
+        bytes_of_rows = plan.rows * (sum(sizes) if plan.rows_back else 4 * max(sizes))
+        return replace(
+            plan, seconds=seconds * passes, memory=max(bytes_of_images, min(MEMORY, bytes_of_rows))
+        )
 
     def cost(self, plan: Plan) -> float:
-        """How many passes of one image a plan takes, where those that begin at a layer count for
+        """How many passes of one image a plan takes, where passes that begin at a layer count for
         their share."""
         layers = {
             need.layer for needs in plan.wanted.values() for need in needs if need.layer is not None
@@ -185,11 +205,18 @@ class Request:
         return plan.cost(cost_after(self.model, self.inputs, layers))
 
     def _reading(self) -> AbstractContextManager[Any]:
-        """Within this block, outputs are read by what is known of the model."""
+        """A block in which the model's outputs are read by one `OutputReader`, with the call's
+        activation and categories."""
         return reading(self.model, self.inputs, self.settings.activation, self.settings.categories)
 
     def _layers_by_method(self, *, refresh: bool = False) -> dict[str, list[str]]:
-        """The layers that each method uses: those that were named, or its own choice."""
+        """The names of the layers that each method uses, by the method's name: those of the call,
+        or a default.
+
+        Methods that use no layer have an empty list; those that fuse layers get one of each
+        resolution. The default depends on the first target. With ``refresh``, a default that was
+        kept is not used.
+        """
         of_class = isinstance(self.targets[0], (ClassTarget, TopClass, BinaryLogit))
 
         def score(output: Any) -> torch.Tensor:
@@ -197,7 +224,7 @@ class Request:
             return target.pick(output, len(self.inputs))[0]
 
         @cache
-        def default(stages: bool) -> list[str]:
+        def default_layers(stages: bool) -> list[str]:
             choose: Any = stage_layers if stages else default_layer
             layers = choose(self.model, self.inputs, score, of_class=of_class, refresh=refresh)
             return layers if stages else [layers]
@@ -212,16 +239,18 @@ class Request:
                 )
             layers[name] = []
             if uses_layer(method):
-                layers[name] = self.layers or default(bool(method.fusion))
+                layers[name] = self.layers or default_layers(bool(method.fusion))
         return layers
 
     def _run(
         self, layers: Mapping[str, list[str]], *, follow: bool = True
     ) -> list[dict[str, Attribution]]:
-        """Gather the evidence, and run each method on that of its layers.
+        """Gather the evidence in one run of the engine, and apply each method to that of its
+        layers, for each target.
 
-        With ``follow``, layers that were chosen by default are dropped if these inputs take another
-        path through the network than the inputs that they were chosen by.
+        With ``follow``, `_OtherPathError` is raised if these inputs take another path through the
+        network than those that the default layers were chosen by. After an interrupt, methods
+        without a result are left out.
         """
         interventions = active_interventions(self.model)
         plan = self._planned(layers)
@@ -258,8 +287,12 @@ class Request:
         return results
 
     def _check(self, unchecked: Sequence["_Unchecked"]) -> None:
-        """Refuse values that are not finite, and warn of those that mean something else than one
-        expects. The numbers that this takes are read from the device together."""
+        """Refuse attributions that are not finite, and warn of those that mean something else than
+        one expects.
+
+        Comes after all methods, so that all numbers that it looks at are read from the device
+        together.
+        """
         # early in training, maps of zeros are nothing unusual
         warns = not self.settings.create_graph
         to_read = [
@@ -283,11 +316,14 @@ class Request:
                 )
 
     def _check_path(self, ran: Sequence[str]) -> None:
+        """Called by the engine after the forward pass with the modules that ran: stop if they are
+        not those of the summary."""
         if not summary_is_current(self.model, self.inputs, ran):
             raise _OtherPathError
 
     def _planned(self, layers: Mapping[str, list[str]]) -> Plan:
-        """The plan of one target; those of methods that stay are kept, with what was worked out."""
+        """The plan of the passes for one target, from a cache where the methods are lasting
+        objects."""
         methods = tuple(self.methods.values())
         if isinstance(self.model, Stitched) or not all(map(is_lasting, methods)):
             return Plan(self._needs(layers))
@@ -296,7 +332,7 @@ class Request:
         return planned(key, methods, partial(self._needs, layers))
 
     def _needs(self, layers: Mapping[str, list[str]]) -> dict[str, frozenset[NeedAtLayer]]:
-        """What each method needs, at its layers."""
+        """The needs of each method at its layers and inputs, by the method's name."""
         needs = {}
         for name, method in self.methods.items():
             calls = [call for layer in layers[name] for call in self._calls(layer)]
@@ -304,6 +340,8 @@ class Request:
         return needs
 
     def _calls(self, layer: str) -> list[str]:
+        """The names of the calls that a layer's name stands for: itself, or of a `Stitched` model
+        its call in each window."""
         return (
             window_calls(self.model, self.inputs, layer)
             if isinstance(self.model, Stitched)
@@ -311,7 +349,11 @@ class Request:
         )
 
     def _evidence(self, lookup: EvidenceLookup, layers: Sequence[str]) -> list[EvidenceOfCalls]:
-        """The evidence of a method for each explained input."""
+        """The evidence for a method, for each explained input: by layer, of each call that the
+        layer stands for.
+
+        A method without layers has it under None.
+        """
         evidence: list[EvidenceOfCalls] = []
         for path in self.inputs.places:
             of_layers: dict[str | None, Sequence[Evidence]] = {}
@@ -323,13 +365,17 @@ class Request:
     def _attribution(
         self, name: str, evidence: Sequence[EvidenceOfCalls], plan: Plan
     ) -> Attribution | None:
-        """What a method makes of its evidence; None where an interrupt left too little of that."""
+        """The attribution of one method from its evidence; None if an interrupt left too little
+        evidence.
+
+        Adds how far rounding in bfloat16 puts it off, where rows were run so.
+        """
         method = self.methods[name]
         keep_partial = self.settings.keep_partial
-        every: list[Evidence] = []
+        all_evidence: list[Evidence] = []
         for of_input in evidence:
-            every += chain.from_iterable(of_input.values())
-        if keep_partial and not all(method.needs <= set(item.answers) for item in every):
+            all_evidence += chain.from_iterable(of_input.values())
+        if keep_partial and not all(method.needs <= set(item.answers) for item in all_evidence):
             return None
         try:
             with preserve.calculating(
@@ -340,16 +386,19 @@ class Request:
             if keep_partial:
                 return None
             raise
-        rounding = plan.rounding(name, every[0].rounding) if every[0].rounding else None
+        rounding = (
+            plan.rounding(name, all_evidence[0].rounding) if all_evidence[0].rounding else None
+        )
         if rounding is None:
             return attribution
         runs_again = any(isinstance(need, Searches) for need in method.needs)
-        if not runs_again and all(item.inexact for item in every):
+        if not runs_again and all(item.inexact for item in all_evidence):
             rounding = max(rounding, self._off_by_rounding(method, evidence, attribution))
         return replace(attribution, rounding=rounding)
 
     def _applied(self, method: Method, evidence: Sequence[EvidenceOfCalls]) -> Attribution:
-        """Apply a method to the evidence of each explained input."""
+        """Apply a method to its evidence on each explained input; of several inputs, the first
+        one's with all as ``parts``."""
         fuse = self.settings.fuse
         layout = self.inputs.layout
         # maps of a layer are of no input
@@ -361,10 +410,10 @@ class Request:
             part = apply_method(method, self.model, of_input, fuse, layout, name)
             parts[name] = replace(part, tokens=self.tokens.get(name, ()))
         deltas = [part.delta for part in parts.values() if part.delta is not None]
-        expected = method.expected_sum(first_of(evidence[0]))
-        if len(deltas) == len(parts) and expected is not None:
+        expected_sum = method.expected_sum(first_of(evidence[0]))
+        if len(deltas) == len(parts) and expected_sum is not None:
             # Each has been compared with the whole sum, which all of them make up together.
-            delta = torch.stack(deltas).sum(0) + (len(parts) - 1) * expected
+            delta = torch.stack(deltas).sum(0) + (len(parts) - 1) * expected_sum
             parts = {name: replace(part, delta=delta) for name, part in parts.items()}
         first = next(iter(parts.values()))
         return replace(first, parts=parts)
@@ -372,14 +421,17 @@ class Request:
     def _off_by_rounding(
         self, method: Method, evidence: Sequence[EvidenceOfCalls], exact: Attribution
     ) -> float:
-        """By how much values are off with other rounding errors of the same size, as a share of the
-        largest value."""
+        """How far the values would be off with other rounding errors of bfloat16, as a share of the
+        largest value.
 
-        def rounded(item: Evidence) -> Evidence:
+        The method is applied once more, to evidence with simulated errors.
+        """
+
+        def with_errors(item: Evidence) -> Evidence:
             return replace(item, answers={**item.answers, **item.inexact})
 
         inexact = [
-            {layer: list(map(rounded, calls)) for layer, calls in of_input.items()}
+            {layer: list(map(with_errors, calls)) for layer, calls in of_input.items()}
             for of_input in evidence
         ]
         with preserve.calculating(self.inputs.x.device.type), muted():
@@ -388,7 +440,8 @@ class Request:
         return float((values - exact.values).abs().max() / largest) if largest else 0.0
 
     def _follows_gradient(self, target: Target) -> bool:
-        """Whether the scores change along their gradient in the inputs as it says."""
+        """Whether the scores change along their gradient in the inputs as it says; runs the model a
+        few times."""
         if len(self.inputs.paths) > 1:
             return True
         need = FollowsGradient()
@@ -398,6 +451,8 @@ class Request:
 
 
 def _check_method(method: Method, name: str, inputs: Inputs, settings: Settings) -> None:
+    """Refuse a method that has no graph with ``create_graph``, or that explains one input where
+    there are several."""
     if settings.create_graph and not method.differentiable:
         raise MethodError(
             f"method {name} must be left out with create_graph, it has no graph; take saliency"
@@ -411,7 +466,8 @@ def _check_method(method: Method, name: str, inputs: Inputs, settings: Settings)
 
 
 def _within(methods: dict[str, Method], settings: Settings) -> dict[str, Method]:
-    """The methods with the budgets of a call, as far as each has such an option."""
+    """The methods with the budgets of a call (``samples``, ``tolerance``, ``max_seconds``) set
+    where they have the option."""
     for option in ("samples", "tolerance", "max_seconds"):
         value = getattr(settings, option)
         if value is None:

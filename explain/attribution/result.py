@@ -121,10 +121,14 @@ class Attribution(Outcome):
         return self.converted(lambda tensor: tensor[rows])  # a copy, since it is chosen by a list
 
     def converted(self, convert: Callable[[torch.Tensor], torch.Tensor]) -> "Attribution":
-        """The same with all tensors that have a row for each image converted, also those of parts
-        and channels."""
+        """A copy with ``convert`` applied to each tensor that has a row for each image, also those
+        of parts and channels.
 
-        def changed(value: Any) -> Any:
+        Used to choose images, move tensors to the CPU and change their type. Options are left as
+        they are.
+        """
+
+        def convert_any(value: Any) -> Any:
             if isinstance(value, torch.Tensor):
                 return convert(value)
             if isinstance(value, Attribution):
@@ -132,19 +136,19 @@ class Attribution(Outcome):
             if isinstance(value, Channels):
                 return Channels(convert(value.values), convert(value.indices))
             if isinstance(value, EvidenceSets):
-                return replace(value, **changed(vars(value)))
+                return replace(value, **convert_any(vars(value)))
             if isinstance(value, Coverage):
-                return replace(value, taken=changed(value.taken))
+                return replace(value, taken=convert_any(value.taken))
             if isinstance(value, Mapping):
-                return {name: changed(item) for name, item in value.items()}
+                return {name: convert_any(item) for name, item in value.items()}
             return value
 
         names = [part.name for part in fields(self) if part.name != "options"]
-        return replace(self, **{name: changed(getattr(self, name)) for name in names})
+        return replace(self, **{name: convert_any(getattr(self, name)) for name in names})
 
     def applied(self, methods: Sequence[Method] = ()) -> Method:
-        """The method that made it, with its options: one of these, or one that is known by its
-        name.
+        """The method object that made this map, with its options: one of ``methods``, or a
+        registered one by name.
 
         >>> one = torch.ones(1, 1, 1)
         >>> Attribution(
@@ -161,37 +165,40 @@ class Attribution(Outcome):
 
     @property
     def samples(self) -> int | None:
-        """How many altered photos each image was run with, the most of any; None for methods that
-        do not count."""
+        """The largest number of altered photos that an image was run with; None for methods that do
+        not count."""
         return None if self.spent is None else int(self.spent.max())
 
     @property
     def stopped(self) -> str:
-        """In words, that an interrupt or the time ended the runs; empty where these are all that
-        were wanted."""
+        """The words that say that an interrupt or the time ended the runs early; empty if all that
+        were wanted ran.
+
+        Captions, records and reports show them.
+        """
         if self.spent is None or self.planned is None:
             return ""
         if not bool((self.spent < self.planned).any()):
             return ""
         tolerance = self.options.get("tolerance")
-        reached = self.relative_error
+        errors = self.relative_error
         is_enough = (
-            tolerance is not None and reached is not None and bool((reached <= tolerance).all())
+            tolerance is not None and errors is not None and bool((errors <= tolerance).all())
         )
-        by_time = self.options.get("max_seconds") is not None and not is_enough
-        if not by_time and (self.finished is None or bool(self.finished.all())):
+        is_timed = self.options.get("max_seconds") is not None and not is_enough
+        if not is_timed and (self.finished is None or bool(self.finished.all())):
             return ""
         return f"stopped early after {int(self.spent.max()):,} of {int(self.planned.max()):,}"
 
     @property
     def precision(self) -> Precision:
-        """The precision of the altered photos' scores: "bf16" where `rounding` says how far they
-        are off."""
+        """The precision in which scores of altered photos were computed: "bf16" where `rounding`
+        says how far they are off."""
         return "full" if self.rounding is None else "bf16"
 
     @property
     def rounded(self) -> str:
-        """In words, by how much scores in bfloat16 are off; empty where none are."""
+        """The words that say how far scores in bfloat16 are off; empty where none are."""
         if self.rounding is None:
             return ""
         share = f"{100 * self.rounding:.2g} %"
@@ -201,25 +208,31 @@ class Attribution(Outcome):
 
     @property
     def relative_error(self) -> torch.Tensor | None:
-        """The largest error over the largest magnitude ``(N,)``: what ``tolerance`` is compared
-        with."""
+        """The largest error of each map over its largest magnitude, ``(N,)``: what the option
+        ``tolerance`` is compared with."""
         return None if self.error is None else relative_error(self.values, self.error)
 
     @property
     def words(self) -> list[list[tuple[str, float]]]:
-        """For each image, the words that were explained together with it, and the sum of each one's
-        values."""
+        """The words of the texts that were explained with each image, each with the sum of its
+        tokens' values.
+
+        A list for each image, in the order of the texts. Tokens are joined to words by their
+        tokenizer's marks.
+        """
         words: list[list[tuple[str, float]]] = [[] for _ in range(len(self))]
         for part in (self, *self.parts.values()):
             if part.tokens:
-                of_tokens = part.values.flatten(2).sum(2).tolist()
-                for places in words_of(part.tokens):
+                token_values = part.values.flatten(2).sum(2).tolist()
+                for positions in words_of(part.tokens):
                     word = "".join(
-                        part.tokens[place].removesuffix("</w>").removeprefix("##")
-                        for place in places
+                        part.tokens[position].removesuffix("</w>").removeprefix("##")
+                        for position in positions
                     )
-                    for row, values in zip(words, of_tokens, strict=True):
-                        row.append((word.strip("▁Ġ"), sum(values[place] for place in places)))
+                    for row, values in zip(words, token_values, strict=True):
+                        row.append(
+                            (word.strip("▁Ġ"), sum(values[position] for position in positions))
+                        )
         return words
 
     @property
@@ -271,19 +284,25 @@ class Attribution(Outcome):
 
     @property
     def contributions(self) -> torch.Tensor:
-        """The values from `neutral` on: what places do for the score, and against it."""
+        """The values as differences from `neutral`, in their own shape: what places do for the
+        score, and against it."""
         if self.neutral is None:
             return self.values
         return self.values - over_all(self.neutral, self.values).to(self.values)
 
     @property
     def cells(self) -> torch.Tensor:
-        """What the heatmap shows of maps ``(N, h, w)``, at their own resolution and in their
-        units."""
+        """What the heatmap shows of a map ``(N, h, w)``, at the map's own resolution and in its
+        units.
+
+        Positive parts, or magnitudes for signed maps of the input.
+        """
         of_input = self.layer is None and self.style == "signed"
         return self.contributions.abs() if of_input else self.contributions.clamp(min=0)
 
     def __repr__(self) -> str:
+        """One line: the method, the number of images, the shape of the values, the layer and the
+        target."""
         images = f"{len(self)} image{'s' * (len(self) != 1)}"
         layer = "" if self.layer is None else f", layer {self.layer!r}"
         target = self.target
@@ -301,7 +320,11 @@ class Attribution(Outcome):
         return f"{text})"
 
     def layout(self) -> Layout:
-        """Return the maps of the first few images, or frames, as the tiles of a sheet."""
+        """Return the maps of the first few images, or frames, as the tiles of a sheet, with the
+        title and their scores.
+
+        What a notebook shows.
+        """
         in_own_style = self.style in ("signed", "color") and len(self.size) == 2
         style = get_style(self.style if in_own_style else "intensity")
         maps = getattr(self, style.reads).detach().float().flatten(0, len(self.size) - 2)
@@ -324,7 +347,7 @@ class Attribution(Outcome):
         return Layout(title, detail, (Group("", tuple(tiles)),))
 
     def _names(self) -> list[str]:
-        """The target of each image, with its score."""
+        """The caption of each image's map: its target and its score."""
         if isinstance(self.target, str):
             targets = [self.target] * len(self)
         else:
@@ -333,6 +356,7 @@ class Attribution(Outcome):
         return [f"{name}, score {score:.3g}" for name, score in zip(targets, scores, strict=True)]
 
     def _repr_html_(self) -> str:
+        """The maps as a picture for notebooks; one line of text if the input is no image."""
         if len(self.size) < 2 or not len(self):
             return lines_html([repr(self)])
         return picture_html(
@@ -341,6 +365,7 @@ class Attribution(Outcome):
         )
 
     def _must_have_places(self) -> None:
+        """Refuse a heatmap of an input that is no image, such as a text."""
         if not self.size:
             shape = tuple(self.values.shape)
             raise ImageError(
@@ -354,18 +379,20 @@ class Attribution(Outcome):
 
     @property
     def _in_pixels(self) -> bool:
+        """Whether the values have a dimension of channels, ``(N, C, H, W)``, as those of pixel
+        methods do."""
         return self.values.ndim == len(self.size) + 2
 
 
 def by_maximum(maps: torch.Tensor) -> torch.Tensor:
-    """Divide each map by its largest magnitude; an all-zero map stays zero."""
+    """Divide each map of a batch by its largest magnitude; an all-zero map stays zero."""
     peak = maps.abs().flatten(1).amax(1)
     return maps / over_all(torch.where(peak > 0, peak, 1), maps)
 
 
 def fused(maps: Sequence[torch.Tensor], how: Fusion = "mean") -> torch.Tensor:
-    """Make one map of those of several layers, each divided by its largest magnitude, at the finest
-    one's resolution.
+    """Fuse the maps ``(N, h, w)`` of several layers into one at the finest resolution, each divided
+    by its largest magnitude.
 
     A product takes the positive parts: two layers that speak against the target do not speak for it
     together.
@@ -383,14 +410,17 @@ def fused(maps: Sequence[torch.Tensor], how: Fusion = "mean") -> torch.Tensor:
 
 
 def alone(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of a tensor on the CPU that shares its memory with no other; a pickle would contain
-    that too."""
+    """A copy of a tensor on the CPU that shares memory with no other tensor, for pickles, which
+    would hold all of it."""
     return tensor.detach().cpu().clone()
 
 
 def set_figures(attribution: Attribution, image: int) -> dict[str, float | None]:
-    """The share of the photo in its first set of regions, and the scores with it alone and without
-    it; empty for other maps."""
+    """The numbers of an image's first set of regions, for tables: its share of the photo, and the
+    scores alone and without.
+
+    The keys are columns of tables, and stay. Empty for maps that are no sets of regions.
+    """
     if attribution.sets is None:
         return {}
     sets = attribution.sets[image]
