@@ -28,19 +28,23 @@ def apply_method(
     layout: InputLayout | None,
     explained: str | None,
 ) -> Attribution:
-    """Apply a method to the evidence of each layer, in each window of a stitched model; fuse where
-    there are several.
+    """Apply a method to its evidence at each layer and return the `Attribution`; several layers are
+    fused.
 
-    ``explained`` is the name of the input that the evidence is about.
+    Of a `Stitched` model, the maps of all windows are stitched first. ``explained`` is the name of
+    the input that the evidence is about, or None; ``layout`` says where a video has its frames.
+    Warns of operations that the method's rules do not cover.
     """
     first = first_of(evidence)
     stitched = model if isinstance(model, Stitched) and uses_layer(method) else None
     coverage = warn_of_coverage(method, first)
     maps: dict[Any, torch.Tensor] = {}
     for layer, calls in evidence.items():
-        of_calls = list(map(partial(applied, method), calls))
+        maps_of_calls = list(map(partial(applied, method), calls))
         maps[layer] = (
-            of_calls[0] if stitched is None else stitched.stitch_maps(of_calls, first.size)
+            maps_of_calls[0]
+            if stitched is None
+            else stitched.stitch_maps(maps_of_calls, first.size)
         )
     layers = tuple(maps)
     values = maps[layers[0]]
@@ -78,5 +82,6 @@ def apply_method(
 
 
 def first_of(evidence: EvidenceOfCalls) -> Evidence:
-    """The evidence of the first layer's first call."""
+    """The evidence of the first layer's first call, for what is the same at all layers: score,
+    target and size."""
     return next(iter(evidence.values()))[0]

@@ -44,7 +44,7 @@ def cite(*methods: MethodLike) -> str:
 
 
 def _sources(method: Method) -> Iterator[Citation]:
-    """Yield the source of a method, and those of the methods among its options."""
+    """Yield the citation of a method, and those of the methods among its options, however deep."""
     source = getattr(method, "source", None)
     if not isinstance(source, Citation):
         raise MethodError(

@@ -53,12 +53,14 @@ class Concepts:
 
     @cached_property
     def heatmaps(self) -> torch.Tensor:
-        """``(N, K, H, W)`` float32 in [0, 1] at input resolution."""
+        """The maps of the concepts as pictures: ``(N, K, H, W)`` float32 in [0, 1] at input
+        resolution."""
         return layouts.enlarge(self.maps.float(), self.size).clamp(0, 1)
 
     @property
     def shares(self) -> list[float]:
-        """The share of each concept: the sum of its map times its vector, over that of all."""
+        """The share of the layer's activation that each concept has: the sum of its map times its
+        vector, over that of all."""
         parts = self.maps.double().sum((0, *range(2, self.maps.ndim))) * self.vectors.double().sum(
             1
         )
@@ -72,12 +74,13 @@ class Concepts:
         )
 
     def classes(self, count: int = 3) -> torch.Tensor:
-        """The ``count`` best classes of each concept, best first: ``(K, count)``."""
+        """The ``count`` best classes of each concept, best first: indices ``(K, count)``."""
         return self.logits.topk(min(count, self.logits.shape[1]), dim=1).indices
 
 
 def one_layer(model: nn.Module, inputs: Inputs, layer: layer_names.Where | None) -> str:
-    """The name of a layer; None finds the last feature map.
+    """Check that ``layer`` means one layer and return its name; None finds the last feature map.
+    For concepts and directions.
 
     Raises:
         LayerError: there is no such layer, or these are several.
@@ -144,32 +147,35 @@ def find_concepts(
         maps = _present(evidence.activations, name)
         n, channels, *places = maps.shape
         rows = maps.movedim(1, -1).reshape(-1, channels).double()
-        most = min(rows.shape)
-        if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= most:
+        largest_count = min(rows.shape)
+        if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= largest_count:
             raise MethodError(
-                f"{option_name('count')} must be a whole number from 1 to {most} at layer "
+                f"{option_name('count')} must be a whole number from 1 to {largest_count} at layer "
                 f"{name}, got {count!r:.60}; 4 is usual"
             )
-        where, what = factorise(rows, count, seed)
-        strongest = where.amax(0).clamp(min=torch.finfo(where.dtype).tiny)
-        where = where / strongest
-        what = what * strongest[:, None]
-        order = (where.sum(0) * what.sum(1)).argsort(descending=True)
-        where = where[:, order]
-        what = what[order]
-        error = float((rows - where @ what).norm() / rows.norm())
-        vectors = what.to(maps)
-        everywhere = vectors[:, :, None].expand(-1, -1, prod(places))
-        alone = everywhere.reshape((count, channels, *places))
-        replaced = rows_of([count], alone.device, lambda images, numbers: alone[numbers])
-        placed = where.reshape((n, *places, count)).movedim(-1, 1).to(maps)
-    scores = Scores(GivenRows(replaced, "a concept alone"), ScoreOf("all"))
+        place_weights, concept_vectors = factorise(rows, count, seed)
+        strongest = place_weights.amax(0).clamp(min=torch.finfo(place_weights.dtype).tiny)
+        place_weights = place_weights / strongest
+        concept_vectors = concept_vectors * strongest[:, None]
+        order = (place_weights.sum(0) * concept_vectors.sum(1)).argsort(descending=True)
+        place_weights = place_weights[:, order]
+        concept_vectors = concept_vectors[order]
+        error = float((rows - place_weights @ concept_vectors).norm() / rows.norm())
+        vectors = concept_vectors.to(maps)
+        at_all_places = vectors[:, :, None].expand(-1, -1, prod(places))
+        concept_maps = at_all_places.reshape((count, channels, *places))
+        concept_rows = rows_of(
+            [count], concept_maps.device, lambda images, numbers: concept_maps[numbers]
+        )
+        maps_of_concepts = place_weights.reshape((n, *places, count)).movedim(-1, 1).to(maps)
+    scores = Scores(GivenRows(concept_rows, "a concept alone"), ScoreOf("all"))
     (scores_of,) = gather(model, inputs, plan_of([scores], [name]), [TopClass()], settings)
-    return Concepts(placed, vectors, scores_of(name)[scores], name, evidence.size, error)
+    return Concepts(maps_of_concepts, vectors, scores_of(name)[scores], name, evidence.size, error)
 
 
 def _present(maps: torch.Tensor, layer: str) -> torch.Tensor:
-    """The part of the feature maps that is not negative; concepts are made of nothing else."""
+    """The positive part of the feature maps, which concepts are made of; a warning says how much is
+    left out."""
     present = maps.clamp(min=0)
     if not present.any():
         raise LayerError(
@@ -185,9 +191,11 @@ def _present(maps: torch.Tensor, layer: str) -> torch.Tensor:
 
 
 def factorise(rows: torch.Tensor, count: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Approximate ``rows`` ``(P, C)`` by a product ``(P, K) @ (K, C)`` of non-negative matrices.
+    """Approximate activations ``rows`` ``(P, C)`` by a product ``(P, K) @ (K, C)`` of non-negative
+    matrices.
 
-    By multiplicative updates (Lee and Seung, 2001), until ten of them gain less than a
+    Returns both factors: how strongly each of K concepts is present at each place, and each one's
+    channels. By multiplicative updates (Lee and Seung, 2001), until ten of them gain less than a
     ten-thousandth.
     """
     scale = (rows.mean() / count).sqrt()
@@ -208,11 +216,11 @@ def factorise(rows: torch.Tensor, count: int, seed: int = 0) -> tuple[torch.Tens
 def update(
     rows: torch.Tensor, where: torch.Tensor, what: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return both factors after one update: first the places ``(P, K)``, then the vectors
-    ``(K, C)``."""
+    """One multiplicative update of both factors of ``rows`` ``(P, C)``: first the places ``(P,
+    K)``, then the vectors ``(K, C)``."""
 
-    def divided(above: torch.Tensor, below: torch.Tensor) -> torch.Tensor:
-        return above / torch.where(below == 0, TINY, below)
+    def divided(numerator: torch.Tensor, denominator: torch.Tensor) -> torch.Tensor:
+        return numerator / torch.where(denominator == 0, TINY, denominator)
 
     where = divided(where * (rows @ what.T), where @ (what @ what.T))
     return where, divided(what * (where.T @ rows), (where.T @ where) @ what)
@@ -221,7 +229,8 @@ def update(
 def name_concepts(
     concepts: Concepts, categories: Sequence[str] | None, count: int = 2
 ) -> list[str]:
-    """A line for each concept: the labels of its best classes.
+    """The labels of each concept's best classes, joined to a line for each concept; captions show
+    them.
 
     >>> found = Concepts(
     ...     torch.ones(1, 1, 1, 1),
@@ -235,6 +244,6 @@ def name_concepts(
     ['dog, hen']
     """
     return [
-        ", ".join(class_label(categories, i) for i in of_concept)
-        for of_concept in concepts.classes(count).tolist()
+        ", ".join(class_label(categories, i) for i in class_indices)
+        for class_indices in concepts.classes(count).tolist()
     ]

@@ -25,52 +25,54 @@ _SATURATED = (
 def why_empty(
     evidence: Sequence[Evidence], image: int, *, negative_score: bool = False, adds_up: bool = False
 ) -> str:
-    """Say why a method that saw this evidence found nothing in one image, and what to do.
+    """Say in one line why a method that saw this evidence found nothing in one image, and what to
+    do about it.
 
-    We check in turn whether the layer is active at all, whether the score depends on it, and
-    whether that is because the model's output is a saturated softmax. ``negative_score`` says that
-    the method divided by a negative score, which reverses all signs, and ``adds_up`` that it adds
-    up what may cancel.
+    For the warning of a map that is zero everywhere. It is checked in turn whether the layer is
+    active at all, whether the score depends on it, and whether the model's output is a saturated
+    softmax. ``negative_score`` says that the method divided by a negative score, which reverses all
+    signs, and ``adds_up`` that the method adds up what may cancel.
     """
     first = evidence[0]
-    named = [item.layer for item in evidence if item.layer]
-    layer = f"layer {', '.join(named)}" if named else "the input"
-    if named and all(_is_zero(item, image, Activations) for item in evidence):
+    layers = [item.layer for item in evidence if item.layer]
+    layer = f"layer {', '.join(layers)}" if layers else "the input"
+    if layers and all(_is_zero(item, image, Activations) for item in evidence):
         return f"{layer} gives zero everywhere, as behind a dead ReLU; choose an earlier layer"
     if all(_is_zero(item, image, LayerGradients, InputGradients) for item in evidence):
-        unchanged = (
+        reason_of_zero_gradient = (
             f"the score does not change with {layer} (the gradient is zero); choose "
             "another layer or target"
         )
-        return _SATURATED if _is_saturated(first, image) else unchanged
-    if named and adds_up and (what := _cancelled(evidence, image)):
-        left = (
-            f"{what} of {layer} add up to rounding errors, as next to a normalisation or before "
+        return _SATURATED if _is_saturated(first, image) else reason_of_zero_gradient
+    if layers and adds_up and (terms := _cancelled(evidence, image)):
+        reason_of_cancelling = (
+            f"{terms} of {layer} add up to rounding errors, as next to a normalisation or before "
             "a softmax"
         )
-        return f"{left}; choose another layer, or layercam"
-    if named and not first.inputs[image].any():
+        return f"{reason_of_cancelling}; choose another layer, or layercam"
+    if layers and not first.inputs[image].any():
         return "the input is zero everywhere; give a photo"
     if negative_score:
-        signs = (
+        effect = (
             "reverses all signs, so that what speaks for the target is left out; choose one "
             "with a positive score"
         )
         return (
             f"the score is negative ({float(first.score[image]):.3g}) and the method divides by "
-            f"it, which {signs}"
+            f"it, which {effect}"
         )
     if any(isinstance(need, LayerGradients) for need in first.answers):
         how = either("relu=False", "--method 'gradcam(relu=False)'")
         return (
             f"all of {layer} contributes negatively; choose another target, or a signed map ({how})"
         )
-    nothing = f"nothing in {layer} contributes positively; choose another target or method"
-    return _SATURATED if _is_saturated(first, image) else nothing
+    reason = f"nothing in {layer} contributes positively; choose another target or method"
+    return _SATURATED if _is_saturated(first, image) else reason
 
 
 def _is_zero(evidence: Evidence, image: int, *kinds: type) -> bool:
-    """Whether there is evidence of these kinds, and all of it is zero for an image."""
+    """Whether a layer's evidence has answers to needs of these ``kinds``, and all of them are zero
+    for an image."""
     values: list[Any] = [
         value for need, value in evidence.answers.items() if isinstance(need, kinds)
     ]
@@ -78,8 +80,12 @@ def _is_zero(evidence: Evidence, image: int, *kinds: type) -> bool:
 
 
 def _cancelled(evidence: Sequence[Evidence], image: int) -> str:
-    """What adds up to rounding errors at a layer of an image: in every channel over places, or at
-    every place."""
+    """The words for what adds up to mere rounding errors at a layer of an image: gradients,
+    products or maps.
+
+    Sums are over places, in every channel; of products also over channels, at every place. Empty if
+    none do.
+    """
     for item in evidence:
         maps = item.activations[image : image + 1]
         places = spatial_dims(maps)
@@ -97,8 +103,11 @@ def _cancelled(evidence: Sequence[Evidence], image: int) -> str:
 
 
 def _is_saturated(evidence: Evidence, image: int) -> bool:
-    """Whether the model returns probabilities, and that of the target's class is practically 0 or
-    1."""
+    """Whether the model's outputs are probabilities, and that of the target's class is almost 0 or
+    1 for an image.
+
+    The gradient through such a softmax is too small to say anything.
+    """
     if evidence.logits is None or evidence.classes is None:
         return False
     if evidence.outputs.activation != "none" or evidence.outputs.kind == "numbers":
@@ -123,8 +132,8 @@ _ROUNDING = 1000
 
 
 def warn_of_half_precision(methods: Mapping[str, Method], x: torch.Tensor) -> None:
-    """Warn of gradients that reach the input in half precision: their rounding errors add up over
-    all layers."""
+    """Warn of methods whose gradients reach the input in half precision: rounding errors add up
+    over all layers."""
     if x.dtype not in (torch.float16, torch.bfloat16):
         return
 
@@ -144,8 +153,11 @@ def warn_of_half_precision(methods: Mapping[str, Method], x: torch.Tensor) -> No
 
 
 def warn_of_coverage(method: Method, evidence: Evidence) -> Coverage | None:
-    """Warn where rules found nothing to act on, or operations that they do not cover; return what
-    they did."""
+    """Warn if a method's rules found nothing to act on, or met operations that they do not cover.
+
+    Returns which operations were covered, for `Attribution.coverage`; None for methods without
+    rules.
+    """
     coverages: dict[type, Coverage] = {}
     for need in method.needs:
         if isinstance(need, (RelevanceCoverage, RuleCoverage, Uninspected)):
@@ -181,25 +193,29 @@ def warn_of_coverage(method: Method, evidence: Evidence) -> Coverage | None:
 
 
 def _listed(coverage: Coverage) -> str:
+    """The operations that were missed, as a warning names them: "2 x softmax, 1 x custom"."""
     return ", ".join(f"{count} x {kind}" for kind, count in coverage.missed.items())
 
 
 def image_names(wrong: torch.Tensor) -> str:
-    """The images of a batch for which this ``(N,)`` is true, as messages call them; empty without
-    any."""
+    """The names of the images of a batch for which ``wrong`` ``(N,)`` is true, as messages call
+    them; empty without any."""
     return ", ".join(map(image_name, wrong.nonzero().flatten().tolist()))
 
 
 def not_finite(attribution: Attribution, largest: Sequence[float]) -> ModelError:
-    """What is raised where values of an explained input are not finite, by their largest
-    magnitudes."""
+    """The error to raise for an attribution that holds NaN or infinity.
+
+    ``largest`` has the largest magnitude of each image, of all parts one after the other; at least
+    one is not finite.
+    """
     parts = list(attribution.parts.values()) or [attribution]
     wrong = next(place for place, value in enumerate(largest) if not math.isfinite(value))
     part = parts[wrong * len(parts) // len(largest)]
-    where = "" if part.layer is None else f" at layer {part.layer}"
+    at_layer = "" if part.layer is None else f" at layer {part.layer}"
     return ModelError(
         f"model must have finite activations and gradients, but {part.method} found NaN or "
-        f"infinity{where}; look for a root, logarithm or division at zero, or overflow in half "
+        f"infinity{at_layer}; look for a root, logarithm or division at zero, or overflow in half "
         "precision"
     )
 
@@ -207,9 +223,12 @@ def not_finite(attribution: Attribution, largest: Sequence[float]) -> ModelError
 def to_be_read(
     method: Method, attribution: Attribution, evidence: Sequence[Evidence], *, warns: bool
 ) -> dict[str, torch.Tensor]:
-    """What is read of a result to look at it: under "largest", the largest magnitude of each image
-    ``(P * N,)``, for each explained input; and, if it ``warns``, which images ``(N,)`` to warn of,
-    by the reason.
+    """The tensors whose numbers tell whether an attribution is right, to be read from the device
+    together with others.
+
+    Under "largest", the largest magnitude of each image ``(P * N,)``, for each of P explained
+    inputs. If it ``warns``, also truth values ``(N,)`` of the images to warn of, by the reason;
+    `warn_of_result` knows these keys.
     """
     largest = []
     for part in attribution.parts.values() or [attribution]:
@@ -221,11 +240,11 @@ def to_be_read(
     score = attribution.score
     if method.by_score:
         tensors["negative"] = (score < 0) & attribution.values.flatten(1).any(1)
-    few = isinstance(method, IntegratedGradients) and method.steps < _POINTS
+    has_few_points = isinstance(method, IntegratedGradients) and method.steps < _POINTS
     adds_up = isinstance(method, (DeepLIFT, DeepLIFTSHAP, IntegratedGradients))
-    if adds_up and attribution.delta is not None and not few:
-        whole: Any = method.expected_sum(evidence[0])
-        tensors["missed"] = _misses(method, attribution, whole.abs())
+    if adds_up and attribution.delta is not None and not has_few_points:
+        expected_sum: Any = method.expected_sum(evidence[0])
+        tensors["missed"] = _misses(method, attribution, expected_sum.abs())
     if attribution.coverage is not None and "stabiliser" in attribution.coverage.taken:
         share = attribution.coverage.taken["stabiliser"].abs() / score.abs()
         tensors["stabiliser"] = share > _STABILISED
@@ -240,11 +259,12 @@ def warn_of_result(
     evidence: Sequence[Evidence],
     follows_gradient: Callable[[], bool],
 ) -> None:
-    """Warn of images whose values mean something else than one expects: of one input, from its
-    layers' evidence.
+    """Warn of images whose values mean something else than one expects, such as a map that is zero
+    everywhere.
 
-    ``largest`` has the largest magnitude of each image, and ``doubtful`` which images to warn of,
-    by the reason, if there are any. ``follows_gradient`` runs the model, to see whether its
+    ``largest`` has the largest magnitude of each image, and ``doubtful`` truth values ``(N,)`` by
+    the reason, from `to_be_read`, of reasons that hold for an image. ``evidence`` is that on the
+    first explained input, of each layer. ``follows_gradient`` runs the model, to see whether its
     gradient is the derivative of the score.
     """
     name = attribution.method
@@ -258,8 +278,10 @@ def warn_of_result(
             "gradcam"
         )
     if "missed" in doubtful:
-        whole: Any = method.expected_sum(evidence[0])
-        _warn_of_missed(method, attribution, doubtful["missed"], whole.abs(), follows_gradient)
+        expected_sum: Any = method.expected_sum(evidence[0])
+        _warn_of_missed(
+            method, attribution, doubtful["missed"], expected_sum.abs(), follows_gradient
+        )
     if attribution.rounding is not None and attribution.rounding > _ROUNDED:
         warn(f"{name} has {attribution.rounded}; use precision='full'")
     taken = {} if attribution.coverage is None else attribution.coverage.taken
@@ -277,9 +299,11 @@ def warn_of_result(
             continue
         negative_score = method.by_score and bool(score[image] < 0)
         if attribution.sets is not None:
-            same = attribution.options.get("becomes") is None
+            asks_for_same = attribution.options.get("becomes") is None
             answer = (
-                "the answer is the same" if same else "the answer is not the other class either"
+                "the answer is the same"
+                if asks_for_same
+                else "the answer is not the other class either"
             )
             where = ", an earlier layer" if attribution.options.get("of_layer") else ""
             reason = (
@@ -297,13 +321,14 @@ def warn_of_result(
 
 
 def _misses(method: Method, attribution: Attribution, whole: torch.Tensor) -> torch.Tensor:
-    """For which images the values do not add up to ``whole``."""
+    """Truth values ``(N,)``: for which images the values do not add up to ``whole``, up to a share
+    and to rounding."""
     assert attribution.delta is not None
-    off = attribution.delta.abs()
+    missed = attribution.delta.abs()
     parts = [part.values for part in attribution.parts.values()] or [attribution.values]
     sizes = sum((part.abs().flatten(1).sum(1) for part in parts), attribution.score.abs())
     share = _MISSED_BY_POINTS if isinstance(method, IntegratedGradients) else _MISSED
-    return off > torch.maximum(share * whole, _ROUNDING * torch.finfo(off.dtype).eps * sizes)
+    return missed > torch.maximum(share * whole, _ROUNDING * torch.finfo(missed.dtype).eps * sizes)
 
 
 def _warn_of_missed(
@@ -313,26 +338,28 @@ def _warn_of_missed(
     whole: torch.Tensor,
     follows_gradient: Callable[[], bool],
 ) -> None:
-    """Warn of images whose values do not add up to the difference of the scores, ``whole``.
+    """Warn of images whose values do not add up to the difference of the scores, ``whole``
+    ``(N,)``.
 
-    A path of few points misses it too; that is told by ``delta`` alone.
+    If the gradient is the derivative of the score, a path of few points misses the sum by itself:
+    then nothing is said, and ``delta`` alone tells it.
     """
     assert attribution.delta is not None
-    off = attribution.delta.abs()
+    missed = attribution.delta.abs()
     follows = follows_gradient()
     if follows and isinstance(method, IntegratedGradients):
         return
-    worst = int(torch.where(wrong, off, -1).argmax())
-    by = (
-        f"by up to {float(off[worst]):.2g} of {float(whole[worst]):.2g} for image "
+    worst = int(torch.where(wrong, missed, -1).argmax())
+    amount = (
+        f"by up to {float(missed[worst]):.2g} of {float(whole[worst]):.2g} for image "
         f"{image_names(wrong)}"
     )
-    why = (
+    reason = (
         "operations without a rule take it, or rounding errors; try double precision or "
         "integratedgradients"
     )
     if not follows:
-        why = (
+        reason = (
             "the model's backward is not the derivative of its score; take occlusion or kernelshap"
         )
-    warn(f"{attribution.method} misses the difference of the scores {by}: {why}")
+    warn(f"{attribution.method} misses the difference of the scores {amount}: {reason}")

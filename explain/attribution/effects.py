@@ -50,9 +50,13 @@ class Effects:
     photo: torch.Tensor | None = field(default=None, repr=False)
 
     def rows(self) -> list[dict[str, Any]]:
-        """A dictionary for each patch: layer, unit, effect, estimate, and the share of the
-        difference of the scores."""
-        whole = self.clean - self.corrupted
+        """The effects as a table: a dictionary for each patch with its layer, unit, effect,
+        estimate and share.
+
+        The share is that of the difference of both scores; None if they are equal. ``unit`` is None
+        for whole layers. The keys are also those of `to_dict`.
+        """
+        difference = self.clean - self.corrupted
         rows = []
         for layer, effects in self.by_layer.items():
             estimates = self.estimates[layer].tolist()
@@ -63,15 +67,15 @@ class Effects:
                         "unit": None if self.at == "layers" else unit,
                         "effect": effect,
                         "estimate": estimates[unit],
-                        "share": effect / whole if whole else None,
+                        "share": effect / difference if difference else None,
                     }
                 )
         return rows
 
     @cached_property
     def correlation(self) -> float:
-        """The correlation of the effects with their estimates; NaN where one of them is the same
-        everywhere."""
+        """The correlation of the measured effects with their estimates; NaN if all of one of them
+        are equal."""
         effects = torch.cat(list(self.by_layer.values())).double()
         estimates = torch.cat(list(self.estimates.values())).double()
         if len(effects) < 2:
@@ -79,7 +83,7 @@ class Effects:
         return float(torch.corrcoef(torch.stack([effects, estimates]))[0, 1])
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it in plain values."""
+        """The effects in plain values for JSON: scores, target, correlation and the rows."""
         return {
             "at": self.at,
             "target": self.target,
@@ -90,6 +94,7 @@ class Effects:
         }
 
     def __str__(self) -> str:
+        """The effects as a table of text, for layers in their order, else the largest first."""
         rows = self.rows()
         if self.at != "layers":
             rows = sorted(rows, key=lambda row: -abs(row["effect"]))[:SHOWN]
@@ -108,14 +113,14 @@ class Effects:
         return "\n".join(lines)
 
     def figure(self) -> "Figure":
-        """Return a matplotlib figure: bars for layers, a grid of layers by units, or maps on the
-        photo."""
+        """Return a matplotlib figure of the effects: bars for layers, a grid of layers by units, or
+        maps on the photo."""
         if self.at == "layers":
             return self._bars()
         return self._maps() if self.grid else self._table()
 
     def _bars(self) -> "Figure":
-        """A bar for each layer."""
+        """The figure for patched layers: a bar for each layer's effect."""
         figure = self._empty(6.4, 0.8 + 0.28 * len(self.by_layer))
         axes = figure.subplots()
         axes.barh(
@@ -130,7 +135,8 @@ class Effects:
         return figure
 
     def _maps(self) -> "Figure":
-        """A map for each layer, whose units are places of the photo, on the photo."""
+        """The figure for units that are places of the photo: a map of the effects for each layer,
+        on the photo."""
         from matplotlib.cm import ScalarMappable
         from matplotlib.colors import Normalize
 
@@ -140,8 +146,8 @@ class Effects:
         figure.subplots(
             rows, columns, squeeze=False, subplot_kw={"frame_on": False, "xticks": [], "yticks": []}
         )
-        for axes, (layer, of_units) in zip(figure.axes, self.by_layer.items(), strict=False):
-            effects = of_units.reshape(self.grid[layer]).numpy()
+        for axes, (layer, unit_effects) in zip(figure.axes, self.by_layer.items(), strict=False):
+            effects = unit_effects.reshape(self.grid[layer]).numpy()
             height, width = effects.shape if self.photo is None else self.photo.shape
             extent = (0, width, height, 0)
             opacity = None
@@ -156,7 +162,7 @@ class Effects:
         return figure
 
     def _table(self) -> "Figure":
-        """A row of coloured cells for each layer, one for each unit."""
+        """The figure for other units: a row of coloured cells for each layer, one for each unit."""
         from matplotlib.ticker import MaxNLocator
 
         table = pad_sequence(list(self.by_layer.values()), batch_first=True, padding_value=math.nan)
@@ -171,22 +177,26 @@ class Effects:
 
     @property
     def _largest(self) -> float:
+        """The largest magnitude of an effect, which the colours end at; 1 if all are zero."""
         return max(float(effects.abs().max()) for effects in self.by_layer.values()) or 1.0
 
     @property
     def _colors(self) -> dict[str, Any]:
+        """The arguments of ``imshow`` for effects: one colour scale for all layers, with zero in
+        its middle."""
         return {"cmap": SIGNED, "vmin": -self._largest, "vmax": self._largest}
 
     def picture(self) -> Image.Image:
-        """The figure as a picture."""
+        """The figure of the effects as a picture."""
         return as_picture(self.figure())
 
     def _empty(self, width: float, height: float) -> "Figure":
+        """An empty figure of this size in inches, with the alternative text."""
         return empty((width, height), self.alternative, DOTS)
 
     @property
     def alternative(self) -> str:
-        """The alternative text of the figure."""
+        """The alternative text of the figure, for people who do not see it."""
         return f"effects of patches by {self.at} on {self.target}"
 
     def _repr_html_(self) -> str:

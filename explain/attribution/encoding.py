@@ -35,6 +35,8 @@ def name_of_callable(function: Any) -> str:
     """Return a function's name, or how a callable object shows itself, on one line and without its
     address.
 
+    Records keep this text, so it must be the same in another process.
+
     >>> name_of_callable(len), name_of_callable(slice(1))
     ('len', 'slice(None, 1, None)')
     """
@@ -43,7 +45,10 @@ def name_of_callable(function: Any) -> str:
 
 
 def encode(value: Any) -> Any:
-    """Write an option, method or target in plain values.
+    """Write an option, method, target or intervention in values of JSON, for a record.
+
+    Anything that is not of this package becomes ``{"unknown": ...}``. Files that were saved hold
+    the tags; `_decode` reads them back.
 
     >>> from explain.methods import Augmented, GradCAM
     >>> encode(Augmented(GradCAM(), scales=(1.0, 0.9)))["options"]["scales"]
@@ -72,28 +77,35 @@ def encode(value: Any) -> Any:
 
 
 def encode_fields(value: Any) -> dict[str, Any]:
-    """Write the fields that a dataclass is made with."""
+    """Write the fields that a dataclass is made with, by name, as `encode` writes values.
+
+    Fields that are neither compared nor shown, such as caches, are left out.
+    """
     return {
-        f.name: encode(getattr(value, f.name))
-        for f in fields(value)
-        if f.init and (f.compare or f.repr)
+        option.name: encode(getattr(value, option.name))
+        for option in fields(value)
+        if option.init and (option.compare or option.repr)
     }
 
 
 def encode_target(target: Target) -> Any:
-    """Write a target that is more than a class; None for a class, which needs nothing more."""
+    """Write a target for a record if it is more than a class; None for a class, which the record's
+    ``target`` has."""
     return None if isinstance(target, (ClassTarget, TopClass)) else encode(target)
 
 
 def class_name(value: Any) -> str | None:
-    """The name of a method's or target's class in this package, or None for any other value."""
+    """The name of the class of a method, target, baseline or intervention of this package; None for
+    any other value."""
     # a Difference is a sum, and made in another way
     kind = Sum if isinstance(value, Sum) else type(value)
     return kind.__name__ if _classes().get(kind.__name__) is kind else None
 
 
 def decode(value: Any) -> Any:
-    """Read what `encode` has written.
+    """Read what `encode` has written: options, methods, targets or interventions from a record.
+
+    Nothing that is named is imported or run, so records of strangers are safe to read.
 
     Raises:
         RecordError: it holds something of the caller's own, or something that is never written.
@@ -113,7 +125,8 @@ def decode(value: Any) -> Any:
 
 
 def _decode(value: Any) -> Any:
-    """Read an encoded value; `decode` turns the errors of damaged ones into one line."""
+    """Read an encoded value of a record; `decode` turns the errors of damaged ones into one
+    line."""
     match value:
         case list():
             return [_decode(item) for item in value]
@@ -137,7 +150,7 @@ def _decode(value: Any) -> Any:
 
 
 def make(kind: type, options: Mapping[str, Any]) -> Any:
-    """Make a method or target with options as a record has them.
+    """Make a method, target or other object of class ``kind`` with the encoded options of a record.
 
     Raises:
         RecordError: its class has no such options, or refuses them.
@@ -152,8 +165,8 @@ def make(kind: type, options: Mapping[str, Any]) -> Any:
 
 
 def method_of(name: str, options: Mapping[str, Any]) -> Method:
-    """Make a method again by its name and encoded options; one of the caller's own must be
-    registered.
+    """Make a method again from its name and encoded options in a record; one of the caller's own
+    must be registered.
 
     Raises:
         RecordError: it is unknown here, or was made with something that no record can hold.
@@ -170,7 +183,8 @@ def method_of(name: str, options: Mapping[str, Any]) -> Method:
 
 
 def unknown(value: Any) -> list[str]:
-    """The names of the caller's own objects in an encoded value."""
+    """The names of the caller's own objects in an encoded value, which a record cannot make
+    again."""
     return [
         mapping["unknown"]
         for mapping in _mappings(value)
@@ -179,12 +193,12 @@ def unknown(value: Any) -> list[str]:
 
 
 def has_tensor(value: Any) -> bool:
-    """Whether an encoded value holds a tensor."""
+    """Whether an encoded value of a record holds a tensor."""
     return any("tensor" in mapping for mapping in _mappings(value))
 
 
 def _mappings(value: Any) -> Iterator[Mapping[str, Any]]:
-    """Every mapping in an encoded value, however deep, in their order."""
+    """Every mapping in an encoded value, however deep, in the order in which they are written."""
     waiting = [value]
     while waiting:
         item = waiting.pop()
@@ -197,8 +211,11 @@ def _mappings(value: Any) -> Iterator[Mapping[str, Any]]:
 
 @cache
 def _classes() -> dict[str, type]:
-    """The methods, targets, baselines and interventions of this package, and their parts, by their
-    classes' names."""
+    """The classes that records may name: methods, targets, baselines and interventions of this
+    package, and their parts.
+
+    Public dataclasses of these modules, by their names; only these are ever made by `decode`.
+    """
     modules = [interventions]
     for room in (methods, targets, baselines):
         modules += [
@@ -216,7 +233,8 @@ def _classes() -> dict[str, type]:
 
 
 def _encode_tensor(tensor: torch.Tensor) -> dict[str, Any]:
-    """Write a tensor of any type and shape: its bytes as text, unless it is too large."""
+    """Write a tensor of any type and shape for a record: its bytes as base64; unknown if it is too
+    large."""
     # no record that holds it would be read again
     if tensor.numel() * tensor.element_size() > LARGEST:
         return {"unknown": f"a tensor of shape {tuple(tensor.shape)}"}
@@ -231,8 +249,8 @@ def _encode_tensor(tensor: torch.Tensor) -> dict[str, Any]:
 
 
 def _decode_tensor(text: str, dtype: str, shape: list[int]) -> torch.Tensor:
-    """Read what `_encode_tensor` has written; a ``ValueError`` or ``RuntimeError`` where it is
-    damaged."""
+    """Read a tensor that `_encode_tensor` has written; a ``ValueError`` or ``RuntimeError`` if it
+    is damaged."""
     kind = getattr(torch, dtype, None)
     if not isinstance(kind, torch.dtype):
         raise ValueError

@@ -35,7 +35,8 @@ class Lens:
     categories: Sequence[str] | None = field(default=None, repr=False)
 
     def rows(self) -> list[dict[str, Any]]:
-        """A dictionary for each block and image: layer, image, the top class and its score."""
+        """The top class after each block: a dictionary for each block and image with layer, image,
+        target and score."""
         rows = []
         for layer, scores in zip(self.layers, self.scores, strict=True):
             for image, of_image in enumerate(scores):
@@ -126,21 +127,26 @@ def lens(
 
 
 def _read(model: nn.Module, inputs: Inputs, last: str, values: torch.Tensor) -> torch.Tensor:
-    """The class scores where the last block gives these values ``(b, ...)``, of as many images or
-    of more."""
+    """The class scores ``(b, K)`` of the network if its last block gives these ``values`` ``(b,
+    ...)``.
+
+    ``b`` may be more than the images of ``inputs``: what follows the last block then takes a larger
+    batch.
+    """
     with HookGroup(model) as group:
         group.forward(last, lambda module, args, output: replace_first(output, values.clone()))
         return find_logits(inputs.call(model), len(values)).cpu()
 
 
 def _read_tokens(model: nn.Module, inputs: Inputs, last: str, values: torch.Tensor) -> torch.Tensor:
-    """The class scores ``(N, T, K)`` of each token alone, which is put in all places.
+    """The class scores ``(N, T, K)`` that follow from each token of a block alone, put in the place
+    of all tokens.
 
     Only what follows the last block runs for each token.
     """
     scores = []
-    for number, tokens in enumerate(values):
-        image = inputs.rows(torch.tensor([number]))
-        everywhere = tokens[:, None].expand(-1, len(tokens), -1)
-        scores.append(_read(model, image, last, everywhere))
+    for image_number, tokens in enumerate(values):
+        image = inputs.rows(torch.tensor([image_number]))
+        repeated_tokens = tokens[:, None].expand(-1, len(tokens), -1)
+        scores.append(_read(model, image, last, repeated_tokens))
     return torch.stack(scores)

@@ -54,12 +54,14 @@ class Part(CheckedFields):
     below: ClassVar[Mapping[str, float]] = {"input_size": SIDE, "size": SIDE}
 
     def __init_subclass__(cls) -> None:
+        """Let fields of this part's type be read from objects of JSON when a record is loaded."""
         super().__init_subclass__()
         register_reader(cls, "an object", cls.read)
 
     @classmethod
     def read(cls, value: Any) -> Any:
-        """Make the part of an object of JSON; any other value is returned, for the field to refuse.
+        """Make a part of a record from an object of JSON; any other value is returned, for the
+        field's check to refuse.
 
         Raises:
             RecordError: it lacks a field, or has one that is of another type.
@@ -76,7 +78,7 @@ class Part(CheckedFields):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the part in values of JSON."""
+        """Return the part of a record in values of JSON, as it is written to files."""
         plain: dict[str, Any] = json.loads(json.dumps(self, default=vars))
         return plain
 
@@ -127,7 +129,7 @@ class RecordedValues(Part):
     format: Literal["npy", "npz"] = "npy"
 
     def are(self, values: np.ndarray[Any, Any]) -> bool:
-        """Whether an array has the recorded shape and digest."""
+        """Whether an array has the shape and digest that the record has of its values."""
         return {"shape": list(self.shape), "sha256": self.sha256} == shape_and_digest(values)
 
 
@@ -197,7 +199,8 @@ class ModelOrigin:
     hooks: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """The part of a record that says how to make the explainer again."""
+        """The part of a record that says how to make the explainer again; the keys are those of
+        `RecordedExplainer`."""
         arguments = {name: encode(value) for name, value in self.arguments.items()}
         return {
             "arguments": arguments,
@@ -207,17 +210,21 @@ class ModelOrigin:
 
 
 def sha256_of(content: bytes) -> str:
-    """Return the SHA-256 of some bytes, in the form that records use."""
+    """Return the SHA-256 of some bytes as hexadecimal digits, the form that records use."""
     return hashlib.sha256(content).hexdigest()
 
 
 def shape_and_digest(values: np.ndarray[Any, Any]) -> dict[str, Any]:
-    """The shape and digest of an array, as records have them."""
+    """The shape and SHA-256 of an array, as records have them; the bytes are those in memory."""
     return {"shape": list(values.shape), "sha256": sha256_of(values.tobytes())}
 
 
 def versions() -> dict[str, str]:
-    """The versions of the packages that every explanation uses."""
+    """The versions of explain, Python and the packages that every explanation uses, by name, for
+    records.
+
+    Records of runs compare them, so names stay. Torchvision is there only if it was imported.
+    """
     modules = {
         "numpy": np,
         "pillow": PIL,
@@ -236,7 +243,12 @@ def origin_of(
     seen: Box,
     input_size: tuple[int, ...],
 ) -> dict[str, Any]:
-    """The photo, the model and the packages behind a result: the fields that all records have."""
+    """The fields that all records have: the photo, the model and the package versions behind a
+    result.
+
+    ``seen`` is the box of the photo that the model saw, ``input_size`` that of the model's input in
+    pixels. The keys are those of `Record`.
+    """
     return {
         "format": FORMAT,
         "image": {"path": source, "size": list(photo.size), "sha256": sha256_of(photo.tobytes())},
@@ -257,11 +269,16 @@ NUMBERS = ("score", "delta", "neutral")
 
 
 def results_of(attribution: result.Attribution) -> dict[str, Any]:
-    """What a record says of a map: the method, where it looked, and what came of it."""
+    """The fields of a record that say what came of a map: the method, where it looked, its target,
+    score and digest.
+
+    A method that stopped early is recorded with the samples that it ran, so that the record makes
+    the same map again. The keys are those of `Record`; files that were saved keep them.
+    """
     options = dict(attribution.options)
     if attribution.stopped:  # those that make as many runs as there were
-        ran = {"samples": attribution.samples, "max_seconds": None}
-        options |= {name: value for name, value in ran.items() if name in options}
+        options_of_run = {"samples": attribution.samples, "max_seconds": None}
+        options |= {name: value for name, value in options_of_run.items() if name in options}
     estimate = None
     if attribution.samples is not None:  # the largest error is over the largest value
         estimate = {
@@ -288,5 +305,6 @@ def results_of(attribution: result.Attribution) -> dict[str, Any]:
 
 
 def number_of(tensor: torch.Tensor | None) -> float | None:
-    """The number of the first image; None for none, and for one that is not finite."""
+    """The number of the first image in a tensor ``(N,)``; None for no tensor, and for NaN or
+    infinity."""
     return None if tensor is None else finite_or_none(float(tensor[0]))

@@ -42,12 +42,12 @@ class Selection:
 
     @property
     def costly(self) -> dict[str, float]:
-        """The methods that were left out on account of their cost."""
+        """The methods that fit but were left out for their cost, with their numbers of passes."""
         return {name: cost for name, cost in self.costs.items() if name not in self.methods}
 
     @property
     def notes(self) -> list[str]:
-        """In words, which methods were left out, and why."""
+        """The sentences that tell a user which methods were left out of "all", and why."""
         notes = []
         if self.unfit:
             names = ", ".join(self.unfit)
@@ -76,6 +76,9 @@ def select(
     """Choose methods for a network and a target: "all" that take fewer than 200 passes, or
     "everything".
 
+    For the command line, the app and runs. Methods that are made for certain networks are tried out
+    on ``x``.
+
     >>> model = nn.Sequential(
     ...     nn.Conv2d(3, 400, 3),
     ...     nn.ReLU(),
@@ -99,14 +102,14 @@ def select(
 
 
 def _selected(request: Request, group: str) -> Selection:
-    """The selection of a group, by a request for all methods."""
-    fit = _fit(request)
+    """Choose the methods of a group from a request for all methods, with the cost of each."""
+    fitting = _fit(request)
     costs = {}
-    for name in fit:
-        alone = _alone(request, get_method(name))
-        costs[name] = alone.cost(replace(alone.plan(), images=1))
-    chosen = tuple(name for name in fit if group == "everything" or costs[name] < MANY)
-    return Selection(chosen, costs, tuple(name for name in list_methods() if name not in fit))
+    for name in fitting:
+        single_request = _alone(request, get_method(name))
+        costs[name] = single_request.cost(replace(single_request.plan(), images=1))
+    chosen = tuple(name for name in fitting if group == "everything" or costs[name] < MANY)
+    return Selection(chosen, costs, tuple(name for name in list_methods() if name not in fitting))
 
 
 def requested(
@@ -118,18 +121,23 @@ def requested(
     top_k: int | None,
     **options: Unpack[AttributeOptions],
 ) -> Request:
-    """The request of a call of `attribute`, with the methods of a group for its name."""
+    """Read the arguments of a call of `attribute` or `plan` into a `Request`; a group's name
+    becomes its methods.
+
+    ``methods`` may be "all" or "everything"; the choice then runs the model once or more.
+    """
     settings = Settings(**options) if options else DEFAULTS
-    wanted = as_targets(target, targets, top_k, settings.categories)
+    all_targets = as_targets(target, targets, top_k, settings.categories)
     if isinstance(methods, str) and methods in GROUPS:
-        how = Settings(layer=settings.layer, layout=settings.layout)
-        all_methods = Request.of(model, x, list_methods(), wanted[:1], how)
+        layer_settings = Settings(layer=settings.layer, layout=settings.layout)
+        all_methods = Request.of(model, x, list_methods(), all_targets[:1], layer_settings)
         methods = _selected(all_methods, methods).methods
-    return Request.of(model, x, methods, wanted, settings)
+    return Request.of(model, x, methods, all_targets, settings)
 
 
 def _fit(request: Request) -> list[str]:
-    """The names of the methods that fit the network and the target of a request for all of them."""
+    """The names of the methods that fit the network and the target of a request for all methods, in
+    its order."""
     try:
         has_maps = bool(request.layers) or bool(default_layer(request.model, request.inputs))
     except LayerError:
@@ -142,7 +150,8 @@ def _fit(request: Request) -> list[str]:
 
 
 def _fits(request: Request, method: Method) -> bool:
-    """Whether a method fits; one that is for certain networks or targets is tried out."""
+    """Whether a method fits the network and target of a request; one that is for certain networks
+    is tried out."""
     is_closed = any(need.looks_inside for need in method.needs) and unwrap.scripted(request.model)
     if is_closed or not can_be_stitched(method, request.model):
         return False
@@ -158,7 +167,8 @@ def _fits(request: Request, method: Method) -> bool:
 
 
 def _alone(request: Request, method: Method) -> Request:
-    """The request for one method and the first target, with the settings of a plain call."""
+    """The request for one method and the first target alone, with the settings of a plain call, to
+    try or cost it."""
     settings = Settings(layer=request.settings.layer)
     return replace(
         request, methods={method.name: method}, targets=request.targets[:1], settings=settings

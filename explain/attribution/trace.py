@@ -46,6 +46,8 @@ class _Patches(Perturbation):
     words = "the photo with one part patched"
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
+        """One row for each patch, all copies of the corrupted photo; the hooks of the places then
+        patch them."""
         x = evidence.inputs
 
         def build(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
@@ -78,10 +80,14 @@ class _Site:
         return self.first + len(self.masks)
 
     def hook(self, patches: _Patches) -> Callable[[nn.Module, Any, Any], Any]:
-        """A forward hook that patches the rows ``(b, ...)`` whose numbers ``(<= b,)`` are of this
-        place."""
+        """Return the forward hook of a patched place: in rows that are patches of this place, a
+        unit gets its clean values.
 
-        def patch(module: nn.Module, args: Any, output: Any) -> Any:
+        The engine runs rows ``(b, ...)`` of which `_Patches` has the numbers; a batch may be
+        smaller in a probe. Rows that patch another place stay.
+        """
+
+        def put_clean_values(module: nn.Module, args: Any, output: Any) -> Any:
             tensor = first_tensor(output)
             if tensor is None:
                 return None
@@ -94,7 +100,7 @@ class _Site:
             patched[rows] = torch.where(self.masks[units[rows]], self.clean, values[rows])
             return replace_first(output, patched.movedim(0, self.of_images))
 
-        return patch
+        return put_clean_values
 
 
 @keywords()
@@ -195,7 +201,7 @@ def trace(
 
 
 def _in_grey(x: torch.Tensor) -> torch.Tensor:
-    """The photo ``(H, W)`` from 0 to 1."""
+    """The clean photo in grey for the figure, ``(H, W)`` from 0 to 1."""
     grey = x[0].detach().float().mean(0).cpu()
     return (grey - grey.amin()) / (grey.amax() - grey.amin()).clamp(min=1e-12)
 
@@ -213,7 +219,11 @@ class _SiteFinder:
     named: bool
 
     def __call__(self, names: Sequence[str]) -> list[_Site]:
-        """The sites of these layers, whose patches are numbered one after the other."""
+        """The places to be patched in these layers, with their patches numbered one after the
+        other.
+
+        Layers without such units are left out, unless the caller named them.
+        """
         sites: list[_Site] = []
         for name in names:
             try:
@@ -227,7 +237,12 @@ class _SiteFinder:
         return sites
 
     def _site(self, name: str, first: int) -> _Site | None:
-        """The site of a layer, if the network computes it; frames beside each other are none."""
+        """The place to be patched in a layer, its patches numbered from ``first`` on; None if the
+        network does not use it.
+
+        Also None for a layer that has frames of a video as rows of its own. With the estimates of
+        attribution patching: the change of values times the gradient, summed over each unit.
+        """
         record = self.clean.of(name)
         corrupted = self.corrupted.of(name)
         if record is None or corrupted is None:
@@ -243,23 +258,27 @@ class _SiteFinder:
                 raise LayerError(must)
             return None
         grid = grids_of_photo(self.model, self.inputs)(name, shape[-2]) if len(shape) == 3 else None
-        of_images = 0 if grid is None else grid.of_images
-        clean = record.activation.movedim(of_images, 0)
+        image_dim = 0 if grid is None else grid.of_images
+        clean = record.activation.movedim(image_dim, 0)
         masks, cells = self._masks(name, clean)
         change = record.activation - corrupted.activation
         gradient = torch.zeros_like(change) if corrupted.gradient is None else corrupted.gradient
-        parts = (change * gradient).movedim(of_images, 0)[0]
-        estimates = torch.stack([(parts * mask).sum() for mask in masks]).cpu()
+        products = (change * gradient).movedim(image_dim, 0)[0]
+        estimates = torch.stack([(products * mask).sum() for mask in masks]).cpu()
         calls = sum(other.layer == record.layer for other in self.clean.records)
-        is_only = calls == 1 or place_of(name, self.model).call is not None
-        of_last = name if is_only else name_of_call(name, calls - 1, self.model)
-        return _Site(of_last, clean, masks, first, of_images, estimates, cells)
+        is_named_call = calls == 1 or place_of(name, self.model).call is not None
+        call_name = name if is_named_call else name_of_call(name, calls - 1, self.model)
+        return _Site(call_name, clean, masks, first, image_dim, estimates, cells)
 
     def _masks(
         self, name: str, values: torch.Tensor
     ) -> tuple[torch.Tensor, tuple[int, int] | None]:
-        """The masks ``(units, ...)`` of all units of a place, and the rows and columns that they
-        are laid out in."""
+        """The masks ``(units, ...)`` of all units of a layer, and the rows and columns if these are
+        places of the photo.
+
+        ``values`` are the layer's clean output with images in the first dimension; masks broadcast
+        to it.
+        """
         if self.at == "layers":
             return torch.ones([1] * values.ndim, dtype=torch.bool, device=values.device), None
         size = tuple(self.inputs.x.shape[2:])
@@ -296,7 +315,11 @@ class _SiteFinder:
 
 
 def _default(model: nn.Module, inputs: Inputs, at: At) -> list[str]:
-    """The layers that are traced by default."""
+    """The names of the layers that are traced by default, by the kind of unit.
+
+    For "layers", those are the parts of blocks: a block's own output is all that later blocks see,
+    so patching it would bring back the whole clean score.
+    """
     if at == "channels":
         return [default_layer(model, inputs)]
     if at == "heads":
@@ -308,13 +331,13 @@ def _default(model: nn.Module, inputs: Inputs, at: At) -> list[str]:
         return names
     # the output of a block is all that later ones see, unlike that of a branch inside it
     calls = [call for call in summary_of(model, inputs).calls if call.grid is not None]
-    several = {call.name for call in calls if call.number}
+    called_often = {call.name for call in calls if call.number}
     layers = []
     for name in names:
         children = [call for call in calls if call.name.rpartition(".")[0] == name]
         layers += children or [call for call in calls if call.name == name]
     return [
-        name_of_call(call.name, call.number, model) if call.name in several else call.name
+        name_of_call(call.name, call.number, model) if call.name in called_often else call.name
         for call in layers
     ]
 
@@ -326,8 +349,12 @@ def _is_innermost_attention(module: nn.Module) -> bool:
 
 
 def blocks(model: nn.Module, inputs: Inputs, *, include_top_level: bool = True) -> list[str]:
-    """The blocks of a network: the outermost modules in sequences and lists, and the top-level
-    modules around them."""
+    """The names of a network's blocks in the order of the pass: the outermost modules in sequences
+    and lists.
+
+    With ``include_top_level``, also the top-level modules around them. Only modules that give
+    feature maps count. For `trace` and `lens`.
+    """
     modules = dict(model.named_modules())
     called = [
         call.name for call in summary_of(model, inputs).calls if call.grid is not None and call.name
