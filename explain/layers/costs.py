@@ -25,16 +25,22 @@ def cost_after(model: nn.Module, inputs: Inputs, layers: Iterable[str]) -> dict[
     >>> cost_after(model, as_inputs(torch.zeros(1, 1, 2, 2)), ["0", "1"])  # of 8, 16 and 32
     {'0': 0.8571428571428571, '1': 0.5714285714285714}
     """
-    done = 0
+    multiplications = 0
     done_by_call: dict[CallKey, int] = {}
     for call in summary_of(model, inputs).calls:
         # what a module itself takes for one image, without those inside it
         weights = [p for p in submodule(model, call.name).parameters(recurse=False) if p.ndim > 1]
-        outputs = math.prod(call.shape[1:])
-        done += sum(p.numel() * max(1, outputs // max(1, p.shape[0])) for p in weights)
-        done_by_call[call.key] = done
+        output_count = math.prod(call.shape[1:])
+        multiplications += sum(
+            p.numel() * max(1, output_count // max(1, p.shape[0])) for p in weights
+        )
+        done_by_call[call.key] = multiplications
     shares = {}
     for layer in layers:
-        by_then = last_of_place(done_by_call, place_of(layer, model))
-        shares[layer] = 1.0 if by_then is None or not done else (done - by_then) / done
+        multiplications_until = last_of_place(done_by_call, place_of(layer, model))
+        shares[layer] = (
+            1.0
+            if multiplications_until is None or not multiplications
+            else (multiplications - multiplications_until) / multiplications
+        )
     return shares

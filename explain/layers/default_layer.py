@@ -43,15 +43,15 @@ def default_layer(
     """Name the layer to explain: the last feature map before pooling, or the tokens before the last
     attention.
 
-    It depends on what is explained, lies before the answer, has several channels, which a gate has
-    not, and reaches the score with a gradient that does not cancel over its places, as that of an
-    attention's logits does.
+    The layer depends on what is explained, lies before the answer, and has several channels, which
+    a gate has not. It reaches the score with a gradient that does not cancel over its places, as
+    that of an attention's logits does.
 
-    It is found by running the model on one image, and kept as long as the model has the same
-    modules and inputs of the same size. A network that gives boxes or maps, or several tensors,
-    instead of a row of scores has heads for many
-    answers: there, and elsewhere with ``refresh``, what ``score`` depends on is computed each time,
-    except that all classes (``of_class``) of a network that gives their scores share a layer.
+    The model is run on one image to find it, and the choice is kept as long as the model has the
+    same modules and inputs of the same size. A network that gives boxes or maps, or several
+    tensors, instead of a row of scores has heads for many answers: there, and elsewhere with
+    ``refresh``, what ``score`` depends on is computed each time, except that all classes
+    (``of_class``) of a network that gives their scores share a layer.
 
     Raises:
         LayerError: no layer gives a spatial map.
@@ -63,10 +63,10 @@ def default_layer(
         )
     inputs = with_layout(model, inputs)
     if isinstance(model, Stitched):
-        of_window = default_layer(
+        segmenter_layer = default_layer(
             model.model, model.first(inputs), model.energy(inputs), refresh=refresh
         )
-        return f"model.{of_window}"
+        return f"model.{segmenter_layer}"
     summary = summary_of(model, inputs, with_graph=True)
     shared_by = _shared_with(summary, score, of_class, refresh)
     if shared_by in summary.chosen:
@@ -89,8 +89,10 @@ def stage_layers(
     of_class: bool = False,
     refresh: bool = False,
 ) -> list[str]:
-    """Name the last layer that counts at each of the ``count`` coarsest resolutions, the finest
-    first.
+    """Name a layer of each resolution for methods that fuse layers: the last that counts at each of
+    the ``count`` coarsest.
+
+    The finest comes first. Arguments are as for `default_layer`, which is taken if there is none.
 
     >>> import torch
     >>> model = nn.Sequential(
@@ -119,8 +121,8 @@ def stage_layers(
 def _shared_with(
     summary: ForwardSummary, score: Score | None, of_class: bool, refresh: bool
 ) -> str | None:
-    """Which scores a choice is made for, and kept with the summary; None where it is for this one
-    alone."""
+    """The name of the scores that share a choice of layer, as its key in the network's summary;
+    None if it is not kept."""
     if score is None or (summary.gives_scores and summary.outputs == 1 and not refresh):
         return ALL_SCORES
     return "all classes" if of_class and summary.gives_scores and not refresh else None
@@ -133,7 +135,11 @@ def _begin(
     score: Score | None,
     shared_by: str | None,
 ) -> LayerSearch:
-    """A search on the first image, or where it depends on the score, on all images."""
+    """Begin a search for the layer on the first image, or, if the choice is for one score, on all
+    images.
+
+    Takes the graph that the summary recorded, so the model need not run again.
+    """
     recorded = summary.chosen.pop(GRAPH, None)
     if shared_by == ALL_SCORES:
         return LayerSearch(
@@ -151,65 +157,75 @@ class _Candidate:
 
     @property
     def name(self) -> str:
-        """A module's last call rather than another, then the shortest path, then what returned
-        last."""
+        """The layer's name for this tensor, among the calls that returned it.
+
+        A module's last call comes first, then the shortest path, then what returned last.
+        """
         return min(
             reversed(self.calls), key=lambda call: (not call.last, call.name.count("."))
         ).label
 
     @property
     def grid(self) -> Grid | None:
+        """How the tensor covers the input; None if it is no map."""
         return self.calls[-1].grid
 
     @property
     def is_map(self) -> bool:
+        """Whether the tensor is laid out as a map, and not as tokens."""
         return self.grid is not None and self.grid.is_map
 
     @property
     def is_pooling(self) -> bool:
+        """Whether a pooling or upsampling returned the tensor."""
         return any(_POOLING.search(call.kind) for call in self.calls)
 
     @property
     def is_tokens(self) -> bool:
+        """Whether the tensor is a sequence of tokens that lie on the photo."""
         # What is pooled from tokens may have as many channels as there might be tokens.
         has_tokens = self.grid is not None and self.grid.layout in ("tokens", "tokens first")
         return has_tokens and not self.is_pooling
 
     @property
     def is_attention(self) -> bool:
+        """Whether an attention returned the tensor."""
         return any(_ATTENTION.match(call.kind) for call in self.calls)
 
     @property
     def is_gate(self) -> bool:
-        """Whether a map has one channel, which says how much of other maps passes, and not what is
-        there."""
+        """Whether the tensor is a map with one channel, which says how much of other maps passes,
+        and not what is there."""
         return self.grid is not None and self.calls[-1].shape[self.grid.of_channels] == 1
 
 
 def _candidates(summary: ForwardSummary) -> list[_Candidate]:
-    """The tensors that calls returned.
+    """The tensors of a pass that may be the layer to explain, in the order of the pass.
 
-    Left out are those that returned it again later, those inside an attention, where heads and
+    Left out are those that are returned again later, those inside an attention, where heads and
     weights resemble maps, and those that saw only other images than what is explained.
     """
     calls = [call for call in summary.calls if call.depends] or summary.calls
-    groups: list[list[ModuleCall]] = []
+    calls_by_tensor: list[list[ModuleCall]] = []
     for call in calls:
-        if call.passes_on and groups:
-            groups[-1].append(call)
+        if call.passes_on and calls_by_tensor:
+            calls_by_tensor[-1].append(call)
         else:
-            groups.append([call])
+            calls_by_tensor.append([call])
     attentions = tuple(f"{call.name}." for call in calls if _ATTENTION.match(call.kind))
     candidates: list[_Candidate] = []
-    for group in groups:
-        outside = [call for call in group if not call.name.startswith(attentions)]
-        if outside and not group[0].again:
-            candidates.append(_Candidate(len(candidates), outside))
+    for calls_of_tensor in calls_by_tensor:
+        calls_outside_attention = [
+            call for call in calls_of_tensor if not call.name.startswith(attentions)
+        ]
+        if calls_outside_attention and not calls_of_tensor[0].again:
+            candidates.append(_Candidate(len(candidates), calls_outside_attention))
     return candidates
 
 
 def _maps_as_the_input(search: LayerSearch, candidates: list[_Candidate]) -> list[_Candidate]:
-    """The maps that cover the input, not pooled, if there are any."""
+    """The candidates that are maps with the input's aspect ratio, not pooled; if there are none,
+    all maps."""
     size = tuple(search.inputs.x.shape[2:])
     maps = [candidate for candidate in candidates if candidate.is_map]
     covering = [
@@ -219,25 +235,30 @@ def _maps_as_the_input(search: LayerSearch, candidates: list[_Candidate]) -> lis
 
 
 def _before_attention(candidates: list[_Candidate]) -> list[_Candidate]:
-    """The tokens that are followed by an attention, since after the last attention only the class
-    token may count.
+    """The candidates that are tokens with an attention after them, since later ones may count by
+    the class token alone.
 
-    The output of an attention may be a padded window of a smaller map.
+    The output of an attention itself is left out: it may be a padded window of a smaller map.
     """
     tokens = [candidate for candidate in candidates if candidate.is_tokens]
     attentions = [candidate for candidate in candidates if candidate.is_attention]
     if not attentions:
         return tokens
-    last = attentions[-1].number
-    return [token for token in tokens if token.number < last and not token.is_attention]
+    last_attention = attentions[-1].number
+    return [token for token in tokens if token.number < last_attention and not token.is_attention]
 
 
 def _latest_first(candidates: Iterable[_Candidate]) -> list[_Candidate]:
+    """The candidates in the reverse order of the pass."""
     return sorted(candidates, key=lambda candidate: -candidate.number)
 
 
 def _last_of_each_size(search: LayerSearch, count: int) -> tuple[list[str], bool]:
-    """The layers of stages, and whether they would be the same for another image."""
+    """The layers of the stages for `stage_layers`, and whether they would be the same for another
+    image.
+
+    They are not certain where a layer's gradient is zero everywhere for this one.
+    """
     by_size: dict[Size, list[_Candidate]] = {}
     for candidate in _latest_first(_candidates(search.summary)):
         if candidate.grid is not None and not candidate.is_pooling:
@@ -262,11 +283,11 @@ def _last_of_each_size(search: LayerSearch, count: int) -> tuple[list[str], bool
 
 
 def _last_feature_map(search: LayerSearch) -> tuple[str, bool]:
-    """The last feature map that the scores depend on; for tokens, the last ones that are followed
-    by an attention.
+    """The last feature map that the scores depend on; for transformers, the last tokens with an
+    attention after them.
 
-    Also returns whether it would be the same for another image: a gradient that is zero everywhere
-    says nothing.
+    Also returns whether the layer would be the same for another image: a gradient that is zero
+    everywhere says nothing, and the choice is then not kept.
     """
     candidates = _candidates(search.summary)
     maps = _maps_as_the_input(search, candidates)
@@ -282,8 +303,8 @@ def _last_feature_map(search: LayerSearch) -> tuple[str, bool]:
     order.sort(key=lambda candidate: candidate.is_gate)
     names = list(dict.fromkeys(candidate.name for candidate in order))
     influences: dict[str, ScoreInfluence] = {}
-    for some in search.influences_in_turn(names):
-        influences |= some
+    for some_influences in search.influences_in_turn(names):
+        influences |= some_influences
         if any(influence.shows for influence in influences.values()):
             break
     layer = first_that_shows(names, influences)
@@ -291,7 +312,8 @@ def _last_feature_map(search: LayerSearch) -> tuple[str, bool]:
 
 
 def _map_of_one_answer(search: LayerSearch, score: Score) -> str:
-    """The last map, or tokens, that show where one of many answers comes from.
+    """The last map, or tokens, that show where one of many answers, such as a detected box, comes
+    from.
 
     The answers themselves show nothing: neither the map of classes that the network gives, nor a
     map of which the score reads one position. Nor does a head that slides over the maps of several
@@ -326,12 +348,12 @@ def _map_of_one_answer(search: LayerSearch, score: Score) -> str:
     }
     if not positions:
         raise _no_map(search.model, len(summary.calls))
-    of_cell = False
+    reads_few_numbers = False
 
     def noting_score(output: Any) -> Tensor:
-        nonlocal of_cell
+        nonlocal reads_few_numbers
         scores = score(output)
-        of_cell = numbers_read(scores, output) <= MAX_NUMBERS_OF_BOX * len(search.inputs)
+        reads_few_numbers = numbers_read(scores, output) <= MAX_NUMBERS_OF_BOX * len(search.inputs)
         return scores
 
     images = dict.fromkeys(positions, (0, 0))
@@ -339,16 +361,19 @@ def _map_of_one_answer(search: LayerSearch, score: Score) -> str:
     positions counts."""
     for influences in replace(search, score=noting_score).influences_in_turn([*positions]):
         for name, influence in influences.items():
-            several = sum(count > 1 for count in influence.positions)
-            images[name] = (several if influence.shows else 0, several)
+            many_positions = sum(count > 1 for count in influence.positions)
+            images[name] = (many_positions if influence.shows else 0, many_positions)
         if any(shown == len(search.inputs) for shown, _ in images.values()):
             break
     # the first of equals
-    return max(positions, key=lambda name: (*images[name], -positions[name] if of_cell else 0))
+    return max(
+        positions, key=lambda name: (*images[name], -positions[name] if reads_few_numbers else 0)
+    )
 
 
 def _no_map(model: nn.Module, calls: int) -> LayerError:
-    """The error where no layer gives a map, after so many calls."""
+    """The error for a model none of whose layers gives a map, after ``calls`` calls of modules were
+    seen."""
     hides_layers = any(
         isinstance(module, torch.jit.ScriptModule) or hasattr(module, "hidden_layers")
         for module in model.modules()

@@ -25,8 +25,8 @@ _said: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 def with_layout(model: nn.Module, x: InputsLike) -> Inputs:
-    """Return inputs that say where their channels are; of those with five dimensions, it is found
-    out.
+    """Return inputs that say where their channels are; of inputs with five dimensions, that is
+    found out.
 
     The channels are what the first convolution takes as channels. Where no convolution shows it,
     they are the dimension of one or three, or of as many as a configuration of Hugging Face says. A
@@ -60,22 +60,23 @@ def with_layout(model: nn.Module, x: InputsLike) -> Inputs:
 
 
 def _by_convolution(model: nn.Module, inputs: Inputs) -> InputLayout | None:
-    """The layout in which the first convolution takes the channels of one input as its channels, if
-    it shows it.
+    """The layout of inputs with five dimensions by what the first convolution takes as its
+    channels; None if unclear.
 
-    The gradient of one of its channels then lies in one channel of the input, and in all frames.
+    The gradient of one of the convolution's channels then lies in one channel of the input, and in
+    all frames.
     """
     inputs = inputs.first().detached()
     first, second = inputs.x.shape[1:3]
     source = inputs.x.clone().requires_grad_()
-    taken: list[tuple[int, bool, Tensor]] = []
+    first_calls: list[tuple[int, bool, Tensor]] = []
 
     def note(module: nn.Module, args: tuple[Tensor, ...]) -> None:
         x = args[0]
         is_map = isinstance(module, nn.Conv2d)
         dim = x.ndim - (3 if is_map else 4)
-        if not taken:
-            taken.append((x.shape[dim], is_map, x.select(dim, 0).sum()))
+        if not first_calls:
+            first_calls.append((x.shape[dim], is_map, x.select(dim, 0).sum()))
 
     convolutions = [
         name for name, m in hookable(model).items() if isinstance(m, (nn.Conv2d, nn.Conv3d))
@@ -85,45 +86,49 @@ def _by_convolution(model: nn.Module, inputs: Inputs) -> InputLayout | None:
             for name in convolutions:
                 group.forward_pre(name, note)
             inputs.replaced(source).call(model)
-        if not taken:
+        if not first_calls:
             return None
-        channels, is_map, total = taken[0]
+        channels, is_map, total = first_calls[0]
         (gradient,) = torch.autograd.grad(total, source)
     except Exception as error:  # what is wrong with the inputs is said where they are explained
         if came_by_signal(error):
             raise
         return None
     if channels == 1:
-        of_first = first == 1
-        of_second = second == 1
+        first_is_channels = first == 1
+        second_is_channels = second == 1
     elif is_map and channels == first * second and first > 1:
         return None  # frames and channels are its channels together
     else:
         reached = gradient[0].flatten(2).ne(0).any(2)
-        in_first = int(reached.any(1).sum())
-        in_second = int(reached.any(0).sum())
-        of_first = in_first == 1 and (in_second > 1 or second == 1)
-        of_second = in_second == 1 and (in_first > 1 or first == 1)
-    if of_first == of_second:
+        reached_in_first = int(reached.any(1).sum())
+        reached_in_second = int(reached.any(0).sum())
+        first_is_channels = reached_in_first == 1 and (reached_in_second > 1 or second == 1)
+        second_is_channels = reached_in_second == 1 and (reached_in_first > 1 or first == 1)
+    if first_is_channels == second_is_channels:
         return None
-    return "NCTHW" if of_first else "NTCHW"
+    return "NCTHW" if first_is_channels else "NTCHW"
 
 
 def _by_lengths(model: nn.Module, first: int, second: int) -> InputLayout:
-    """The layout that the lengths of the first two dimensions, and a configuration of Hugging Face,
-    speak for."""
+    """The likelier layout of inputs with five dimensions, by the lengths of their second and third
+    dimension.
+
+    A configuration of Hugging Face says how many channels there are; otherwise one or three are
+    usual.
+    """
     config = getattr(model, "config", None)
     config = getattr(config, "vision_config", config)
     channels = getattr(config, "num_channels", None)
-    usual = (channels,) if isinstance(channels, int) else COLOURS
-    if (first in usual) == (second in usual):
+    channel_counts = (channels,) if isinstance(channels, int) else COLOURS
+    if (first in channel_counts) == (second in channel_counts):
         return "NCTHW" if channels is None else "NTCHW"  # as all models of transformers take videos
-    return "NTCHW" if second in usual else "NCTHW"
+    return "NTCHW" if second in channel_counts else "NCTHW"
 
 
 def _warn_once(model: nn.Module, inputs: Inputs, layout: InputLayout, *, certain: bool) -> None:
-    """Warn once for a model that frames come first, or that this is as likely as what is
-    assumed."""
+    """Warn, once for each model, that frames come before channels, or that both are as likely and
+    which is assumed."""
     first, second = inputs.x.shape[1:3]
     doubtful = not certain and first in COLOURS and second in COLOURS and first * second > 1
     if model in _said or not (layout == "NTCHW" or doubtful):

@@ -35,6 +35,7 @@ class NetworkGrids(Grids):
     """
 
     def __init__(self, model: nn.Module, inputs: Inputs) -> None:
+        """Begin for these inputs; the network is run when a grid first needs it."""
         self._whole = model
         self._whole_inputs = inputs
         if isinstance(model, Stitched):
@@ -47,9 +48,12 @@ class NetworkGrids(Grids):
 
     @cached_property
     def _summary(self) -> ForwardSummary:
+        """The summary of the network's calls, in which what is found out is kept."""
         return summary_of(self._model, self._inputs)
 
     def of_layer(self, layer: str) -> Grid | None:
+        """The grid of a layer's output, as the summary has it; of several videos, with the order of
+        their folded frames."""
         call = self._call(layer)
         grid = None if call is None else call.grid
         if call is None or grid is None or not grid.folded or self.count == 1:
@@ -62,14 +66,19 @@ class NetworkGrids(Grids):
         return replace(grid, folded="by time") if call.key in chosen[FOLDED] else grid
 
     def doubt_about(self, layer: str) -> str:
+        """The layouts that a layer's output may have, in words, if it is unclear which; else
+        empty."""
         call = self._call(layer)
         return "" if call is None else call.doubt
 
     def of_tokens(self, length: int) -> Grid | None:
+        """The grid on which sequences of ``length`` tokens lie in this network, or None."""
         return self._places.of_tokens.get(length)
 
     @property
     def _places(self) -> Places:
+        """Where in the photo the network's values lie; found in one run, and kept in the
+        summary."""
         summary = self._summary
         if PLACES not in summary.chosen:
             inputs = self._inputs.first() if summary.alone else self._inputs
@@ -79,6 +88,8 @@ class NetworkGrids(Grids):
 
     @cached_property
     def joint(self) -> JointTokens | None:
+        """Where the tokens of the photo are among those that a language model reads, without extra
+        ones; or None."""
         joint: JointTokens | None = getattr(self._model, "joint_tokens", None)
         if joint is None or joint.size:
             return joint
@@ -91,13 +102,19 @@ class NetworkGrids(Grids):
     def grid(
         self, shape: Size, layer: str | None = None, constant: int | None = None
     ) -> Grid | None:
+        """Tell how a tensor of this shape covers the input, as in the base class; each answer is
+        kept."""
         key = (shape, layer, constant)
         if key not in self._by_shape:
             self._by_shape[key] = self._read(shape, layer, constant)
         return self._by_shape[key]
 
     def _read(self, shape: Size, layer: str | None, constant: int | None) -> Grid | None:
-        """Tell how a tensor covers the input, as `grid`, which keeps the answer."""
+        """Tell how a tensor covers the input: by its layer, as folded frames, as a sequence of
+        tokens, or by its shape.
+
+        `grid` keeps the answer.
+        """
         frames = frames_in_batch(shape, self.size, self.count) if len(self.size) == 3 else None
         if layer is not None:
             place = self._place(layer)
@@ -118,7 +135,8 @@ class NetworkGrids(Grids):
         return super().grid(shape)
 
     def _of_frames(self, shape: Size, frames: int) -> Grid | None:
-        """The grid of frames that are folded into the batch."""
+        """The grid of a tensor whose batch holds the ``frames`` of videos as images; None if it
+        fits no map of the network."""
         if len(shape) == 3:
             tokens = self.of_tokens(shape[1])
             return tokens if tokens is not None and tokens.folded else None
@@ -130,8 +148,8 @@ class NetworkGrids(Grids):
         return None
 
     def _place(self, layer: str) -> LayerPlace:
-        """A layer's place; of a `Stitched` model in the segmenter, with the number of its call in a
-        window."""
+        """The place of a layer in the network; of a `Stitched` model in the segmenter, with its
+        call counted in one window."""
         place = place_of(layer, self._whole)
         if not isinstance(self._whole, Stitched):
             return place
@@ -143,15 +161,15 @@ class NetworkGrids(Grids):
         )
 
     def _call(self, layer: str) -> ModuleCall | None:
-        """The call of a layer in the summary, where a module that has several names is under its
-        first."""
+        """The recorded call that a layer's name stands for; a module with several names is recorded
+        under its first."""
         place = self._place(layer)
         name = modules_of(self._model)[submodule(self._model, place.module)]
         return self._summary.call_of(place._replace(module=name))
 
     def _of_input(self, shape: Size) -> Grid | None:
-        """The grid of what a layer is given: by the input's aspect ratio, and of tokens by their
-        number."""
+        """The grid of the first tensor that a layer is given (``name:input``): by aspect ratio, or
+        by the number of tokens."""
         if len(shape) == 3:
             return self._places.of_sequence(shape, self.count)
         if len(shape) != len(self.size) + 2 or shape[0] != self.count:
@@ -162,20 +180,25 @@ class NetworkGrids(Grids):
 
 
 def grids_of_photo(model: nn.Module, inputs: Inputs) -> Callable[[str, int], Grid | None]:
-    """From a layer, or a part of the attention in one, and the number of its tokens, to how these
-    lie on the photo."""
+    """Return a function from a layer's name and its number of tokens to the grid of these tokens on
+    the photo.
+
+    For traces and interventions, which name tokens and regions; the name may be a part of the
+    attention in a layer.
+    """
     grids = NetworkGrids(model, inputs.detached())
 
-    def find(layer: str, length: int) -> Grid | None:
+    def grid_of(layer: str, length: int) -> Grid | None:
         place = place_of(layer, model)
         is_output = not place.of_attention and place.module in dict(model.named_modules())
         return grids.of_layer(layer) if is_output else grids.of_tokens(length)
 
-    return find
+    return grid_of
 
 
 def window_calls(model: Stitched, inputs: Inputs, layer: str) -> list[str]:
-    """The calls that the name of a layer stands for in a `Stitched` model: one in each window."""
+    """The names of the calls that a layer's name stands for in a `Stitched` model: one in each
+    window."""
     place = place_of(layer, model)
     count = calls_in_window(model, inputs, model.place_in_segmenter(place).module)
     number = count - 1 if place.call is None else place.call
@@ -187,6 +210,6 @@ def window_calls(model: Stitched, inputs: Inputs, layer: str) -> list[str]:
 
 
 def calls_in_window(model: Stitched, inputs: Inputs, name: str) -> int:
-    """How often a module of the segmenter is called for one window."""
+    """The number of calls of a module of the segmenter for one window of a `Stitched` model."""
     calls = summary_of(model.model, model.first(inputs)).calls
     return max(1, sum(call.name == name for call in calls))

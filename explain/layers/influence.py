@@ -52,7 +52,8 @@ class LayerSearch:
     """The graph of a pass of these inputs, if there is one: the model then does not run again."""
 
     def influences_in_turn(self, layers: Sequence[str]) -> Iterator[dict[str, "ScoreInfluence"]]:
-        """How layers reach the score, some at a time."""
+        """How layers reach the score, by layer, for a few dozen of them at a time; callers stop
+        when one is right."""
         for start in range(0, min(len(layers), MAX_CANDIDATES), CANDIDATES):
             yield influences_of(self, layers[start : start + CANDIDATES])
 
@@ -72,16 +73,18 @@ class ScoreInfluence:
 
     @property
     def shows(self) -> bool:
-        """Whether it shows what the score comes from."""
+        """Whether the layer shows where the score comes from, so that it can be explained by
+        default."""
         return not (self.cancels or self.is_answer or self.is_factor)
 
 
 def first_that_shows(layers: Iterable[str], influences: Mapping[str, ScoreInfluence]) -> str | None:
-    """The first layer that shows something, or else the first one that reaches the score."""
-    reached = [
+    """The first layer that shows where the score comes from, or else the first that reaches the
+    score; or None."""
+    reaching = [
         layer for layer in layers if layer in influences and any(influences[layer].positions)
     ]
-    return min(reached, key=lambda layer: not influences[layer].shows, default=None)
+    return min(reaching, key=lambda layer: not influences[layer].shows, default=None)
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,10 @@ class _Backward:
 
 
 def influences_of(search: LayerSearch, layers: Sequence[str]) -> dict[str, ScoreInfluence]:
-    """How some layers reach the score; those that no gradient comes back to are left out."""
+    """How some layers reach the score, by layer; those that no gradient comes back to are left out.
+
+    Takes one backward pass, in the recorded graph if there is one.
+    """
     backward = _backward_in_graph(search, layers) or _run_backward(search, layers)
     grids = NetworkGrids(search.model, search.inputs)
     answers = set[Node]()
@@ -104,15 +110,15 @@ def influences_of(search: LayerSearch, layers: Sequence[str]) -> dict[str, Score
     reached = {node for nodes in backward.nodes.values() for node in nodes}
     factors = _layers_that_weigh(backward.score, reached)
     influences = {}
-    for layer, of_layer in backward.gradients.items():
-        gradient = to_spatial(of_layer, grids, layer)
+    for layer, raw_gradient in backward.gradients.items():
+        gradient = to_spatial(raw_gradient, grids, layer)
         nodes = backward.nodes[layer]
         means = gradient.flatten(2).mean(2)
         positions = (gradient != 0).any(1).flatten(1).sum(1)
-        rounding = all_cancel(means, gradient) & (positions > 0)
+        cancels_in_image = all_cancel(means, gradient) & (positions > 0)
         influences[layer] = ScoreInfluence(
             positions.tolist(),
-            cancels=bool(rounding.any() and (rounding | (positions == 0)).all()),
+            cancels=bool(cancels_in_image.any() and (cancels_in_image | (positions == 0)).all()),
             is_answer=not answers.isdisjoint(nodes),
             is_factor=factors.issuperset(nodes),
         )
@@ -120,7 +126,7 @@ def influences_of(search: LayerSearch, layers: Sequence[str]) -> dict[str, Score
 
 
 def _run_backward(search: LayerSearch, layers: Sequence[str]) -> _Backward:
-    """Run a model, and backward to some layers."""
+    """Run a model on the search's inputs, and backward from the score to some layers."""
     model = search.model
     names = dict.fromkeys(place_of(layer, model).layer for layer in layers)
 
@@ -146,8 +152,8 @@ def _run_backward(search: LayerSearch, layers: Sequence[str]) -> _Backward:
 
 
 def _backward_in_graph(search: LayerSearch, layers: Sequence[str]) -> _Backward | None:
-    """Run backward in the recorded graph to some layers; None without one, or where it did not keep
-    the values that this takes."""
+    """Run backward in the recorded graph to some layers; None without a graph, or if it dropped
+    values that this takes."""
     recorded = search.recorded
     if recorded is None:
         return None
@@ -172,24 +178,28 @@ def _backward_in_graph(search: LayerSearch, layers: Sequence[str]) -> _Backward 
 
 
 def _total(score: Score | None, output: Any) -> Tensor | None:
+    """The number that is differentiated: the sum of the search's scores, or, without a score, the
+    best one."""
     return _best_score(output) if score is None else score(output).sum()
 
 
 def _best_score(output: Any) -> Tensor | None:
-    """The best score of a row of numbers, if a network gives any, or else the largest number of its
-    first tensor."""
+    """The best score in a model's output: the largest number of its first row of scores, or else of
+    its first tensor."""
     tensors = sorted(tensors_in(output), key=lambda tensor: tensor.ndim != 2)
     return tensors[0].float().amax() if tensors else None
 
 
 def _nodes_of_answer(score: Tensor | None, output: Any) -> set[Node]:
-    """The Nodes from which no way to a score leads through an operation with weights.
+    """The autograd Nodes between a score and the last operation with weights: tensors there are the
+    answer itself.
 
     A row of scores is where they end: there is no map that would be the answer.
     """
     rows = {tensor.grad_fn for tensor in tensors_in(output) if tensor.ndim <= 2}
 
     def ends(node: Node) -> bool:
+        """Whether a walk back from the score ends at this Node."""
         return node in rows or _mixes(node)
 
     near = {*graph(score, until=ends)}
@@ -198,17 +208,23 @@ def _nodes_of_answer(score: Tensor | None, output: Any) -> set[Node]:
 
 
 def _mixes(node: Node) -> bool:
+    """Whether a Node is of an operation with weights, or that mixes channels or places in another
+    way."""
     return _WEIGHTED.match(node.name()) is not None
 
 
 def _layers_that_weigh(score: Tensor | None, layers: AbstractSet[Node]) -> set[Node]:
-    """The layers that reach a score only as a factor of a map from which they are computed.
+    """The layers that reach a score only as a factor that weighs a map computed from them or before
+    them.
 
-    These are gates, attention over places, and the offsets of deformable convolutions. Of layers
-    that are multiplied side by side, none is such a factor.
+    Layers are given and returned as their Nodes. These are gates, attention over places, and the
+    offsets of deformable convolutions. Of layers that are multiplied side by side, none is such a
+    factor.
     """
 
     def ends(node: Node) -> bool:
+        """Whether a walk back from a factor ends at this Node: at a layer, or an operation with
+        weights."""
         return node in layers or _mixes(node)
 
     factors = set[Node]()
@@ -218,18 +234,18 @@ def _layers_that_weigh(score: Tensor | None, layers: AbstractSet[Node]) -> set[N
             continue
         for factor in parents:
             cofactors = parents - {factor}
-            weighed = layers & {
+            weighed_layers = layers & {
                 node for cofactor in cofactors for node in graph(cofactor, until=ends)
             }
-            if weighed and not weighed.isdisjoint(graph(factor)):
+            if weighed_layers and not weighed_layers.isdisjoint(graph(factor)):
                 elsewhere = graph(score, until=partial(operator.is_, product))
-                behind = {node for cofactor in cofactors for node in graph(cofactor)}
-                factors |= layers - behind.union(elsewhere)
+                nodes_of_cofactors = {node for cofactor in cofactors for node in graph(cofactor)}
+                factors |= layers - nodes_of_cofactors.union(elsewhere)
     return factors
 
 
 def numbers_read(score: Tensor, output: Any) -> int:
-    """How many of the numbers in an output a score depends on."""
+    """How many numbers of a model's output a score depends on, by its gradient."""
     tensors = [tensor for _, tensor in nested.paths(output) if tensor.requires_grad]
     gradients = (
         torch.autograd.grad(score.sum(), tensors, retain_graph=True, allow_unused=True)

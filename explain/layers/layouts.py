@@ -46,7 +46,7 @@ class Grid:
 
     @property
     def size(self) -> Size:
-        """Height and width; of a video, frames before them."""
+        """The size of the map in positions: height and width; of a video, frames before them."""
         return (
             (self.height, self.width)
             if self.frames is None
@@ -55,17 +55,17 @@ class Grid:
 
     @property
     def is_map(self) -> bool:
-        """Whether the layout is that of a map, and not of tokens."""
+        """Whether the tensor's layout is that of a map, and not of a sequence of tokens."""
         return self.layout in CHANNEL_DIMS
 
     @property
     def of_images(self) -> int:
-        """The dimension that the images are in."""
+        """The dimension of the tensor that the images are in."""
         return 1 if self.layout == "tokens first" else 0
 
     @property
     def of_channels(self) -> int:
-        """The dimension that the channels are in.
+        """The dimension of the tensor that the channels are in.
 
         >>> Grid("NHWC", 7, 7).of_channels, Grid("tokens last", 7, 7).of_channels
         (-1, 1)
@@ -74,12 +74,13 @@ class Grid:
 
     @property
     def of_tokens(self) -> int:
-        """The dimension that tokens are in."""
+        """The dimension of the tensor that the tokens are in, for layouts of tokens."""
         return {"tokens first": 0, "tokens last": 2}.get(self.layout, 1)
 
     @property
     def tokens(self) -> Sequence[int]:
-        """Which tokens lie on the map, row by row; others may come before, behind and among them.
+        """The indices of the tokens that lie on the map, row by row; others may come before, behind
+        and among them.
 
         >>> Grid("tokens", 2, 2, skip=1).tokens
         range(1, 5)
@@ -87,36 +88,41 @@ class Grid:
         return self.places or range(self.skip, self.skip + math.prod(self.size))
 
     def __str__(self) -> str:
+        """The size of the map in words, such as "7 x 7"."""
         return " x ".join(map(str, self.size))
 
     @property
     def described(self) -> str:
-        """The layout in words."""
+        """The layout of the tensor in words, such as "7 x 7 in the layout NHWC", for messages."""
         return f"{self} in the layout {self.layout}"
 
     @property
     def of_frame(self) -> "Grid":
-        """The grid of one frame, where frames are folded into the batch."""
+        """The grid of one frame of a video, where frames are folded into the batch."""
         return replace(self, frames=None, folded="")
 
     def folded_from(self, frames: int) -> "Grid":
-        """Return the grid of so many frames, of which each is an image with this grid to the
-        network."""
+        """Return the grid of a video of so many frames, each of which is an image with this grid to
+        the network."""
         return replace(self, frames=frames, folded="by video")
 
     def unfolded(self, tensor: Tensor) -> Tensor:
-        """Give frames that are folded into the batch a dimension: ``(N, T, ...)``."""
+        """Split a tensor whose batch holds the frames of videos: ``(N * T, ...)`` to ``(N, T,
+        ...)``."""
         frames = self.frames or 1
         if self.folded == "by time":
             return tensor.reshape((frames, -1, *tensor.shape[1:])).transpose(0, 1)
         return tensor.reshape((-1, frames, *tensor.shape[1:]))
 
     def refolded(self, tensor: Tensor) -> Tensor:
-        """Undo `unfolded`."""
+        """Undo `unfolded`: put the frames ``(N, T, ...)`` of videos back into the batch."""
         return (tensor.transpose(0, 1) if self.folded == "by time" else tensor).flatten(0, 1)
 
     def spread(self, tensor: Tensor) -> Tensor:
-        """Lay a tensor out as ``(N, C, h, w)``, or ``(N, C, t, h, w)`` of a video.
+        """Lay a layer's output out as feature maps ``(N, C, h, w)``, or ``(N, C, t, h, w)`` of a
+        video.
+
+        Tokens that lie nowhere, such as class tokens, are left out. `fold` undoes it.
 
         >>> Grid("NHWC", 3, 2).spread(torch.zeros(1, 3, 2, 8)).shape
         torch.Size([1, 8, 3, 2])
@@ -127,11 +133,12 @@ class Grid:
             return tensor.movedim(CHANNEL_DIMS[self.layout], 1)
         cells = math.prod(self.size)
         index = list(self.places) if self.places else slice(self.skip, self.skip + cells)
-        rows = self._rows(tensor)[:, index]
-        return rows.reshape((len(rows), *self.size, -1)).movedim(-1, 1)
+        token_rows = self._rows(tensor)[:, index]
+        return token_rows.reshape((len(token_rows), *self.size, -1)).movedim(-1, 1)
 
     def fold(self, maps: Tensor, like: Tensor) -> Tensor:
-        """Undo `spread`: lay ``maps`` out as ``like``, whose other tokens stay.
+        """Undo `spread`: lay feature maps out as ``like``, the layer's output, whose other tokens
+        stay.
 
         >>> tokens, grid = torch.rand(1, 6, 3), Grid("tokens", 2, 2, 1)
         >>> torch.equal(grid.fold(grid.spread(tokens), tokens), tokens)
@@ -142,15 +149,21 @@ class Grid:
         if self.is_map:
             return maps.movedim(1, CHANNEL_DIMS[self.layout])
         index = torch.tensor(self.tokens, device=maps.device)
-        rows = self._rows(like).index_copy(1, index, maps.flatten(2).mT)
-        return rows.mT if self.layout == "tokens last" else rows.movedim(0, self.of_images)
+        token_rows = self._rows(like).index_copy(1, index, maps.flatten(2).mT)
+        return (
+            token_rows.mT if self.layout == "tokens last" else token_rows.movedim(0, self.of_images)
+        )
 
     def _rows(self, tensor: Tensor) -> Tensor:
-        """The tokens ``(N, tokens, C)`` of a tensor."""
+        """The tokens ``(N, tokens, C)`` of a sequence in any layout of tokens."""
         return tensor.mT if self.layout == "tokens last" else tensor.movedim(self.of_images, 0)
 
     def repeated(self, tensor: Tensor, image: Tensor, count: int) -> Tensor:
-        """Return what is of one ``image`` ``(1,)`` in a tensor, so many times."""
+        """Return the part of a layer's output that belongs to one ``image`` ``(1,)``, repeated
+        ``count`` times in the batch.
+
+        With folded frames, all frames of the video.
+        """
         if self.folded:
             of_image = self.unfolded(tensor).index_select(0, image)
             return self.refolded(of_image.expand((count, *of_image.shape[1:])))
@@ -188,11 +201,15 @@ class LayoutReading:
 
     @property
     def likeliest(self) -> Grid | None:
+        """The grid that the shape most likely has; None if it cannot be read as a map."""
         return self.grids[0] if self.grids else None
 
 
 def layout_of(module: nn.Module, shape: Size, size: Size) -> Layout | None:
-    """Where a module puts the channels of a map of ``shape``, if its class says so.
+    """The layout of the maps that a module gives, if its class says where it puts the channels;
+    None otherwise.
+
+    ``shape`` is that of the output, ``size`` that of the input in pixels.
 
     >>> (
     ...     layout_of(nn.Conv2d(3, 8, 1), (1, 8, 4, 4), (8, 8)),
@@ -213,7 +230,8 @@ def find_grid(shape: Size, size: Size, layout: Layout | None = None) -> Grid | N
     """Tell how a tensor of ``shape`` covers an input of ``size``, or None if it has no spatial map.
 
     This is the likeliest reading of the shape alone: the input's aspect ratio says how tokens, and
-    maps of unknown ``layout``, lie.
+    maps of unknown ``layout``, lie. Where it is open, `read_map` and the positions of values
+    decide.
 
     >>> find_grid((1, 512, 7, 7), (224, 224))
     Grid(layout='NCHW', height=7, width=7, skip=0, frames=None, folded='')
@@ -228,18 +246,20 @@ def find_grid(shape: Size, size: Size, layout: Layout | None = None) -> Grid | N
         return _token_grid(shape[1], size)
     if len(shape) != len(size) + 2:
         return None
-    first = shape[2:]
-    last = shape[1:-1]
+    channels_first_sides = shape[2:]
+    channels_last_sides = shape[1:-1]
     if layout is None:
-        close = abs(last[-2] - last[-1] * size[-2] / size[-1]) <= 1
-        layout = "NHWC" if close and not has_aspect(first, size) else "NCHW"
+        looks_right = (
+            abs(channels_last_sides[-2] - channels_last_sides[-1] * size[-2] / size[-1]) <= 1
+        )
+        layout = "NHWC" if looks_right and not has_aspect(channels_first_sides, size) else "NCHW"
     return _grid_of(layout, shape)
 
 
 @lru_cache(maxsize=256)
 def read_map(shape: Size, size: Size, layout: Layout | None) -> LayoutReading:
-    """The readings of a shape ``(N, C, h, w)`` or ``(N, h, w, C)``; of a video with frames before
-    the height.
+    """The readings of a map's shape ``(N, C, h, w)`` or ``(N, h, w, C)``; of a video with frames
+    before the height.
 
     A known layout is believed, unless height and width look exchanged. Without one, a picture's
     shape with the input's aspect ratio in its last dimensions alone has its channels first, and
@@ -267,24 +287,32 @@ def read_map(shape: Size, size: Size, layout: Layout | None) -> LayoutReading:
 
 
 def is_plain(shape: Size, size: Size) -> bool:
-    """Whether a shape alone says that channels come first."""
+    """Whether a map's shape alone says that channels come first: only its last sides have the
+    input's aspect ratio."""
     return has_aspect(shape[2:], size) and not has_aspect(shape[1:-1], size)
 
 
 def has_aspect(of_map: Size, size: Size) -> bool:
-    """Whether a map has the input's aspect ratio, up to the rounding of strided layers."""
+    """Whether a map has the aspect ratio of the input, up to the rounding of strided layers.
+
+    ``of_map`` and ``size`` end with height and width.
+    """
     height, width = of_map[-2:]
     return abs(height - width * size[-2] / size[-1]) <= 1 + 0.1 * height
 
 
 def map_grid(positions: Positions, shape: Size, grids: Sequence[Grid]) -> Grid | None:
-    """The grid, among those in which a map may lie, along which its positions change.
+    """The grid among ``grids`` along which the positions of a tensor's values change: where the map
+    lies in truth.
+
+    ``positions`` has for each axis of the photo where the values come from, with sides of 1 where
+    they do not change. None if no grid fits.
 
     >>> rows, columns = torch.rand(1, 3, 1, 1), torch.rand(1, 1, 2, 1)
     >>> map_grid((rows, columns), (1, 3, 2, 8), [Grid("NCHW", 2, 8), Grid("NHWC", 3, 2)]).layout
     'NHWC'
     """
-    along = [
+    dims_by_axis = [
         [dim for dim, length in enumerate(position.shape) if length > 1] for position in positions
     ]
     for grid in grids:
@@ -293,13 +321,17 @@ def map_grid(positions: Positions, shape: Size, grids: Sequence[Grid]) -> Grid |
             for dim in range(1 - bool(grid.folded), len(shape))
             if dim != grid.of_channels % len(shape)
         ]
-        if along == [[dim] if shape[dim] > 1 else [] for dim in dims]:
+        if dims_by_axis == [[dim] if shape[dim] > 1 else [] for dim in dims]:
             return grid
     return None
 
 
 def token_grid(positions: Positions, shape: Size, count: int) -> Grid | None:
-    """How the tokens of ``count`` images lie; None unless there is one for each position of a grid.
+    """How the tokens of ``count`` images lie on the photo, by the positions of their values; None
+    if on no grid.
+
+    Each position of the grid must have one token, in any order; tokens that come from nowhere in
+    particular are extra ones.
 
     >>> rows, columns = (
     ...     torch.tensor([0, 0.25, 0.75, 0.25, 0.75]),
@@ -309,32 +341,35 @@ def token_grid(positions: Positions, shape: Size, count: int) -> Grid | None:
     >>> str(grid), grid.tokens
     ('2 x 2', (1, 3, 2, 4))
     """
-    frames, *of_frame = positions
+    frames, *positions_in_frame = positions
     # they are folded into the batch
-    if len(positions) == 3 and len(frames) > 1 and all(len(p) == 1 for p in of_frame):
+    if len(positions) == 3 and len(frames) > 1 and all(len(p) == 1 for p in positions_in_frame):
         grid = token_grid(positions[1:], shape, shape[0])
         return None if grid is None else grid.folded_from(shape[0] // count)
     if len(positions) < 2:
         return None
-    points: dict[Layout, Tensor] = {}
+    centres: dict[Layout, Tensor] = {}
     """The centre ``(tokens, axes)`` of each token, if tokens run along one dimension or another."""
     layouts: list[Layout] = ["tokens first", "tokens", "tokens last"]
     for dim, layout in enumerate(layouts):
-        vary = all(p.shape[dim] > 1 for p in positions if p.numel() > 1)
-        if vary and shape[dim == 0] == count:
+        varies = all(p.shape[dim] > 1 for p in positions if p.numel() > 1)
+        if varies and shape[dim == 0] == count:
             other_dims = [other for other in range(3) if other != dim]
             axes = [averaged(p, other_dims).flatten().expand(shape[dim]) for p in positions]
-            points[layout] = torch.stack(axes, 1).cpu()
-    if not points:
+            centres[layout] = torch.stack(axes, 1).cpu()
+    if not centres:
         return None
     # tokens lie far apart, unlike what is within a patch
-    layout = max(points, key=lambda of: float((points[of].amax(0) - points[of].amin(0)).sum()))
-    return _grid_of_points(layout, points[layout])
+    layout = max(centres, key=lambda of: float((centres[of].amax(0) - centres[of].amin(0)).sum()))
+    return _grid_of_points(layout, centres[layout])
 
 
 def _grid_of_points(layout: Layout, points: Tensor) -> Grid | None:
-    """The grid whose positions are the centres ``(tokens, axes)`` of tokens, one for each; tokens
-    whose centre is 0 lie nowhere."""
+    """The grid whose positions are the centres ``(tokens, axes)`` of tokens, one for each; None if
+    there is none.
+
+    Tokens whose centre is 0 lie nowhere.
+    """
     tokens = (points > 0).all(1).nonzero()[:, 0]
     lengths = list[int]()
     cells = torch.zeros(len(tokens), dtype=torch.long)
@@ -353,7 +388,8 @@ def _grid_of_points(layout: Layout, points: Tensor) -> Grid | None:
 
 
 def _grid_of(layout: Layout, shape: Size) -> Grid | None:
-    """The grid of a map of ``shape``, ``(N, C, h, w)`` in ``NCHW``; None for one position."""
+    """The grid of a map of ``shape`` in a known layout, such as ``(N, C, h, w)`` in ``NCHW``; None
+    for one position."""
     channels = CHANNEL_DIMS[layout] % len(shape)
     *frames, height, width = (shape[dim] for dim in range(1, len(shape)) if dim != channels)
     if height * width <= 1:
@@ -362,8 +398,11 @@ def _grid_of(layout: Layout, shape: Size) -> Grid | None:
 
 
 def _token_grid(tokens: int, size: Size) -> Grid | None:
-    """The grid of so many tokens that has the aspect ratio of an image, with the fewest leading
-    tokens that lie nowhere; None for a video, whose number of frames is unknown."""
+    """The grid of a number of tokens that has the aspect ratio of an image, with the fewest extra
+    tokens in front.
+
+    None if there is none, and for a video, whose number of frames is unknown.
+    """
     if len(size) != 2:
         return None
     for skip in range(min(MAX_EXTRA_TOKENS, tokens - 1) + 1):
@@ -379,8 +418,10 @@ def _token_grid(tokens: int, size: Size) -> Grid | None:
 
 
 def frames_in_batch(shape: Size, size: Size, count: int = 1) -> int | None:
-    """How many frames a network takes as images of their own in a tensor of ``shape``; None if it
-    does not.
+    """The number of frames of a video that a network takes as images of their own in a tensor of
+    ``shape``, or None.
+
+    ``count`` is the number of videos, ``size`` that of the input: frames, height and width.
 
     >>> (
     ...     frames_in_batch((16, 64, 7, 7), (8, 224, 224), 2),
@@ -405,24 +446,28 @@ class Grids:
     count: int = 1
 
     def of_layer(self, layer: str) -> Grid | None:
-        """The grid of a layer's output in the network."""
+        """The grid of a layer's output in the network; None if it has no spatial map."""
         return None
 
     def doubt_about(self, layer: str) -> str:
-        """Why a layer has no grid, if neither shapes nor the network show which."""
+        """The layouts that a layer's output may have, in words, if it has no grid because that is
+        unclear; else empty."""
         return ""
 
     def of_tokens(self, length: int) -> Grid | None:
-        """How so many tokens lie."""
+        """The grid of a sequence of ``length`` tokens in the network, class tokens and the like
+        included."""
         return None
 
     @property
     def joint(self) -> JointTokens | None:
-        """Where the tokens of the photo are that a language model reads, if one reads it."""
+        """Where the tokens of the photo are among those that a language model reads; None if no
+        language model reads it."""
         return None
 
     def folded_frames(self, layer: str | None) -> int | None:
-        """How many frames a layer takes as images of their own; None where it does not."""
+        """The number of frames of a video that a layer takes as images of their own; None if it
+        does not."""
         grid = None if layer is None or len(self.size) != 3 else self.of_layer(layer)
         return grid.frames if grid is not None and grid.folded else None
 
@@ -430,14 +475,18 @@ class Grids:
         self, shape: Size, layer: str | None = None, constant: int | None = None
     ) -> Grid | None:
         """Tell how a tensor of this shape, from this layer, covers the input; None if it has no map
-        for each image. Of a tensor that a ``constant`` is added to, this is the constant's
-        storage."""
+        for each image.
+
+        Of a tensor that a ``constant`` is added to, that is the address of the constant's storage.
+        """
         return find_grid(shape, self.size) if shape[:1] == (self.count,) else None
 
 
 def to_spatial(tensor: Tensor, grids: Grids, layer: str) -> Tensor:
-    """Lay a layer's output out as ``(N, C, h, w)``, or ``(N, C, t, h, w)`` where the input is a
-    video.
+    """Lay a layer's output, or the gradient in it, out as feature maps ``(N, C, h, w)``, or ``(N,
+    C, t, h, w)`` of a video.
+
+    All evidence of layers goes through here, so methods see one layout.
 
     Raises:
         LayerError: the output has no spatial map.
@@ -466,7 +515,7 @@ def to_spatial(tensor: Tensor, grids: Grids, layer: str) -> Tensor:
 
 
 def enlarge(maps: Tensor, size: Size) -> Tensor:
-    """Bring maps ``(N, C, h, w)`` to another size, linearly between positions; of a video, between
+    """Resize maps ``(N, C, h, w)`` to ``size``, linearly between positions; of a video, between
     frames too.
 
     >>> enlarge(torch.ones(1, 2, 2, 3, 3), (4, 6, 6)).shape

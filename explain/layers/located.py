@@ -36,8 +36,11 @@ class Places:
 
     @cached_property
     def of_tokens(self) -> dict[int, Grid | None]:
-        """How so many tokens lie: those that modules give, or else all sequences of this length, if
-        they lie alike."""
+        """The grid on which sequences of each length lie; None for a length at which they lie
+        differently.
+
+        Sequences that modules give count before others of the same length.
+        """
         of_modules = [
             (shape, state) for shape, state in self.of_calls.values() if isinstance(state, tuple)
         ]
@@ -46,13 +49,14 @@ class Places:
 
     @cached_property
     def _grids_of_all(self) -> dict[int, set[Grid]]:
-        """The grids on which all sequences lie, by their number of tokens."""
+        """The grids on which all sequences of the pass lie, by their number of tokens."""
         return self._grids(
             (shape, positions) for shape, several in self.sequences.items() for positions in several
         )
 
     def _grids(self, sequences: Iterable[tuple[Size, Positions]]) -> dict[int, set[Grid]]:
-        """The grids on which sequences lie, by their number of tokens."""
+        """The grids on which some sequences lie, by their number of tokens; sequences on no grid
+        are left out."""
         grids: dict[int, set[Grid]] = {}
         for shape, positions in sequences:
             grid = layouts.token_grid(positions, shape, self.rows) if len(shape) == 3 else None
@@ -61,14 +65,22 @@ class Places:
         return grids
 
     def of_constant(self, storage: int, length: int) -> set[Grid]:
-        """The grids on which sequences of so many tokens lie that a constant is added to; of one
-        that is not known, those of all sequences."""
-        added = self._grids(self.added.get(storage, ()))
-        return added.get(length) or self._grids_of_all.get(length, set())
+        """The grids of those sequences of ``length`` tokens that a constant, such as a bias, is
+        added to.
+
+        ``storage`` is the address of the constant's memory; of an unknown one, the grids of all
+        sequences of this length.
+        """
+        grids_by_length = self._grids(self.added.get(storage, ()))
+        return grids_by_length.get(length) or self._grids_of_all.get(length, set())
 
     def of_sequence(self, shape: Size, rows: int, constant: int | None = None) -> Grid | None:
-        """How the tokens of so many rows lie: as all of their number, or as those that a constant
-        is added to, which may lie otherwise."""
+        """The grid of a sequence of tokens of ``rows`` images, by its shape; None if it has no row
+        for each image.
+
+        With ``constant``, the grid of the sequences that this constant is added to, which may lie
+        otherwise than others of the same length.
+        """
         if rows not in shape[:2]:
             return None
         tokens_first = shape[0] != rows
@@ -86,14 +98,15 @@ class Places:
 
 
 def locate_tensors(model: nn.Module, inputs: Inputs, calls: Sequence[ModuleCall]) -> Places:
-    """Run a network, and follow where the values of its tensors lie.
+    """Run a network, and follow from where in the photo the values of its tensors come.
 
-    Two images tell the tokens of one image from single tokens of its windows.
+    Two copies of a single image are tried first, to tell the tokens of one image from the tokens of
+    its windows. Empty if the network cannot be followed.
     """
-    tries = [inputs]
+    inputs_to_try = [inputs]
     if len(inputs) == 1 and any(len(call.shape) == 3 and call.shape[0] != 1 for call in calls):
-        tries = [inputs.rows(torch.zeros(2, dtype=torch.long)), inputs]
-    for images in tries:
+        inputs_to_try = [inputs.rows(torch.zeros(2, dtype=torch.long)), inputs]
+    for images in inputs_to_try:
         try:
             return _locate_once(model, images)
         except Exception as error:  # it may take one image alone
@@ -108,8 +121,12 @@ FOLDED = "calls with the first frames of all videos after each other"
 def folded_by_time(
     model: nn.Module, inputs: Inputs, calls: Iterable[ModuleCall]
 ) -> frozenset[CallKey]:
-    """The calls whose frames are folded into the batch by time: two videos are run, and the first
-    of them alone."""
+    """The calls in which the first frames of all videos come before the second ones in the batch,
+    by name and number.
+
+    Two videos are run, and the first of them alone, and rows compared. Empty if the network refuses
+    two.
+    """
     folded = {
         call.key: call.shape[0] for call in calls if call.grid is not None and call.grid.folded
     }
@@ -125,23 +142,27 @@ def folded_by_time(
         return outputs
 
     try:
-        alone = outputs_of(inputs.first())
-        both = outputs_of(inputs.rows(torch.tensor([0, 1])))
+        outputs_of_one = outputs_of(inputs.first())
+        outputs_of_two = outputs_of(inputs.rows(torch.tensor([0, 1])))
     except Exception as error:  # it takes one video at a time, or as many as there are
         if came_by_signal(error):
             raise
         return frozenset()
     by_time = set()
-    for key in folded.keys() & alone.keys() & both.keys():
-        off_by_video = (both[key][: folded[key]] - alone[key]).abs().sum()
-        off_by_time = (both[key][::2] - alone[key]).abs().sum()
+    for key in folded.keys() & outputs_of_one.keys() & outputs_of_two.keys():
+        off_by_video = (outputs_of_two[key][: folded[key]] - outputs_of_one[key]).abs().sum()
+        off_by_time = (outputs_of_two[key][::2] - outputs_of_one[key]).abs().sum()
         if off_by_video > off_by_time:
             by_time.add(key)
     return frozenset(by_time)
 
 
 def _locate_once(model: nn.Module, inputs: Inputs) -> Places:
-    """Run a network on these inputs, and follow where the values of its tensors lie."""
+    """Run a network on these inputs, and follow from where in the photo the values of its tensors
+    come.
+
+    Parameters, buffers and other inputs are constants, which come from nowhere.
+    """
     values = [
         value
         for module in modules_of(model)
@@ -160,8 +181,12 @@ def _locate_once(model: nn.Module, inputs: Inputs) -> Places:
 
 
 def laid_out(call: ModuleCall, reading: LayoutReading | None, located: Places) -> ModuleCall:
-    """Decide how to read a call that its shape and class leave open; an unclear one gets a doubt
-    instead of a grid."""
+    """Give a recorded call the grid on which its values lie, where its shape and class left that
+    open.
+
+    A call that stays unclear has a ``doubt`` in words instead of a grid; it is shown if the layer
+    is asked for.
+    """
     if reading is None:
         return call
     shape, positions = located.of_calls.get(call.key, (call.shape, UNKNOWN))

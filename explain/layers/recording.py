@@ -55,23 +55,28 @@ class ModuleCall:
 
     @property
     def key(self) -> CallKey:
-        """The module's name, and which of its calls this is."""
+        """The module's name and the number of this call, by which calls of different passes are
+        matched."""
         return self.name, self.number
 
     @property
     def label(self) -> str:
-        """What to name this call by: the module's name stands for its last."""
+        """The layer's name for this call: the module's name stands for its last call,
+        ``name@number`` for others."""
         return self.name if self.last else f"{self.name}@{self.number}"
 
 
 def run_noting_calls(
     model: nn.Module, inputs: Inputs, note: Note, *, grad: bool = False
 ) -> tuple[Any, list[str]]:
-    """Run a network, and note every call of its modules that gives a tensor; return the output, and
-    what ran."""
+    """Run a network, and call ``note`` for each call of its modules that gives a tensor.
+
+    Returns the output and the names of the modules that ran. Tensors deeper inside a module's
+    output than its first level are no output of its own.
+    """
     numbers: Counter[str] = Counter()
 
-    def take(name: str, module: nn.Module, args: Any, output: Any) -> None:
+    def note_call(name: str, module: nn.Module, args: Any, output: Any) -> None:
         path, tensor = nested.find(output) or ((), None)
         # what is deeper down is no output of the module's own
         if tensor is not None and len(path) < 2:
@@ -80,7 +85,7 @@ def run_noting_calls(
 
     with untouched(model, grad=grad), HookGroup(model) as group:
         for name in filter(None, hookable(model)):
-            group.forward(name, partial(take, name))
+            group.forward(name, partial(note_call, name))
         ran = executed_modules(group, model)
         return inputs.call(model), ran
 
@@ -99,8 +104,11 @@ _BY_ELEMENT = (
 
 
 def executed_modules(group: HookGroup, model: nn.Module) -> list[str]:
-    """Which modules without parts run while ``group`` is alive, by name: the way that inputs take
-    through a network. If all modules with parts are `nn.Sequential`, it is known beforehand.
+    """The names of the modules without parts that run while ``group`` is alive: the path of inputs
+    through a network.
+
+    The list fills up during the pass. If all modules with parts are `nn.Sequential`, it is known
+    beforehand.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU())
@@ -123,7 +131,8 @@ T = TypeVar("T")
 
 
 def last_of_place(by_call: Mapping[CallKey, T], place: LayerPlace) -> T | None:
-    """What belongs to the call that a layer's name means, which is the last, if it names none."""
+    """The value of the call that a layer's name stands for: the named call, or else the last; None
+    if it was not called."""
     of_place = [
         value
         for (name, number), value in by_call.items()
@@ -162,12 +171,17 @@ class ModuleCallRecorder:
         self._reach = None if source is None else Reach([source])
 
     def run(self, model: nn.Module, inputs: Inputs, *, grad: bool = False) -> Self:
-        """Run a network, and record its calls, what it returned, and the modules that ran."""
+        """Run a network, and record its calls, its ``output``, and the modules that ``ran``."""
         self.output, self.ran = run_noting_calls(model, inputs, self.take, grad=grad)
         return self
 
     def take(self, key: CallKey, module: nn.Module, output: Any, tensor: Tensor) -> None:
-        """Add a call: how its output may be read, and what it depends on."""
+        """Record one call of a module: its shape as for one image, how the output may be read, and
+        what it depends on.
+
+        Called in the order of the pass. Weak references are kept to the tensors, to see when one is
+        returned again.
+        """
         reference, version = self._seen.get(id(tensor), (None, 0))
         returned = reference is not None and reference() is tensor and version == _version(tensor)
         passes_on = returned and tensor is self._previous
@@ -195,8 +209,8 @@ class ModuleCallRecorder:
         self._seen[id(tensor)] = (weakref.ref(tensor), _version(tensor))
 
     def _read(self, module: nn.Module, shape: Size) -> LayoutReading:
-        """How an output may be read; each frame of a video alone, once an operation of photos has
-        taken them so."""
+        """How the output of a call may be read as a map; frames of a video alone, once a
+        convolution or the like took them so."""
         frames = layouts.frames_in_batch(shape, self._size)
         if frames and len(shape) == 4 and layouts.layout_of(module, shape, self._size) == "NCHW":
             self._takes_frames = True
@@ -206,8 +220,11 @@ class ModuleCallRecorder:
         return replace(reading, grids=tuple(grid.folded_from(frames) for grid in reading.grids))
 
     def _read_image(self, module: nn.Module, shape: Size, size: Size) -> LayoutReading:
-        """How an output may be read; most modules keep the layout of the last one that has a layout
-        of its own."""
+        """How the output for one image may be read as a map; most modules keep the layout of the
+        last one that has a layout.
+
+        Sequences of tokens stay open here; where values come from decides later.
+        """
         layout = layouts.layout_of(module, shape, size)
         if len(shape) <= 3:
             # and not channels, and positions in one dimension
@@ -228,14 +245,16 @@ class ModuleCallRecorder:
 
 
 def _version(tensor: Tensor) -> int:
+    """How often a tensor has been overwritten; 0 in inference mode, which does not count."""
     return 0 if tensor.is_inference() else tensor._version
 
 
 def record(model: nn.Module, inputs: Inputs, kept: int = 0) -> ModuleCallRecorder:
-    """Run a network, and record its calls; called by the summary.
+    """Run a network once, and record its calls with their layouts and dependence on the input, for
+    its summary.
 
     The graph shows which calls depend on what is explained; of a network that cannot be recorded,
-    all may. It keeps ``kept`` bytes of values.
+    all may. The graph keeps ``kept`` bytes of values for a backward pass.
     """
     size = tuple(inputs.x.shape[2:])
     count = len(inputs)
@@ -252,15 +271,19 @@ def record(model: nn.Module, inputs: Inputs, kept: int = 0) -> ModuleCallRecorde
 
 
 def _figures(tensor: Tensor) -> tuple[float, float]:
-    """Two figures of a tensor, which change when it does; inside a transform of `torch.func`, of
-    all that it maps."""
+    """Two numbers by which two runs of a layer are compared: its sum and a weighted sum, which
+    change when it does.
+
+    Inside a transform of `torch.func`, of all that it maps.
+    """
     values = without_proxy(tensor).double().flatten()
     weights = torch.linspace(1, 2, len(values), dtype=torch.float64, device=values.device)
     return float(values.sum()), float((values * weights).sum())
 
 
 def tensors_in(output: Any) -> list[Tensor]:
-    """The output, or the tensors right in it, which may be an object of any class."""
+    """The tensors in a model's output: itself, or those on the first level of a container or
+    object."""
     container = (
         output
         if isinstance(output, Tensor) or nested.items(output)

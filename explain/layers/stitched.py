@@ -91,17 +91,18 @@ class Stitched(nn.Module):
         self.recompute = recompute
 
     def forward(self, x: Tensor) -> Tensor:
+        """The class maps ``(N, K, H, W)`` of whole images, stitched from those of all windows."""
         scores = self.scores
         if self.recompute and torch.is_grad_enabled():
             scores = partial(checkpoint, self.scores, use_reentrant=False)
         return self.stitch([scores(window) for window in self.windows(x)], x.shape[2:])
 
     def scores(self, window: Tensor) -> Tensor:
-        """The class maps ``(N, K, h, w)`` of a window."""
+        """The class maps ``(N, K, h, w)`` that the segmenter gives for one window of all images."""
         return self.maps(self.model(window), len(window))
 
     def maps(self, output: Any, count: int) -> Tensor:
-        """The class maps in what the segmenter returned for so many windows."""
+        """The class maps ``(N, K, h, w)`` in what the segmenter returned for ``count`` windows."""
         class_maps = read_class_maps(output, count)
         if class_maps is None:
             raise ModelError(
@@ -111,12 +112,15 @@ class Stitched(nn.Module):
         return class_maps.maps
 
     def energy(self, inputs: Inputs) -> Callable[[Any], Tensor]:
-        """The sum of all squared scores of each window, by which the segmenter's layers are
-        chosen."""
+        """The score by which the segmenter's layer is chosen: from an output, the sum of all
+        squared class maps ``(N,)``.
+
+        It depends on no class, so that all windows share a layer.
+        """
         return lambda output: self.maps(output, len(inputs)).square().flatten(1).sum(1)
 
     def sides(self, size: Size) -> Size:
-        """The sides of a window on images of this size."""
+        """The side lengths of a window, in pixels, on images of this size."""
         sides = self.window * len(size) if len(self.window) == 1 else self.window
         if len(sides) != len(size):
             raise ModelError(
@@ -126,7 +130,8 @@ class Stitched(nn.Module):
         return tuple(sides)
 
     def starts(self, size: Size) -> list[list[int]]:
-        """Where windows start, along each side of an image of this size, with its padding."""
+        """The pixels at which windows start, along each side of an image of this size with its
+        padding."""
         starts = []
         for length, side in zip(size, self.sides(size), strict=True):
             last = max(length - side, 0)
@@ -135,7 +140,8 @@ class Stitched(nn.Module):
         return starts
 
     def windows(self, x: Tensor) -> list[Tensor]:
-        """The windows of images ``(N, C, H, W)``, row by row."""
+        """Cut images ``(N, C, H, W)`` into their windows, row by row; small images are padded with
+        zeros."""
         size = x.shape[2:]
         sides = self.sides(x.shape[2:])
         missing = [max(side - length, 0) for length, side in zip(size, sides, strict=True)]
@@ -157,7 +163,10 @@ class Stitched(nn.Module):
 
     def stitch(self, parts: Sequence[Tensor], size: Size) -> Tensor:
         """Stitch what the windows gave, ``(N, K, h, w)`` each, to ``(N, K, H, W)`` for images of
-        this size."""
+        ``size``.
+
+        Windows of another resolution are enlarged; overlaps are weighted means; padding is cut off.
+        """
         sides = self.sides(size)
         starts = self.starts(size)
         weights = self._weights(sides).to(parts[0])
@@ -168,30 +177,35 @@ class Stitched(nn.Module):
         stitched = sum_of_windows(parts, starts, lengths) / sum_of_windows(
             [weights] * len(parts), starts, lengths
         )
-        for dim, (length, full) in enumerate(zip(size, lengths, strict=True), start=2):
+        for dim, (length, padded_length) in enumerate(zip(size, lengths, strict=True), start=2):
             stitched = (
-                stitched if length == full else stitched.narrow(dim, (full - length) // 2, length)
+                stitched
+                if length == padded_length
+                else stitched.narrow(dim, (padded_length - length) // 2, length)
             )
         return stitched
 
     def stitch_maps(self, maps: Sequence[Tensor], size: Size) -> Tensor:
-        """Stitch the maps ``(N, h, w)`` of the windows to ``(N, H, W)``."""
+        """Stitch the attribution maps ``(N, h, w)`` of a layer in each window to one map ``(N, H,
+        W)``."""
         return self.stitch([window_map[:, None] for window_map in maps], size)[:, 0]
 
     def place_in_segmenter(self, place: LayerPlace) -> LayerPlace:
-        """A layer's place in the segmenter."""
+        """The place of a layer in the segmenter, by its place in this module: without "model." in
+        its name."""
         return place._replace(module=place.module.removeprefix("model").removeprefix("."))
 
     def first(self, inputs: Inputs) -> Inputs:
-        """The first window of images, as inputs of the segmenter."""
+        """The first window of images as inputs of the segmenter, on which its layers are looked
+        at."""
         return Inputs((self.windows(inputs.x)[0],))
 
     def count(self, size: Size) -> int:
-        """How many windows there are on images of this size."""
+        """The number of windows on images of this size."""
         return prod(map(len, self.starts(size)))
 
     def _weights(self, sides: Size) -> Tensor:
-        """How much each pixel of a window counts: ``(1, 1, h, w)``."""
+        """How much each pixel of a window counts where windows overlap: ``(1, 1, h, w)``."""
         weights = torch.ones((1, 1, *sides), dtype=torch.float64)
         if self.weights == "uniform":
             return weights
@@ -206,22 +220,26 @@ class Stitched(nn.Module):
 def sum_of_windows(
     parts: Sequence[Tensor], starts: Sequence[Sequence[int]], lengths: Sequence[int]
 ) -> Tensor:
-    """Lay parts down at their starts, row by row, and add them where they overlap.
+    """Lay the maps of windows down at their starts, row by row, and add them where they overlap.
 
-    Each row of windows is joined first, so that no more is added than needed.
+    ``starts`` has those along each side, ``lengths`` the sides of the whole. Each row of windows is
+    joined first, so that no more is added than needed.
 
     >>> sum_of_windows([torch.ones(1, 1, 2), torch.ones(1, 1, 2)], [[0, 1]], [3])
     tensor([[[1., 2., 1.]]])
     """
     for dim, length in reversed(list(enumerate(lengths))):
         rows = [parts[i : i + len(starts[dim])] for i in range(0, len(parts), len(starts[dim]))]
-        inner = [0, 0] * (len(lengths) - 1 - dim)
+        padding_of_later_sides = [0, 0] * (len(lengths) - 1 - dim)
         parts = []
         for row in rows:
-            ends = [
+            paddings = [
                 (start, length - start - part.shape[dim + 2])
                 for start, part in zip(starts[dim], row, strict=True)
             ]
-            laid = [F.pad(part, [*inner, *end]) for part, end in zip(row, ends, strict=True)]
-            parts.append(sum(laid[1:], start=laid[0]))
+            padded_parts = [
+                F.pad(part, [*padding_of_later_sides, *padding])
+                for part, padding in zip(row, paddings, strict=True)
+            ]
+            parts.append(sum(padded_parts[1:], start=padded_parts[0]))
     return parts[0]

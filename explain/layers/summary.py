@@ -50,16 +50,18 @@ class ForwardSummary:
 
     @cached_property
     def sizes(self) -> frozenset[Size]:
-        """The sizes of all maps."""
+        """The sizes of all feature maps of the network, in positions."""
         grids = [call.grid for call in self.calls if call.grid is not None]
         return frozenset(grid.size for grid in grids if grid.is_map)
 
     def call_of(self, place: LayerPlace) -> ModuleCall | None:
-        """The call that is meant, or the last one of a layer."""
+        """The recorded call that a layer's name stands for: the named one, or the layer's last;
+        None if it did not run."""
         return last_of_place(self._calls_by_key, place)
 
     @cached_property
     def _calls_by_key(self) -> dict[CallKey, ModuleCall]:
+        """The calls of the pass by the module's name and the call's number."""
         return {call.key: call for call in self.calls}
 
 
@@ -89,11 +91,13 @@ _summaries: weakref.WeakKeyDictionary[nn.Module, dict[Any, ForwardSummary]] = (
 def summary_of(
     model: nn.Module, inputs: Inputs, *, whole: bool = False, with_graph: bool = False
 ) -> ForwardSummary:
-    """Return the summary of a network; it is made once for the same modules and inputs of the same
-    sizes.
+    """Return the summary of a network's calls for inputs like these, made in one run and kept with
+    the network.
 
-    The network runs on the first image, or with ``whole`` on the batch. ``with_graph``, a summary
-    that is made now has the graph of its pass among what was ``chosen``, to be taken out at once.
+    It is kept for the same modules and sizes of inputs; arguments that may change unseen prevent
+    that. The network runs on the first image, or with ``whole`` on the batch. ``with_graph``, a
+    summary that is made now has the graph of its pass in ``chosen`` under `GRAPH`; the caller takes
+    it out at once, since it holds memory.
     """
     modules = tuple(map(weakref.ref, modules_of(model)))
     if inputs.name is None:  # a tensor is all that the model takes
@@ -113,17 +117,18 @@ def summary_of(
 
 
 def forget_summary(model: nn.Module) -> None:
-    """Drop the summaries of a network: it may have changed in ways that its modules do not show."""
+    """Drop the summaries of a network, and so the layers chosen by them, when it may have changed
+    unseen."""
     _summaries.pop(model, None)
 
 
 def summary_is_current(model: nn.Module, inputs: Inputs, ran: Sequence[str]) -> bool:
-    """Whether these inputs took the same path through the network as its summary, by the modules in
-    ``ran``.
+    """Whether these inputs took the same path through the network as its summary, by the names of
+    modules that ``ran``.
 
-    Where they did not (an early exit, a flag of the model), the summary is made again: what is then
-    chosen depends on these inputs, and not on earlier ones. If the first image alone takes another
-    path than the batch, the batch is run.
+    Where they did not (an early exit, a flag of the model), the summary is made again, so that
+    layers chosen by it depend on these inputs, and not on earlier ones. If the first image alone
+    takes another path than the batch, the batch is run.
     """
     if summary_of(model, inputs).ran == tuple(ran):
         return True
@@ -137,8 +142,11 @@ def summary_is_current(model: nn.Module, inputs: Inputs, ran: Sequence[str]) -> 
 def summarize(
     model: nn.Module, inputs: Inputs, *, whole: bool = False, with_graph: bool = False
 ) -> ForwardSummary:
-    """Run a network on one image and record every call; one exported for a fixed number of images,
-    on all of them."""
+    """Make the summary of a network from a run on the first image; on all of them if it refuses
+    one, or with ``whole``.
+
+    Nothing is kept; `summary_of` does that.
+    """
     if not whole:
         try:
             return _summarize_once(model, inputs.first(), with_graph)
@@ -149,8 +157,11 @@ def summarize(
 
 
 def _summarize_once(model: nn.Module, inputs: Inputs, with_graph: bool) -> ForwardSummary:
-    """Run a network on these inputs as they are, once; and once more, on an altered copy, where no
-    gradient shows which calls depend on what is explained."""
+    """Make the summary from a run on these inputs as they are.
+
+    The network runs twice, once on an altered copy, where no gradient shows which calls depend on
+    what is explained, and once more where shapes leave layouts open.
+    """
     inputs = inputs.detached()
     recorder = record(model, inputs, KEPT if with_graph else 0)
     output = recorder.output
@@ -164,18 +175,31 @@ def _summarize_once(model: nn.Module, inputs: Inputs, with_graph: bool) -> Forwa
     with_map = (call for call in calls if call.grid is not None or call.doubt)
     # see what changes though no gradient leads there
     if inputs.other_tensors or len({call.depends for call in with_map}) > 1:
-        altered = record(model, inputs.replaced(0.5 * inputs.x.flip(-1) + 0.1)).unreached
-        same = {key for key, figures in recorder.unreached.items() if altered.get(key) == figures}
-        calls = [replace(call, depends=call.key not in same) for call in calls]
+        altered_figures = record(model, inputs.replaced(0.5 * inputs.x.flip(-1) + 0.1)).unreached
+        unchanged_calls = {
+            key
+            for key, figures in recorder.unreached.items()
+            if altered_figures.get(key) == figures
+        }
+        calls = [replace(call, depends=call.key not in unchanged_calls) for call in calls]
     numbers = {call.name: call.number for call in calls}
     calls = [replace(call, last=call.number == numbers[call.name]) for call in calls]
     tensors = tensors_in(output)
-    answers = {t.shape[1] for t in tensors if t.ndim > 3 and t.shape[2:] == inputs.x.shape[2:]}
+    answers = {
+        tensor.shape[1]
+        for tensor in tensors
+        if tensor.ndim > 3 and tensor.shape[2:] == inputs.x.shape[2:]
+    }
     class_maps = read_class_maps(output, len(inputs))
     if class_maps is not None:  # also smaller than the input
         answers.add(class_maps.maps.shape[1])
-    rows = [t for t in tensors if t.ndim == 0 or len(t) == len(inputs)]
-    gives_scores = any(t.numel() and (t.ndim <= 2 or t.numel() == len(t)) for t in rows)
+    tensors_of_images = [
+        tensor for tensor in tensors if tensor.ndim == 0 or len(tensor) == len(inputs)
+    ]
+    gives_scores = any(
+        tensor.numel() and (tensor.ndim <= 2 or tensor.numel() == len(tensor))
+        for tensor in tensors_of_images
+    )
     return ForwardSummary(
         tuple(calls),
         gives_scores,
@@ -187,19 +211,23 @@ def _summarize_once(model: nn.Module, inputs: Inputs, with_graph: bool) -> Forwa
 
 
 def independent_calls(model: nn.Module, inputs: Inputs) -> set[CallKey]:
-    """The calls, by name and number, that did not depend on what is explained but may on other
-    images."""
+    """The calls that saw only other inputs than the explained one, such as those of a text, by name
+    and number.
+
+    For bias terms, which lie nowhere on the photo there.
+    """
     if not inputs.other_tensors:
         return set()
     return {call.key for call in summary_of(model, inputs).calls if not call.depends}
 
 
 def find_layers(model: nn.Module, inputs: Inputs, where: Where) -> list[str]:
-    """Name the layers that a caller means, in their order; ``name@0`` is the first call of one that
-    is called often.
+    """Name the layers that a caller means by ``where``, in their order; the names of calls are kept
+    in attributions.
 
-    ``name:input`` is the first tensor in the input of a layer. A layer that sees several inputs one
-    after the other, of which one is explained, stands for its last call that depends on that one.
+    ``name@0`` is the first call of a layer that is called often, and ``name:input`` the first
+    tensor in the input of a layer. A layer that sees several inputs one after the other, of which
+    one is explained, stands for its last call that depends on that one.
 
     Raises:
         LayerError: a name or pattern matches nothing, or a module is not part of the model.
@@ -218,8 +246,8 @@ def find_layers(model: nn.Module, inputs: Inputs, where: Where) -> list[str]:
 
 
 def channels_of(model: nn.Module, inputs: Inputs, layers: Iterable[str]) -> dict[str, int]:
-    """How many channels the maps of some layers have, as far as the summary of the network
-    shows."""
+    """The number of channels of some layers' feature maps, by layer, for plans; layers without a
+    known map are left out."""
     summary = summary_of(model, inputs)
     channels = {}
     for layer in layers:
