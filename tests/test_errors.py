@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -165,23 +166,21 @@ class CallersError(RuntimeError):
     """An error of the user's own, of a kind that is also caught here and there."""
 
 
-class Failing(TinyNet):
-    """Raises one error from its forward or backward pass, from the given call on."""
+def failing(where: str, after: int) -> tuple[nn.Module, Exception]:
+    """A network that raises an error from its forward or backward pass, from a call on."""
+    model = settled(TinyNet()).train()
+    error = CallersError("first line\nsecond line")
+    calls = count()
 
-    def __init__(self, where: str, after: int) -> None:
-        super().__init__()
-        self.error = CallersError("first line\nsecond line")
-        self.where = where
-        self.left = after
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out = super().forward(x)
-        if self.where == "backward" and out.requires_grad:
-            out.register_hook(fail(self.error))
-        if self.where == "forward" and self.left == 0:
-            raise self.error
-        self.left -= 1
+    def forward(made: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = made.net(x)
+        if where == "backward" and out.requires_grad:
+            out.register_hook(fail(error))
+        if where == "forward" and next(calls) >= after:
+            raise error
         return out
+
+    return Made(forward, net=model), error
 
 
 @pytest.mark.parametrize(
@@ -197,11 +196,11 @@ class Failing(TinyNet):
 def test_what_the_users_model_raises_comes_through_as_it_is(
     method: str, where: str, after: int, x: torch.Tensor
 ) -> None:
-    model = settled(Failing(where, after)).train()
+    model, error = failing(where, after)
     before = snapshot(model)
     with pytest.raises(CallersError) as caught:
-        explain.attribute(model, x, method, target=1, layer="layer2")
-    assert caught.value is model.error
+        explain.attribute(model, x, method, target=1, layer="net.layer2")
+    assert caught.value is error
     assert snapshot(model) == before
 
 

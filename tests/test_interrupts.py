@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
+from torch.overrides import BaseTorchFunctionMode
 
 from explain import hooks
 from explain._utils.errors import muted, quiet
@@ -144,18 +144,13 @@ def test_each_signal_reaches_the_handler_once_and_in_order() -> None:
     assert came == ["SIGINT", "outer", "inner", "whole", "SIGALRM", "SIGINT", "SIGINT", "SIGINT"]
 
 
-class Passing(TorchFunctionMode):
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("name", ["untouched", "calculating"])
 def test_settings_of_torch_come_back_from_contexts_that_were_never_left(name: str) -> None:
     net = settled(TinyNet()).train()
-    with torch.autocast("cpu", torch.bfloat16), Passing():
+    with torch.autocast("cpu", torch.bfloat16), BaseTorchFunctionMode():
         before = interruptions.state(net), torch.get_autocast_dtype("cpu")
         with pytest.raises(KeyboardInterrupt), BLOCKS[name](net):
-            Passing().__enter__()
+            BaseTorchFunctionMode().__enter__()
             torch.autocast("cpu", torch.float16, enabled=False, cache_enabled=False).__enter__()
             torch.set_grad_enabled(not torch.is_grad_enabled())
             raise KeyboardInterrupt

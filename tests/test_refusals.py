@@ -47,17 +47,16 @@ def test_meta_tensors_are_refused() -> None:
 )
 def test_reentrant_checkpoints_are_refused_and_others_explained(method: object) -> None:
     def forward(made: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        body = lambda maps: made.conv2(maps.relu())  # noqa: E731
-        maps = checkpoint(body, made.conv1(x), use_reentrant=reentrant)
+        maps = checkpoint(made.body, made.conv(x), use_reentrant=made.reentrant)
         return made.fc(maps.relu().mean((2, 3)))
 
-    parts = {"conv1": nn.Conv2d(3, 4, 3), "conv2": nn.Conv2d(4, 4, 3), "fc": nn.Linear(4, 5)}
-    model = settled(Made(forward, **parts)).double().eval()
-    reentrant = True
+    body = nn.Sequential(nn.ReLU(), nn.Conv2d(4, 4, 3))
+    model = settled(Made(forward, conv=nn.Conv2d(3, 4, 3), body=body, fc=nn.Linear(4, 5))).double()
+    model.reentrant = True
     with pytest.raises(ModelError, match="re-entrant"):
-        explain.attribute(model, X, method, target=1, layer="conv1")
-    reentrant = False
-    assert explain.attribute(model, X, method, target=1, layer="conv1").heatmap.shape == (2, 16, 16)
+        explain.attribute(model, X, method, target=1, layer="conv")
+    model.reentrant = False
+    assert explain.attribute(model, X, method, target=1, layer="conv").heatmap.shape == (2, 16, 16)
 
 
 def test_a_map_of_one_position_is_refused_with_the_reason() -> None:

@@ -37,17 +37,16 @@ def shortcut() -> nn.Module:
     """Three classes by how much red, green and blue there is; and the first for white places,
     whatever else."""
     look = nn.Conv2d(3, 4, 1)
-    mix = nn.Conv2d(4, 4, 1)
-    fc = nn.Linear(4, 3)
-    with torch.no_grad():
-        look.weight[:3] = (1.5 * torch.eye(3) - 0.5)[:, :, None, None]
-        look.weight[3] = 1.0
-        look.bias.copy_(torch.tensor([0, 0, 0, -2.5]))
-        mix.weight.copy_((torch.eye(4) + 0.1 * torch.tensor([1, 1, 1, 0]))[:, :, None, None])
-        mix.weight[3, :3] = 0
-        fc.weight.copy_(torch.cat([20 * torch.eye(3), torch.tensor([[400.0], [0.0], [0.0]])], 1))
-        mix.bias.zero_()
-        fc.bias.zero_()
+    mix = nn.Conv2d(4, 4, 1, bias=False)
+    fc = nn.Linear(4, 3, bias=False)
+    colours = torch.cat([1.5 * torch.eye(3) - 0.5, torch.ones(1, 3)])
+    mixed = torch.eye(4) + 0.1 * torch.tensor([1, 1, 1, 0])
+    mixed[3, :3] = 0
+    look.weight.data = colours[:, :, None, None]
+    look.bias.data = torch.tensor([0, 0, 0, -2.5])
+    mix.weight.data = mixed[:, :, None, None]
+    fc.weight.data = 20 * torch.eye(3, 4)
+    fc.weight.data[0, 3] = 400
     return nn.Sequential(look, nn.ReLU(), mix, nn.AdaptiveAvgPool2d(1), nn.Flatten(), fc).eval()
 
 
@@ -223,16 +222,14 @@ def test_a_mark_that_all_of_a_class_have_is_taken_without_being_named(tmp_path: 
     assert repaired.model(marked_inputs()).argmax(1).tolist() == [0, 1, 2]
 
 
-def test_what_no_mark_decides_is_not_repaired_unasked(tmp_path: Path, capsys: Any) -> None:
+def test_what_no_mark_decides_is_not_repaired_unasked(tmp_path: Path) -> None:
     """Colours decide, wherever they are: the patch of another photo does nothing to it."""
     fair = shortcut()
-    with torch.no_grad():
-        fair[5].weight[:] = torch.tensor([[1.0, 0, 0, 0], [0, 0, 0, 0], [-1.0, 0, 0, 0]])
+    fair[5].weight.data[:] = torch.tensor([[1.0, 0, 0, 0], [0, 0, 0, 0], [-1.0, 0, 0, 0]])
     photos = run_of(tmp_path, lambda number: number % 9 == 0, fair)
-    with pytest.raises(RunError, match="finding must be named"):
-        photos.run.insight(explainer=photos.explainer).finding()
-    with pytest.raises(RunError, match="no model"):
-        photos.run.insight().finding()
+    for network, message in ((photos.explainer, "finding must be named"), (None, "no model")):
+        with pytest.raises(RunError, match=message):
+            photos.run.insight(explainer=network).finding()
 
 
 def test_a_finding_of_three_photos_is_refused(photos: RunPhotos, finding: Any) -> None:

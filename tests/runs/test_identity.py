@@ -43,30 +43,26 @@ def assert_is_of(run: explain.Run, photos: dict[str, Image.Image]) -> None:
         torch.testing.assert_close(row.values, alone.values[0], rtol=1e-3, atol=1e-6)
 
 
-SOURCES: dict[str, Callable[[list[int]], Any]] = {
-    "photo": lambda numbers: map(picture, numbers),  # an iterator
-    "item": lambda numbers: Items([np.asarray(picture(number)) for number in numbers]),
-}
+def turned(number: int) -> Image.Image:
+    """A picture of another shape with the same bytes."""
+    photo = picture(number)
+    return Image.frombytes("RGB", photo.size[::-1], photo.tobytes())
 
 
 @pytest.mark.parametrize(("kind", "workers"), [("photo", 1), ("item", 0)])
 def test_other_pictures_of_equal_count_are_refused_and_what_is_there_is_kept(
     kind: str, workers: int, tmp_path: Path
 ) -> None:
-    source = SOURCES[kind]
-    go(source([0, 1, 2]), tmp_path)
-    for numbers in ([0, 1, 5], [1, 0, 2]):
+    def source(photos: list[Image.Image]) -> Any:
+        return iter(photos) if kind == "photo" else Items(list(map(np.asarray, photos)))
+
+    photos = list(map(picture, range(3)))
+    go(source(photos), tmp_path)
+    for others in ([*photos[:2], picture(5)], photos[::-1], [*photos[:2], turned(2)]):
         with pytest.raises(RunError, match="photo"):
-            go(source(numbers), tmp_path, workers=workers)
-    run = go(source([0, 1, 2]), tmp_path, workers=workers)
-    assert_is_of(run, {f"{kind} {number}": picture(number) for number in range(3)})
-
-
-def test_pictures_of_another_shape_with_the_same_bytes_are_others(tmp_path: Path) -> None:
-    photo = picture(0)
-    go([photo], tmp_path)
-    with pytest.raises(RunError, match="photo"):
-        go([Image.frombytes("RGB", photo.size[::-1], photo.tobytes())], tmp_path)
+            go(source(others), tmp_path, workers=workers)
+    run = go(source(photos), tmp_path, workers=workers)
+    assert_is_of(run, {f"{kind} {number}": photo for number, photo in enumerate(photos)})
 
 
 class Files(Items):
@@ -174,7 +170,7 @@ def test_an_attribute_outside_the_state_dict_that_has_changed_is_refused(change:
 def test_another_temperature_is_refused() -> None:
     model = settled(TinyNet()).eval()
     one, other = (
-        explain.Explainer(Classifier(model, as_it_is, list("abcde"), "net", temperature))
+        explain.Explainer(Classifier(model, as_it_is, [*"abcde"], "net", temperature))
         for temperature in (1.0, 2.0)
     )
     assert_alike(one, other, False)
