@@ -241,7 +241,6 @@ def test_a_page_has_the_verdict_of_each_map(explanation: Any) -> None:
     assert data["index"]["photos"][0]["answer"] == "supported"
     of_first, of_second = ([one["verdict"] for one in maps] for maps in data["item-0"]["maps"])
     assert of_first == [answered.record(name)["verdict"] for name in explanation.methods]
-    assert [verdict and verdict["passed"] for verdict in of_first] == [True, False, None]
     assert of_second == [None] * 3
     assert "\nexplanation.check()\n" in data["item-0"]["again"]["python"]
     assert "check()" not in reproduction(explanation).python
@@ -262,18 +261,15 @@ def test_a_sheet_knows_right_and_wrong_and_figures(
     maps = dict(explanations[1].attributions)
     x = explainer.as_input(explanations[1].photo)
     table = explain.evaluate(explainer.model, x, maps, "sparseness")
-    sparseness = photos[1]["figures"]["saliency"]["sparseness"]
-    assert sparseness == pytest.approx(float(table["saliency"]["sparseness"]))
-    assert data["item-1"]["maps"][0][1]["figures"] == {"sparseness": sparseness}
-    expected = item(explanations[2], Detail(steps=3))["maps"][0][1]["curve"]
-    assert data["item-2"]["maps"][0][1]["curve"] == expected
-    none = tmp_path / "none.html"
+    sparseness = {"sparseness": pytest.approx(float(table["saliency"]["sparseness"]))}
+    saliency = data["item-1"]["maps"][0][1]
+    assert saliency["figures"] == photos[1]["figures"]["saliency"] == sparseness
+    expected = item(explanations[1], Detail(steps=3))["maps"][0][1]
+    assert saliency["curve"] == expected["curve"]
     with pytest.raises(ExplainError, match="truth must"):
-        sheet(explanations, none, truth=[0])
-    with pytest.raises(ExplainError, match="explanations must"):
-        sheet([], none)
+        sheet(explanations, path, truth=[0])
     with pytest.raises(MetricError, match="metrics need an"):
-        sheet([copy.copy(explanations[0])], none, metrics="sparseness")
+        sheet([copy.copy(explanations[0])], path, metrics="sparseness")
 
 
 def test_the_report_that_is_shown_is_small_and_tells_no_paths() -> None:
