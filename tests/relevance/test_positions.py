@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.testing import assert_close
 
-from explain.relevance.positions import PositionTracer
+from explain.relevance.positions import EVERYWHERE, NOWHERE, UNKNOWN, PositionTracer
 
 SIZE = (8, 12)
 g = torch.Generator().manual_seed(0)
@@ -95,3 +95,19 @@ def test_values_lie_where_the_pixels_are_that_they_change_with(name: str) -> Non
     for position, place in zip(positions, (row, column), strict=True):
         expected = (changes * place).sum((-2, -1)) / count
         assert_close(position.expand(result.shape).float(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_rows_of_an_attention_lie_where_their_queries_do() -> None:
+    x = torch.rand(1, 2, *SIZE, dtype=torch.float64)
+    with PositionTracer(x, CONSTANTS) as tracer:
+        tokens = patches(x)
+        latents = TOKEN[:, :1].expand(1, 6, 5) * 1.0  # as many as there are patches
+        of_tokens = (tokens @ tokens.mT).softmax(-1) @ tokens
+        of_latents = latents + (latents @ tokens.mT).softmax(-1) @ tokens
+        fused = F.scaled_dot_product_attention(latents, tokens, tokens)
+        mixed = torch.matmul(torch.ones(6, 6, dtype=x.dtype), tokens)
+    for row, expected in zip(tracer.of(of_tokens), tracer.of(tokens), strict=True):
+        assert torch.equal(row, expected)
+    assert tracer.of(of_latents) is tracer.of(fused) is NOWHERE
+    assert tracer.of(mixed) is EVERYWHERE
+    assert tracer.of(torch.ones(1)) is UNKNOWN  # which was made outside
