@@ -63,6 +63,7 @@ class Answer(CheckedTarget):
     words: bool = False
 
     def __post_init__(self) -> None:
+        """Check the options, and turn token ids into a tuple."""
         if self.text is not None:
             object.__setattr__(self, "text", check_text(self.text))
         if self.word is not None and (type(self.word) is not int or self.word < 0):
@@ -78,6 +79,10 @@ class Answer(CheckedTarget):
         return whole if self.word is None else f"word {self.word} of {whole}"
 
     def pick(self, output: Any, count: int) -> Picked:
+        """The log-probability of the answer, or of one word of it, for each image: ``(count,)``.
+
+        ``output`` is that of a model from `with_answers`, which has them by word.
+        """
         of_words = output.get("answer") if isinstance(output, Mapping) else None
         if of_words is None:
             raise unsuitable(
@@ -94,10 +99,12 @@ class Answer(CheckedTarget):
 
 
 def with_answers(model: nn.Module, inputs: Inputs, targets: Sequence[Target]) -> Prepared:
-    """Return a model whose output has the log-probability of each word of the answer in targets,
-    the inputs with the answer behind the prompts, and the tokens of explained words.
+    """Prepare an image-to-text model for the answers in ``targets``: its output then has the
+    log-probability of each word.
 
-    Without an answer in the targets, model and inputs stay as they are.
+    Returns the model, the inputs with the answer behind the prompts, and the tokens of explained
+    words. Without an answer in the targets, model and inputs stay as they are. The new model shares
+    all modules.
 
     Raises:
         ModelError: the model reads its answer from both sides, or gives no logits of tokens.
@@ -112,35 +119,45 @@ def with_answers(model: nn.Module, inputs: Inputs, targets: Sequence[Target]) ->
     count = _check_prompts(inputs)
     inputs = _with_padding(model, inputs)
     ids = _ids(model, inputs, answers[0])
-    longer = _behind(inputs, ids)
+    inputs_with_answer = _behind(inputs, ids)
     end = _ends(inputs.kwargs)[:, None] - 1
     with torch.no_grad(), untouched(model):
-        alone = _at(_logits(inputs.call(model), count), end)
-        last = _at(_logits(longer.call(model), count), end)
+        logits_without = _at(_logits(inputs.call(model), count), end)
+        logits_with = _at(_logits(inputs_with_answer.call(model), count), end)
         layer, embedded = find_embedding(
-            model, longer.kwargs["input_ids"], lambda: longer.call(model)
+            model, inputs_with_answer.kwargs["input_ids"], lambda: inputs_with_answer.call(model)
         )
-    if not torch.allclose(alone, last, rtol=1e-3, atol=1e-3 * float(last.abs().max())):
+    if not torch.allclose(
+        logits_without, logits_with, rtol=1e-3, atol=1e-3 * float(logits_with.abs().max())
+    ):
         raise ModelError(
             f"model must predict words from those before, {type(model).__name__} looks behind; "
             "give the argument that marks the answer, such as token_type_ids"
         )
     tokenizer = tokenizer_of(model)
-    written = token_names(tokenizer, ids)
-    words = words_of(written) if any(written) else [[place] for place in range(len(ids))]
-    answered = copy.copy(model)  # its modules, parameters and hooks are those of the model
-    answered.forward = partial(_log_probabilities, answered, model.forward, layer, ids, words)
-    answered.joint_tokens = _joint_tokens(model, longer, len(ids))  # type: ignore[assignment]
+    token_texts = token_names(tokenizer, ids)
+    words = words_of(token_texts) if any(token_texts) else [[place] for place in range(len(ids))]
+    scoring_model = copy.copy(model)  # its modules, parameters and hooks are those of the model
+    scoring_model.forward = partial(
+        _log_probabilities, scoring_model, model.forward, layer, ids, words
+    )
+    scoring_model.joint_tokens = _joint_tokens(model, inputs_with_answer, len(ids))  # type: ignore[assignment]
     if not any(answer.words for answer in answers):
-        return answered, longer, {}
-    names = _prompt_words(model, longer, tokenizer)
-    kwargs = {**longer.kwargs, "words": embedded.to(inputs.x)}
-    explained = Inputs(longer.args, kwargs, [inputs.path, "words"], inputs.shared, inputs.layout)
-    return answered, explained, {"words": names}
+        return scoring_model, inputs_with_answer, {}
+    names = _prompt_words(model, inputs_with_answer, tokenizer)
+    kwargs = {**inputs_with_answer.kwargs, "words": embedded.to(inputs.x)}
+    explained = Inputs(
+        inputs_with_answer.args, kwargs, [inputs.path, "words"], inputs.shared, inputs.layout
+    )
+    return scoring_model, explained, {"words": names}
 
 
 def _check_prompts(inputs: Inputs) -> int:
-    """The number of prompts, of which each photo must have one."""
+    """The number of prompts in the inputs.
+
+    Raises:
+        TargetError: not each photo has one, as "input_ids" ``(N, L)``.
+    """
     prompt = inputs.kwargs.get("input_ids")
     if not isinstance(prompt, torch.Tensor) or prompt.ndim != 2 or len(prompt) != len(inputs):
         raise TargetError(
@@ -152,7 +169,12 @@ def _check_prompts(inputs: Inputs) -> int:
 
 
 def _prompt_words(model: nn.Module, inputs: Inputs, tokenizer: Any) -> tuple[str, ...]:
-    """The tokens of the prompt that all photos have; "" for those of photos and of padding."""
+    """The texts of the prompt's tokens, with "" for tokens of photos and padding, which are no
+    words.
+
+    Raises:
+        TargetError: the photos have different prompts.
+    """
     prompts = inputs.kwargs["input_ids"]
     if not bool((prompts == prompts[0]).all()):
         raise TargetError(
@@ -172,29 +194,35 @@ def _log_probabilities(
     run: Callable[..., Any],
     layer: str,
     ids: TokenIds,
-    parts: list[list[int]],
+    words_of_answer: list[list[int]],
     /,
     *args: Any,
     words: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> dict[str, torch.Tensor]:
-    """The forward of the prepared model: the log-probability of each word of the answer, ``(N,
-    W)``.
+    """The forward of the model that `with_answers` makes: the log-probability of each word of the
+    answer, ``(N, W)``.
 
-    ``run`` is the forward of the caller's model. ``ids`` are the answer's tokens, and ``parts`` the
-    places of those that make up each word. ``words`` ``(N, L, D)`` take the place of what ``layer``
-    embeds.
+    ``run`` is the forward of the caller's model. ``ids`` are the answer's tokens, and
+    ``words_of_answer`` the places of those that make up each word. ``words`` ``(N, L, D)`` take the
+    place of what ``layer`` embeds.
     """
     with HookGroup(model) as group:
         if words is not None:
             group.forward(layer, lambda module, args, output: words)
         output = run(*args, **kwargs)
     count = len(kwargs["input_ids"])
-    first = _ends(kwargs)[:, None] - len(ids) - 1
-    logits = _at(_logits(output, count), first + torch.arange(len(ids), device=first.device))
+    first_places = _ends(kwargs)[:, None] - len(ids) - 1
+    logits = _at(
+        _logits(output, count), first_places + torch.arange(len(ids), device=first_places.device)
+    )
     tokens = torch.tensor(ids, device=logits.device).expand(count, -1)
-    of_tokens = logits.log_softmax(-1).gather(-1, tokens[..., None])[..., 0]
-    return {"answer": torch.stack([of_tokens[:, places].sum(1) for places in parts], 1)}
+    token_log_probabilities = logits.log_softmax(-1).gather(-1, tokens[..., None])[..., 0]
+    return {
+        "answer": torch.stack(
+            [token_log_probabilities[:, places].sum(1) for places in words_of_answer], 1
+        )
+    }
 
 
 class JointTokens(NamedTuple):
@@ -212,28 +240,36 @@ class JointTokens(NamedTuple):
     the photo does."""
 
 
-def _joint_tokens(model: nn.Module, inputs: Inputs, answered: int) -> JointTokens | None:
-    """The photo's tokens before those of an answer, if the prompt has a place for each of them."""
+def _joint_tokens(model: nn.Module, inputs: Inputs, answer_length: int) -> JointTokens | None:
+    """Where the photo's tokens and those from which the answer is read are in the sequence; None
+    where photos have no places of their own, or different ones.
+
+    The layouts of `explain.layers` use it to lay tokens out as a map.
+    """
     ids = inputs.kwargs["input_ids"]
-    of_photo = torch.isin(ids, _image_ids(model, ids.device))
-    places = of_photo[0].nonzero()[:, 0].tolist()
-    if not places or not bool((of_photo == of_photo[0]).all()):
+    is_photo_token = torch.isin(ids, _image_ids(model, ids.device))
+    places = is_photo_token[0].nonzero()[:, 0].tolist()
+    if not places or not bool((is_photo_token == is_photo_token[0]).all()):
         return None
     size: tuple[int, ...] = ()
     if "image_grid_thw" in inputs.kwargs:
         _, rows, columns = inputs.kwargs["image_grid_thw"][0].tolist()
         merge = round((rows * columns / len(places)) ** 0.5)
         size = (rows // merge, columns // merge)
-    starts = (_ends(inputs.kwargs) - answered - 1).tolist()
+    starts = (_ends(inputs.kwargs) - answer_length - 1).tolist()
     if len(set(starts)) == 1:
         starts = starts[:1]
     return JointTokens(
-        ids.shape[1], places, [range(start, start + answered) for start in starts], size
+        ids.shape[1], places, [range(start, start + answer_length) for start in starts], size
     )
 
 
 def _logits(output: Any, count: int) -> torch.Tensor:
-    """The logits of the next token ``(N, L, V)`` in a model's output."""
+    """The logits of the next token ``(N, L, V)`` in an image-to-text model's output.
+
+    Raises:
+        TargetError: there are none.
+    """
     logits: torch.Tensor | None = find_tensor(output, count, (3,), ("logits",))
     if logits is None:
         raise unsuitable("answer", "logits of the next token (N, L, V) for input_ids", output)
@@ -241,12 +277,14 @@ def _logits(output: Any, count: int) -> torch.Tensor:
 
 
 def _at(logits: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """The logits ``(N, L, V)`` at some places ``(N, P)``: ``(N, P, V)``."""
+    """The logits ``(N, L, V)`` of the next token at the given places ``(N, P)`` of each sequence:
+    ``(N, P, V)``."""
     return logits.gather(1, places.to(logits.device)[..., None].expand(-1, -1, logits.shape[2]))
 
 
 def _with_padding(model: nn.Module, inputs: Inputs) -> Inputs:
-    """The inputs with an attention mask, where they have none but prompts end in padding."""
+    """The inputs with an attention mask if prompts end in padding and none was given; else the same
+    inputs."""
     prompt = inputs.kwargs["input_ids"]
     if "attention_mask" in inputs.kwargs:
         return inputs
@@ -262,7 +300,8 @@ def _with_padding(model: nn.Module, inputs: Inputs) -> Inputs:
 
 
 def _ends(kwargs: Mapping[str, Any]) -> torch.Tensor:
-    """The place ``(N,)`` behind the last token of each text, which padding may follow."""
+    """The place ``(N,)`` behind the last token of each text in "input_ids", which padding may
+    follow."""
     ids = kwargs["input_ids"]
     mask = kwargs.get("attention_mask")
     if mask is None:
@@ -271,12 +310,11 @@ def _ends(kwargs: Mapping[str, Any]) -> torch.Tensor:
 
 
 def _behind(inputs: Inputs, ids: TokenIds) -> Inputs:
-    """The inputs with the tokens ``ids`` behind the prompts, and before what pads these; masks and
-    positions are extended, too.
-    """
+    """The inputs with the answer's tokens ``ids`` behind each prompt and before its padding; masks
+    and positions are extended, too."""
     prompt = inputs.kwargs["input_ids"]
     ends = _ends(inputs.kwargs).tolist()
-    longer = dict(inputs.kwargs)
+    longer_inputs = dict(inputs.kwargs)
     for name, tokens in inputs.kwargs.items():
         # also (1, L), and (3, N, L) of rotary positions in time, height and width
         if name == "position_ids":
@@ -292,12 +330,12 @@ def _behind(inputs: Inputs, ids: TokenIds) -> Inputs:
             else:
                 new = row.new_full((len(ids),), name in ("attention_mask", "token_type_ids"))
             rows.append(torch.cat([row[..., :end], new, row[..., end:]], -1))
-        longer[name] = torch.stack(rows, -2)
-    return replace(inputs, kwargs=longer, explained=list(inputs.paths))
+        longer_inputs[name] = torch.stack(rows, -2)
+    return replace(inputs, kwargs=longer_inputs, explained=list(inputs.paths))
 
 
 def _ids(model: nn.Module, inputs: Inputs, answer: Answer) -> TokenIds:
-    """The ids of an answer's tokens."""
+    """The token ids of an answer: as given, from its text, or the model's own answer."""
     if answer.text is None:
         return _own_answer(model, inputs)
     if not isinstance(answer.text, str):
@@ -307,19 +345,23 @@ def _ids(model: nn.Module, inputs: Inputs, answer: Answer) -> TokenIds:
 
 
 def _own_answer(model: nn.Module, inputs: Inputs) -> TokenIds:
-    """The most probable tokens, one after the other, up to one that ends the answer."""
+    """The tokens that the model itself answers to a single photo: the most probable ones, up to one
+    that ends the answer.
+
+    It runs the model once for each token, at most `LONGEST` times.
+    """
     if len(inputs) > 1:
         raise TargetError(
             f"x must hold one photo for the model's own answer, got {len(inputs)}; explain one at "
             "a time"
         )
     ends = ids_of(model, "eos_token_id")
-    last = int(_ends(inputs.kwargs)) - 1
+    last_place = int(_ends(inputs.kwargs)) - 1
     answer: TokenIds = ()
     with torch.no_grad(), untouched(model):
         while len(answer) < LONGEST:
-            longer = _behind(inputs, answer)
-            scores = _logits(longer.call(model), 1)[0, last + len(answer)].clone()
+            inputs_with_answer = _behind(inputs, answer)
+            scores = _logits(inputs_with_answer.call(model), 1)[0, last_place + len(answer)].clone()
             scores[_image_ids(model, scores.device)] = -torch.inf  # these stand for patches
             best = int(scores.argmax())
             if best in ends and answer:
@@ -329,6 +371,6 @@ def _own_answer(model: nn.Module, inputs: Inputs) -> TokenIds:
 
 
 def _image_ids(model: nn.Module, device: torch.device) -> torch.Tensor:
-    """The ids of tokens that stand for patches."""
+    """The ids of tokens that stand for patches of a photo in a prompt."""
     ids = ids_of(model, "image_token_id") | ids_of(model, "image_token_index")
     return torch.tensor(sorted(ids), dtype=torch.long, device=device)

@@ -34,28 +34,37 @@ class Target:
         def name(self) -> str: ...
 
     def pick(self, output: Any, count: int) -> Picked:
-        """Return the scores ``(count,)`` and the class indices ``(count,)`` that they belong to, if
-        they do."""
+        """Return the scores ``(count,)`` that are explained, and the class indices ``(count,)``
+        that they belong to, or None.
+
+        ``output`` is the model's for ``count`` images or perturbed copies. The scores keep their
+        graph.
+        """
         if (resolved := self.resolved(output, count)) is self:
             raise NotImplementedError(f"{type(self).__name__} must have a method pick")
         return resolved.pick(output, count)
 
     def resolved(self, output: Any, count: int) -> "Target":
-        """Return the target with its choices made, on the output ``model(images)`` for the images
-        as they are."""
+        """Return the target with its choices made (which class, region, box), on the output for the
+        images as they are.
+
+        Called once, before the images are altered; the result is picked from all outputs.
+        """
         return self.mapped(lambda target: target.resolved(output, count))
 
     def rows(self, images: torch.Tensor) -> "Target":
-        """Return the resolved target for rows that are perturbed copies of these images ``(P,)``,
-        which are counted from 0."""
+        """Return the resolved target for a batch of perturbed copies: ``images`` ``(P,)`` are the
+        images of its rows, counted from 0."""
         return self.mapped(lambda target: target.rows(images))
 
     def mapped(self, change: Callable[["Target"], "Target"]) -> "Target":
-        """Return the target with a change of all targets that it is made of; most have none."""
+        """Return the target with ``change`` applied to all targets that it is made of; most are
+        made of none."""
         return self
 
     def labelled(self, categories: Labels) -> "Target":
-        """Return the target with labels replaced by class indices."""
+        """Return the target with labels replaced by the indices of the classes in
+        ``categories``."""
         return self.mapped(lambda target: target.labelled(categories))
 
     def for_input_size(self, size: tuple[int, ...]) -> "Target":
@@ -65,9 +74,9 @@ class Target:
 
     def class_scores(self, output: Any, count: int) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Return the scores ``(count, K)`` of all classes in the resolved target's region or box,
-        and its own classes.
+        and its own classes ``(count,)``.
 
-        None where the output has no others.
+        Without a graph, for metrics that rank classes. None where the output has no others.
         """
         return None
 
@@ -109,6 +118,8 @@ class CheckedTarget(CheckedFields, Target):
     error = TargetError
 
     def _checked(self, checked: Any, value: Any) -> Any:
+        """The value of a field, converted to the field's type; a class index that holds its label
+        stays as it is."""
         plain = super()._checked(checked, value)
         return value if isinstance(plain, int) else plain  # a class index may hold its label
 
@@ -142,8 +153,8 @@ class Sum(Target):
 
 
 def check_one_per_image(what: str, held: int, count: int) -> None:
-    """Refuse a target that holds something for each image, such as boxes, where it ``held`` more or
-    fewer than ``count``."""
+    """Refuse a target that holds one thing (``what``) for each image, such as boxes, if it holds
+    ``held`` instead of ``count``."""
     if held != count:
         raise TargetError(
             f"{what} must have one item for each of the {count} images, got {held}; give one "
@@ -152,12 +163,20 @@ def check_one_per_image(what: str, held: int, count: int) -> None:
 
 
 def images_of_rows(images: tuple[int, ...] | None, rows: torch.Tensor) -> tuple[int, ...]:
-    """Return the original images of perturbed copies of rows ``(P,)``, where these belong to
-    ``images``, or, for None, to each image in turn."""
+    """Return the original images of perturbed copies, where a target counts rows ``(P,)``, and
+    these belong to ``images``.
+
+    None for ``images`` means that row i is image i.
+    """
     return tuple(rows.tolist() if images is None else (images[row] for row in rows.tolist()))
 
 
 def _terms(target: Any) -> tuple[tuple[float, Target], ...]:
+    """The pairs (weight, target) of a sum of targets; a single target has weight 1.
+
+    Raises:
+        TargetError: it is no target.
+    """
     if isinstance(target, Sum):
         return target.terms
     if isinstance(target, Target):
@@ -172,8 +191,8 @@ def find_tensor(output: Any, count: int, dims: Sequence[int], names: Sequence[st
     """Return the tensor in a model's output that has ``count`` rows and one of ``dims`` dimensions;
     None without any.
 
-    An output may be a tensor, a tuple, a list, a mapping or a dataclass. Earlier ``dims`` and
-    ``names`` are preferred.
+    An output may be a tensor, a tuple, a list, a mapping or a dataclass. Earlier ``dims`` are
+    preferred, and then earlier ``names``.
 
     >>> find_tensor((None, {"not": "looked into"}, torch.zeros(2, 5)), 2, [2]).shape
     torch.Size([2, 5])
@@ -190,8 +209,12 @@ def need_tensor(
     shape: str,
     names: Sequence[str] = SCORES,
 ) -> torch.Tensor:
-    """Return the tensor that `find_tensor` finds for a target; refused where there is none:
-    ``shape`` says what the target needs."""
+    """Return the tensor that `find_tensor` finds; ``shape`` says in the error what ``target``
+    needs.
+
+    Raises:
+        TargetError: the output has no such tensor.
+    """
     tensor: torch.Tensor | None = find_tensor(output, count, dims, names)
     if tensor is None:
         raise unsuitable(target.name, f"{shape}, with {count} rows", output)
@@ -199,7 +222,8 @@ def need_tensor(
 
 
 def unsuitable(target: str, needs: str, output: Any) -> TargetError:
-    """The error of a target that a model's output does not suit."""
+    """The `TargetError` for a target that needs something (``needs``) that a model's output does
+    not have."""
     return TargetError(
         f"target {target} must have a model that returns {needs}, got {summary_of_output(output)}; "
         "give a class index, or a callable as target"
@@ -238,7 +262,11 @@ def find_logits(output: Any, count: int) -> torch.Tensor:
 
 
 def find_scores(output: Any, count: int) -> torch.Tensor | None:
-    """The tensor that `find_logits` reads, as it is: ``(count, K)``, or one number an image."""
+    """The tensor of class scores in a model's output, in its own shape: ``(count, K)``, or one
+    number an image; None without any.
+
+    Where several may be, the `OutputReader` of the model decides, and else the first counts.
+    """
     if isinstance(output, torch.Tensor):
         if output.ndim > 2:
             return None
@@ -252,22 +280,27 @@ def find_scores(output: Any, count: int) -> torch.Tensor | None:
 
 
 def _candidates(output: Any, count: int) -> Mapping[Any, torch.Tensor]:
-    """The tensors that may be class scores, by their key in the output, the likeliest first; where
-    a name says which they are, these alone."""
+    """The tensors in an output that may be class scores, by their key, the likeliest first.
+
+    Where a name says which they are, these alone, with the key ``()``.
+    """
     for tensor in items_named(output, SCORES):
         if isinstance(tensor, torch.Tensor) and tensor.ndim in (1, 2) and len(tensor) == count:
             return {(): tensor}
     tensors = [(key, t) for key, t in nested.items(output) if isinstance(t, torch.Tensor)]
-    with_rows = {key: t for key, t in tensors if t.ndim in (1, 2) and len(t) == count}
-    if any(tensor.ndim == 2 for tensor in with_rows.values()):
-        floating = {key: t for key, t in with_rows.items() if t.is_floating_point()}
-        return dict(sorted((floating or with_rows).items(), key=lambda item: -item[1].ndim))
+    per_image_tensors = {key: t for key, t in tensors if t.ndim in (1, 2) and len(t) == count}
+    if any(tensor.ndim == 2 for tensor in per_image_tensors.values()):
+        floating_tensors = {key: t for key, t in per_image_tensors.items() if t.is_floating_point()}
+        return dict(
+            sorted((floating_tensors or per_image_tensors).items(), key=lambda item: -item[1].ndim)
+        )
     first = next(iter(_tensors(output, SCORES)), None)
     return {} if first is None or first.ndim > 1 or first.numel() != count else {(): first}
 
 
 def _tensors(output: Any, names: Sequence[str]) -> list[torch.Tensor]:
-    """The tensors in an output: those with one of the names, then the others in their order."""
+    """The tensors in a model's output: those with one of the names, then all in their order, so
+    that some come twice."""
     if isinstance(output, torch.Tensor):
         return [output]
     values = items_named(output, names) + [value for _, value in nested.items(output)]
@@ -275,8 +308,8 @@ def _tensors(output: Any, names: Sequence[str]) -> list[torch.Tensor]:
 
 
 def items_named(output: Any, names: Sequence[str]) -> list[Any]:
-    """The items or attributes of a model's output with these names; None for those that are not
-    there."""
+    """The items or attributes of a model's output with these names, in their order; None in the
+    place of one that it lacks."""
     items = dict(nested.items(output))
     if isinstance(output, Mapping):  # whose attributes may be its keys again
         return [items.get(name) for name in names]
@@ -300,7 +333,7 @@ def summary_of_output(output: Any) -> str:
 
 
 def check_class(index: int, classes: int) -> None:
-    """Refuse an index outside of the model's ``classes``."""
+    """Refuse a class index that the model, which has ``classes``, does not have."""
     if not 0 <= index < classes:
         last = classes - 1
         raise TargetError(

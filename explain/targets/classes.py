@@ -48,6 +48,7 @@ class ClassTarget(Target):
     """The labels of the classes, for messages."""
 
     def __post_init__(self) -> None:
+        """Refuse an index that is no int, label or tuple."""
         if not isinstance(self.index, (int, str, tuple)):
             raise TargetError(
                 "index must be a class index, a label, or a tuple with an index for each image, "
@@ -59,6 +60,7 @@ class ClassTarget(Target):
         return str(self.index)
 
     def pick(self, output: Any, count: int) -> Picked:
+        """The score ``(count,)`` of the class, and its index for each image."""
         if isinstance(self.index, str):
             return self.labelled(None).pick(output, count)
         scores = find_logits(output, count)
@@ -74,21 +76,26 @@ class ClassTarget(Target):
         return scores.gather(1, chosen[:, None])[:, 0], chosen
 
     def resolved(self, output: Any, count: int) -> Target:
+        """The same target for class scores; for a detector the best box of the class, for a
+        segmenter its region."""
         if isinstance(output, torch.Tensor) and output.ndim == 2:
             return self
         return _elsewhere(output, count, self.index, categories=self.categories) or self
 
     def rows(self, images: torch.Tensor) -> "ClassTarget":
+        """The target for a batch of perturbed copies of the given images."""
         if not isinstance(self.index, tuple):
             return self
         return ClassTarget(tuple(self.index[image] for image in images.tolist()))
 
     def labelled(self, categories: Labels) -> Target:
+        """The target with its label replaced by the class index; "yes" and "no" of a model with one
+        output become a `BinaryLogit`."""
         label = self.index
         if not isinstance(label, str):
             return self
-        one = categories is None or (len(categories) == 1 and label != categories[0])
-        if one and label in ("yes", "no", label_of_no(categories)):
+        may_be_yes_or_no = categories is None or (len(categories) == 1 and label != categories[0])
+        if may_be_yes_or_no and label in ("yes", "no", label_of_no(categories)):
             return BinaryLogit(label == "yes")
         return ClassTarget(find_category(label, categories), categories)
 
@@ -105,6 +112,7 @@ class ChosenClasses(Target):
     name = "the class of each image"
 
     def pick(self, output: Any, count: int) -> Picked:
+        """The scores ``(count,)`` of the chosen classes, and their indices."""
         scores = find_logits(output, count)
         if scores.shape[1] < self.width:
             raise TargetError(
@@ -136,6 +144,8 @@ class TopClass(CheckedTarget):
         return f"top-{self.rank + 1}"
 
     def resolved(self, output: Any, count: int) -> Target:
+        """The classes of this rank in the images as they are, fixed for all perturbed copies; boxes
+        or regions where the model gives these."""
         elsewhere = _elsewhere(output, count, None, self.rank)
         if elsewhere is not None:
             return elsewhere
@@ -145,8 +155,8 @@ class TopClass(CheckedTarget):
                 f"top_k must be at most {scores.shape[1]}, the number of the model's classes, got "
                 f"{self.top_k or self.rank + 1}; give fewer"
             )
-        best = scores.topk(self.rank + 1, dim=1).indices
-        return ChosenClasses(best[:, self.rank], scores.shape[1])
+        top_indices = scores.topk(self.rank + 1, dim=1).indices
+        return ChosenClasses(top_indices[:, self.rank], scores.shape[1])
 
 
 def _elsewhere(
@@ -156,8 +166,11 @@ def _elsewhere(
     rank: int = 0,
     categories: Labels = None,
 ) -> Target | None:
-    """The resolved target for a class of a model that gives boxes or maps; None for one that gives
-    class scores."""
+    """The resolved target for a class if the output has boxes or maps instead of class scores; else
+    None.
+
+    ``label`` is the class (None is any, or the top one), ``rank`` which of its detections.
+    """
     has_boxes = isinstance(output, Mapping) and "boxes" in output
     if not has_boxes and find_tensor(output, count, (2,)) is not None:
         return None
@@ -189,6 +202,8 @@ class BinaryLogit(CheckedTarget):
         return "yes" if self.positive else "no"
 
     def pick(self, output: Any, count: int) -> Picked:
+        """The model's logit ``(count,)`` for "yes", or its negative for "no"; the class index is 0
+        for "yes", None for "no"."""
         logits = find_logits(output, count)
         if logits.shape[1] != 1:
             raise TargetError(
@@ -221,6 +236,7 @@ class Similarity(Target):
     __repr__ = short_repr
 
     def __post_init__(self) -> None:
+        """Check the embedding, and flatten it to ``(D,)`` or ``(N, D)``."""
         embedding = torch.as_tensor(self.embedding).detach()
         flat = embedding.flatten(1) if embedding.ndim > 1 else embedding
         flat = flat[0] if flat.ndim == 2 and len(flat) == 1 else flat
@@ -232,6 +248,7 @@ class Similarity(Target):
         object.__setattr__(self, "embedding", flat)
 
     def pick(self, output: Any, count: int) -> Picked:
+        """The cosine ``(count,)`` between the model's embedding of each image and the given one."""
         shape = "embeddings (N, D)"
         rows = need_tensor(output, count, (2, 4), self, shape, EMBEDDINGS).flatten(1)
         reference = self.embedding.to(rows)
@@ -243,5 +260,6 @@ class Similarity(Target):
         return F.cosine_similarity(rows, reference.expand_as(rows), dim=1), None
 
     def rows(self, images: torch.Tensor) -> "Similarity":
+        """The target for a batch of perturbed copies of the given images."""
         single = self.embedding.ndim == 1
         return self if single else Similarity(self.embedding[images.to(self.embedding.device)])

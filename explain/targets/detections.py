@@ -43,7 +43,8 @@ _in_photo: ContextVar[InPhoto | None] = ContextVar("in_photo", default=None)
 
 @contextmanager
 def showing(in_photo: InPhoto) -> Iterator[None]:
-    """Within this block, messages about detections are in pixels of the photos."""
+    """Within this block, messages about detections give boxes in pixels of the photos, by the
+    function ``in_photo``."""
     token = _in_photo.set(in_photo)
     try:
         yield
@@ -116,6 +117,7 @@ class Detections(CheckedTarget):
     __repr__ = short_repr
 
     def __post_init__(self) -> None:
+        """Check the options, and convert ``box`` to a tensor."""
         super().__post_init__()
         if not 0 <= self.overlap <= 1:
             raise TargetError(
@@ -150,6 +152,12 @@ class Detections(CheckedTarget):
         return self.of in ("score", "existence")
 
     def resolved(self, output: Any, count: int) -> Target:
+        """Choose the box of each image, on the output for the images as they are; return it as a
+        `Detected`.
+
+        Raises:
+            TargetError: an image has no such box. NotDetectedError if it is no detection.
+        """
         boxes = read(output, count, self.size, self.decode, self.name)
         if boxes.doubt and self.decode is None:
             warn(boxes.doubt)
@@ -166,17 +174,19 @@ class Detections(CheckedTarget):
         for image in range(count):
             cell, label = self._find(boxes, image, wanted[image])
             corners = boxes.boxes[image].detach()
-            same = coinciding(boxes.scores[image][:, label].detach(), corners, corners[cell])[0]
+            candidates = coinciding(boxes.scores[image][:, label].detach(), corners, corners[cell])[
+                0
+            ]
             resolved_labels.append(label)
             resolved_boxes.append(corners[cell])
-            ranks.append(same.tolist().index(cell))
-        own_boxes = torch.stack(resolved_boxes)
+            ranks.append(candidates.tolist().index(cell))
+        found_boxes = torch.stack(resolved_boxes)
         return Detected(
             self.name,
             tuple(resolved_labels),
-            own_boxes,
+            found_boxes,
             tuple(ranks),
-            compared=own_boxes if self.box is None else wanted.to(own_boxes),
+            compared=found_boxes if self.box is None else wanted.to(found_boxes),
             overlap=self.overlap,
             of=self.of,
             layout=boxes.layout,
@@ -191,29 +201,38 @@ class Detections(CheckedTarget):
         return self if self.size is not None else replace(self, size=size)
 
     def detected(self, output: Any, count: int, image: int) -> list[tuple[int, int]]:
-        """Return the detections with this label in one image, best first: the position of each, and
-        its label."""
+        """Return the detections with this target's label in one image, best first: pairs of
+        position among the output's boxes and class."""
         boxes = read(output, count, self.size, self.decode, self.name)
         return list(self._detected(boxes, image, self._label(image)))
 
     def _label(self, image: int) -> int | None:
-        """The class index of the label for one image; None is any."""
+        """The class index that the target asks for in one image; None for any class."""
         label = self.label[image] if isinstance(self.label, tuple) else self.label
         index: int | None = find_category(label, None)
         return index
 
     def _detected(self, boxes: Boxes, image: int, label: int | None) -> Iterator[tuple[int, int]]:
-        """The position and label of each detection with this label in one image, best first."""
-        least = self.threshold if boxes.dense else -torch.inf
-        key = image, label, least
+        """Yield the detections with a class (None for any) in one image, best first: pairs of
+        position and class.
+
+        They are computed one by one, as far as a caller asks, and kept in ``boxes.detections`` for
+        other targets.
+        """
+        threshold = self.threshold if boxes.dense else -torch.inf
+        key = image, label, threshold
         if key not in boxes.detections:
             scores = _of_label(boxes.scores[image].detach(), label)
-            detections = suppressed(scores, boxes.boxes[image].detach(), least, boxes.dense)
+            detections = suppressed(scores, boxes.boxes[image].detach(), threshold, boxes.dense)
             (boxes.detections[key],) = tee(detections, 1)
         return copy(boxes.detections[key])
 
     def _check_in_image(self, wanted: torch.Tensor | None, image: int) -> None:
-        """Refuse a box or point beside the image."""
+        """Refuse a box or point that lies beside the image; ``wanted`` is the box, or None.
+
+        Raises:
+            TargetError: it does; the message has the image's size.
+        """
         if self.size is None:
             return
         height, width = self.size[-2:]
@@ -230,7 +249,15 @@ class Detections(CheckedTarget):
         )
 
     def _find(self, boxes: Boxes, image: int, wanted: torch.Tensor | None) -> tuple[int, int]:
-        """The position and label of the box that is meant in one image."""
+        """Find the box that the target means in one image: its position among ``boxes``, and its
+        class.
+
+        With a box (``wanted``), it is the one that overlaps it best; else the detection with the
+        target's number, or around its point.
+
+        Raises:
+            NotDetectedError: there is no such detection.
+        """
         label = self._label(image)
         self._check_in_image(wanted, image)
         if wanted is not None:
@@ -251,61 +278,74 @@ class Detections(CheckedTarget):
                 f"target {self.name} must have a class from 0 to {classes - 1}, got {label}; give "
                 "another"
             )
-        what = "is not" if count == 0 else f"only {count} {'is' if count == 1 else 'are'}"
+        shortage = "is not" if count == 0 else f"only {count} {'is' if count == 1 else 'are'}"
         raise NotDetectedError(
-            f"target {self.name} must be detected in {_photo(image)}, but {what}; "
+            f"target {self.name} must be detected in {_photo(image)}, but {shortage}; "
             f"{self._remedy(boxes, image, label)}"
         )
 
     def _remedy(self, boxes: Boxes, image: int, label: int | None) -> str:
-        """What is detected in an image, and a place that can be asked for instead."""
+        """The end of an error message: what is detected in an image instead, and a place that can
+        be asked for."""
         corners = boxes.boxes[image].detach()
         detected = islice(self._detected(boxes, image, None), LISTED)
         words = [self._words(corners[cell], category, image) for cell, category in detected]
-        what = f"take what is: {', '.join(words)}" if words else "nothing is detected"
-        named = "" if label is None else f"{self._called(label)} "
-        place = f"{named}box 120,40,300,380".strip()
-        return f"{what}; or, for what speaks against it, a place such as {place!r}"
+        advice = f"take what is: {', '.join(words)}" if words else "nothing is detected"
+        label_words = "" if label is None else f"{self._called(label)} "
+        place = f"{label_words}box 120,40,300,380".strip()
+        return f"{advice}; or, for what speaks against it, a place such as {place!r}"
 
     def _words(self, corners: torch.Tensor, label: int, image: int) -> str:
-        """A detection as text: "cup box 120,40,300,380"."""
+        """A detection as a user would type it: "cup box 120,40,300,380"."""
         return f"{self._called(label)} box {self._edges(corners.tolist(), image)}"
 
     def _called(self, label: int) -> str:
-        """How texts call a class: by its label, or its index."""
+        """The name of a class in messages: its label, or its index without one."""
         return class_label(self.categories, label).removeprefix("class ")
 
     def _edges(self, corners: Sequence[float], image: int) -> str:
-        """A box as messages give it: in pixels of the photo, or of the model's input."""
+        """A box in messages, "120,40,300,380": in pixels of the photo where they are known, else of
+        the model's input."""
         in_photo = self._in_photo
         shown_corners = corners if in_photo is None else in_photo(image, corners)
         return ",".join(f"{edge:.0f}" for edge in shown_corners)
 
     @property
     def _unit(self) -> str:
+        """What boxes in messages are measured in."""
         return "pixels of the photo" if self._in_photo else "pixels of the model's input"
 
     @property
     def _in_photo(self) -> InPhoto | None:
-        """How messages convert boxes; not at all for a target in pixels of the input."""
+        """The function that converts boxes for messages to pixels of the photo; None for a target
+        in pixels of the model's input."""
         has_place = self.box is not None or self.point is not None
         return None if has_place and not isinstance(self, Place) else _in_photo.get()
 
     def _nearest(
         self, boxes: Boxes, image: int, label: int | None, wanted: torch.Tensor
     ) -> tuple[int, int]:
-        """The position and label of the box that overlaps the wanted one best."""
+        """Find the box of one image that overlaps the wanted one best: its position among
+        ``boxes``, and its class.
+
+        Raises:
+            TargetError: it overlaps it by less than ``overlap``; the message names it.
+        """
         scores = boxes.scores[image].detach()
         corners = boxes.boxes[image].detach()
         nearest = "it gives none"
         if scores.numel():
-            cell, shared = matching_box(
+            cell, overlap_share = matching_box(
                 _of_label(scores, label).amax(1), corners, wanted, self.index
             )
             category = int(scores[cell].argmax()) if label is None else label
-            if shared >= self.overlap:
+            if overlap_share >= self.overlap:
                 return cell, category
-            overlap = f"overlaps it by {shared:.2f}" if shared > 0 else "does not overlap it"
+            overlap = (
+                f"overlaps it by {overlap_share:.2f}"
+                if overlap_share > 0
+                else "does not overlap it"
+            )
             words = self._words(corners[cell], category, image)
             nearest = f"the nearest, {words}, {overlap}; give that"
         raise TargetError(
@@ -336,6 +376,7 @@ class Detected(Target):
     __repr__ = short_repr
 
     def pick(self, output: Any, count: int) -> Picked:
+        """The score of each image's box, found again in this output: ``(count,)``."""
         boxes = self._read(output, count)
         values = []
         for image in range(count):
@@ -344,6 +385,8 @@ class Detected(Target):
         return torch.stack(values), None
 
     def class_scores(self, output: Any, count: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The scores ``(count, K)`` of all classes in each image's box, and the classes that are
+        explained; None where boxes have one label each."""
         boxes = self._read(output, count)
         # a result has one label for each box
         if not boxes.dense or self.of not in ("score", "logit"):
@@ -358,22 +401,24 @@ class Detected(Target):
         return replace(self, labels=classes)
 
     def likeness(self, output: Any, count: int) -> torch.Tensor:
-        """How much the best box in each image is like this one ``(count,)``.
+        """How similar the best box of each image is to this one: ``(count,)``, overlap times score,
+        0 without a box.
 
-        Of a box that may have the same label, the overlap times the score; 0 where there is none.
-        (In Petsiuk et al., 2021, the cosine of the class distributions takes part; with a label for
-        each box, that is 1 or 0.)
+        For D-RISE (Petsiuk et al., 2021), where the cosine of the class distributions
+        takes part; with a label for each box, that is 1 or 0.
         """
         boxes = self._read(output, count)
         best = self.boxes.new_zeros(count)
         for image, (scores, corners) in enumerate(zip(boxes.scores, boxes.boxes, strict=True)):
             if scores.numel():
-                of_label = _of_label(scores, self.labels[image]).amax(1).float()
-                alike = overlaps(corners, self.boxes[image]) * of_label
-                best[image] = torch.where(of_label > -torch.inf, alike, 0.0).max()
+                label_scores = _of_label(scores, self.labels[image]).amax(1).float()
+                similarity = overlaps(corners, self.boxes[image]) * label_scores
+                best[image] = torch.where(label_scores > -torch.inf, similarity, 0.0).max()
         return best
 
     def rows(self, images: torch.Tensor) -> "Detected":
+        """The target for a batch whose rows are perturbed copies of the given images: their labels,
+        boxes and ranks."""
         numbers = images.tolist()
         return replace(
             self,
@@ -384,24 +429,29 @@ class Detected(Target):
         )
 
     def _read(self, output: Any, count: int) -> Boxes:
+        """The boxes in a model's output, in the layout that the target was resolved on."""
         return read(output, count, self.size, self.decode or self.layout, self.name)
 
     def _matched(self, boxes: Boxes, image: int) -> tuple[int, float]:
-        """The position of the box in one image, and how much it overlaps the resolved one: less
-        than 0 where there is none."""
+        """Find this target's box again in one image: its position among ``boxes``, and its overlap
+        with the resolved box (below 0 if there is none)."""
         scores = boxes.scores[image][:, self.labels[image]].detach()
         corners = boxes.boxes[image].detach()
         return matching_box(scores, corners, self.boxes[image], self.ranks[image])
 
     def _value(self, boxes: Boxes, image: int) -> torch.Tensor | None:
-        """What is explained of the box in one image; None where it is not there."""
+        """What is explained of the box in one image, as a number with a graph: its score, logit,
+        side, overlap or existence.
+
+        None where the box is not found again: then the score is 0.
+        """
         scores = boxes.scores[image]
         corners = boxes.boxes[image]
         label = self.labels[image]
         if not len(corners) or label >= scores.shape[1]:
             return None
-        cell, shared = self._matched(boxes, image)
-        if shared < 0:
+        cell, overlap_share = self._matched(boxes, image)
+        if overlap_share < 0:
             return None
         if self.of in SIDES:
             return corners[cell, SIDES.index(self.of)]
@@ -412,7 +462,7 @@ class Detected(Target):
                     "'logit'"
                 )
             return boxes.logits[image][cell, label]
-        if shared < self.overlap:
+        if overlap_share < self.overlap:
             return None
         if self.of == "overlap":
             return overlaps(corners[cell][None], self.compared[image])[0]
@@ -422,19 +472,20 @@ class Detected(Target):
 
 
 def _photo(image: int) -> str:
-    """How messages call an image of a batch."""
+    """The name of an image of a batch in messages."""
     name = image_name(image)
     return f"photo {name}" if name == str(image) else f"photo {name!r}"
 
 
 def _nothing(scores: torch.Tensor) -> torch.Tensor:
-    """The score where a box is not found among those with scores ``(Q, K)``: 0, and part of the
-    graph."""
+    """A score of 0 for a box that is not found, connected to the graph so that gradients are 0
+    too."""
     return 0 * torch.where(scores == -torch.inf, 0.0, scores).sum()
 
 
 def _of_label(scores: torch.Tensor, label: int | None) -> torch.Tensor:
-    """Scores ``(Q, K)`` without those of other classes."""
+    """Detection scores ``(Q, K)`` with minus infinity for all classes but ``label``; as they are
+    for None."""
     if label is None:
         return scores
     is_other = torch.arange(scores.shape[1], device=scores.device) != label
@@ -444,33 +495,34 @@ def _of_label(scores: torch.Tensor, label: int | None) -> torch.Tensor:
 def matching_box(
     scores: torch.Tensor, boxes: torch.Tensor, box: torch.Tensor, rank: int = 0
 ) -> tuple[int, float]:
-    """Return which of some boxes ``(Q, 4)`` with scores ``(Q,)`` is the same as one box, and how
-    much both overlap.
+    """Return which of the boxes ``(Q, 4)`` with scores ``(Q,)`` is the same as ``box``, and their
+    intersection over union.
 
     It is the one that overlaps it best; of several that do so nearly as much, the one with the best
     score, or the one of that ``rank``. The overlap is less than 0 where there is none.
     """
-    cells, shared = coinciding(scores, boxes, box, rank + 1)
+    cells, overlap_shares = coinciding(scores, boxes, box, rank + 1)
     if len(cells) <= rank:
         return int(cells[-1]), -1.0
-    return int(cells[rank]), float(shared[rank])
+    return int(cells[rank]), float(overlap_shares[rank])
 
 
 def coinciding(
     scores: torch.Tensor, boxes: torch.Tensor, box: torch.Tensor, least: int = 1
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return which of some boxes ``(Q, 4)`` may be the same as one box, best score first, and how
-    much they overlap it.
+    """Return the positions of the boxes ``(Q, 4)`` that may be the same as ``box``, best score
+    first, and their intersections over union.
 
-    They are those that overlap it nearly as much as the one that does so best, and those next to
-    them up to ``least`` boxes. A score of minus infinity excludes a box: its overlap is -1.
+    They are those that overlap it nearly as much as the one that does so best (see `NEAR`), and
+    those next to them up to ``least`` boxes. A score of minus infinity excludes a box: its overlap
+    is -1.
     """
-    shared = torch.where(scores > -torch.inf, overlaps(boxes, box), -1.0)
-    nearest = shared.topk(min(least, len(shared))).values
+    overlap_shares = torch.where(scores > -torch.inf, overlaps(boxes, box), -1.0)
+    nearest = overlap_shares.topk(min(least, len(overlap_shares))).values
     enough = min(nearest[-1], NEAR * nearest[0] if nearest[0] > 0 else nearest[0])
-    near = (shared >= enough).nonzero()[:, 0]
+    near = (overlap_shares >= enough).nonzero()[:, 0]
     cells = near[scores[near].sort(descending=True, stable=True).indices]
-    return cells, shared[cells]
+    return cells, overlap_shares[cells]
 
 
 def suppressed(
@@ -481,11 +533,12 @@ def suppressed(
     iou: float = 0.6,
     most: int = 1000,
 ) -> Iterator[tuple[int, int]]:
-    """Yield the detections among boxes ``(Q, 4)`` with scores ``(Q, K)``, best first, as pairs of
-    position and label.
+    """Yield the detections that non-maximum suppression keeps, best first: pairs of position among
+    ``boxes`` and class.
 
-    Of boxes with the same label that overlap by more than ``iou``, the best stays, unless they are
-    not ``dense``. ``most`` candidates are considered.
+    ``boxes`` are ``(Q, 4)`` with scores ``(Q, K)``. Of boxes with the same label that overlap by
+    more than ``iou``, the best stays, unless they are not ``dense``. ``most`` candidates are
+    considered.
 
     >>> boxes = torch.tensor(
     ...     [[0.0, 0, 9, 9], [0, 0, 9, 8], [20, 0, 29, 9]]
@@ -493,22 +546,25 @@ def suppressed(
     >>> list(suppressed(torch.tensor([[0.9], [0.8], [0.7]]), boxes, 0.5))
     [(0, 0), (2, 0)]
     """
-    above = scores > threshold
-    if int(above.sum()) > most:  # to sort all of them would take longer than the model
-        above &= scores >= scores.flatten().topk(most).values[-1]
-    cells, labels = above.nonzero(as_tuple=True)
-    left = scores[cells, labels].sort(descending=True, stable=True).indices[:most]
-    while len(left):
-        best = left[0]
-        left = left[1:]
+    is_candidate = scores > threshold
+    if int(is_candidate.sum()) > most:  # to sort all of them would take longer than the model
+        is_candidate &= scores >= scores.flatten().topk(most).values[-1]
+    cells, labels = is_candidate.nonzero(as_tuple=True)
+    remaining = scores[cells, labels].sort(descending=True, stable=True).indices[:most]
+    while len(remaining):
+        best = remaining[0]
+        remaining = remaining[1:]
         yield int(cells[best]), int(labels[best])
         if dense:
-            same = labels[left] == labels[best]
-            left = left[~(same & (overlaps(boxes[cells[left]], boxes[cells[best]]) > iou))]
+            has_same_label = labels[remaining] == labels[best]
+            remaining = remaining[
+                ~(has_same_label & (overlaps(boxes[cells[remaining]], boxes[cells[best]]) > iou))
+            ]
 
 
 def overlaps(boxes: torch.Tensor, box: torch.Tensor) -> torch.Tensor:
-    """Return the intersection over union of each of ``boxes`` ``(Q, 4)`` with one box ``(4,)``.
+    """Return the intersection over union of each of ``boxes`` ``(Q, 4)`` with one box ``(4,)``; 1
+    for equal boxes without an area.
 
     >>> overlaps(torch.tensor([[0.0, 0, 2, 2], [1, 0, 3, 2]]), torch.tensor([0.0, 0, 2, 2]))
     tensor([1.0000, 0.3333])
@@ -516,11 +572,11 @@ def overlaps(boxes: torch.Tensor, box: torch.Tensor) -> torch.Tensor:
     boxes = boxes.float()
     box = box.to(boxes.device).float()
     sides = torch.minimum(boxes[:, 2:], box[2:]) - torch.maximum(boxes[:, :2], box[:2])
-    shared = sides.clamp(min=0).prod(1)
+    intersections = sides.clamp(min=0).prod(1)
     areas = (boxes[:, 2:] - boxes[:, :2]).clamp(min=0).prod(1)
-    union = areas + (box[2:] - box[:2]).prod() - shared
+    union = areas + (box[2:] - box[:2]).prod() - intersections
     is_same = (areas.detach() <= 0) & (boxes == box).all(1)  # a box without an area
-    return torch.where(is_same, 1.0, shared / union.clamp(min=torch.finfo(union.dtype).tiny))
+    return torch.where(is_same, 1.0, intersections / union.clamp(min=torch.finfo(union.dtype).tiny))
 
 
 _NUMBER = r"\s*(-?\d+(?:\.\d+)?)\s*"
@@ -544,6 +600,12 @@ class Place(Detections):
         return self.called
 
     def resolved(self, output: Any, count: int) -> Target:
+        """Choose what the place means in each image: a box of a detector, or the class at the place
+        of a segmenter.
+
+        Raises:
+            TargetError: the model gives neither boxes nor maps.
+        """
         if find_layout(output, count, self.size) is not None:
             return super().resolved(output, count)
         if self.size is None or (self.box is None and self.point is None):
@@ -561,8 +623,11 @@ class Place(Detections):
         return Segmentation(self.label, mask).resolved(output, count)
 
     def on_photo(self, seen: Box, size: Size) -> "Place":
-        """Return this place, which is in pixels of a photo, in those of an input of ``size``, which
-        shows the part ``seen`` of the photo."""
+        """Return this place, given in pixels of a photo, in pixels of the model's input of
+        ``size``.
+
+        ``seen`` is the part of the photo that the input shows.
+        """
         places: dict[str, Any] = {"point": self.point, "box": self.box}
         for name, place in places.items():
             if place is not None:
@@ -571,7 +636,8 @@ class Place(Detections):
 
 
 def as_place(text: str) -> Place | None:
-    """Read the text of a place, such as "cup@2"; None for another text.
+    """Read a place that a user has typed, such as "cup@2" or "box 120,40,300,380"; None for a text
+    that is no place.
 
     >>> (
     ...     as_place("cup@2").index,
@@ -592,7 +658,7 @@ def as_place(text: str) -> Place | None:
 
 
 def _label(text: str | None) -> int | str | None:
-    """The label in the text of a place, such as "bird" of "bird box 1,2,3,4": a class index where
-    it is a number, None where there is none."""
+    """The label before a typed place ("bird" of "bird box 1,2,3,4"): an int for a class index, None
+    without one."""
     text = (text or "").strip()
     return int(text) if text.isdecimal() else text or None

@@ -79,7 +79,8 @@ _readings: ContextVar[dict[Any, Any] | None] = ContextVar("readings", default=No
 
 @contextmanager
 def reading_once() -> Iterator[None]:
-    """Within this block, the boxes of an output are read once, for all targets together."""
+    """Within this block, the boxes in an output are read once for all targets together, and
+    kept."""
     token = _readings.set({})
     try:
         yield
@@ -90,8 +91,10 @@ def reading_once() -> Iterator[None]:
 def read(
     output: Any, count: int, size: Size | None, decode: Decode | str | None = None, name: str = "it"
 ) -> Boxes:
-    """Return the boxes in a model's output for ``count`` images of ``size`` (height, width), in
-    pixels of the input.
+    """Read the boxes in a detector's output for ``count`` images, in pixels of the model's input
+    ``size`` (height, width).
+
+    ``name`` is what messages call the target.
 
     Raises:
         TargetError: the output has none of the known layouts, or not the one that is named.
@@ -119,10 +122,11 @@ def find_layout(
     *,
     is_detector: bool = False,
 ) -> Boxes | None:
-    """Return the boxes in a model's output in the first layout that fits, or in the one that is
-    named; else None.
+    """Read the boxes in a model's output in the first layout that fits, or in the one that
+    ``decode`` names; None if none does.
 
-    Maps that a segmenter may return too are boxes only if the model ``is_detector``.
+    Maps that a segmenter may return too are boxes only if the model ``is_detector``. Inside
+    `reading_once`, a second call for the same output returns the same `Boxes`.
 
     >>> find_layout({"scores": torch.zeros(1, 7, 2), "boxes": torch.zeros(1, 7, 4)}, 1).layout
     'cells'
@@ -133,23 +137,27 @@ def find_layout(
     if readings.get("output") is not output:
         readings.clear()
         readings["output"] = output
-    circumstances = (count, size, torch.is_grad_enabled(), is_detector)
+    reading_options = (count, size, torch.is_grad_enabled(), is_detector)
     layout = id(decode) if callable(decode) else decode
-    if (circumstances, layout) not in readings:
+    if (reading_options, layout) not in readings:
         if callable(decode):
             boxes: Boxes | None = _decoded(output, count, decode)
         else:
             boxes = _in_layout(output, count, size, decode, is_detector)
         if boxes is not None:
             boxes = _without_broken(boxes)
-            readings[circumstances, layout or boxes.layout] = boxes
-        readings[circumstances, layout] = boxes
-    latest: Boxes | None = readings[circumstances, layout]
-    return latest
+            readings[reading_options, layout or boxes.layout] = boxes
+        readings[reading_options, layout] = boxes
+    boxes_in_layout: Boxes | None = readings[reading_options, layout]
+    return boxes_in_layout
 
 
 def _decoded(output: Any, count: int, decode: Decode) -> Boxes:
-    """Read the boxes with the caller's function."""
+    """Read the boxes in an output with the caller's function ``decode``.
+
+    Raises:
+        TargetError: it returns other shapes than scores ``(N, Q, K)`` and boxes ``(N, Q, 4)``.
+    """
     scores, boxes = decode(output)
     if scores.ndim != 3 or len(scores) != count or boxes.shape != (*scores.shape[:2], 4):
         raise TargetError(
@@ -162,7 +170,8 @@ def _decoded(output: Any, count: int, decode: Decode) -> Boxes:
 def _in_layout(
     output: Any, count: int, size: Size | None, layout: str | None, is_detector: bool
 ) -> Boxes | None:
-    """Read the boxes in the layout with this name; for None, in the first that fits."""
+    """Read the boxes in an output in one layout of `LAYOUTS`, or for None in the first that fits;
+    None if it does not fit."""
     if layout is not None:
         boxes = LAYOUTS[layout](output, count, size)
         return None if boxes is None else replace(boxes, layout=layout)
@@ -176,34 +185,34 @@ def _in_layout(
 
 
 def _without_broken(boxes: Boxes) -> Boxes:
-    """Give minus infinity to scores that are NaN, and to those of boxes without a finite area: such
-    a score exceeds no threshold, so that nothing is detected there.
+    """Exclude boxes that are broken: minus infinity for scores that are NaN or whose box has no
+    finite area, so that nothing is detected there.
 
     Where all scores before suppression are so, the network has failed: they become NaN, which is
     refused like that of a class.
     """
-    kept = []
+    usable_scores = []
     for scores, corners in zip(boxes.scores, boxes.boxes, strict=True):
         areas = (corners[:, 2:] - corners[:, :2]).detach().float().prod(1)
         broken = scores.isnan() | ~areas.isfinite()[:, None]
         if bool(broken.any()):
             has_failed = boxes.dense and bool(broken.all())
             scores = scores.masked_fill(broken, torch.nan if has_failed else -torch.inf)
-        kept.append(scores)
-    return replace(boxes, scores=kept)
+        usable_scores.append(scores)
+    return replace(boxes, scores=usable_scores)
 
 
 def _part(output: Any, *names: str) -> Any:
-    """The first item or attribute of an output with one of these names; None without any."""
+    """The first item or attribute of an output that has one of these names; None without any."""
     return next((part for part in items_named(output, names) if part is not None), None)
 
 
 def _results(output: Any, count: int, size: Size | None) -> Boxes | None:
-    """Boxes, labels and scores of each image, as torchvision and the processors of transformers
-    give them.
+    """Read the layout "results": boxes, labels and scores of each image, as torchvision and the
+    processors of transformers give them.
 
     So do the result objects of ultralytics, of which oriented boxes count with the upright boxes
-    around them.
+    around them. None for other outputs.
     """
     images = [output] if isinstance(output, Mapping) and count == 1 else output
     if not isinstance(images, (list, tuple)) or len(images) != count:
@@ -215,7 +224,8 @@ def _results(output: Any, count: int, size: Size | None) -> Boxes | None:
 
 
 def _of_results(results: Sequence[Any]) -> Boxes:
-    """The boxes of images from their boxes ``(Q, 4)``, labels ``(Q,)`` and scores ``(Q,)``.
+    """`Boxes` from a list with (boxes ``(Q, 4)``, labels ``(Q,)``, scores ``(Q,)``) for each image,
+    after suppression.
 
     What fills up a list of detections has a label below 0.
     """
@@ -223,36 +233,39 @@ def _of_results(results: Sequence[Any]) -> Boxes:
     classes = 1 + max(labels_of_all.tolist(), default=0)
     scores_of_images = []
     for _, labels, scores in results:
-        nothing = scores.new_full((len(scores), max(classes, 1)), -torch.inf)
+        empty_scores = scores.new_full((len(scores), max(classes, 1)), -torch.inf)
         labelled = scores.masked_fill(labels < 0, -torch.inf)
-        scores_of_images.append(nothing.scatter(1, labels.clamp(min=0)[:, None], labelled[:, None]))
+        scores_of_images.append(
+            empty_scores.scatter(1, labels.clamp(min=0)[:, None], labelled[:, None])
+        )
     return Boxes(scores_of_images, [boxes for boxes, *_ in results], dense=False)
 
 
 def _result(image: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
-    """The boxes, labels and scores of an image."""
-    parts = items_named(image, ("boxes", "labels", "scores"))
+    """The boxes, labels and scores ``(Q,)`` of one image in a detector's result; None where one is
+    missing. A label that is NaN becomes -1."""
+    fields = items_named(image, ("boxes", "labels", "scores"))
     for holder in items_named(image, ("obb", "boxes")):
-        if not isinstance(parts[1], torch.Tensor):
-            parts = items_named(holder, ("xyxy", "cls", "conf"))
-    if not all(isinstance(part, torch.Tensor) for part in parts):
+        if not isinstance(fields[1], torch.Tensor):
+            fields = items_named(holder, ("xyxy", "cls", "conf"))
+    if not all(isinstance(part, torch.Tensor) for part in fields):
         return None
-    boxes, labels, scores = parts
+    boxes, labels, scores = fields
     if labels.ndim != 1 or not len(boxes) == len(labels) == len(scores):
         return None
     return boxes, torch.where(labels.isnan(), -1, labels.long()), scores
 
 
 def _are_of_cells(scores: Any, boxes: Any, count: int) -> bool:
-    """Whether these are scores ``(N, Q, K)`` and boxes ``(N, Q, 4)`` of as many cells or
-    queries."""
+    """Whether these are scores ``(N, Q, K)`` and boxes ``(N, Q, 4)`` of as many cells or queries of
+    a detector."""
     if not (isinstance(scores, torch.Tensor) and isinstance(boxes, torch.Tensor)):
         return False
     return scores.ndim == 3 and boxes.shape == (count, scores.shape[1], 4)
 
 
 def _cells(output: Any, count: int, size: Size | None) -> Boxes | None:
-    """ "scores" and "boxes" for each cell or query."""
+    """Read the layout "cells": "scores" and "boxes" for each cell or query, before suppression."""
     scores = _part(output, "scores")
     boxes = _part(output, "boxes")
     if not _are_of_cells(scores, boxes, count):
@@ -261,7 +274,12 @@ def _cells(output: Any, count: int, size: Size | None) -> Boxes | None:
 
 
 def _queries(output: Any, count: int, size: Size | None, background: bool) -> Boxes | None:
-    """Logits and boxes for each query, whose middle, width and height are shares of the input."""
+    """Read a DETR's logits and boxes for each query; boxes are (middle, width, height) in shares of
+    the input.
+
+    ``background`` says whether classes have a softmax whose last class is "no object", or a sigmoid
+    each. None for other outputs.
+    """
     logits = _part(output, "logits", "pred_logits")
     shares = _part(output, "pred_boxes")
     if not _are_of_cells(logits, shares, count):
@@ -282,8 +300,8 @@ def _queries(output: Any, count: int, size: Size | None, background: bool) -> Bo
 
 
 def _ends_in_no_object(output: Any, count: int) -> bool:
-    """Whether queries have a softmax whose last class is "no object", and not a sigmoid for each
-    class.
+    """Whether a DETR's queries have a softmax whose last class is "no object", rather than a
+    sigmoid for each class.
 
     The names of transformers' outputs say it. Of "pred_logits", the name of all DETRs elsewhere, it
     is not so where queries were chosen in two stages, or where the best class of most queries has a
@@ -299,8 +317,8 @@ def _ends_in_no_object(output: Any, count: int) -> bool:
 
 
 def _are_corners(output: Any, count: int) -> bool:
-    """Whether rows are corners, a score and a label, rather than a middle, a size and two
-    shares."""
+    """Whether the rows ``(N, Q, 6)`` of a detector are corners, score and label (YOLOv10), rather
+    than middle, size and two shares."""
     rows = _tensor(output, count)
     if rows is None or rows.shape[2] != 6:
         return False
@@ -310,7 +328,8 @@ def _are_corners(output: Any, count: int) -> bool:
 
 
 def _end_to_end(output: Any, count: int, size: Size | None) -> Boxes | None:
-    """``(N, Q, 6)``: the corners, score and label of boxes that need no suppression (YOLOv10)."""
+    """Read YOLOv10's rows ``(N, Q, 6)``: corners, score and label of boxes that need no
+    suppression. None for other shapes."""
     rows = _tensor(output, count)
     if rows is None or rows.shape[2] != 6:
         return None
@@ -319,7 +338,8 @@ def _end_to_end(output: Any, count: int, size: Size | None) -> Boxes | None:
 
 
 def _yolov8(output: Any, count: int, size: Size | None) -> Boxes | None:
-    """``(N, 4 + K, cells)``: middle, width, height and scores (YOLOv8 to 11).
+    """Read YOLOv8's to 11's columns ``(N, 4 + K, cells)``: middle, width, height and class scores.
+    None for other outputs.
 
     What else is returned for each cell follows the scores: factors of masks, key points, or the
     angle of the box.
@@ -327,28 +347,28 @@ def _yolov8(output: Any, count: int, size: Size | None) -> Boxes | None:
     columns = _tensor(output, count)
     if columns is None or columns.shape[1] < 5 or columns.shape[1] > columns.shape[2]:
         return None
-    extras = []
+    other_columns = []
     for path, tensor in nested.paths(output):
         of_cells = tensor.ndim == 3 and tensor.shape[::2] == columns.shape[::2]
         if of_cells and tensor is not columns and path[-1] not in ("boxes", "scores"):
-            extras.append(tensor)
-    classes = columns.shape[1] - 4 - sum(extra.shape[1] for extra in extras)
+            other_columns.append(tensor)
+    classes = columns.shape[1] - 4 - sum(extra.shape[1] for extra in other_columns)
     rows = columns.transpose(1, 2)
     scores = rows[..., 4 : 4 + classes]
     if classes < 1 or not _within(scores) or not _in_pixels(rows):
         return None
     sides = rows[..., 2:4]
-    if any(extra.shape[1] == 1 for extra in extras):  # the upright box around a turned one
+    if any(extra.shape[1] == 1 for extra in other_columns):  # the upright box around a turned one
         angles = rows[..., -1:]
         sides = sides * angles.cos().abs() + sides.flip(-1) * angles.sin().abs()
     return Boxes(scores, _around(rows[..., :2], sides))
 
 
 def _yolov5(output: Any, count: int, size: Size | None) -> Boxes | None:
-    """``(N, cells, 5 + K)``: middle, width, height, existence, and scores where there is something
-    (v3 to v7, YOLOX).
+    """Read the rows ``(N, cells, 5 + K)`` of YOLOv3 to v7 and YOLOX: middle, width, height,
+    existence and class scores.
 
-    Factors of masks may follow, as many as the prototypes have channels.
+    Factors of masks may follow, as many as the prototypes have channels. None for other outputs.
     """
     rows = _tensor(output, count)
     if rows is None or rows.shape[2] < 6 or rows.shape[2] > rows.shape[1]:
@@ -367,8 +387,11 @@ def _yolov5(output: Any, count: int, size: Size | None) -> Boxes | None:
 
 
 def _yolox(output: Any, count: int, size: Size | None) -> Boxes | None:
-    """The same as `_yolov5` before decoding: middles in cells from the corner of a cell, and
-    logarithms of the sizes in cells."""
+    """Read YOLOX's rows before decoding: as `_yolov5`, but middles relative to the cell and
+    logarithms of sizes, in cells.
+
+    Needs ``size``, the input's; None without it and for other outputs.
+    """
     rows = _tensor(output, count)
     if rows is None or rows.shape[2] < 6 or size is None:
         return None
@@ -389,8 +412,8 @@ def _yolox(output: Any, count: int, size: Size | None) -> Boxes | None:
 
 
 def _yolov8_maps(output: Any, count: int, size: Size | None) -> Boxes | None:
-    """Maps ``(N, 64 + K, h, w)``: logits of the distances to the four sides, and of the classes (in
-    training)."""
+    """Read YOLOv8's maps in training ``(N, 64 + K, h, w)``: logits of the distances to the four
+    sides, and of the classes."""
     maps = _levels(output, count)
     if maps is None or maps[0].shape[1] <= 4 * BINS:
         return None
@@ -399,22 +422,22 @@ def _yolov8_maps(output: Any, count: int, size: Size | None) -> Boxes | None:
 
 
 def _fcos(output: Any, count: int, size: Size | None) -> Boxes | None:
-    """Lists of maps: class logits ``(N, K, h, w)``, distances to the sides in pixels, and a
-    centredness, if there is.
+    """Read FCOS's lists of maps: class logits ``(N, K, h, w)``, distances to the sides in pixels,
+    and a centredness, if there is.
 
-    Scores are the roots of the products of class and centredness.
+    Scores are the roots of the products of class and centredness. None for other outputs.
     """
     if not isinstance(output, (list, tuple)) or len(output) not in (2, 3):
         return None
-    lists = [_levels(maps, count) for maps in output]
-    if any(maps is None or len(maps) != len(lists[0] or ()) for maps in lists):
+    maps_of_parts = [_levels(maps, count) for maps in output]
+    if any(maps is None or len(maps) != len(maps_of_parts[0] or ()) for maps in maps_of_parts):
         return None
-    logits, sides, *centredness = [
-        torch.cat([level.flatten(2).mT for level in maps or ()], 1) for maps in lists
+    logits, distances, *centredness = [
+        torch.cat([level.flatten(2).mT for level in maps or ()], 1) for maps in maps_of_parts
     ]
-    if sides.shape[-1] != 4 or any(level.shape[-1] != 1 for level in centredness):
+    if distances.shape[-1] != 4 or any(level.shape[-1] != 1 for level in centredness):
         return None
-    levels = lists[0] or []
+    levels = maps_of_parts[0] or []
     strides = _strides(levels, size)
     middles = torch.cat(
         [stride * cell_middles(level) for level, stride in zip(levels, strides, strict=True)]
@@ -422,14 +445,18 @@ def _fcos(output: Any, count: int, size: Size | None) -> Boxes | None:
     scores = logits.sigmoid()
     if centredness:
         scores = (scores * centredness[0].sigmoid()).sqrt()
-    return Boxes(scores, boxes_from_sides(middles, sides), logits)
+    return Boxes(scores, boxes_from_sides(middles, distances), logits)
 
 
 def _anchors(
     output: Any, count: int, size: Size | None, scales: tuple[float, float], background: bool
 ) -> Boxes | None:
-    """ "cls_logits", "bbox_regression" and "anchors" ``(Q, 4)``: what torchvision's heads give,
-    with their anchors."""
+    """Read torchvision's heads with their anchors: "cls_logits", "bbox_regression" and "anchors"
+    ``(Q, 4)``.
+
+    ``scales`` divide the deltas of middle and size; ``background`` says whether class 0 is
+    "nothing". None for other outputs.
+    """
     logits = _part(output, "cls_logits")
     deltas = _part(output, "bbox_regression")
     anchors = _part(output, "anchors")
@@ -437,16 +464,18 @@ def _anchors(
         return None
     if isinstance(anchors, (list, tuple)):
         anchors = torch.stack(list(anchors))
-    wide = anchors[..., 2:] - anchors[..., :2]
-    middles = anchors[..., :2] + wide / 2
+    anchor_sizes = anchors[..., 2:] - anchors[..., :2]
+    middles = anchors[..., :2] + anchor_sizes / 2
     centredness = _part(output, "bbox_ctrness")
     if centredness is not None:
         scores = (logits.sigmoid() * centredness.sigmoid()).sqrt()
         return Boxes(
-            scores, boxes_from_sides(middles, deltas * torch.cat([wide, wide], -1)), logits
+            scores,
+            boxes_from_sides(middles, deltas * torch.cat([anchor_sizes, anchor_sizes], -1)),
+            logits,
         )
-    middles = middles + deltas[..., :2] / scales[0] * wide
-    boxes = _around(middles, wide * (deltas[..., 2:] / scales[1]).clamp(max=4.135).exp())
+    middles = middles + deltas[..., :2] / scales[0] * anchor_sizes
+    boxes = _around(middles, anchor_sizes * (deltas[..., 2:] / scales[1]).clamp(max=4.135).exp())
     if not background:
         return Boxes(logits.sigmoid(), boxes, logits)
     scores = logits.softmax(-1)  # class 0 is the background, and labels count from there
@@ -456,12 +485,12 @@ def _anchors(
 
 
 def _centernet(output: Any, count: int, size: Size | None) -> Boxes | None:
-    """Maps of middles ``(N, K, h, w)``, and ``(N, 2, h, w)`` of sizes in cells and, if there are,
-    of where in the cell.
+    """Read CenterNet's maps: middles ``(N, K, h, w)``, sizes ``(N, 2, h, w)`` in cells and, if
+    there are, offsets in the cell.
 
-    Middles are logits or probabilities.
+    Middles are logits or probabilities. None for other outputs.
     """
-    maps, is_sure = _centernet_maps(output, count)
+    maps, is_certain = _centernet_maps(output, count)
     heat = maps.get("heat")
     sizes = maps.get("sizes")
     offset = maps.get("offset")
@@ -472,7 +501,7 @@ def _centernet(output: Any, count: int, size: Size | None) -> Boxes | None:
     if offset is not None:
         middles = middles - 0.5 + offset.flatten(2).mT
     boxes = stride * _around(middles, sizes.flatten(2).mT)
-    doubt = "" if is_sure else MAYBE_MAPS
+    doubt = "" if is_certain else MAYBE_MAPS
     classes = heat.flatten(2).mT
     if _within(heat):
         return Boxes(classes, boxes, doubt=doubt)
@@ -480,16 +509,19 @@ def _centernet(output: Any, count: int, size: Size | None) -> Boxes | None:
 
 
 def _centernet_maps(output: Any, count: int) -> tuple[dict[str, torch.Tensor], bool]:
-    """CenterNet's maps by what they hold, and whether that is sure: by names, and else by channels
-    and order."""
+    """CenterNet's maps by their role ("heat", "sizes", "offset"), and whether the roles are
+    certain.
+
+    They follow from names, and else from channels and order. No roles if maps are left over.
+    """
     stages = output if isinstance(output, (list, tuple)) else [output]
     is_stage = bool(stages) and not isinstance(stages[-1], (list, tuple, torch.Tensor))
     heads = stages[-1] if is_stage else output
     if not nested.items(heads):
         heads = getattr(heads, "__dict__", {})
     maps: dict[str, torch.Tensor] = {}
-    heats: list[torch.Tensor] = []  # without a name that says it
-    pairs: list[torch.Tensor] = []
+    many_channel_maps: list[torch.Tensor] = []  # without a name that says it
+    two_channel_maps: list[torch.Tensor] = []
     for path, tensor in nested.paths(heads):
         if tensor.ndim != 4 or len(tensor) != count:
             continue
@@ -499,20 +531,24 @@ def _centernet_maps(output: Any, count: int) -> tuple[dict[str, torch.Tensor], b
         if role == "heat" or (role is not None and tensor.shape[1] == 2):
             maps.setdefault(role, tensor)
         elif tensor.shape[1] == 2:
-            pairs.append(tensor)
+            two_channel_maps.append(tensor)
         else:
-            heats.append(tensor)
-    is_sure = "heat" in maps or "sizes" in maps or (len(heats) == 1 and len(pairs) == 2 - len(maps))
+            many_channel_maps.append(tensor)
+    is_certain = (
+        "heat" in maps
+        or "sizes" in maps
+        or (len(many_channel_maps) == 1 and len(two_channel_maps) == 2 - len(maps))
+    )
     if "heat" not in maps:
-        if not heats and pairs:
-            heats.append(pairs.pop(0))
-        if len(heats) != 1:
+        if not many_channel_maps and two_channel_maps:
+            many_channel_maps.append(two_channel_maps.pop(0))
+        if len(many_channel_maps) != 1:
             return {}, False
-        maps["heat"] = heats[0]
+        maps["heat"] = many_channel_maps[0]
     for role in ("sizes", "offset"):
-        if role not in maps and pairs:
-            maps[role] = pairs.pop(0)
-    return ({}, False) if pairs else (maps, is_sure)
+        if role not in maps and two_channel_maps:
+            maps[role] = two_channel_maps.pop(0)
+    return ({}, False) if two_channel_maps else (maps, is_certain)
 
 
 LAYOUTS: dict[str, Callable[[Any, int, Size | None], Boxes | None]] = {
@@ -541,12 +577,15 @@ UNSURE: dict[str, Callable[[Any, int], bool]] = {
 
 
 def _tensor(output: Any, count: int) -> torch.Tensor | None:
+    """The first floating-point tensor of three dimensions in an output, with ``count`` rows; None
+    without one."""
     tensor = find_tensor(output, count, (3,), ())
     return tensor if tensor is not None and tensor.is_floating_point() else None
 
 
 def _levels(output: Any, count: int) -> list[torch.Tensor] | None:
-    """Maps of several resolutions with the same channels."""
+    """The output itself as a list of maps ``(N, C, h, w)`` from fine to coarse, all with C
+    channels; None for another output."""
     if not isinstance(output, (list, tuple)) or len(output) < 2:
         return None
     for level in output:
@@ -560,14 +599,16 @@ def _levels(output: Any, count: int) -> list[torch.Tensor] | None:
 
 
 def _strides(maps: Sequence[torch.Tensor], size: Size | None) -> Sequence[float]:
-    """The pixels of the input between the cells of each map."""
+    """How many pixels of the model's input lie between the cells of each map; the usual ones where
+    ``size`` is not known."""
     if size is None:
         return STRIDES[: len(maps)]
     return [2.0 ** round(math.log2(size[-1] / level.shape[-1])) for level in maps]
 
 
 def cell_middles(maps: torch.Tensor) -> torch.Tensor:
-    """The middle ``(cells, 2)`` of each cell of maps, in cells."""
+    """The middles (x, y) ``(h * w, 2)`` of the cells of maps ``(..., h, w)``, row by row, in units
+    of cells."""
     height, width = maps.shape[-2:]
     rows = torch.arange(height).to(maps) + 0.5
     columns = torch.arange(width).to(maps) + 0.5
@@ -575,15 +616,16 @@ def cell_middles(maps: torch.Tensor) -> torch.Tensor:
 
 
 def boxes_from_sides(middles: torch.Tensor, sides: torch.Tensor) -> torch.Tensor:
-    """Boxes whose left, top, right and bottom have these distances from a point."""
+    """Boxes ``(..., 4)`` with corners, from points and the distances of the left, top, right and
+    bottom sides from them."""
     return torch.cat([middles - sides[..., :2], middles + sides[..., 2:]], -1)
 
 
 def read_bins(
     maps: Sequence[torch.Tensor], strides: Sequence[float], bins: int, first: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The class logits and boxes in maps ``(N, K + 4 * bins, h, w)``, with the bins
-    from the channel ``first`` on.
+    """Class logits ``(N, cells, K)`` and boxes ``(N, cells, 4)`` from a head's maps ``(N, K + 4 *
+    bins, h, w)``, bins from the channel ``first`` on.
 
     The distances to the four sides are the means of softmaxes over 0, 1, ... strides (Li et al.,
     "Generalized Focal Loss", NeurIPS 2020).
@@ -591,26 +633,29 @@ def read_bins(
     logits = []
     boxes = []
     for raw, stride in zip(maps, strides, strict=True):
-        cells = raw.flatten(2).transpose(1, 2)
-        shares = cells[..., first : first + 4 * bins].reshape(*cells.shape[:2], 4, bins).softmax(-1)
-        boxes.append(
-            stride * boxes_from_sides(cell_middles(raw), shares @ torch.arange(bins).to(raw))
+        rows = raw.flatten(2).transpose(1, 2)
+        bin_shares = (
+            rows[..., first : first + 4 * bins].reshape(*rows.shape[:2], 4, bins).softmax(-1)
         )
-        logits.append(torch.cat([cells[..., :first], cells[..., first + 4 * bins :]], -1))
+        boxes.append(
+            stride * boxes_from_sides(cell_middles(raw), bin_shares @ torch.arange(bins).to(raw))
+        )
+        logits.append(torch.cat([rows[..., :first], rows[..., first + 4 * bins :]], -1))
     return torch.cat(logits, 1), torch.cat(boxes, 1)
 
 
-def _around(middles: torch.Tensor, wide: torch.Tensor) -> torch.Tensor:
-    """Boxes of this width and height around their middles."""
-    return torch.cat([middles - wide / 2, middles + wide / 2], -1)
+def _around(middles: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
+    """Boxes ``(..., 4)`` with corners, from middles ``(..., 2)`` and widths and heights ``(...,
+    2)``."""
+    return torch.cat([middles - sizes / 2, middles + sizes / 2], -1)
 
 
 def _in_pixels(rows: torch.Tensor) -> bool:
-    """Whether rows begin with a middle, a width and a height in pixels, rather than with
+    """Whether a detector's rows begin with middle, width and height in pixels, rather than with
     probabilities or logits."""
     return not _within(rows[..., :4]) and not bool((rows[..., 2:4] < 0).any())
 
 
 def _within(values: torch.Tensor) -> bool:
-    """Whether no value lies outside 0 to 1; one that is no number does not."""
+    """Whether all values lie in [0, 1], as probabilities do; NaN counts as inside."""
     return not bool(((values < 0) | (values > 1)).any())

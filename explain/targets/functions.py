@@ -43,6 +43,7 @@ class ScoreTarget(Target):
     images: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
+        """Check that the function takes one argument or two."""
         self._images_argument()
 
     @property
@@ -51,10 +52,15 @@ class ScoreTarget(Target):
 
     @property
     def takes_images(self) -> bool:
-        """Whether the function takes the images that its rows belong to."""
+        """Whether the function wants to know which image each row belongs to."""
         return self._images_argument() is not None
 
     def pick(self, output: Any, count: int) -> Picked:
+        """The scores ``(count,)`` that the caller's function gives for the output.
+
+        Raises:
+            TargetError: it returns something else than one score for each row.
+        """
         keyword = self._images_argument()
         if keyword is None:
             score = self.function(output)
@@ -79,8 +85,12 @@ class ScoreTarget(Target):
         return replace(self, images=images_of_rows(self.images, images))
 
     def _images_argument(self) -> str | None:
-        """How the function takes the images of the rows: by this keyword, as its second argument
-        (""), or not at all (None)."""
+        """How the caller's function takes the images of its rows: by the keyword "images", as its
+        second argument (""), or not at all (None).
+
+        Raises:
+            TargetError: it takes neither one argument nor two.
+        """
         function = self.function
         try:
             signature = inspect.signature(
@@ -140,6 +150,8 @@ class Contrast:
         return f"the score against the {self.references} classes that score most like it"
 
     def __call__(self, logits: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
+        """The target's logit against those of the most similar classes: ``(N,)``, from logits ``(N,
+        K)`` and classes ``(N,)``."""
         target_logits = logits.gather(1, classes[:, None])
         distance = (
             (logits - target_logits).detach().abs().scatter(1, classes[:, None], float("inf"))
@@ -150,9 +162,9 @@ class Contrast:
                 "target must have another class to compare with, but the model has one; use gradcam"
             )
         similar = distance.topk(count, dim=1, largest=False).indices
-        references = logits.gather(1, similar)
-        gaps = target_logits - self.alpha * references
+        reference_logits = logits.gather(1, similar)
+        gaps = target_logits - self.alpha * reference_logits
         if self.kind == "mean":
             return gaps.mean(1)
         # Probabilities among these classes alone: among all classes, each may round to nothing.
-        return (references.softmax(1) * gaps).sum(1)
+        return (reference_logits.softmax(1) * gaps).sum(1)

@@ -59,7 +59,7 @@ class Category(int):
 
 
 def class_label(categories: Sequence[str] | None, index: int) -> str:
-    """Return the label of a class, or a plain name where it has none.
+    """Return the label of a class, or "class 3" where it has none.
 
     >>> class_label(["cat", "dog"], 1), class_label(None, 1)
     ('dog', 'class 1')
@@ -70,7 +70,7 @@ def class_label(categories: Sequence[str] | None, index: int) -> str:
 
 
 def find_label(label: str, categories: Sequence[str] | None) -> int:
-    """Return the class that a label names.
+    """Return the index of the class that a typed label means.
 
     The first of these that fits: the label itself, in upper or lower case; another word for the
     class, where the labels are `Categories` with synonyms; the last words of a label or of a
@@ -113,7 +113,14 @@ def find_label(label: str, categories: Sequence[str] | None) -> int:
 
 
 def _fitting(label: str, categories: Sequence[str]) -> list[int]:
-    """The classes that a label fits best, in the ways that `find_label` says."""
+    """The indices of the classes that a typed label fits, by the first way of `find_label` (after
+    the label itself) in which any class fits.
+
+    The order of the ways is what makes "cat" find a class called so before "tabby cat".
+
+    Raises:
+        TargetError: the label is one of the words that no class stands for.
+    """
     wanted = _words(label)
     names = [[category] for category in categories]
     synonyms = getattr(categories, "synonyms", ())
@@ -125,10 +132,10 @@ def _fitting(label: str, categories: Sequence[str]) -> list[int]:
                 f"target {label!r} is not a label of this model, which has no class for it; name "
                 "another"
             )
-        for plain in (True, False):
+        for is_exact in (True, False):
             fitting = []
             for index, names_of_class in enumerate(names_of_classes):
-                if any(_fits(wanted, _words(name), where, plain) for name in names_of_class):
+                if any(_fits(wanted, _words(name), where, is_exact) for name in names_of_class):
                     fitting.append(index)
             if fitting:
                 return fitting
@@ -136,7 +143,10 @@ def _fitting(label: str, categories: Sequence[str]) -> list[int]:
 
 
 def find_category(category: Any, categories: Sequence[str] | None) -> Any:
-    """Return a class index, or None, as it is, and for a label its index."""
+    """Return the index of a class that may be named by its label; an index or None stays as it is.
+
+    The result for a label is a `Category`, which remembers the label.
+    """
     if not isinstance(category, str):
         return category
     index = find_label(category, categories)
@@ -144,62 +154,68 @@ def find_category(category: Any, categories: Sequence[str] | None) -> Any:
 
 
 def _folded(label: str) -> str:
-    """A label without regard to case, underscores and commas."""
+    """A label in lower case, without underscores, commas and double spaces, to compare labels."""
     return " ".join(label.casefold().replace("_", " ").replace(",", " ").split())
 
 
 @lru_cache(maxsize=8192)
 def _words(label: str) -> tuple[str, ...]:
-    """The words of a label in lower case."""
+    """The words of a label in lower case, without hyphens, commas and brackets."""
     return tuple(re.sub(r"[-_,()]", " ", label.casefold()).split())
 
 
-def _fits(wanted: tuple[str, ...], words: tuple[str, ...], where: str, plain: bool) -> bool:
+def _fits(wanted: tuple[str, ...], words: tuple[str, ...], where: str, is_exact: bool) -> bool:
     """Whether the ``wanted`` words are the "whole" of a name's ``words``, their "end" (which in
-    English says what kind of thing it is), or anywhere "inside".
+    English says what kind of thing it is), or anywhere "inside", as ``where`` asks.
 
-    With ``plain``, words are compared as they are; else singular and plural make no difference.
+    If not ``is_exact``, singular and plural make no difference.
     """
-    spare = len(words) - len(wanted)
-    if not wanted or spare < 0 or (where == "whole" and spare > 0):
+    extra_words = len(words) - len(wanted)
+    if not wanted or extra_words < 0 or (where == "whole" and extra_words > 0):
         return False
 
     def same(a: str, b: str) -> bool:
-        return a == b if plain else not _forms(a).isdisjoint(_forms(b))
+        """Whether two words are equal, or may be forms of one word."""
+        return a == b if is_exact else not _forms(a).isdisjoint(_forms(b))
 
-    first = 0 if where == "inside" else spare
-    return any(all(map(same, wanted, words[start:])) for start in range(first, spare + 1))
+    first_start = 0 if where == "inside" else extra_words
+    return any(
+        all(map(same, wanted, words[start:])) for start in range(first_start, extra_words + 1)
+    )
 
 
 @cache
 def _forms(word: str) -> frozenset[str]:
-    """Return a word, and what its singular might be, by the usual endings of English."""
+    """A word, and what its singular might be, by the usual endings of English."""
     endings = {"s": "", "es": "", "ies": "y", "ves": "f"}
-    cut = {
+    singulars = {
         word[: -len(end)] + to
         for end, to in endings.items()
         if word.endswith(end) and len(word) > len(end) + 1
     }
-    return frozenset({word, PLURALS.get(word, word), *cut})
+    return frozenset({word, PLURALS.get(word, word), *singulars})
 
 
 def _suggestion(label: str, categories: Sequence[str]) -> str:
-    """Return a question that suggests labels with a word that begins like what was typed; else the
-    label with a similar synonym, or similar ones."""
-    part = " ".join(_words(label))
-    similar = []
-    if len(part) >= 3:
-        similar = [name for name in categories if f" {part}" in f" {' '.join(_words(name))}"]
-    if not similar:
+    """The end of an error message that suggests labels: "did you mean 'tabby cat'?".
+
+    First those with a word that begins like what was typed; else the label with a similar synonym,
+    or similar ones.
+    """
+    typed = " ".join(_words(label))
+    suggestions = []
+    if len(typed) >= 3:
+        suggestions = [name for name in categories if f" {typed}" in f" {' '.join(_words(name))}"]
+    if not suggestions:
         labels: dict[str, str] = {}
         synonyms_of_labels = getattr(categories, "synonyms", ())
         for name, synonyms in zip(categories, synonyms_of_labels, strict=False):
             labels |= {" ".join(_words(synonym)): name for synonym in synonyms}
-        close = difflib.get_close_matches(part, labels, n=1, cutoff=0.8)
-        similar = [labels[word] for word in close]
-    if not similar:
+        close_synonyms = difflib.get_close_matches(typed, labels, n=1, cutoff=0.8)
+        suggestions = [labels[word] for word in close_synonyms]
+    if not suggestions:
         return did_you_mean(label, categories)
-    return f"did you mean {' or '.join(map(repr, similar[:3]))}?"
+    return f"did you mean {' or '.join(map(repr, suggestions[:3]))}?"
 
 
 PLURALS = {

@@ -49,7 +49,8 @@ class Prediction(NamedTuple):
 
     @property
     def amount(self) -> str:
-        """The same as people read it; empty where there is neither.
+        """The probability ("87 %") or the number with its unit, as people read it; empty where
+        there is neither.
 
         >>> (
         ...     Prediction("cat", 0.873, 3).amount,
@@ -95,7 +96,8 @@ class Outputs:
     unit: str = ""
 
     def probabilities(self, outputs: torch.Tensor) -> torch.Tensor | None:
-        """Return the probabilities of all classes; None of numbers, and of what leaves [0, 1]."""
+        """Return the probabilities of a model's outputs, in their shape; None of numbers, and of
+        outputs outside of [0, 1] that should be probabilities."""
         if self.kind == "numbers" or (
             self.activation == "none" and not may_be_probabilities(outputs)
         ):
@@ -103,15 +105,14 @@ class Outputs:
         return self._applied(outputs, self.temperature)
 
     def of_classes(self, outputs: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
-        """Return the probability ``(N,)`` of one class ``(N,)`` for each row; or the number.
-
-        There is no temperature in it.
-        """
+        """Return the probability ``(N,)`` of one class ``(N,)`` for each row of outputs, without
+        temperature; of numbers, the number."""
         return self._applied(outputs, 1.0).gather(1, classes[:, None].to(outputs.device))[:, 0]
 
     @property
     def threshold(self) -> float:
-        """From which output on a label is more probable than not."""
+        """The least output with which a label is predicted: that of a probability of
+        `THRESHOLD`."""
         if self.logs:
             return math.log(THRESHOLD)
         return THRESHOLD if self.activation == "none" else 0.0
@@ -119,7 +120,7 @@ class Outputs:
     def predicted(
         self, values: torch.Tensor, categories: Sequence[str] | None, most: int
     ) -> list[Prediction]:
-        """Return what is predicted of a photo, the most probable first.
+        """Return what a model predicts for one photo, the most probable first, for people to read.
 
         Of classes of which one is true, that is the best few; of labels, all that are more probable
         than not. A model with one output says yes or no, or gives a number. Of several numbers,
@@ -152,7 +153,8 @@ class Outputs:
     def best(
         self, probabilities: torch.Tensor, categories: Sequence[str] | None, most: int
     ) -> list[Prediction]:
-        """Return the classes with the largest probabilities ``(K,)``, however small these are."""
+        """Return the ``most`` classes with the largest probabilities ``(K,)``, however small these
+        are, best first."""
         largest = probabilities.topk(min(most, len(probabilities)))
         pairs = zip(largest.values.tolist(), largest.indices.tolist(), strict=True)
         return [Prediction(self.label(categories, index), value, index) for value, index in pairs]
@@ -173,7 +175,8 @@ class Outputs:
     def label(
         self, categories: Sequence[str] | None, index: int, classes: int | None = None
     ) -> str:
-        """Return the label of a class, or a plain name; that of one output alone is yes.
+        """Return the label of the class ``index``; without labels a plain name, "yes" if it is the
+        only output.
 
         >>> (
         ...     Outputs().label(["cat", "dog"], 1),
@@ -194,6 +197,8 @@ class Outputs:
         return "yes" if classes == 1 else f"class {index}"
 
     def _applied(self, outputs: torch.Tensor, temperature: float) -> torch.Tensor:
+        """The outputs with the activation applied after division by ``temperature``, in single
+        precision or more."""
         exact = outputs.dtype in (torch.float32, torch.float64)
         values = outputs if exact else outputs.float()
         if self.logs:
@@ -214,7 +219,7 @@ def label_of_no(categories: Sequence[str] | None) -> str:
 
 
 def check_activation(activation: object) -> None:
-    """Refuse what is no activation.
+    """Refuse a value for ``activation`` that is neither one of the names nor None.
 
     Raises:
         ModelError: it is neither one of their names nor None.
@@ -227,7 +232,8 @@ def check_activation(activation: object) -> None:
 
 
 def configured_activation(model: Any) -> Activation | None:
-    """Return what a configuration of transformers says of outputs: several labels, or numbers."""
+    """Return the activation that a transformers configuration of the model implies; None where it
+    says nothing."""
     problem = getattr(getattr(model, "config", None), "problem_type", None)
     if problem == "multi_label_classification":
         return "sigmoid"
@@ -294,7 +300,8 @@ def outputs_like(
 
 
 def outputs_of_scores(activation: Activation | None, classes: int) -> Outputs:
-    """What so many outputs are where the caller says this of them, and no softmax was seen."""
+    """What ``classes`` outputs are by what the caller says of them, if no softmax or sigmoid ends
+    the network."""
     if activation == "sigmoid":
         return Outputs("sigmoid", "labels")
     if activation == "none" or (activation is None and classes == 1):
@@ -303,7 +310,8 @@ def outputs_of_scores(activation: Activation | None, classes: int) -> Outputs:
 
 
 def adds_up(outputs: torch.Tensor) -> bool:
-    """Whether these are probabilities ``(N, K, ...)`` that add up to one, as if of a softmax.
+    """Whether outputs ``(N, K, ...)`` are probabilities that add up to one over K, as those of a
+    softmax.
 
     Those of whole numbers may be scores or votes as well; see `is_fractional`.
     """
@@ -315,10 +323,10 @@ def adds_up(outputs: torch.Tensor) -> bool:
 
 
 def is_fractional(outputs: torch.Tensor) -> bool:
-    """Whether not all of these are whole numbers."""
+    """Whether some outputs are not whole numbers, so that they cannot be votes."""
     return outputs.is_floating_point() and bool((outputs != outputs.round()).any())
 
 
 def may_be_probabilities(outputs: torch.Tensor) -> bool:
-    """Whether these may be probabilities: all of them lie in [0, 1]."""
+    """Whether all outputs lie in [0, 1], up to rounding."""
     return bool(((outputs >= -ROUNDING) & (outputs <= 1 + ROUNDING)).all())

@@ -22,8 +22,10 @@ GRID = "image_grid_thw"
 
 
 def with_photos(model: nn.Module, x: InputsLike) -> tuple[nn.Module, InputsLike]:
-    """A model of photos ``(N, C, H, W)`` and the photos, where these are packed in patches; else
-    both as they are.
+    """Unpack photos that a processor (Qwen2-VL) has cut into patches: return a model that takes
+    ``(N, C, H, W)``, and the photos.
+
+    Model and inputs of other kinds are returned as they are. The new model shares all modules.
 
     Raises:
         ImageError: the photos differ in size, or are none but videos.
@@ -35,7 +37,7 @@ def with_photos(model: nn.Module, x: InputsLike) -> tuple[nn.Module, InputsLike]
     config: Any = model.config.vision_config  # type: ignore[union-attr]
     patch = config.patch_size
     merge = config.spatial_merge_size
-    times = config.temporal_patch_size
+    copies = config.temporal_patch_size
     grids = x[GRID].tolist()
     _, rows, columns = grids[0]
     blocks = x[PIXELS].reshape(len(grids), -1, *x[PIXELS].shape[1:])
@@ -44,27 +46,32 @@ def with_photos(model: nn.Module, x: InputsLike) -> tuple[nn.Module, InputsLike]
             f"{GRID} must have one photo for each prompt, all of one size, got {grids}; explain "
             "one alone"
         )
-    sizes = len(grids), rows // merge, columns // merge, merge, merge, -1, times, patch, patch
+    sizes = len(grids), rows // merge, columns // merge, merge, merge, -1, copies, patch, patch
     frames = blocks.reshape(sizes).permute(0, 6, 5, 1, 3, 7, 2, 4, 8)
-    frames = frames.reshape(len(grids), times, -1, rows * patch, columns * patch)
+    frames = frames.reshape(len(grids), copies, -1, rows * patch, columns * patch)
     if not bool((frames == frames[:, :1]).all()):
         raise ImageError(
-            f"{PIXELS} must repeat a photo {times} times, got a video; explain one of its frames"
+            f"{PIXELS} must repeat a photo {copies} times, got a video; explain one of its frames"
         )
-    of_photos = copy.copy(model)  # its modules, parameters and hooks are those of the model
-    of_photos.forward = partial(_packed, model.forward, merge, patch, times)
-    return of_photos, {**x, PIXELS: frames[:, 0]}
+    model_of_photos = copy.copy(model)  # its modules, parameters and hooks are those of the model
+    model_of_photos.forward = partial(_packed, model.forward, merge, patch, copies)
+    return model_of_photos, {**x, PIXELS: frames[:, 0]}
 
 
-def _packed(run: Callable[..., Any], merge: int, patch: int, times: int, /, **kwargs: Any) -> Any:
-    """Run a model on the patches of its photos, block by block of those that are merged into one
-    token."""
+def _packed(run: Callable[..., Any], merge: int, patch: int, copies: int, /, **kwargs: Any) -> Any:
+    """The forward of a model of photos: cut the photos into patches as a processor does, and run
+    the model's own forward.
+
+    ``merge`` is how many patches along a side make one token, ``patch`` their size in pixels,
+    ``copies`` how often a photo is repeated as frames. The order of the patches is that of the
+    processor: block by block.
+    """
     photos = kwargs[PIXELS]
-    n, channels, height, width = photos.shape
+    count, channels, height, width = photos.shape
     rows = height // (merge * patch)
     columns = width // (merge * patch)
-    blocks = photos.reshape(n, channels, rows, merge, patch, columns, merge, patch).permute(
+    blocks = photos.reshape(count, channels, rows, merge, patch, columns, merge, patch).permute(
         0, 2, 5, 3, 6, 1, 4, 7
     )
-    repeated = blocks.unsqueeze(6).expand(*blocks.shape[:6], times, patch, patch)
-    return run(**{**kwargs, PIXELS: repeated.reshape(n * rows * columns * merge**2, -1)})
+    repeated = blocks.unsqueeze(6).expand(*blocks.shape[:6], copies, patch, patch)
+    return run(**{**kwargs, PIXELS: repeated.reshape(count * rows * columns * merge**2, -1)})

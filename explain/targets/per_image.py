@@ -44,6 +44,11 @@ class Element(Target):
         return str(self.index)
 
     def pick(self, output: Any, count: int) -> Picked:
+        """The number ``output[:, i, j, ...]`` of each image: ``(count,)``.
+
+        Raises:
+            TargetError: the place lies outside of the output.
+        """
         if self.or_classes:
             return self.resolved(output, count).pick(output, count)
         dimensions = len(self.index) + 1
@@ -58,6 +63,8 @@ class Element(Target):
         return tensor[place], None
 
     def resolved(self, output: Any, count: int) -> Target:
+        """The target for this output: a place in it, or with ``or_classes`` a class for each image
+        if it has class scores."""
         if not self.or_classes:
             return self
         has_place = find_tensor(output, count, (len(self.index) + 1,)) is not None
@@ -90,23 +97,28 @@ class Separate(Target):
         return ", ".join(names[:4]) + f", ... ({len(names)})" * (len(names) > 4)
 
     def pick(self, output: Any, count: int) -> Picked:
+        """The score ``(count,)`` of each row by the target of its own image, and the classes if all
+        targets have them."""
         images = self._images(count)
         # each target is resolved for one image, and scores all rows
-        of_first = torch.zeros(count, dtype=torch.long)
+        all_first_image = torch.zeros(count, dtype=torch.long)
         scores = {}
         classes = {}
         for image in set(images):
-            scores[image], classes[image] = self.targets[image].rows(of_first).pick(output, count)
+            scores[image], classes[image] = (
+                self.targets[image].rows(all_first_image).pick(output, count)
+            )
         picked = torch.stack([scores[image][row] for row, image in enumerate(images)])
         indices = []
         for row, image in enumerate(images):
-            of_image = classes[image]
-            if of_image is None:
+            image_classes = classes[image]
+            if image_classes is None:
                 return picked, None
-            indices.append(of_image[row])
+            indices.append(image_classes[row])
         return picked, torch.stack(indices)
 
     def resolved(self, output: Any, count: int) -> "Separate":
+        """Resolve each image's target on the row of its image alone."""
         if self.images is not None:
             return self
         self._images(count)
@@ -127,13 +139,18 @@ class Separate(Target):
         return replace(self, targets=tuple(map(change, self.targets)))
 
     def _images(self, count: int) -> Sequence[int]:
+        """The image of each of ``count`` rows of the output.
+
+        Raises:
+            TargetError: there are more or fewer rows than images.
+        """
         images = range(len(self.targets)) if self.images is None else self.images
         check_one_per_image("target", len(images), count)
         return images
 
 
 def take(value: Any, count: int, rows: Sequence[int]) -> Any:
-    """Return an output with these rows, in this order, instead of its ``count`` rows.
+    """Return a model's output with the given rows, in this order, instead of its ``count`` rows.
 
     Tensors and lists of images may be anywhere in it. What has no row for each image stays as it
     is.

@@ -72,8 +72,8 @@ def read_class_maps(output: Any, count: int) -> ClassMaps | None:
 
 
 def _of_images(output: Any, names: tuple[str, ...], count: int) -> list[torch.Tensor]:
-    """The tensors of an output with these names; in the place of one that is not there, or has
-    other rows than images, a tensor without dimensions."""
+    """The tensors of an output with these names and ``count`` rows; ``tensor(0)`` in the place of
+    one that is missing."""
     tensors = []
     for part in items_named(output, names):
         fits = isinstance(part, torch.Tensor) and part.ndim > 0 and len(part) == count
@@ -126,6 +126,7 @@ class Segmentation(CheckedTarget):
     __repr__ = short_repr
 
     def __post_init__(self) -> None:
+        """Check the options, and convert the mask to a boolean tensor."""
         super().__post_init__()
         if self.mask is None:
             return
@@ -146,13 +147,18 @@ class Segmentation(CheckedTarget):
         return f"{what} {'where predicted' if self.mask is None else 'in the mask'}"
 
     def pick(self, output: Any, count: int) -> Picked:
+        """The mean score ``(count,)`` of each image's class over its region; resolves the target if
+        that has not been done."""
         if not self.layout:
             return self.resolved(output, count).pick(output, count)
         own_maps = of_class(self._read(output, count).maps, self.category)
         return self._means(own_maps[:, None])[:, 0], None
 
     def resolved(self, output: Any, count: int) -> "Segmentation":
-        """Return it with a class and a mask for each image, as the output has them."""
+        """Choose a class and a region for each image, on the output for the images as they are.
+
+        Methods that alter the images keep to that region. Returned as it is if it is resolved.
+        """
         if self.layout:
             return self
         class_maps = self._read(output, count)
@@ -165,6 +171,8 @@ class Segmentation(CheckedTarget):
         return replace(masked, category=categories, mask=mask)
 
     def rows(self, images: torch.Tensor) -> "Segmentation":
+        """The target for a batch of perturbed copies of the given images: their classes and
+        masks."""
         if self.mask is None or not isinstance(self.category, tuple):
             return self
         categories = tuple(self.category[image] for image in images.tolist())
@@ -174,6 +182,8 @@ class Segmentation(CheckedTarget):
         return replace(self, category=find_category(self.category, categories))
 
     def class_scores(self, output: Any, count: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The mean scores ``(count, K)`` of all classes over each image's region, and the classes
+        that are explained; None for prompted models."""
         if self.layout == "prompts":
             return None
         scores = self._means(self._read(output, count).maps.detach())
@@ -183,13 +193,24 @@ class Segmentation(CheckedTarget):
         return replace(self, category=classes)
 
     def _read(self, output: Any, count: int) -> ClassMaps:
+        """The class maps in a segmenter's output.
+
+        Raises:
+            TargetError: it has none.
+        """
         class_maps = read_class_maps(output, count)
         if class_maps is None:
             raise unsuitable(self.name, f"class maps (N, K, H, W), with {count} rows", output)
         return class_maps
 
     def _masks(self, maps: torch.Tensor) -> torch.Tensor | None:
-        """The mask of each image ``(N, H, W)``, where the caller gave one."""
+        """The caller's mask for each image ``(N, H, W)``; None without one.
+
+        ``maps`` are the class maps ``(N, K, H, W)``.
+
+        Raises:
+            TargetError: a mask is empty, or there are not N.
+        """
         mask = self.mask
         if mask is None:
             return None
@@ -204,7 +225,12 @@ class Segmentation(CheckedTarget):
         return mask
 
     def _categories(self, class_maps: ClassMaps) -> tuple[int, ...]:
-        """The class of each image: the one that is given, or that is predicted in the region."""
+        """The class of each image: the one that the caller gave, or that the maps predict at the
+        point or in the mask.
+
+        Raises:
+            TargetError: the class does not exist, or cannot be chosen without a region.
+        """
         count, classes = class_maps.maps.shape[:2]
         if self.category is not None:
             category = find_category(self.category, None)
@@ -223,20 +249,25 @@ class Segmentation(CheckedTarget):
             shares = [(weights * (predicted == k)).flatten(1).sum(1) for k in range(classes)]
             return tuple(torch.stack(shares, 1).argmax(1).tolist())
         if classes > 1:
-            there = sorted(set(predicted.flatten().tolist()))[:8]
+            predicted_classes = sorted(set(predicted.flatten().tolist()))[:8]
             raise TargetError(
                 f"category must be one of the {classes} classes of the model's maps, got None; "
-                f"take explain.targets.Segmentation(category); predicted here are {there}"
+                f"take explain.targets.Segmentation(category); predicted here are "
+                f"{predicted_classes}"
             )
         return (0,) * count
 
     def _predicted(self, class_maps: ClassMaps, categories: tuple[int, ...]) -> torch.Tensor:
-        """Where the class of each image is predicted, or the part of it at the point: ``(N, H,
-        W)``."""
+        """The region where the class of each image is predicted, or its connected part at the
+        point: boolean masks ``(N, H, W)``.
+
+        Raises:
+            TargetError: the class is predicted nowhere in an image.
+        """
         maps = class_maps.maps
         outputs = _outputs_of(class_maps)
-        several = class_maps.quality is None and maps.shape[1] > 1
-        if several and outputs.kind != "labels":
+        has_several_classes = class_maps.quality is None and maps.shape[1] > 1
+        if has_several_classes and outputs.kind != "labels":
             best = maps.argmax(1)
             wanted = torch.tensor(categories, device=best.device)
             mask = best == wanted.reshape(-1, *[1] * (best.ndim - 1))
@@ -245,22 +276,28 @@ class Segmentation(CheckedTarget):
         is_predicted = mask.flatten(1).any(1).tolist()
         if not all(is_predicted):
             image = is_predicted.index(False)
-            there = []
-            if several:
-                there = sorted(set(maps[image].argmax(0).flatten().tolist()))[:5]
+            predicted_classes = []
+            if has_several_classes:
+                predicted_classes = sorted(set(maps[image].argmax(0).flatten().tolist()))[:5]
             raise TargetError(
                 f"class {categories[image]} must be predicted somewhere in each image, but is "
-                f"not in image {image}; give a mask, or a class predicted there {there}"
+                f"not in image {image}; give a mask, or a class predicted there "
+                f"{predicted_classes}"
             )
         return mask if self.point is None else _connected(mask, self.point, self.name)
 
     def _means(self, maps: torch.Tensor) -> torch.Tensor:
-        """The means over the region of maps ``(N, K, H, W)``: ``(N, K)``."""
+        """The means of class maps ``(N, K, H, W)`` over the mask: ``(N, K)``."""
         weights = self._weights(maps[:, 0])[:, None]
         return (maps.to(weights) * weights).flatten(2).sum(2) / weights.flatten(2).sum(2)
 
     def _weights(self, maps: torch.Tensor) -> torch.Tensor:
-        """The share of each cell of maps ``(N, h, w)`` that the mask covers."""
+        """The share of each cell of maps ``(N, h, w)`` that the mask covers, in [0, 1], in their
+        shape.
+
+        Raises:
+            TargetError: the mask has another aspect ratio than the maps.
+        """
         assert self.mask is not None
         mask = self.mask.to(maps.device)
         size = tuple(maps.shape[1:])
@@ -283,8 +320,11 @@ class Segmentation(CheckedTarget):
 
 
 def _outputs_of(class_maps: ClassMaps) -> Outputs:
-    """What class maps hold: scores or probabilities, of classes of which one is at each place, or
-    of labels of which several may be."""
+    """What a segmenter's class maps hold: scores or probabilities, of classes of which one is at
+    each place, or of labels of which several may be.
+
+    It decides where a class counts as predicted.
+    """
     if class_maps.layout == "queries":
         return Outputs("none")
     if class_maps.layout == "prompts":
@@ -304,18 +344,24 @@ def _outputs_of(class_maps: ClassMaps) -> Outputs:
 
 
 def _class_maps(output: Any, count: int) -> torch.Tensor | None:
+    """The tensor of class maps ``(N, K, H, W)`` in an output, for `OutputReader`; None without
+    any."""
     class_maps = read_class_maps(output, count)
     return None if class_maps is None else class_maps.maps
 
 
 def of_class(maps: torch.Tensor, categories: Any) -> torch.Tensor:
-    """The map of each image's own class: ``(N, K, H, W)`` and N indices to ``(N, H, W)``."""
+    """The map of each image's own class: from maps ``(N, K, H, W)`` and N class indices to ``(N, H,
+    W)``."""
     images = torch.arange(len(maps), device=maps.device)
     return maps[images, torch.tensor(categories, device=maps.device)]
 
 
 def _at(point: Sequence[float], masks: torch.Tensor) -> Any:
-    """The index of all masks ``(N, H, W)`` at a point, in shares of the width, height and depth."""
+    """The index into masks ``(N, H, W)`` or ``(N, D, H, W)`` that selects one point in all of them.
+
+    ``point`` is x, y (and z), in shares of the width, height (and depth).
+    """
     if len(point) != masks.ndim - 1:
         raise TargetError(
             f"point must be (x, y), or (x, y, z) in a volume, got {len(point)} for "
@@ -326,19 +372,24 @@ def _at(point: Sequence[float], masks: torch.Tensor) -> Any:
 
 
 def _connected(masks: torch.Tensor, point: Sequence[float], name: str) -> torch.Tensor:
-    """The connected parts of masks ``(N, H, W)`` that hold a point, in shares of width and
-    height."""
+    """The connected region of each mask ``(N, H, W)`` around a point: a flood fill.
+
+    ``point`` is in shares of width and height; ``name`` is the target's in messages.
+
+    Raises:
+        TargetError: a mask is false at the point.
+    """
     place = _at(point, masks)
-    part = torch.zeros_like(masks)
-    part[place] = masks[place]
-    if not part.flatten(1).any(1).all():
+    region = torch.zeros_like(masks)
+    region[place] = masks[place]
+    if not region.flatten(1).any(1).all():
         raise TargetError(
             f"target {name} must be predicted at this point of the image, but is not; give a point "
             "in it"
         )
     pool = F.max_pool2d if masks.ndim == 3 else F.max_pool3d
     while True:
-        grown = (pool(part[:, None].float(), 3, 1, 1)[:, 0] > 0) & masks
-        if torch.equal(grown, part):
-            return part
-        part = grown
+        grown_region = (pool(region[:, None].float(), 3, 1, 1)[:, 0] > 0) & masks
+        if torch.equal(grown_region, region):
+            return region
+        region = grown_region

@@ -85,8 +85,10 @@ def as_targets(
     top_k: int | None = None,
     categories: Sequence[str] | None = None,
 ) -> list[Target]:
-    """Return the targets of every image, of which a caller gives one ``target``, several
-    ``targets``, or ``top_k``.
+    """Return the list of targets that a caller gives as one ``target``, several ``targets``, or
+    ``top_k`` best classes.
+
+    Each holds for every image.
 
     Raises:
         TargetError: two of them are given, or one is not what it must be.
@@ -101,13 +103,15 @@ def as_targets(
     """
     if targets is None and top_k is None:
         return [as_target(target, categories)]
-    both = [
+    given_names = [
         name
         for name, value in (("target", target), ("targets", targets), ("top_k", top_k))
         if value is not None
     ]
-    if len(both) > 1:
-        raise TargetError(f"{both[0]} and {both[1]} cannot both be given; leave one out")
+    if len(given_names) > 1:
+        raise TargetError(
+            f"{given_names[0]} and {given_names[1]} cannot both be given; leave one out"
+        )
     if top_k is not None:
         if isinstance(top_k, bool) or not hasattr(top_k, "__index__") or operator.index(top_k) < 1:
             raise TargetError(
@@ -128,8 +132,8 @@ def as_targets(
 
 
 def one_per_image(target: Any) -> list[TargetLike] | None:
-    """Return the targets of a list, array or tensor with one for each image; None where it is one
-    for all images.
+    """Return the targets in a list, array or tensor with one for each image; None where it is one
+    target for all images.
 
     >>> one_per_image(["tabby", 3]), one_per_image(torch.tensor([3, 4])), one_per_image((3, 2, 1))
     (['tabby', 3], [3, 4], None)
@@ -141,7 +145,8 @@ def one_per_image(target: Any) -> list[TargetLike] | None:
 
 
 def _is_place(target: object) -> bool:
-    """Whether a tuple is a place in an output of several dimensions: a number for each."""
+    """Whether a tuple is a place in an output of several dimensions, a number for each, rather than
+    something for each image."""
     if not isinstance(target, tuple) or len(target) < 2:
         return False
     return all(isinstance(number, int) for number in target)
@@ -164,14 +169,17 @@ class Difference(Sum):
         terms = []
         for weight, target in ((1.0, this), (-1.0, that)):
             # a label stays one until labels are known
-            one = ClassTarget(target) if isinstance(target, str) else as_target(target)
-            terms.append((weight, one))
+            target_of_term = ClassTarget(target) if isinstance(target, str) else as_target(target)
+            terms.append((weight, target_of_term))
         super().__init__(tuple(terms))
 
 
 def _from_numbers(numbers: Any, target: object, categories: Labels) -> Target:
-    """The target for a number, for one thing for each image, or for the place that a tuple
-    names."""
+    """The target for a caller's numbers: a class, a class or target for each image, or a place in
+    the output.
+
+    ``numbers`` are plain Python values; ``target`` is what the caller gave, for messages.
+    """
     if not isinstance(numbers, Sequence):
         return ClassTarget(_whole([numbers], target)[0])
     if not numbers:
@@ -186,7 +194,12 @@ def _from_numbers(numbers: Any, target: object, categories: Labels) -> Target:
 
 
 def _for_one_image(item: Any, targets: object, categories: Labels) -> Target:
-    """The target for one item of a list that holds one for each image."""
+    """The target for one item of a caller's list with one for each image; ``targets`` is the list,
+    for messages.
+
+    Raises:
+        TargetError: the item is a function that wants the images of all rows.
+    """
     if isinstance(item, (list, tuple)):
         index = _whole(item, targets)
         return ClassTarget(index[0]) if len(index) == 1 else per_image.Element(index)
@@ -202,18 +215,23 @@ def _for_one_image(item: Any, targets: object, categories: Labels) -> Target:
 
 
 def _whole(numbers: Sequence[Any], target: object) -> tuple[int, ...]:
-    """Whole numbers as plain ones; others are refused, in a message about the whole target."""
+    """The caller's numbers as plain ints.
+
+    Raises:
+        TargetError: one is no whole number; the message shows the whole ``target``.
+    """
     if any(isinstance(number, bool) or not hasattr(number, "__index__") for number in numbers):
         raise _no_classes(target)
     return tuple(operator.index(number) for number in numbers)
 
 
 def _no_classes(target: object) -> TargetError:
+    """The `TargetError` for numbers that are no class indices."""
     return TargetError(f"target must hold whole class indices, one per image, got {shown(target)}")
 
 
 def read_labels(path: str | os.PathLike[str]) -> list[str]:
-    """Return the labels of a text file, one a line.
+    """Return the labels of the classes from a text file, one a line.
 
     Raises:
         LabelsError: the file cannot be read, is not UTF-8, or has an empty line.
@@ -236,7 +254,7 @@ def read_labels(path: str | os.PathLike[str]) -> list[str]:
 
 
 def check_categories(categories: object) -> Labels:
-    """Return the labels of a model's classes as a list; None stays None, and a path is read as
+    """Return the caller's labels of the classes as a list; None stays None, and a path is read as
     `read_labels` does.
 
     Raises:

@@ -69,6 +69,7 @@ class Text(CheckedTarget):
     words: bool = False
 
     def __post_init__(self) -> None:
+        """Check the options, and turn token ids into a tuple."""
         object.__setattr__(self, "text", check_text(self.text))
         super().__post_init__()
 
@@ -93,6 +94,10 @@ class Text(CheckedTarget):
         return [Text(" ".join(words[:place] + words[place + 1 :])) for place in range(len(words))]
 
     def pick(self, output: Any, count: int) -> Picked:
+        """The model's logit ``(count,)`` for each photo and this text.
+
+        ``output`` is that of a model from `image_scorer`, which has them by text.
+        """
         scores = output.get(self.name) if isinstance(output, Mapping) else None
         if scores is None:
             needs = "image and text features (CLIP, SigLIP and their relatives)"
@@ -101,8 +106,8 @@ class Text(CheckedTarget):
 
 
 def targets_in(target: Any, kind: type[T]) -> Iterator[T]:
-    """Yield the targets of a kind in a target, or in a tuple of targets, such as the texts in a
-    difference of two.
+    """Yield the targets of class ``kind`` inside a target or a tuple of targets, such as the texts
+    in a difference of two.
 
     >>> [text.text for text in targets_in(Text("a bus") - 2 * Text("a truck"), Text)]
     ['a bus', 'a truck']
@@ -118,7 +123,7 @@ def targets_in(target: Any, kind: type[T]) -> Iterator[T]:
 
 
 def is_image_text(model: nn.Module) -> bool:
-    """Whether a model has features of photos and of texts.
+    """Whether a model has functions for features of photos and of texts, as CLIP does.
 
     >>> is_image_text(nn.Linear(2, 2))
     False
@@ -132,8 +137,8 @@ def image_scorer(
     labels: Sequence[str] | None = None,
     words: "Mapping[str, _Words] | None" = None,
 ) -> nn.Module:
-    """Return a model of photos alone: the same modules under the same names, with the scores of
-    texts as its output.
+    """Return a model of photos alone, whose output has the scores of texts: the same modules under
+    the same names.
 
     ``labels`` are the texts of zero-shot classes, whose scores ``(N, K)`` are "logits" in the
     output; they replace those that a scorer has. The features of texts are computed once, here, but
@@ -150,18 +155,21 @@ def image_scorer(
         )
     scorer = copy.copy(model)  # its modules, parameters and hooks are those of the model
     with torch.no_grad(), untouched(model):
-        of_labels = getattr(model, "features_of_labels", None)
+        label_features = getattr(model, "features_of_labels", None)
         if labels is not None:
-            of_labels = _features(model, [Text(label) for label in labels])
-        of_texts = {text.name: _features(model, [text])[0] for text in texts}
-    scorer.features_of_labels = of_labels  # type: ignore[assignment]
-    scorer.forward = partial(_scores, scorer, of_texts, words or {})
+            label_features = _features(model, [Text(label) for label in labels])
+        text_features = {text.name: _features(model, [text])[0] for text in texts}
+    scorer.features_of_labels = label_features  # type: ignore[assignment]
+    scorer.forward = partial(_scores, scorer, text_features, words or {})
     return scorer
 
 
 def with_texts(model: nn.Module, inputs: Inputs, targets: Sequence[Target]) -> Prepared:
-    """Prepare a model and its inputs for the texts in targets, and say what the tokens of explained
-    words are."""
+    """Prepare an image-text model and its inputs for the `Text` targets among ``targets``.
+
+    Returns the scorer of photos, its inputs (with embeddings of explained words), and the tokens of
+    these words by text. Without a text, model and inputs stay as they are.
+    """
     texts = list(dict.fromkeys(targets_in(tuple(targets), Text)))
     if not texts:
         return model, inputs, {}
@@ -178,9 +186,9 @@ def with_texts(model: nn.Module, inputs: Inputs, targets: Sequence[Target]) -> P
         return scorer, Inputs((inputs.x,)), {}
     embedded = {}
     tokens = {}
-    for name, of_text in words.items():
-        embedded[name] = of_text.embedded.expand(len(inputs), -1, -1).to(inputs.x)
-        tokens[name] = of_text.tokens
+    for name, text_words in words.items():
+        embedded[name] = text_words.embedded.expand(len(inputs), -1, -1).to(inputs.x)
+        tokens[name] = text_words.tokens
     return scorer, Inputs((inputs.x,), embedded, explained=[0, *embedded]), tokens
 
 
@@ -189,6 +197,7 @@ class _Words:
     embeddings."""
 
     def __init__(self, model: nn.Module, text: Text) -> None:
+        """Run the text once, to find its token embeddings in the model."""
         self.arguments = _tokenized(model, [text])
         self.layer, self.embedded = find_embedding(
             model, self.arguments["ids"], partial(_run_text, model, self.arguments)
@@ -196,7 +205,8 @@ class _Words:
         self.tokens = token_names(tokenizer_of(model), self.arguments["ids"][0].tolist())
 
     def features(self, model: nn.Module, embedded: torch.Tensor) -> torch.Tensor:
-        """Return the features ``(N, F)`` of the text with other embeddings ``(N, L, D)``."""
+        """Return the features ``(N, F)`` of the text, with embeddings ``(N, L, D)`` in place of
+        those of its tokens."""
         arguments = {}
         for name, tensor in self.arguments.items():
             arguments[name] = tensor.expand(len(embedded), -1)
@@ -208,11 +218,16 @@ class _Words:
 def find_embedding(
     model: nn.Module, ids: torch.Tensor, run: Callable[[], Any]
 ) -> tuple[str, torch.Tensor]:
-    """Return the name of the layer that embeds these ids ``(N, L)`` when the model is run, and what
-    it gives."""
+    """Run a model, and return the name of the layer that embeds the token ids ``(N, L)``, with its
+    output ``(N, L, D)``.
+
+    Raises:
+        ModelError: no `nn.Embedding` is given these ids.
+    """
     embeddings: list[tuple[str, torch.Tensor]] = []
 
     def note(name: str, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """Record the output of an embedding that is given the ids: a forward hook."""
         if args and isinstance(args[0], torch.Tensor) and torch.equal(args[0].cpu(), ids.cpu()):
             embeddings.append((name, output.detach().clone()))
 
@@ -230,7 +245,8 @@ def find_embedding(
 
 
 def _functions(model: nn.Module) -> tuple[Any, Any] | None:
-    """The functions of a model that give the features of photos and of texts; None without both."""
+    """The methods of an image-text model that give features of photos and of texts; None without
+    both."""
     for of_image, of_text in _PAIRS:
         pair = (getattr(model, of_image, None), getattr(model, of_text, None))
         if all(map(callable, pair)):
@@ -240,30 +256,32 @@ def _functions(model: nn.Module) -> tuple[Any, Any] | None:
 
 def _scores(
     scorer: nn.Module,
-    of_texts: Mapping[str, torch.Tensor],
-    with_words: Mapping[str, _Words],
+    text_features: Mapping[str, torch.Tensor],
+    texts_with_words: Mapping[str, _Words],
     x: torch.Tensor,
     /,
     **words: torch.Tensor,
 ) -> dict[str, torch.Tensor]:
-    """The output of a scorer: logits of labels ``(N, K)``, and of each text ``(N, 1, 1)``, which is
-    no class.
+    """The forward of the model that `image_scorer` makes: logits of labels ``(N, K)``, and of each
+    text ``(N, 1, 1)``, which is no class.
 
-    ``of_texts`` has the features of each text ``(D,)``; ``words`` are other embeddings of some.
+    ``text_features`` has the features ``(D,)`` of each text by its name; ``words`` are other token
+    embeddings of some.
     """
     photos = F.normalize(_pooled(_functions(scorer)[0](x)), dim=-1)  # type: ignore[index]
     labels: Any = scorer.features_of_labels
     output = {} if labels is None else {"logits": _similarity(scorer, photos @ labels.to(photos).T)}
-    for name, features in of_texts.items():
+    for name, features in text_features.items():
         texts = features.to(photos)
         if name in words:
-            texts = F.normalize(with_words[name].features(scorer, words[name]), dim=-1)
+            texts = F.normalize(texts_with_words[name].features(scorer, words[name]), dim=-1)
         output[name] = _similarity(scorer, (photos * texts).sum(-1))[:, None, None]
     return output
 
 
 def _similarity(model: nn.Module, cosine: torch.Tensor) -> torch.Tensor:
-    """The model's logits of cosines, by the parameters that CLIP, SigLIP or ALIGN have for it."""
+    """The logits of an image-text model from cosines, by the scale and bias that CLIP, SigLIP or
+    ALIGN have as parameters."""
     scale = getattr(model, "logit_scale", None)
     temperature = getattr(model, "temperature", None)
     bias = getattr(model, "logit_bias", None)
@@ -275,20 +293,25 @@ def _similarity(model: nn.Module, cosine: torch.Tensor) -> torch.Tensor:
 
 
 def _features(model: nn.Module, texts: Sequence[Text]) -> torch.Tensor:
-    """The features of texts, of length one ``(K, D)``."""
+    """The features of texts by the model's text encoder, normalised to length one: ``(K, D)``."""
     return F.normalize(_run_text(model, _tokenized(model, texts)), dim=-1)
 
 
 def _run_text(model: nn.Module, arguments: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The features ``(K, F)`` of texts, from the arguments that `_tokenized` makes."""
-    run = _functions(model)[1]  # type: ignore[index]
+    """The features ``(K, F)`` of texts, from the arguments that `_tokenized` makes; not
+    normalised."""
+    encode_text = _functions(model)[1]  # type: ignore[index]
     options = dict(arguments)
     ids = options.pop("ids")
-    return _pooled(run(ids, **options))
+    return _pooled(encode_text(ids, **options))
 
 
 def _pooled(output: Any) -> torch.Tensor:
-    """The features ``(N, D)`` in what a function of features returned."""
+    """The features ``(N, D)`` in the result of an image or text encoder.
+
+    Raises:
+        ModelError: there are none.
+    """
     for name in ("pooler_output", "image_embeds", "text_embeds"):
         output = getattr(output, name, output) if not isinstance(output, torch.Tensor) else output
     if not isinstance(output, torch.Tensor) or output.ndim != 2:
@@ -301,23 +324,26 @@ def _pooled(output: Any) -> torch.Tensor:
 
 
 def _tokenized(model: nn.Module, texts: Sequence[Text]) -> dict[str, torch.Tensor]:
-    """The arguments of the function of text features: "ids" ``(K, L)``, and a mask where the
-    tokenizer gives one."""
+    """The arguments of the text encoder for some texts: "ids" ``(K, L)``, and a mask where the
+    tokenizer gives one.
+
+    Warns of texts that are cut off.
+    """
     device = next(model.parameters()).device
     if not isinstance(texts[0].text, str):
         return {"ids": torch.tensor([text.text for text in texts], device=device)}
-    written = [text.name for text in texts]
-    tokenizer = need_tokenizer(model, f"the text {written[0]!r}")
+    names = [text.name for text in texts]
+    tokenizer = need_tokenizer(model, f"the text {names[0]!r}")
     if not hasattr(tokenizer, "convert_ids_to_tokens"):  # of open_clip: a function of texts
-        ids = tokenizer(written)
-        warn_of_cut(written, ids, tokenizer)
+        ids = tokenizer(names)
+        warn_of_cut(names, ids, tokenizer)
         return {"ids": ids.to(device)}
     config = getattr(model, "config", None)
     length = getattr(getattr(config, "text_config", config), "max_position_embeddings", None)
     tokenize = partial(
         tokenizer, padding="max_length", truncation=True, max_length=length, return_tensors="pt"
     )
-    tokens = tokenize(written)
-    warn_of_cut(written, tokens["input_ids"], lambda texts: tokenize(texts)["input_ids"])
+    tokens = tokenize(names)
+    warn_of_cut(names, tokens["input_ids"], lambda texts: tokenize(texts)["input_ids"])
     arguments = {name: tensor.to(device) for name, tensor in tokens.items()}
     return {"ids": arguments.pop("input_ids"), **arguments}

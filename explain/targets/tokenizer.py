@@ -14,7 +14,11 @@ TokenIds = tuple[int, ...]
 
 
 def check_text(text: Any) -> str | TokenIds:
-    """Return a text as it is, or the ids of its tokens as a tuple; anything else is refused."""
+    """Return a text as it is, or token ids as a tuple of ints.
+
+    Raises:
+        TargetError: it is neither.
+    """
     if isinstance(text, str) and text.strip():
         return text
     if hasattr(text, "__iter__") and not isinstance(text, str):
@@ -29,17 +33,19 @@ def check_text(text: Any) -> str | TokenIds:
 
 
 def named_text(text: str | TokenIds) -> str:
-    """How messages and results call a text, or the ids of its tokens."""
+    """The name of a text in messages and results; of token ids, "tokens 1 2"."""
     return text if isinstance(text, str) else f"tokens {' '.join(map(str, text))}"
 
 
 def warn_of_cut(
     texts: Sequence[str], ids: torch.Tensor, ids_of: Callable[[list[str]], torch.Tensor]
 ) -> None:
-    """Warn of texts that are too long for a tokenizer: their ``ids`` ``(N, L)`` are the same
-    without the last word, as ``ids_of`` shows."""
-    shorter = ids_of([text.rpartition(" ")[0] for text in texts])
-    for text, same in zip(texts, (ids == shorter).all(1).tolist(), strict=True):
+    """Warn of texts that a tokenizer cuts off, since they are too long.
+
+    Those have the same ``ids`` ``(N, L)`` without their last word; ``ids_of`` tokenizes texts.
+    """
+    ids_of_shorter = ids_of([text.rpartition(" ")[0] for text in texts])
+    for text, same in zip(texts, (ids == ids_of_shorter).all(1).tolist(), strict=True):
         if same:
             warn(
                 f"the text {shown(text)} has more than the {ids.shape[1]} tokens that the "
@@ -48,8 +54,8 @@ def warn_of_cut(
 
 
 def tokenizer_of(model: nn.Module) -> Any:
-    """Return the tokenizer that comes with a model, or lies where transformers loaded the model
-    from; None without one."""
+    """Return the tokenizer of a model: its attribute, its processor's, or the one where
+    transformers loaded it from; None without one."""
     for holder in (model, getattr(model, "processor", None)):
         tokenizer = getattr(holder, "tokenizer", None)
         if callable(tokenizer):
@@ -58,8 +64,11 @@ def tokenizer_of(model: nn.Module) -> Any:
 
 
 def beside_weights(config: Any, kind: str) -> Any:
-    """Return what lies where transformers loaded a model with this configuration from, such as its
-    "AutoTokenizer"; None where it is not on this computer."""
+    """Load what lies beside a transformers model's weights on this computer, such as its
+    "AutoTokenizer"; None where there is none.
+
+    ``kind`` is the class of transformers that loads it. Nothing is downloaded.
+    """
     source = getattr(config, "_name_or_path", None)
     if not source:
         return None
@@ -71,8 +80,11 @@ def beside_weights(config: Any, kind: str) -> Any:
 
 
 def need_tokenizer(model: nn.Module, what: str) -> Any:
-    """Return the tokenizer of a model, which ``what`` is to be cut into tokens with; refused where
-    there is none."""
+    """Return the tokenizer of a model; ``what`` it is needed for is in the error.
+
+    Raises:
+        ModelError: the model has none.
+    """
     tokenizer = tokenizer_of(model)
     if tokenizer is None:
         raise ModelError(
@@ -84,8 +96,8 @@ def need_tokenizer(model: nn.Module, what: str) -> Any:
 
 
 def token_names(tokenizer: Any, ids: Sequence[int]) -> tuple[str, ...]:
-    """Return how a tokenizer writes each token, or "" for one that is no part of a text; without a
-    tokenizer, their numbers."""
+    """Return the text of each token, "" for special tokens (start, padding); without a tokenizer,
+    the ids as texts."""
     special = {*getattr(tokenizer, "all_special_ids", ()), getattr(tokenizer, "pad_token_id", None)}
     decoder = getattr(tokenizer, "decoder", None)
     if hasattr(tokenizer, "convert_ids_to_tokens"):
@@ -99,8 +111,10 @@ def token_names(tokenizer: Any, ids: Sequence[int]) -> tuple[str, ...]:
 
 
 def words_of(tokens: Sequence[str]) -> list[list[int]]:
-    """Return the places of the tokens that make up each word, by how tokenizers mark where a word
-    begins, ends or goes on.
+    """Return, for each word, the places of its tokens, by how tokenizers mark where a word begins,
+    ends or goes on.
+
+    Empty tokens belong to no word.
 
     >>> (
     ...     words_of(["", "▁a", "▁zeb", "ra", ""]),
@@ -127,8 +141,8 @@ def words_of(tokens: Sequence[str]) -> list[list[int]]:
 
 
 def ids_of(model: nn.Module, name: str) -> set[int]:
-    """Return the ids that a model's configurations and its tokenizer have for a special token, such
-    as "eos_token_id"."""
+    """Return all ids of a special token, such as "eos_token_id", in a model's configurations and
+    tokenizer."""
     config = getattr(model, "config", None)
     holders = [config, getattr(config, "text_config", None), tokenizer_of(model)]
     holders.append(getattr(model, "generation_config", None))
