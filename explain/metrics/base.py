@@ -39,8 +39,9 @@ NOTHING = "its map has no positive value"
 
 
 def loss_of(original: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-    """What perturbing takes from scores: ``original`` ones ``(N, 1)`` less those of perturbed
-    photos ``(N, K)``; zero within rounding errors."""
+    """What perturbing takes from the scores ``(N, K)``: the ``original`` scores ``(N, 1)`` less
+    those of the perturbed photos; exactly zero within rounding errors, which must not decide a
+    figure."""
     loss = original - scores
     largest = torch.maximum(original.abs(), scores.abs().amax(1, keepdim=True))
     return torch.where(loss.abs() <= ROUNDING * torch.finfo(scores.dtype).eps * largest, 0, loss)
@@ -81,14 +82,14 @@ class MetricInput:
         return self.size[0] * self.size[1]
 
     def ranks(self, sign: Sign, seed: int) -> torch.Tensor:
-        """The rank of each pixel ``(N, H, W)``, 0 for the largest value; equal values are
-        shuffled."""
+        """The rank of each pixel ``(N, H, W)`` by the map's value, 0 for the largest; equal values
+        are shuffled by the seed. Kept, so that metrics with the same options share one sort."""
         if (sign, seed) not in self._ranks:
             self._ranks[sign, seed] = ranks_of(self.maps.per_pixel(sign), seed)
         return self._ranks[sign, seed]
 
     def original(self, score: Score) -> torch.Tensor:
-        """The score of the unperturbed photos ``(N,)``."""
+        """The score of the unperturbed photos ``(N,)``, as logit or probability."""
         return self.target_score if score == "logit" else self.need_probability()
 
     def need_probability(self, remedy: str = "choose score='logit'") -> torch.Tensor:
@@ -105,8 +106,8 @@ class MetricInput:
         raise TargetError(f"{must}, got the only one, or a number; {remedy}")
 
     def loss(self, score: Score, scores: torch.Tensor) -> torch.Tensor:
-        """The original score less those of the perturbed photos ``(N, K)``; zero within rounding
-        errors.
+        """The original score less the ``scores`` ``(N, K)`` of the perturbed photos; zero within
+        rounding errors.
 
         Rounding errors depend on the other photos of a batch, and must not decide a figure.
         """
@@ -115,8 +116,9 @@ class MetricInput:
     def undefined(
         self, metric: "Metric", value: torch.Tensor, wrong: torch.Tensor, why: str
     ) -> torch.Tensor:
-        """The figure ``value`` ``(N,)`` with NaN where it is ``wrong`` ``(N,)``, since it is not
-        defined there; warns of it, and says ``why``."""
+        """Set a metric's figure ``value`` ``(N,)`` to NaN for the images where it is not defined,
+        ``wrong`` ``(N,)``, and warn of these with the reason ``why``. Tables leave NaN out of their
+        means."""
         if wrong.any():
             images = image_names(wrong)
             warn(
@@ -164,6 +166,8 @@ class Metric(CheckedFields):
     error = MetricError
 
     def __init_subclass__(cls) -> None:
+        """Derive the class attributes ``name`` and ``paper`` that a subclass does not give: from
+        the name of the class, and from the citation in its docstring."""
         super().__init_subclass__()
         cited = PAPER.search(" ".join((cls.__doc__ or "").split()))
         derived = {
@@ -174,12 +178,15 @@ class Metric(CheckedFields):
             setattr(cls, name, derived[name])
 
     def __post_init__(self) -> None:
+        """Check the options, and set the attributes that depend on them (`described`) on the frozen
+        object."""
         super().__post_init__()
         for name, value in self.described().items():
             object.__setattr__(self, name, value)
 
     def described(self) -> Mapping[str, str]:
-        """The class attributes, such as the name, that depend on the options."""
+        """The class attributes that depend on the options, such as the name "lerf" of
+        `PixelFlipping`, by their names; set once for each object."""
         return {}
 
 
@@ -187,7 +194,7 @@ class MapMetric(Metric):
     """A metric of the map alone, and of where the object is."""
 
     def __call__(self, data: MetricInput) -> MetricResult:
-        """Return a figure for each image."""
+        """Return the figure of each image ``(N,)`` from its map."""
         raise NotImplementedError
 
 
@@ -274,33 +281,35 @@ class ScoreRequest:
 
     @property
     def blank(self) -> Scores | None:
-        """The need for the scores of photos that a baseline covers entirely; None where no photo of
-        the request is one."""
+        """The need for the scores of photos that a baseline covers entirely, which all metrics
+        share; None if the request has no such photo."""
         if self.places is None or not bool((self.places == COVERED).any()):
             return None
         return blank_score(self.of.baseline, self.score)  # type: ignore[attr-defined]
 
     @property
     def perturbed(self) -> Scores | None:
-        """The need for the scores of the rows; None where there are none."""
+        """The need for the scores of the partly perturbed photos; None if the request has none."""
         has_rows = self.places is None or bool((self.places >= 0).any())
         return Scores(self.of, ScoreOf(self.score)) if has_rows else None
 
     @property
     def needs(self) -> frozenset[Scores]:
+        """All needs of the request, which the engine answers before `scores` is called."""
         needs = (self.whole, self.blank, self.perturbed)
         return frozenset(need for need in needs if need is not None)
 
     def scores(self, evidence: Evidence) -> torch.Tensor:
-        """The scores ``(N, K)``."""
+        """The scores ``(N, K)`` of the requested photos, put together from the answers in the
+        evidence: of the photo itself, of the fully covered one, and of the rows at ``places``."""
         scores = evidence[self.whole][:, None]
         if self.places is None:
             return evidence[self.perturbed].reshape(len(scores), -1)  # type: ignore[index,no-any-return]
         if self.blank is not None:
             scores = torch.where(self.places == COVERED, evidence[self.blank][:, None], scores)
         if self.perturbed is not None:
-            of_rows = evidence[self.perturbed][self.places.clamp(min=0)]
-            scores = torch.where(self.places >= 0, of_rows, scores)
+            row_scores = evidence[self.perturbed][self.places.clamp(min=0)]
+            scores = torch.where(self.places >= 0, row_scores, scores)
         return scores.expand(self.places.shape)  # type: ignore[no-any-return]
 
 
@@ -308,7 +317,7 @@ class ScoreMetric(Metric):
     """A metric of the model's scores for perturbed photos."""
 
     def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
-        """The perturbed photos to score."""
+        """The perturbed photos to score; `__call__` gets the scores in the same order."""
         raise NotImplementedError
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
@@ -332,6 +341,8 @@ class CoveredRanks(MaskedInputs):
     covered_by = "pixels in the order of a map"
 
     def masks(self, evidence: Evidence) -> PerturbedRows:
+        """The masks ``(b, 1, H, W)``: 0 for pixels whose rank is within the interval of the row, 1
+        elsewhere. Rows of an image are its intervals in order."""
         ranks = self.ranks
         owners, starts, ends = self.intervals.unbind(1)
         counts = owners.bincount(minlength=len(ranks))
@@ -350,7 +361,9 @@ class CoveredRanks(MaskedInputs):
 def cover_ranks(
     ranks: torch.Tensor, start: Ranks, end: Ranks, baseline: Baseline, score: ScoreKind
 ) -> ScoreRequest:
-    """Request photos of which the pixels with ``start <= rank < end`` are covered.
+    """Request the scores of K photos of each image, of which the pixels with ``start <= rank <
+    end`` are covered; equal intervals of an image are one photo, and empty and full ones share the
+    scores of the photo itself and of the fully covered one.
 
     Args:
         ranks: the rank of each pixel, ``(N, H, W)`` whole numbers from 0.
@@ -391,7 +404,8 @@ def covered_softly(mask: torch.Tensor, baseline: Baseline) -> CoveredSoftly:
 
 
 def cover_softly(mask: torch.Tensor, baseline: Baseline, score: ScoreKind) -> ScoreRequest:
-    """Request the scores of these photos, one for each image."""
+    """Request the score of each photo mixed with a baseline by its mask ``(N, H, W)`` in [0, 1], 1
+    for pixels that stay; masks of ones or zeros alone need no photo of their own."""
     flat = mask.flatten(1)
     places = torch.arange(len(mask), device=mask.device)
     places = torch.where((flat == 1).all(1), UNCHANGED, places)
@@ -400,5 +414,6 @@ def cover_softly(mask: torch.Tensor, baseline: Baseline, score: ScoreKind) -> Sc
 
 
 def digest_of_tensor(tensor: torch.Tensor) -> bytes:
-    """A hash of a tensor's values."""
+    """A hash (16 bytes) of a tensor's values, by which frozen perturbations with tensors compare
+    equal. Shape and dtype are not part of it."""
     return hashlib.blake2b(tensor.cpu().contiguous().numpy().tobytes(), digest_size=16).digest()

@@ -76,9 +76,9 @@ decides is a photo map's, too."""
 
 
 def most_passes(maps: int) -> int:
-    """How many covered photos the check of so many maps of a photo runs at most: masked ones of the
-    model and two copies; and the marked areas of the photo's own maps, and for four claims of each
-    map, of what it shows and its placements.
+    """How many covered photos `check_maps` runs at most for so many maps of a photo, for a progress
+    bar: masked photos through the model and its copies, and the marked areas of the photo's own
+    maps and of all placements of each map.
 
     >>> most_passes(1), most_passes(5)
     (2696, 6984)
@@ -98,11 +98,11 @@ COUNTS = ("samples", "steps")
 
 
 def with_fewer_samples(method: Method, most: int) -> Iterator[Method]:
-    """The method with fewer samples: first ``most`` of them, then twice as many, for those that
-    take no fewer.
+    """Yield the method with fewer samples or steps: first about ``most`` of them, then twice as
+    many again and again, for methods that refuse so few.
 
-    A wrapped method gets its share of them. Empty if the method has no such option, or no more
-    samples.
+    A wrapped method gets its share of them. Nothing is yielded if the method has no such option, or
+    no more samples.
 
     >>> from explain.methods import IntegratedGradients, RISE
     >>> few = [each.steps for each in with_fewer_samples(IntegratedGradients(steps=50), 32)]
@@ -122,20 +122,21 @@ def with_fewer_samples(method: Method, most: int) -> Iterator[Method]:
 
 
 def _counts(method: Method) -> dict[str, int]:
-    """The options of a method that are numbers of samples or steps."""
+    """The options of a method that are numbers of samples or steps, by their names."""
     return {name: value for name in COUNTS if isinstance(value := options(method).get(name), int)}
 
 
 def _chain(method: Any) -> Iterator[Method]:
-    """A method, the one that it wraps, and so on."""
+    """Yield a method, the method that it wraps, the method that this wraps, and so on."""
     while isinstance(method, Method):
         yield method
         method = options(method).get("method")
 
 
 def _samples(method: Method) -> int:
-    """The number of samples, times those of a wrapped method."""
-    return prod(max(_counts(one).values(), default=1) for one in _chain(method))
+    """The number of samples of a method, times those of the methods that it wraps: about how many
+    passes a map takes."""
+    return prod(max(_counts(inner).values(), default=1) for inner in _chain(method))
 
 
 def check_maps(
@@ -195,6 +196,9 @@ class _Checks:
     seed: int
 
     def __post_init__(self) -> None:
+        """Refuse wrong options before anything runs, and find out what all checks share: the scores
+        of all classes, also those in the target's region or box, and how outputs become
+        probabilities."""
         Settings(**self.options)  # refused here, and not once for each check
         first = next(iter(self.maps.values()))[1]
         classes = None if isinstance(first.target, str) else first.target
@@ -215,16 +219,23 @@ class _Checks:
 
     @cached_property
     def _output(self) -> Any:
-        """The model's output for the photo."""
+        """The model's output for the photo, run once; for targets that read a region or box from
+        it."""
         with untouched(self.model), torch.no_grad():
             return self.inputs.detached().call(self.model)
 
     def _settled_target(self) -> Target:
-        """The target with what it reads from the output, such as its box, resolved."""
+        """The target with what it reads from the output, such as the box of a detection, found once
+        and then fixed."""
         with torch.no_grad():
             return self.target.resolved(self._output, len(self.inputs))
 
     def verdict(self, label: str) -> Verdict:
+        """Run all checks of all maps, and make the verdict for the target called ``label``.
+
+        Constant maps fail without a run; checks that do not apply, or whose runs fail, give their
+        reason as the result.
+        """
         data = {
             name: self.context.data(name, of_map, of_map.score)
             for name, (_, of_map) in self.maps.items()
@@ -243,6 +254,7 @@ class _Checks:
             tests = self._covering_tests(kept, results)
 
         def decided(name: str, check: Check) -> CheckResult:
+            """The result of one check of the map called ``name``."""
             key = (name, check.name)
             if name not in varied:
                 what = "constant" if bool(data[name].maps.values.any()) else "zero everywhere"
@@ -264,26 +276,29 @@ class _Checks:
 
     @cached_property
     def _other_classes(self) -> dict[int, list[int]]:
-        """The classes that the maps of a check are compared with, by how many they are."""
+        """The classes that `DependsOnClass` compares the maps with, by how many they are: those of
+        the check, and those of its reduced form, which has fewer. Empty where the model has one
+        class."""
         context = self.context
         if context.ranking is None or context.ranking[0].shape[1] < 2:
             return {}
         groups = {}
         for check in self.checks:
             if isinstance(check, DependsOnClass):
-                for one in (check, check.reduced):
-                    classes = [int(index) for index in one.other_classes(context)]
+                for form in (check, check.reduced):
+                    classes = [int(index) for index in form.other_classes(context)]
                     groups[len(classes)] = classes
         return groups
 
     @cached_property
     def _classes(self) -> list[int]:
-        """All of these classes."""
+        """All of the other classes that any form of the check compares with, each once."""
         return list(dict.fromkeys(chain.from_iterable(self._other_classes.values())))
 
     @cached_property
     def _targets(self) -> list[Target]:
-        """The target, and the other classes in the same place."""
+        """The target, and after it the other classes (in the same region or box) in the order of
+        `_classes`; rows of `_drops` are in this order."""
         classes = self.context.classes
         if classes is None:
             target = self._settled_target()
@@ -291,20 +306,21 @@ class _Checks:
         return [ClassTarget((int(classes),)), *(ClassTarget((i,)) for i in self._classes)]
 
     def _drops(self, perturbation: Perturbation, network: nn.Module | None = None) -> torch.Tensor:
-        """What perturbed photos take from the scores of all targets, ``(T, K)``; or from that of
-        the target in another network, ``(1, K)``."""
+        """What each of K perturbed photos takes from the scores of all T targets, ``(T, K)``
+        float64 on the CPU; of another ``network``, from the score of the target alone, ``(1,
+        K)``."""
         request = ScoreRequest(perturbation, "logit")
         targets = self._targets if network is None else self._targets[:1]
         network = self.model if network is None else network
         settings = Settings(**{**self.options, "progress": None})
         evidence = scored(network, self.inputs, [request], targets, settings)
-        whole = torch.stack([of_target[request.whole] for of_target in evidence])
-        scores = torch.cat([request.scores(of_target) for of_target in evidence])
+        whole = torch.stack([target_evidence[request.whole] for target_evidence in evidence])
+        scores = torch.cat([request.scores(target_evidence) for target_evidence in evidence])
         return loss_of(whole, scores).cpu().double()
 
     def _drops_of_copy(self, copy: RandomWeights, perturbation: Perturbation) -> torch.Tensor:
-        """What perturbed photos take from the score of the target in a copy of the model, ``(1,
-        K)``."""
+        """What each of K perturbed photos takes from the target's score in a randomised ``copy`` of
+        the model, ``(1, K)``, under the interventions of the model itself."""
         network = copy(self.context)
         with intervene(network, active_interventions(self.model)):
             return self._drops(perturbation, network)
@@ -312,21 +328,24 @@ class _Checks:
     def _covering_tests(
         self, data: Mapping[str, MetricInput], results: Results
     ) -> dict[tuple[str, str], CoverResult]:
-        """Test what the maps claim by covering parts of the photo: with masks, and where these do
-        not decide, with the areas that the maps mark.
+        """Test what the maps claim by covering parts of the photo: under random masks, and where
+        these do not decide, under the areas that the maps mark. Returns the tests by map and check.
 
-        The check `Faithful` has no figure but its test. It gets a result, unless the tests fail.
+        The check `Faithful` has no figure but its test: an empty result is added to ``results``,
+        unless the tests fail; then ``why_not`` has the reason.
         """
         faithful = next((check for check in self.checks if isinstance(check, Faithful)), None)
         if faithful is None:
             return {}
         unmeasured = MetricResult(torch.tensor([math.nan]))
-        of_faithful = {(name, faithful.name): unmeasured for name in data}
+        faithful_results = {(name, faithful.name): unmeasured for name in data}
         claiming = {
             check.name: check for check in self.checks if type(check).claims is not Check.claims
         }
         claimed = {
-            key: result for key, result in (results | of_faithful).items() if key[1] in claiming
+            key: result
+            for key, result in (results | faithful_results).items()
+            if key[1] in claiming
         }
         tests: dict[tuple[str, str], CoverResult] = {}
         try:
@@ -336,44 +355,48 @@ class _Checks:
                 for (name, check), result in claimed.items()
             }
             # a map that a check contradicts needs no more tests
-            contradicted = {name for (name, _), of_check in claims.items() if not of_check}
-            for (name, check), of_check in claims.items():
-                if not of_check:
+            contradicted = {name for (name, _), check_claims in claims.items() if not check_claims}
+            for (name, check), check_claims in claims.items():
+                if not check_claims:
                     continue
-                test = self._under_masks(of_check, masked)
-                if test.p_value > of_check[0].level and name not in contradicted:
-                    test = self._under_areas(of_check, test)
+                test = self._under_masks(check_claims, masked)
+                if test.p_value > check_claims[0].level and name not in contradicted:
+                    test = self._under_areas(check_claims, test)
                 tests[name, check] = test
         except ExplainError as error:
             self.why_not |= {(name, faithful.name): str(error) for name in data}
             return {}
-        results |= of_faithful
+        results |= faithful_results
         return tests
 
     def _masked(self, faithful: Faithful, checks: Sequence[Check]) -> MaskedScores:
-        """The scores under masks; of copies of the model, where a check needs them."""
+        """Run the photo under random masks, for all maps together: what the masks take from the
+        target's score, from those of other classes, and in copies of the model where a check needs
+        them."""
         masks = faithful.masked
         with muted():
             drops = self._drops(masks)
             copies = [self._drops_of_copy(copy, masks)[0] for copy in self._copies(checks)]
         photo = self.context.images
-        of_classes = {
+        class_drops = {
             number: drops[[1 + self._classes.index(index) for index in group]]
             for number, group in self._other_classes.items()
         }
-        of_copies = torch.stack(copies) if copies else torch.zeros(0, 0)
+        copy_drops = torch.stack(copies) if copies else torch.zeros(0, 0)
         strata = strata_of(faithful.samples)
         shown = masks.masks(photo)[0]
-        return MaskedScores(photo[0], shown, strata, drops[0], of_classes, of_copies)
+        return MaskedScores(photo[0], shown, strata, drops[0], class_drops, copy_drops)
 
     def _copies(self, checks: Sequence[Check]) -> list[RandomWeights]:
-        """The copies of the model that the checks compare with; none if no check does."""
+        """The randomised copies of the model that `DependsOnModel` compares with; none if that
+        check is not asked for."""
         by_model = next((check for check in checks if isinstance(check, DependsOnModel)), None)
         return [] if by_model is None else by_model.copied(self.context)
 
     def _under_masks(self, claims: Sequence[Claim], masked: MaskedScores) -> CoverResult:
-        """What masks say of a map: its p-value is the largest of those of all claims, corrected by
-        the share of the level that masks may spend."""
+        """Test a map's claims by random masks: the p-value is the largest of those of all claims,
+        corrected for the share of the level that masks may spend (`MASKS_SHARE`); 1 where too many
+        of the photo's own maps do as well."""
         tests = [masked.test(claim.maps, claim.drops) for claim in claims]
         placed = max(tests, key=lambda test: test.p_value)
         is_ahead = all(test.controls <= CONTROLS_AHEAD for test in tests)
@@ -387,21 +410,26 @@ class _Checks:
         )
 
     def _under_areas(self, claims: Sequence[Claim], by_masks: CoverResult) -> CoverResult:
-        """The same, after the areas that the maps mark have been covered as well."""
+        """Test the claims that masks did not show by the areas that the map marks: the smaller of
+        both p-values counts, each corrected for its share of the level."""
         p_value = 0.0
         controls = 0
         for claim in claims:
             drops = partial(self._drops_of_marked, claim)
             count = math.ceil(1 / (claim.level * AREAS_SHARE) - 1e-9) - 1
-            one, controls = AreaTest(self._photo_maps, drops, self.seed).test(claim.marked, count)
-            p_value = max(p_value, one)
+            claim_p_value, controls = AreaTest(self._photo_maps, drops, self.seed).test(
+                claim.marked, count
+            )
+            p_value = max(p_value, claim_p_value)
             if p_value == 1:
                 break
         p_value = min(by_masks.p_value, p_value / AREAS_SHARE)
         return replace(by_masks, p_value=p_value, controls=controls, of_controls=PHOTO_MAPS)
 
     def _drops_of_marked(self, claim: Claim, maps: torch.Tensor) -> torch.Tensor:
-        """What the score that a claim is about loses under the areas that maps mark, ``(m,)``."""
+        """What a claim's score loses under the areas that ``maps`` ``(m, H, W)`` mark, ``(m,)``: of
+        the target, of the target more than other classes, or of a copy. Runs are kept, as claims
+        share placements."""
         areas = MarkedAreas.of(maps, self.seed)
         key = (claim.of == "copy", areas)
         if key not in self.drops_of_areas:
@@ -417,8 +445,9 @@ class _Checks:
         return drops[0]
 
     def _reattribution_results(self, data: Mapping[str, MetricInput]) -> Results:
-        """The results of checks that run the methods again; methods of many passes run with fewer
-        samples."""
+        """The results, by map and check, of the checks that run the methods again. Methods whose
+        maps take many passes run with fewer samples; if they still take long, with the reduced
+        checks."""
         again: list[Any] = [
             check
             for check in self.checks
@@ -441,8 +470,8 @@ class _Checks:
     def _reattributed(
         self, checks: Sequence[Any], maps: Mapping[str, EvaluatedMethod], options: Any
     ) -> Results:
-        """Run all checks together; if one of them fails, each alone, so that the others have a
-        result."""
+        """Run all ``checks`` of all ``maps`` again together; if this fails, run each check alone,
+        so that the others have a result. The reason of a check that fails goes into ``why_not``."""
         try:
             with muted():  # the results contain it
                 return reattribute(checks, maps, self.context, self.target, options)
@@ -456,12 +485,12 @@ class _Checks:
         return results
 
     def _cheaper(self, evaluated: EvaluatedMethod) -> tuple[EvaluatedMethod, bool]:
-        """The method with fewer samples, if each of its maps takes many passes; and whether it
-        still takes long."""
+        """The method with fewer samples, and its map with these, if each map takes more than
+        `COSTLY` passes; and whether the method still takes long. A note in the verdict says so."""
         attribution = evaluated.attribution
         name = evaluated.data.maps.name
-        where: Any = {"layer": attribution.layer, "fuse": attribution.fuse}
-        planned = plan(self.model, self.inputs, evaluated.method, target=self.target, **where)
+        place: Any = {"layer": attribution.layer, "fuse": attribution.fuse}
+        planned = plan(self.model, self.inputs, evaluated.method, target=self.target, **place)
         layers = {
             need.layer
             for needs in planned.wanted.values()
@@ -476,16 +505,18 @@ class _Checks:
             if math.isfinite(cost)
             else "since a map takes many passes"
         )
-        options: Any = {**self.options, "progress": None, **where}
+        options: Any = {**self.options, "progress": None, **place}
         for fewer in with_fewer_samples(evaluated.method, FEW):
             with muted(), suppress(MethodError):
                 again = attribute(self.model, self.inputs, fewer, target=self.target, **options)
                 counts = ", ".join(
-                    f"{key}={n}" for one in _chain(fewer) for key, n in _counts(one).items()
+                    f"{key}={count}"
+                    for inner in _chain(fewer)
+                    for key, count in _counts(inner).items()
                 )
                 self.notes[name].append(f"run again with {counts}, {why}")
-                of_again = self.context.data(name, again, again.score)
-                return EvaluatedMethod(fewer, again, replace(of_again, keeps_maps=True)), False
+                data_again = self.context.data(name, again, again.score)
+                return EvaluatedMethod(fewer, again, replace(data_again, keeps_maps=True)), False
         self.notes[name].append(f"run again as few times as possible, {why}")
         return evaluated, True
 
@@ -498,8 +529,8 @@ def check_explained(
     samples: int = MASKS,
     **options: Any,
 ) -> Verdict:
-    """Check maps of the target at a position of an `explain.Explanation`, and add the verdict to
-    the explanation.
+    """Check the maps of the target at position ``index`` of an `explain.Explanation`, and add the
+    verdict to ``explanation.verdicts``, beside earlier results of other methods.
 
     Raises:
         MetricError: it is a copy without a model; or the maps are of several crops.

@@ -77,6 +77,7 @@ class Table(Mapping[str, Mapping[str, torch.Tensor]]):
     notes: tuple[str, ...] = ()
 
     def __getitem__(self, method: str) -> Mapping[str, torch.Tensor]:
+        """The figures of a method, by metric: tensors ``(N,)``."""
         if method not in self.results:
             raise NotEvaluatedError(
                 f"method {method!r} was not evaluated here; {did_you_mean(method, self.results)}"
@@ -112,8 +113,8 @@ class Table(Mapping[str, Mapping[str, torch.Tensor]]):
         return float(self._one(method, metric).value.double().nanmean())
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values: what each metric is, and its figures by method, metric and image; None
-        where not defined."""
+        """Return the table as plain values for JSON: what each metric is, and its figures by
+        method, metric and image, None where not defined. Saved tables have these keys."""
         metrics = {
             name: {
                 "about": metric.summary,
@@ -136,20 +137,21 @@ class Table(Mapping[str, Mapping[str, torch.Tensor]]):
         return json.dumps(self.to_dict(), indent=1, ensure_ascii=False)
 
     def to_csv(self) -> str:
-        """A line for each method and image, a column for each metric."""
+        """Return the table as CSV: a line for each method and image, a column for each metric,
+        empty where a figure is not defined."""
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(["method", "image", *self.metrics])
         for method, row in self.items():
             figures = torch.stack([row[name].double() for name in self.metrics], 1)
-            for image, of_image in enumerate(figures.tolist()):
-                cells = ["" if math.isnan(figure) else repr(figure) for figure in of_image]
+            for image, image_figures in enumerate(figures.tolist()):
+                cells = ["" if math.isnan(figure) else repr(figure) for figure in image_figures]
                 writer.writerow([as_cell(method), image, *cells])
         return out.getvalue()
 
     @property
     def _rows(self) -> list[list[str]]:
-        """The cells of the printed table, the head first."""
+        """The cells of the printed table, means over the images; the first row is the head."""
         head = ["", *(f"{name} {ARROWS[metric.better]}" for name, metric in self.metrics.items())]
         rows = [
             [method, *(_shown(self.mean(method, name)) for name in self.metrics)]
@@ -167,7 +169,7 @@ class Table(Mapping[str, Mapping[str, torch.Tensor]]):
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
     def _one(self, method: str, metric: str) -> MetricResult:
-        """The result of a metric for a method; refused with a suggestion if there is none."""
+        """The result of one metric for one method; refused with a suggestion if there is none."""
         if metric not in self[method]:
             raise MetricError(
                 f"metric {metric!r} was not evaluated here; {did_you_mean(metric, self[method])}"
@@ -176,7 +178,8 @@ class Table(Mapping[str, Mapping[str, torch.Tensor]]):
 
 
 def _shown(value: float) -> str:
-    """A figure as a table prints it."""
+    """The text of a figure in a printed table: three decimals, four digits of tiny ones, a dash for
+    NaN."""
     if math.isnan(value):
         return "–"
     return f"{value:.4g}" if value and abs(value) < 1e-3 else f"{value:.3f}"
@@ -268,7 +271,7 @@ def evaluate(
 
 
 def _by_maps(metrics: Mapping[str, Metric], data: Mapping[str, MetricInput]) -> Results:
-    """The results of metrics of the map alone."""
+    """The results, by map and metric, of those metrics that see the map alone; nothing is run."""
     results: Results = {}
     for metric in metrics.values():
         if isinstance(metric, MapMetric):
@@ -279,7 +282,8 @@ def _by_maps(metrics: Mapping[str, Metric], data: Mapping[str, MetricInput]) -> 
 def _table(
     metrics: Mapping[str, Metric], results: Results, names: Iterable[str], notes: Sequence[str] = ()
 ) -> Table:
-    """The table of results in the order of ``names`` and ``metrics``."""
+    """Put results, by map and metric, into a table in the order of ``names`` (of methods or maps)
+    and ``metrics``."""
     ordered = {name: {metric: results[name, metric] for metric in metrics} for name in names}
     return Table(dict(metrics), ordered, tuple(notes))
 
@@ -291,8 +295,9 @@ def scored(
     targets: Sequence[Target],
     settings: RuntimeSettings,
 ) -> list[Evidence]:
-    """For each target, the evidence that has the requested scores; equal perturbed photos are run
-    once for all."""
+    """Run the model on the perturbed photos of all score requests, equal photos once, and return
+    for each target the evidence in which `ScoreRequest.scores` finds its scores. Both evaluation
+    and checks run masked photos here."""
     needs = frozenset(need for request in requests for need in request.needs)
     plan = Plan({"metrics": needs_at(needs, [])}, len(targets), len(inputs))
     return [evidence_of(None) for evidence_of in gather(model, inputs, plan, targets, settings)]
@@ -314,6 +319,9 @@ class _Evaluation:
         self.settings = Settings(**self.options)
 
     def table(self, truth: Mapping[str, Any]) -> Table:
+        """Run the whole evaluation, in this order: maps, the explained score, metrics of maps
+        alone, of perturbed scores, and of methods run again. ``truth`` has the boxes and regions of
+        the object."""
         maps = self._maps()
         self.resolved = as_target(self.target, self.settings.categories).for_input_size(
             tuple(self.inputs.x.shape[2:])
@@ -330,8 +338,9 @@ class _Evaluation:
         return _table(self.metrics, results, data, self.notes)
 
     def _explained(self, maps: Mapping[str, MapsLike]) -> torch.Tensor:
-        """The score ``(N,)`` that is explained; makes the context, which knows the model's
-        outputs."""
+        """The score ``(N,)`` that is explained, from an attribution of this call or else one
+        forward pass; also fixes the target to the explained classes, and makes the ``context``,
+        which all later steps read."""
         by_this_call = [
             source
             for name, source in maps.items()
@@ -352,11 +361,13 @@ class _Evaluation:
         return explained.score
 
     def _of_kind(self, kind: type[M]) -> list[M]:
-        """The metrics of a kind."""
+        """The metrics of this evaluation that are of a ``kind``, in their order."""
         return [metric for metric in self.metrics.values() if isinstance(metric, kind)]
 
     def _maps(self) -> dict[str, MapsLike]:
-        """The maps of the methods, which run together, and the other maps as they are."""
+        """The maps by name: methods are run here, together; maps that were given are checked first,
+        so that wrong ones are refused before anything runs. Without a target, the attributions'
+        common one is taken."""
         methods = self.methods
         waiting = {
             name: get_method(source)
@@ -383,7 +394,8 @@ class _Evaluation:
     def _by_reattribution(
         self, data: Mapping[str, MetricInput], maps: Mapping[str, MapsLike]
     ) -> Results:
-        """Run the methods again on other photos, classes and models."""
+        """The results of metrics that run the methods again (on other photos, for other classes, in
+        changed models); refused for a map whose method is not known."""
         metrics = self._of_kind(ReattributionMetric)
         if not metrics:
             return {}
@@ -401,7 +413,8 @@ class _Evaluation:
         return reattribute(metrics, evaluated, self.context, self.resolved, options)
 
     def _by_scores(self, data: Mapping[str, MetricInput]) -> Results:
-        """Run the perturbed photos that metrics request."""
+        """The results of metrics that need scores of perturbed photos: collects the requests of all
+        metrics and maps, runs equal photos once, and hands each metric its scores."""
         metrics = self._of_kind(ScoreMetric)
         if not metrics:
             return {}
@@ -410,7 +423,7 @@ class _Evaluation:
         with preserve.calculating(device):
             for metric, (name, of_maps) in product(metrics, data.items()):
                 requests[name, metric.name] = metric.requests(of_maps)
-        listed = [request for of_metric in requests.values() for request in of_metric]
+        listed = [request for metric_requests in requests.values() for request in metric_requests]
         kinds = {request.score for request in listed}
         if "probability" in kinds and not self.resolved.gives_probability:
             for of_maps in data.values():
@@ -418,7 +431,7 @@ class _Evaluation:
         (evidence,) = scored(self.model, self.inputs, listed, [self.resolved], self.settings)
         # The original scores in the same precision as those of the perturbed photos:
         fields: dict[ScoreKind, str] = {"logit": "target_score", "probability": "probability"}
-        exact: dict[str, Any] = {
+        original_scores: dict[str, Any] = {
             fields[kind]: evidence[whole_score(kind)] for kind in kinds & fields.keys()
         }
         results: Results = {}
@@ -426,15 +439,15 @@ class _Evaluation:
             self.notes += self._recognised(listed, evidence)
             for metric, (name, of_maps) in product(metrics, data.items()):
                 scores = [request.scores(evidence) for request in requests[name, metric.name]]
-                results[name, metric.name] = metric(replace(of_maps, **exact), scores)
+                results[name, metric.name] = metric(replace(of_maps, **original_scores), scores)
         return results
 
     def _recognised(self, requests: Sequence[ScoreRequest], evidence: Evidence) -> Iterator[str]:
-        """Notes on photos that keep their class although a baseline covers them entirely: their
-        curves say little.
+        """Yield notes on photos that keep their class although a baseline covers them entirely:
+        curves by that baseline say little.
 
-        A photo keeps it if nine tenths of its probability are left, and this is more than half of
-        the way from chance, 1 / K, to 1.
+        A photo keeps its class if nine tenths of its probability are left, and this is more than
+        half of the way from chance, 1 / K, to 1.
         """
         if self.context.count is None:
             return
@@ -460,7 +473,8 @@ class _Evaluation:
 
 
 def _named(methods: Any) -> dict[str, MapSource]:
-    """Methods and maps by their names."""
+    """Read the argument ``methods`` of `evaluate` as methods and maps by name: a mapping, a single
+    one, or several, whose names come from the methods."""
     if isinstance(methods, Mapping):
         named = {str(name): source for name, source in methods.items()}
     elif isinstance(methods, (torch.Tensor, np.ndarray)):
@@ -490,7 +504,8 @@ def _named(methods: Any) -> dict[str, MapSource]:
 
 
 def _common_target(attributions: Sequence[Attribution]) -> TargetLike:
-    """The classes that attributions are of, which must be the same ones."""
+    """The classes ``(N,)`` that all attributions explain; refused where they differ, or explain
+    something that is no class."""
     first = attributions[0].target
     for attribution in attributions:
         if isinstance(attribution.target, str):

@@ -41,20 +41,21 @@ class _RankedCurve(ScoreMetric):
     covers: ClassVar[Covers] = "largest"
 
     def ranks(self, data: MetricInput) -> torch.Tensor:
-        """The rank of each pixel, ``(N, H, W)``."""
+        """The rank of each pixel ``(N, H, W)`` in the order of covering, 0 for the most relevant
+        one; subclasses rank squares instead."""
         return data.ranks(self.sign, self.seed)
 
     def total(self, data: MetricInput) -> int:
-        """How many ranks there are."""
+        """How many ranks there are: pixels, or squares in subclasses."""
         return data.pixels
 
     def counts(self, data: MetricInput) -> list[int]:
-        """How many of them are covered at each step."""
+        """How many ranks are covered at each step of the curve, from 0 to all."""
         return steps_of(self.total(data), self.steps)
 
     def photos_of_steps(self, data: MetricInput, covers: Covers, score: ScoreKind) -> ScoreRequest:
-        """The photos of all steps, in each of which one more part of the map's values is
-        covered."""
+        """The request for the scores ``(N, steps)`` of the photos of all steps: covered are the
+        first ranks, the last ranks, or all but the first, by as many as `counts` has."""
         counts = torch.tensor(self.counts(data))
         total = torch.full_like(counts, self.total(data))
         first = {"largest": torch.zeros_like(counts), "smallest": total - counts, "rest": counts}
@@ -65,6 +66,8 @@ class _RankedCurve(ScoreMetric):
         return [self.photos_of_steps(data, self.covers, self.score)]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
+        """The area under the curve ``(N,)`` of the scores ``(N, steps)`` over the share that is
+        covered; the curve is kept in the result."""
         counts = self.counts(data)
         value = area_under_curve(scores[0], counts)
         return MetricResult(value, scores[0], torch.tensor(counts) / counts[-1])
@@ -224,13 +227,17 @@ class ROAD(_ShareCurve):
     baseline: Baseline = Neighbours()
 
     def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
+        """Four requests, in the order that `__call__` takes: the score for MoRF and for LeRF, and,
+        where the target is a class, its margin for both."""
         kinds: list[ScoreKind] = [self.score]
         if data.probability is not None:
             kinds.append("margin")
-        both: list[Covers] = ["largest", "smallest"]
-        return [self.photos_of_steps(data, covers, kind) for kind in kinds for covers in both]
+        orders: list[Covers] = ["largest", "smallest"]
+        return [self.photos_of_steps(data, covers, kind) for kind in kinds for covers in orders]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
+        """Half of LeRF minus MoRF, on average over the shares ``(N,)``; with margins, also whether
+        the class still was the best."""
         curve = (scores[1] - scores[0]) / 2
         parts = {"morf": scores[0], "lerf": scores[1]}
         if len(scores) > 2:
@@ -257,6 +264,8 @@ class Comprehensiveness(_ShareCurve):
     """
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
+        """The mean over the shares of what the score loses ``(N,)``, and the loss at each share as
+        the curve. `Sufficiency` has the same with other pixels covered."""
         curve = data.original(self.score)[:, None] - scores[0]
         return MetricResult(curve.mean(1), curve, torch.tensor(self.percentiles) / 100)
 
@@ -312,6 +321,8 @@ class AverageDrop(ScoreMetric):
         return [base.cover_softly(data.maps.heatmap, self.baseline, self.score)]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
+        """The share of the probability that is lost behind the heatmap, ``(N,)`` from 0; NaN where
+        the original is next to nothing."""
         original = data.original(self.score)
         seen = scores[0][:, 0]
         drop = ratio((original - seen).clamp(min=0), original)
@@ -345,7 +356,7 @@ class IncreaseInConfidence(AverageDrop):
 
 
 def share_counts(data: MetricInput, percentiles: Sequence[float]) -> list[int]:
-    """How many pixels each share in per cent is: at least one, and never all."""
+    """How many pixels of a photo each share, in per cent, is: at least one, and never all."""
     return [
         min(max(1, round(data.pixels * share / 100)), max(1, data.pixels - 1))
         for share in percentiles
@@ -355,8 +366,9 @@ def share_counts(data: MetricInput, percentiles: Sequence[float]) -> list[int]:
 def by_original(
     metric: "AverageDrop | IROF", data: MetricInput, value: torch.Tensor, seen: torch.Tensor
 ) -> torch.Tensor:
-    """A figure ``value`` ``(N,)`` that is a share of the original score, with NaN where this is
-    negative, or tiny beside the scores ``seen`` ``(N,)`` or ``(N, K)``."""
+    """Set a figure that is a share of the original score, ``value`` ``(N,)``, to NaN, with a
+    warning, where that score is negative, or tiny beside the scores ``seen`` ``(N,)`` or ``(N, K)``
+    of perturbed photos. For metrics that divide by the original score."""
     original = data.original(metric.score)
     why = f"the original score is below {SMALL:g}"
     if metric.score == "logit":
@@ -365,11 +377,12 @@ def by_original(
 
 
 def least(kind: Score, *scores: torch.Tensor) -> torch.Tensor | float:
-    """The smallest number ``(N,)`` that a figure is divided by: probabilities have a unit, and
-    scores are compared with the largest of ``scores``."""
+    """The smallest original score that a figure may be divided by: a fixed number for
+    probabilities; for logits, which have no unit, ``(N,)``, relative to the largest of ``scores``
+    ``(N, ...)``."""
     if kind == "probability":
         return SMALL
-    sizes = [of_kind.reshape(len(of_kind), -1).abs() for of_kind in scores]
+    sizes = [values.reshape(len(values), -1).abs() for values in scores]
     return SMALL * torch.cat(sizes, 1).amax(1)
 
 
@@ -388,6 +401,7 @@ class _GridCurve(_RankedCurve):
     minimums: ClassVar = {"side": 1, "steps": 1}
 
     def ranks(self, data: MetricInput) -> torch.Tensor:
+        """The rank of each pixel's square ``(N, H, W)``, by the sum of the map in the square."""
         squares = grid_regions(data.size, self.side, data.images)
         return region_ranks(data.maps.per_pixel(self.sign), squares, self.seed)
 
@@ -424,6 +438,7 @@ class RegionPerturbation(_GridCurve):
         return list(range(min(self.steps, self.total(data)) + 1))
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
+        """The mean drop of the score ``(N,)`` over the steps of covering squares (AOPC)."""
         curve = scores[0][:, :1] - scores[0]
         at = torch.tensor(self.counts(data)) / self.total(data)
         return MetricResult(curve.mean(1), scores[0], at)
@@ -482,22 +497,28 @@ class IROF(ScoreMetric):
     minimums: ClassVar = {"segments": 2}
 
     def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
+        """The photos in which the first k superpixels by the map's mean are covered, for every
+        k."""
         regions = superpixels(data.images, self.segments)
         ranks = region_ranks(data.maps.per_pixel(self.sign), regions, self.seed, mean=True)
-        most = regions.flatten(1).amax(1) + 1
+        superpixel_count = regions.flatten(1).amax(1) + 1
         # Photos have different numbers of superpixels; the curves of those with fewer stay at their
         # end.
-        counts = torch.arange(int(most.max()) + 1, device=regions.device).expand(len(regions), -1)
-        ends = torch.minimum(counts, most[:, None])
+        counts = torch.arange(int(superpixel_count.max()) + 1, device=regions.device).expand(
+            len(regions), -1
+        )
+        ends = torch.minimum(counts, superpixel_count[:, None])
         return [base.cover_ranks(ranks, torch.zeros_like(ends), ends, self.baseline, self.score)]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
+        """One less the area under the curve of the share of the probability that is left ``(N,)``;
+        photos with fewer superpixels have shorter curves."""
         first = scores[0][:, :1]
         curve = scores[0] / torch.where(first == 0, 1, first)
-        most = superpixels(data.images, self.segments).flatten(1).amax(1).tolist()
+        last_numbers = superpixels(data.images, self.segments).flatten(1).amax(1).tolist()
         areas = [
             area_under_curve(row[None, : last + 2], range(last + 2))
-            for row, last in zip(curve, most, strict=True)
+            for row, last in zip(curve, last_numbers, strict=True)
         ]
         return MetricResult(by_original(self, data, 1 - torch.cat(areas), scores[0]), curve)
 
@@ -525,34 +546,38 @@ def superpixels(
 
 
 def _of_photo(photo: torch.Tensor, count: int, compactness: float, rounds: int) -> torch.Tensor:
-    """The superpixels of one photo ``(C, H, W)``: ``(H, W)``."""
+    """The superpixels of one photo ``(C, H, W)`` as numbers ``(H, W)``, from 0 without gaps:
+    k-means in colour and position, in which each pixel chooses among the nine pieces of the grid
+    around it."""
     height, width = photo.shape[1:]
     side = max(1.0, (height * width / count) ** 0.5)
-    down = max(1, round(height / side))
-    across = max(1, round(width / side))
+    pieces_down = max(1, round(height / side))
+    pieces_across = max(1, round(width / side))
     places = torch.stack(
         torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
     ).to(photo.device)
-    row = places[0] * down // height
-    column = places[1] * across // width
+    row = places[0] * pieces_down // height
+    column = places[1] * pieces_across // width
     pieces_around = []  # the pieces that each pixel may belong to
     for below, right in product((-1, 0, 1), repeat=2):
-        piece_row = (row + below).clamp(0, down - 1)
-        piece_column = (column + right).clamp(0, across - 1)
-        pieces_around.append((piece_row * across + piece_column).flatten())
-    around = torch.stack(pieces_around)
+        piece_row = (row + below).clamp(0, pieces_down - 1)
+        piece_column = (column + right).clamp(0, pieces_across - 1)
+        pieces_around.append((piece_row * pieces_across + piece_column).flatten())
+    piece_choices = torch.stack(pieces_around)
     centred = photo - photo.mean((1, 2), keepdim=True)
     colours = centred / centred.pow(2).mean().sqrt().clamp(min=torch.finfo(photo.dtype).tiny)
     # (F, H * W)
     features = torch.cat([colours, places.to(photo) * (compactness / side)]).flatten(1)
-    labels = (row * across + column).flatten()
+    labels = (row * pieces_across + column).flatten()
     for _ in range(rounds):
-        sizes = torch.bincount(labels, minlength=down * across)
+        sizes = torch.bincount(labels, minlength=pieces_down * pieces_across)
         sums = features.new_zeros(len(features), len(sizes)).index_add_(1, labels, features)
-        # one without pixels is out of reach
+        # the centre of a piece without pixels is out of reach
         centres = torch.where(sizes > 0, sums / sizes.clamp(min=1), 1e6)
-        apart = torch.stack([(features - centres[:, piece]).pow(2).sum(0) for piece in around])
-        labels = around.gather(0, apart.argmin(0, keepdim=True))[0]
+        distances = torch.stack(
+            [(features - centres[:, piece]).pow(2).sum(0) for piece in piece_choices]
+        )
+        labels = piece_choices.gather(0, distances.argmin(0, keepdim=True))[0]
     return torch.unique(labels, return_inverse=True)[1].reshape(height, width)  # type: ignore[no-any-return]
 
 
@@ -576,9 +601,12 @@ class Monotonicity(_StepCurve):
     units = "0 or 1"
 
     def counts(self, data: MetricInput) -> list[int]:
+        """How many pixels are covered at each step: all at first, none at the end."""
         return super().counts(data)[::-1]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
-        kept = (scores[0].diff(dim=1) >= 0).to(scores[0])
+        """Whether the score never falls while pixels are shown: 1 or 0 ``(N,)``, and the share of
+        steps in which it does not."""
+        not_falling = (scores[0].diff(dim=1) >= 0).to(scores[0])
         shares = 1 - torch.tensor(self.counts(data)) / data.pixels
-        return MetricResult(kept.amin(1), scores[0], shares, {"share": kept.mean(1)})
+        return MetricResult(not_falling.amin(1), scores[0], shares, {"share": not_falling.mean(1)})

@@ -27,7 +27,8 @@ class LocalisationMetric(MapMetric):
     needs_object = True
 
     def region(self, data: MetricInput) -> torch.Tensor:
-        """Where the object is ``(N, H, W)``; refused if it is not known."""
+        """The object's pixels, as truth values ``(N, H, W)`` on the photos' device; refused if
+        neither boxes nor masks were given."""
         if data.regions is None:
             raise MetricError(
                 f"metric {self.name!r} needs to know where the object is; give boxes= or masks="
@@ -37,8 +38,8 @@ class LocalisationMetric(MapMetric):
     def share_on_object(
         self, data: MetricInput, values: torch.Tensor, why: str = NOTHING
     ) -> torch.Tensor:
-        """The share of values from 0 that lies on the object ``(N,)``; NaN, with a warning, where
-        there are none."""
+        """The share ``(N,)`` of non-negative ``values`` ``(N, H, W)`` that lies on the object; NaN
+        with a warning, which says ``why``, where all values are zero."""
         wide = values.double()  # squares and sums of any size fit into it
         total = wide.flatten(1).sum(1)
         on_object = (wide * self.region(data)).flatten(1).sum(1)
@@ -83,6 +84,9 @@ class MaxBoxAccV2(LocalisationMetric):
     below = {"overlaps": 100}
 
     def __call__(self, data: MetricInput) -> MetricResult:
+        """The figure of each photo as if it were the data set, ``(N,)``; ``parts`` has the best
+        overlap at each threshold, ``(N, T)``, from which `of_data_set` makes the published
+        figure."""
         if data.boxes is None:
             raise MetricError(
                 "metric 'maxboxaccv2' needs the boxes of the object; give boxes= to evaluate"
@@ -105,8 +109,8 @@ class MaxBoxAccV2(LocalisationMetric):
         return float(torch.stack(shares).mean())
 
     def _overlaps(self, unit_map: NDArray[np.float64], boxes: torch.Tensor) -> torch.Tensor:
-        """The best overlap of a box around a part of ``unit_map`` ``(H, W)`` with one of the boxes
-        ``(k, 4)``, at each threshold ``(T,)``."""
+        """The best overlap (IoU) at each threshold ``(T,)`` between the boxes around the connected
+        parts of one map, ``unit_map`` ``(H, W)`` in [0, 1], and the object's boxes ``(k, 4)``."""
         import cv2
         from torchvision.ops import box_iou
 
@@ -156,6 +160,9 @@ class PointingGame(LocalisationMetric):
     maximums: ClassVar = {"tolerance": 1}
 
     def __call__(self, data: MetricInput) -> MetricResult:
+        """Whether the largest value lies on the object or within the tolerance: ``(N,)``, 1 or 0,
+        or the share of equal largest values that do. ``parts`` has the chance of a random point and
+        of the centre."""
         maps = data.maps.per_pixel(self.sign)
         near = pixels_near(self.region(data), self.tolerance * max(data.size))
         tops = maps == maps.flatten(1).amax(1).reshape(-1, 1, 1)
@@ -192,6 +199,7 @@ class EnergyPointingGame(LocalisationMetric):
     units = SHARE
 
     def __call__(self, data: MetricInput) -> MetricResult:
+        """The share of the positive values on the object, ``(N,)``."""
         value = self.share_on_object(data, data.maps.per_pixel(self.sign).clamp(min=0))
         return MetricResult(value, parts={"random": self.region(data).flatten(1).to(value).mean(1)})
 
@@ -242,6 +250,8 @@ class RelevanceRank(LocalisationMetric):
     units = SHARE
 
     def __call__(self, data: MetricInput) -> MetricResult:
+        """The share ``(N,)`` of the K top pixels on the object, where K is the number of the
+        object's pixels."""
         region = self.region(data)
         ranks = ranks_of(_pooled(data), self.seed)
         size = region.flatten(1).sum(1)
@@ -274,6 +284,8 @@ class AttributionLocalisation(LocalisationMetric):
     units = "ratio"
 
     def __call__(self, data: MetricInput) -> MetricResult:
+        """The share of the positive values on the object ``(N,)``, if ``weighted`` over the
+        object's share of the photo."""
         value = self.share_on_object(data, data.maps.per_pixel(self.sign).clamp(min=0))
         figure = value
         if self.weighted:
@@ -307,6 +319,7 @@ class TopKIntersection(LocalisationMetric):
     below = {"share": 100}
 
     def __call__(self, data: MetricInput) -> MetricResult:
+        """The share ``(N,)`` of the top pixels that lie on the object."""
         count = share_counts(data, [self.share])[0]
         hits = ((data.ranks(self.sign, self.seed) < count) & self.region(data)).flatten(1).sum(1)
         return MetricResult((hits / count).to(data.maps.values.dtype))
@@ -331,6 +344,8 @@ class AUC(LocalisationMetric):
     sign: Sign = "own"
 
     def __call__(self, data: MetricInput) -> MetricResult:
+        """The probability ``(N,)`` that a pixel of the object has a larger value than one outside
+        it, from ranks (Mann-Whitney)."""
         region = self.region(data).flatten(1)
         maps = data.maps.per_pixel(self.sign).flatten(1)
         ranks = mid_ranks(maps)
@@ -362,20 +377,23 @@ class IoU(LocalisationMetric):
     sign: Sign = "own"
 
     def __call__(self, data: MetricInput) -> MetricResult:
+        """The largest intersection over union ``(N,)`` over all thresholds of the map, and the
+        threshold."""
         region = self.region(data).flatten(1)
         values, order = data.maps.per_pixel(self.sign).flatten(1).sort(1, descending=True)
         hits = region.gather(1, order).cumsum(1)
-        taken = torch.arange(1, values.shape[1] + 1, device=values.device)
-        overlap = hits.double() / (region.sum(1, keepdim=True) + taken - hits)
-        ends = torch.ones_like(region)  # a threshold takes all of equal values, or none
-        ends[:, :-1] = values[:, :-1] != values[:, 1:]
-        best = torch.where(ends, overlap, 0).max(1)
+        taken_count = torch.arange(1, values.shape[1] + 1, device=values.device)
+        overlap = hits.double() / (region.sum(1, keepdim=True) + taken_count - hits)
+        is_threshold = torch.ones_like(region)  # a threshold takes all of equal values, or none
+        is_threshold[:, :-1] = values[:, :-1] != values[:, 1:]
+        best = torch.where(is_threshold, overlap, 0).max(1)
         threshold = values.gather(1, best.indices[:, None])[:, 0]
         return MetricResult(best.values.to(values), parts={"threshold": threshold})
 
 
 def pixels_near(region: torch.Tensor, by: float) -> torch.Tensor:
-    """The pixels ``(N, H, W)`` no farther than ``by`` from a region.
+    """Grow regions ``(N, H, W)`` of truth values by all pixels no farther than ``by`` pixels from
+    them.
 
     >>> pixels_near(torch.tensor([[[True, False, False]]]), 1.0)
     tensor([[[ True,  True, False]]])
@@ -388,8 +406,9 @@ def pixels_near(region: torch.Tensor, by: float) -> torch.Tensor:
 
 
 def _pooled(data: MetricInput) -> torch.Tensor:
-    """The squares of the values of each pixel ``(N, H, W)``, added up over the channels; of maps
-    without channels, of the positive part."""
+    """The map's relevance of each pixel ``(N, H, W)``, as CLEVR-XAI pools channels: the sum of
+    their squares; of maps without channels, the square of the positive part. For `RelevanceMass`
+    and `RelevanceRank`."""
     values = data.maps.values.double()
     if values.ndim == 4:
         return values.square().sum(1)
@@ -397,10 +416,10 @@ def _pooled(data: MetricInput) -> torch.Tensor:
 
 
 def boxes_per_image(boxes: Boxes, count: int, size: tuple[int, int]) -> list[torch.Tensor]:
-    """Take boxes ``(N, 4)``, or a list with ``(k, 4)`` for each photo: x0 y0 x1 y1, x1 and y1
-    exclusive.
+    """Check the boxes that a caller gives, ``(N, 4)`` or a list with ``(k, 4)`` for each of
+    ``count`` photos, and bring them to whole pixels x0 y0 x1 y1, x1 and y1 exclusive.
 
-    What lies outside the photo is cut off.
+    What lies outside the photo of ``size`` ``(H, W)`` is cut off.
 
     Raises:
         MetricError: they are no such numbers, empty, or outside the photo.
@@ -417,19 +436,21 @@ def boxes_per_image(boxes: Boxes, count: int, size: tuple[int, int]) -> list[tor
         raise MetricError(
             f"{must}, some for each of the {count} images, got {shown(boxes)}; see evaluate"
         )
-    ends = torch.tensor([size[1], size[0]] * 2)
+    photo_ends = torch.tensor([size[1], size[0]] * 2)
     checked = []
-    for image, of_image in enumerate(boxes):
+    for image, image_boxes in enumerate(boxes):
         corners = torch.empty(0, 4)
         with suppress(TypeError, ValueError, RuntimeError):
-            is_tensor = isinstance(of_image, torch.Tensor)
-            numbers = of_image if is_tensor else np.array(of_image, dtype=np.float64)
+            is_tensor = isinstance(image_boxes, torch.Tensor)
+            numbers = image_boxes if is_tensor else np.array(image_boxes, dtype=np.float64)
             corners = torch.as_tensor(numbers).double().reshape(-1, 4)
-        cut = torch.minimum(corners.nan_to_num().round().clamp(min=0), ends.to(corners)).long()
+        cut = torch.minimum(
+            corners.nan_to_num().round().clamp(min=0), photo_ends.to(corners)
+        ).long()
         is_finite = len(corners) > 0 and bool(corners.isfinite().all())
         if not is_finite or not (cut[:, :2] < cut[:, 2:]).all():
             raise MetricError(
-                f"{must}, got {shown(of_image)} for image {image_name(image)}; mend them"
+                f"{must}, got {shown(image_boxes)} for image {image_name(image)}; mend them"
             )
         checked.append(cut)
     return checked
@@ -441,7 +462,8 @@ def as_regions(
     count: int,
     size: tuple[int, int],
 ) -> torch.Tensor | None:
-    """Take masks ``(N, H, W)``, or draw the boxes: truth values; None where nothing is known.
+    """The object's pixels as truth values ``(N, H, W)``, from the masks that a caller gives, or
+    else drawn from the boxes; None where neither is known.
 
     Raises:
         MetricError: the masks have another shape, or are empty for an image.
@@ -470,9 +492,10 @@ def as_regions(
 
 
 def in_boxes(boxes: Sequence[torch.Tensor], size: tuple[int, int]) -> torch.Tensor:
-    """The pixels in any of each photo's boxes ``(N, H, W)``."""
+    """Draw boxes, ``(k, 4)`` for each photo, as truth values ``(N, H, W)``: the pixels in any box
+    of a photo."""
     regions = torch.zeros((len(boxes), *size), dtype=torch.bool)
-    for image, of_image in enumerate(boxes):
-        for x0, y0, x1, y1 in of_image.tolist():
+    for image, image_boxes in enumerate(boxes):
+        for x0, y0, x1, y1 in image_boxes.tolist():
             regions[image, y0:y1, x0:x1] = True
     return regions

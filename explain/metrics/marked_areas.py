@@ -50,6 +50,9 @@ class MarkedAreas(Perturbation):
         return Mean(), strong_blur(images.shape)
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
+        """The rows of one photo: for each map and each share of `SHARES`, the pixels with the map's
+        largest values covered by the mean colour and by a strong blur, in this order;
+        `_drops_of_marked` averages over them."""
         x = evidence.inputs
         covers = [baseline.covering(x) for baseline in self.baselines(x)]
         ranks = ranks_of(self.maps, self.seed).to(x.device)
@@ -81,23 +84,25 @@ class AreaTest:
     seed: int
 
     def test(self, values: torch.Tensor, count: int) -> tuple[float, int]:
-        """The p-value of a map ``(H, W)`` that comes first among ``count`` random placements and
-        before all maps of the photo, and else 1; and how many of those take as much.
+        """The p-value of a map ``(H, W)`` against random placements of itself, and how many of the
+        photo's own maps take as much from the score.
 
-        A map whose place says nothing comes first among n placements with a probability of one by
-        n + 1, so the p-value keeps its level. Placements are tried until one takes as much.
+        The p-value is one by ``count + 1`` for a map whose marked area takes more than all
+        placements and all maps of the photo, and else 1. A map whose place says nothing comes first
+        among n placements with a probability of one by n + 1, so the p-value keeps its level.
+        Placements are tried until one takes as much.
         """
         values = values.detach().cpu().double()
-        first = self.drops(values[None])[0]
-        controls = int((self.drops(self.photo_maps) >= first).sum())
-        if controls or not math.isfinite(first):
+        own_drop = self.drops(values[None])[0]
+        controls = int((self.drops(self.photo_maps) >= own_drop).sum())
+        if controls or not math.isfinite(own_drop):
             return 1.0, controls
         total = count_of_placements((values.shape[0], values.shape[1])) - 1
         numbers = 1 + permutation(total, self.seed)[:count]
-        for chosen in (numbers[:AT_FIRST], numbers[AT_FIRST:]):
-            if not len(chosen):
+        for batch in (numbers[:AT_FIRST], numbers[AT_FIRST:]):
+            if not len(batch):
                 break
-            placed = placements(values[None], chosen.tolist())[:, 0]
-            if bool((self.drops(placed) >= first).any()):
+            placed = placements(values[None], batch.tolist())[:, 0]
+            if bool((self.drops(placed) >= own_drop).any()):
                 return 1.0, controls
         return 1 / (len(numbers) + 1), controls

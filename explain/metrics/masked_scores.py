@@ -46,7 +46,8 @@ class Rolled(Baseline):
 
 
 def strong_blur(shape: Sequence[int]) -> Blur:
-    """A blur that leaves no detail of photos ``(..., H, W)``."""
+    """The blur that leaves no detail of photos of this ``shape`` ``(..., H, W)``, one of the four
+    baselines of random masks."""
     side = min(shape[-2:])
     return Blur(2 * (side // 8) + 1, max(1.0, side / 12))
 
@@ -61,13 +62,13 @@ def random_masks(size: tuple[int, int], count: int, generator: torch.Generator) 
     """
     draws = torch.rand(count, 4, generator=generator).tolist()
     masks = []
-    for number, (cells, down, across, share) in enumerate(draws):
-        along = CELLS[int(cells * len(CELLS))]
-        least, most = SHARES[number % len(SHARES)]
-        covered_share = least + (most - least) * share
-        grid = torch.rand(along + 1, along + 1, generator=generator) < covered_share
-        rows = (torch.arange(size[0]) * along / size[0] + down).long()
-        columns = (torch.arange(size[1]) * along / size[1] + across).long()
+    for number, (cells_draw, down_offset, across_offset, share_draw) in enumerate(draws):
+        cell_count = CELLS[int(cells_draw * len(CELLS))]
+        smallest_share, largest_share = SHARES[number % len(SHARES)]
+        covered_share = smallest_share + (largest_share - smallest_share) * share_draw
+        grid = torch.rand(cell_count + 1, cell_count + 1, generator=generator) < covered_share
+        rows = (torch.arange(size[0]) * cell_count / size[0] + down_offset).long()
+        columns = (torch.arange(size[1]) * cell_count / size[1] + across_offset).long()
         masks.append(grid[rows][:, columns])
     return torch.stack(masks)
 
@@ -77,14 +78,15 @@ PHOTO_MAPS = 23
 
 
 def photo_maps(image: torch.Tensor) -> torch.Tensor:
-    """Maps of a photo ``(C, H, W)`` that know nothing of a model: ``(m, H, W)``.
+    """Maps of a photo ``(C, H, W)`` that know nothing of a model: ``(m, H, W)``, m = `PHOTO_MAPS`;
+    controls that a faithful map must beat.
 
     They say which parts of a photo change most when they are covered, what stands out, and where
     photographers put what they show: the distance from the mean colour, as it is and blurred; local
     contrast; edges, as they are and blurred; details and large blobs, which differ from the mean of
     their surroundings; the same of red less green, and of blue less yellow; the spectral residual;
-    saturation, and each channel; blobs in the middle, a wide one, and one below; the
-    height; and products of these.
+    saturation, and each channel; blobs in the middle, a wide one, and one below; the height; and
+    products of these.
 
     Hou and Zhang, "Saliency Detection: A Spectral Residual Approach", CVPR 2007.
     """
@@ -95,13 +97,13 @@ def photo_maps(image: torch.Tensor) -> torch.Tensor:
     distance = (image - image.mean((1, 2), keepdim=True)).square().sum(0).sqrt()
     contrast = _mean_around((grey - _mean_around(grey, side)).square(), side).clamp(min=0).sqrt()
     edges = F.pad(grey.diff(dim=0).abs(), (0, 0, 0, 1)) + F.pad(grey.diff(dim=1).abs(), (0, 1))
-    away = _from_middle(height)[:, None] + _from_middle(width)
-    middle = torch.exp(-away / (2 * 0.2**2)).to(image)
-    wide = torch.exp(-away / (2 * 0.35**2)).to(image)
+    distance_from_middle = _from_middle(height)[:, None] + _from_middle(width)
+    middle = torch.exp(-distance_from_middle / (2 * 0.2**2)).to(image)
+    wide = torch.exp(-distance_from_middle / (2 * 0.35**2)).to(image)
     away_from_below = _from_middle(height, 0.65)[:, None] + _from_middle(width)
     below = torch.exp(-away_from_below / (2 * 0.25**2)).to(image)
-    far = _odd(shorter // 3)
-    blobs = _from_surroundings(image, far)
+    large_side = _odd(shorter // 3)
+    blobs = _from_surroundings(image, large_side)
     red, green, blue = image if len(image) == 3 else grey.expand(3, -1, -1)
     yellow = (red + green) / 2
     residual = spectral_residual(grey)
@@ -115,8 +117,8 @@ def photo_maps(image: torch.Tensor) -> torch.Tensor:
             _mean_around(edges, _odd(shorter // 8)),
             _from_surroundings(image, _odd(shorter // 16)),
             blobs,
-            _from_surroundings((red - green)[None], far),
-            _from_surroundings((blue - yellow)[None], far),
+            _from_surroundings((red - green)[None], large_side),
+            _from_surroundings((blue - yellow)[None], large_side),
             residual,
             image.amax(0) - image.amin(0),
             red,
@@ -136,7 +138,8 @@ def photo_maps(image: torch.Tensor) -> torch.Tensor:
 
 
 def spectral_residual(grey: torch.Tensor) -> torch.Tensor:
-    """What stands out of a photo ``(H, W)``: where its spectrum is not that of its surroundings."""
+    """The spectral residual of a grey photo ``(H, W)``, a map of what stands out: where the log
+    spectrum differs from its own surroundings."""
     small = F.interpolate(grey[None, None], size=(SIDE, SIDE), mode="bilinear", antialias=True)
     spectrum = torch.fft.fft2(small[0, 0])
     sizes = spectrum.abs().clamp(min=1e-9).log()
@@ -147,7 +150,8 @@ def spectral_residual(grey: torch.Tensor) -> torch.Tensor:
 
 
 def _from_surroundings(image: torch.Tensor, side: int) -> torch.Tensor:
-    """How far the colour of each pixel is from the mean of a square around it."""
+    """How far the colour of each pixel ``(H, W)`` is from the mean of a square of ``side`` pixels
+    around it, in a photo ``(C, H, W)``."""
     differences = [channel - _mean_around(channel, side) for channel in image]
     return torch.stack(differences).square().sum(0).sqrt()
 
@@ -158,8 +162,8 @@ def _odd(side: int) -> int:
 
 
 def _mean_around(values: torch.Tensor, side: int) -> torch.Tensor:
-    """Means over squares, which are cut at the borders: first over columns of pixels, then over
-    rows of those."""
+    """The mean of ``values`` ``(H, W)`` over a square of ``side`` pixels (odd) around each pixel,
+    cut at the borders: first over columns of pixels, then over rows of those."""
     for kernel in ((side, 1), (1, side)):
         padding = (kernel[0] // 2, kernel[1] // 2)
         values = F.avg_pool2d(values[None, None], kernel, 1, padding, count_include_pad=False)[0, 0]
@@ -183,8 +187,9 @@ def count_of_placements(size: tuple[int, int]) -> int:
 
 
 def placements(maps: torch.Tensor, numbers: Sequence[int] | None = None) -> torch.Tensor:
-    """Maps ``(m, H, W)`` in all places ``(P, m, H, W)``, their own first: turned, flipped, and
-    rolled by sixths; or in those with some numbers only.
+    """Maps ``(m, H, W)`` in all other places, as the null hypothesis of the tests has them: turned,
+    flipped, and rolled by sixths, ``(P, m, H, W)``, the maps as they are first; with ``numbers``,
+    in these placements only.
 
     >>> placements(torch.zeros(1, 12, 18)).shape[0], placements(torch.zeros(1, 12, 18), [5]).shape
     (144, torch.Size([1, 1, 12, 18]))
@@ -192,7 +197,7 @@ def placements(maps: torch.Tensor, numbers: Sequence[int] | None = None) -> torc
     height, width = maps.shape[1:]
     turns = range(4) if height == width else (0, 2)
     turned = [torch.rot90(maps, turn, (1, 2)) for turn in turns]
-    flipped = [placed for one in turned for placed in (one, one.flip(2))]
+    flipped = [placed for map_turned in turned for placed in (map_turned, map_turned.flip(2))]
     shifts = [
         (round(i * height / STEPS), round(j * width / STEPS))
         for i in range(STEPS)
@@ -211,8 +216,8 @@ def covered_in_turn(
     covers: Sequence[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]],
     turns: torch.Tensor,
 ) -> torch.Tensor:
-    """Cover photos ``(b, C, H, W)``, each with one of several baselines, where ``keep`` ``(b, 1, H,
-    W)`` is 0.
+    """Cover photos ``(b, C, H, W)`` in place, each with one of several baselines, where ``keep``
+    ``(b, 1, H, W)`` is 0; returns them.
 
     Args:
         photos: what is covered, in place.
@@ -249,13 +254,18 @@ class RandomMasks(Perturbation):
         return Mean(), strong_blur(images.shape), Noise(seed=self.seed), Rolled()
 
     def masks(self, images: torch.Tensor) -> torch.Tensor:
-        """The masks of photos ``(N, C, H, W)``: ``(N, K, H, W)``, True where a photo is covered."""
+        """The masks of photos ``(N, C, H, W)``: ``(N, K, H, W)``, True where a photo is covered.
+        The seed and the photo's values draw them, whatever batch it is in."""
         size = (images.shape[2], images.shape[3])
         numbers = [int.from_bytes(digest_of_tensor(image)[:6], "big") for image in images]
         generators = [seeded(number + self.seed) for number in numbers]
-        return torch.stack([random_masks(size, self.samples, one) for one in generators])
+        return torch.stack(
+            [random_masks(size, self.samples, generator) for generator in generators]
+        )
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
+        """A row for each of K masks of each photo; mask ``number`` has baseline ``number // 2 %
+        BASELINES``, as `strata_of` says."""
         x = evidence.inputs
         shown = ~self.masks(x).to(x.device)
         covers = [baseline.covering(x) for baseline in self.baselines(x)]
@@ -286,8 +296,8 @@ class Placed:
     controls: int = 0
 
     def needed(self, share: float) -> float:
-        """About how many independent values a p-value of ``share`` would take; infinite if no
-        number would do.
+        """About how many independent values, masks less what the nuisance takes, a p-value of
+        ``share`` would need; infinite if no number would do.
 
         The correlations of other places vary because the map is wide, which more masks do not
         change, and by chance, with a variance of one by the number of values.
@@ -327,29 +337,33 @@ class MaskedScores:
 
     @cached_property
     def nuisance(self) -> torch.Tensor:
-        """What explains drops without any model ``(K, c)``: the area that masks cover, for each
-        baseline, and what they cover of maps of the photo alone (`photo_maps`)."""
+        """What explains drops of the score without any model, ``(K, c)`` columns over the masks:
+        the covered area, for each baseline, and how much each mask covers of the maps of the photo
+        alone, which are the last `PHOTO_MAPS` columns."""
         area = self.covered.flatten(1).mean(1)
-        of_baselines = F.one_hot(self.strata // 2, BASELINES).to(area)
-        by_area = [of_baselines, of_baselines * area[:, None], area.square()[:, None]]
+        baseline_columns = F.one_hot(self.strata // 2, BASELINES).to(area)
+        area_columns = [baseline_columns, baseline_columns * area[:, None], area.square()[:, None]]
         maps = _smaller(photo_maps(self.photo.detach().cpu().double()))
-        return torch.cat([*by_area, self.covered.flatten(1) @ maps.flatten(1).T], 1)
+        return torch.cat([*area_columns, self.covered.flatten(1) @ maps.flatten(1).T], 1)
 
     def weights(self, drops: torch.Tensor) -> torch.Tensor:
-        """The weight of each mask ``(K,)``: the inverse of the deviation of drops in its stratum,
-        without what the nuisance explains. Where more cells are covered, scores vary more."""
-        rest = _without(drops, _basis(self.nuisance)).square()
+        """The weight of each mask ``(K,)`` for the ``drops`` ``(K,)``: the inverse of their
+        standard deviation in the mask's stratum, after the nuisance has been taken out. Where more
+        cells are covered, scores vary more."""
+        squared_residuals = _without(drops, _basis(self.nuisance)).square()
         count = 2 * BASELINES
-        sums = torch.zeros(count).to(rest).index_add_(0, self.strata, rest)
+        sums = (
+            torch.zeros(count).to(squared_residuals).index_add_(0, self.strata, squared_residuals)
+        )
         deviation = (sums / torch.bincount(self.strata, minlength=count).clamp(min=1)).sqrt()
-        typical = rest.mean().sqrt()
+        typical = squared_residuals.mean().sqrt()
         if not typical > 0:  # nothing is left
-            return torch.ones_like(rest)
+            return torch.ones_like(squared_residuals)
         return typical / deviation.clamp(min=0.1 * typical)[self.strata]
 
     def test(self, maps: torch.Tensor, drops: torch.Tensor) -> Placed:
-        """The weighted partial correlation of what masks cover of maps with drops, given the
-        `nuisance`, among that of all placements.
+        """Test whether maps predict drops of the score under the masks: the weighted partial
+        correlation, given the `nuisance`, among those of all placements of the maps.
 
         Args:
             maps: ``(m, H, W)``, which are placed together; the correlation is the mean over them.
@@ -361,36 +375,40 @@ class MaskedScores:
         """
         small = _smaller(maps.detach().cpu().double())
         sums = placements(small).flatten(2) @ self.covered.flatten(1).T  # (P, m, K)
-        of_maps = []
-        of_photo = []
+        map_correlations = []
+        photo_correlations = []
         freedom = 0
-        for covered, lost in zip(sums.unbind(1), drops.expand(len(small), -1), strict=True):
-            weights = self.weights(lost)
+        for covered, map_drops in zip(sums.unbind(1), drops.expand(len(small), -1), strict=True):
+            weights = self.weights(map_drops)
             basis = _basis(self.nuisance * weights[:, None])
-            rest = _without(covered * weights, basis)
-            rest_lost = _without(lost * weights, basis)
-            length = rest.norm(dim=1)
-            products = rest @ rest_lost / (length * rest_lost.norm()).clamp(min=1e-300)
+            residual_sums = _without(covered * weights, basis)
+            residual_drops = _without(map_drops * weights, basis)
+            length = residual_sums.norm(dim=1)
+            products = (
+                residual_sums @ residual_drops / (length * residual_drops.norm()).clamp(min=1e-300)
+            )
             varied = (covered - covered.mean(1, keepdim=True)) * weights
-            of_maps.append(torch.where(length <= 1e-6 * varied.norm(dim=1), -1, products))
+            map_correlations.append(torch.where(length <= 1e-6 * varied.norm(dim=1), -1, products))
             freedom = len(weights) - basis.shape[1]
-            of_photo.append(_partial(self.nuisance * weights[:, None], lost * weights, freedom))
-        controls = torch.stack(of_photo)[:, -PHOTO_MAPS:].mean(0)
-        correlations = torch.stack(of_maps).mean(0).nan_to_num(-1)
-        first = correlations[0]
+            photo_correlations.append(
+                _partial(self.nuisance * weights[:, None], map_drops * weights, freedom)
+            )
+        controls = torch.stack(photo_correlations)[:, -PHOTO_MAPS:].mean(0)
+        correlations = torch.stack(map_correlations).mean(0).nan_to_num(-1)
+        own_correlation = correlations[0]
         return Placed(
-            float(first),
-            float((correlations >= first - 1e-12).double().mean()),
-            float((correlations <= first + 1e-12).double().mean()),
+            float(own_correlation),
+            float((correlations >= own_correlation - 1e-12).double().mean()),
+            float((correlations <= own_correlation + 1e-12).double().mean()),
             float(correlations.square().mean()),
             freedom,
-            int((controls >= first).sum()),
+            int((controls >= own_correlation).sum()),
         )
 
 
 def _partial(columns: torch.Tensor, values: torch.Tensor, freedom: int) -> torch.Tensor:
-    """The partial correlation of each column ``(K, c)`` with values ``(K,)``, given the others: by
-    the t-statistics of one regression."""
+    """The partial correlation ``(c,)`` of each column ``(K, c)`` with values ``(K,)``, given all
+    other columns, from the t-statistics of one regression with ``freedom`` degrees of freedom."""
     scaled = columns / columns.norm(dim=0).clamp(min=1e-300)
     inverse = torch.linalg.pinv(scaled, rtol=1e-9)
     coefficients = inverse @ values
@@ -401,7 +419,8 @@ def _partial(columns: torch.Tensor, values: torch.Tensor, freedom: int) -> torch
 
 
 def _basis(columns: torch.Tensor) -> torch.Tensor:
-    """An orthonormal basis of the span of columns ``(K, c)``."""
+    """An orthonormal basis ``(K, rank)`` of the span of columns ``(K, c)``, whose lengths do not
+    count."""
     scaled = columns / columns.norm(dim=0).clamp(min=1e-300)
     left, values, _ = torch.linalg.svd(scaled, full_matrices=False)
     basis: torch.Tensor = left[:, values > 1e-9 * values[0]]
@@ -414,7 +433,7 @@ def _without(values: torch.Tensor, basis: torch.Tensor) -> torch.Tensor:
 
 
 def _smaller(maps: torch.Tensor) -> torch.Tensor:
-    """Maps ``(m, H, W)`` averaged over squares so that no side is longer than `SIDE`."""
+    """Average maps ``(m, H, W)`` over squares so that no side is longer than `SIDE` pixels."""
     factor = math.ceil(max(maps.shape[1:]) / SIDE)
     smaller: torch.Tensor = F.avg_pool2d(maps[None], factor, ceil_mode=True)
     return smaller[0]

@@ -167,7 +167,8 @@ class Check(Metric):
     suggested: ClassVar[tuple[str, ...]] = ()
 
     def not_applicable(self, context: ModelContext, data: MetricInput) -> str:
-        """Why it is not applicable here; empty if it is."""
+        """Why the check does not apply to this model and map, as a clause for the report; empty if
+        it does."""
         return ""
 
     @property
@@ -177,14 +178,14 @@ class Check(Metric):
 
     def decide(self, result: MetricResult, tested: CoverResult | None) -> CheckResult:
         """Compare the figure of the first image, and what the tests of its claims say, with the
-        threshold; None where nothing was tested."""
+        threshold. ``tested`` is None where nothing was covered, as in `explain.evaluate`."""
         raise NotImplementedError
 
     def claims(
         self, data: MetricInput, result: MetricResult, masked: MaskedScores
     ) -> tuple[Claim, ...]:
-        """What is to be tested by covering parts of the photo; all claims must be true. None where
-        the check has failed already."""
+        """What the map claims of the scores, to be tested by covering parts of the photo; all
+        claims must hold. Empty where the check has failed already, which needs no test."""
         return ()
 
     def result(
@@ -196,11 +197,12 @@ class Check(Metric):
         *,
         undecided: bool = False,
     ) -> CheckResult:
+        """Make the result of this check, with its name and word."""
         return CheckResult(self.name, self.word, figure, passed, reason, symbol, undecided)
 
     def advice_for(self, failed: Collection[str]) -> str:
-        """What to do about maps of these methods, which the check did not support; never to take
-        one of them.
+        """The advice for maps of the methods named ``failed``, which the check did not support;
+        empty if all methods that it could suggest are among these.
 
         >>> DependsOnClass().advice_for(["gradcam"]), Stable().advice_for(["smooth(saliency)"])
         ('take a method that asks for one class, such as lrp', '')
@@ -241,21 +243,27 @@ class DependenceCheck(Check, ReattributionMetric):
     says: ClassVar[str] = ""
 
     def compare(self, data: MetricInput, variant: VariantResult) -> torch.Tensor:
-        """The similarity to the other map, and that map with its signs: ``(N, 1 + H * W)``."""
+        """What is kept of one variant: the similarity of its map to the map, and that map with its
+        signs, flattened: ``(N, 1 + H * W)`` float64, which `__call__` takes apart."""
         alike = self.similarity_to(data, variant)
         return torch.cat([alike[:, None].double(), variant.maps.contributions.flatten(1)], 1)
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
+        """The mean similarity to the maps of all V variants ``(N,)``, from ``numbers`` ``(N, V, 1 +
+        H * W)``. With ``keeps_maps``, ``parts["maps"]`` has the map and those of the variants at
+        length one, ``(N, 1 + V, H, W)``, for `claims`."""
         alike = numbers[..., 0]
         other_maps = numbers[..., 1:]
         parts = {"alike": alike, "zeros": (other_maps == 0).all(2)}
         if data.keeps_maps:
-            of_model = data.maps.contributions.flatten(1)[:, None]
-            maps = F.normalize(torch.cat([of_model, other_maps], 1), dim=2, eps=TINY)
+            model_map = data.maps.contributions.flatten(1)[:, None]
+            maps = F.normalize(torch.cat([model_map, other_maps], 1), dim=2, eps=TINY)
             parts["maps"] = maps.reshape((*maps.shape[:2], *data.size))
         return MetricResult(alike.mean(1), parts=parts)
 
     def decide(self, result: MetricResult, tested: CoverResult | None) -> CheckResult:
+        """Decide by the similarity first, which contradicts a map; then by the p-value of the
+        claims, without which the map is not shown to depend on it."""
         figure = float(result.value[0])
         count = result.parts["alike"].shape[1]
         zeros = int(result.parts["zeros"][0].sum())
@@ -310,6 +318,7 @@ class DependsOnClass(DependenceCheck):
     suggested = ("gradcam", "lrp")
 
     def not_applicable(self, context: ModelContext, data: MetricInput) -> str:
+        """Why the map cannot be compared with those of other classes; empty if it can."""
         if context.ranking is None:
             return (
                 "the target is no class, or the output has no scores of other classes for it to "
@@ -322,7 +331,8 @@ class DependsOnClass(DependenceCheck):
             yield Variant(classes=tuple(classes.tolist()))
 
     def other_classes(self, context: ModelContext) -> list[torch.Tensor]:
-        """The other classes, each ``(N,)``."""
+        """The classes to compare with, far down the ranking of each photo's own scores: a list of
+        ``(N,)``. The explained class is ranked first, whatever its score."""
         if context.ranking is None or context.ranking[0].shape[1] < 2:
             raise MetricError(
                 f"target must be one of several classes for {self.name}; leave that check out"
@@ -335,6 +345,8 @@ class DependsOnClass(DependenceCheck):
     def claims(
         self, data: MetricInput, result: MetricResult, masked: MaskedScores
     ) -> tuple[Claim, ...]:
+        """The claim that the difference to the maps of other classes predicts the difference of the
+        scores under masks; none if the maps are too similar."""
         if not float(result.value[0]) < self.most:
             return ()
         maps = result.parts["maps"][0]
@@ -404,7 +416,8 @@ class DependsOnModel(DependenceCheck):
             yield Variant(model=copy)
 
     def copied(self, context: ModelContext) -> list[RandomWeights]:
-        """The copies of the model."""
+        """The copies of the model to compare with: the upper half of the layers reinitialised, each
+        copy with a seed of its own."""
         layers = context.randomised.layers
         upper = frozenset(layers[len(layers) // 2 :])
         first = self.seed * 1009
@@ -413,13 +426,15 @@ class DependsOnModel(DependenceCheck):
     def claims(
         self, data: MetricInput, result: MetricResult, masked: MaskedScores
     ) -> tuple[Claim, ...]:
+        """The claims that the map of each copy predicts the copy's scores under masks, and so does
+        what it has more than the model's map; none if the maps are too similar."""
         if not float(result.value[0]) < self.most:
             return ()
-        of_model, *copies = result.parts["maps"][0]
-        shown = torch.stack(copies)
+        model_map, *copies = result.parts["maps"][0]
+        copy_maps = torch.stack(copies)
         drops = masked.copy_drops[: len(copies)]
         # the first fails where copies get noise, the second where noise is added for each
-        pairs = (shown, shown - of_model)
+        pairs = (copy_maps, copy_maps - model_map)
         return tuple(Claim(maps, drops, maps[0], self.level, "copy") for maps in pairs)
 
 
@@ -476,14 +491,18 @@ class Faithful(Check, ScoreMetric):
         return [ScoreRequest(self.masked, "logit")]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
+        """The p-value of each image's map ``(N,)`` from the scores of its randomly masked photos,
+        with the correlation in ``parts``; NaN where masks change nothing."""
         masks = self.masked.masks(data.images)
         drops = data.loss("logit", scores[0]).cpu().double()
         strata = strata_of(self.samples)
         tests = []
-        for photo, of_photo, of_drops, maps in zip(
+        for photo, photo_masks, photo_drops, maps in zip(
             data.images, masks, drops, data.maps.contributions, strict=True
         ):
-            placed = MaskedScores(photo, of_photo, strata, of_drops).test(maps[None], of_drops)
+            placed = MaskedScores(photo, photo_masks, strata, photo_drops).test(
+                maps[None], photo_drops
+            )
             tests.append((placed.correlation, placed.p_value))
         correlation, p_value = torch.tensor(tests, dtype=torch.float64).unbind(1)
         value = data.undefined(self, p_value, (drops == 0).all(1), UNCHANGED)
@@ -492,12 +511,16 @@ class Faithful(Check, ScoreMetric):
     def claims(
         self, data: MetricInput, result: MetricResult, masked: MaskedScores
     ) -> tuple[Claim, ...]:
+        """The claim that what masks cover of the map predicts what the score loses; none if no mask
+        changed the score."""
         if not bool(masked.drops.any()):
             return ()
         values = data.maps.contributions[0]
         return (Claim(values[None], masked.drops, values, self.level),)
 
     def decide(self, result: MetricResult, tested: CoverResult | None) -> CheckResult:
+        """Decide by the p-value after all tests, and give the reason: explained by the photo alone,
+        better than other places, opposite in sign, typical of photos, or undecided."""
         if tested is None:
             return self.result(math.nan, None, UNCHANGED, "p")
         figure = tested.p_value
@@ -532,6 +555,7 @@ class NormalNoise(OneForEach):
     seed: int
 
     def perturbed(self, evidence: Evidence) -> torch.Tensor:
+        """The photos ``(N, C, H, W)`` plus the same noise, scaled by each photo's range."""
         x = evidence.inputs
         return x + self.sigma * span(x) * normal(x.shape[1:], seeded(self.seed)).to(x)
 
@@ -553,6 +577,7 @@ class ScaledContrast(OneForEach):
     factor: float
 
     def perturbed(self, evidence: Evidence) -> torch.Tensor:
+        """The photos ``(N, C, H, W)`` with each channel stretched about its mean."""
         x = evidence.inputs
         mean = x.mean((2, 3), keepdim=True)
         return mean + self.factor * (x - mean)
@@ -603,7 +628,7 @@ class Stable(Check, ReattributionMetric):
 
     @property
     def changes(self) -> list[OneForEach]:
-        """The changed photos."""
+        """The perturbations of the photo that the check runs: noises, then light, then contrast."""
         noises = [
             NormalNoise(sigma, self.seed * 1009 + number)
             for number, sigma in enumerate(self.noises)
@@ -615,30 +640,35 @@ class Stable(Check, ReattributionMetric):
             yield Variant(change)
 
     def compare(self, data: MetricInput, variant: VariantResult) -> torch.Tensor:
+        """What is kept of one changed photo ``(N, 2)``: the similarity of its map to the map, and
+        by how much the probability (or, relatively, the score) has moved."""
         alike = self.similarity_to(data, variant)
         if data.probability is None or data.classes is None or variant.logits is None:
-            least = torch.finfo(data.target_score.dtype).tiny
+            tiny = torch.finfo(data.target_score.dtype).tiny
             moved = (variant.score - data.target_score).abs() / data.target_score.abs().clamp(
-                min=least
+                min=tiny
             )
         else:
             moved = (data.outputs.of_classes(variant.logits, data.classes) - data.probability).abs()
         return torch.stack([alike.double(), moved.double()], 1)
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
+        """The mean similarity ``(N,)`` over the changes that left the scores alone, from
+        ``numbers`` ``(N, V, 2)``; NaN where every change moved them."""
         alike = numbers[..., 0]
         still = numbers[..., 1] <= self.slack
         value = torch.where(still, alike, 0).sum(1) / still.sum(1)  # NaN where no change counts
         return MetricResult(value, parts={"alike": alike, "counted": still.sum(1)})
 
     def decide(self, result: MetricResult, tested: CoverResult | None) -> CheckResult:
+        """Decide by the mean similarity; not applicable where every change moved the scores."""
         figure = float(result.value[0])
         counted = int(result.parts["counted"][0])
-        of = result.parts["alike"].shape[1]
+        changes = result.parts["alike"].shape[1]
         if not counted:
             return self.result(figure, None, "every small change of the photo moved the scores")
         words = (
-            f"similarity {figure:.2f} over {counted} of {of} small changes that left the "
+            f"similarity {figure:.2f} over {counted} of {changes} small changes that left the "
             "scores alone"
         )
         return self.result(
