@@ -97,8 +97,8 @@ def test_the_command_runs_on_a_cluster_and_goes_on(tmp_path: Path, typed: Typed)
         "--size",
         "32",
     ]
-    assert typed(*words, "--actors", "1")[1][0].endswith("; 5 rows in maps")
-    assert "explained 0 photos" in typed(*words)[1][0]
+    assert typed(*words, "--actors", "1")[1][-1].endswith("; 5 rows in maps")
+    assert "explained 0 photos" in typed(*words)[1][-1]
     code, _, err = typed(*words, "-m", "saliency")
     assert code == 1
     assert "must be continued as it was begun, but methods: gradcam" in err[0]
