@@ -145,7 +145,7 @@ TRANSFORMS: dict[str, Callable[[Any], Any]] = {
 def test_an_explanation_inside_a_transform_is_refused_in_one_line(
     transform: Callable[[Any], Any],
 ) -> None:
-    net = plain()
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(320, 2)).double()
 
     def explained(x: Tensor) -> Tensor:
         x = x if x.ndim == 4 else x[None]
