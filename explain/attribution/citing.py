@@ -15,7 +15,7 @@ PACKAGE = Citation("explain", "{The explain authors}", _TITLE, 2026, "Python pac
 
 @keywords()
 def cite(*methods: MethodLike) -> str:
-    """Return BibTeX entries for methods, or for this package if none is named.
+    """Return BibTeX entries for explanation methods, or for this package if none is named.
 
     A method that contains others is cited together with them; no entry comes twice.
 

@@ -73,13 +73,18 @@ class Scene:
         return self.legends[key]
 
     def enlarged(self, times: int) -> "Scene":
-        """Return the scene with each pixel of the photo as a square of ``times`` by ``times``."""
+        """Return the scene, a photo with its boxes, with each pixel as a square of ``times`` by
+        ``times``, for tiny photos."""
         if times == 1:
             return self
         return self._resized(times, Image.Resampling.NEAREST)
 
     def fitted(self, side: int | None) -> "Scene":
-        """Return the scene with a photo of at most ``side`` pixels a side; None leaves it."""
+        """Return the scene with a photo of at most ``side`` pixels a side, boxes included; None
+        leaves it.
+
+        Each size is made once and kept.
+        """
         longest = max(self.photo.size)
         if side is None or longest <= side:
             return self
@@ -95,6 +100,7 @@ class Scene:
         down = size[1] / self.photo.height
 
         def scaled(edges: Edges) -> Edges:
+            """The edges of a box (left, top, right, bottom) on the scaled photo."""
             left, top, right, bottom = edges
             return left * across, top * down, right * across, bottom * down
 

@@ -254,8 +254,8 @@ class Attribution(Outcome):
 
     @cached_property
     def heatmap(self) -> torch.Tensor:
-        """``(N, H, W)`` float32 in [0, 1] at input resolution: magnitude divided by its maximum,
-        never shifted.
+        """The maps as shown: ``(N, H, W)`` float32 in [0, 1] at input resolution, magnitude divided
+        by its maximum, never shifted.
 
         Signed maps of a layer show their positive part. Maps of the input show the largest
         magnitude over the channels, or, where the values are contributions (``style="signed"``),
@@ -270,11 +270,11 @@ class Attribution(Outcome):
 
     @cached_property
     def signed(self) -> torch.Tensor:
-        """``(N, H, W)`` float32 in [-1, 1] at input resolution: summed over channels, by its
-        largest magnitude.
+        """The maps with their signs: ``(N, H, W)`` float32 in [-1, 1] at input resolution, divided
+        by the largest magnitude.
 
-        It is taken from `neutral` on, where a place that makes no difference has another value than
-        zero.
+        Values of pixels are summed over channels. They are counted from `neutral` on, where a place
+        that makes no difference has another value than zero.
         """
         self._must_have_places()
         values = self.contributions.float()

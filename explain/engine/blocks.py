@@ -25,7 +25,8 @@ _REMEDY = "use it for vision transformers (ViT, DeiT), and gradcam or layercam o
 
 
 def transformer_blocks(model: nn.Module) -> list[str]:
-    """Name the blocks: of the modules that hold exactly one attention, the largest ones.
+    """Name the transformer blocks of a network, in order: of the modules that hold exactly one
+    attention, the largest.
 
     A head that pools the tokens by attention is none: it lies outside of the module that holds all
     others.
@@ -49,7 +50,9 @@ def transformer_blocks(model: nn.Module) -> list[str]:
         ancestors = accumulate(name.split("."), "{}.{}".format)
         blocks.append(next(a for a in ancestors if contained_attentions(a) == 1))
     return [
-        name for i, name in enumerate(blocks) if not i or not _pools(model, blocks[i - 1], name)
+        name
+        for number, name in enumerate(blocks)
+        if not number or not _pools(model, blocks[number - 1], name)
     ]
 
 

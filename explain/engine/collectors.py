@@ -77,6 +77,8 @@ class HeadCandidates:
     """
 
     def __init__(self, group: HookGroup, model: nn.Module) -> None:
+        """Hook the linear layers and convolutions of a network before the forward pass, for CAM's
+        search for the head."""
         self.calls: list[tuple[Tensor, nn.Module, _Means]] = []
         self.rounding = 0.0
         for kind in _CONVOLUTIONS:

@@ -225,6 +225,8 @@ class OutputReader:
     def __init__(
         self, model: nn.Module, inputs: Inputs, activation: Activation | None, classes: int | None
     ) -> None:
+        """Begin without running the model; of a `Stitched` model, the segmenter on its first window
+        is read."""
         self.model = model
         self.classes = classes
         self.said = activation

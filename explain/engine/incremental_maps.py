@@ -251,14 +251,18 @@ class BoxMaps(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Run an operator on boxes, as its form that does not overwrite; or on whole feature
-        maps."""
+        """Run an operator that PyTorch dispatches on these feature maps: on their boxes if it can,
+        else on whole maps.
+
+        An operator that overwrites, such as ``relu_``, is run as its form that does not, and the
+        result put into its first argument.
+        """
         schema = function._schema
         name = function.overloadpacket.__name__
         maps = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, BoxMaps)]
         photos = maps[0]._photos
-        overwrites = name.endswith("_") and schema.is_mutable and args[0] is maps[0]
-        if overwrites:
+        is_in_place = name.endswith("_") and schema.is_mutable and args[0] is maps[0]
+        if is_in_place:
             out_of_place = getattr(torch.ops.aten, name[:-1], None)
             function_of_box = getattr(out_of_place, function._overloadname, None)
         else:
@@ -268,7 +272,7 @@ class BoxMaps(Tensor):
             box = _Operator(function_of_box, args, kwargs or {}, photos).result()
         if box is None:
             return _on_whole_maps(function, args, kwargs or {}, maps)
-        if overwrites:
+        if is_in_place:
             maps[0]._become(box)
             return maps[0]
         result = BoxMaps(box, photos)

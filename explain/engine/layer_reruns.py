@@ -37,6 +37,12 @@ class LayerRerun:
         rows: PerturbedRows,
         accumulators: Sequence[TargetAccumulators],
     ) -> None:
+        """Begin for the perturbed rows of a layer; `begin` is called with each image before its
+        rows are run.
+
+        ``accumulators`` take the results, one for each target. The layer's feature maps of all
+        images are those of the first forward pass.
+        """
         self.context = context
         self.rows = rows
         self._layer = layer
@@ -132,6 +138,8 @@ class LayerRerun:
         replay = None if self._tape is None or way != "behind the layer" else Replay(self._tape)
 
         def replaced(output: Any, overwritten: bool) -> Any:
+            """At the layer's call: from now on run the network live, and put the perturbed maps in
+            place of its output."""
             if replay is not None:
                 replay.live = True
             tensor = first_tensor(output)

@@ -222,6 +222,7 @@ class _InOrder(Accumulator):
         self._values = [like.new_zeros(0)]
 
     def add(self, images: Tensor, numbers: Tensor, values: Tensor) -> None:
+        """Keep the values of a batch of perturbed rows, with their images and numbers."""
         self._images.append(images)
         self._numbers.append(numbers)
         self._values.append(values)
@@ -264,11 +265,13 @@ class SumOfRows(Accumulator):
     """
 
     def __init__(self, count: int, weigh: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+        """Begin a sum over perturbed rows; its shape is known from the first batch."""
         self._count = count
         self._weigh = weigh
         self._total: Tensor | None = None
 
     def add(self, images: Tensor, numbers: Tensor, values: Tensor) -> None:
+        """Add the weighed values of a batch of perturbed rows, each to the sum of its image."""
         weighted = self._weigh(images, numbers, values)
         if self._total is None:
             self._total = weighted.new_zeros((self._count, *weighted.shape[1:]))
@@ -448,6 +451,8 @@ class GivenRows(Perturbation):
 
     @property
     def needs(self) -> frozenset[Need[Any]]:
+        """Rows of a layer are made of its feature maps, which must be recorded; rows of inputs need
+        nothing."""
         return frozenset({Activations()}) if self.of_layer else frozenset()
 
     def rows(self, evidence: Evidence) -> PerturbedRows:

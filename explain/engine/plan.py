@@ -309,11 +309,12 @@ class Plan:
         return self.images * stream.perturbation.count(self.channels.get(layer or "", 0), self.size)
 
     def cost(self, shares: Mapping[str, float] = MappingProxyType({})) -> float:
-        """How many passes of one image it takes, forward and backward ones alike.
+        """How many passes of one image the plan takes, forward and backward ones alike, for the
+        choice of "all" methods.
 
         Perturbed rows that begin at a layer count for the part of a pass after it, which ``shares``
         has for each layer; for all of it, where it is not known. Where what is run depends on the
-        evidence, it is infinite.
+        evidence, the cost is infinite.
 
         >>> from explain.methods import AblationCAM
         >>> plan = Plan(

@@ -54,6 +54,7 @@ class Tape(Tracer):
     opens = False
 
     def __init__(self) -> None:
+        """Begin an empty tape; calls of functions are recorded within its ``with`` block."""
         super().__init__()
         self.calls: list[tuple[Any, Any, bool]] = []
         """Each function, what it returned, and whether that was an iterator."""
@@ -108,6 +109,7 @@ class Replay(Tracer):
     opens = False
 
     def __init__(self, tape: Tape) -> None:
+        """Begin at the start of a stopped tape; calls are replayed within the ``with`` block."""
         super().__init__()
         self.live = False
         self._tape = tape
@@ -171,6 +173,8 @@ def at_call(group: HookGroup, layer: str, call: int, act: Callable[[Any, bool], 
     inputs: list[tuple[Tensor, int]] = []
 
     def note_versions(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Pre-hook: note how often the layer's first input tensor has been overwritten before the
+        call."""
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
         inputs[:] = [
             (tensor, tensor._version) for tensor in tensors[:1] if not tensor.is_inference()
@@ -212,6 +216,7 @@ class PrefixRecorder:
     def __init__(
         self, group: HookGroup, model: nn.Module, layer: str, *, ends: bool = False
     ) -> None:
+        """Hook the layer's call, so that the tape stops there; the pass is run by the caller."""
         self.layer = layer
         self.tape = Tape()
         place = layer_names.place_of(layer, model)

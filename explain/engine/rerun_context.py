@@ -67,6 +67,8 @@ class RerunContext:
     state: RerunState = field(default_factory=RerunState)
 
     def __post_init__(self) -> None:
+        """Take over what all reruns read from the first forward pass: the model, its inputs, device
+        and outputs."""
         forward = self.forward
         self.model: nn.Module = forward.model
         self.inputs: Inputs = forward.inputs

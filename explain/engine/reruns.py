@@ -495,8 +495,11 @@ class InputRerun:
         end = place + len(indices)
 
         def carried(tensor: Tensor) -> Tensor:
-            """Bring a tensor of the caller's images to the rows; others, not perturbed, may be
-            beside them."""
+            """Bring a tensor with a row for each of the caller's images to the rows of the batch,
+            moved as these were.
+
+            Rows before ``place`` and after the perturbed ones are images that are not perturbed.
+            """
             of_rows = unperturbed.of_images(tensor)[images]
             if self.rows.carry is None:
                 return of_rows
@@ -519,6 +522,8 @@ class ProgressCallback:
     """Reports how many rows are done, of all streams together."""
 
     def __init__(self, settings: RuntimeSettings, total: int) -> None:
+        """Begin a count of perturbed rows for the user's progress callback; ``total`` is that of
+        all streams."""
         self._progress = settings.progress
         self._total = total
         self._done = 0

@@ -69,6 +69,7 @@ def _reader(need: NeedAtLayer, context: RerunContext) -> Callable[[Scores], Any]
     is_measured = False
 
     def read(asked: Scores) -> Any:
+        """Run the perturbed rows that a search asks for, and return their values."""
         nonlocal is_measured
         need_at_layer = NeedAtLayer(asked, need.layer)
         is_measured |= run_streams(
@@ -95,6 +96,8 @@ def _run(
     steps = search.steps()
 
     def next_rows(step: Callable[..., Scores], value: Any) -> Scores | None:
+        """Go on with the search's generator by ``step``; return the rows that it asks for next, or
+        None at its end."""
         try:
             with calculating(context.device.type, create_graph=context.settings.create_graph):
                 return step(value)

@@ -13,11 +13,11 @@ from explain.layers.summary import summary_of
 
 
 def cost_after(model: nn.Module, inputs: Inputs, layers: Iterable[str]) -> dict[str, float]:
-    """Estimate which share of a pass follows each of some layers, by the multiplications with
-    weights.
+    """Estimate which share of a forward pass follows each of some layers, by the multiplications
+    with weights.
 
-    Each weight of a module is used once for every place of the module's output. What has no weights
-    is not counted.
+    For plans, in which perturbed feature maps run only what follows their layer. Each weight of a
+    module is used once for every place of the module's output. What has no weights is not counted.
 
     >>> from explain.data.inputs import as_inputs
     >>> import torch

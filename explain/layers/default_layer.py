@@ -351,6 +351,8 @@ def _map_of_one_answer(search: LayerSearch, score: Score) -> str:
     reads_few_numbers = False
 
     def noting_score(output: Any) -> Tensor:
+        """The score of an output, after a note of whether it reads few numbers, as that of a box
+        does."""
         nonlocal reads_few_numbers
         scores = score(output)
         reads_few_numbers = numbers_read(scores, output) <= MAX_NUMBERS_OF_BOX * len(search.inputs)

@@ -72,6 +72,8 @@ def _by_convolution(model: nn.Module, inputs: Inputs) -> InputLayout | None:
     first_calls: list[tuple[int, bool, Tensor]] = []
 
     def note(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        """Pre-hook of convolutions: of the first one, keep its number of channels and the sum of
+        its first channel."""
         x = args[0]
         is_map = isinstance(module, nn.Conv2d)
         dim = x.ndim - (3 if is_map else 4)

@@ -132,6 +132,7 @@ def folded_by_time(
     }
 
     def outputs_of(videos: Inputs) -> dict[CallKey, Tensor]:
+        """The outputs of the calls with folded frames, in a run on these videos."""
         outputs: dict[CallKey, Tensor] = {}
 
         def note(key: CallKey, module: nn.Module, output: Any, tensor: Tensor) -> None:

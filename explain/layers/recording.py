@@ -154,6 +154,8 @@ class ModuleCallRecorder:
     depend on it."""
 
     def __init__(self, size: Size, source: Tensor | None, count: int = 1) -> None:
+        """Begin without calls; ``source`` is the leaf that the pass is run on, or None if no graph
+        can be recorded."""
         self.calls: list[ModuleCall] = []
         self.open: dict[CallKey, LayoutReading] = {}
         """The calls whose output may be read in several ways."""

@@ -65,6 +65,7 @@ class Stitched(nn.Module):
         weights: Literal["gaussian", "uniform"] = "gaussian",
         recompute: bool = False,
     ) -> None:
+        """Check the options and keep them; windows are laid out when images of a size come."""
         super().__init__()
         sides = [window] if isinstance(window, int) else [*window]
         if (

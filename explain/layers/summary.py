@@ -67,7 +67,8 @@ class ForwardSummary:
 
 @keywords()
 def list_layers(model: nn.Module, x: InputsLike) -> list[ModuleCall]:
-    """Run ``model`` on the first image of ``x`` and list the calls of its modules, as they return.
+    """Run ``model`` on the first image of ``x`` and list the calls of its modules, in the order in
+    which they return.
 
     ``x`` is a tensor ``(N, C, H, W)``, or several inputs as for `explain.attribute`.
 
