@@ -44,7 +44,10 @@ def cite(*methods: MethodLike) -> str:
 
 
 def _sources(method: Method) -> Iterator[Citation]:
-    """Yield the citation of a method, and those of the methods among its options, however deep."""
+    """Yield the citation of a method, and those of the methods among its options, however deep.
+
+    The method's own comes first; `cite` keeps the order.
+    """
     source = getattr(method, "source", None)
     if not isinstance(source, Citation):
         raise MethodError(

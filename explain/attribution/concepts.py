@@ -60,7 +60,10 @@ class Concepts:
     @property
     def shares(self) -> list[float]:
         """The share of the layer's activation that each concept has: the sum of its map times its
-        vector, over that of all."""
+        vector, over that of all.
+
+        They add up to one. The order is that of the concepts, largest first.
+        """
         parts = self.maps.double().sum((0, *range(2, self.maps.ndim))) * self.vectors.double().sum(
             1
         )
@@ -175,7 +178,10 @@ def find_concepts(
 
 def _present(maps: torch.Tensor, layer: str) -> torch.Tensor:
     """The positive part of the feature maps, which concepts are made of; a warning says how much is
-    left out."""
+    left out.
+
+    Raises `LayerError` if nothing is positive, since there would be nothing to factorise.
+    """
     present = maps.clamp(min=0)
     if not present.any():
         raise LayerError(
@@ -196,7 +202,8 @@ def factorise(rows: torch.Tensor, count: int, seed: int = 0) -> tuple[torch.Tens
 
     Returns both factors: how strongly each of K concepts is present at each place, and each one's
     channels. By multiplicative updates (Lee and Seung, 2001), until ten of them gain less than a
-    ten-thousandth.
+    ten-thousandth. The start is random by ``seed``, so another generator or order of updates
+    changes the concepts of saved records.
     """
     scale = (rows.mean() / count).sqrt()
     generator = torch.Generator("cpu").manual_seed(seed)
@@ -217,7 +224,10 @@ def update(
     rows: torch.Tensor, where: torch.Tensor, what: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One multiplicative update of both factors of ``rows`` ``(P, C)``: first the places ``(P,
-    K)``, then the vectors ``(K, C)``."""
+    K)``, then the vectors ``(K, C)``.
+
+    Both stay non-negative if they begin so; also used to place known concepts in new images.
+    """
 
     def divided(numerator: torch.Tensor, denominator: torch.Tensor) -> torch.Tensor:
         return numerator / torch.where(denominator == 0, TINY, denominator)

@@ -72,7 +72,10 @@ def why_empty(
 
 def _is_zero(evidence: Evidence, image: int, *kinds: type) -> bool:
     """Whether a layer's evidence has answers to needs of these ``kinds``, and all of them are zero
-    for an image."""
+    for an image.
+
+    False if there is no such evidence, which then proves nothing.
+    """
     values: list[Any] = [
         value for need, value in evidence.answers.items() if isinstance(need, kinds)
     ]
@@ -133,7 +136,10 @@ _ROUNDING = 1000
 
 def warn_of_half_precision(methods: Mapping[str, Method], x: torch.Tensor) -> None:
     """Warn of methods whose gradients reach the input in half precision: rounding errors add up
-    over all layers."""
+    over all layers.
+
+    Methods that run others on perturbed rows are looked into as well.
+    """
     if x.dtype not in (torch.float16, torch.bfloat16):
         return
 
@@ -322,7 +328,10 @@ def warn_of_result(
 
 def _misses(method: Method, attribution: Attribution, whole: torch.Tensor) -> torch.Tensor:
     """Truth values ``(N,)``: for which images the values do not add up to ``whole``, up to a share
-    and to rounding."""
+    and to rounding.
+
+    Before the warning, `follows_gradient` may still find that the fault is the path's.
+    """
     assert attribution.delta is not None
     missed = attribution.delta.abs()
     parts = [part.values for part in attribution.parts.values()] or [attribution.values]

@@ -75,7 +75,10 @@ class Effects:
     @cached_property
     def correlation(self) -> float:
         """The correlation of the measured effects with their estimates; NaN if all of one of them
-        are equal."""
+        are equal.
+
+        Shown below the table, as the quality of attribution patching.
+        """
         effects = torch.cat(list(self.by_layer.values())).double()
         estimates = torch.cat(list(self.estimates.values())).double()
         if len(effects) < 2:
@@ -114,7 +117,10 @@ class Effects:
 
     def figure(self) -> "Figure":
         """Return a matplotlib figure of the effects: bars for layers, a grid of layers by units, or
-        maps on the photo."""
+        maps on the photo.
+
+        The caller owns the figure, and saves or shows it.
+        """
         if self.at == "layers":
             return self._bars()
         return self._maps() if self.grid else self._table()
@@ -136,7 +142,10 @@ class Effects:
 
     def _maps(self) -> "Figure":
         """The figure for units that are places of the photo: a map of the effects for each layer,
-        on the photo."""
+        on the photo.
+
+        matplotlib is imported here, as importing the package must stay light.
+        """
         from matplotlib.cm import ScalarMappable
         from matplotlib.colors import Normalize
 

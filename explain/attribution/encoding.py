@@ -96,7 +96,10 @@ def encode_target(target: Target) -> Any:
 
 def class_name(value: Any) -> str | None:
     """The name of the class of a method, target, baseline or intervention of this package; None for
-    any other value."""
+    any other value.
+
+    Records hold these names, so a class that is renamed cannot be read from older files.
+    """
     # a Difference is a sum, and made in another way
     kind = Sum if isinstance(value, Sum) else type(value)
     return kind.__name__ if _classes().get(kind.__name__) is kind else None
@@ -125,8 +128,10 @@ def decode(value: Any) -> Any:
 
 
 def _decode(value: Any) -> Any:
-    """Read an encoded value of a record; `decode` turns the errors of damaged ones into one
-    line."""
+    """Read an encoded value of a record; `decode` turns the errors of damaged ones into one line.
+
+    Each tag that `encode` has ever written must stay readable.
+    """
     match value:
         case list():
             return [_decode(item) for item in value]
@@ -198,7 +203,10 @@ def has_tensor(value: Any) -> bool:
 
 
 def _mappings(value: Any) -> Iterator[Mapping[str, Any]]:
-    """Every mapping in an encoded value, however deep, in the order in which they are written."""
+    """Every mapping in an encoded value, however deep, in the order in which they are written.
+
+    Without recursion, as a damaged record may be nested very deep.
+    """
     waiting = [value]
     while waiting:
         item = waiting.pop()
@@ -234,7 +242,10 @@ def _classes() -> dict[str, type]:
 
 def _encode_tensor(tensor: torch.Tensor) -> dict[str, Any]:
     """Write a tensor of any type and shape for a record: its bytes as base64; unknown if it is too
-    large."""
+    large.
+
+    `_decode_tensor` reads it back bit by bit.
+    """
     # no record that holds it would be read again
     if tensor.numel() * tensor.element_size() > LARGEST:
         return {"unknown": f"a tensor of shape {tuple(tensor.shape)}"}
@@ -250,7 +261,10 @@ def _encode_tensor(tensor: torch.Tensor) -> dict[str, Any]:
 
 def _decode_tensor(text: str, dtype: str, shape: list[int]) -> torch.Tensor:
     """Read a tensor that `_encode_tensor` has written; a ``ValueError`` or ``RuntimeError`` if it
-    is damaged."""
+    is damaged.
+
+    The result owns its memory, and may be changed.
+    """
     kind = getattr(torch, dtype, None)
     if not isinstance(kind, torch.dtype):
         raise ValueError

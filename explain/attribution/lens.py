@@ -36,7 +36,10 @@ class Lens:
 
     def rows(self) -> list[dict[str, Any]]:
         """The top class after each block: a dictionary for each block and image with layer, image,
-        target and score."""
+        target and score.
+
+        `Lens` prints itself by these rows.
+        """
         rows = []
         for layer, scores in zip(self.layers, self.scores, strict=True):
             for image, of_image in enumerate(scores):

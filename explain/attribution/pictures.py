@@ -59,7 +59,10 @@ class Scene:
 
     def legend(self, style: Style) -> Legend | None:
         """The legend of a style on the part of this photo that the model saw; kept, so each is
-        drawn once."""
+        drawn once.
+
+        Styles are told apart by their ``repr``, so all of their options must be in it.
+        """
         key = repr(style)
         if key not in self.legends:
             around = Box(
@@ -93,7 +96,10 @@ class Scene:
         return self.smaller[side]
 
     def _resized(self, scale: float, resampling: Image.Resampling) -> "Scene":
-        """The scene with the photo scaled, and all boxes with it."""
+        """The scene with the photo scaled, and all boxes with it.
+
+        Legends and smaller scenes are not taken over, since they are made for a size.
+        """
         size = [max(1, round(length * scale)) for length in self.photo.size]
         photo = self.photo.resize(size, resampling)
         across = size[0] / self.photo.width
@@ -201,7 +207,10 @@ def _in_pixels(attribution: Attribution) -> bool:
 
 def drawing_caption(attribution: Attribution, style: Style) -> str:
     """The words of a caption that say how a map was smoothed before it was drawn; empty if it was
-    not."""
+    not.
+
+    Must follow what `map_for` does.
+    """
     if not (style.spread and _in_pixels(attribution)):
         return ""
     return f"summed over {100 * style.spread:.2g} % of the side"
@@ -402,14 +411,20 @@ def remark(attribution: Attribution) -> str:
 
 
 def array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """Return a tensor as a NumPy array of float32 on the CPU."""
+    """Return a tensor as a NumPy array of float32 on the CPU.
+
+    For drawing, files and digests; float32 is what records have the digest of.
+    """
     values: np.ndarray[Any, Any] = tensor.float().cpu().numpy()
     return values
 
 
 def _families(result: Mapping[str, Attribution]) -> list[tuple[str, list[Attribution]]]:
     """The maps of one target by the family of their method, with the family's name; few maps stay
-    one group without a name."""
+    one group without a name.
+
+    Families come in the order of `FAMILIES`, methods in that of the call.
+    """
     if len(result) < MANY:
         return [("", list(result.values()))]
     families: dict[str, list[Attribution]] = {name: [] for name in FAMILIES}

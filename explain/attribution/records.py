@@ -78,7 +78,10 @@ class Part(CheckedFields):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the part of a record in values of JSON, as it is written to files."""
+        """Return the part of a record in values of JSON, as it is written to files.
+
+        Tuples become lists, as in the files that are read back.
+        """
         plain: dict[str, Any] = json.loads(json.dumps(self, default=vars))
         return plain
 

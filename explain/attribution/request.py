@@ -225,6 +225,8 @@ class Request:
 
         @cache
         def default_layers(stages: bool) -> list[str]:
+            """The layers for methods without named ones: one, or with ``stages`` one of each
+            resolution; found once."""
             choose: Any = stage_layers if stages else default_layer
             layers = choose(self.model, self.inputs, score, of_class=of_class, refresh=refresh)
             return layers if stages else [layers]
@@ -317,13 +319,19 @@ class Request:
 
     def _check_path(self, ran: Sequence[str]) -> None:
         """Called by the engine after the forward pass with the modules that ran: stop if they are
-        not those of the summary."""
+        not those of the summary.
+
+        Raises `_OtherPathError`, on which `attributions` chooses the layers again.
+        """
         if not summary_is_current(self.model, self.inputs, ran):
             raise _OtherPathError
 
     def _planned(self, layers: Mapping[str, list[str]]) -> Plan:
         """The plan of the passes for one target, from a cache where the methods are lasting
-        objects."""
+        objects.
+
+        Equal requests share a plan object, so a plan must never be changed.
+        """
         methods = tuple(self.methods.values())
         if isinstance(self.model, Stitched) or not all(map(is_lasting, methods)):
             return Plan(self._needs(layers))
@@ -332,7 +340,10 @@ class Request:
         return planned(key, methods, partial(self._needs, layers))
 
     def _needs(self, layers: Mapping[str, list[str]]) -> dict[str, frozenset[NeedAtLayer]]:
-        """The needs of each method at its layers and inputs, by the method's name."""
+        """The needs of each method at its layers and inputs, by the method's name.
+
+        Dictionary order is that of the methods, in which plans list them.
+        """
         needs = {}
         for name, method in self.methods.items():
             calls = [call for layer in layers[name] for call in self._calls(layer)]
@@ -398,7 +409,10 @@ class Request:
 
     def _applied(self, method: Method, evidence: Sequence[EvidenceOfCalls]) -> Attribution:
         """Apply a method to its evidence on each explained input; of several inputs, the first
-        one's with all as ``parts``."""
+        one's with all as ``parts``.
+
+        Maps of a layer belong to no input, so they are made once.
+        """
         fuse = self.settings.fuse
         layout = self.inputs.layout
         # maps of a layer are of no input
@@ -452,7 +466,10 @@ class Request:
 
 def _check_method(method: Method, name: str, inputs: Inputs, settings: Settings) -> None:
     """Refuse a method that has no graph with ``create_graph``, or that explains one input where
-    there are several."""
+    there are several.
+
+    Before anything runs, so that no time is lost.
+    """
     if settings.create_graph and not method.differentiable:
         raise MethodError(
             f"method {name} must be left out with create_graph, it has no graph; take saliency"
@@ -467,7 +484,10 @@ def _check_method(method: Method, name: str, inputs: Inputs, settings: Settings)
 
 def _within(methods: dict[str, Method], settings: Settings) -> dict[str, Method]:
     """The methods with the budgets of a call (``samples``, ``tolerance``, ``max_seconds``) set
-    where they have the option."""
+    where they have the option.
+
+    An option that no method has is refused, since it would silently do nothing.
+    """
     for option in ("samples", "tolerance", "max_seconds"):
         value = getattr(settings, option)
         if value is None:

@@ -115,7 +115,10 @@ class Attribution(Outcome):
 
     def __getitem__(self, which: int | slice) -> "Attribution":
         """Return the attribution of one image, or of a slice of images, as a batch that keeps
-        nothing of the others."""
+        nothing of the others.
+
+        Runs and pickles keep such parts, so tensors are copies and not views.
+        """
         chosen = range(len(self))[which]
         rows = [chosen] if isinstance(chosen, int) else list(chosen)
         return self.converted(lambda tensor: tensor[rows])  # a copy, since it is chosen by a list
@@ -129,6 +132,8 @@ class Attribution(Outcome):
         """
 
         def convert_any(value: Any) -> Any:
+            """Convert a field's value: tensors, and whatever holds tensors with a row for each
+            image; else the value itself."""
             if isinstance(value, torch.Tensor):
                 return convert(value)
             if isinstance(value, Attribution):
@@ -198,7 +203,10 @@ class Attribution(Outcome):
 
     @property
     def rounded(self) -> str:
-        """The words that say how far scores in bfloat16 are off; empty where none are."""
+        """The words that say how far scores in bfloat16 are off; empty where none are.
+
+        Captions, warnings and the ``repr`` show it.
+        """
         if self.rounding is None:
             return ""
         share = f"{100 * self.rounding:.2g} %"
@@ -285,7 +293,10 @@ class Attribution(Outcome):
     @property
     def contributions(self) -> torch.Tensor:
         """The values as differences from `neutral`, in their own shape: what places do for the
-        score, and against it."""
+        score, and against it.
+
+        Pictures and metrics of the sign read it; `values` stays raw.
+        """
         if self.neutral is None:
             return self.values
         return self.values - over_all(self.neutral, self.values).to(self.values)
@@ -385,7 +396,11 @@ class Attribution(Outcome):
 
 
 def by_maximum(maps: torch.Tensor) -> torch.Tensor:
-    """Divide each map of a batch by its largest magnitude; an all-zero map stays zero."""
+    """Divide each map of a batch by its largest magnitude; an all-zero map stays zero.
+
+    The form in which all maps are shown and fused: magnitudes are kept in proportion, never
+    shifted.
+    """
     peak = maps.abs().flatten(1).amax(1)
     return maps / over_all(torch.where(peak > 0, peak, 1), maps)
 

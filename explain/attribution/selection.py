@@ -47,7 +47,10 @@ class Selection:
 
     @property
     def notes(self) -> list[str]:
-        """The sentences that tell a user which methods were left out of "all", and why."""
+        """The sentences that tell a user which methods were left out of "all", and why.
+
+        The command line prints them as they are.
+        """
         notes = []
         if self.unfit:
             names = ", ".join(self.unfit)
@@ -102,7 +105,10 @@ def select(
 
 
 def _selected(request: Request, group: str) -> Selection:
-    """Choose the methods of a group from a request for all methods, with the cost of each."""
+    """Choose the methods of a group from a request for all methods, with the cost of each.
+
+    "all" keeps methods of fewer than `MANY` passes for one image.
+    """
     fitting = _fit(request)
     costs = {}
     for name in fitting:
@@ -151,7 +157,11 @@ def _fit(request: Request) -> list[str]:
 
 def _fits(request: Request, method: Method) -> bool:
     """Whether a method fits the network and target of a request; one that is for certain networks
-    is tried out."""
+    is tried out.
+
+    A trial runs the method with little work; any `ExplainError` in it means that the method does
+    not fit.
+    """
     is_closed = any(need.looks_inside for need in method.needs) and unwrap.scripted(request.model)
     if is_closed or not can_be_stitched(method, request.model):
         return False

@@ -47,7 +47,11 @@ class _Patches(Perturbation):
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
         """One row for each patch, all copies of the corrupted photo; the hooks of the places then
-        patch them."""
+        patch them.
+
+        They are built in batches, and each batch notes the numbers of its patches for the hooks,
+        before the network runs.
+        """
         x = evidence.inputs
 
         def build(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
@@ -88,6 +92,8 @@ class _Site:
         """
 
         def put_clean_values(module: nn.Module, args: Any, output: Any) -> Any:
+            """Put the clean values of each row's unit into the layer's output; None, which leaves
+            it, if no row is of this place."""
             tensor = first_tensor(output)
             if tensor is None:
                 return None
@@ -343,7 +349,10 @@ def _default(model: nn.Module, inputs: Inputs, at: At) -> list[str]:
 
 
 def _is_innermost_attention(module: nn.Module) -> bool:
-    """Whether a module has heads of attention, and no module inside it has."""
+    """Whether a module has heads of attention, and no module inside it has.
+
+    So that a block and the attention in it are not both traced.
+    """
     with_heads = [part for part in module.modules() if attention_parts.head_count(part)]
     return with_heads[-1:] == [module]
 

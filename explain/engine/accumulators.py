@@ -162,7 +162,11 @@ class TargetAccumulators:
     @property
     def _unfinished(self) -> list[NeedAtLayer]:
         """The needs that use more rows: those that share a stream get no more than each would get
-        alone."""
+        alone.
+
+        Asked anew for each batch, so accumulators may finish at different times; `enough` and
+        `needed` follow it.
+        """
         unfinished = []
         for need, accumulator in self._accumulators.items():
             end = self._ends.get(need)
@@ -186,7 +190,10 @@ class TargetAccumulators:
         return _results(self._inexact, partial)
 
     def maps(self) -> dict[str, Tensor]:
-        """The maps so far, by the names of the methods that show them; for progress callbacks."""
+        """The maps so far, by the names of the methods that show them; for progress callbacks.
+
+        The keys are names of methods, as the user's callback gets them.
+        """
         maps = {}
         for need, accumulator in self._accumulators.items():
             values = accumulator.so_far()
@@ -196,7 +203,11 @@ class TargetAccumulators:
 
     def needed(self, owners: Tensor) -> Tensor | None:
         """Which of some rows are still needed, as truth values ``(P,)``, by their images
-        ``owners``; None for all."""
+        ``owners``; None for all.
+
+        Rows that are not needed are never run, so an accumulator must not count on them once it
+        said `done`.
+        """
         done = [self._accumulators[need].done() for need in self._unfinished]
         by_image = [of_images for of_images in done if of_images is not None]
         if not done or len(by_image) < len(done):
@@ -209,7 +220,10 @@ def _results(
     accumulators: Mapping[NeedAtLayer, perturbations.Accumulator], partial: bool
 ) -> dict[NeedAtLayer, Any]:
     """The results of accumulators by need; with ``partial``, those so far, and only where there are
-    some."""
+    some.
+
+    An answer that is left out is missing for the method, which then has no attribution.
+    """
     results = {}
     for need, accumulator in accumulators.items():
         result = accumulator.partial() if partial else accumulator.result()

@@ -88,7 +88,10 @@ def explained_blocks(model: nn.Module, inputs: Inputs) -> list[str]:
 
 def _reached(model: nn.Module, inputs: Inputs, names: Sequence[str]) -> list[str]:
     """Which of the named modules have an output that depends on the explained input, by the graph
-    of one pass."""
+    of one pass.
+
+    `explained_blocks` keeps the result for all later calls.
+    """
     x = inputs.x.detach().clone().requires_grad_()
     with untouched(model, grad=True), HookGroup(model) as group:
         outputs = read_outputs(group, names, lambda tensor: tensor.grad_fn)
@@ -149,6 +152,9 @@ def _read_out(
     means: list[Tensor] = []
 
     def cut_graph(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Pre-hook of each block: let its input tokens be a new leaf, so that its graph begins
+        there."""
+
         def start(value: Any) -> Tensor:
             starts.append(_tokens(value).detach().requires_grad_())
             return starts[-1]
@@ -156,6 +162,11 @@ def _read_out(
         return with_first(module, args, kwargs, start)
 
     def put_means_in(module: nn.Module, args: Any, output: Any) -> Any:
+        """Hook of each block: note its mean token, and give the means of the chosen blocks as the
+        last block's output.
+
+        All tokens are replaced by the mean; other blocks' outputs stay as they are.
+        """
         tokens = _tokens(first_tensor(output))
         if means and tokens.shape != means[0].shape:
             raise MethodError(

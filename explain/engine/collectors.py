@@ -61,7 +61,10 @@ class _Means:
 
 def _means(maps: Tensor, channels: int = 1) -> _Means:
     """The means and deviations of maps over their positions, in float32; ``channels`` is their
-    dimension of channels."""
+    dimension of channels.
+
+    In float32 also for half precision, since they are compared with the logits.
+    """
     rows = at_least_float32(maps.detach()).movedim(channels, 1)
     variances, values = torch.var_mean(rows[..., None].flatten(2), 2, correction=0)
     return _Means(values, variances.sqrt())
@@ -78,7 +81,10 @@ class HeadCandidates:
 
     def __init__(self, group: HookGroup, model: nn.Module) -> None:
         """Hook the linear layers and convolutions of a network before the forward pass, for CAM's
-        search for the head."""
+        search for the head.
+
+        One of `WATCHES`: called with the group of hooks, which removes them after the pass.
+        """
         self.calls: list[tuple[Tensor, nn.Module, _Means]] = []
         self.rounding = 0.0
         for kind in _CONVOLUTIONS:
@@ -105,7 +111,11 @@ class HeadCandidates:
 
 def _mixes_channels_alone(module: Any) -> bool:
     """Whether a linear layer or convolution mixes channels at each place alone, as with kernels of
-    one position."""
+    one position.
+
+    Only then is the mean of the output the output for the mean, on which the search for CAM's head
+    rests.
+    """
     if isinstance(module, nn.Linear):
         return True
     strides_and_padding = [
@@ -147,7 +157,10 @@ def sources(forward: Forward, need: NeedAtLayer) -> list[Source]:
 def _activations(
     forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients
 ) -> Tensor:
-    """The layer's feature maps ``(N, C, h, w)``, which the forward pass recorded."""
+    """The layer's feature maps ``(N, C, h, w)``, which the forward pass recorded.
+
+    One of `ANSWERS`, which all take the same four arguments.
+    """
     return forward.spatial(forward.records[need.layer].activation, need.layer)
 
 
@@ -155,7 +168,10 @@ def _layer_gradients(
     forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients
 ) -> Tensor:
     """The gradient of the score in the layer's feature maps, ``(N, C, h, w)``, by autograd or by
-    hooks."""
+    hooks.
+
+    One of `ANSWERS`; Grad-CAM and its relatives read it as ``evidence.gradients``.
+    """
     layer = need.layer or ""
     gradient = forward.layers.joined(forward.records[layer], gradients)
     if gradient is not None and need.kind.hooked:
@@ -167,7 +183,10 @@ def _layer_relevance(
     forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients
 ) -> Tensor:
     """The relevance of the layer's feature maps, ``(N, C, h, w)``: values times the gradients that
-    LRP's rules made."""
+    LRP's rules made.
+
+    One of `ANSWERS`; LRP's rules were put on the graph before this backward pass.
+    """
     maps = _activations(forward, resolved, need, gradients)
     return _layer_gradients(forward, resolved, need, gradients) * maps
 
@@ -243,7 +262,7 @@ def _input_gradients(
     backward pass made it.
 
     DeepLIFT's multipliers are answered here too, since its backward pass makes them out of
-    gradients.
+    gradients. One of `ANSWERS`; ``gradients`` has one entry, that of the input.
     """
     gradient = _of_input(gradients[0], forward, resolved)
     if need.kind.hooked:
@@ -366,7 +385,10 @@ def _block_tokens(
     forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients
 ) -> Tensors:
     """The output of each transformer block as maps ``(N, C, h, w)``, without class tokens; blocks
-    of text left out."""
+    of text left out.
+
+    One of `ANSWERS`; recorded by `WATCHES`. The order is that of the blocks.
+    """
     explained = explained_blocks(forward.model, forward.inputs)
     seen = forward.seen[needs.BlockTokens]
     return tuple(
@@ -409,7 +431,10 @@ ANSWERS: dict[
 
 def _of_input(gradient: Tensor | None, forward: Forward, resolved: ResolvedTarget) -> Tensor:
     """The gradient in an explained input as it is; a `TargetError` if the score does not depend on
-    the input."""
+    the input.
+
+    Answers about an input's gradient begin here, so the message is the same for all methods.
+    """
     if gradient is None:
         remedy = (
             "look for detach() or no_grad() on the way, or use "
@@ -424,7 +449,10 @@ def _of_layer(
     gradient: Tensor | None, forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer
 ) -> Tensor:
     """The gradient in a layer as maps ``(N, C, h, w)``; an error if the score does not depend on
-    the layer."""
+    the layer.
+
+    Every answer about a layer's gradient ends here, so the message is the same for all methods.
+    """
     if gradient is None:
         requirement = (
             f"influence the score of target {resolved.name}, but the score does not use it, or "

@@ -101,7 +101,10 @@ class OriginTracer(Tracer):
     opens = False
 
     def __init__(self, model: nn.Module) -> None:
-        """Give each parameter of the model a bit of its own; buffers depend on no weights."""
+        """Give each parameter of the model a bit of its own; buffers depend on no weights.
+
+        The bits follow the order of ``model.parameters()``; only sets of them are compared.
+        """
         self.origins: Any = WeakIdKeyDictionary()
         for number, parameter in enumerate(model.parameters()):
             self.origins[parameter] = Origin(None, 1 << number)
@@ -203,7 +206,10 @@ class OriginTracer(Tracer):
 
 
 def _softmax_size(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
-    """The number of classes of a softmax: the size of the dimension along which it is taken."""
+    """The number of classes of a softmax: the size of the dimension along which it is taken.
+
+    Without ``dim``, the second dimension is taken.
+    """
     first = nested.first_tensor((args, kwargs))
     assert first is not None
     dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
@@ -242,7 +248,10 @@ class OutputReader:
             self._inputs = model.first(inputs)
 
     def __enter__(self) -> "OutputReader":
-        """Make this the reader of model outputs within the block, for targets and `find_logits`."""
+        """Make this the reader of model outputs within the block, for targets and `find_logits`.
+
+        Readers may be nested; the innermost one counts.
+        """
         self._tokens.append(READER.set(self))
         return self
 
@@ -314,7 +323,10 @@ class OutputReader:
     @cached_property
     def _traced(self) -> tuple[Any, Any]:
         """The model's output in a traced pass without gradients, and the origins of its tensors;
-        made once."""
+        made once.
+
+        The origins are looked up by the very tensors of this output, so both are kept together.
+        """
         with untouched(self._network), torch.no_grad(), OriginTracer(self._network) as tracer:
             output = self._inputs.call(self._network)
         return output, tracer.origins
@@ -345,7 +357,10 @@ class OutputReader:
 
     def _on_noise(self, read: Read) -> Sequence[Tensor]:
         """The scores for two inputs of noise, as ``read`` takes them; NaN if the network fails on
-        noise or gives none."""
+        noise or gives none.
+
+        The seeds are fixed, so that the same model is always read in the same way.
+        """
         x = self._inputs.x
         nothing = torch.full((1, 2), math.nan)
         results = list[Tensor]()

@@ -664,7 +664,11 @@ def _answer(
 
 def _own_rows(evidence_by_pass: Sequence[Any]) -> Any:
     """Join evidence of which image i was differentiated in pass i: row i of each tensor is that of
-    ``values[i]``."""
+    ``values[i]``.
+
+    All have the same structure, such as tuples of tensors; gradients of other images in pass i are
+    dropped.
+    """
     tensors_by_pass = [dict(nested.paths(value)) for value in evidence_by_pass]
     return nested.replace(
         evidence_by_pass[0],

@@ -115,7 +115,11 @@ class Forward:
     """What `collectors.WATCHES` recorded, by the kind of need."""
 
     def __post_init__(self) -> None:
-        """Read the class scores off the output, and refuse scores that are not finite."""
+        """Read the class scores off the output, and refuse scores that are not finite.
+
+        Targets and metrics rely on ``logits`` being finite but for minus infinity. ``end`` must be
+        read before anything else adds to the graph.
+        """
         self.count = len(self.inputs)
         self.records: dict[str | None, capturing.LayerCall] = {}
         """The calls that the names of layers stand for; see `record`."""
@@ -133,7 +137,10 @@ class Forward:
     @cached_property
     def outputs(self) -> Outputs:
         """What the class scores are, logits or probabilities, and how they become probabilities;
-        found out when needed."""
+        found out when needed.
+
+        It may run the model once more, so methods ask for it only where they show probabilities.
+        """
         if self.logits is None:
             return Outputs()
         return outputs_of(self.model, self.inputs, self.logits, self.activation)
@@ -191,7 +198,10 @@ class Forward:
 
     def resolve(self, target: Target) -> ResolvedTarget:
         """Let a target make its choices, such as the top class, on the output, and pick its scores
-        with their graph."""
+        with their graph.
+
+        The graph is needed by the backward passes; ``score`` is a detached copy.
+        """
         with torch.set_grad_enabled(self.graph_is_on):
             choice = target.resolved(self.output, self.count)
             score, classes = choice.pick(self.output, self.count)

@@ -103,7 +103,10 @@ def _hook(
 
 def _run(forward: Forward, resolved: ResolvedTarget) -> tuple[Tensor, list[Tensor]]:
     """Run the model once more on fresh leaves; return the sum of the target's scores and these
-    leaves."""
+    leaves.
+
+    The leaves are new, so nothing is added to gradients of the first pass.
+    """
     inputs = forward.inputs
     sources = {path: inputs.tensor(path).detach().clone().requires_grad_() for path in inputs.paths}
     output = inputs.replaced(sources).call(forward.model)

@@ -39,7 +39,10 @@ class IncrementalInference:
 
     def __init__(self, model: nn.Module, x: Tensor) -> None:
         """Begin for the photos ``x``; whether incremental inference is faster is remembered for the
-        model."""
+        model.
+
+        One object serves all batches of a stream: what operators give for the photos is kept in it.
+        """
         self._model = model
         self._is_faster = _is_faster.setdefault(model, {})
         self._photos = channels_last(x)
@@ -65,7 +68,10 @@ class IncrementalInference:
 
     def _call(self, owners: Tensor, inputs: Inputs) -> Any:
         """The function that `faster_call` returns: incremental where that is faster for such rows,
-        else a whole pass."""
+        else a whole pass.
+
+        It must equal the whole pass but for rounding, since only the first rows were compared.
+        """
         box = changed_box(self._photos, owners, inputs.x)
         output = None
         if box is not None and self._is_faster.get(_kind(box)):
@@ -102,7 +108,10 @@ class IncrementalInference:
 
     def _incremental_output(self, box: ChangedBox, inputs: Inputs) -> Any:
         """The network's output for perturbed rows, computed incrementally; None if the network
-        fails on such tensors."""
+        fails on such tensors.
+
+        Feature maps are laid out in memory as the inputs are.
+        """
         is_contiguous = inputs.x.ndim != 4 or inputs.x.is_contiguous()
         layout = torch.contiguous_format if is_contiguous else torch.channels_last
         try:

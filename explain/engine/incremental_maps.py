@@ -169,8 +169,10 @@ class OperatorResult(NamedTuple):
     maps: Tensor
 
     def answers(self, function: Any, arguments: Sequence[Any]) -> bool:
-        """Whether this is the result for a call: of the same operator, tensors and other
-        arguments."""
+        """Whether this is the result for a call: of the same operator, tensors and other arguments.
+
+        Tensors are compared by identity: a weight that was replaced makes a new call.
+        """
         is_same = self.function == function and len(self.arguments) == len(arguments)
         return is_same and all(map(_same, self.arguments, arguments))
 
@@ -230,7 +232,11 @@ class BoxMaps(Tensor):
     @staticmethod
     def __new__(cls, box: ChangedBox, photos: PhotoPass) -> "BoxMaps":
         """Make a tensor of the shape ``(B, C, ...)`` of whole feature maps that holds the values of
-        a box alone."""
+        a box alone.
+
+        Networks ask it for its shape, strides, type and device, so these are those of whole feature
+        maps.
+        """
         shape = (len(box.owners), *box.photo_maps.shape[1:])
         layout = photos.layout if len(shape) == 4 else torch.contiguous_format
         strides = torch.empty(shape, device="meta", memory_format=layout).stride()
@@ -280,14 +286,20 @@ class BoxMaps(Tensor):
         return (result, *[None] * empty_results) if empty_results else result
 
     def whole(self) -> Tensor:
-        """The whole feature maps of the rows, ``(B, C, ...)``, as a plain tensor; made once."""
+        """The whole feature maps of the rows, ``(B, C, ...)``, as a plain tensor; made once.
+
+        Operators may overwrite the result; the box is dropped before that.
+        """
         if self._whole is None:
             assert self.box is not None
             self._whole = self.box.whole().contiguous(memory_format=self._photos.layout)
         return self._whole
 
     def _become(self, box: ChangedBox) -> None:
-        """Take the result of an operator that overwrites these maps; they keep their type."""
+        """Take the result of an operator that overwrites these maps; they keep their type.
+
+        Other names of this tensor in the model see the new values, as with plain tensors.
+        """
         self.box = ChangedBox(
             box.photo_maps.to(self.dtype), box.owners, box.start, box.values.to(self.dtype)
         )
@@ -336,7 +348,8 @@ class _Operator:
         """The operator's result as a box of feature maps; None if it needs whole feature maps.
 
         Known are windows (convolution, pooling), constant padding, and operators on each place
-        alone.
+        alone. An operator that is missing here is slower, not wrong; one that is here must be exact
+        in the box.
         """
         name = self.function.overloadpacket.__name__
         plain_tensors = [tensor for tensor in self.tensors if not isinstance(tensor, BoxMaps)]
@@ -364,7 +377,10 @@ class _Operator:
 
     def _of_photos(self) -> Tensor:
         """The operator's result for the photos alone, ``(N, C, ...)``, remembered for all batches
-        of perturbed rows."""
+        of perturbed rows.
+
+        Called at most once for each operator of a pass, as `PhotoPass.result` counts these calls.
+        """
         photos = self._of_boxes(lambda box: box.photo_maps)
         return self.photos.result(self.function, tree_leaves(photos), lambda: self._run(photos))
 
@@ -395,7 +411,10 @@ class _Operator:
 
     def _padded(self) -> ChangedBox | None:
         """The box of a padding with a constant, which only moves; None for one that crops or pads
-        other dimensions."""
+        other dimensions.
+
+        The box stays inside the map, and the padded border is the same for all photos.
+        """
         (box,) = self.boxes
         pads = self.args[1]
         if min(pads) < 0 or len(pads) > 2 * len(box.sides):
@@ -410,7 +429,8 @@ class _Operator:
         what they cover.
 
         None for transposed convolutions, for averages that count padding apart, and if the box is
-        no small part.
+        no small part. Padding is done by `ChangedBox.at` with the pooling's or convolution's own
+        value, so the operator itself gets none.
         """
         names = [argument.name for argument in self.function._schema.arguments]
         named = dict(zip(names, self.args, strict=False))
@@ -452,7 +472,10 @@ def _each(value: Any, dims: int) -> Tensor:
 
 def _is_constant(tensor: Tensor, dims: int) -> bool:
     """Whether a tensor has one value for all rows and places (it may differ by channel), so that
-    boxes may use it."""
+    boxes may use it.
+
+    A tensor that differs by place would have to be cut to the box first.
+    """
     is_one_place = all(side == 1 for side in tensor.shape[-dims:])
     return is_one_place and (tensor.ndim < dims + 2 or len(tensor) == 1)
 
@@ -474,7 +497,10 @@ def _same(one: Any, other: Any) -> bool:
 
 def _around(boxes: Sequence[ChangedBox]) -> tuple[Tensor, Sequence[int]]:
     """The smallest boxes, one for each row, that hold several boxes of the row: starts ``(B, d)``
-    and common sides."""
+    and common sides.
+
+    Boxes of one row are merged, never rows with each other.
+    """
     first_box = boxes[0]
     if all(box.start is first_box.start and box.sides == first_box.sides for box in boxes):
         return first_box.start, first_box.sides

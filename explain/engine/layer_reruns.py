@@ -98,7 +98,11 @@ class LayerRerun:
 
     def _record_prefix(self) -> Tape | None:
         """Run the network on the image up to the layer, and tape the operations; None if they
-        cannot be replayed."""
+        cannot be replayed.
+
+        The tape holds tensors of this image alone; `_run_maps` drops it if the network overwrites
+        them.
+        """
         context = self.context
         record = self._record
         with context.runs_model(), HookGroup(context.model) as group:

@@ -50,7 +50,11 @@ class PerturbationPass:
     @cached_property
     def inner(self) -> frozenset[NeedAtLayer]:
         """The needs that must be answered for each perturbed row, beside its score: those of the
-        methods that are applied to rows."""
+        methods that are applied to rows.
+
+        Empty where a method reads scores alone: then the model's output does, and no second plan is
+        run.
+        """
         inner_needs = set[NeedAtLayer]()
         for need in self.needs:
             if isinstance(need.kind, Attributions):
@@ -207,7 +211,11 @@ class Plan:
     @cached_property
     def needs_by_backward(self) -> dict[Backward | None, list[NeedAtLayer]]:
         """The needs that each distinct backward pass answers; under None, those that need no
-        backward pass."""
+        backward pass.
+
+        Its keys are hashed: needs share a pass if their options are equal. `backwards` has them in
+        order.
+        """
         needs: dict[Backward | None, list[NeedAtLayer]] = {}
         for need in self.answered_at_once:
             needs.setdefault(need.kind.backward, []).append(need)
@@ -251,13 +259,19 @@ class Plan:
     @cached_property
     def layers(self) -> tuple[str, ...]:
         """The layers whose outputs gradients are taken in; the forward pass records a graph from
-        the first of them on."""
+        the first of them on.
+
+        The order of gradients in a pass is that of needs, not of these.
+        """
         layers = dict.fromkeys([need.layer for need in self.answered_at_once if need.kind.at_layer])
         return tuple([layer for layer in layers if layer is not None])
 
     @cached_property
     def watched(self) -> tuple[str, ...]:
-        """The layers of which only the output is needed, without gradients."""
+        """The layers of which only the output is needed, without gradients.
+
+        Disjoint from `layers`; both are captured under these names.
+        """
         layers = dict.fromkeys([need.layer for need in self.needs if need.kind.of_layer])
         return tuple([layer for layer in layers if layer is not None and layer not in self.layers])
 
@@ -279,7 +293,10 @@ class Plan:
     @property
     def _own_passes(self) -> int:
         """The number of needs that run the model forward and back once more for each target:
-        LeGrad's blocks, full-backward hooks."""
+        LeGrad's blocks, full-backward hooks.
+
+        Counted as one pass forward and one back each in `passes` and `passes_back`.
+        """
         kinds = [need.kind for need in self.needs]
         return sum(isinstance(k, BlockAttention) + k.hooked for k in kinds)
 
@@ -304,7 +321,11 @@ class Plan:
 
     def rows_of(self, stream: PerturbationPass) -> int:
         """The largest number of perturbed rows of one stream, for all images; 0 where it is not
-        known."""
+        known.
+
+        An upper bound: accumulators may finish early. Costs, memory and the printed plan rest on
+        it.
+        """
         layer = stream.layer or next((need.layer for need in stream.needs if need.layer), None)
         return self.images * stream.perturbation.count(self.channels.get(layer or "", 0), self.size)
 
@@ -377,7 +398,10 @@ class Plan:
 
     def _forward(self) -> str:
         """The line of the printed plan for the forward pass: how many, of how many images, recorded
-        from which layer on."""
+        from which layer on.
+
+        Examples in the documentation show these words.
+        """
         begin = ", recorded" if self.whole or self.layers else ""
         if self.layers and not self.whole:
             first = "the first of " if len(self.layers) > 1 else ""
@@ -387,7 +411,10 @@ class Plan:
 
     def _back(self, backward: Backward) -> str:
         """The line of the printed plan for one backward pass: from which score to which layer, and
-        under which rule."""
+        under which rule.
+
+        Examples in the documentation show these words.
+        """
         needs = self.needs_by_backward[backward]
         count = _counted(self.targets * (2 if backward.second else 1), "backward pass", "es")
         origin = "the score" if backward.objective is None else str(backward.objective)
@@ -401,7 +428,10 @@ class Plan:
 
     def _run(self, stream: PerturbationPass, inner: "Plan") -> str:
         """The words of the printed plan for one stream of perturbed rows; ``inner`` is the plan for
-        these rows."""
+        these rows.
+
+        Examples in the documentation show these words.
+        """
         count = self.rows_of(stream)
         rows = _counted(count, "perturbed row", "s") if count else "perturbed rows"
         from_layer = f" from {stream.layer} on" if stream.perturbation.of_layer else ""

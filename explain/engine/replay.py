@@ -28,7 +28,10 @@ PAST_AUTOGRAD = {
 
 def accessed_name(func: Any) -> str:
     """The name of a function that PyTorch dispatches; for the getter or setter of an attribute, the
-    attribute's name."""
+    attribute's name.
+
+    Compared with `PAST_AUTOGRAD`.
+    """
     name = str(getattr(func, "__name__", ""))
     if name not in ("__get__", "__set__"):
         return name
@@ -54,7 +57,10 @@ class Tape(Tracer):
     opens = False
 
     def __init__(self) -> None:
-        """Begin an empty tape; calls of functions are recorded within its ``with`` block."""
+        """Begin an empty tape; calls of functions are recorded within its ``with`` block.
+
+        ``calls`` is in the order of the pass, on which `Replay` relies.
+        """
         super().__init__()
         self.calls: list[tuple[Any, Any, bool]] = []
         """Each function, what it returned, and whether that was an iterator."""
@@ -126,7 +132,11 @@ class Replay(Tracer):
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the recorded result of the next function instead of running it; run it once the
-        replay is ``live``."""
+        replay is ``live``.
+
+        A replay must ask for the same functions in the same order as the tape; arguments are not
+        compared. Lists are copied, since the network may change them.
+        """
         if self.live and accessed_name(func) in PAST_AUTOGRAD:
             self._stays_in_autograd = False
         if self.live or handles.acting.depth:
@@ -150,7 +160,11 @@ class _Weak:
 
     def kept(self) -> Tensor:
         """The tensor while it exists; then zeros of its shape without memory of their own, since
-        only the shape is asked for."""
+        only the shape is asked for.
+
+        Such zeros must not be read for values: only code before the layer sees them, and its
+        results are on the tape.
+        """
         tensor = self._tensor()
         if tensor is not None:
             return tensor

@@ -78,7 +78,11 @@ class RerunContext:
     @contextmanager
     def runs_model(self) -> Iterator[None]:
         """Enter what the model runs under outside `gather`: alone in its thread, left as found, in
-        the rows' precision."""
+        the rows' precision.
+
+        Each direct call of the model on perturbed rows stands in this block; `gather` enters the
+        same for itself.
+        """
         precision = autocast(self.inputs.x, self.settings.precision)
         with untouched(self.model, alone=True), self.mixed_precision, precision:
             yield
@@ -104,7 +108,10 @@ class RerunContext:
 
     def _first_right(self, choices: Mapping[Way, Callable[[Tensor], Any]], images: Tensor) -> Way:
         """The first of ``choices`` that scores images right, tried in their order; otherwise "one
-        at a time"."""
+        at a time".
+
+        The fastest way comes first in ``choices``.
+        """
         for way, run in choices.items():
             if self._is_right(run, images):
                 return way

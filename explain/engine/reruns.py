@@ -85,7 +85,10 @@ def run_streams(plan: Plan, context: RerunContext, min_rows: float = 1) -> bool:
 
 def _take_known(stream: PerturbationPass, context: RerunContext) -> None:
     """Answer needs about unperturbed rows with the evidence of the first forward pass, without
-    running them."""
+    running them.
+
+    Only for streams of which `PerturbationPass.is_known` is true.
+    """
     images = torch.arange(len(context.inputs), device=context.device)
     for resolved in context.targets:
         accumulators = TargetAccumulators(stream, context, resolved, {}, torch.zeros_like(images))
@@ -352,7 +355,10 @@ class InputRerun:
 
     def _find_way_to_run(self) -> Way:
         """Probe how the network scores images right among perturbed rows: together in either memory
-        format, or alone."""
+        format, or alone.
+
+        The choice is kept for all further rows of the same inputs.
+        """
         context = self.context
         inputs = context.inputs
 
@@ -530,7 +536,11 @@ class ProgressCallback:
 
     def add(self, rows: int, maps: Callable[[], Mapping[str, Tensor]] = dict) -> None:
         """Report that so many more perturbed rows are done or no longer needed; ``maps`` makes the
-        maps so far, if wanted."""
+        maps so far, if wanted.
+
+        Called with every batch; the sum of ``rows`` ends at the total, also where rows were
+        skipped.
+        """
         self._done += rows
         if rows and self._progress:
             report_progress(self._progress, self._done, self._total, maps)

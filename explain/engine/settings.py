@@ -100,7 +100,11 @@ def report_progress(
 
 def autocast(inputs: Tensor, precision: Precision) -> AbstractContextManager[None]:
     """A block that computes in bfloat16 if ``precision`` says so, and else as the model and the
-    caller would."""
+    caller would.
+
+    Only for perturbed rows of which scores are needed; autocast that the caller has switched on
+    stays on with "full".
+    """
     if precision == "full":
         return nullcontext()
     return torch.autocast(inputs.device.type, torch.bfloat16)
@@ -170,8 +174,10 @@ class Footprint:
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Whether an error means that memory ran out, on any device, so that smaller batches may
-    help."""
+    """Whether an error means that memory ran out, on any device, so that smaller batches may help.
+
+    By type, or by the words that PyTorch's allocators use.
+    """
     said = any(words in str(error) for words in ("not enough memory", "out of memory"))
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
         isinstance(error, RuntimeError) and said

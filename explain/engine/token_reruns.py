@@ -76,7 +76,10 @@ class TokenRerun:
 
     def run(self, numbers: Tensor) -> list[Add]:
         """Run the network on these subsets of the photo's tokens; return functions that add the
-        results for each target."""
+        results for each target.
+
+        `begin` was called with the image before.
+        """
         images = self._image.expand(len(numbers))
         output = self._output(self.rows.make(numbers))
         return [of_target.read_output(images, numbers, output) for of_target in self._accumulators]
@@ -91,6 +94,8 @@ class TokenRerun:
         taken: list[bool] = []
 
         def kept_tokens(tokens: Any) -> Tensor | None:
+            """Keep of the first block's input ``(1, tokens, C)`` the tokens of each row, once; None
+            leaves other inputs as they are."""
             of_images = self._grid.of_images
             if (
                 taken

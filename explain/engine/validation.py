@@ -89,7 +89,10 @@ def _refuse(tensor: Tensor, name: str) -> None:
 
 def _check_weights(model: nn.Module, inputs: Inputs, name: str) -> None:
     """Refuse a model whose weights are missing, lazy or on another device than its inputs; messages
-    call the photo ``name``."""
+    call the photo ``name``.
+
+    Each would fail later in PyTorch with a message that does not name the argument.
+    """
     x = inputs.x
     parameters = unwrap.parameters_of(model)
     if not parameters:

@@ -122,7 +122,11 @@ def _shared_with(
     summary: ForwardSummary, score: Score | None, of_class: bool, refresh: bool
 ) -> str | None:
     """The name of the scores that share a choice of layer, as its key in the network's summary;
-    None if it is not kept."""
+    None if it is not kept.
+
+    A choice for all scores must not depend on one; `default_layer` and `stage_layers` keep choices
+    by this key.
+    """
     if score is None or (summary.gives_scores and summary.outputs == 1 and not refresh):
         return ALL_SCORES
     return "all classes" if of_class and summary.gives_scores and not refresh else None
@@ -182,7 +186,10 @@ class _Candidate:
 
     @property
     def is_tokens(self) -> bool:
-        """Whether the tensor is a sequence of tokens that lie on the photo."""
+        """Whether the tensor is a sequence of tokens that lie on the photo.
+
+        What is pooled is none, though it may have as many channels as there might be tokens.
+        """
         # What is pooled from tokens may have as many channels as there might be tokens.
         has_tokens = self.grid is not None and self.grid.layout in ("tokens", "tokens first")
         return has_tokens and not self.is_pooling
@@ -375,7 +382,10 @@ def _map_of_one_answer(search: LayerSearch, score: Score) -> str:
 
 def _no_map(model: nn.Module, calls: int) -> LayerError:
     """The error for a model none of whose layers gives a map, after ``calls`` calls of modules were
-    seen."""
+    seen.
+
+    Callers of `default_layer` catch it to leave out methods that need a layer.
+    """
     hides_layers = any(
         isinstance(module, torch.jit.ScriptModule) or hasattr(module, "hidden_layers")
         for module in model.modules()

@@ -130,7 +130,10 @@ def _by_lengths(model: nn.Module, first: int, second: int) -> InputLayout:
 
 def _warn_once(model: nn.Module, inputs: Inputs, layout: InputLayout, *, certain: bool) -> None:
     """Warn, once for each model, that frames come before channels, or that both are as likely and
-    which is assumed."""
+    which is assumed.
+
+    The layout that is assumed stays the same for the model, so once is enough.
+    """
     first, second = inputs.x.shape[1:3]
     doubtful = not certain and first in COLOURS and second in COLOURS and first * second > 1
     if model in _said or not (layout == "NTCHW" or doubtful):

@@ -35,7 +35,10 @@ class NetworkGrids(Grids):
     """
 
     def __init__(self, model: nn.Module, inputs: Inputs) -> None:
-        """Begin for these inputs; the network is run when a grid first needs it."""
+        """Begin for these inputs; the network is run when a grid first needs it.
+
+        The same object serves a whole call, and remembers grids by shape and layer.
+        """
         self._whole = model
         self._whole_inputs = inputs
         if isinstance(model, Stitched):
@@ -53,7 +56,11 @@ class NetworkGrids(Grids):
 
     def of_layer(self, layer: str) -> Grid | None:
         """The grid of a layer's output, as the summary has it; of several videos, with the order of
-        their folded frames."""
+        their folded frames.
+
+        The summary is of one image or video, so the order of several videos' frames is found out
+        here, in a run of two.
+        """
         call = self._call(layer)
         grid = None if call is None else call.grid
         if call is None or grid is None or not grid.folded or self.count == 1:
@@ -77,8 +84,10 @@ class NetworkGrids(Grids):
 
     @property
     def _places(self) -> Places:
-        """Where in the photo the network's values lie; found in one run, and kept in the
-        summary."""
+        """Where in the photo the network's values lie; found in one run, and kept in the summary.
+
+        Shared by all calls on inputs of the same size.
+        """
         summary = self._summary
         if PLACES not in summary.chosen:
             inputs = self._inputs.first() if summary.alone else self._inputs
@@ -103,7 +112,10 @@ class NetworkGrids(Grids):
         self, shape: Size, layer: str | None = None, constant: int | None = None
     ) -> Grid | None:
         """Tell how a tensor of this shape covers the input, as in the base class; each answer is
-        kept."""
+        kept.
+
+        Methods and rules ask for the same few shapes again and again.
+        """
         key = (shape, layer, constant)
         if key not in self._by_shape:
             self._by_shape[key] = self._read(shape, layer, constant)
@@ -149,7 +161,10 @@ class NetworkGrids(Grids):
 
     def _place(self, layer: str) -> LayerPlace:
         """The place of a layer in the network; of a `Stitched` model in the segmenter, with its
-        call counted in one window."""
+        call counted in one window.
+
+        All lookups by a layer's name come through here.
+        """
         place = place_of(layer, self._whole)
         if not isinstance(self._whole, Stitched):
             return place
@@ -189,6 +204,8 @@ def grids_of_photo(model: nn.Module, inputs: Inputs) -> Callable[[str, int], Gri
     grids = NetworkGrids(model, inputs.detached())
 
     def grid_of(layer: str, length: int) -> Grid | None:
+        """The grid of the photo on which the ``length`` tokens of a layer, or of an attention in
+        it, lie; None if on none."""
         place = place_of(layer, model)
         is_output = not place.of_attention and place.module in dict(model.named_modules())
         return grids.of_layer(layer) if is_output else grids.of_tokens(length)
@@ -198,7 +215,10 @@ def grids_of_photo(model: nn.Module, inputs: Inputs) -> Callable[[str, int], Gri
 
 def window_calls(model: Stitched, inputs: Inputs, layer: str) -> list[str]:
     """The names of the calls that a layer's name stands for in a `Stitched` model: one in each
-    window."""
+    window.
+
+    In the order of the windows, in which `Stitched.stitch_maps` takes their maps.
+    """
     place = place_of(layer, model)
     count = calls_in_window(model, inputs, model.place_in_segmenter(place).module)
     number = count - 1 if place.call is None else place.call

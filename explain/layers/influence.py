@@ -80,7 +80,10 @@ class ScoreInfluence:
 
 def first_that_shows(layers: Iterable[str], influences: Mapping[str, ScoreInfluence]) -> str | None:
     """The first layer that shows where the score comes from, or else the first that reaches the
-    score; or None."""
+    score; or None.
+
+    Layers are in the order of preference.
+    """
     reaching = [
         layer for layer in layers if layer in influences and any(influences[layer].positions)
     ]
@@ -126,7 +129,10 @@ def influences_of(search: LayerSearch, layers: Sequence[str]) -> dict[str, Score
 
 
 def _run_backward(search: LayerSearch, layers: Sequence[str]) -> _Backward:
-    """Run a model on the search's inputs, and backward from the score to some layers."""
+    """Run a model on the search's inputs, and backward from the score to some layers.
+
+    For searches without a graph that was kept; the model is left as it was.
+    """
     model = search.model
     names = dict.fromkeys(place_of(layer, model).layer for layer in layers)
 
@@ -153,7 +159,10 @@ def _run_backward(search: LayerSearch, layers: Sequence[str]) -> _Backward:
 
 def _backward_in_graph(search: LayerSearch, layers: Sequence[str]) -> _Backward | None:
     """Run backward in the recorded graph to some layers; None without a graph, or if it dropped
-    values that this takes."""
+    values that this takes.
+
+    The graph is retained, so further layers can be asked for.
+    """
     recorded = search.recorded
     if recorded is None:
         return None
@@ -245,7 +254,10 @@ def _layers_that_weigh(score: Tensor | None, layers: AbstractSet[Node]) -> set[N
 
 
 def numbers_read(score: Tensor, output: Any) -> int:
-    """How many numbers of a model's output a score depends on, by its gradient."""
+    """How many numbers of a model's output a score depends on, by its gradient.
+
+    Tells boxes, which read few numbers, from masks and maps.
+    """
     tensors = [tensor for _, tensor in nested.paths(output) if tensor.requires_grad]
     gradients = (
         torch.autograd.grad(score.sum(), tensors, retain_graph=True, allow_unused=True)

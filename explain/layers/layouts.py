@@ -108,7 +108,10 @@ class Grid:
 
     def unfolded(self, tensor: Tensor) -> Tensor:
         """Split a tensor whose batch holds the frames of videos: ``(N * T, ...)`` to ``(N, T,
-        ...)``."""
+        ...)``.
+
+        The order of the batch is by video or by time, as ``folded`` says.
+        """
         frames = self.frames or 1
         if self.folded == "by time":
             return tensor.reshape((frames, -1, *tensor.shape[1:])).transpose(0, 1)
@@ -389,7 +392,10 @@ def _grid_of_points(layout: Layout, points: Tensor) -> Grid | None:
 
 def _grid_of(layout: Layout, shape: Size) -> Grid | None:
     """The grid of a map of ``shape`` in a known layout, such as ``(N, C, h, w)`` in ``NCHW``; None
-    for one position."""
+    for one position.
+
+    A map of one position shows no places, so it is no map here.
+    """
     channels = CHANNEL_DIMS[layout] % len(shape)
     *frames, height, width = (shape[dim] for dim in range(1, len(shape)) if dim != channels)
     if height * width <= 1:
@@ -467,7 +473,10 @@ class Grids:
 
     def folded_frames(self, layer: str | None) -> int | None:
         """The number of frames of a video that a layer takes as images of their own; None if it
-        does not."""
+        does not.
+
+        Of photos it is always None.
+        """
         grid = None if layer is None or len(self.size) != 3 else self.of_layer(layer)
         return grid.frames if grid is not None and grid.folded else None
 

@@ -56,7 +56,10 @@ class Places:
 
     def _grids(self, sequences: Iterable[tuple[Size, Positions]]) -> dict[int, set[Grid]]:
         """The grids on which some sequences lie, by their number of tokens; sequences on no grid
-        are left out."""
+        are left out.
+
+        Several grids of one length mean that the length alone does not tell how tokens lie.
+        """
         grids: dict[int, set[Grid]] = {}
         for shape, positions in sequences:
             grid = layouts.token_grid(positions, shape, self.rows) if len(shape) == 3 else None

@@ -132,7 +132,10 @@ T = TypeVar("T")
 
 def last_of_place(by_call: Mapping[CallKey, T], place: LayerPlace) -> T | None:
     """The value of the call that a layer's name stands for: the named call, or else the last; None
-    if it was not called."""
+    if it was not called.
+
+    ``by_call`` must be in the order of the pass.
+    """
     of_place = [
         value
         for (name, number), value in by_call.items()
@@ -155,7 +158,11 @@ class ModuleCallRecorder:
 
     def __init__(self, size: Size, source: Tensor | None, count: int = 1) -> None:
         """Begin without calls; ``source`` is the leaf that the pass is run on, or None if no graph
-        can be recorded."""
+        can be recorded.
+
+        ``size`` is that of the input, ``count`` the number of images in the batch; `take` fills the
+        rest.
+        """
         self.calls: list[ModuleCall] = []
         self.open: dict[CallKey, LayoutReading] = {}
         """The calls whose output may be read in several ways."""
@@ -212,7 +219,10 @@ class ModuleCallRecorder:
 
     def _read(self, module: nn.Module, shape: Size) -> LayoutReading:
         """How the output of a call may be read as a map; frames of a video alone, once a
-        convolution or the like took them so."""
+        convolution or the like took them so.
+
+        Changes `_takes_frames`, so it depends on the order of the calls.
+        """
         frames = layouts.frames_in_batch(shape, self._size)
         if frames and len(shape) == 4 and layouts.layout_of(module, shape, self._size) == "NCHW":
             self._takes_frames = True
@@ -285,7 +295,10 @@ def _figures(tensor: Tensor) -> tuple[float, float]:
 
 def tensors_in(output: Any) -> list[Tensor]:
     """The tensors in a model's output: itself, or those on the first level of a container or
-    object."""
+    object.
+
+    Tensors deeper down are left out.
+    """
     container = (
         output
         if isinstance(output, Tensor) or nested.items(output)

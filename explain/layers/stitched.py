@@ -92,7 +92,10 @@ class Stitched(nn.Module):
         self.recompute = recompute
 
     def forward(self, x: Tensor) -> Tensor:
-        """The class maps ``(N, K, H, W)`` of whole images, stitched from those of all windows."""
+        """The class maps ``(N, K, H, W)`` of whole images, stitched from those of all windows.
+
+        Differentiable; with ``recompute``, windows run again in the backward pass.
+        """
         scores = self.scores
         if self.recompute and torch.is_grad_enabled():
             scores = partial(checkpoint, self.scores, use_reentrant=False)
@@ -132,7 +135,10 @@ class Stitched(nn.Module):
 
     def starts(self, size: Size) -> list[list[int]]:
         """The pixels at which windows start, along each side of an image of this size with its
-        padding."""
+        padding.
+
+        `windows`, `stitch` and the names of layers' calls rely on this order.
+        """
         starts = []
         for length, side in zip(size, self.sides(size), strict=True):
             last = max(length - side, 0)
@@ -142,7 +148,10 @@ class Stitched(nn.Module):
 
     def windows(self, x: Tensor) -> list[Tensor]:
         """Cut images ``(N, C, H, W)`` into their windows, row by row; small images are padded with
-        zeros."""
+        zeros.
+
+        In the order of `starts`; views of the images where nothing is padded.
+        """
         size = x.shape[2:]
         sides = self.sides(x.shape[2:])
         missing = [max(side - length, 0) for length, side in zip(size, sides, strict=True)]
@@ -206,7 +215,10 @@ class Stitched(nn.Module):
         return prod(map(len, self.starts(size)))
 
     def _weights(self, sides: Size) -> Tensor:
-        """How much each pixel of a window counts where windows overlap: ``(1, 1, h, w)``."""
+        """How much each pixel of a window counts where windows overlap: ``(1, 1, h, w)``.
+
+        Never zero, since sums of weights are divided by.
+        """
         weights = torch.ones((1, 1, *sides), dtype=torch.float64)
         if self.weights == "uniform":
             return weights

@@ -248,7 +248,10 @@ def find_layers(model: nn.Module, inputs: Inputs, where: Where) -> list[str]:
 
 def channels_of(model: nn.Module, inputs: Inputs, layers: Iterable[str]) -> dict[str, int]:
     """The number of channels of some layers' feature maps, by layer, for plans; layers without a
-    known map are left out."""
+    known map are left out.
+
+    Costs of methods that run each channel rest on it.
+    """
     summary = summary_of(model, inputs)
     channels = {}
     for layer in layers:
