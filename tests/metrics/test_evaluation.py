@@ -143,6 +143,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"methods": {"m": torch.full((1, 12, 10), torch.nan)}}, "map 'm' must hold finite"),
     ({"x": torch.zeros(1, 3, 2, 12, 10)}, "x must"),
     ({"boxes": [[10, 0, 14, 5]]}, "^boxes must"),
+    ({"boxes": "box"}, "^boxes must"),
     ({"masks": MAP}, "^masks must"),
     ({"masks": torch.ones(1, 6, 5)}, "^masks must"),
 ]
