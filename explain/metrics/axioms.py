@@ -133,6 +133,8 @@ class ShiftedModel(nn.Module):
     """
 
     def __init__(self, inner: nn.Module, shift: float, path: Path = (0,)) -> None:
+        """Wrap the model ``inner``; ``path`` says where the photo is among its arguments. The
+        wrapper is in training mode if the model is."""
         super().__init__()
         self.inner = inner
         self.shift = shift
@@ -228,21 +230,29 @@ class ADCC(ReattributionMetric):
         yield Variant(covered_softly(data.maps.heatmap, self.baseline))
 
     def compare(self, data: MetricInput, variant: VariantResult) -> torch.Tensor:
+        """What is kept of the photo masked by its heatmap ``(N, 2)``: the probability of the class,
+        and the correlation of its heatmap with the photo's (-1 where one does not vary)."""
         assert variant.logits is not None
         assert data.classes is not None
         probability = data.outputs.of_classes(variant.logits, data.classes)
-        together = correlation(data.maps.heatmap.flatten(1), variant.maps.heatmap.flatten(1))
-        return torch.stack([probability.double(), together.nan_to_num(-1)], 1)
+        heatmap_correlation = correlation(
+            data.maps.heatmap.flatten(1), variant.maps.heatmap.flatten(1)
+        )
+        return torch.stack([probability.double(), heatmap_correlation.nan_to_num(-1)], 1)
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
+        """The harmonic mean ``(N,)`` of coherency, simplicity and kept probability, 0 where one of
+        them has failed entirely; ``numbers`` ``(N, 1, 2)`` are those of `compare`."""
         original = data.need_probability(OTHER).double()
-        seen, together = numbers[:, 0].unbind(1)
-        coherency = (1 + together) / 2
+        seen, heatmap_correlation = numbers[:, 0].unbind(1)
+        coherency = (1 + heatmap_correlation) / 2
         heatmaps = data.maps.heatmap.flatten(1)
         complexity = heatmaps.double().mean(1)
         drop = (original - seen).clamp(min=0) / original.clamp(min=SMALL)
-        goods = torch.stack([coherency, 1 - complexity, 1 - drop], 1)
-        value = torch.where((goods <= 0).any(1), 0, 3 / torch.where(goods > 0, 1 / goods, 1).sum(1))
+        qualities = torch.stack([coherency, 1 - complexity, 1 - drop], 1)
+        value = torch.where(
+            (qualities <= 0).any(1), 0, 3 / torch.where(qualities > 0, 1 / qualities, 1).sum(1)
+        )
         value = data.undefined(self, value, original < SMALL, f"the probability is below {SMALL:g}")
         value = data.undefined(self, value, heatmaps.amax(1) == 0, NOTHING)
         parts = {"coherency": coherency, "complexity": complexity, "averagedrop": drop}

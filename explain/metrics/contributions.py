@@ -44,11 +44,14 @@ class RandomSubsets(MaskedInputs):
     covered_by = "random subsets of the pixels"
 
     def subset(self, size: tuple[int, ...], sample: int) -> torch.Tensor:
-        """Which pixels ``(H, W)`` a subset holds."""
+        """Which pixels the subset number ``sample`` holds: truth values ``(H, W)``, from the seed
+        alone. The metric adds the map up over the same pixels."""
         order = permutation(math.prod(size), self.seed * 1_000_003 + sample)
         return order.argsort().reshape(size) < self.pixels
 
     def masks(self, evidence: Evidence) -> PerturbedRows:
+        """The masks ``(b, 1, H, W)``: 0 in the subset of the row, whose pixels are covered, 1
+        elsewhere; the same for every photo."""
         x = evidence.inputs
 
         without = one_by_one(lambda image, sample: ~self.subset(evidence.size, sample)[None])
@@ -76,7 +79,8 @@ class _SubsetCorrelation(ScoreMetric):
         raise NotImplementedError
 
     def _subsets(self, data: MetricInput) -> list[RandomSubsets]:
-        """The subsets of each size."""
+        """The perturbations that cover random subsets, one for each of `sizes`; `requests` and
+        `__call__` go through them in this order."""
         counts = share_counts(data, self.sizes)
         return [RandomSubsets(self.baseline, self.samples, pixels, self.seed) for pixels in counts]
 
@@ -84,14 +88,17 @@ class _SubsetCorrelation(ScoreMetric):
         return [ScoreRequest(subsets, self.score) for subsets in self._subsets(data)]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
+        """The correlation of the map's sums over subsets with the loss of score without them
+        ``(N,)``, on average over the sizes; the curve has each size's. NaN where sums or losses do
+        not vary."""
         maps = data.maps.contributions
         correlations = []
-        for subsets, of_size in zip(self._subsets(data), scores, strict=True):
+        for subsets, size_scores in zip(self._subsets(data), scores, strict=True):
             pixels = (
                 subsets.subset(data.size, sample).to(maps.device) for sample in range(self.samples)
             )
             sums = torch.stack([maps[:, subset].sum(1) for subset in pixels], 1)
-            correlations.append(correlation(sums, data.loss(self.score, of_size)))
+            correlations.append(correlation(sums, data.loss(self.score, size_scores)))
         curve = torch.stack(correlations, 1)
         value = _defined(self, data, curve.mean(1))
         return MetricResult(value, curve, torch.tensor(self.sizes) / 100)
@@ -199,11 +206,14 @@ class FaithfulnessEstimate(ScoreMetric):
     minimums: ClassVar = {"groups": 2}
 
     def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
+        """The photos without one group of pixels each; groups are neighbours in the map's order."""
         ends = steps_of(data.pixels, self.groups)
         ranks = data.ranks("signed", self.seed)
         return [base.cover_ranks(ranks, ends[:-1], ends[1:], self.baseline, self.score)]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
+        """Pearson's correlation ``(N,)`` of the groups' sums of the map with the loss of score
+        without each group."""
         sums = _group_sums(data, "signed", self.seed, self.groups)
         value = correlation(sums, data.loss(self.score, scores[0]))
         return MetricResult(_defined(self, data, value))
@@ -240,12 +250,16 @@ class MonotonicityCorrelation(ScoreMetric):
     minimums: ClassVar = {"groups": 2, "samples": 1}
 
     def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
+        """For each of ``samples`` noises, the photos with one group of pixels replaced by that
+        noise."""
         ranks = data.ranks("absolute", self.seed)
         ends = steps_of(data.pixels, self.groups)
         noises = [Noise(seed) for seed in range(self.seed, self.seed + self.samples)]
         return [base.cover_ranks(ranks, ends[:-1], ends[1:], noise, self.score) for noise in noises]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
+        """Spearman's correlation ``(N,)`` of the magnitude of each group's sum in the map with the
+        mean squared change of the score that noise in the group makes."""
         change = torch.stack([data.loss(self.score, sample) ** 2 for sample in scores]).mean(0)
         sums = _group_sums(data, "absolute", self.seed, self.groups).abs()
         return MetricResult(_defined(self, data, correlation(mid_ranks(sums), mid_ranks(change))))
@@ -282,11 +296,14 @@ class NonSensitivity(ScoreMetric):
     minimums: ClassVar = {"side": 1, "threshold": 0}
 
     def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
+        """The photos without one square of the grid each, in the order of the squares' numbers."""
         regions = grid_regions(data.size, self.side, data.images)
         ends = range(int(regions.max()) + 2)
         return [base.cover_ranks(regions, ends[:-1], ends[1:], self.baseline, self.score)]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
+        """The share ``(N,)`` of squares that are nothing to the map but not to the model, or the
+        reverse."""
         change = data.loss(self.score, scores[0]).abs()
         regions = grid_regions(data.size, self.side, data.images)
         sums = by_region(data.maps.contributions.abs(), regions)
@@ -299,15 +316,17 @@ class NonSensitivity(ScoreMetric):
 
 
 def _group_sums(data: MetricInput, sign: Sign, seed: int, groups: int) -> torch.Tensor:
-    """What the maps add up to over groups of pixels, in the order of their ranks: ``(N,
-    groups)``."""
+    """The sums of the map's contributions over ``groups`` groups of pixels, which neighbour in the
+    ranks by ``sign``: ``(N, groups)``. The same groups that `cover_ranks` covers with the same
+    ranks."""
     ranks = data.ranks(sign, seed)
     ends = torch.tensor(steps_of(data.pixels, groups)[1:], device=ranks.device)
     return by_region(data.maps.contributions, torch.bucketize(ranks, ends, right=True))
 
 
 def _defined(metric: Metric, data: MetricInput, value: torch.Tensor) -> torch.Tensor:
-    """Correlations ``(N,)`` in the dtype of scores; warns of those that are NaN."""
+    """Warn of correlations ``value`` ``(N,)`` that are NaN, since sums or scores do not vary, and
+    return them in the dtype of scores."""
     return data.undefined(metric, value, value.isnan(), VARIES).to(data.target_score.dtype)
 
 
@@ -327,6 +346,8 @@ class LessNoise(Perturbation):
         return self.sigma * normal(size, seeded(self.seed, sample)).double()
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
+        """The photos less each of ``samples`` noises, which `Infidelity` draws again for its
+        products with the map."""
         x = evidence.inputs
 
         noisy = one_by_one(lambda image, sample: x[image] - self.noise(evidence.size, sample).to(x))
@@ -381,6 +402,9 @@ class Infidelity(ScoreMetric):
         return [ScoreRequest(self._noisy, self.score)]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
+        """The mean squared error ``(N,)`` between the change of score that the map predicts for
+        noise (their product) and the change that it makes; ``parts`` has it with and without the
+        best factor."""
         maps = data.maps.contributions.flatten(1)
         noise = torch.stack(
             [self._noisy.noise(data.size, sample).flatten() for sample in range(self.samples)]
@@ -425,6 +449,9 @@ class Completeness(ScoreMetric):
         return [base.cover_softly(torch.zeros_like(data.images[:, 0]), self.baseline, self.score)]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
+        """By how much the sum of the map misses the score of the photo less that of the covered
+        photo, ``(N,)`` from 0; ``parts`` has the share of that difference, NaN where it is next to
+        nothing."""
         difference = data.original(self.score) - scores[0][:, 0]
         off = (data.maps.values.flatten(1).sum(1) - difference).abs()
         nothing = difference.abs() <= least(self.score, data.original(self.score), scores[0])

@@ -25,8 +25,8 @@ MapsLike: TypeAlias = Attribution | torch.Tensor | np.ndarray[Any, Any]
 
 
 def as_tensor(numbers: object) -> torch.Tensor | None:
-    """A tensor of the real numbers in a tensor or an array of any byte order and strides; None
-    where it has none.
+    """Read a tensor or an array, of any byte order and strides, as a tensor of real numbers; None
+    for anything else.
 
     >>> as_tensor(np.eye(2, dtype=">i2")[::-1]), as_tensor("two")
     (tensor([[0, 1],
@@ -37,8 +37,8 @@ def as_tensor(numbers: object) -> torch.Tensor | None:
         return numbers if is_real else None
     if not isinstance(numbers, np.ndarray) or numbers.dtype.kind not in "fiub":
         return None
-    of_floats = np.float32 if numbers.itemsize <= 4 else np.float64
-    kinds = {"b": np.bool_, "i": np.int64, "u": np.int64, "f": of_floats}
+    float_type = np.float32 if numbers.itemsize <= 4 else np.float64
+    kinds = {"b": np.bool_, "i": np.int64, "u": np.int64, "f": float_type}
     return torch.from_numpy(np.ascontiguousarray(numbers, dtype=kinds[numbers.dtype.kind]))
 
 
@@ -54,7 +54,9 @@ class Maps:
 
     @classmethod
     def of(cls, name: str, source: MapsLike, images: torch.Tensor) -> "Maps":
-        """Take an attribution or an array for these images ``(N, C, H, W)``.
+        """Check a method's attribution, or an array, for these ``images`` ``(N, C, H, W)``, and
+        keep its values on their device in at least single precision. ``name`` is for errors and
+        tables.
 
         Raises:
             MetricError: it is no array of numbers, has NaN or infinity in it, or does not fit the
@@ -88,7 +90,7 @@ class Maps:
         return cls(name, values, size, style)
 
     def per_pixel(self, sign: Sign = "own") -> torch.Tensor:
-        """One number for each pixel ``(N, H, W)``.
+        """One number for each pixel of the photo ``(N, H, W)``.
 
         Maps ``(N, h, w)`` are enlarged. Values for each pixel and channel are added up over the
         channels. With "own", those of our methods that are magnitudes or colours and no
@@ -150,8 +152,8 @@ def ranks_of(maps: torch.Tensor, seed: int = 0) -> torch.Tensor:
 def region_ranks(
     maps: torch.Tensor, regions: torch.Tensor, seed: int = 0, *, mean: bool = False
 ) -> torch.Tensor:
-    """Rank regions by the sum of the map in each, or its mean; every pixel gets the rank of its
-    region.
+    """Rank the regions of each photo by the sum of the map in them, or its ``mean``, 0 for the
+    largest: ``(N, H, W)``, where every pixel has the rank of its region.
 
     Args:
         maps: ``(N, H, W)``.
@@ -161,21 +163,22 @@ def region_ranks(
     if mean:
         figures = figures / by_region(torch.ones_like(maps), regions)
     ranks = []
-    for of_photo, region in zip(figures, regions, strict=True):
-        of_regions = ranks_of(of_photo[None, None, : region.max() + 1], seed)[0, 0]
-        ranks.append(of_regions[region])
+    for region_figures, region in zip(figures, regions, strict=True):
+        ranks_of_regions = ranks_of(region_figures[None, None, : region.max() + 1], seed)[0, 0]
+        ranks.append(ranks_of_regions[region])
     return torch.stack(ranks)
 
 
 def by_region(maps: torch.Tensor, regions: torch.Tensor) -> torch.Tensor:
-    """Add up maps ``(N, H, W)`` over regions ``(N, H, W)``: ``(N, R)``."""
+    """Add up maps ``(N, H, W)`` over numbered regions ``(N, H, W)``: ``(N, R)``, R the most regions
+    of any photo; 0 for those that a photo lacks."""
     sums = maps.new_zeros(len(maps), int(regions.max()) + 1)
     return sums.scatter_add_(1, regions.flatten(1), maps.flatten(1))
 
 
 def grid_regions(size: tuple[int, int], side: int, like: torch.Tensor) -> torch.Tensor:
-    """Cut photos into squares, those at the right and the bottom as large as is left: ``(N, H,
-    W)``.
+    """Number the squares of a grid, ``side`` pixels each, row by row: ``(N, H, W)`` for as many
+    photos as ``like`` has; squares at the right and the bottom are as large as is left.
 
     >>> grid_regions((2, 3), 2, torch.zeros(1))
     tensor([[[0, 0, 1],
@@ -189,7 +192,8 @@ def grid_regions(size: tuple[int, int], side: int, like: torch.Tensor) -> torch.
 
 
 def steps_of(count: int, steps: int) -> list[int]:
-    """Go from 0 to ``count`` in equal steps, but not in more than there are.
+    """Whole numbers from 0 to ``count`` in ``steps`` equal steps, or in ``count`` steps if that is
+    less: how many pixels are covered at each step of a curve.
 
     >>> steps_of(10, 4), steps_of(2, 4)
     ([0, 2, 5, 8, 10], [0, 1, 2])
@@ -199,8 +203,8 @@ def steps_of(count: int, steps: int) -> list[int]:
 
 
 def area_under_curve(curve: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
-    """The area under curves ``(N, n)`` over the share of what is covered: ``counts`` of it at each
-    step.
+    """The area ``(N,)`` under curves ``(N, n)`` of scores over the share of pixels that is covered;
+    ``counts`` has how many at each step, the last all of them.
 
     By trapezia, since steps are not equal where they do not divide the number of pixels.
 
@@ -215,8 +219,8 @@ def area_under_curve(curve: torch.Tensor, counts: Sequence[int]) -> torch.Tensor
 
 
 def gini(values: torch.Tensor) -> torch.Tensor:
-    """The Gini coefficient of the magnitudes of each image ``(N, ...)``: 0 if all are equal, near 1
-    if one has all.
+    """The Gini coefficient ``(N,)`` of the magnitudes of each image's ``values`` ``(N, ...)``: 0 if
+    all are equal, near 1 if one has all.
 
     >>> gini(torch.tensor([[1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, -3.0]]))
     tensor([0.0000, 0.7500])
@@ -228,7 +232,8 @@ def gini(values: torch.Tensor) -> torch.Tensor:
 
 
 def correlation(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Pearson's correlation of each row ``(N, K)``; NaN where one of them does not vary."""
+    """Pearson's correlation of each row of two tensors ``(N, K)``: ``(N,)`` float64; NaN where a
+    row does not vary, but for rounding."""
     one = one.double()
     other = other.double()
     a = one - one.mean(1, keepdim=True)
@@ -239,16 +244,17 @@ def correlation(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 def mid_ranks(rows: torch.Tensor) -> torch.Tensor:
-    """The ranks of each row's values ``(N, K)``, equal ones share the mean of theirs.
+    """The ranks of the values in each row ``(N, K)``, from 0 for the smallest; equal values share
+    the mean of their ranks, as Spearman's correlation wants it.
 
     >>> mid_ranks(torch.tensor([[3.0, 1.0, 3.0]]))
     tensor([[1.5000, 0.0000, 1.5000]], dtype=torch.float64)
     """
     ordered = rows.sort(dim=1).values
     rows = rows.contiguous()
-    first = torch.searchsorted(ordered, rows)
-    behind = torch.searchsorted(ordered, rows, right=True)
-    return (first + behind - 1).double() / 2
+    smaller = torch.searchsorted(ordered, rows)
+    not_larger = torch.searchsorted(ordered, rows, right=True)
+    return (smaller + not_larger - 1).double() / 2
 
 
 def spearman(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -298,9 +304,9 @@ def hog(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 def gradient_histograms(maps: torch.Tensor, cell: int = 16) -> torch.Tensor:
-    """Histograms of oriented gradients ``(N, D)`` of maps ``(N, H, W)``: nine directions in cells
-    of 16 × 16 pixels, normalised in blocks of 3 × 3 cells (L2, clipped at 0.2, L2 again). Small
-    maps have smaller cells, four across.
+    """Histograms of oriented gradients ``(N, D)`` of maps ``(N, H, W)``, by which `hog` compares
+    them: nine directions in cells of 16 × 16 pixels, normalised in blocks of 3 × 3 cells (L2,
+    clipped at 0.2, L2 again). Small maps have smaller cells, four across.
 
     Dalal and Triggs, "Histograms of Oriented Gradients for Human Detection", CVPR 2005.
 
@@ -318,8 +324,8 @@ def gradient_histograms(maps: torch.Tensor, cell: int = 16) -> torch.Tensor:
     across[:, :, 1:-1] = maps[:, :, 2:] - maps[:, :, :-2]
     strength = torch.hypot(down, across)
     directions = (torch.rad2deg(torch.atan2(down, across)) % 180 / 20).long().clamp(max=8)
-    split = F.one_hot(directions, 9).movedim(-1, 1) * strength[:, None]
-    cells = F.avg_pool2d(split, cell)  # (N, 9, cells down, cells across)
+    by_direction = F.one_hot(directions, 9).movedim(-1, 1) * strength[:, None]
+    cells = F.avg_pool2d(by_direction, cell)  # (N, 9, cells down, cells across)
     side = min(3, cells.shape[2], cells.shape[3])
     # (N, y, x, side * side * 9)
     blocks = cells.unfold(2, side, 1).unfold(3, side, 1).movedim(1, -1).flatten(3)
@@ -332,13 +338,14 @@ def _to_length_one(blocks: torch.Tensor) -> torch.Tensor:
 
 
 def similarity(how: Similarity, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """How similar maps ``(N, H, W)`` are: ``(N,)``; 0 where one of them is constant."""
+    """How similar two maps of each photo are, ``(N, H, W)`` each, by the measure named ``how``:
+    ``(N,)``; 0 where one of them is constant."""
     value = {"spearman": spearman, "pearson": pearson, "ssim": ssim, "hog": hog}[how](one, other)
     constant = is_constant(one) | is_constant(other)
     return torch.where(constant | value.isnan(), 0, value)
 
 
 def is_constant(maps: torch.Tensor) -> torch.Tensor:
-    """Which maps ``(N,)`` have the same value everywhere."""
+    """Which maps ``(N, ...)`` have the same value everywhere: truth values ``(N,)``."""
     least, most = maps.flatten(1).aminmax(dim=1)
     return least == most

@@ -44,8 +44,8 @@ class _MapSimilarity(ReattributionMetric):
         return torch.stack([alike, variant.maps.zero.double()], 1)
 
     def result(self, data: MetricInput, curve: torch.Tensor, zeros: torch.Tensor) -> MetricResult:
-        """The mean of similarities ``(N, V)``; ``zeros`` ``(N, V)`` says which maps are zero
-        everywhere."""
+        """The mean over the V variants of similarities ``curve`` ``(N, V)``; NaN for constant maps.
+        ``zeros`` ``(N, V)`` marks variants whose map is zero everywhere, which are warned of."""
         warn_of_zeros(self.name, data, (zeros > 0).any(1))
         curve = curve.to(data.maps.values.dtype)
         value = data.undefined(self, curve.mean(1), data.maps.constant, CONSTANT)
@@ -53,7 +53,8 @@ class _MapSimilarity(ReattributionMetric):
 
 
 def warn_of_zeros(metric: str, data: MetricInput, zeros: torch.Tensor) -> None:
-    """Warn of maps that became zero everywhere, which counts as a change."""
+    """Warn of maps that became zero everywhere in a variant, truth values ``zeros`` ``(N,)``, since
+    that counts as a change; constant maps are left out."""
     images = image_names(zeros & ~data.maps.constant)
     if images:
         warn(
@@ -104,6 +105,8 @@ class MPRT(_MapSimilarity):
     minimums: ClassVar = {"steps": 1, "samples": 0, "sigma": 0}
 
     def described(self) -> Mapping[str, str]:
+        """The name, summary and paper for the order and smoothing of these options: "mprt",
+        "mprt-bottom", "smprt" and so on."""
         which = {
             "top": "from the output on",
             "bottom": "from the input on",
@@ -118,6 +121,9 @@ class MPRT(_MapSimilarity):
         return {"name": name, "summary": summary, "paper": paper}
 
     def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
+        """Yield a variant for each model: layers reinitialised one group more each time, or one
+        group alone. With ``samples``, all are smoothed, and the first is the model itself,
+        smoothed."""
         wrap = None
         if self.samples:
             wrap = Smooth(samples=self.samples, sigma=self.sigma, seed=self.seed)
@@ -128,19 +134,24 @@ class MPRT(_MapSimilarity):
             yield Variant(model=RandomWeights(frozenset(layers), self.seed), wrap=wrap)
 
     def compare(self, data: MetricInput, variant: VariantResult) -> torch.Tensor:
+        """The similarity and whether the map is zero ``(N, 2)``; smoothed, the map itself and
+        whether it is zero ``(N, H * W + 1)``, since it is compared with the smoothed map of the
+        model."""
         if not self.samples:
             return super().compare(data, variant)
         zero = variant.maps.zero[:, None].double()
         return torch.cat([variant.maps.per_pixel(self.sign).flatten(1).double(), zero], 1)
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
+        """The mean similarity ``(N,)`` over the models, with the curve; ``numbers`` ``(N, V, k)``
+        are those of `compare`."""
         curve = numbers[..., 0]
         zeros = numbers[..., -1]
         if self.samples:
-            of_model, *randomised = (
+            model_maps, *randomised = (
                 numbers[..., :-1].reshape((*numbers.shape[:2], *data.size)).unbind(1)
             )
-            alike = [similarity(self.similarity, of_model, maps) for maps in randomised]
+            alike = [similarity(self.similarity, model_maps, maps) for maps in randomised]
             curve = torch.stack(alike, 1)
             zeros = zeros[:, 1:]
         result = self.result(data, curve, zeros)
@@ -183,6 +194,8 @@ class EfficientMPRT(ReattributionMetric):
         return entropy(variant.maps.per_pixel(self.sign), self.bins)
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
+        """The relative rise of the map's entropy ``(N,)`` from the trained to the random model; NaN
+        for a constant map."""
         warn_of_zeros(self.name, data, numbers[:, 0] == 0)
         original = entropy(data.maps.per_pixel(self.sign), self.bins)
         randomised = numbers[:, 0]
@@ -215,6 +228,8 @@ class RandomLogit(_MapSimilarity):
     minimums: ClassVar = {"samples": 1}
 
     def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
+        """Yield a variant for each of ``samples`` other classes, the same number of classes away
+        from each photo's own."""
         if context.classes is None or context.count is None or context.count < 2:
             raise MetricError(
                 "target must be one of several classes for randomlogit, got no other class; use "
@@ -228,7 +243,8 @@ class RandomLogit(_MapSimilarity):
 
 
 def layers_of(metric: str, context: ModelContext) -> list[str]:
-    """The layers of the model that can be randomised; refused if there is none."""
+    """The names of the layers that can be randomised, in forward order; refused, for the metric
+    called ``metric``, if the model has none."""
     if not context.randomised.layers:
         raise MetricError(
             f"model must have weights for {metric} to randomise, got none; use another metric"
@@ -237,8 +253,8 @@ def layers_of(metric: str, context: ModelContext) -> list[str]:
 
 
 def entropy(maps: torch.Tensor, bins: int) -> torch.Tensor:
-    """The entropy ``(N,)`` in nats of the values of maps ``(N, H, W)`` in a histogram between their
-    ends.
+    """The entropy ``(N,)`` in nats of the values of each map ``(N, H, W)``, in a histogram of
+    ``bins`` between its smallest and its largest value.
 
     >>> entropy(torch.tensor([[[0.0, 1.0]]]), 100)
     tensor([0.6931], dtype=torch.float64)

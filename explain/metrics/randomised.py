@@ -42,7 +42,8 @@ class Layer:
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """The layer's own parameters and buffers."""
+        """The layer's own parameters and buffers, those of its parametrizations too; `write` and
+        the stored values of `Randomised` are in this order."""
         parts = _own_parts(self.module)
         return [
             tensor
@@ -57,9 +58,9 @@ class Layer:
 
 def layers_with_weights(model: nn.Module, inputs: Inputs) -> list[Layer]:
     """The layers with trained values that a forward pass uses, in the order in which it first uses
-    these.
+    these; runs the model once.
 
-    It is independent of the order in which modules were registered. Modules in plain lists, which
+    The order is independent of that in which modules were registered. Modules in plain lists, which
     are not registered at all, are found when they run. Of shared parameters, the module that comes
     first counts.
 
@@ -96,7 +97,8 @@ def layers_with_weights(model: nn.Module, inputs: Inputs) -> list[Layer]:
 
 
 def _trained(module: nn.Module) -> list[torch.Tensor]:
-    """The parameters, and the statistics of normalisations, that a module itself holds."""
+    """The trained values that a module itself holds, without its submodules: parameters, also of
+    its parametrizations, and the running statistics of normalisations."""
     parameters = [
         parameter for part in _own_parts(module) for parameter in part.parameters(recurse=False)
     ]
@@ -107,7 +109,7 @@ def _trained(module: nn.Module) -> list[torch.Tensor]:
 
 
 def _own_parts(module: nn.Module) -> list[nn.Module]:
-    """The module, and all that parametrizes its tensors."""
+    """The module itself, and all modules that parametrize its tensors."""
     return (
         [module, *_parametrizations(module).modules()]
         if parametrize.is_parametrized(module)
@@ -121,8 +123,8 @@ def _parametrizations(module: nn.Module) -> nn.ModuleDict:
 
 
 def _memory(tensor: torch.Tensor) -> int:
-    """The address of a tensor's values, which its views share that begin at the first value
-    (``.data``, ``.T``)."""
+    """A number for the memory of a tensor: the address of its values, shared by views that begin at
+    the first value (``.data``, ``.T``). The same weights are recognised by it under any object."""
     return (tensor.data_ptr() if tensor.layout == torch.strided else 0) or id(tensor)
 
 
@@ -134,13 +136,16 @@ class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self) -> None:
+        """Begin a record: ``order`` numbers the memory of tensors by first use, ``parameters`` are
+        those seen, and ``modules`` those that ran, outermost first. Filled while the mode is on."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.order: dict[int, int] = {}
         self.parameters: dict[int, nn.Parameter] = {}
         self.modules: dict[nn.Module, None] = {}
 
     def in_order(self, tensors: Iterable[torch.Tensor]) -> dict[int, torch.Tensor]:
-        """Those of some tensors that are used, by the numbers of their first uses, in order."""
+        """Those of ``tensors`` that an operation has used, by the number of their first use, in
+        that order."""
         used = {
             self.order[_memory(tensor)]: tensor
             for tensor in tensors
@@ -149,6 +154,8 @@ class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return dict(sorted(used.items()))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Note the modules that run and the tensors that are used, and run the operation unchanged.
+        Torch calls this for every operation while the mode is on."""
         outermost_first = reversed(list(running_modules(sys._getframe(1))))
         self.modules |= dict.fromkeys(outermost_first)
         for _, tensor in nested.paths((args, kwargs or {})):
@@ -159,8 +166,8 @@ class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def layer_groups(layers: Sequence[str], steps: int | None) -> list[list[str]]:
-    """Cut layers into so many groups of neighbours, of one size but for rounding; None makes each
-    one of its own.
+    """Cut the names of layers, in forward order, into ``steps`` groups of neighbours, of one size
+    but for rounding; None makes each layer a group.
 
     >>> layer_groups(["a", "b", "c"], 2)
     [['a', 'b'], ['c']]
@@ -192,13 +199,16 @@ class Randomised:
     """
 
     def __init__(self, model: nn.Module, inputs: Inputs) -> None:
-        freed = sharded(model)
-        if freed:
+        """Copy the model, and find the layers of the copy in the order in which a forward pass uses
+        them; runs the model and the copy once each. Refuses sharded models, and copies that still
+        use the model's own weights."""
+        sharded_layers = sharded(model)
+        if sharded_layers:
             raise MetricError(
                 "model must hold whole weights for random ones, but FSDP shards layer "
-                f"{next(iter(freed))!r}; evaluate a plain model with its full state dict"
+                f"{next(iter(sharded_layers))!r}; evaluate a plain model with its full state dict"
             )
-        here = {
+        model_memory = {
             _memory(parameter)
             for layer in layers_with_weights(model, inputs)
             for parameter in layer.parameters
@@ -214,7 +224,7 @@ class Randomised:
         self._trained: dict[str, list[torch.Tensor]] = {}
         self._initial: dict[str, list[torch.Tensor]] = {}
         for layer in self._layers.values():
-            if any(_memory(parameter) in here for parameter in layer.parameters):
+            if any(_memory(parameter) in model_memory for parameter in layer.parameters):
                 raise MetricError(
                     f"model must hold its weights in attributes, but {layer.name!r} is a global "
                     "variable"
@@ -223,7 +233,9 @@ class Randomised:
         self.layers = list(self._layers)
 
     def of(self, layers: Collection[str], seed: int = 0) -> nn.Module:
-        """Return the copy with these layers initialised, and all others as they were.
+        """Return the copy of the model with these ``layers`` (names in ``self.layers``) initialised
+        by the ``seed``, and all others trained. It is the same object in each call, so an earlier
+        state ends.
 
         Raises:
             MetricError: a layer cannot be initialised.
@@ -248,9 +260,11 @@ class Randomised:
         return self._copy
 
     def _initialised(self, layer: Layer, seed: int) -> list[torch.Tensor]:
-        """Initialise a layer, return its new values, and restore all that this changed."""
+        """The values of a layer's tensors after an initialisation with ``seed``; everything that
+        this changes is restored, also in modules that share weights. The global random state is
+        left alone."""
         changed = [*layer.module.parameters(), *layer.module.buffers()]
-        values = _values(changed)
+        values_so_far = _values(changed)
         trained = _values(layer.parameters)
         devices = sorted(
             {tensor.device.index or 0 for tensor in layer.tensors if tensor.device.type == "cuda"}
@@ -266,7 +280,7 @@ class Randomised:
                 _iterate(layer.module)
             return _values(layer.tensors)
         finally:
-            for tensor, value in zip(changed, values, strict=True):
+            for tensor, value in zip(changed, values_so_far, strict=True):
                 tensor.copy_(value)
             layer.write(self._trained[layer.name])
 
@@ -277,8 +291,9 @@ def _values(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _reset(layer: Layer) -> None:
-    """Initialise the plain weights of a module as its class does, and change what they are computed
-    from accordingly.
+    """Initialise the plain weights of a layer's module in place, as its class does
+    (``reset_parameters``), and write what parametrizations, weight norm, spectral norm or pruning
+    compute them from.
 
     Raises:
         MetricError: the module's own function fails.
@@ -317,8 +332,8 @@ def _reset(layer: Layer) -> None:
 
 
 def _iterate(module: nn.Module) -> None:
-    """Let spectral normalisation, which iterates with every step of training, find the norm of new
-    weights."""
+    """Let spectral normalisation find the norm of new weights in place: it iterates in training
+    only, so its modules are in training mode for a moment."""
     parts = {part: part.training for part in _own_parts(module)[1:]}
     for part in parts:
         part.training = True

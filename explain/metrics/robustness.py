@@ -253,7 +253,9 @@ class ShiftedPhotos(OneForEach):
 
 
 def pixels_kept_by_shift(maps: torch.Tensor, down: int, across: int) -> torch.Tensor:
-    """The pixels of maps ``(N, H, W)`` that stay on the photo when it is shifted: ``(N, K)``."""
+    """The pixels of maps ``(N, H, W)`` that stay on the photo when it is shifted ``down`` and
+    ``across`` by so many pixels: ``(N, K)``, the same places in maps of the photo and, with the
+    opposite shift, of the shifted one."""
     height, width = maps.shape[1:]
     rows = slice(max(0, -down), height - max(0, down))
     columns = slice(max(0, -across), width - max(0, across))

@@ -59,6 +59,8 @@ class ModelContext:
     ranking: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def __post_init__(self, activation: Activation | None) -> None:
+        """Derive what all metrics share: photos in at least single precision, and how the model's
+        outputs become probabilities."""
         self.images = photos_of(self.inputs)
         self.classes = None if self.classes is None else self.classes.to(self.images.device)
         self.outputs = Outputs()
@@ -69,8 +71,9 @@ class ModelContext:
                 self.ranking = self.logits, self.classes
 
     def data(self, name: str, source: MapsLike, score: torch.Tensor, **truth: Any) -> MetricInput:
-        """What metrics see of some maps, with the ``boxes`` and ``regions`` of the object where
-        these are known.
+        """What metrics see of the maps called ``name``: the maps with photos, explained score
+        ``(N,)`` and probabilities, and with the ``boxes`` and ``regions`` of the object where
+        known.
 
         There is no probability of a class that is the only one.
         """
@@ -86,7 +89,8 @@ class ModelContext:
         )
 
     def changed(self, change: Perturbation | None) -> torch.Tensor:
-        """The photos after a change, which has one row for each."""
+        """The photos ``(N, C, H, W)`` after a perturbation that has one row for each; unchanged for
+        None."""
         if change is None:
             return self.images
         size = tuple(self.images.shape[2:])
@@ -165,20 +169,22 @@ class ReattributionMetric(Metric):
     sign: Sign
 
     def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
-        """The variants that the method is run in."""
+        """Yield the variants that the method is run in, in an order that `__call__` gets its
+        numbers in; equal variants of several metrics run once."""
         raise NotImplementedError
 
     def compare(self, data: MetricInput, variant: VariantResult) -> torch.Tensor:
-        """One number for each image ``(N,)``, or several ``(N, k)``, from the maps of a variant.
+        """What the metric keeps of one variant: one number for each image ``(N,)``, or several
+        ``(N, k)``, from the map and the map of the variant. The maps themselves are not kept.
 
-        It is the length of the map's change relative to the map's own length, unless a metric says
-        otherwise.
+        By default it is the length of the map's change relative to the map's own length.
         """
         length = norm(data.maps.values)
         return norm(variant.maps.values - data.maps.values) / torch.where(length > 0, length, 1)
 
     def similarity_to(self, data: MetricInput, variant: VariantResult) -> torch.Tensor:
-        """How similar the map is to that of a variant ``(N,)``, by the metric's options."""
+        """How similar the map is to that of a variant ``(N,)``, by the options ``similarity`` and
+        ``sign``."""
         return similarity(
             self.similarity, data.maps.per_pixel(self.sign), variant.maps.per_pixel(self.sign)
         )
@@ -209,8 +215,8 @@ def reattribute(
     target: Target,
     options: AttributeOptions,
 ) -> Results:
-    """Run methods again in all variants that metrics need, each distinct variant once for all of
-    them.
+    """Run the methods again in all variants that the metrics need, each distinct variant once, and
+    return the figures by method and metric. `evaluate` and `check_maps` both call this.
 
     What the target reads from the output, such as a region, is resolved on the unperturbed photos,
     for all variants.
@@ -225,7 +231,7 @@ def reattribute(
             variants.setdefault((name, metric.name), []).append(variant)
             comparisons.setdefault(variant, {}).setdefault(name, []).append(metric)
     numbers: dict[tuple[str, str, Variant], torch.Tensor] = {}
-    done = 0
+    finished = 0
     for batch in _batches(comparisons, len(context.images)):
         names = comparisons[batch[0]]
         results = _run(batch, {name: methods[name] for name in names}, context, target, options)
@@ -235,23 +241,26 @@ def reattribute(
                     for metric in comparing:
                         compared = metric.compare(methods[name].data, maps[name])
                         numbers[name, metric.name, variant] = compared
-        done += len(batch)
-        report_progress(options.get("progress"), done, len(comparisons))
+        finished += len(batch)
+        report_progress(options.get("progress"), finished, len(comparisons))
     figures: Results = {}
     for metric, (name, method) in product(metrics, methods.items()):
         key = (name, metric.name)
-        of_variants = [numbers[*key, variant] for variant in variants[key]]
-        figures[key] = metric(method.data, torch.stack(of_variants, 1))
+        variant_numbers = [numbers[*key, variant] for variant in variants[key]]
+        figures[key] = metric(method.data, torch.stack(variant_numbers, 1))
     return figures
 
 
 def _batches(
     comparisons: Mapping[Variant, Mapping[str, Any]], images: int
 ) -> Iterator[list[Variant]]:
-    """Group variants that can run together: of the same methods, and changing only the photos, or
-    only the class."""
+    """Group variants that can run together, for ``images`` photos each: variants of the same
+    methods that change only the photos, or only the class. Only neighbours are grouped, in the
+    order of ``comparisons``."""
 
     def kind(variant: Variant) -> tuple[Any, ...]:
+        """A key that is equal for variants that may run in one batch; those that run alone have
+        themselves in it."""
         changes_both = variant.classes is not None and variant.images is not None
         runs_alone = variant.model or variant.wrap or changes_both
         names = tuple(comparisons[variant])
@@ -269,17 +278,18 @@ def _run(
     target: Target,
     options: AttributeOptions,
 ) -> list[dict[str, VariantResult]]:
-    """The maps of the methods in each of some variants, which run as one batch of photos, or as
-    several classes of one."""
+    """Run the methods in each of some variants, as one batch of changed photos or as several
+    classes of the same photos, and return for each variant the maps and scores by method. All
+    variants share the model and the wrapper of the first (`_batches`)."""
     first = variants[0]
     count = len(context.images)
     model = context.model if first.model is None else first.model(context)
     prefix = "" if first.model is None else first.model.prefix
     # a copy has none
-    altered = () if first.model is None or prefix else active_interventions(context.model)
+    interventions = () if first.model is None or prefix else active_interventions(context.model)
     # of a region or box, or of the photo
-    of_classes = target.of_classes if context.classes is None else ClassTarget
-    classes = [of_classes(variant.classes) for variant in variants if variant.classes is not None]
+    class_target = target.of_classes if context.classes is None else ClassTarget
+    classes = [class_target(variant.classes) for variant in variants if variant.classes is not None]
     changed = variants[:1] if classes else variants
     images = torch.cat([context.changed(variant.images) for variant in changed])
     inputs = context.inputs
@@ -292,26 +302,26 @@ def _run(
         objects = [methods[name].method for name in names]
         if first.wrap is not None:
             objects = [replace(first.wrap, method=method) for method in objects]
-        where = None if layers is None else [prefix + layer for layer in layers]
-        settings: Any = {**options, "layer": where, "progress": None}
-        with muted(), intervene(model, altered):
+        layer_names = None if layers is None else [prefix + layer for layer in layers]
+        settings: Any = {**options, "layer": layer_names, "progress": None}
+        with muted(), intervene(model, interventions):
             attributions = attribute(
                 model, inputs, objects, targets=classes or [target], **settings
             )
         for name, method in zip(names, objects, strict=True):
             for number, result in enumerate(results):
                 rows = slice(None) if classes else slice(number * count, (number + 1) * count)
-                of_variant = attributions[number if classes else 0][method.name][rows]
-                maps = Maps.of(name, of_variant, images[rows])
+                attribution = attributions[number if classes else 0][method.name][rows]
+                maps = Maps.of(name, attribution, images[rows])
                 result[name] = VariantResult(
-                    variants[number], maps, images[rows], of_variant.score, of_variant.logits
+                    variants[number], maps, images[rows], attribution.score, attribution.logits
                 )
     return results
 
 
 def _by_layers(methods: Mapping[str, EvaluatedMethod]) -> dict[tuple[str, ...] | None, list[str]]:
-    """Group methods that can run together by their layers; those without a layer run with any
-    group.
+    """Group the names of methods that can run in one call of `attribute` by the layers that they
+    explained; methods without a layer run with any group.
 
     A method that explained the input, and would explain a layer where one is named, runs alone.
     """
@@ -319,9 +329,9 @@ def _by_layers(methods: Mapping[str, EvaluatedMethod]) -> dict[tuple[str, ...] |
     for name, method in methods.items():
         layer = method.attribution.layer
         groups.setdefault((layer,) if isinstance(layer, str) else layer, []).append(name)
-    without = groups.pop(None, [])
+    without_layer = groups.pop(None, [])
     first = next(iter(groups), None)
-    for name in without:
+    for name in without_layer:
         alone = first is None or methods[name].method.layer_optional
         groups.setdefault(None if alone else first, []).append(name)
     return groups

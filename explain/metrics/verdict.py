@@ -41,7 +41,8 @@ class CheckResults:
         return iter(self.results)
 
     def __getattr__(self, check: str) -> CheckResult:
-        """The result of a check by its name, such as ``results.faithful``."""
+        """The result of a check by its name, such as ``results.faithful``; Python asks only for
+        names that are no attributes."""
         by_check: dict[str, CheckResult] = {
             result.check: result for result in vars(self).get("results", ())
         }
@@ -66,7 +67,7 @@ class CheckResults:
         return min(self.results, key=lambda result: ORDER.index(result.answer))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, as records have them."""
+        """Plain values, as records on disk have them; these keys stay."""
         answers = {result.check: result.to_dict() for result in self.results}
         notes = list(self.notes)
         return {"passed": self.passed, "answer": self.answer, "answers": answers, "notes": notes}
@@ -117,8 +118,8 @@ class Verdict(Mapping[str, CheckResults]):
 
     @property
     def faithful_after_holm(self) -> list[str]:
-        """The methods whose map is faithful after Holm's correction for the number of maps that
-        were tested.
+        """The methods whose map is still faithful after Holm's correction for the number of maps
+        that were tested.
 
         Of twenty maps that know nothing, one passes the check by chance; after the correction, with
         a probability of at most the level, none of them does.
@@ -138,18 +139,19 @@ class Verdict(Mapping[str, CheckResults]):
         return kept
 
     def _of_faithful(self) -> dict[str, CheckResult]:
-        """The result of that check for each method that has one."""
+        """The result of the check `Faithful` by method, for methods that have one."""
         checks = ((method, check) for method, results in self.results.items() for check in results)
         return {method: check for method, check in checks if check.check == "faithful"}
 
     def updated(self, other: "Verdict") -> "Verdict":
-        """The same with the results of another verdict on the same photo, which replace those of
-        the same methods."""
+        """This verdict with the results of a later one on the same photo and target, which replace
+        those of the same methods; target, seed and advice are the later one's."""
         return replace(other, results={**self.results, **other.results})
 
     @staticmethod
     def summary(verdicts: "Iterable[Verdict]") -> "Summary":
-        """Count what passes over the verdicts on many photos.
+        """Count over the verdicts on many photos how often the map of each method passes each
+        check, as a table with intervals.
 
         >>> good, bad = (CheckResult("faithful", "faithful", p, p < 0.05, "") for p in (0.01, 0.5))
         >>> print(
@@ -188,6 +190,7 @@ class Verdict(Mapping[str, CheckResults]):
         return {"target": self.target, "seed": self.seed, "methods": methods}
 
     def _repr_html_(self) -> str:
+        """The verdict as an HTML table, for notebooks."""
         checks = [check.word for check in next(iter(self.results.values()), ())]
         rows = [
             [
@@ -203,7 +206,7 @@ class Verdict(Mapping[str, CheckResults]):
         return table + lines_html(line.strip() for line in self.details())
 
     def lines(self, *, verbose: bool = False) -> list[str]:
-        """A line for each method; and with ``verbose``, the `details`."""
+        """The text of the verdict: a line for each method, and with ``verbose`` the `details`."""
         rows = []
         for method, results in self.results.items():
             marks = [f"{check.mark} {check.word} {check.shown}" for check in results]
@@ -211,8 +214,8 @@ class Verdict(Mapping[str, CheckResults]):
         return aligned(rows) + (self.details() if verbose else [])
 
     def details(self) -> list[str]:
-        """The reasons of all that is not supported, notes, which maps are faithful after Holm's
-        correction, and advice."""
+        """Indented lines with the reasons of all that is not supported, notes, which maps are
+        faithful after Holm's correction (where that changes anything), and advice."""
         lines = []
         for method, results in self.results.items():
             failed = [check for check in results if not check.passed]
@@ -247,7 +250,8 @@ class Share:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The 95 % interval of the share, by Wilson's formula; from 0 to 1 if there is no map."""
+        """The 95 % interval of the share, from 0 to 1, by Wilson's formula; the whole range if
+        there is no map."""
         if not self.count:
             return 0.0, 1.0
         share = self.passed / self.count
@@ -288,17 +292,17 @@ class Summary:
 
 
 def advice_on(maps: Mapping[str, CheckResults], checks: Sequence[Check]) -> Iterator[str]:
-    """What to do about maps that checks contradict: a line for each check, in which no method is
-    recommended whose own map is not supported."""
+    """Yield what to do about maps that checks contradict: a line for each check, in which no method
+    is recommended whose own map is not supported. ``maps`` are the results by method."""
     failed = [name for name, results in maps.items() if not results.passed]
     for check in checks:
-        of_check = [
+        contradicted = [
             name
             for name, results in maps.items()
             if any(
                 result.check == check.name and result.answer == "contradicted" for result in results
             )
         ]
-        advice = check.advice_for(failed) if of_check else ""
+        advice = check.advice_for(failed) if contradicted else ""
         if advice:
-            yield f"{check.word} ({', '.join(of_check)}): {advice}"
+            yield f"{check.word} ({', '.join(contradicted)}): {advice}"
