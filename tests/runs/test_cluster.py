@@ -101,4 +101,4 @@ def test_the_command_runs_on_a_cluster_and_goes_on(tmp_path: Path, typed: Typed)
     assert "explained 0 photos" in typed(*words)[1][-1]
     code, _, err = typed(*words, "-m", "saliency")
     assert code == 1
-    assert "must be continued as it was begun, but methods: gradcam" in err[0]
+    assert "must be continued as it was begun, but methods: gradcam" in "\n".join(err)
