@@ -141,8 +141,11 @@ def by_image(maps: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def _multiplied(node: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Query and key ``(N * heads, tokens, d)``, from the product in the graph before a softmax's
-    Node; (None, None) if not saved."""
+    """Query and key ``(N * heads, tokens, d)`` of an attention, from the product in the graph
+    before its softmax's Node.
+
+    (None, None) if autograd has not saved them.
+    """
     weights = node._saved_result.shape
     while node is not None and "bmmbackward" not in node.name().lower():
         node = next((parent for parent, _ in node.next_functions if parent is not None), None)
@@ -221,5 +224,5 @@ def _weighs_values(softmax: Any, readers: Mapping[Any, Sequence[Any]]) -> bool:
 
 
 def _numel(node: Any) -> int:
-    """The number of values in the result of a Node."""
+    """The number of values in the result of an autograd Node."""
     return math.prod(node._input_metadata[0].shape)

@@ -142,6 +142,8 @@ class AttentionTracer(Tracer):
     """
 
     def __init__(self, module: nn.Module, edits: Mapping[str, Edit]) -> None:
+        """Prepare to show parts of the attentions inside ``module`` to ``edits``, by the names of
+        the parts."""
         super().__init__()
         self._edits = edits
         self._heads = next(filter(None, map(head_count, module.modules())), None)
@@ -185,6 +187,8 @@ class AttentionTracer(Tracer):
         return any(arg is weights for arg in args for weights in self._weights)
 
     def _has_size_of_weights(self, output: torch.Tensor) -> bool:
+        """Whether a tensor has as many values as the last attention weights, so that it may be made
+        of them."""
         return output.numel() == self._weights[0].numel()
 
     def _product(self, product: _Product, func: Any, kwargs: dict[str, Any]) -> Any:

@@ -152,6 +152,11 @@ class Capture:
         every: bool = False,
         once: bool = False,
     ) -> None:
+        """Register the hooks that record these layers; the options are those of the class.
+
+        Raises:
+            HookError: the group has no model. LayerError: a layer is not in the model.
+        """
         if group._model is None:
             raise HookError(
                 "group of a capture must have a model, got HookGroup(); pass it the model"
@@ -266,7 +271,8 @@ class Capture:
         )
 
     def _must_be_whole(self) -> None:
-        """Refuse to give gradients if those of some layers may be incomplete.
+        """Refuse to give gradients of layers if some may be incomplete; called before each use of
+        them.
 
         Raises:
             LayerError: ``missing`` names a layer.

@@ -49,6 +49,7 @@ class FeatureExtractor(nn.Module):
     """
 
     def __init__(self, model: nn.Module, layers: Where, *, graph: bool = False) -> None:
+        """Choose the layers, by name; hooks are registered only while `forward` runs."""
         super().__init__()
         self.model = model
         self.layers = select_places(model, layers)

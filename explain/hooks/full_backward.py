@@ -52,6 +52,7 @@ class Gates:
     """
 
     def __init__(self, thread: int | None, module: nn.Module) -> None:
+        """Prepare the hooks on gradients of one module, for calls of ``thread`` (None for all)."""
         self.hooks: dict[str, list[GateHook]] = {"backward-pre": [], "backward": []}
         self._callers: list[Hook] = []
         self._running: list[_Call] = []

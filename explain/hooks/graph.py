@@ -222,6 +222,8 @@ class Reach:
     def __init__(
         self, leaves: Iterable[torch.Tensor], ends: Iterable[Node] = (), since: int = 0
     ) -> None:
+        """Start with the leaves and Nodes to be reached; a leaf with a history of its own counts by
+        its Node."""
         self._leaves: dict[int, torch.Tensor] = {}
         self._reaches = dict.fromkeys(ends, True)
         self._since = since
@@ -326,12 +328,15 @@ class _Continued(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, other: torch.Tensor, both: bool) -> torch.Tensor:
+        """Return the tensor itself, as if it had been overwritten, so that it gets a new
+        history."""
         ctx.both = both
         ctx.mark_dirty(tensor)
         return tensor
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        """Pass the gradient to ``other``, with ``both`` to the tensor's earlier history as well."""
         return gradient if ctx.both else None, gradient, None
 
 

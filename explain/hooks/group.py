@@ -65,6 +65,8 @@ class HookGroup(SignalSafe["HookGroup"]):
     """
 
     def __init__(self, model: nn.Module | None = None) -> None:
+        """Prepare a group without hooks; those on modules will act for calls of the present
+        thread."""
         self._model = model
         self._thread = threading.get_ident()
         self._handles: dict[Handle, None] = {}
@@ -383,8 +385,8 @@ class HookGroup(SignalSafe["HookGroup"]):
         return handle
 
     def _places(self, where: Where) -> list[tuple[str, LayerPlace, nn.Module]]:
-        """The layers that ``where`` selects: their names in messages, their places, and the modules
-        to hook."""
+        """The layers that a caller selects by ``where``: their names in messages, their places, and
+        the modules to hook."""
         if self._model is None:
             raise HookError(
                 "HookGroup() without a model cannot hook layers; pass the model to hook layers"
@@ -579,6 +581,8 @@ class CallCounter:
     is meant runs."""
 
     def __init__(self, number: int, where: str) -> None:
+        """Prepare to count: ``number`` is the call that is meant, ``where`` the layer's name in
+        messages."""
         self._number = number
         self._where = where
         self._running = -1
@@ -622,6 +626,8 @@ class InputSwap:
         change: Callable[..., SwappedInputs | None],
         end: Callable[[SwappedInputs | None, Any], Any] = lambda swapped, output: None,
     ) -> None:
+        """Prepare a swap: ``change`` chooses the tensors to replace in each call, ``end`` may
+        replace the output."""
         self._change = change
         self._end = end
         self._running: list[SwappedInputs | None] = []

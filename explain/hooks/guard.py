@@ -36,6 +36,7 @@ class EditDetector(Tracer):
     opens = False
 
     def __init__(self, gradients: Sequence[torch.Tensor]) -> None:
+        """Note the versions of the gradients, which in-place edits raise."""
         self._gradients = gradients
         self._versions = [gradient._version for gradient in gradients]
         self._copies: list[torch.Tensor] = []
@@ -99,6 +100,7 @@ class Hook:
     """Why it may not have fired."""
 
     def __init__(self, fn: Callable[..., Any], where: str, direction: str) -> None:
+        """Keep a caller's function ``fn``, and what messages call its place and direction."""
         self.fn = fn
         self.where = where
         self.direction = direction

@@ -157,6 +157,7 @@ class Handle:
         self._owner.pop(self, None)
 
     def __repr__(self) -> str:
+        """The hook's function, places and direction, and whether it has fired or been removed."""
         if not self.hooks:
             return "hook of explain"
         first = self.hooks[0]

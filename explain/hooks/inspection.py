@@ -67,6 +67,7 @@ class Inspection:
         return next((row for row in self.ended if not row.finite), None)
 
     def __repr__(self) -> str:
+        """The number of calls, the model, and where NaN or infinity appeared first."""
         words = [f"{len(self.rows)} calls"]
         if self.rows:
             words.append(f"{self.rows[0].type}, {self.rows[0].parameters:,} parameters")
@@ -163,6 +164,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts floating point operations, by PyTorch's own formulas."""
 
     def __init__(self) -> None:
+        """Load PyTorch's formulas for floating point operations, for `inspect`."""
         super().__init__()  # type: ignore[no-untyped-call]
         from torch.utils.flop_counter import flop_registry, sdpa_flop_count  # slow to load
 

@@ -31,6 +31,7 @@ class _ActiveInterventions(threading.local):
     each place."""
 
     def __init__(self) -> None:
+        """Start without interventions, in each thread that asks."""
         self.active: WeakKeyDictionary[nn.Module, dict[Intervention, tuple[Intervention, ...]]] = (
             WeakKeyDictionary()
         )
@@ -166,6 +167,7 @@ class _ModelCalls:
     interventions acted."""
 
     def __init__(self) -> None:
+        """Start before the first call of a model in a block of `intervene`."""
         self.count = 0
         self.images = 0
         self.size: tuple[int, ...] = ()

@@ -118,6 +118,7 @@ class Intervention(Units):
         return f"{type(self).__name__.lower()} {self.layer}{units and f' ({units})'}"
 
     def __repr__(self) -> str:
+        """The intervention as it would be written, with tensors by their shapes."""
         words = [repr(self.layer)]
         for option in fields(self):
             value = getattr(self, option.name)

@@ -172,7 +172,8 @@ class _WrittenState:
                     self._copies.append((tensor, tensor.detach().clone(), _version(tensor)))
 
     def __exit__(self, *error: object) -> None:
-        """Give modules the buffers, the values in these, and the other attributes that they had."""
+        """Restore the buffers, their values and the other attributes that modules had before a
+        forward pass."""
         for module, buffers, attributes in self._values:
             _put_back(module._buffers, buffers)
             _put_back(vars(module), attributes)
@@ -183,8 +184,8 @@ class _WrittenState:
 
 
 def _put_back(current: dict[str, Any], saved: dict[str, Any]) -> None:
-    """Restore a module's dictionary (of attributes or buffers) to what it was before a pass, the
-    order included.
+    """Restore a module's dictionary (of attributes or buffers) to what it was before a pass of
+    `untouched`, the order included.
 
     ``current`` is changed in place. Hooks and modes, which every module has, are left alone.
     """
@@ -206,8 +207,8 @@ def _version(tensor: torch.Tensor) -> int:
 
 
 def _is_same(tensor: torch.Tensor, copied: torch.Tensor, version: int) -> bool:
-    """Whether a tensor still has the values of its copy; by its version where values cannot be
-    compared."""
+    """Whether a buffer still has the values of its copy from before the pass; by its version where
+    values cannot be compared."""
     try:
         return torch.equal(tensor, copied)
     except RuntimeError:  # not every kind of tensor can be compared
@@ -244,6 +245,7 @@ class _TorchState(SignalSafe[None]):
     _full_precision: Any = None
 
     def __init__(self, gradients: bool, device: str | None = None) -> None:
+        """Prepare a block in which gradients are on or off, with full precision on ``device``."""
         self._within = gradients
         self._device = device
 
@@ -308,6 +310,7 @@ class _LeftAsFound(SignalSafe[None]):
     """See `untouched`."""
 
     def __init__(self, model: nn.Module, gradients: bool, create_graph: bool, alone: bool) -> None:
+        """Prepare a block of `untouched`; nothing is changed before it is entered."""
         self._model = model
         self.create_graph = create_graph
         self.alone = alone

@@ -48,6 +48,7 @@ class Tracer(TorchFunctionMode):
         raise NotImplementedError
 
     def __enter__(self) -> Self:
+        """Push this mode on torch's stack, for calls of the present thread."""
         self._thread = threading.get_ident()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
@@ -136,7 +137,11 @@ _CLOSED = frozenset(["softsign", "gumbel_softmax", "interpolate", "grid_sample",
 
 
 def _copy(function: types.FunctionType) -> Callable[..., Any]:
-    """A copy of a function whose checks for function modes (`_MODE_CHECKS`) always say no."""
+    """A copy of a function of `torch.nn.functional` whose checks for function modes
+    (`_MODE_CHECKS`) always say no.
+
+    A tracer then sees the calls inside it.
+    """
     globals_without_modes = {
         **function.__globals__,
         **dict.fromkeys(_MODE_CHECKS, lambda *values: False),

@@ -36,11 +36,13 @@ class Units:
 
     @property
     def of_places(self) -> bool:
-        """Whether tokens or places of the photo are meant."""
+        """Whether the chosen units are tokens or places of the photo, rather than channels or heads
+        alone."""
         return any(units is not None for units in (self.tokens, self.positions, self.region))
 
     def chosen(self) -> list[str]:
-        """The chosen units in words, for messages: ``["channels 1, 2", "region 0,0,8,8"]``."""
+        """The chosen units of an intervention in words, for messages: ``["channels 1, 2", "region
+        0,0,8,8"]``."""
         words = []
         for name in ("channels", "tokens", "heads", "positions"):
             units = getattr(self, name)
@@ -53,8 +55,8 @@ class Units:
 
 
 def _as_tuple(name: str, value: Any) -> tuple[Any, ...]:
-    """A selection of units as a tuple of numbers (of pairs, for positions), from a list, an array,
-    a tensor, a mask or a number.
+    """A user's choice of a layer's units as a tuple of numbers (of pairs, for positions), from a
+    list, an array, a tensor, a mask or a number.
 
     ``name`` is the option: "channels", "tokens", "heads", "positions" or "region".
 
@@ -105,8 +107,12 @@ class Axes:
         image_dim: int = 0,
         find_grid: Callable[[], Any] = lambda: None,
     ) -> None:
-        """Find the dimensions of channels and positions, from the place's name, the values' shape
-        and the modules."""
+        """Find the dimensions of channels and positions in a layer's values, for interventions on
+        some of its units.
+
+        They follow from the place's name, the values' shape and the modules near it, unless
+        ``channel_dim`` says them.
+        """
         self._shape = tuple(values.shape)
         self._device = values.device
         self._size = size
@@ -242,7 +248,10 @@ class Axes:
         """A mask that broadcasts to the layer's values, and is true at the ``chosen`` indices of
         dimension ``dim``.
 
-        ``name`` is the kind of unit in messages.
+        ``name`` is the kind of unit ("channels", "heads", "tokens") in messages.
+
+        Raises:
+            HookError: an index is too large.
         """
         count = self._shape[dim]
         for index in chosen:

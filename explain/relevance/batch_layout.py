@@ -30,13 +30,18 @@ class BatchLayout:
     """
 
     def __init__(self, count: int) -> None:
+        """Start a forward pass on ``count`` images; until `see` tells otherwise, tensors have the
+        images first."""
         self._count = count
         self._known: Any = WeakIdKeyDictionary()
         self._seen_any = False
 
     def of(self, tensor: Tensor) -> Tensor | None:
-        """The image number of each value of a tensor; None where the images come first, or it is
-        not known."""
+        """The number of the image that each value of a tensor belongs to; None where the images
+        come first, or it is not known.
+
+        Relevance is added up for each image by it.
+        """
         return self._known.get(tensor) if self._seen_any else None
 
     def see(self, call: Call, dependent: Sequence[int], result: Any) -> None:
@@ -134,8 +139,8 @@ class BatchLayout:
         return einsum_labels(numbers, terms[place - 1], kept)
 
     def _numbers(self, tensor: Tensor) -> Tensor | None:
-        """The image numbers of a tensor, also where the images come first; None where they are not
-        known."""
+        """The image number of each value of a tensor, also where the images come first; None where
+        it is not known."""
         numbers = self.of(tensor)
         if numbers is None and tensor.ndim and len(tensor) and len(tensor) % self._count == 0:
             return first(self._count, tensor)
@@ -188,17 +193,17 @@ def einsum_labels(labels: Tensor, letters: str, kept: str) -> Tensor:
 
 
 def first(count: int, like: Tensor) -> Tensor:
-    """The image numbers of a tensor whose rows come image by image: shape ``(len(like), 1, ...)``.
+    """The image numbers of a tensor whose rows come image by image: ``(len(like), 1, ...)``.
 
-    ``len(like)`` must be a multiple of ``count``, the number of images.
+    ``count`` is the number of images; ``len(like)`` must be a multiple of it.
     """
     numbers = torch.arange(count, device=like.device, dtype=torch.int32)
     return along(numbers.repeat_interleave(len(like) // count), like.ndim)
 
 
 def compact(numbers: Tensor) -> Tensor:
-    """The same labels (image numbers or positions), shrunk to size 1 along dimensions in which they
-    do not change.
+    """The same labels of a tensor's values (image numbers, or positions in a photo), shrunk to size
+    1 along dimensions in which they do not change.
 
     >>> compact(torch.tensor([[0, 0], [1, 1]]))
     tensor([[0],
@@ -263,7 +268,8 @@ def numbers_of(tensor: Tensor, count: int, images: Tensor | None) -> Tensor | No
 
 
 def summed(values: Tensor, numbers: Tensor, count: int) -> Tensor:
-    """The sum of the values of each image: ``(count,)``; ``numbers`` broadcast to ``values``.
+    """The sum of a tensor over the values of each image, such as relevance: ``(count,)``;
+    ``numbers`` are the image numbers, and broadcast to it.
 
     >>> summed(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[0, 1]]), 2)
     tensor([4., 6.])

@@ -39,7 +39,8 @@ class Call:
     def __init__(
         self, function: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
-        """Sort the arguments; the function is not called."""
+        """Sort the arguments of a call of ``function``, which is not made; ``name`` is its
+        `operation_name`."""
         self.function = function
         self.name = name
         self.args = args
@@ -100,8 +101,8 @@ class Call:
         return {name: detach(value) for name, value in self.named.items()}
 
     def make(self, replaced: Mapping[int, Tensor] | None = None) -> Any:
-        """Call the function and return its result; ``replaced`` are other tensors for some places
-        of ``flat``."""
+        """Call the function again and return its result; ``replaced`` are other tensors for some
+        places of ``flat``."""
         if not replaced:
             return self.function(*self.args, **self.kwargs)
         values = iter([replaced.get(i, value) for i, value in enumerate(self.flat)])
@@ -110,8 +111,8 @@ class Call:
         return self.function(*args, **kwargs)
 
     def out_of_place(self) -> "Call | None":
-        """The same call without overwriting its first argument; None where no such function is
-        known.
+        """The same call without overwriting its first argument, so that autograd keeps its Node;
+        None where no such function is known.
 
         Only for calls that are ``in_place``. ``x[i] = y`` returns a changed copy of x.
         """
@@ -181,7 +182,8 @@ def _assigned(tensor: Tensor, index: Any, value: Any) -> Tensor:
 
 
 def _gathered(value: Any, values: Iterator[Any]) -> Any:
-    """An argument rebuilt from the next values of a flat list, one for each tensor if it is a list.
+    """An argument of a call, rebuilt from the next values of a flat list, one for each tensor if it
+    is a list.
 
     The reverse of how ``Call.flat`` is filled. ``values`` is consumed in the order of ``flat``.
     """
@@ -276,15 +278,16 @@ class LinearMap:
 
     @property
     def weight(self) -> Tensor:
-        """The weights, times ``factor``; computed at each call, as keeping those of all maps would
-        take as much memory as the model."""
+        """The weights of the map, times ``factor`` of a normalisation that is merged with it;
+        computed at each call, as keeping those of all maps would take as much memory as the
+        model."""
         if self.factor is None or self.scaled is None:
             return self.call_weight
         return self.scaled(self.factor)
 
     def then(self, factor: Tensor, shift: Tensor | None) -> "LinearMap | None":
-        """This map followed by a batch normalisation, as one linear map; None where the output
-        channels are not known.
+        """This map followed by a batch normalisation, as one linear map for LRP; None where the
+        output channels are not known.
 
         ``factor`` and ``shift`` are the normalisation's weight and bias, and broadcast to the
         result. Used by `with_merged_maps`.
@@ -300,15 +303,15 @@ class LinearMap:
         return replace(self, bias=bias, factor=factors)
 
     def run(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """The map with another input, weight or bias, such as absolute values; in the widest of
-        their types."""
+        """The map with another input, weight or bias, such as absolute values for an LRP rule; in
+        the widest of their types."""
         x, weight, bias = in_one_type(x, weight, bias)
         return self.function(x, weight, bias)
 
     def backward(self, gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
         """The gradient in x of the sum of ``gradient * run(x, weight)``, in the shape of x.
 
-        Rules use it to bring shares from the result to the input.
+        LRP rules use it to bring shares from the result to the input.
         """
         gradient, x, weight = in_one_type(gradient, x, weight)
         if self.back is not None:
@@ -401,6 +404,11 @@ def _weighted(call: Call) -> LinearMap:
         options["dilation"] = 2
 
     def run(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The linear layer or convolution of a call with another input, weight and bias ``(K, 1,
+        ...)``: a `LinearMap.function`.
+
+        A deformed convolution gets its own offsets and mask, and needs a bias.
+        """
         changed = {"input": x, "weight": weight, "bias": None if bias is None else bias.flatten()}
         if deformed:
             changed["bias"] = x.new_zeros(len(weight)) if bias is None else bias.flatten()
@@ -436,7 +444,7 @@ def _weighted(call: Call) -> LinearMap:
 
 
 def _dense_back(gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    """The gradient in the input of a linear layer; a `LinearMap.back`."""
+    """The gradient in the input of a linear layer, from that in its result: a `LinearMap.back`."""
     return gradient @ weight
 
 

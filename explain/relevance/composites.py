@@ -48,6 +48,11 @@ class When:
     first: bool = False
 
     def __post_init__(self) -> None:
+        """Check a condition on steps, and turn its kinds into a tuple.
+
+        Raises:
+            MethodError: a kind is unknown, or an option has another type.
+        """
         if not isinstance(self.kinds, (tuple, list)):
             raise MethodError(
                 f"kinds of When must be several, as in ('dense',), got {shown(self.kinds)}"
@@ -110,6 +115,11 @@ class Composite:
     rules: Rules = field(repr=False)
 
     def __post_init__(self) -> None:
+        """Check a composite's rules, and turn them into tuples of (condition, rule).
+
+        Raises:
+            MethodError: they are no such pairs.
+        """
         rules: Any = self.rules  # of anybody
         for pair in rules if isinstance(rules, (tuple, list)) else [rules]:
             when, rule = (
@@ -124,16 +134,19 @@ class Composite:
 
     @property
     def is_open(self) -> bool:
-        """Whether a z^B rule has no range of its own, and would take each image's least and largest
-        value.
+        """Whether a z^B rule among these LRP rules has no range of its own, and would take each
+        image's least and largest value.
 
         Callers that know the range of the input then set it with `within`.
         """
         return any(isinstance(rule, ZBox) and rule.low is None for _, rule in self.rules)
 
     def within(self, low: tuple[float, ...], high: tuple[float, ...]) -> "Composite":
-        """This composite with ``low`` and ``high``, one number per channel, in the z^B rules that
-        have no range of their own."""
+        """This composite of LRP rules, with ``low`` and ``high`` (one number per channel) in the
+        z^B rules that have no range of their own.
+
+        Called by those who know the range of the model's input; other rules stay the same objects.
+        """
         rules: list[tuple[When, RelevanceRule]] = []
         for when, rule in self.rules:
             if isinstance(rule, ZBox) and rule.low is None:
@@ -143,8 +156,8 @@ class Composite:
 
     @property
     def kinds(self) -> frozenset[str]:
-        """The kinds of steps at which these rules may replace gradients: those that the recorder
-        gives entrances."""
+        """The kinds of steps at which these LRP rules may replace gradients: the recorder gives
+        those entrances."""
         acting = {
             kind
             for when, rule in self.rules
@@ -154,7 +167,7 @@ class Composite:
         return ENTERED | acting
 
     def rule(self, step: Step) -> RelevanceRule | None:
-        """The first rule whose condition a step meets and that fits it.
+        """The LRP rule that covers a step: the first whose condition it meets and that fits it.
 
         A linear map without one gets the plain gradient; any other step None.
         """
@@ -224,8 +237,8 @@ COMPOSITES: dict[str, Composite] = {
 
 
 def automatic_composite(steps: Sequence[Step]) -> Composite:
-    """The composite that suits a network, from its steps: AttnLRP for attention, EpsilonPlusFlat
-    for convolutions, Epsilon elsewhere.
+    """The composite of LRP rules that suits a network, from its steps: AttnLRP for attention,
+    EpsilonPlusFlat for convolutions, Epsilon elsewhere.
 
     A network with a single convolution, as one that cuts patches, does not count as convolutional.
     """
@@ -252,7 +265,7 @@ class PropagationResult:
 
     @property
     def coverage(self) -> Coverage:
-        """Which rules covered how many operations, and how much relevance each cause has taken:
+        """Which LRP rules covered how many operations, and how much relevance each cause has taken:
         read after the backward pass.
 
         Operations without a rule are listed as missed if they lost a material share of relevance;

@@ -54,18 +54,23 @@ class Influence(Dependence):
     """
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:
+        """Start with the inputs of a forward pass: what is computed from them is no constant for
+        FullGrad.
+
+        `see` then follows every call of the pass.
+        """
         super().__init__(inputs)
         self._influenced: Any = WeakIdKeyDictionary()
         for tensor in inputs:
             self._influenced[tensor] = True
 
     def of(self, tensor: Tensor) -> bool:
-        """Whether a tensor is computed from the inputs, also where no gradient leads back to
-        them."""
+        """Whether a tensor of the pass is computed from the inputs, also where no gradient leads
+        back to them."""
         return tensor in self._influenced or super().of(tensor)
 
     def see(self, call: Call, result: Any) -> None:
-        """Mark the results of a call as influenced if a value that the call reads is.
+        """Mark the results of a call as computed from the inputs, if a value that it reads is.
 
         Shapes do not count: ``zeros_like(x)`` is a constant.
         """
@@ -116,16 +121,19 @@ def added_constants(model: nn.Module, steps: Sequence[Step]) -> list[AddedConsta
 
 def _storage_of_constant(step: Step) -> int:
     """The memory of the last constant tensor among a step's arguments, as `storage_of` numbers it;
-    0 without one."""
+    0 without one.
+
+    By it, a constant that FullGrad finds is the parameter or buffer of the model.
+    """
     places = [place for place in step.call.tensor_places if place not in step.dependent]
     return storage_of(step.call.flat[places[-1]]) if places else 0
 
 
 def _score_nodes(softmax: Step) -> list[Node]:
-    """The Nodes that led to a softmax's input, up to `_SCORE_STEPS` back, as long as they may
-    compute scores of attention.
+    """The Nodes before a softmax that may compute its scores of attention, up to `_SCORE_STEPS`
+    back.
 
-    Constants that are added there are no maps of the photo.
+    Constants that are added there are no maps of the photo, for FullGrad.
     """
     nodes = list[Node]()
     node = softmax.node.next_functions[0][0]
@@ -136,8 +144,8 @@ def _score_nodes(softmax: Step) -> list[Node]:
 
 
 def _term(step: Step) -> AddedConstant | None:
-    """The constant that a step "sum" adds to a signal; None unless exactly one of its terms is
-    constant."""
+    """The constant that a sum adds to a signal, for FullGrad; None unless exactly one of its terms
+    is constant."""
     terms = constant_terms(step)
     if len(terms) != 1:
         return None
@@ -168,8 +176,8 @@ def constant_terms(step: Step) -> list[Any]:
 
 
 def _bias(step: Step) -> AddedConstant | None:
-    """The constant that a convolution, linear layer or normalisation adds to its linear part; None
-    without one.
+    """The constant that a convolution, linear layer or normalisation adds to its linear part, for
+    FullGrad; None without one.
 
     It is ``(C,)`` with as many dimensions behind as broadcast to the result. For a normalisation by
     running statistics it is ``beta - gamma mean / sqrt(var + eps)``: the shift by the running mean

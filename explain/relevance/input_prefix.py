@@ -69,8 +69,8 @@ class _Operation:
             }
 
     def _slope(self, place: int, edge: Edge) -> Tensor | None:
-        """The derivative of this Node in one input, if each value of the result depends on the
-        value in its place alone; else None.
+        """The derivative of this Node, between photo and first linear map, in one input, if each
+        value of the result depends on the value in its place alone; else None.
 
         It is tested with two gradients, since the derivative of another operation would mix their
         places. Normalisations count as the identity: their statistics are constants.
@@ -98,8 +98,8 @@ class _Operation:
         return _shape(edge) != _shape((self.node, 0)) or edge[0].name().startswith("Expand")
 
     def _back(self, arrived: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
-        """The gradients in all inputs of the Node, from those in its outputs: the Node's own
-        backward, called by hand."""
+        """The gradients in all inputs of this Node, from those in its outputs ``arrived``: the
+        Node's own backward, called by hand."""
         gradients = self.node(*arrived)  # type: ignore[operator]
         return gradients if isinstance(gradients, tuple) else (gradients,)
 
@@ -190,10 +190,12 @@ class Prefix:
     def __init__(
         self, end: Edge, sources: Mapping[Edge, int], operations: Sequence[_Operation]
     ) -> None:
-        """Run ones forward from the sources, which gives the weight of each value and fills the
-        operations' sizes.
+        """Measure the way from the explained inputs to the first linear map, for LRP rules at the
+        input.
 
-        ``operations`` must be in the order of the forward pass.
+        Ones are run forward, which gives the weight of each value and fills the operations' sizes.
+        ``operations`` must be in the order of the forward pass; ``sources`` are the edges of the
+        explained inputs, with their index.
         """
         self._end = end
         self._sources = sources
@@ -205,8 +207,12 @@ class Prefix:
 
     @classmethod
     def to(cls, node: Node | None, sources: Sequence[Tensor]) -> "Prefix | None":
-        """The prefix of a map; None where it cannot be followed: through functions written by hand,
-        for one."""
+        """The way (prefix) from the explained inputs to the input of the first linear map, whose
+        entrance is ``node``.
+
+        None where it cannot be followed, as through functions written by hand; LRP rules at the
+        input then fall back to the gradient.
+        """
         if node is None:
             return None
         try:
@@ -224,9 +230,10 @@ class Prefix:
 
     def back(self, relevance: Tensor) -> dict[int, Tensor]:
         """The relevance of the explained inputs, by their index in ``sources``, from that of the
-        first map's input.
+        first linear map's input.
 
-        ``relevance`` has the shape of that input; values outside (of padding) send nothing.
+        ``relevance`` has the shape of that input; values outside (of padding) send nothing. For LRP
+        rules at the input.
         """
         share = torch.where(
             self.outside, 0, relevance / torch.where(self.outside, 1, self._weights)
@@ -242,11 +249,11 @@ class Prefix:
     def range(
         self, x: Tensor, sources: Sequence[Tensor], ends: Sequence[Sequence[Tensor]]
     ) -> tuple[Tensor, Tensor]:
-        """The least and largest value that each element of the first map's input can have, in the
-        shape of ``x``.
+        """The least and largest value that each element of the first linear map's input can have,
+        in the shape of ``x``.
 
         ``x`` is that input as it was, ``ends`` the least and largest values of each of the
-        ``sources``. Used by the z^B rule.
+        ``sources``. Used by the z^B rule of LRP.
         """
         middle_by_edge = {
             edge: (ends[i][0] + ends[i][1]) / 2 - detached(sources[i])
@@ -258,9 +265,11 @@ class Prefix:
         return middle_of_x - half_of_x, middle_of_x + half_of_x
 
     def _forward(self, values: Values, *, sizes: bool) -> Tensor:
-        """Bring values of the explained inputs forward to the first map's input.
+        """Bring values of the explained inputs forward to the input of the first linear map, by the
+        derivatives on the way.
 
-        With ``sizes``, by the absolute derivative; ``back`` needs one such call before it.
+        With ``sizes``, by the absolute derivatives, which `back` needs: `__init__` makes the first
+        such call.
         """
         values_by_edge = dict(values)
         for operation in self._operations:
@@ -269,9 +278,10 @@ class Prefix:
 
 
 def _through(edge: tuple[Node | None, int], reach: Reach) -> Edge:
-    """The edge of the operation behind copies and hooks, which return their input unchanged.
+    """The edge of the operation that computed a value, behind copies and hooks, which return their
+    input unchanged.
 
-    It stops at a source, even where that is a copy itself.
+    It stops at a source (an explained input), even where that is a copy itself.
     """
     node, output = edge
     while (
@@ -296,8 +306,8 @@ def _place(node: Node, sources: Sequence[Tensor]) -> int | None:
 
 
 def _operations(end: Edge, reach: Reach) -> Iterator[_Operation]:
-    """The operations between the sources and an edge, in the order of the forward pass: each after
-    those that it reads.
+    """The operations on the way from the explained inputs to an edge, in the order of the forward
+    pass: each after those that it reads.
 
     Raises:
         _Unknown: a function written by hand, or complex numbers, are on the way.
@@ -328,10 +338,12 @@ def _operations(end: Edge, reach: Reach) -> Iterator[_Operation]:
 
 
 def _shape(edge: Edge) -> torch.Size:
+    """The shape of the tensor at an edge of the autograd graph."""
     return torch.Size(edge[0]._input_metadata[edge[1]].shape)
 
 
 def _ones(edge: Edge) -> Tensor:
+    """Ones in the shape, type and device of the tensor at an edge of the autograd graph."""
     metadata = edge[0]._input_metadata[edge[1]]
     return torch.ones(torch.Size(metadata.shape), dtype=metadata.dtype, device=metadata.device)
 

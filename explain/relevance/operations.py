@@ -113,6 +113,8 @@ class OperationRecorder(Tracer):
     opens = False
 
     def __init__(self, model: nn.Module, *, rectifiers: bool = True) -> None:
+        """Prepare to note the operations of a forward pass of ``model``, with ``rectifiers`` or
+        library operators alone."""
         self.noted: dict[Node, Operation] = {}
         self._running = ModuleTracker(model)
         self._rectifiers = Rectifiers() if rectifiers else None
@@ -276,6 +278,8 @@ class Rectifiers:
                 )
 
     def _sign(self, mask: Any) -> _Sign | None:
+        """What is known of a mask: of which tensor it is the sign, and which side; None for a mask
+        that was not seen."""
         return (
             self._signs.get(mask) if isinstance(mask, Tensor) and not mask.requires_grad else None
         )

@@ -248,8 +248,8 @@ class PositionTracer(Tracer):
 
 
 def _of_einsum(call: Call, states: Sequence[State]) -> list[State]:
-    """The positions of a result of `torch.einsum`, one state for each factor, for `_first` to
-    choose from."""
+    """Where the values of a result of `torch.einsum` lie in the photo: one state for each factor,
+    for `_first` to choose from."""
     formula = einsum_formula(call)
     if formula is None:
         return [UNKNOWN]
@@ -273,7 +273,8 @@ def _pixels(x: Tensor, dim: int) -> Tensor:
 
 
 def _moves(call: Call, results: Sequence[Tensor]) -> bool:
-    """Whether a call moves, repeats or selects values, rather than computing new ones."""
+    """Whether a call moves, repeats or selects values, rather than computing new ones, so that
+    positions in the photo move alike."""
     if call.info.has("reshapes"):
         return bool(results[0].shape != call.flat[0].shape)
     return (
@@ -300,8 +301,8 @@ def _written_out(state: State, axis: int, tensor: Tensor, name: str) -> Tensor:
 
 
 def _first(states: Iterable[State], result: Tensor) -> State:
-    """The first of some positions that broadcasts to ``result``; if none does, the reason, UNKNOWN
-    first."""
+    """The first of some positions in the photo that broadcasts to ``result``; if none does, the
+    reason, UNKNOWN before others."""
     reasons = {NOWHERE}
     for state in states:
         if isinstance(state, tuple) and (fitting := _spread(state, result)) is not None:
@@ -311,8 +312,8 @@ def _first(states: Iterable[State], result: Tensor) -> State:
 
 
 def _spread(state: Positions, result: Tensor) -> Positions | None:
-    """The positions with leading dimensions added to broadcast to ``result``; None if they do not
-    fit."""
+    """The positions in the photo with leading dimensions added, to broadcast to ``result``; None if
+    they do not fit."""
     fitting = []
     for position in state:
         missing_dims = result.ndim - position.ndim
@@ -340,8 +341,8 @@ def averaged(position: Tensor, dims: Iterable[int]) -> Tensor:
 
 
 def _mean(state: State, dims: Sequence[int]) -> State:
-    """The mean positions along some dimensions, kept at size 1; EVERYWHERE if all values then share
-    one."""
+    """The mean positions in the photo along some dimensions, kept at size 1; EVERYWHERE if all
+    values then share one."""
     if isinstance(state, Lost):
         return state
     means = tuple(averaged(position, dims) for position in state)
@@ -349,8 +350,11 @@ def _mean(state: State, dims: Sequence[int]) -> State:
 
 
 def _reduced(state: State, dims: int | Sequence[int], result: Tensor) -> State:
-    """The positions of a sum or mean over ``dims``, with those dimensions dropped if ``result``
-    lacks them."""
+    """Where the values of a sum or mean over ``dims`` lie in the photo: the mean of what is added
+    up.
+
+    Those dimensions are dropped if ``result`` lacks them.
+    """
     reduced_dims = [dims] if isinstance(dims, int) else list(dims)
     mean = _mean(state, reduced_dims)
     if isinstance(mean, Lost) or mean[0].ndim == result.ndim:
@@ -379,15 +383,16 @@ def _resampled(call: Call, state: State, result: Tensor) -> State:
 
 
 def _with_first(call: Call, values: Tensor) -> Tensor:
-    """The first result of a call that is made with ``values`` in place of its first argument."""
+    """The first result of a call that is made with ``values`` in place of its first argument, to
+    average positions with a pooling."""
     results = call.make({0: values})
     first_result: Tensor = results if isinstance(results, Tensor) else results[0]
     return first_result
 
 
 def _by_ones(call: Call) -> Callable[[Tensor], Tensor]:
-    """A function that sums each window of a convolution: the same call with one channel and weights
-    of 1."""
+    """A function that sums positions over each window of a convolution: the same call with one
+    channel and weights of 1."""
     options = {
         name: value
         for name, value in call.named.items()
@@ -399,6 +404,6 @@ def _by_ones(call: Call) -> Callable[[Tensor], Tensor]:
 
 
 def _quotient(sums: Tensor, counts: Tensor) -> Tensor:
-    """Mean positions from sums and counts, rounded to single precision so that equal positions stay
-    equal."""
+    """Mean positions in the photo from sums and counts, rounded to single precision so that equal
+    positions stay equal."""
     return compact((sums / torch.where(counts == 0, 1, counts)).float())

@@ -306,6 +306,8 @@ def pass_channels(
     """
 
     def keep_channels(grad_outputs: Gradients) -> Gradients | None:
+        """The gradients that arrive at the Node, with zeros everywhere but in the kept channels: a
+        prehook."""
         arrived = grad_outputs[output]
         changed = [None if g is None else torch.zeros_like(g) for g in grad_outputs]
         if arrived is not None:

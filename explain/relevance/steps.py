@@ -78,6 +78,7 @@ class Dependence:
     """
 
     def __init__(self, sources: Sequence[Tensor]) -> None:
+        """Start a forward pass with the explained inputs; Nodes of earlier passes do not count."""
         self._sources = {id(tensor): tensor for tensor in sources}
         self._reach = Reach(sources, since=torch._C._autograd._get_sequence_nr())
 
@@ -306,6 +307,7 @@ class StepRecorder(Tracer):
         kinds: Collection[str] = ENTERED,
         images: int = 1,
     ) -> None:
+        """Prepare to record a forward pass of ``model``; the options are those of the class."""
         self._kinds = kinds
         self._compares = kinds is COMPARED
         self.steps: list[Step] = []

@@ -75,6 +75,7 @@ class Answer(CheckedTarget):
 
     @property
     def name(self) -> str:
+        """The answer in messages and captions: "word 1 of a cat on a sofa"."""
         whole = "the model's answer" if self.text is None else named_text(self.text)
         return whole if self.word is None else f"word {self.word} of {whole}"
 

@@ -138,6 +138,7 @@ class Sum(Target):
 
     @property
     def name(self) -> str:
+        """The sum in messages and captions: "2 × cat − dog"."""
         words = []
         for weight, target in self.terms:
             factor = "" if abs(weight) == 1 else f"{abs(weight):g} × "
@@ -145,6 +146,7 @@ class Sum(Target):
         return " ".join(words).removeprefix("+ ")
 
     def pick(self, output: Any, count: int) -> Picked:
+        """The weighted sum ``(count,)`` of the targets' scores; it belongs to no class."""
         scores = [weight * target.pick(output, count)[0] for weight, target in self.terms]
         return torch.stack(scores).sum(0), None
 

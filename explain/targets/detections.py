@@ -135,6 +135,7 @@ class Detections(CheckedTarget):
 
     @property
     def name(self) -> str:
+        """The target in messages and captions: "cat detection 2", "left of best detection"."""
         what = "detection" if self.label is None else f"{self.label} detection"
         if self.of != "score":
             what = f"{self.of} of {what}"

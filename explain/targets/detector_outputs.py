@@ -153,7 +153,7 @@ def find_layout(
 
 
 def _decoded(output: Any, count: int, decode: Decode) -> Boxes:
-    """Read the boxes in an output with the caller's function ``decode``.
+    """Read the boxes in a detector's output with the caller's function ``decode``.
 
     Raises:
         TargetError: it returns other shapes than scores ``(N, Q, K)`` and boxes ``(N, Q, 4)``.
@@ -170,8 +170,8 @@ def _decoded(output: Any, count: int, decode: Decode) -> Boxes:
 def _in_layout(
     output: Any, count: int, size: Size | None, layout: str | None, is_detector: bool
 ) -> Boxes | None:
-    """Read the boxes in an output in one layout of `LAYOUTS`, or for None in the first that fits;
-    None if it does not fit."""
+    """Read the boxes in a detector's output in one layout of `LAYOUTS`, or for None in the first
+    that fits; None if it does not fit."""
     if layout is not None:
         boxes = LAYOUTS[layout](output, count, size)
         return None if boxes is None else replace(boxes, layout=layout)
@@ -185,8 +185,8 @@ def _in_layout(
 
 
 def _without_broken(boxes: Boxes) -> Boxes:
-    """Exclude boxes that are broken: minus infinity for scores that are NaN or whose box has no
-    finite area, so that nothing is detected there.
+    """Exclude detected boxes that are broken: minus infinity for scores that are NaN or whose box
+    has no finite area, so that nothing is detected there.
 
     Where all scores before suppression are so, the network has failed: they become NaN, which is
     refused like that of a class.
@@ -203,7 +203,8 @@ def _without_broken(boxes: Boxes) -> Boxes:
 
 
 def _part(output: Any, *names: str) -> Any:
-    """The first item or attribute of an output that has one of these names; None without any."""
+    """The first item or attribute of a detector's output that has one of these names; None without
+    any."""
     return next((part for part in items_named(output, names) if part is not None), None)
 
 
@@ -577,15 +578,15 @@ UNSURE: dict[str, Callable[[Any, int], bool]] = {
 
 
 def _tensor(output: Any, count: int) -> torch.Tensor | None:
-    """The first floating-point tensor of three dimensions in an output, with ``count`` rows; None
-    without one."""
+    """The first floating-point tensor of three dimensions in a detector's output, with ``count``
+    rows; None without one."""
     tensor = find_tensor(output, count, (3,), ())
     return tensor if tensor is not None and tensor.is_floating_point() else None
 
 
 def _levels(output: Any, count: int) -> list[torch.Tensor] | None:
-    """The output itself as a list of maps ``(N, C, h, w)`` from fine to coarse, all with C
-    channels; None for another output."""
+    """A detector's output as a list of maps ``(N, C, h, w)`` from fine to coarse, all with C
+    channels; None if it is no such list."""
     if not isinstance(output, (list, tuple)) or len(output) < 2:
         return None
     for level in output:
@@ -599,8 +600,8 @@ def _levels(output: Any, count: int) -> list[torch.Tensor] | None:
 
 
 def _strides(maps: Sequence[torch.Tensor], size: Size | None) -> Sequence[float]:
-    """How many pixels of the model's input lie between the cells of each map; the usual ones where
-    ``size`` is not known."""
+    """How many pixels of a detector's input lie between the cells of each of its maps; the usual
+    ones where ``size`` is not known."""
     if size is None:
         return STRIDES[: len(maps)]
     return [2.0 ** round(math.log2(size[-1] / level.shape[-1])) for level in maps]
@@ -645,8 +646,8 @@ def read_bins(
 
 
 def _around(middles: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
-    """Boxes ``(..., 4)`` with corners, from middles ``(..., 2)`` and widths and heights ``(...,
-    2)``."""
+    """Detected boxes ``(..., 4)`` with corners, from middles ``(..., 2)`` and widths and heights
+    ``(..., 2)``."""
     return torch.cat([middles - sizes / 2, middles + sizes / 2], -1)
 
 
@@ -657,5 +658,6 @@ def _in_pixels(rows: torch.Tensor) -> bool:
 
 
 def _within(values: torch.Tensor) -> bool:
-    """Whether all values lie in [0, 1], as probabilities do; NaN counts as inside."""
+    """Whether all values of a detector's output lie in [0, 1], as probabilities do; NaN counts as
+    inside."""
     return not bool(((values < 0) | (values > 1)).any())

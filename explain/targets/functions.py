@@ -130,6 +130,8 @@ class ResidualSoftmax:
         return "the score and its log-probability"
 
     def __call__(self, logits: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
+        """The logit plus its log-probability ``(N,)``, from logits ``(N, K)`` and classes
+        ``(N,)``."""
         return (logits + logits.log_softmax(1)).gather(1, classes[:, None])[:, 0]
 
 

@@ -30,6 +30,7 @@ class Categories(tuple[str, ...]):
         synonyms: Iterable[Iterable[str]] = (),
         absent: Iterable[str] = (),
     ) -> Self:
+        """Make a tuple of labels, with their synonyms and words that no label stands for."""
         categories = super().__new__(cls, labels)
         categories.synonyms = tuple(map(tuple, synonyms))
         categories.absent = tuple(absent)
@@ -47,6 +48,7 @@ class Category(int):
     label: str
 
     def __new__(cls, index: int, label: str) -> "Category":
+        """Make a class index that is an int and remembers its label."""
         category = super().__new__(cls, index)
         category.label = label
         return category
@@ -59,7 +61,7 @@ class Category(int):
 
 
 def class_label(categories: Sequence[str] | None, index: int) -> str:
-    """Return the label of a class, or "class 3" where it has none.
+    """Return the label of a class from ``categories``, or "class 3" where it has none.
 
     >>> class_label(["cat", "dog"], 1), class_label(None, 1)
     ('dog', 'class 1')

@@ -43,7 +43,7 @@ class Prediction(NamedTuple):
 
     @property
     def value(self) -> float:
-        """The probability, or the number."""
+        """The probability of the prediction, or the number; NaN if it has neither."""
         value = self.number if self.probability is None else self.probability
         return float("nan") if value is None else value
 
@@ -67,7 +67,7 @@ class Prediction(NamedTuple):
 
 
 def percent(probability: float) -> str:
-    """Return a probability as people read it: whole per cent, with a digit below ten.
+    """Return a probability as people read it, "87 %": whole per cent, with a digit below ten.
 
     >>> percent(0.873), percent(0.0997), percent(0.042), percent(0.0001)
     ('87 %', '10 %', '4.2 %', '<0.1 %')
@@ -160,7 +160,11 @@ class Outputs:
         return [Prediction(self.label(categories, index), value, index) for value, index in pairs]
 
     def answer(self, values: torch.Tensor, categories: Sequence[str] | None) -> Prediction | None:
-        """Return the best answer for ``values`` ``(K,)``: a class, yes or no, or the number."""
+        """Return the one best prediction from ``values`` ``(K,)`` (probabilities or numbers): a
+        class, yes or no, or the number.
+
+        None where the model gives several numbers.
+        """
         if self.kind == "numbers" or len(values) == 1:
             return next(iter(self.predicted(values, categories, 1)), None)
         return self.best(values, categories, 1)[0]
@@ -168,7 +172,7 @@ class Outputs:
     def number(
         self, numbers: torch.Tensor, categories: Sequence[str] | None, index: int
     ) -> Prediction:
-        """Return one of a model's numbers ``(K,)`` with its name and unit."""
+        """Return one of a model's numbers ``(K,)`` as a `Prediction` with its name and unit."""
         name = self.label(categories, index, classes=len(numbers))
         return Prediction(name, None, index, number=float(numbers[index]), unit=self.unit)
 

@@ -93,6 +93,7 @@ class Separate(Target):
 
     @property
     def name(self) -> str:
+        """The first four targets' names in messages and captions."""
         names = [target.name for target in self.targets]
         return ", ".join(names[:4]) + f", ... ({len(names)})" * (len(names) > 4)
 

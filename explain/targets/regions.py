@@ -139,6 +139,7 @@ class Segmentation(CheckedTarget):
 
     @property
     def name(self) -> str:
+        """The target in messages and captions: "cat where predicted", "3 in the mask"."""
         what: Any = "prediction" if self.category is None else self.category
         if isinstance(what, tuple) and len(set(what)) == 1:
             what = what[0]

@@ -166,6 +166,7 @@ class Difference(Sum):
     """
 
     def __init__(self, this: TargetLike, that: TargetLike) -> None:
+        """Make the sum of ``this`` and minus ``that``, each converted to a target."""
         terms = []
         for weight, target in ((1.0, this), (-1.0, that)):
             # a label stays one until labels are known

@@ -78,8 +78,8 @@ class Text(CheckedTarget):
         return named_text(self.text)
 
     def without_words(self) -> "list[Text]":
-        """Return the text without its first word, without its second, and so on: the score that it
-        loses is what the word brings.
+        """Return the texts without the first word, without the second, and so on; the score that a
+        text loses is what the word brings.
 
         >>> text = Text("a red bus")
         >>> [(text - shorter).name for shorter in text.without_words()]
