@@ -226,14 +226,14 @@ def update(
     """One multiplicative update of both factors of ``rows`` ``(P, C)``: first the places ``(P,
     K)``, then the vectors ``(K, C)``.
 
-    Both stay non-negative if they begin so; also used to place known concepts in new images.
+    Both stay non-negative if they begin so. `factorise` repeats it.
     """
 
-    def divided(numerator: torch.Tensor, denominator: torch.Tensor) -> torch.Tensor:
+    def safe_quotient(numerator: torch.Tensor, denominator: torch.Tensor) -> torch.Tensor:
         return numerator / torch.where(denominator == 0, TINY, denominator)
 
-    where = divided(where * (rows @ what.T), where @ (what @ what.T))
-    return where, divided(what * (where.T @ rows), (where.T @ where) @ what)
+    where = safe_quotient(where * (rows @ what.T), where @ (what @ what.T))
+    return where, safe_quotient(what * (where.T @ rows), (where.T @ where) @ what)
 
 
 def name_concepts(

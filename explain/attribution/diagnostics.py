@@ -327,10 +327,11 @@ def warn_of_result(
 
 
 def _misses(method: Method, attribution: Attribution, whole: torch.Tensor) -> torch.Tensor:
-    """Truth values ``(N,)``: for which images the values do not add up to ``whole``, up to a share
-    and to rounding.
+    """Whether each image's attribution misses the sum that it promises, ``whole`` ``(N,)``: truth
+    values ``(N,)``.
 
-    Before the warning, `follows_gradient` may still find that the fault is the path's.
+    A share of the sum may be missing, and what rounding explains. `_warn_of_missed` may still find
+    that a path of few points is the cause.
     """
     assert attribution.delta is not None
     missed = attribution.delta.abs()

@@ -43,10 +43,10 @@ class Scene:
     smaller: "dict[int, Scene]" = field(default_factory=dict, init=False, repr=False)
 
     def overlay(self, attribution: Attribution, style: Style, target: int = 0) -> Image.Image:
-        """Draw the map of a batch's first image over the photo in a style, with the box of the
+        """Draw the map of a batch's first image over this photo in a style, with the box of the
         target if it is a detection.
 
-        ``target`` is the target's number in ``boxes``.
+        ``target`` is the target's number in ``boxes``. What the model did not see is marked.
         """
         picture = overlays.draw_marked(
             self.photo, map_for(attribution, style), style, self.box, self.seen

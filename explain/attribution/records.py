@@ -54,7 +54,8 @@ class Part(CheckedFields):
     below: ClassVar[Mapping[str, float]] = {"input_size": SIDE, "size": SIDE}
 
     def __init_subclass__(cls) -> None:
-        """Let fields of this part's type be read from objects of JSON when a record is loaded."""
+        """Register how this part of a record is read from an object of JSON, for fields of its
+        type."""
         super().__init_subclass__()
         register_reader(cls, "an object", cls.read)
 

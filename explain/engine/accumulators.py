@@ -180,8 +180,11 @@ class TargetAccumulators:
         return not self._unfinished
 
     def results(self, *, partial: bool) -> dict[NeedAtLayer, Any]:
-        """The results by need; with ``partial``, after an interrupt, those so far, without needs
-        that have none."""
+        """The answers to the needs of this target's perturbed rows; with ``partial``, after an
+        interrupt, those so far.
+
+        Needs without a partial result are left out.
+        """
         return _results(self._accumulators, partial)
 
     def inexact_results(self, *, partial: bool) -> dict[NeedAtLayer, Any]:
@@ -219,8 +222,8 @@ class TargetAccumulators:
 def _results(
     accumulators: Mapping[NeedAtLayer, perturbations.Accumulator], partial: bool
 ) -> dict[NeedAtLayer, Any]:
-    """The results of accumulators by need; with ``partial``, those so far, and only where there are
-    some.
+    """The results of accumulators, by the need that they answer; with ``partial``, those so far,
+    where there are some.
 
     An answer that is left out is missing for the method, which then has no attribution.
     """

@@ -321,12 +321,12 @@ def _bias_terms(
 def _attention(
     forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients
 ) -> tuple[needs.AttentionMap, ...]:
-    """The attention maps that the explained input reaches, in order, with the gradients of the
-    backward pass.
+    """The attention weights that the explained input reaches, one map for each attention in order,
+    with their gradients.
 
-    Weights are brought into one row for each image. Of a language model that gives an answer, those
-    over the joint tokens of photo and text are taken; attention in which the last token is seen is
-    not its own.
+    One of `ANSWERS`. ``resolved.attention`` has the records that hooks made in the forward and
+    backward pass. Of a language model, only attention over the joint tokens of photo and text
+    counts, in which no token sees the last one.
     """
     records = resolved.attention
     count = forward.count
@@ -337,7 +337,9 @@ def _attention(
         records = [record for record in records if reach.of(record.node)]
     if joint is not None:  # that of the language model, in which no token sees the last one
         over_joint_tokens = [
-            r for r in records if r.weights.shape[-2:] == (joint.length, joint.length)
+            attention_record
+            for attention_record in records
+            if attention_record.weights.shape[-2:] == (joint.length, joint.length)
         ]
         records = [
             record for record in over_joint_tokens if not bool(record.weights[..., :-1, -1].any())
@@ -345,7 +347,8 @@ def _attention(
     if records and joint is None and resolved.total.requires_grad and not need.kind.differentiates:
         length = records[-1].weights.shape[-1]
         grid = forward.grids.grid((count, length, 1))
-        # which tokens the score is read from
+        # Without a class token in front, methods see by the gradient in the last attention which
+        # tokens the score is read from. This pass brings it: hooks put it into the records.
         if grid is not None and min(grid.tokens) != length - len(grid.tokens):
             differentiate(resolved.total, [forward.source(need.input)], retain_graph=True)
     # a fused kernel sends half of its relevance to the values first
@@ -356,7 +359,11 @@ def _attention(
 def _attention_map(
     heads: Sequence[AttentionRecord], count: int, share_of_fused: float
 ) -> needs.AttentionMap:
-    """One attention of ``count`` images, from the records of its heads."""
+    """Join the records of one attention's heads into one map for ``count`` images: weights,
+    gradient, queries and keys.
+
+    ``share_of_fused`` is the part of the gradient that counts for heads of a fused kernel.
+    """
     gradients = [
         None if head.gradient is None else head.gradient * (share_of_fused if head.fused else 1)
         for head in heads
@@ -367,17 +374,17 @@ def _attention_map(
             for head, gradient in zip(heads, gradients, strict=True)
         ]
 
-    def joined(tensors: Sequence[Tensor | None]) -> Tensor | None:
+    def join_heads(tensors: Sequence[Tensor | None]) -> Tensor | None:
         by_images = [by_image(tensor, count) for tensor in tensors if tensor is not None]
         return torch.cat(by_images, 1) if len(by_images) == len(tensors) else None
 
-    weights = joined([head.weights for head in heads])
+    weights = join_heads([head.weights for head in heads])
     assert weights is not None
     return needs.AttentionMap(
         weights=weights,
-        gradient=joined(gradients),
-        query=joined([head.query for head in heads]),
-        key=joined([head.key for head in heads]),
+        gradient=join_heads(gradients),
+        query=join_heads([head.query for head in heads]),
+        key=join_heads([head.key for head in heads]),
     )
 
 

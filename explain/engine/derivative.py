@@ -58,8 +58,8 @@ def _is_of_model(node: Any) -> bool:
 def is_derivative(
     forward: Forward, resolved: ResolvedTarget, layer: str | None, gradient: Tensor
 ) -> bool:
-    """Whether the scores change along a gradient, in the input or in a layer, by as much as it
-    says.
+    """Whether the scores change along a gradient, in the input or in a layer, by as much as the
+    gradient says.
 
     The model is run with two small steps along the gradient and against it. True also where that
     cannot be seen: in half precision, or where the scores change by themselves. ``gradient`` has a

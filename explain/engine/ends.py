@@ -101,9 +101,12 @@ class OriginTracer(Tracer):
     opens = False
 
     def __init__(self, model: nn.Module) -> None:
-        """Give each parameter of the model a bit of its own; buffers depend on no weights.
+        """Begin to follow, through a pass of the model, which weights and softmaxes each tensor
+        came from.
 
-        The bits follow the order of ``model.parameters()``; only sets of them are compared.
+        ``origins`` has the weights of a tensor as a number with one bit for each parameter, in the
+        order of ``model.parameters()``, so that sets of weights are joined fast; buffers depend on
+        none.
         """
         self.origins: Any = WeakIdKeyDictionary()
         for number, parameter in enumerate(model.parameters()):
@@ -113,27 +116,34 @@ class OriginTracer(Tracer):
         self._weights_so_far = 0
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run one traced operation, and note the origin of each tensor that it returns.
+        """Run one operation of the model, and note what each tensor that it returns came from:
+        bounds and weights.
 
-        Called by the tracer for every operation of the model. `_bounds` gives the bounds of a sum's
-        terms, which are multiplied here by their number.
+        Called by the tracer for every operation. Bounds are the least and largest value of what
+        softmaxes and sigmoids made; `_bounds` gives those of a sum's terms, which are multiplied
+        here by their number.
         """
         name = operation_name(func).removeprefix("special_")
         tensors = [tensor for _, tensor in nested.paths((args, kwargs))]
         weights = self._weights_of(tensors)
         bounds = self._bounds(name, func, args, kwargs)
         result = func(*args, **kwargs)
-        results = tensors[:1] if name == "setitem" else [t for _, t in nested.paths(result)]
+        results = (
+            tensors[:1]
+            if name == "setitem"
+            else [tensor_in_result for _, tensor_in_result in nested.paths(result)]
+        )
         for tensor in results:
-            scaled = bounds
+            result_bounds = bounds
             if bounds is not None and name == "sum":
                 terms = tensors[0].numel() / max(tensor.numel(), 1)
-                scaled = Bounds(bounds.low * terms, bounds.high * terms, bounds.classes)
-            self.origins[tensor] = Origin(scaled, weights)
+                result_bounds = Bounds(bounds.low * terms, bounds.high * terms, bounds.classes)
+            self.origins[tensor] = Origin(result_bounds, weights)
         return result
 
     def _weights_of(self, tensors: Sequence[Tensor]) -> int:
-        """The weights that some tensors depend on, one bit for each parameter.
+        """The weights of the model that some tensors depend on, as a number with one bit for each
+        parameter.
 
         A tensor of unknown origin, made past the tracer, may depend on all weights that were used
         so far.
@@ -172,8 +182,8 @@ class OriginTracer(Tracer):
         return None
 
     def _bounds_of(self, tensor: Tensor) -> Bounds | None:
-        """The bounds that were noted for a tensor; None for one that did not come from softmaxes
-        and sigmoids."""
+        """The bounds of a tensor's values, if it came from softmaxes and sigmoids alone; else
+        None."""
         origin = self.origins.get(tensor)
         return None if origin is None else origin.bounds
 

@@ -561,8 +561,8 @@ class _Passes:
     def _propagate(
         self, backward: Backward, resolved: ResolvedTarget, group: HookGroup, wanted: Wanted
     ) -> None:
-        """Hook the graph so that the next backward pass propagates relevance by the rules of a
-        composite.
+        """Hook the autograd graph so that the next backward pass propagates relevance by the rules
+        of a composite (LRP).
 
         The result goes to ``resolved.propagated``, whose flow the caller closes. Nodes at which
         relevance is read (layers of ``wanted``, a concept's layer) are not merged with those behind

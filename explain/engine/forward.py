@@ -147,7 +147,7 @@ class Forward:
 
     @cached_property
     def constants(self) -> Sequence[AddedConstant]:
-        """The constants that the network adds, such as biases, in the order of the pass; for
+        """The constants, such as biases, that the network adds in this pass, in their order; for
         FullGrad.
 
         Empty unless the pass recorded the steps that add them.

@@ -67,10 +67,11 @@ class IncrementalInference:
         return self._call if self._is_faster[kind] else None
 
     def _call(self, owners: Tensor, inputs: Inputs) -> Any:
-        """The function that `faster_call` returns: incremental where that is faster for such rows,
-        else a whole pass.
+        """The network's output for perturbed rows, computed incrementally where that is faster for
+        such rows, else as a whole.
 
-        It must equal the whole pass but for rounding, since only the first rows were compared.
+        `faster_call` returns this function. It must equal the whole pass but for rounding, since
+        only the first rows were compared.
         """
         box = changed_box(self._photos, owners, inputs.x)
         output = None

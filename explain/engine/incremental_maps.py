@@ -54,11 +54,11 @@ class ChangedBox:
         return self.photo_maps.shape[2:]
 
     def at(self, start: Tensor, sides: Sequence[int], outside: float = 0.0) -> Tensor:
-        """The feature maps' values ``(B, C, *sides)`` in other boxes, which begin at ``start``
-        ``(B, d)``.
+        """The values ``(B, C, *sides)`` of perturbed rows' feature maps in other boxes, which begin
+        at ``start`` ``(B, d)``.
 
-        Where these reach beyond the feature map, the value is the constant ``outside``, as padding
-        is.
+        Inside the changed box they are its values, elsewhere the photo's. Where a box reaches
+        beyond the feature map, the value is the constant ``outside``, as padding is.
         """
         if start is self.start and tuple(sides) == self.sides:
             return self.values
@@ -84,19 +84,22 @@ class ChangedBox:
 def _places(
     images: Tensor, start: Tensor, sides: Sequence[int], map_sides: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
-    """The numbers of the places that boxes cover in feature maps, and which exist: both ``(B,
-    *sides)``.
+    """The numbers of the places that boxes cover in the feature maps of ``images`` ``(B,)``, and
+    whether these exist.
 
-    Places are numbered through the maps of all images, in the order of `_rows`; places beyond the
-    edge get that of the nearest one, and exist not.
+    Both are ``(B, *sides)``. Boxes begin at ``start`` ``(B, d)``. Places are numbered through the
+    maps of all images, in the order of `_rows`; a place beyond the edge gets the number of the
+    nearest one, and exists not.
     """
-    place = images
+    place_numbers = images
     exists = torch.ones(len(images), dtype=torch.bool)
     for begin, side, map_side in zip(start.unbind(1), sides, map_sides, strict=True):
-        along = torch.arange(side)[:, None] + begin  # (side, B): the boxes stay the last dimension
-        exists = exists.unsqueeze(-2) & (along >= 0) & (along < map_side)
-        place = place.unsqueeze(-2) * map_side + along.clamp(0, map_side - 1)
-    return place.movedim(-1, 0), exists.movedim(-1, 0)
+        coordinates = (
+            torch.arange(side)[:, None] + begin
+        )  # (side, B): the boxes stay the last dimension
+        exists = exists.unsqueeze(-2) & (coordinates >= 0) & (coordinates < map_side)
+        place_numbers = place_numbers.unsqueeze(-2) * map_side + coordinates.clamp(0, map_side - 1)
+    return place_numbers.movedim(-1, 0), exists.movedim(-1, 0)
 
 
 def _rows(maps: Tensor) -> Tensor:
@@ -111,7 +114,8 @@ def channels_last(maps: Tensor) -> Tensor:
 
 
 def _is_small(sides: Sequence[int], map_sides: Sequence[int]) -> bool:
-    """Whether a box is so small a part of the feature map that computing it alone pays."""
+    """Whether a box is so small a part of the feature map that computing the box alone is faster
+    than the whole map."""
     return math.prod(sides) <= LARGEST * math.prod(map_sides)
 
 
@@ -193,11 +197,12 @@ class PhotoPass:
     def result(
         self, function: Any, arguments: Sequence[Any], compute: Callable[[], Tensor]
     ) -> Tensor:
-        """What the next operator of the pass gives for the photos ``(N, C, ...)``, from the memory
-        of earlier passes.
+        """What the next operator of the pass gives for the unperturbed photos, ``(N, C, ...)``:
+        remembered from earlier passes.
 
-        The network calls its operators in the same order in each pass. At one that differs, it is
-        computed and everything behind it is forgotten.
+        The network calls its operators in the same order in each pass, so they are known by their
+        number. At one that differs, the result is computed, and what was remembered from there on
+        is forgotten.
         """
         number = self.count
         self.count += 1
@@ -231,10 +236,11 @@ class BoxMaps(Tensor):
 
     @staticmethod
     def __new__(cls, box: ChangedBox, photos: PhotoPass) -> "BoxMaps":
-        """Make a tensor of the shape ``(B, C, ...)`` of whole feature maps that holds the values of
-        a box alone.
+        """Make a tensor that stands for whole feature maps ``(B, C, ...)`` of perturbed rows, but
+        holds their changed box alone.
 
-        Networks ask it for its shape, strides, type and device, so these are those of whole feature
+        ``photos`` is the pass that remembers the results for the unperturbed photos. Networks ask
+        the tensor for its shape, strides, type and device, so these are those of whole feature
         maps.
         """
         shape = (len(box.owners), *box.photo_maps.shape[1:])
@@ -296,7 +302,8 @@ class BoxMaps(Tensor):
         return self._whole
 
     def _become(self, box: ChangedBox) -> None:
-        """Take the result of an operator that overwrites these maps; they keep their type.
+        """Take the result of an operator that overwrites these feature maps in place; they keep
+        their type.
 
         Other names of this tensor in the model see the new values, as with plain tensors.
         """
@@ -335,8 +342,8 @@ class _Operator:
     photos: PhotoPass
 
     def __post_init__(self) -> None:
-        """Collect the tensors among the operator's arguments, and the boxes of those that are known
-        as boxes."""
+        """Collect the tensors among an operator's arguments, and the changed boxes of those that
+        are feature maps."""
         self.tensors = [
             leaf for leaf in tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Tensor)
         ]
@@ -345,7 +352,8 @@ class _Operator:
         ]
 
     def result(self) -> ChangedBox | None:
-        """The operator's result as a box of feature maps; None if it needs whole feature maps.
+        """The result of a network's operator on changed boxes of feature maps, as a box; None if it
+        needs whole maps.
 
         Known are windows (convolution, pooling), constant padding, and operators on each place
         alone. An operator that is missing here is slower, not wrong; one that is here must be exact
@@ -410,10 +418,11 @@ class _Operator:
         return ChangedBox(self._of_photos(), first_box.owners, start, values)
 
     def _padded(self) -> ChangedBox | None:
-        """The box of a padding with a constant, which only moves; None for one that crops or pads
-        other dimensions.
+        """The box after a padding of feature maps with a constant, which only moves the box; None
+        for one that crops.
 
-        The box stays inside the map, and the padded border is the same for all photos.
+        Also None for padding of other dimensions. The padded border is the same for all photos, so
+        the box does not grow.
         """
         (box,) = self.boxes
         pads = self.args[1]

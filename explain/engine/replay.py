@@ -27,10 +27,10 @@ PAST_AUTOGRAD = {
 
 
 def accessed_name(func: Any) -> str:
-    """The name of a function that PyTorch dispatches; for the getter or setter of an attribute, the
-    attribute's name.
+    """The name of a torch function that a network called; for the getter or setter of an attribute,
+    the attribute's name.
 
-    Compared with `PAST_AUTOGRAD`.
+    Tapes compare it with `PAST_AUTOGRAD`, the ways on which memory is overwritten unseen.
     """
     name = str(getattr(func, "__name__", ""))
     if name not in ("__get__", "__set__"):
@@ -57,9 +57,11 @@ class Tape(Tracer):
     opens = False
 
     def __init__(self) -> None:
-        """Begin an empty tape; calls of functions are recorded within its ``with`` block.
+        """Begin an empty tape of a network's operations; functions of torch are recorded within its
+        ``with`` block.
 
-        ``calls`` is in the order of the pass, on which `Replay` relies.
+        ``calls`` is in the order of the pass, on which `Replay` relies; ``fits`` turns false at a
+        function that a replay cannot stand for.
         """
         super().__init__()
         self.calls: list[tuple[Any, Any, bool]] = []
@@ -69,10 +71,12 @@ class Tape(Tracer):
         """Whether the calls can be replayed: none is past autograd."""
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run one function of the network, and record its result until the tape is stopped.
+        """Run one function of torch for the network, and record its result until the tape is
+        stopped.
 
         Calls inside hooks are left out, since a replay has its own. An iterator is recorded as a
-        list and handed on as a new iterator.
+        list and handed on as a new iterator. Tensors are held by weak references until `stop`, so
+        recording keeps no memory.
         """
         result = func(*args, **kwargs)
         if self.stopped or handles.acting.depth:
@@ -115,7 +119,12 @@ class Replay(Tracer):
     opens = False
 
     def __init__(self, tape: Tape) -> None:
-        """Begin at the start of a stopped tape; calls are replayed within the ``with`` block."""
+        """Begin at the start of a stopped tape of a network's operations; they are replayed within
+        the ``with`` block.
+
+        ``live`` is set to true by the hook of the layer whose output is replaced: from then on
+        functions run.
+        """
         super().__init__()
         self.live = False
         self._tape = tape
@@ -131,8 +140,8 @@ class Replay(Tracer):
         return self._tape.is_intact() and self._stays_in_autograd
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the recorded result of the next function instead of running it; run it once the
-        replay is ``live``.
+        """Return the recorded result of the network's next function instead of running it; run it
+        once the replay is ``live``.
 
         A replay must ask for the same functions in the same order as the tape; arguments are not
         compared. Lists are copied, since the network may change them.

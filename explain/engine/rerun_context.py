@@ -90,12 +90,12 @@ class RerunContext:
     def way(
         self, place: Hashable, choices: Mapping[Way, Callable[[Tensor], Any]], image: Tensor
     ) -> Way:
-        """Choose how rows are run that are perturbed at ``place``: the first of ``choices`` that is
-        right.
+        """Choose how perturbed rows are run at ``place``: the first of ``choices`` that scores an
+        unperturbed image right.
 
-        ``place`` is None for inputs, or a layer and an image. Each choice runs the unperturbed
-        ``image`` between far rows, and is right if the image keeps its score. The choice is
-        remembered for the place.
+        ``place`` is None for inputs, or a layer and an image. Each choice is a function that runs
+        the unperturbed ``image`` between far rows, and is right if the image keeps its score. The
+        choice is remembered for the place; "one at a time" is always right.
         """
         if place not in self.state.ways:
             images = self._probed(image)
@@ -107,10 +107,10 @@ class RerunContext:
         return self.state.ways[place]
 
     def _first_right(self, choices: Mapping[Way, Callable[[Tensor], Any]], images: Tensor) -> Way:
-        """The first of ``choices`` that scores images right, tried in their order; otherwise "one
-        at a time".
+        """The first of some ways to run perturbed rows that scores the unperturbed ``images``
+        right; else "one at a time".
 
-        The fastest way comes first in ``choices``.
+        ``choices`` has a function for each way, the fastest first.
         """
         for way, run in choices.items():
             if self._is_right(run, images):
@@ -130,10 +130,10 @@ class RerunContext:
         return image.expand(4 if count == 3 else 3)
 
     def laid_out(self, way: Way, images: Tensor, perturbed: Mapping[Path, Tensor]) -> Inputs:
-        """The model's inputs for a batch of perturbed rows that belong to these images, in a way's
-        memory format.
+        """The model's inputs for a batch of perturbed rows that belong to these images ``(b,)``, in
+        the way's memory format.
 
-        Inputs that are not perturbed get the rows of the images.
+        ``perturbed`` has the perturbed inputs by path; other inputs get the rows of the images.
         """
         layout = torch.channels_last if way == "channels last" else torch.preserve_format
         laid_out = {
@@ -144,10 +144,11 @@ class RerunContext:
 
     @reading_once()
     def _is_right(self, run: Callable[[Tensor], Any], images: Tensor) -> bool:
-        """Whether ``run`` gives an unperturbed image its known score between far rows: as row 1, or
-        as the only row.
+        """Whether ``run``, a way to run perturbed rows, gives an unperturbed image its known score
+        between far rows.
 
-        Any error of the network or a target on such rows counts as no.
+        The image is row 1, or the only row. Any error of the network or a target on such rows
+        counts as no.
         """
         logits = self.forward.logits
         are_same = []

@@ -475,8 +475,12 @@ class InputRerun:
         ]
 
     def _refuse(self, indices: Tensor) -> None:
-        """Raise the error of a batch whose scores are not finite: run it once more through
-        `gather`, which names the row."""
+        """Raise the error of a batch of perturbed rows whose scores are not finite: run it again
+        through `gather`, which refuses it.
+
+        The message then names the first layer that is not finite. Returns if nothing is wrong, as
+        when only a sum overflowed.
+        """
         context = self.context
         images, place, inputs = self._batch(indices)
         reader = reading(context.model, context.inputs, context.settings.activation)

@@ -69,7 +69,11 @@ def _reader(need: NeedAtLayer, context: RerunContext) -> Callable[[Scores], Any]
     is_measured = False
 
     def read(asked: Scores) -> Any:
-        """Run the perturbed rows that a search asks for, and return their values."""
+        """Run the perturbed rows that a search asks for, and return their values in the order of
+        the rows.
+
+        The answer is taken out of the target's answers again, since it is the search's alone.
+        """
         nonlocal is_measured
         need_at_layer = NeedAtLayer(asked, need.layer)
         is_measured |= run_streams(

@@ -35,9 +35,11 @@ class NetworkGrids(Grids):
     """
 
     def __init__(self, model: nn.Module, inputs: Inputs) -> None:
-        """Begin for these inputs; the network is run when a grid first needs it.
+        """Begin to tell how the tensors of a network lie on these inputs; the network is run when
+        that is first needed.
 
-        The same object serves a whole call, and remembers grids by shape and layer.
+        The same object serves a whole call, and remembers grids by shape and layer. Of a `Stitched`
+        model, the segmenter on its first window is looked at.
         """
         self._whole = model
         self._whole_inputs = inputs
@@ -55,11 +57,11 @@ class NetworkGrids(Grids):
         return summary_of(self._model, self._inputs)
 
     def of_layer(self, layer: str) -> Grid | None:
-        """The grid of a layer's output, as the summary has it; of several videos, with the order of
-        their folded frames.
+        """The grid that a layer's output covers the input with, as the network's summary has it;
+        None if it is no map.
 
-        The summary is of one image or video, so the order of several videos' frames is found out
-        here, in a run of two.
+        The summary is of one image or video, so the order of several videos' frames in the batch is
+        found out here, in a run of two.
         """
         call = self._call(layer)
         grid = None if call is None else call.grid
@@ -122,10 +124,11 @@ class NetworkGrids(Grids):
         return self._by_shape[key]
 
     def _read(self, shape: Size, layer: str | None, constant: int | None) -> Grid | None:
-        """Tell how a tensor covers the input: by its layer, as folded frames, as a sequence of
+        """Tell how a tensor of ``shape`` covers the input: by its layer, as frames of a video, as
         tokens, or by its shape.
 
-        `grid` keeps the answer.
+        ``constant`` is the address of a constant that was added to the tensor. `grid` keeps the
+        answer; None if it is no map.
         """
         frames = frames_in_batch(shape, self.size, self.count) if len(self.size) == 3 else None
         if layer is not None:

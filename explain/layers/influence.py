@@ -79,10 +79,10 @@ class ScoreInfluence:
 
 
 def first_that_shows(layers: Iterable[str], influences: Mapping[str, ScoreInfluence]) -> str | None:
-    """The first layer that shows where the score comes from, or else the first that reaches the
-    score; or None.
+    """The first layer that shows where a score comes from, or else the first that reaches the
+    score; None if none does.
 
-    Layers are in the order of preference.
+    Layers are in the order of preference; `influences_of` gave the influences.
     """
     reaching = [
         layer for layer in layers if layer in influences and any(influences[layer].positions)
@@ -200,10 +200,11 @@ def _best_score(output: Any) -> Tensor | None:
 
 
 def _nodes_of_answer(score: Tensor | None, output: Any) -> set[Node]:
-    """The autograd Nodes between a score and the last operation with weights: tensors there are the
-    answer itself.
+    """The autograd Nodes between a score and the last operations with weights: tensors there are
+    the answer itself.
 
-    A row of scores is where they end: there is no map that would be the answer.
+    No map there would show where the answer comes from. A row of scores is where they end: there is
+    no map that would be the answer.
     """
     rows = {tensor.grad_fn for tensor in tensors_in(output) if tensor.ndim <= 2}
 

@@ -36,8 +36,8 @@ class Places:
 
     @cached_property
     def of_tokens(self) -> dict[int, Grid | None]:
-        """The grid on which sequences of each length lie; None for a length at which they lie
-        differently.
+        """The grids on which a network's sequences of tokens lie on the photo, by length; None if
+        such sequences differ.
 
         Sequences that modules give count before others of the same length.
         """
@@ -49,16 +49,17 @@ class Places:
 
     @cached_property
     def _grids_of_all(self) -> dict[int, set[Grid]]:
-        """The grids on which all sequences of the pass lie, by their number of tokens."""
+        """The grids on which all sequences of tokens of the pass lie on the photo, by their number
+        of tokens."""
         return self._grids(
             (shape, positions) for shape, several in self.sequences.items() for positions in several
         )
 
     def _grids(self, sequences: Iterable[tuple[Size, Positions]]) -> dict[int, set[Grid]]:
-        """The grids on which some sequences lie, by their number of tokens; sequences on no grid
-        are left out.
+        """The grids on which some sequences of tokens lie on the photo, by their number of tokens.
 
-        Several grids of one length mean that the length alone does not tell how tokens lie.
+        Sequences on no grid are left out. Several grids of one length mean that the length alone
+        does not tell how tokens lie.
         """
         grids: dict[int, set[Grid]] = {}
         for shape, positions in sequences:
@@ -135,7 +136,8 @@ def folded_by_time(
     }
 
     def outputs_of(videos: Inputs) -> dict[CallKey, Tensor]:
-        """The outputs of the calls with folded frames, in a run on these videos."""
+        """The outputs, by call, of a run on these videos, of the calls whose batch holds frames; in
+        float64."""
         outputs: dict[CallKey, Tensor] = {}
 
         def note(key: CallKey, module: nn.Module, output: Any, tensor: Tensor) -> None:
@@ -185,11 +187,12 @@ def _locate_once(model: nn.Module, inputs: Inputs) -> Places:
 
 
 def laid_out(call: ModuleCall, reading: LayoutReading | None, located: Places) -> ModuleCall:
-    """Give a recorded call the grid on which its values lie, where its shape and class left that
-    open.
+    """Give a recorded call of a module the grid on which its output covers the photo, where its
+    shape left that open.
 
-    A call that stays unclear has a ``doubt`` in words instead of a grid; it is shown if the layer
-    is asked for.
+    ``reading`` has the grids that the shape allows, None where nothing is open; ``located`` says
+    where values come from. A call that stays unclear has a ``doubt`` in words instead of a grid,
+    which error messages show.
     """
     if reading is None:
         return call

@@ -131,10 +131,10 @@ T = TypeVar("T")
 
 
 def last_of_place(by_call: Mapping[CallKey, T], place: LayerPlace) -> T | None:
-    """The value of the call that a layer's name stands for: the named call, or else the last; None
-    if it was not called.
+    """The value in ``by_call`` of the module call that a layer's name stands for: the named call,
+    or else the last.
 
-    ``by_call`` must be in the order of the pass.
+    None if the layer was not called. ``by_call`` must be in the order of the pass.
     """
     of_place = [
         value
@@ -157,11 +157,11 @@ class ModuleCallRecorder:
     depend on it."""
 
     def __init__(self, size: Size, source: Tensor | None, count: int = 1) -> None:
-        """Begin without calls; ``source`` is the leaf that the pass is run on, or None if no graph
-        can be recorded.
+        """Begin a record of the calls of a network's modules in one pass, for its summary.
 
-        ``size`` is that of the input, ``count`` the number of images in the batch; `take` fills the
-        rest.
+        ``size`` is that of the input in pixels, ``count`` the number of images in the batch;
+        ``source`` is the leaf that the pass is run on, or None if no graph can be recorded. `take`
+        fills the rest.
         """
         self.calls: list[ModuleCall] = []
         self.open: dict[CallKey, LayoutReading] = {}
@@ -180,7 +180,11 @@ class ModuleCallRecorder:
         self._reach = None if source is None else Reach([source])
 
     def run(self, model: nn.Module, inputs: Inputs, *, grad: bool = False) -> Self:
-        """Run a network, and record its calls, its ``output``, and the modules that ``ran``."""
+        """Run a network, and record the calls of its modules, its ``output``, and the names of the
+        modules that ``ran``.
+
+        With ``grad``, the graph is kept, which shows what calls depend on.
+        """
         self.output, self.ran = run_noting_calls(model, inputs, self.take, grad=grad)
         return self
 
@@ -218,8 +222,8 @@ class ModuleCallRecorder:
         self._seen[id(tensor)] = (weakref.ref(tensor), _version(tensor))
 
     def _read(self, module: nn.Module, shape: Size) -> LayoutReading:
-        """How the output of a call may be read as a map; frames of a video alone, once a
-        convolution or the like took them so.
+        """How the output of a module's call may be read as a map; frames of a video alone, once a
+        convolution took them so.
 
         Changes `_takes_frames`, so it depends on the order of the calls.
         """
@@ -232,10 +236,10 @@ class ModuleCallRecorder:
         return replace(reading, grids=tuple(grid.folded_from(frames) for grid in reading.grids))
 
     def _read_image(self, module: nn.Module, shape: Size, size: Size) -> LayoutReading:
-        """How the output for one image may be read as a map; most modules keep the layout of the
-        last one that has a layout.
+        """How a module's output for one image may be read as a map: with channels first or last.
 
-        Sequences of tokens stay open here; where values come from decides later.
+        ``size`` is the input's. Most modules keep the layout of the last one whose class says its
+        layout. Sequences of tokens stay open here; where values come from decides later.
         """
         layout = layouts.layout_of(module, shape, size)
         if len(shape) <= 3:
@@ -257,7 +261,8 @@ class ModuleCallRecorder:
 
 
 def _version(tensor: Tensor) -> int:
-    """How often a tensor has been overwritten; 0 in inference mode, which does not count."""
+    """How often a tensor has been overwritten, by autograd's count; 0 in inference mode, which does
+    not count."""
     return 0 if tensor.is_inference() else tensor._version
 
 
