@@ -309,12 +309,14 @@ def _bias_terms(
             continue
         # masks add infinity to what is not to count, which adds nothing to the score
         products = torch.where(gradient == 0, 0, relevance_of(gradient, constant.value))
-        term = _of_images(products, constant, forward)
+        term, beside = _of_images(products, constant, forward)
         # what depends on other images alone adds to the score too, but lies nowhere on this one
         has_no_place = (
             not constant.lies_on_input or (constant.module, constant.call) in calls_elsewhere
         )
         terms.append(term.flatten(1) if has_no_place else term)
+        if beside is not None:
+            terms.append(beside)
     return tuple(terms)
 
 
@@ -473,13 +475,18 @@ def _of_layer(
     return forward.spatial(gradient, need.layer)
 
 
-def _of_images(term: Tensor, constant: AddedConstant, forward: Forward) -> Tensor:
-    """Lay a bias term out as maps ``(N, C, h, w)``, or as ``(N, K)`` if it is no map of the photo.
+def _of_images(
+    term: Tensor, constant: AddedConstant, forward: Forward
+) -> tuple[Tensor, Tensor | None]:
+    """Lay a bias term out as maps ``(N, C, h, w)``, or as ``(N, K)`` if it is no map of the photo;
+    and what lies beside the map ``(N, K)``, as of class tokens, or None.
 
     ``term`` has the shape of the tensor that the constant was added to. That may be of windows of
     the photo, which are then summed for each image.
     """
     count = forward.count
+    if constant.rows_of_tokens and term.ndim == 2 and len(term) % count == 0:
+        term = term.unflatten(0, (-1, count)).transpose(0, 1)
     shape = tuple(term.shape)
     layer = (
         None
@@ -492,12 +499,13 @@ def _of_images(term: Tensor, constant: AddedConstant, forward: Forward) -> Tenso
         and len(term) == count
         and len(forward.grids.size) == term.ndim - 2
     ):
-        return term.movedim(-1, 1)
+        return term.movedim(-1, 1), None
     storage = constant.storage if layer is None else None
     has_map = term.ndim > 2 and constant.lies_on_input
     grid = forward.grids.grid(shape, layer, storage) if has_map else None
     if grid is not None:
-        return grid.spread(term)
+        beside = grid.beside(term)
+        return grid.spread(term), beside if beside.numel() else None
     has_images_second = term.ndim == 3 and len(term) != count and term.shape[1] == count
     if (
         not has_images_second
@@ -510,8 +518,8 @@ def _of_images(term: Tensor, constant: AddedConstant, forward: Forward) -> Tenso
         )
     labels = constant.images
     if labels is not None and fits(labels, term.shape):
-        return summed(term, labels, count)[:, None]
-    return (term.transpose(0, 1) if has_images_second else term).reshape(count, -1)
+        return summed(term, labels, count)[:, None], None
+    return (term.transpose(0, 1) if has_images_second else term).reshape(count, -1), None
 
 
 def _hessian_product(total: Tensor, forward: Forward, layer: str | None) -> Tensor | None:

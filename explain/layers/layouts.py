@@ -139,6 +139,20 @@ class Grid:
         token_rows = self._rows(tensor)[:, index]
         return token_rows.reshape((len(token_rows), *self.size, -1)).movedim(-1, 1)
 
+    def beside(self, tensor: Tensor) -> Tensor:
+        """Return what lies beside the map, such as class tokens, ``(N, K)``.
+
+        >>> Grid("tokens", 2, 2, skip=1).beside(torch.zeros(1, 5, 3)).shape
+        torch.Size([1, 3])
+        """
+        if self.is_map:
+            return tensor.new_zeros((len(self.spread(tensor)), 0))
+        if self.folded:
+            return self.unfolded(self.of_frame.beside(tensor)).flatten(1)
+        rows = self._rows(tensor)
+        beside = [token for token in range(rows.shape[1]) if token not in self.tokens]
+        return rows[:, beside].flatten(1)
+
     def fold(self, maps: Tensor, like: Tensor) -> Tensor:
         """Undo `spread`: lay feature maps out as ``like``, the layer's output, whose other tokens
         stay.

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node
 from torch.utils.weak import WeakIdKeyDictionary
@@ -33,7 +34,8 @@ class AddedConstant:
     ``lies_on_input`` is False for numbers, and for what is added to scores of attention: they are
     no maps. The channels of linear functions come last. ``storage`` is that of the tensor as the
     network has it. ``images`` says which image each value of the sum belongs to; None where the
-    images come first.
+    images come first. ``rows_of_tokens`` says that the sum has a row for each token and image, token
+    by token, as the last layer of `torch.nn.MultiheadAttention` has.
     """
 
     value: Tensor | float
@@ -44,6 +46,7 @@ class AddedConstant:
     channels_last: bool = False
     storage: int = 0
     images: Tensor | None = None
+    rows_of_tokens: bool = False
 
 
 class Influence(Dependence):
@@ -109,11 +112,17 @@ def added_constants(model: nn.Module, steps: Sequence[Step]) -> list[AddedConsta
                 calls_of_modules[name] += 1
         elif row.has("adds") or row.has("adds to first"):
             constant = _term(step)
+        elif step.kind in ("join", "choice"):
+            constant = _beside_signals(step)
         if constant is not None:
             on_input = constant.lies_on_input and step.node not in nodes_before_softmax
             storage = _storage_of_constant(step)
             constant = replace(
-                constant, lies_on_input=on_input, storage=storage, images=step.images
+                constant,
+                lies_on_input=on_input,
+                storage=storage,
+                images=step.images,
+                rows_of_tokens=isinstance(modules.get(name), nn.MultiheadAttention),
             )
             constants.append(constant)
     return constants
@@ -154,6 +163,24 @@ def _term(step: Step) -> AddedConstant | None:
     is_complex = step.node._input_metadata[step.output].dtype.is_complex
     is_map = isinstance(term, Tensor) and term.numel() > 1 and not is_complex
     return AddedConstant(term, GradientEdge(step.node, step.output), lies_on_input=is_map)
+
+
+def _beside_signals(step: Step) -> AddedConstant | None:
+    """The constants that a step "join" or "choice" puts beside signals, such as a class token, in
+    the shape of the result; None without any.
+
+    The result is their sum with the result for the signals alone.
+    """
+    mask = step.options.get("mask" if step.function == "masked_fill" else "condition")
+    constants = [value for value in step.constants.values() if value is not mask]
+    if step.kind == "join":
+        constants = [value for value in constants if isinstance(value, Tensor)]
+    if not constants:
+        return None
+    no_signals = {place: torch.zeros_like(step.call.flat[place]) for place in step.dependent}
+    with torch.no_grad():
+        value = step.call.make(no_signals)
+    return AddedConstant(value, GradientEdge(step.node, step.output))
 
 
 def constant_terms(step: Step) -> list[Any]:
