@@ -335,10 +335,11 @@ class FullGrad(Method):
     the photo (those of the head) count for ``delta`` alone.
 
     Biases are counted wherever they are added: by modules, functions, or sums with parameters,
-    buffers and what is made of them. Numbers count for ``delta`` alone. Those inside
-    ``MultiheadAttention`` and recurrent layers are not seen; nor are those of functions written by
-    hand and of operators that libraries register, which are named in a warning and in
-    ``coverage.missed``.
+    buffers and what is made of them; so are constants that are concatenated with signals, such as a
+    class token, or take their place by a mask. Numbers that are added count for ``delta`` alone, as
+    do biases of class tokens. Those inside recurrent layers are not seen; nor are those of
+    functions written by hand and of operators that libraries register, which are named in a warning
+    and in ``coverage.missed``.
 
     Args:
         rescale: bring each layer to [0, 1]; False leaves all in units of the score.

@@ -3,7 +3,9 @@ to the score."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -263,6 +265,10 @@ ADDITIONS: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
     "constants that something is written into": filled,
     "of its shape": lambda net, x: x + torch.full_like(x, 0.3) - x.new_ones(x.shape),
     "numbers": lambda net, x: 1 - (x * 2 - 1) + 0.25,
+    "channels beside its own": lambda net, x: torch.cat(
+        [x[:, 1:3], part(net, x)[:, :2].expand(len(x), -1, -1, -1)], 1
+    ),
+    "another choice of a mask": lambda net, x: torch.where(net.mean > 0, x, part(net, x)),
     "complex numbers": lambda net, x: (
         torch.fft.ifft2(torch.fft.fft2(x) + (0.5 + 0.2j) * (net.mean + 1)).real
     ),
@@ -297,6 +303,47 @@ def test_what_is_added_to_scores_of_attention_is_no_map() -> None:
     ).double()
     a = explain.attribute(model, X, FullGrad(rescale=False), target=1)
     torch.testing.assert_close(a.values, (plain_gradient(model) * X).abs().sum(1))
+
+
+def test_fullgrad_counts_the_biases_of_a_class_token() -> None:
+    def forward(net: Any, x: torch.Tensor) -> torch.Tensor:
+        places = net.patches(x).flatten(2).transpose(1, 2)
+        tokens = torch.cat([net.token.expand(len(x), -1, -1), places], 1)
+        return net.head(net.layer(tokens).relu().mean(1))
+
+    parts = {"patches": nn.Conv2d(3, 4, 2, 2), "layer": nn.Linear(4, 5), "head": nn.Linear(5, 3)}
+    model = settled(Made(forward, token=nn.Parameter(torch.zeros(1, 1, 4)), **parts)).double()
+    a = explain.attribute(model, X, FullGrad(), target=1)
+    assert a.delta.abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_fullgrad_lays_the_biases_inside_of_an_attention_where_they_are(batch_first: bool) -> None:
+    attention = nn.MultiheadAttention(9, 1, batch_first=batch_first)
+
+    def in_torch(net: Any, tokens: torch.Tensor) -> torch.Tensor:
+        tokens = tokens if batch_first else tokens.transpose(0, 1)
+        mixed = net.attention(tokens, tokens, tokens)[0]
+        return mixed if batch_first else mixed.transpose(0, 1)
+
+    def in_full(net: Any, tokens: torch.Tensor) -> torch.Tensor:
+        projected = F.linear(tokens, net.attention.in_proj_weight, net.attention.in_proj_bias)
+        q, k, v = projected.chunk(3, -1)
+        return net.attention.out_proj((q @ k.mT / 3).softmax(-1) @ v)
+
+    def forward(net: Any, x: torch.Tensor, attend: Callable[..., torch.Tensor]) -> torch.Tensor:
+        mixed = attend(net, net.patches(x).flatten(2).transpose(1, 2))
+        return net.head(mixed.square().mean(1))
+
+    parts = {"patches": nn.Conv2d(3, 9, 2, 2), "attention": attention, "head": nn.Linear(9, 3)}
+    model = settled(Made(forward, **parts)).double().eval()
+    results = []
+    for attend in (in_torch, in_full):
+        network = copy.deepcopy(model)
+        network.function = partial(forward, attend=attend)
+        results.append(explain.attribute(network, X, FullGrad(), target=1))
+    torch.testing.assert_close(results[0].values, results[1].values)
+    torch.testing.assert_close(results[0].delta, results[1].delta)
 
 
 def test_fullgrad_counts_the_biases_inside_of_an_attention() -> None:
