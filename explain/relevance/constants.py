@@ -34,8 +34,8 @@ class AddedConstant:
     ``lies_on_input`` is False for numbers, and for what is added to scores of attention: they are
     no maps. The channels of linear functions come last. ``storage`` is that of the tensor as the
     network has it. ``images`` says which image each value of the sum belongs to; None where the
-    images come first. ``rows_of_tokens`` says that the sum has a row for each token and image, token
-    by token, as the last layer of `torch.nn.MultiheadAttention` has.
+    images come first. ``rows_of_tokens`` says that the sum has a row for each token and image,
+    token by token, as the last layer of `torch.nn.MultiheadAttention` has.
     """
 
     value: Tensor | float
@@ -169,7 +169,8 @@ def _beside_signals(step: Step) -> AddedConstant | None:
     """The constants that a step "join" or "choice" puts beside signals, such as a class token, in
     the shape of the result; None without any.
 
-    The result is their sum with the result for the signals alone.
+    The result is their sum with the result for the signals alone. Tokens are not laid on the photo:
+    those that are constant, such as a class token, lie beside it.
     """
     mask = step.options.get("mask" if step.function == "masked_fill" else "condition")
     constants = [value for value in step.constants.values() if value is not mask]
@@ -180,7 +181,8 @@ def _beside_signals(step: Step) -> AddedConstant | None:
     no_signals = {place: torch.zeros_like(step.call.flat[place]) for place in step.dependent}
     with torch.no_grad():
         value = step.call.make(no_signals)
-    return AddedConstant(value, GradientEdge(step.node, step.output))
+    edge = GradientEdge(step.node, step.output)
+    return AddedConstant(value, edge, lies_on_input=value.ndim > 3)
 
 
 def constant_terms(step: Step) -> list[Any]:
