@@ -54,6 +54,7 @@ class Sparseness(MapMetric):
     sign: Sign = "own"
 
     def __call__(self, data: MetricInput) -> MetricResult:
+        """The Gini coefficient of the map's magnitudes ``(N,)``; NaN for a map of zeros."""
         values = data.maps.per_pixel(self.sign).double()
         value = gini(values).to(data.maps.values)
         return MetricResult(data.undefined(self, value, (values == 0).flatten(1).all(1), ZERO))
@@ -83,6 +84,8 @@ class Complexity(MapMetric):
     better = "less"
 
     def __call__(self, data: MetricInput) -> MetricResult:
+        """The entropy in nats ``(N,)`` of the map's magnitudes as shares of their sum; NaN for a
+        map of zeros."""
         # whose sum must not overflow
         sizes = data.maps.per_pixel(self.sign).abs().flatten(1).double()
         total = sizes.sum(1, keepdim=True)
@@ -119,6 +122,8 @@ class EffectiveComplexity(MapMetric):
     minimums: ClassVar = {"threshold": 0}
 
     def __call__(self, data: MetricInput) -> MetricResult:
+        """The share of pixels ``(N,)`` whose magnitude exceeds ``threshold`` of the largest; NaN
+        for a map of zeros."""
         sizes = data.maps.per_pixel(self.sign).abs().flatten(1)
         most = sizes.amax(1, keepdim=True)
         value = (sizes > self.threshold * most).to(sizes).mean(1)

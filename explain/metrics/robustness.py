@@ -25,6 +25,8 @@ class UniformNoise(OneForEach):
     sample: int
 
     def perturbed(self, evidence: Evidence) -> torch.Tensor:
+        """The photos ``(N, C, H, W)`` plus uniform noise up to ``radius`` in the units of the
+        input, the same for every photo; each ``sample`` has its own."""
         x = evidence.inputs
         noise = uniform(x.shape[1:], seeded(self.seed, self.sample))
         return x + self.radius * (2 * noise - 1).to(x)
@@ -74,6 +76,8 @@ class Sensitivity(_NoisyCopies):
     units = "relative change"
 
     def described(self) -> Mapping[str, str]:
+        """The name and the summary for the largest ("maxsensitivity") or the mean change
+        ("avgsensitivity")."""
         name = "avgsensitivity" if self.of == "mean" else "maxsensitivity"
         which = "mean" if self.of == "mean" else "largest"
         summary = f"{which} change of the map, relative to its norm, over noisy copies of the photo"
@@ -145,6 +149,8 @@ class RelativeStability(_NoisyCopies):
     minimums: ClassVar = {"radius": 1e-12, "samples": 1, "floor": 1e-12}
 
     def described(self) -> Mapping[str, str]:
+        """The name and the summary for changes relative to those of the photo (``by`` "input") or
+        of the class scores."""
         what = "photo" if self.by == "input" else "class scores"
         summary = (
             f"largest relative change of the map divided by that of the {what}, over noisy copies"
@@ -156,32 +162,44 @@ class RelativeStability(_NoisyCopies):
         yield from super().variants(context, data)
 
     def compare(self, data: MetricInput, variant: VariantResult) -> torch.Tensor:
+        """What is kept of one noisy copy ``(N, 2 + K)``: the relative change of the map, that of
+        the photo, and the class scores, which `__call__` takes apart. The first variant is the
+        photo itself."""
         if variant.logits is None:
             raise MetricError(
                 f"model must give class scores for {self.name}, got none; use maxsensitivity"
             )
-        of_map = norm(self._relative(data.maps.values, variant.maps.values))
-        of_photo = norm(self._relative(data.images, variant.images))
-        return torch.cat([torch.stack([of_map, of_photo], 1), variant.logits], 1)
+        map_change = norm(self._relative(data.maps.values, variant.maps.values))
+        photo_change = norm(self._relative(data.images, variant.images))
+        return torch.cat([torch.stack([map_change, photo_change], 1), variant.logits], 1)
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
+        """The largest ratio ``(N,)`` between the relative changes of the map and of the photo or
+        scores, over the noisy copies that keep their class; ``numbers`` ``(N, 1 + samples, 2 +
+        K)``."""
         logits = numbers[:, 0, 2:]
         noisy = numbers[:, 1:]
-        same = noisy[..., 2:].argmax(2) == logits.argmax(1, keepdim=True)
-        below = noisy[..., 1]
+        keeps_class = noisy[..., 2:].argmax(2) == logits.argmax(1, keepdim=True)
+        denominators = noisy[..., 1]
         unit: torch.Tensor | float = 1.0  # changes of the input are relative
         if self.by == "output":
-            below = (noisy[..., 2:] - logits[:, None]).norm(dim=2)
+            denominators = (noisy[..., 2:] - logits[:, None]).norm(dim=2)
             unit = logits.norm(dim=1, keepdim=True)
-        floor = torch.as_tensor(1e-6 * unit).to(below).clamp(min=torch.finfo(below.dtype).tiny)
-        ratios = torch.where(same, noisy[..., 0] / torch.maximum(below, floor), -torch.inf)
+        floor = (
+            torch.as_tensor(1e-6 * unit)
+            .to(denominators)
+            .clamp(min=torch.finfo(denominators.dtype).tiny)
+        )
+        ratios = torch.where(
+            keeps_class, noisy[..., 0] / torch.maximum(denominators, floor), -torch.inf
+        )
         value = data.undefined(self, ratios.amax(1), norm(data.maps.values) == 0, ZERO)
         why = "no noisy copy keeps its class"
-        return MetricResult(data.undefined(self, value, ~same.any(1), why))
+        return MetricResult(data.undefined(self, value, ~keeps_class.any(1), why))
 
     def _relative(self, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        """The difference of tensors ``(N, ...)``, value by value as a share of the magnitudes of
-        ``one``, of which small ones are raised to the floor."""
+        """The difference of two tensors ``(N, ...)`` as a share, value by value, of the magnitudes
+        of ``one``; small magnitudes are raised to ``floor`` times the image's largest."""
         sizes = one.abs()
         least = self.floor * over_all(sizes.flatten(1).amax(1), one)
         return (one - other) / torch.maximum(sizes, torch.where(least > 0, least, 1))
@@ -225,13 +243,17 @@ class Continuity(ReattributionMetric):
                 yield Variant(ShiftedPhotos(shift))
 
     def compare(self, data: MetricInput, variant: VariantResult) -> torch.Tensor:
+        """The correlation ``(N,)`` of the map with that of the shifted photo, moved back, over the
+        pixels that stay on the photo; NaN where one does not vary."""
         assert isinstance(variant.of.images, ShiftedPhotos)
         down, across = variant.of.images.by
-        of_map = pixels_kept_by_shift(data.maps.per_pixel(self.sign), down, across)
-        of_variant = pixels_kept_by_shift(variant.maps.per_pixel(self.sign), -down, -across)
-        return correlation(of_map, of_variant)
+        kept_pixels = pixels_kept_by_shift(data.maps.per_pixel(self.sign), down, across)
+        shifted_pixels = pixels_kept_by_shift(variant.maps.per_pixel(self.sign), -down, -across)
+        return correlation(kept_pixels, shifted_pixels)
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
+        """The mean correlation ``(N,)`` over the shifts, each also in ``parts``; NaN counts as 0,
+        and constant maps are not defined."""
         by_shift = numbers.nan_to_num(0)
         value = data.undefined(self, by_shift.mean(1), data.maps.constant, CONSTANT)
         return MetricResult(value.to(data.maps.values.dtype), parts={"shifts": by_shift})
@@ -244,6 +266,8 @@ class ShiftedPhotos(OneForEach):
     by: tuple[int, int]
 
     def perturbed(self, evidence: Evidence) -> torch.Tensor:
+        """The photos ``(N, C, H, W)`` moved down and to the right by ``by`` pixels; the edge is
+        repeated where nothing comes in."""
         x = evidence.inputs
         down, across = self.by
         height, width = x.shape[-2:]

@@ -83,8 +83,8 @@ def load(
 
 
 def _default_name() -> str:
-    """Return the name of the default model, or of the small one where the default's weights are
-    missing."""
+    """Return the name of the default model, or "tiny", with a warning, where the default's weights
+    are not installed."""
     if bundled.weights_file() is not None:
         return bundled.NAME
     warn(
@@ -99,7 +99,8 @@ def classifier_of(
     weights: str | Path | None = None,
     size: int | None = None,
 ) -> Classifier:
-    """Return a model with all that belongs to it, whatever it was given as.
+    """Return a model with its preprocessing and labels, in whatever form a caller gives it: a name,
+    a module, a file's module, a `Classifier`, or None for the default.
 
     Raises:
         ModelError: it is none, or weights or a size are given for one that has its own.

@@ -79,14 +79,16 @@ def as_classifier(
 
 
 def _usual(model: nn.Module, size: int | None) -> Preprocess:
-    """The usual centre crop; in grey if the first convolution has one channel."""
+    """The preprocessing that is assumed for a model that says nothing: a centre crop of ``size``
+    pixels (224), in grey if its first convolution takes one channel."""
     if isinstance(model, BlackBox):
         size = size or model.shape[2]
     return adjusted(CenterCrop(size or 224), channels=1 if _input_channels(model) == 1 else None)
 
 
 def _input_channels(model: nn.Module) -> int | None:
-    """The channels that the first convolution of a model takes; None without one."""
+    """The number of channels that a model takes, by its first convolution or the shape in its file;
+    None where neither says it."""
     if isinstance(model, BlackBox):
         return model.shape[1]
     convolution = first_convolution(model)
@@ -94,7 +96,8 @@ def _input_channels(model: nn.Module) -> int | None:
 
 
 def first_convolution(model: nn.Module) -> nn.Conv2d | nn.Conv3d | None:
-    """The first convolution of a model in two or three dimensions."""
+    """The first convolution of a model in two or three dimensions, in the order of its modules;
+    None without one."""
     for module in model.modules():
         if isinstance(module, (nn.Conv2d, nn.Conv3d)):
             return module
@@ -102,13 +105,15 @@ def first_convolution(model: nn.Module) -> nn.Conv2d | nn.Conv3d | None:
 
 
 def _attribute(model: nn.Module, inner: nn.Module, name: str) -> Any:
-    """Return an attribute of a model, or of the one that it is wrapped around."""
+    """Return an attribute of a model or, if that has none, of the model ``inner`` that it is
+    wrapped around; None where neither has it."""
     value = getattr(model, name, None)
     return getattr(inner, name, None) if value is None else value
 
 
 def fixed_size(name: str) -> ModelError:
-    """Return the error of a size for a model whose preprocessing has one."""
+    """Return (not raise) the error for a ``size`` that is given for the model called ``name``,
+    whose own preprocessing fixes it."""
     return ModelError(
         f"{option_name('size')} cannot be changed for a model that brings its own "
         f"preprocessing, got {name!r}; leave it out"
@@ -116,16 +121,16 @@ def fixed_size(name: str) -> ModelError:
 
 
 def unwrapped_or_same(model: nn.Module) -> nn.Module:
-    """Return the module inside of DataParallel and the like, or the given one; scripted ones are
-    refused elsewhere."""
+    """Return the module inside of DataParallel and the like, or the model itself. No error is
+    raised here for models that cannot be opened, as scripted ones: others refuse them."""
     with muted(), suppress(ModelError):
         return unwrapped(model)
     return model
 
 
 def as_preprocess(preprocess: Any) -> Preprocess:
-    """Return a caller's preprocessing as a function of a photo; it may be an image processor of
-    transformers.
+    """Return a caller's ``preprocess`` as a function from a PIL image to ``(C, H, W)``; an image
+    processor of transformers is wrapped.
 
     Raises:
         ModelError: it cannot be called.
@@ -151,10 +156,10 @@ def resolve_preprocessing(
     std: Values = None,
     interpolation: Interpolation | None = None,
 ) -> Preprocess:
-    """Return how a classifier's photos become its inputs, with the caller's ``preprocess`` or
-    values.
+    """Return how a classifier's photos become its inputs: by its own preprocessing or the caller's
+    ``preprocess``, with the caller's values and crop.
 
-    What is assumed, since neither the model nor the caller says it, is warned of.
+    Warns of what is assumed, since neither the model nor the caller says it.
 
     Raises:
         ModelError: the preprocessing is one that cannot be changed in this way.
@@ -180,8 +185,8 @@ def resolve_preprocessing(
 
 
 def _what_is_assumed(name: str, preprocess: Preprocess, said: Collection[str] = ()) -> str | None:
-    """Return the sentence that says which of the preprocessing's size, mean and std are assumed;
-    None where the caller has ``said`` them all.
+    """Return the sentence for a warning that says which of a preprocessing's size, mean and std are
+    assumed, and how to give them; None where the caller has ``said`` them all.
 
     >>> _what_is_assumed("Net", CenterCrop(32), {"mean"}).split("; ")[1]
     "assumed: a centre crop of 32 pixels, ImageNet's standard deviation"
@@ -198,9 +203,9 @@ def _what_is_assumed(name: str, preprocess: Preprocess, said: Collection[str] = 
     assumed_values = [value for value in missing if value in words]
     if isinstance(preprocess, CenterCrop) and all(map(preprocess.is_imagenets, assumed_values)):
         grey = " in grey" if len(preprocess.mean) == 1 else ""
-        of_imagenet = " and ".join(words[value] for value in assumed_values)
+        imagenet_values = " and ".join(words[value] for value in assumed_values)
         assumed = f"a centre crop of {preprocess.side} pixels{grey}"
-        assumed += f", ImageNet's {of_imagenet}" if of_imagenet else ""
+        assumed += f", ImageNet's {imagenet_values}" if imagenet_values else ""
     else:
         assumed = str(preprocess) if origin is None else f"{origin}, {preprocess}"
     arguments = ", ".join(f"{value}=" for value in missing)

@@ -36,7 +36,8 @@ STD = (0.502,) * 3
 
 
 def weights_file() -> Path | None:
-    """Return the file with the weights, or None where its package is not installed."""
+    """Return the file with EfficientNet-Lite0's weights, which a package of data brings, or None
+    where that is not installed. The package is not imported."""
     package = importlib.util.find_spec(PACKAGE)
     if package is None:
         return None
@@ -118,8 +119,9 @@ def load_tiny_transformer(size: int | None = None) -> Classifier:
 def _read(
     name: str, kind: type[nn.Module], file: bytes, size: int | None, weights: str | None = None
 ) -> Classifier:
-    """Return the classifier in the bytes of a file, which has the options of its network ``kind``,
-    weights, preprocessing, labels and temperature."""
+    """Return one of the small classifiers from the bytes of its weights ``file``: the options of
+    the network ``kind``, weights, preprocessing, labels and temperature are keys in it. ``size`` is
+    another side of the input in pixels."""
     content: dict[str, Any] = torch.load(io.BytesIO(file), weights_only=True, map_location="cpu")
     model = filled(partial(kind, **content["architecture"]), content["state_dict"])
     view = content["preprocess"]
@@ -160,7 +162,8 @@ def imagenet_labels() -> Categories:
 
 
 def with_synonyms(labels: Iterable[str]) -> Categories:
-    """Give labels the other words that ImageNet's labels of the same names have.
+    """Return labels with the synonyms that ImageNet's labels of the same names have, so that users
+    can name a class by them; labels without a match get none.
 
     >>> with_synonyms(["tabby cat", "gizmo"]).synonyms[1]
     ()
@@ -168,8 +171,8 @@ def with_synonyms(labels: Iterable[str]) -> Categories:
     labels = list(labels)
     imagenet = imagenet_labels()
     synonyms = dict(zip(map(str.casefold, imagenet), imagenet.synonyms, strict=True))
-    of_labels = [synonyms.get(label.casefold(), ()) for label in labels]
-    return Categories(labels, of_labels, imagenet.absent)
+    label_synonyms = [synonyms.get(label.casefold(), ()) for label in labels]
+    return Categories(labels, label_synonyms, imagenet.absent)
 
 
 NANODET = "nanodet"
@@ -225,8 +228,9 @@ def _converted(
     preprocess: StretchedPhoto,
     labels: Sequence[str],
 ) -> Classifier:
-    """Return the classifier of a network ``kind`` with the weights in a file, which are in half
-    precision there."""
+    """Return the classifier of a network ``kind`` with weights converted from another package: a
+    safetensors file in half precision, which must have this ``sha256``. Its outputs are
+    probabilities after a sigmoid."""
     if preprocess.side % 32:
         raise ModelError(
             f"{option_name('size')} must be a multiple of 32 pixels for the model {name!r}, "
@@ -259,6 +263,8 @@ class WordPieces:
     """
 
     def __init__(self, vocabulary: Iterable[str]) -> None:
+        """Number the pieces of words in the order of the vocabulary, which is that of the rows of
+        the embedding. ``decoder`` and ``all_special_ids`` are named as in transformers."""
         self.decoder = dict(enumerate(vocabulary))
         self.ids = {piece: number for number, piece in self.decoder.items()}
         self.all_special_ids = [self.ids[PAD], self.ids[START]]
@@ -271,7 +277,9 @@ class WordPieces:
         return torch.tensor([(row + [self.ids[PAD]] * LENGTH)[:LENGTH] for row in rows])
 
     def pieces(self, word: str, start: str = "") -> list[int]:
-        """The ids of the longest pieces that a word begins with, and so on."""
+        """The ids of a word: the longest piece that it begins with, then the longest of the rest,
+        and so on; the id of `UNKNOWN` for a character that no piece begins with. ``start`` is "##"
+        inside of a word."""
         ids = list[int]()
         while word:
             fitting = (start + word[:end] for end in range(len(word), 0, -1))
@@ -298,6 +306,7 @@ class TinyCLIP(nn.Module):
     """
 
     def __init__(self, vocabulary: int, width: int = 128, heads: int = 4, depth: int = 2) -> None:
+        """Build the two towers; names and shapes of the parts are those in the weights file."""
         super().__init__()
         self.image_tower = small_networks.SmallTransformer(width=width, heads=heads)
         self.image_tower.head = nn.Identity()  # type: ignore[assignment]
@@ -320,6 +329,8 @@ class TinyCLIP(nn.Module):
         return self.text_projection(self.text_ln(tokens)[:, 0])
 
     def forward(self, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """The similarity of each photo ``(N, 3, 64, 64)`` with each text ``(M, 16)`` of ids: ``(N,
+        M)`` cosines times the learned scale."""
         photos = F.normalize(self.encode_image(x), dim=-1)
         texts = F.normalize(self.encode_text(ids), dim=-1)
         return self.logit_scale.exp() * photos @ texts.T
@@ -364,7 +375,8 @@ LOADERS: dict[str, Callable[[int | None], Classifier]] = {
 
 
 def filled(make: Callable[[], nn.Module], state: Mapping[str, torch.Tensor]) -> nn.Module:
-    """Make a network with these weights, in full precision, for inference."""
+    """Make a network and load its weights ``state``, in full precision and evaluation mode;
+    ``make`` must give parameters with the same names."""
     with torch.device("meta"):  # no time spent on initial values that are replaced at once
         model = make()
     model.load_state_dict(state, assign=True)
@@ -372,7 +384,8 @@ def filled(make: Callable[[], nn.Module], state: Mapping[str, torch.Tensor]) -> 
 
 
 def read_published(path: Path, sha256: str, name: str, package: str = "explain-hooks") -> bytes:
-    """Return the bytes of the weights of a model, which come with a ``package``.
+    """Return the bytes of a model's weights file, after a check that it is the published one.
+    ``name`` is that of the model and ``package`` what brings the file, for errors.
 
     Raises:
         ModelError: the file is missing, or is not the published one to the bit.

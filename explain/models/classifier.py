@@ -43,7 +43,8 @@ class Classifier:
         return f"Classifier({self.name!r}, {type(self.model).__name__}, {classes})"
 
     def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return calibrated probabilities ``(N, K)`` from logits ``(N, K)``."""
+        """Return calibrated probabilities ``(N, K)`` from the model's logits ``(N, K)``: divided by
+        the classifier's temperature, then a softmax or what its ``activation`` says."""
         outputs = outputs_like(logits, self.activation)
         return replace(outputs, temperature=self.temperature).probabilities(logits.float())  # type: ignore[return-value]
 
@@ -72,7 +73,9 @@ def on_device(model: nn.Module, device: str | torch.device) -> nn.Module:
 def outputs_for(
     model: Classifier, x: InputsLike, logits: torch.Tensor, activation: Activation | None
 ) -> Outputs:
-    """Say what a classifier's outputs are, of which ``logits`` ``(N, K)`` are those for ``x``.
+    """Find out what a classifier's outputs are (classes, labels or numbers; logits or
+    probabilities) from the ``logits`` ``(N, K)`` that it gave for ``x``; the caller's
+    ``activation`` decides where given.
 
     A warning says it where they are seen to be probabilities already.
     """

@@ -32,11 +32,15 @@ class BlackBox(nn.Module):
     def __init__(
         self, scores: Scores, shape: tuple[int | None, ...] = (None, None, None, None)
     ) -> None:
+        """Take the function ``scores``, from inputs to class scores, and the input ``shape`` of the
+        file, None where any length is taken."""
         super().__init__()
         self.scores = scores
         self.shape = shape
 
     def forward(self, x: torch.Tensor) -> Any:
+        """The scores of ``x`` ``(N, C, H, W)``; a batch of another length than the file was made
+        for is run in parts of that length, the last filled up with copies."""
         rows = self.shape[0]
         if rows in (None, len(x)):
             return self.scores(x)
@@ -45,8 +49,8 @@ class BlackBox(nn.Module):
 
 
 def as_module(model: Any) -> Any:
-    """Return a scripted module or an exported program as a module of Python code; anything else as
-    it is."""
+    """Return a scripted module or an exported program as a module that can be called like any
+    other, but hides its layers; anything else as it is."""
     if isinstance(model, torch.jit.ScriptModule):
         return nn.Sequential(model)
     if isinstance(model, ExportedProgram):
@@ -89,7 +93,8 @@ def load_file(path: Path) -> nn.Module:
 
 
 def _onnx(path: Path) -> BlackBox:
-    """Read an ONNX model, which onnxruntime runs."""
+    """Read an ONNX model as a `BlackBox` that onnxruntime runs on the CPU, from its first input to
+    its first output, without gradients."""
     runtime = optional("onnxruntime", f"for the model {str(path)!r}", "onnx", ModelError)
     session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     x_info = session.get_inputs()[0]

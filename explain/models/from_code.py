@@ -19,8 +19,8 @@ from explain.models.weights import with_weights
 def load_custom(
     name: str, weights: str | Path | None = None, size: int | None = None
 ) -> Classifier:
-    """Import ``module`` (the current folder counts) or a file, call its factory, and load weights
-    into the model.
+    """Load a model of your own, named like ``package.module:factory`` or ``./file.py:factory``:
+    import it (the current folder counts), call the factory, and load weights into the model.
 
     The factory returns an ``nn.Module``, or a `Classifier` that brings preprocessing and labels
     along. What a module says about them itself is taken; see `as_classifier`.
@@ -59,7 +59,8 @@ def load_custom(
 
 
 def _module(name: str, where: str) -> ModuleType:
-    """Import a module of this dotted name; the current folder counts."""
+    """Import the module with the dotted name ``where``, for the model called ``name``; the current
+    folder is put on ``sys.path``."""
     folder = str(Path.cwd())
     if not {"", folder} & set(sys.path):
         sys.path.insert(0, folder)
@@ -74,7 +75,9 @@ def _module(name: str, where: str) -> ModuleType:
 
 
 def _module_of_file(name: str, path: Path) -> ModuleType:
-    """Import a file, under a name of its own: another module may have the same file name."""
+    """Import a Python file as a module, once, for the model called ``name``; its folder is put on
+    ``sys.path``. Its name in ``sys.modules`` has a hash of the path, since another module may have
+    the same file name."""
     if not path.is_file():
         raise ModelError(
             f"model {name!r} must name a file, but there is no {str(path)!r}; check the path"

@@ -41,7 +41,8 @@ class TimmTransform:
         return self.transform(image)
 
     def with_values(self, values: Mapping[str, Any]) -> "TimmTransform":
-        """Return the same with another "side", "mean", "std" or "interpolation"."""
+        """Return this transform with other values: `adjusted` passes "side", "mean", "std" and
+        "interpolation" by these names, those that change."""
         config = {**self.config, **values}
         side = config.pop("side", None)
         if side is not None:
@@ -49,7 +50,8 @@ class TimmTransform:
         return TimmTransform(config)
 
     def as_plain(self) -> CenterCrop | WholePhoto | None:
-        """Return the preprocessing of this package that it amounts to, or None."""
+        """Return the `CenterCrop`, `StretchedPhoto` or `WholePhoto` that the transform amounts to,
+        or None."""
         _, height, width = self.config["input_size"]
         mode = self.config["crop_mode"]
         share = self.config["crop_pct"]
@@ -111,7 +113,7 @@ def load_timm(name: str, weights: str | Path | None = None, size: int | None = N
 
 
 def _timm(name: str) -> ModuleType:
-    """Import timm for the model of this name."""
+    """Import timm for the model called ``name``; errors say what to install."""
     try:
         return importlib.import_module("timm")
     except UNUSABLE as error:
@@ -147,8 +149,9 @@ def is_configured(model: nn.Module) -> bool:
 def timm_transform_and_labels(
     timm: ModuleType, model: nn.Module, size: int | None = None
 ) -> tuple[TimmTransform, Sequence[str] | None]:
-    """Return the preprocessing and the labels that a model's configuration names, as timm itself
-    makes them; ``size`` is another side of the input."""
+    """Return the preprocessing and the labels that a timm model's configuration names, as timm
+    itself makes them; ``size`` is another side of the input. Labels are None where they are not
+    known."""
     # a model that was made with another size has it here
     sides = getattr(getattr(model, "patch_embed", None), "img_size", None)
     if size is not None:
@@ -162,8 +165,8 @@ def timm_transform_and_labels(
 
 
 def _labels(timm: ModuleType, model: nn.Module, config: Mapping[str, Any]) -> list[str] | None:
-    """The labels in the configuration, or those of ImageNet where the model has as many classes as
-    one of its sets."""
+    """The labels of a timm model: those in its configuration, or those of the set of ImageNet that
+    has as many classes; None where neither fits."""
     classes = getattr(model, "num_classes", None)
     names = config.get("label_names")
     if names is not None and len(names) == classes:

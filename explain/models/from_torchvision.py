@@ -35,7 +35,8 @@ def torchvision_models() -> ModuleType:
 
 
 def no_torchvision(error: Exception) -> ModelError:
-    """Return the error that says why torchvision cannot be used."""
+    """Return (not raise) the error that says why torchvision cannot be used, from the error of its
+    import."""
     reason = (str(error).splitlines() or [type(error).__name__])[0]
     return ModelError(
         f"torchvision cannot be used with torch {torch.__version__} ({reason}); run 'pip "
@@ -95,7 +96,8 @@ def load_torchvision(
 
 
 def not_downloaded(name: str, where: str, error: Exception) -> ModelError:
-    """Return the error that says why the weights of a model could not be downloaded."""
+    """Return (not raise) the error that says why the weights of the model called ``name`` could not
+    be downloaded; ``where`` says where they would lie, or is empty."""
     reason = " ".join(str(getattr(error, "reason", error)).split())[:100].strip()
     return ModelError(
         f"model {name!r} needs its weights{where}, which could not be downloaded ({reason}); "

@@ -38,7 +38,8 @@ class Processed:
         return processed["pixel_values"][0]
 
     def with_values(self, values: Mapping[str, Any]) -> "Processed":
-        """Return the same with another "side", "mean", "std" or "interpolation"."""
+        """Return this preprocessing with other values: `adjusted` passes "side", "mean", "std" and
+        "interpolation" by these names, those that change."""
         side = values.get("side")
         processed = self if side is None else self.resized(side, side)
         options = dict(processed.options)
@@ -50,7 +51,8 @@ class Processed:
         return Processed(self.processor, options)
 
     def as_plain(self) -> CenterCrop | StretchedPhoto | None:
-        """Return the preprocessing of this package that it amounts to, or None."""
+        """Return the `CenterCrop` or `StretchedPhoto` that the image processor amounts to, or None
+        where it does anything else, such as another scale or a size that is no square."""
         scale = 1 / 255 if self._value("do_rescale") else 1.0
         if not math.isclose(scale, self._value("rescale_factor") or 1.0):
             return None
@@ -105,15 +107,19 @@ class Processed:
         return Processed(self.processor, options)
 
     def _sides(self, name: str) -> dict[str, int]:
-        """The "size" or "crop_size" in pixels, by the name of each edge that is set."""
+        """The processor's "size" or "crop_size" in pixels, by edge ("height", "shortest_edge",
+        ...), without edges that are None."""
         sides = dict(self._value(name) or {})
         return {edge: side for edge, side in sides.items() if side is not None}
 
     def _value(self, name: str) -> Any:
-        """The option with this name; else what the image processor has for it, or None."""
+        """The value that the processor will use for an option: from ``options``, else its own, or
+        None."""
         return self.options.get(name, getattr(self.processor, name, None))
 
     def __repr__(self) -> str:
+        """The processor with its main values; warnings about assumed preprocessing show this
+        text."""
         values: dict[str, Any] = {}
         for name in SHOWN:
             values[name] = self._sides(name) if name.endswith("size") else self._value(name)
@@ -122,8 +128,9 @@ class Processed:
 
 
 def as_processed(processor: Any) -> Processed | None:
-    """Return an image processor, or that of a processor of images and texts, as a preprocessing;
-    None for anything else."""
+    """Return an image processor of transformers, or that inside a processor of images and texts, as
+    a preprocessing; None for anything else. Recognised by its methods, so that transformers is not
+    imported."""
     inner = getattr(processor, "image_processor", processor)
     can_preprocess = callable(getattr(inner, "preprocess", None))
     if can_preprocess and hasattr(inner, "model_input_names"):
@@ -139,8 +146,8 @@ def config_of(model: nn.Module) -> Any:
 
 
 def labels(config: Any) -> list[str] | None:
-    """Return the labels of a configuration in the order of the classes, if they say more than
-    LABEL_0, LABEL_1, ..."""
+    """Return the class labels of a transformers configuration in the order of the classes; None
+    where they say no more than LABEL_0, LABEL_1, ..."""
     by_index = getattr(config, "id2label", None)
     if not isinstance(by_index, dict) or set(by_index) != set(range(len(by_index))):
         return None
@@ -171,8 +178,8 @@ def preprocessing(model: nn.Module, config: Any, size: int | None) -> tuple[Proc
 
 
 def _usual(config: Any) -> Processed | None:
-    """Return the image processor that transformers has for the model's family, with its own
-    values."""
+    """Return the image processor that transformers has for the family of a configuration, with its
+    default values; None where there is none."""
     # a family without one, or a release of transformers that keeps them elsewhere
     with suppress(Exception), quiet():
         auto = importlib.import_module("transformers.models.auto.image_processing_auto")

@@ -23,7 +23,7 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 def check_side(size: object) -> None:
-    """Refuse what cannot be the side of an input in pixels.
+    """Refuse a ``size`` that cannot be the side of an input in pixels.
 
     Raises:
         ModelError: it is no whole number from 1.
@@ -63,7 +63,8 @@ class CenterCrop:
         return getattr(self, name) in (usual, (fmean(usual),))
 
     def box(self, size: tuple[int, int]) -> Box:
-        """Return the square that is cut out of a photo of ``size`` (width, height)."""
+        """Return the square that is cut out of a photo of ``size`` (width, height), in pixels of
+        the photo; overlays lie there."""
         half = min(size) * self.crop / 2
         x = size[0] / 2
         y = size[1] / 2
@@ -73,7 +74,8 @@ class CenterCrop:
         return self.cut(image, self.box(image.size))
 
     def cut(self, image: Image.Image, box: Box) -> torch.Tensor:
-        """Cut a square out of a photo, scale and normalise it: ``(C, side, side)``."""
+        """Cut a square out of a photo, scale it to the side of the input and normalise it: ``(C,
+        side, side)``. Tiles and zooms call it with squares of their own."""
         corners = (box.left, box.top, box.right, box.bottom)
         return _scaled(self, image, (self.side, self.side), corners)
 
@@ -106,8 +108,8 @@ class WholePhoto:
     pad: bool = True
 
     def box(self, size: tuple[int, int]) -> Box:
-        """Return what the input shows of a photo of ``size`` (width, height); padding lies outside
-        of the photo."""
+        """Return the part of a photo of ``size`` (width, height) that the input shows, in pixels of
+        the photo; padding lies outside of the photo, so edges may be negative."""
         if not self.pad:
             return Box.whole(size)
         width, height = self._scaled_size(size)
@@ -119,6 +121,8 @@ class WholePhoto:
         return Box(-left * across, -top * down, right, (self.side - top) * down)
 
     def __call__(self, image: Image.Image) -> torch.Tensor:
+        """Scale the photo, normalise it, and pad it to a square with zeros (the mean colour) if
+        ``pad``: ``(C, height, width)``."""
         width, height = self._scaled_size(image.size)
         x = _scaled(self, image, (width, height))
         if not self.pad:
@@ -128,7 +132,8 @@ class WholePhoto:
         return F.pad(x, (left, self.side - width - left, top, self.side - height - top))
 
     def _scaled_size(self, size: tuple[int, int]) -> tuple[int, int]:
-        """The width and height in pixels of the scaled photo, without padding."""
+        """The width and height in pixels of a photo of ``size`` (width, height) after scaling,
+        without padding. `box` and `__call__` must agree, so both ask here."""
         scale = self.side / max(size)
         if not self.pad:
             scale = min(self.side / min(size), LONGEST * scale)
@@ -150,10 +155,11 @@ class StretchedPhoto(WholePhoto):
 def _scaled(
     how: CenterCrop | WholePhoto, image: Image.Image, size: tuple[int, int], part: Any = None
 ) -> torch.Tensor:
-    """Scale a part of a photo (all of it for None) to ``size`` (width, height), and normalise each
-    channel: ``(C, height, width)``.
+    """Scale the ``part`` (left, top, right, bottom; all for None) of a photo to ``size`` (width,
+    height), and normalise each channel: ``(C, height, width)`` floats. ``how`` has mean, deviation
+    and interpolation.
 
-    It is in grey where there is one mean, and in colour where there are three.
+    The photo is in grey where there is one mean, and in colour where there are three.
     """
     colors = image.convert("L" if len(how.mean) == 1 else "RGB")
     small = colors.resize(size, Image.Resampling[how.interpolation.upper()], box=part)
@@ -164,7 +170,8 @@ def _scaled(
 
 
 def cropped(preprocess: Preprocess, crop: CropLike, model: nn.Module) -> Preprocess:
-    """Return a preprocessing that shows another part of a photo.
+    """Return a preprocessing that shows another part of a photo, as the option ``crop`` names it:
+    the centre (unchanged), the whole, or a central square of some share.
 
     Raises:
         ModelError: there is no such crop, or the preprocessing is one that cannot be changed.
@@ -188,7 +195,8 @@ def cropped(preprocess: Preprocess, crop: CropLike, model: nn.Module) -> Preproc
 
 
 def takes_any_size(model: nn.Module) -> bool:
-    """Whether a network averages its last maps, and has no embeddings of positions."""
+    """Whether a network works on photos that are no squares: it averages its last maps, and has no
+    embeddings of positions. Guessed from names of parameters and classes of modules."""
     for name, _ in model.named_parameters():
         if "position" in name or "pos" in name.split(".")[-1].split("_"):
             return False
@@ -199,8 +207,9 @@ def takes_any_size(model: nn.Module) -> bool:
 
 
 def as_plain(preprocess: Any, wanted: str) -> CenterCrop | WholePhoto:
-    """Return the preprocessing of this module that one is, or amounts to: torchvision's published
-    transforms, those of timm, and image processors of transformers.
+    """Return a preprocessing as one of this module's, whose values can be changed: it may be one,
+    or amount to one, as torchvision's published transforms, those of timm and image processors of
+    transformers do.
 
     Raises:
         ModelError: it is another preprocessing, which ``wanted`` cannot change.
@@ -237,7 +246,8 @@ def adjusted(
     std: Values = None,
     interpolation: Interpolation | None = None,
 ) -> Preprocess:
-    """Return a preprocessing with other values; None leaves one as it is.
+    """Return a preprocessing with other values, such as a caller's ``mean`` and ``std``; None
+    leaves a value as it is.
 
     Args:
         preprocess: one that cuts out the centre, or shows the whole photo.
@@ -278,9 +288,9 @@ def adjusted(
             f"{option_name('interpolation')} must be 'bilinear' or 'bicubic', got "
             f"{shown(interpolation)}; leave it out"
         )
-    of_each_channel = std if mean is None else mean
-    if channels is None and isinstance(of_each_channel, (list, tuple)):
-        channels = 1 if len(of_each_channel) == 1 else None
+    channel_values = std if mean is None else mean
+    if channels is None and isinstance(channel_values, (list, tuple)):
+        channels = 1 if len(channel_values) == 1 else None
     # a transform of timm or transformers, which has three channels
     changes_itself = channels != 1 and hasattr(preprocess, "with_values")
     plain: Any = preprocess
@@ -299,7 +309,8 @@ def adjusted(
 
 
 def _of_channels(values: Any, name: str, channels: int) -> tuple[float, ...]:
-    """Return a number for each channel: its "mean", from 0 to 1, or its "std", above 0.
+    """Check an option's ``values``, and return one for each of ``channels`` channels: a number
+    stands for all. ``name`` is "mean", from 0 to 1, or "std", above 0.
 
     Raises:
         ModelError: they are more or fewer, or out of the range.

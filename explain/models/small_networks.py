@@ -16,6 +16,8 @@ class Bottleneck(nn.Module):
     skipping pixels."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        """Build the block from ``inputs`` to ``outputs`` channels; names of parts are keys of the
+        weights file, as in torchvision's ResNet."""
         super().__init__()
         width = outputs // 4
         self.conv1 = nn.Conv2d(inputs, width, 1, bias=False)
@@ -35,6 +37,8 @@ class Bottleneck(nn.Module):
             )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """From ``(N, inputs, H, W)`` to ``(N, outputs, H / stride, W / stride)``: the three
+        convolutions, plus the shortcut, in place."""
         shortcut = x if self.downsample is None else self.downsample(x)
         x = self.relu(self.bn1(self.conv1(x)))
         x = self.relu(self.bn2(self.conv2(x)))
@@ -60,6 +64,9 @@ class SmallResNet(nn.Module):
         widths: tuple[int, ...] = (128, 256, 512),
         depths: tuple[int, ...] = (2, 3, 4),
     ) -> None:
+        """Build the network for ``classes`` classes: ``stem`` channels after the first convolution,
+        then stages of these ``widths`` and ``depths``. Names of parts are keys of the weights
+        file."""
         super().__init__()
         self.conv1 = nn.Conv2d(3, stem, 3, 2, 1, bias=False)
         self.bn1 = nn.BatchNorm2d(stem)
@@ -76,6 +83,7 @@ class SmallResNet(nn.Module):
         self.fc = nn.Linear(inputs, classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits ``(N, classes)`` of photos ``(N, 3, H, W)``."""
         x = self.relu(self.bn1(self.conv1(x)))
         for stage in range(1, self.stages + 1):
             x = self.get_submodule(f"layer{stage}")(x)
@@ -86,6 +94,8 @@ class EncoderBlock(nn.Module):
     """Self-attention and a two-layer network, each after a normalisation and around a shortcut."""
 
     def __init__(self, width: int, heads: int, hidden: int) -> None:
+        """Build the block for tokens of ``width`` channels; names are those of torchvision's, and
+        keys of the weights file."""
         super().__init__()
         self.ln_1 = nn.LayerNorm(width)
         self.self_attention = nn.MultiheadAttention(width, heads, batch_first=True)
@@ -93,8 +103,9 @@ class EncoderBlock(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.ln_1(x)
-        x = x + self.self_attention(y, y, y, need_weights=False)[0]
+        """From tokens ``(N, tokens, width)`` to tokens of the same shape."""
+        normalised = self.ln_1(x)
+        x = x + self.self_attention(normalised, normalised, normalised, need_weights=False)[0]
         return x + self.mlp(self.ln_2(x))
 
 
@@ -119,6 +130,8 @@ class SmallTransformer(nn.Module):
         heads: int = 4,
         depth: int = 5,
     ) -> None:
+        """Build the network for photos of ``side`` pixels; names of parts, and the shape of the
+        position embedding, are those of the weights file."""
         super().__init__()
         first, second, third = stem
         self.conv1 = nn.Conv2d(3, first, 3, 2, 1, bias=False)
@@ -139,12 +152,13 @@ class SmallTransformer(nn.Module):
         self.head = nn.Linear(width, classes)
 
     def features(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what the stem's convolutions say of each 8 x 8 pixels: ``(N, C, H / 8, W /
-        8)``."""
+        """Return the feature maps of the convolutional stem, one vector for each 8 x 8 pixels:
+        ``(N, C, H / 8, W / 8)``."""
         x = self.relu(self.bn1(self.conv1(x)))
         return self.avgpool(self.layer2(self.layer1(x)))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits ``(N, classes)`` of photos ``(N, 3, side, side)``, read from the class token."""
         patches = self.conv_proj(self.features(x)).flatten(2).transpose(1, 2)
         class_tokens = self.class_token.expand(len(patches), -1, -1)
         tokens = torch.cat([class_tokens, patches], dim=1) + self.pos_embedding
@@ -174,6 +188,8 @@ class SameConv2d(nn.Conv2d):
     """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Pad as TensorFlow does (the odd pixel on the right and below) and convolve: ``(N, C, H,
+        W)`` to 1/stride of the size, rounded up."""
         sides = zip(x.shape[-2:], self.stride, self.kernel_size, strict=True)
         height, width = (
             max((-(-side // stride) - 1) * stride + kernel - side, 0)
@@ -196,6 +212,8 @@ class ConvNormActivation(nn.Sequential):
         *,
         activation: bool = True,
     ) -> None:
+        """Append the convolution, the normalisation and the ReLU6 in this order, whose positions
+        are keys of the weights file."""
         super().__init__()
         # Without a stride, the padding is the same on all sides and for all sizes.
         kind, padding = (SameConv2d, 0) if stride > 1 else (nn.Conv2d, kernel // 2)
@@ -210,6 +228,8 @@ class MBConv(nn.Module):
     if shapes allow."""
 
     def __init__(self, inputs: int, outputs: int, expansion: int, kernel: int, stride: int) -> None:
+        """Build the block; ``expansion`` is how many times the input's channels are in the middle.
+        The order of parts is that of the weights file."""
         super().__init__()
         width = inputs * expansion
         self.block = nn.Sequential()
@@ -220,6 +240,7 @@ class MBConv(nn.Module):
         self.shortcut = stride == 1 and inputs == outputs
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """From ``(N, inputs, H, W)`` to ``(N, outputs, H / stride, W / stride)``."""
         out: torch.Tensor = self.block(x)
         return out + x if self.shortcut else out
 
@@ -235,6 +256,8 @@ class EfficientNetLite0(nn.Module):
     """
 
     def __init__(self, classes: int = 1000) -> None:
+        """Build the network from the table `STAGES`. The order of parameters must stay: the
+        published weights are assigned in this order."""
         super().__init__()
         inputs = 32
         self.features = nn.Sequential(ConvNormActivation(3, inputs, 3, 2))
@@ -284,6 +307,8 @@ class Gate(nn.Sequential):
     ``(N, C', 1, 1)``."""
 
     def __init__(self, inputs: int, outputs: int, hidden: int | None = None) -> None:
+        """Append the pooling, one or (with ``hidden`` channels) two 1 x 1 convolutions, and the
+        sigmoid; positions are keys of the weights file."""
         super().__init__(nn.AdaptiveAvgPool2d(1))
         if hidden is not None:
             self.append(nn.Conv2d(inputs, hidden, 1))
@@ -306,6 +331,8 @@ class InvertedResidual(nn.Module):
         gate: int | None,
         activation: type[nn.Module],
     ) -> None:
+        """Build a block of the person segmenter, with ``width`` channels in the middle and ``gate``
+        hidden channels in its channel gate, or no gate. Names are keys of the weights file."""
         super().__init__()
         self.expand = nn.Sequential(nn.Conv2d(inputs, width, 1), activation())
         depthwise = SameConv2d(width, width, kernel, stride, groups=width)
@@ -315,8 +342,11 @@ class InvertedResidual(nn.Module):
         self.shortcut = stride == 1 and inputs == outputs
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.filter(self.expand(x))
-        out: torch.Tensor = self.project(y if self.gate is None else y * self.gate(y))
+        """From ``(N, inputs, H, W)`` to ``(N, outputs, H / stride, W / stride)``."""
+        filtered = self.filter(self.expand(x))
+        out: torch.Tensor = self.project(
+            filtered if self.gate is None else filtered * self.gate(filtered)
+        )
         return out + x if self.shortcut else out
 
 
@@ -324,6 +354,8 @@ class DecoderStep(nn.Module):
     """Enlarge a map to the size of a finer one, weight the channels of that, and add them."""
 
     def __init__(self, inputs: int, width: int) -> None:
+        """Build a step of the person segmenter's decoder, from ``inputs`` channels to ``width``,
+        those of the finer map. Names are keys of the weights file."""
         super().__init__()
         self.reduce = nn.Conv2d(inputs, width, 1)
         self.gate = Gate(width, width, width)
@@ -331,6 +363,9 @@ class DecoderStep(nn.Module):
         self.filter = nn.Sequential(nn.Conv2d(width, width, 3, padding=1, groups=width), nn.ReLU())
 
     def forward(self, x: torch.Tensor, finer: torch.Tensor) -> torch.Tensor:
+        """Enlarge a coarse map ``x`` ``(N, inputs, h, w)`` to the size of an earlier, finer one
+        ``(N, width, H, W)``, and mix both: ``(N, width, H, W)``. A step of the person segmenter's
+        decoder."""
         x = self.reduce(
             F.interpolate(x, size=finer.shape[-2:], mode="bilinear", align_corners=False)
         )
@@ -350,6 +385,8 @@ class PersonSegmenter(nn.Module):
     """
 
     def __init__(self) -> None:
+        """Build encoder, context and decoder from the tables `BLOCKS` and `FINER`. Names are keys
+        of the weights file."""
         super().__init__()
         self.stem = nn.Sequential(SameConv2d(3, STEM, 3, 2), Hardswish())
         self.blocks = nn.ModuleList()
@@ -365,6 +402,8 @@ class PersonSegmenter(nn.Module):
         self.output = nn.ConvTranspose2d(STEM, 1, 2, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """A logit for each pixel ``(N, 1, H, W)`` of photos ``(N, 3, H, W)``; the decoder goes from
+        coarse to fine over the encoder's maps that `FINER` names, and the stem's."""
         maps = [self.stem(x)]
         for block in self.blocks:
             maps.append(block(maps[-1]))

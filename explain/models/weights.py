@@ -19,7 +19,8 @@ from explain.models.classifier import Classifier
 
 
 def with_weights(classifier: Classifier, path: str | Path) -> Classifier:
-    """Load a state dict into a classifier's model, and say so in the classifier."""
+    """Load a state dict from a file into a classifier's model, in place, and return the classifier
+    with the file as its ``weights``."""
     fit_weights(classifier.model, read_weights(path), path)
     return replace(classifier, weights=describe_weights(path))
 
@@ -61,6 +62,8 @@ def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
 
 
 def _read(path: Path) -> Any:
+    """The content of a weights file, read without running any code in it; compressed archives that
+    would become larger are refused."""
     if path.suffix.lower() == ".safetensors":
         return safetensors.torch.load_file(path)
     if zipfile.is_zipfile(path):
