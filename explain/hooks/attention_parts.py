@@ -105,7 +105,7 @@ def product_of(name: str, args: tuple[Any, ...]) -> _Product | None:
         args = (args[0], *tensors)
         terms = str(args[0]).replace(" ", "").replace("->", ",").split(",")
     else:
-        first = 1 if name == "baddbmm" else 0  # behind what it adds the product to
+        first = 1 if name == "baddbmm" else 0  # `baddbmm` has the tensor that it adds first
         tensors = list(args[first : first + 2])
         terms = ["...ij", "...jk", "...ik"]
     are_tensors = [isinstance(tensor, torch.Tensor) for tensor in tensors]

@@ -363,7 +363,7 @@ class Capture:
         self._was_cut = False
         if self._cut or not torch.is_grad_enabled() or _some_require_gradients(args, kwargs):
             return None
-        # Weights that require no gradient would leave what is below the layer without a history.
+        # With frozen weights, what runs before the layer would otherwise have no history.
         return nested.SwappedInputs((args, kwargs), _aliased)
 
     def end_pass(self, *arguments: Any) -> None:
@@ -454,7 +454,7 @@ class Capture:
 
         def leave(module: nn.Module, args: Any, output: Any) -> Any:
             """Record the output of a call that ends; what is returned replaces the output."""
-            # a call that had begun before is not among them
+            # a call that began before the hooks were registered is not in `running`
             inputs = running.pop() if running else {}
             return self._leave(layer, inputs if self._is_wanted(layer) else None, output)
 
@@ -516,7 +516,7 @@ class Capture:
         record = self._recorded(layer, first_output)
         if record is None:
             return None
-        # each tensor once
+        # each tensor once, also if it is in the output twice
         tensors: dict[int, tuple[TensorRecord, torch.Tensor]] = {
             id(first_output): (record, first_output)
         }
@@ -527,7 +527,7 @@ class Capture:
         begins_late = not torch.is_grad_enabled()
         if inputs is None or not self._has_graph(record, first_output):
             return None
-        if begins_late:  # what the layer made of its output before has no history
+        if begins_late:  # other tensors that the layer computed earlier have no history
             self._lost.append(layer)
         if not first_output.requires_grad:
             self._must_have_histories(layer, first_output, inputs, output)
@@ -558,7 +558,9 @@ class Capture:
                 copy_with_history(tensor) if _is_passed_through(tensor, inputs) else tensor
             )
             attached = self._attach(tensor_record, tensor_in_use)
-            if not attached.summed:  # only its replacement has a history
+            if (
+                not attached.summed
+            ):  # autograd allows no mark on the tensor: its copy gets the history
                 self._lost.append(record.layer)
                 tensor_in_use = copy_with_history(tensor)
                 attached = self._attach(tensor_record, tensor_in_use)
@@ -617,7 +619,7 @@ class Capture:
             )
         if torch.is_grad_enabled() or self._turn_on():
             return True
-        source = record.activation.detach().requires_grad_()  # no score depends on it
+        source = record.activation.detach().requires_grad_()  # a stand-in: no score depends on it
         self._sources[record] = GradientSources([source], [])
         self._without_graph.add(record)
         return False
@@ -726,7 +728,7 @@ def _versions_of(values: Any) -> Versions:
     """
     versions: Versions = {}
     for _, tensor in nested.paths(values):
-        if not tensor.is_inference():  # which counts no versions
+        if not tensor.is_inference():  # inference tensors count no versions
             versions[id(tensor)] = (tensor, tensor._version)
     return versions
 

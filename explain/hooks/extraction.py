@@ -65,7 +65,7 @@ class FeatureExtractor(nn.Module):
             the last one."""
             place = place_of(name, self.model)
             if (place.call or 0) == calls[name]:
-                # before it is changed
+                # a copy, before in-place operations change the output
                 features[name] = nested.replace(output, lambda path, tensor: tensor.clone())
             calls[name] += 1
             if len(features) == len(self.layers):

@@ -84,7 +84,7 @@ class Gates:
             for caller in caller_hooks:
                 self._callers.remove(caller)
             if not any(self.hooks.values()):
-                # from now on gradients pass unchanged, also those of passes that are done
+                # from now on gradients pass unchanged, also in graphs of earlier passes
                 while self._handles:
                     self._handles.pop().remove()
                 self._running.clear()
@@ -177,7 +177,7 @@ class _Call:
             (tensor, alias) for tensor, alias, node in aliased_inputs if alias.grad_fn is not node
         ]
         gated_values, self._outputs = _through(self._at_outputs, values, self._began)
-        # the history of an input goes on from what the module made of it
+        # an input that was overwritten gets its history from the module's result
         for tensor, alias in overwritten:
             place = next((i for i, value in enumerate(values) if value is alias), None)
             continue_from(tensor, alias if place is None else gated_values[place])
@@ -253,7 +253,7 @@ def _through(
             "backward hooks on modules must run outside transforms of torch.func; leave the "
             "transform out"
         )
-    first_places: dict[int, int] = {}  # a tensor may be there several times
+    first_places: dict[int, int] = {}  # a tensor may occur several times
     for i in reversed(tensor_places):
         node = values[i].grad_fn
         if node is not None and node._sequence_nr() >= began and not values[i]._is_view():
@@ -264,7 +264,7 @@ def _through(
     gated = _Gate.apply(
         on_gradients, len(kept_places), *(values[i] for i in (*kept_places, *aliased_places))
     )
-    for keeper in keepers:  # their values have not been touched
+    for keeper in keepers:  # restores the version counters, since no value has changed
         keeper.__exit__()
     for i, alias in zip(aliased_places, gated[len(kept_places) :], strict=True):
         passed[i] = alias

@@ -196,7 +196,7 @@ def _laid_out_as_input(saved: Any, gradients: Gradients) -> Gradients | None:
     if first is None or layout is None:
         return None
     is_last = first.is_contiguous(memory_format=layout)
-    # A checkpoint packs what is saved, and gives it out only once; PyTorch 2.6 cannot unpack.
+    # A checkpoint packs saved tensors and returns them only once; PyTorch 2.6 cannot unpack them.
     packed = getattr(saved, "unpack_hook", None) is not None
     if packed or not hasattr(saved, "unpack"):
         # A copy that both checks find to have the channels last is right for any input, but slower.
@@ -229,7 +229,7 @@ class Reach:
         self._since = since
         for leaf in leaves:
             self._leaves[id(leaf)] = leaf
-            if leaf.grad_fn is not None:  # of the caller's graph
+            if leaf.grad_fn is not None:  # a leaf may be part of the caller's graph
                 self._reaches[leaf.grad_fn] = True
 
     def of(self, node: Node | None) -> bool:
@@ -404,7 +404,7 @@ def continue_from(tensor: torch.Tensor, other: torch.Tensor, *, both: bool = Fal
     Raises:
         RuntimeError: autograd does not allow it.
     """
-    # Its values stay as they are: nothing is lost for who has saved it. No tracer may look at the
-    # history of a view meanwhile: autograd holds its lock.
+    # The version counter is kept, since the values stay as they are for whoever has saved them. No
+    # tracer may look at the history of a view meanwhile: autograd holds its lock.
     with _unsafe_preserve_version_counter(tensor), torch._C.DisableTorchFunction():
         _Continued.apply(tensor, other, both)

@@ -253,7 +253,7 @@ class HookGroup(SignalSafe["HookGroup"]):
 
         def call() -> None:
             """Call the hook at the end of the backward pass, unless its handle has been removed."""
-            if not handle.removed:  # such a hook cannot be removed, but passed over
+            if not handle.removed:  # PyTorch cannot remove such a hook, so it does nothing instead
                 handle.remove()
                 for hook in handle.hooks or [fn]:
                     hook()
@@ -464,7 +464,7 @@ class HookGroup(SignalSafe["HookGroup"]):
         def begin(module: nn.Module, args: Any) -> None:
             """Enter the tracer that shows the part to the hook, when a call of the module
             begins."""
-            active_tracer.close()  # of a call that was broken off
+            active_tracer.close()  # a call that raised may have left it open
             active_tracer.enter_context(AttentionTracer(module, {part: partial(fn, module, args)}))
 
         def end(module: nn.Module, args: Any, output: Any) -> None:

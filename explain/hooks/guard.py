@@ -15,7 +15,7 @@ from explain._utils.signals import came_by_signal
 from explain.hooks.handles import Handle
 from explain.hooks.tracer import Tracer
 
-# What gives access to a tensor's memory without autograd's counter.
+# Functions that give access to a tensor's memory without raising its version counter.
 _METHODS = ("numpy", "__array__", "__dlpack__", "data_ptr", "storage", "untyped_storage")
 _DATA: Any = torch.Tensor.data
 _UNCOUNTED = frozenset(
@@ -121,7 +121,7 @@ class Hook:
             raise HookError(f"{self} must be callable, got {self.fn!r}; pass the function itself")
         try:
             signature = inspect.signature(self.fn)
-        except ValueError:  # some built-ins have none
+        except ValueError:  # some built-ins have no signature
             return
         try:
             signature.bind(*arguments)
@@ -197,7 +197,7 @@ class GradientHook(Hook):
             return None
         first = values[0]
         if isinstance(first, (tuple, list)) and isinstance(result, torch.Tensor):
-            result = (result,)  # a single one may come without its tuple
+            result = (result,)  # a hook may return a single gradient without a tuple
         expected = _layout(first)
         layout = _layout(result)
         if not _fits(layout, expected):

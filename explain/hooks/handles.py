@@ -74,12 +74,14 @@ class Registered:
         number = self.handle.id
         hooks = self.handle.hooks_dict_ref()
         if id(hooks) in memo:
-            token = set[int]()  # dropped together with the memo, when the copy is complete
+            token = set[
+                int
+            ]()  # freed with the memo when the copy is complete, which removes the hook from it
             weakref.finalize(token, memo[id(hooks)].pop, number, None)
             memo[id(token)] = token
         for reference in self.handle.extra_dict_ref:
             flags = reference()
-            # A copy of these is made later than that of the hooks that they tell of.
+            # Flags about hooks are copied later than the hooks: the memo gets a copy without this.
             memo.setdefault(id(flags), copy.copy(flags)).pop(number, None)
         return _does_nothing
 

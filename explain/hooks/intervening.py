@@ -87,7 +87,7 @@ def intervene(model: nn.Module, interventions: Interventions) -> Iterator[tuple[
         )
     model = unwrapped(model)
     outer = _interventions.active.get(model, {})
-    applied = {*outer, *active_interventions(model)}  # by a caller of this
+    applied = {*outer, *active_interventions(model)}  # also by blocks around this one
     several = [intervention for intervention in several if intervention not in applied]
     replacements = [
         change
@@ -96,7 +96,7 @@ def intervene(model: nn.Module, interventions: Interventions) -> Iterator[tuple[
     ]
     with inserting(model, _inserted_modules(replacements)), HookGroup(model) as group:
         placed = {intervention: _placed(intervention, model) for intervention in several}
-        # values are taken from the model with what is inserted, and else as it is
+        # values are taken from the model with inserted modules, but without other interventions
         with HookGroup(model) as first:
             for replacement in replacements:
                 for part in placed[replacement]:

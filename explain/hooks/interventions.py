@@ -64,7 +64,7 @@ def for_rows(values: torch.Tensor, count: int, what: str) -> torch.Tensor:
     if images is not None and int(images.max()) < len(values):
         return values[images.to(values.device)]
     if count == 1 and is_under_way():
-        return values[:1]  # of the first image, as where layers are looked for
+        return values[:1]  # a run with one row, as when layers are looked for: the first image's
     if len(values) != count:
         raise HookError(
             f"{what} must have values for 1 or {count} images, got {len(values)}; give one for all"
@@ -346,7 +346,7 @@ class Project(Intervention):
         Almost parallel directions count as one.
         """
         wide = torch.promote_types(values.dtype, torch.float32)
-        # half precision would turn them
+        # half precision would change the directions
         directions = torch.as_tensor(self.directions).to(values.device, wide)
         directions = directions.reshape(-1, directions.shape[-1])
         if directions.shape[1] != values.shape[channel_dim] or not directions.any():
@@ -403,7 +403,7 @@ class Replace(Intervention):
         """What the function or module makes of the layer's values; of a tuple, the first tensor of
         their shape."""
         output = self.by(values)
-        if isinstance(output, tuple):  # as of autoencoders that return their latents, too
+        if isinstance(output, tuple):  # some autoencoders return their latents, too
             output = next(
                 (part for part in output if getattr(part, "shape", None) == values.shape), output
             )

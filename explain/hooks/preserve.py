@@ -112,7 +112,7 @@ def _release_modes(held_modes: Iterable[_HeldMode]) -> bool:
         for held in held_modes:
             disturbed |= held.disturbed
             held.blocks -= 1
-            # a forked child has none
+            # a forked child has forgotten all held modes
             if held.blocks == 0 and _held_modes.pop(id(held.module), None) is held:
                 ended.append(held)
         _give_back_modes(ended)
@@ -378,14 +378,14 @@ class _LeftAsFound(SignalSafe[None]):
         if self._shared is None:
             return
         module_names.walked = self._walked
-        # after an error, it goes with the other function modes that are left
+        # after an error, `_TorchState` removes it with other function modes
         if self._default_device is not None and error is None:
             self._default_device.__exit__(None, None, None)
         disturbed = _release_modes(self._modes)
         self._shared.on_exit(error)
         self._torch.on_exit(error)
         self._has_ended = True
-        # an outer block may have ended before, and none is under way in a forked child
+        # an outer block may have ended earlier; in a forked child, no block is under way
         while _current.block is not None and _current.block._has_ended:
             _current.block = _current.block._outer
         if isinstance(error, (RuntimeError, HookError)):
@@ -546,7 +546,7 @@ def copied(model: nn.Module, *, share: bool = False) -> nn.Module:
     """
     while True:
         try:
-            # tensors made in that mode could never have gradients
+            # tensors made in inference mode could never have gradients
             with torch.inference_mode(False):
                 return _copied(model, share)
         except RuntimeError as error:
@@ -568,12 +568,14 @@ def _copied(model: nn.Module, share: bool) -> nn.Module:
             *module._buffers.values(),
             *vars(module).values(),
         ):
-            # which deepcopy refuses
+            # deepcopy refuses tensors with a history
             if isinstance(tensor, torch.Tensor) and (share or not tensor.is_leaf):
                 memo[id(tensor)] = tensor if share else tensor.detach().clone()
     copied_model = copy.deepcopy(model, memo)
     with lock:
-        for module in modules:  # each copy gets the mode that its original has when it is not held
+        for (
+            module
+        ) in modules:  # copies get the modes that their originals have outside of explanations
             twin = memo.get(id(module))
             held = _held_modes.get(id(module))
             if isinstance(twin, nn.Module) and twin is not module and held is not None:
@@ -587,7 +589,7 @@ def _begin_child() -> None:
     Threads of OpenMP do not survive a fork, and code that then counts on them waits forever; so, if
     there may have been some, the child computes with one thread, as the workers of a DataLoader do.
     """
-    # an explanation during which a process was forked continues only in the parent
+    # an explanation that was running at the fork continues only in the parent
     _current.block = None
     modes = list(_held_modes.values())
     _held_modes.clear()

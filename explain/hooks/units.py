@@ -279,7 +279,7 @@ def _is_channels_last(values: torch.Tensor, place: LayerPlace, model: nn.Module)
     module = submodule(model, place.module)
     of_input = place.part == "input"
     modules = list(model.modules())
-    # a module that was inserted is not among them
+    # `model.modules()` lacks modules that interventions inserted
     modules_before = modules[: modules.index(module)] if module in modules else []
     parts = list(module.modules())
     for candidate in [*(parts if of_input else parts[::-1]), *modules_before[::-1]]:

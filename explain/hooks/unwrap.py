@@ -180,7 +180,7 @@ def sharded(model: nn.Module) -> dict[str, nn.Module]:
     ``FullyShardedDataParallel`` shards nothing if it is told so, or in a single process.
     """
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")
-    if fsdp is None:  # then nothing is made of it
+    if fsdp is None:  # FSDP was never loaded, so no module uses it
         return {}
     kinds = (fsdp.FSDPModule, fsdp.FullyShardedDataParallel)
     whole = fsdp.ShardingStrategy.NO_SHARD

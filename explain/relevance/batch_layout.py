@@ -55,12 +55,12 @@ class BatchLayout:
             return
         source = call.flat[dependent[0]]
         if call.info.kind == "sampling" and isinstance(result, tuple):
-            result = result[0]  # of boxes, and where in them it was read
+            result = result[0]  # the pooled boxes; the other result is indices
         if call.info.has("joins"):
             self._note(result, self._joined(call, dependent))
         elif call.info.has("moves"):
             numbers = self._numbers(source)
-            if numbers is not None:  # do the same with the numbers of the images
+            if numbers is not None:  # move the image numbers as the values are moved
                 results = [result] if isinstance(result, Tensor) else result
                 labels = moved_labels(call, {0: numbers.expand(source.shape)})
                 for tensor, image_numbers in zip(results, labels, strict=True):
@@ -78,7 +78,7 @@ class BatchLayout:
         """
         if call.info.has("reshapes"):
             if self.of(source) is None and result.ndim and len(result) % self._count == 0:
-                return None  # as before, the first rows are those of the first image
+                return None  # the rows still come image by image
             numbers = self._numbers(source)
             return (
                 None
@@ -87,7 +87,7 @@ class BatchLayout:
             )
         if call.name == "einsum":
             return self._of_einsum(call, dependent[0])
-        if "rois" in call.info.arguments:  # each box says which image it is cut out of
+        if "rois" in call.info.arguments:  # column 0 of a box is the number of its image
             boxes: Tensor = call.named["rois"].detach()
             return boxes[:, 0].int().reshape(-1, 1, 1, 1)
         like_result = next(

@@ -62,7 +62,11 @@ class Call:
 
     @property
     def overwritten(self) -> list[Tensor]:
-        """The tensors that the call overwrites; a library's operator names them in its schema."""
+        """The tensors that the call overwrites in place; a library's operator names them in its
+        schema.
+
+        Recorders copy them first.
+        """
         if not is_library_operator(self.name):
             return self.flat[:1] if self.in_place else []
         arguments = operator_schema(self.function).arguments
@@ -190,7 +194,7 @@ def _gathered(value: Any, values: Iterator[Any]) -> Any:
     if not _holds_tensors(value):
         return next(values)
     tensors = [next(values) for _ in value]
-    # an index that is a list means something else
+    # a list as an index means something else than a tuple
     return tuple(tensors) if type(value) is tuple else tensors
 
 
@@ -206,7 +210,7 @@ def storage_of(tensor: Tensor) -> int:
     where it has none."""
     try:
         return tensor.untyped_storage().data_ptr()
-    # a sparse tensor, or one within a transform, has none
+    # sparse tensors, and those within a transform, have no storage
     except (NotImplementedError, RuntimeError):
         return id(tensor)
 
@@ -526,7 +530,7 @@ def _product(call: Call, place: int) -> LinearMap | None:
 
     def run(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The matrix product with another input and weight; ``bias`` is always None."""
-        assert bias is None  # a product has none
+        assert bias is None  # a matrix product has no bias
         result: Tensor = call.make({place: x, weight_place: weight})
         return result
 

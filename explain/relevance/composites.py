@@ -120,7 +120,7 @@ class Composite:
         Raises:
             MethodError: they are no such pairs.
         """
-        rules: Any = self.rules  # of anybody
+        rules: Any = self.rules  # a caller may have passed anything
         for pair in rules if isinstance(rules, (tuple, list)) else [rules]:
             when, rule = (
                 pair if isinstance(pair, (tuple, list)) and len(pair) == 2 else (None, None)
@@ -244,8 +244,8 @@ def automatic_composite(steps: Sequence[Step]) -> Composite:
     """
     if any(step.kind in ("softmax", "attention") for step in steps):
         return COMPOSITES["AttnLRP"]
-    # By their weights: a network that takes its images one by one calls each as often as there are
-    # images.
+    # Counted by their weights: a network that takes its images one by one calls each convolution
+    # once for each image.
     convolutions = [step for step in steps if step.kind == "convolution"]
     weights = {
         step.node if step.map is None else step.linear.call_weight.data_ptr()
@@ -281,7 +281,7 @@ class PropagationResult:
         taken = dict(flow.taken)
         for cause, size in flow.watched.items():
             if not flow.lost(cause, 1e3 * torch.finfo(size.dtype).eps):
-                del taken[cause]  # rounding errors: it conserves
+                del taken[cause]  # only rounding errors: the operation conserves relevance
             elif cause not in self.missed and flow.lost(cause, _MATERIAL):
                 missed[cause] += self.covered["gradient", cause]
         return Coverage(dict(by_kind), dict(missed), by_rule, taken, self.composite.name)

@@ -159,7 +159,7 @@ def _term(step: Step) -> AddedConstant | None:
     if len(terms) != 1:
         return None
     (term,) = terms
-    # Complex numbers are of frequencies, and not of places.
+    # Complex numbers belong to frequencies, not to places of the photo.
     is_complex = step.node._input_metadata[step.output].dtype.is_complex
     is_map = isinstance(term, Tensor) and term.numel() > 1 and not is_complex
     return AddedConstant(term, GradientEdge(step.node, step.output), lies_on_input=is_map)
@@ -192,7 +192,7 @@ def constant_terms(step: Step) -> list[Any]:
     Also used by LRP's rule for sums.
     """
     options = step.call.kwargs
-    if step.call.info.has("adds to first"):  # the others are factors
+    if step.call.info.has("adds to first"):  # the other arguments are factors, not terms
         return [options.get("beta", 1) * step.constants[0]] if 0 in step.constants else []
     second = 0 if step.function == "rsub" else 1
     terms = []
@@ -216,7 +216,7 @@ def _bias(step: Step) -> AddedConstant | None:
     bias = options.get("bias")
     mean = options.get("running_mean")
     variance = options.get("running_var")
-    # of an instance normalisation by running statistics, the recorder notes a batch normalisation
+    # the recorder notes an instance normalisation by running statistics as a batch normalisation
     is_batch_norm = step.function == "batch_norm" and not options.get("training", False)
     if is_batch_norm and mean is not None and variance is not None:
         weight = options.get("weight")

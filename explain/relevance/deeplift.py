@@ -85,7 +85,7 @@ def _slope(x: Tensor, x0: Tensor, y: Tensor, y0: Tensor) -> Tensor:
     good as equal."""
     change = x - x0
     rounding = torch.finfo(x.dtype).eps
-    # in half precision, nothing is left of smaller changes
+    # in half precision, smaller changes are rounding errors
     least = 1e-7 if rounding < 1e-6 else 8 * rounding
     near = change.abs() <= least * torch.maximum(x.abs(), x0.abs())
     return torch.where(near, torch.nan, (y - y0) / torch.where(near, 1, change))
@@ -105,9 +105,9 @@ def _rescale(pair: StepPair, gradient: Tensor) -> dict[int, Answer]:
     def rescaled(plain: Tensor) -> Tensor:
         """The multiplier of x, from autograd's gradient ``plain``."""
         if torch.is_grad_enabled() and bool(is_same_point.any()):
-            # As the two points part, the slope between them changes with both.
+            # The slope between two points depends on both: its derivative is the mean of theirs.
             plain = (plain + _through(pair.of_reference, gradient)) / 2
-        # Nothing is multiplied by NaN: the choice would hide that from the values, and not from
+        # NaN is masked before the product: `torch.where` would hide it in the values, but not in
         # their derivative.
         return torch.where(is_same_point, plain, gradient * slope.masked_fill(is_same_point, 0))
 
@@ -115,8 +115,11 @@ def _rescale(pair: StepPair, gradient: Tensor) -> dict[int, Answer]:
 
 
 def _through(step: Step, arrived: Tensor) -> Tensor:
-    """Autograd's gradient in a step's first input, from the gradient ``arrived`` in its result,
-    with its own graph."""
+    """Autograd's own gradient in a step's first input, from the gradient ``arrived`` in its result,
+    with a graph for second derivatives.
+
+    For DeepLIFT, where photo and reference coincide.
+    """
     parent, output = step.node.next_functions[0]
     assert parent is not None  # a rule acts where a gradient leads on
     result = GradientEdge(step.node, step.output)
@@ -176,7 +179,7 @@ def _of_softmax(x: Tensor, x0: Tensor, dim: int, gradient: Tensor) -> Tensor:
     s = x.softmax(dim)
     s0 = x0.softmax(dim)
     change = x.log_softmax(dim) - x0.log_softmax(dim)
-    ratio = torch.where(change.isnan(), 0, change).abs()  # of what is masked, NaN
+    ratio = torch.where(change.isnan(), 0, change).abs()  # NaN where both are masked
     slope = torch.maximum(s, s0) * torch.where(
         ratio == 0, 1, -torch.expm1(-ratio) / torch.where(ratio == 0, 1, ratio)
     )
@@ -222,7 +225,7 @@ def _deviation(pair: StepPair, gradient: Tensor) -> dict[int, Tensor]:
     square, square0 = (r.square().mean(dims, keepdim=True) + epsilon for r in (rows, rows0))
     inverse = square.rsqrt()
     inverse0 = square0.rsqrt()
-    # of the inverse root, between the two squares
+    # the slope of 1 / sqrt between the two squares
     slope = -(inverse * inverse0).square() / (inverse + inverse0)
     count = rows.numel() // square.numel()
     of_square = (arrived * (rows + rows0) / 2).sum(dims, keepdim=True) * slope

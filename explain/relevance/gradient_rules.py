@@ -51,6 +51,7 @@ class GuidedRule:
     name: ClassVar[str] = "guided"
 
     def covers(self, operation: Operation) -> bool:
+        """Whether the rule replaces the gradient of an operation: of rectifiers alone."""
         return operation.rectifies
 
     def backward(
@@ -80,7 +81,7 @@ class DeconvnetRule(GuidedRule):
         for i in operation.inputs:
             gradient = sent[i] if i < len(sent) else None
             if gradient is not None:
-                # of two inputs that both are what is rectified, the first gets it
+                # where two inputs are the same rectified signal, only the first gets the gradient
                 sent[i] = torch.zeros_like(gradient) if positive is None else positive
                 positive = None
         return tuple(sent)
@@ -109,12 +110,14 @@ class Coverage:
     composite: str | None = None
 
     def __str__(self) -> str:
+        """The covered operations as text, by rule if there are rules."""
         if not self.by_rule:
             return _counted(self.covered) or "none"
         return "; ".join(f"{rule}: {_counted(kinds)}" for rule, kinds in self.by_rule.items())
 
 
 def _counted(kinds: Mapping[str, int]) -> str:
+    """Operations counted by kind as text, for captions: "2 x relu, 1 x clamp"."""
     return ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
 
 

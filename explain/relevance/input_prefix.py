@@ -60,7 +60,7 @@ class _Operation:
         slopes = {place: self._slope(place, edge) for place, edge in self.edges.items()}
         self.slopes = {place: slope for place, slope in slopes.items() if slope is not None}
         signals = [place for place in self.slopes if not self._is_spread(place)]
-        # beside a signal, what is the same everywhere is a constant
+        # an input that was spread over the picture counts as a constant beside a signal
         if len(self.edges) > 1 and signals:
             self.edges = {
                 place: edge
@@ -123,7 +123,7 @@ class _Operation:
                     total[0] + (self._size(place, value) if sizes else self.slopes[place]) * value
                 )
                 continue
-            # The gradient is linear in what arrives: its own derivative is the operation's.
+            # The gradient is linear in `arriving`: its derivative is that of the operation itself.
             with torch.enable_grad():
                 arriving = [torch.zeros_like(t).requires_grad_() for t in total]
                 gradient = self._back(arriving)[place]
@@ -133,7 +133,7 @@ class _Operation:
             products = torch.autograd.grad(gradient, arriving, direction, materialize_grads=True)
             least = _rounding(value)
             if sizes and any(bool(((f != 0) & (f.abs() <= least)).any()) for f in products):
-                raise _Unknown  # weights of both signs that add up to nothing, as a softmax has
+                raise _Unknown  # weights of both signs cancel out, as those of a softmax
             total = [t + f for t, f in zip(total, products, strict=True)]
         return (((self.node, i), t) for i, t in enumerate(total))
 
@@ -224,7 +224,7 @@ class Prefix:
             edges = [end, *(edge for operation in operations for edge in operation.edges.values())]
             places = {edge: _place(edge[0], sources) for edge in edges}
             return cls(end, {edge: i for edge, i in places.items() if i is not None}, operations)
-        # what has no second derivative, for one
+        # such as an operation without a second derivative
         except (_Unknown, RuntimeError, NotImplementedError):
             return None
 
@@ -332,7 +332,7 @@ def _operations(end: Edge, reach: Reach) -> Iterator[_Operation]:
                     if reach.of(n[0])
                 },
             )
-            if operation_of_node.edges:  # a source that was computed has none
+            if operation_of_node.edges:  # a computed source has no edges to other sources
                 waiting.append((node, operation_of_node))
             waiting += [(parent, None) for parent, _ in operation_of_node.edges.values()]
 
@@ -349,5 +349,6 @@ def _ones(edge: Edge) -> Tensor:
 
 
 def _rounding(values: Tensor) -> Tensor:
-    """The largest size that rounding errors of sums of such values may have: one number."""
+    """The largest size that rounding errors of a sum of such values may have: one number, to tell
+    zeros from them."""
     return 64 * torch.finfo(values.dtype).eps * values.abs().amax()

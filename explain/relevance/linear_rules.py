@@ -26,15 +26,16 @@ class _Stabilised(LinearRule):
 
     def _stabiliser(self, flow: RelevanceFlow, denominators: Tensor) -> Tensor | float:
         """The stabiliser e of an LRP rule's denominators: ``epsilon`` times their mean size in each
-        image, or ``epsilon`` itself if ``absolute``.
+        image, or ``epsilon`` itself if ``absolute`` (as in Captum and zennit).
 
-        e broadcasts to ``denominators``, and is positive unless ``epsilon`` is 0.
+        e broadcasts to ``denominators``, and is positive unless ``epsilon`` is 0. The mean makes
+        the rule independent of units.
         """
         if self.absolute or not self.epsilon:
             return self.epsilon
         mean = flow.mean(denominators.abs())
         least = torch.finfo(mean.dtype).smallest_normal * torch.finfo(mean.dtype).eps
-        # 1 where all denominators are zero, and so is the relevance
+        # where all denominators are zero, so is the relevance: 1 avoids 0 / 0
         return (mean * self.epsilon).clamp(min=least).masked_fill(mean == 0, 1)
 
 
@@ -102,7 +103,7 @@ class AlphaBeta(_Stabilised):
 
     @property
     def name(self) -> str:
-        """What ``coverage`` calls the rule: "zplus" with beta 0."""
+        """What ``coverage`` calls the rule in results and records: "zplus" with beta 0."""
         return "zplus" if self.beta == 0 else "alphabeta"
 
     def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Tensor:
@@ -188,7 +189,9 @@ class Gamma(_Stabilised):
             flow, denominators.masked_fill(z <= 0, 0) if step.rectified else denominators
         )
         denominators = denominators + stabiliser
-        share_of_z = size.mul_(gradient).div_(denominators)  # R sign(z) by what is shared out
+        share_of_z = size.mul_(gradient).div_(
+            denominators
+        )  # relevance times sign(z), over the denominators
         share_of_size = (gradient * z).div_(denominators)
         _take(step, flow, share_of_z, None if linear.bias is None else linear.bias * (1 + half))
         _take(step, flow, share_of_size, bias, stabiliser)
@@ -300,7 +303,7 @@ class Flat(_ByWeights):
         x = step.x.tensor
         if not linear.alike:
             return self._by_weights(step, torch.ones_like(linear.weight), relevance, flow)
-        # All channels are alike: one of each is enough.
+        # All channels see each other alike: one input and one output channel are enough.
         weight = torch.ones_like(linear.weight[:1, :1])
         one = torch.ones_like(x[:1, :1])
         z = linear.run(one, weight, None).mul_(x.shape[1])
@@ -361,7 +364,7 @@ class ZBox(_AtInput):
         x = step.x.tensor
         channels = step.linear.channels
         if self.low is None or self.high is None:
-            # Of a convolution that is given a single picture, there are no rows before the
+            # A convolution of a single picture without a batch has no dimension before the
             # channels.
             kept_dims = (
                 range(x.ndim + channels + 1) if step.kind == "convolution" else (flow.images_in(x),)
@@ -395,8 +398,8 @@ def _signed(tensor: Tensor, sign: int) -> Tensor:
 
 
 def _run(step: Step, parts: list[tuple[Tensor, Tensor]], bias: Tensor | None) -> Tensor:
-    """The result z of a linear map for a sum of (input, weight) pairs, such as the positive and
-    negative halves of x, with the bias added once."""
+    """The result z of a step's linear map for a sum of (input, weight) pairs, as LRP rules split it
+    (positive and negative halves of x), with the bias added once."""
     first_x, first_weight = parts[0]
     z = step.linear.run(first_x, first_weight, bias)
     for x, weight in parts[1:]:
@@ -417,8 +420,8 @@ def _take(
     ``share`` is relevance over z, in the shape of the map's result; times the bias, or the
     stabiliser, it is the relevance that these take.
     """
-    # Both are the same for all that lies behind the dimension of the channels, unless images lie
-    # there.
+    # Bias and stabiliser are the same at all positions of a channel, so these are added up first,
+    # unless images lie along them.
     dims = tuple(range(step.linear.channels + 1, 0))
     images = step.images
     if dims and (images is None or all(images.shape[d] == 1 for d in dims)):

@@ -97,7 +97,7 @@ class ActivationPassThrough(_OfOneSignal):
                 plain,
                 line.mul_(gradient) if line.dtype == gradient.dtype else line * gradient,
             )
-            # of a value that is infinite, nothing is sent where nothing arrives
+            # an infinite value times a gradient of 0 is NaN: 0 is sent instead
             if not bool(sent.sum().isfinite()):
                 sent = torch.where(gradient == 0, 0, sent)
             return sent
@@ -129,7 +129,9 @@ class ConstantWeights(RelevanceRule):
     def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Sent:
         """Send no relevance through a softmax, or through the query, key and mask of a fused
         attention."""
-        if step.kind == "softmax":  # what arrives where it is no factor is lost here
+        if (
+            step.kind == "softmax"
+        ):  # its result was used otherwise than as a factor: that relevance ends here
             if bool(gradient.any()):
                 flow.take("softmax", gradient * step.result.tensor)
             return torch.zeros_like(gradient)
@@ -152,13 +154,14 @@ class Taylor(RelevanceRule):
         if step.kind == "softmax":
             return {0: partial(self._of_softmax, step.result.tensor, gradient, flow)}
         flow.take("softmax", gradient * step.result.tensor)
-        # Half of it goes to the values; query and key share the other half.
+        # Half of the relevance goes to the values; query and key share the other half.
         weights = 0.5 if 2 in step.entrances and len(step.entrances) > 1 else 1.0
         scores = weights * (0.5 if {0, 1} <= step.entrances.keys() else 1.0)
         factors = {0: scores, 1: scores, 2: 0.5 if weights < 1 else 1.0, 3: weights}
 
         def scaled(place: int, plain: Tensor) -> Tensor:
-            """The share of autograd's gradient that leaves by one argument of the attention."""
+            """The share of autograd's gradient that leaves by one argument (``place``) of a fused
+            attention: an `Answer` of an LRP rule."""
             if place in step.values:
                 flow.take("softmax", -plain * factors[place] * step.values[place].tensor)
             return plain * factors[place]
@@ -172,8 +175,7 @@ class Taylor(RelevanceRule):
 
         ``s`` is the softmax's result, ``gradient`` the gradient in it.
         """
-        # The gradients of a row add up to zero, so log s does for x, which differs by the same
-        # number in a row.
+        # log s stands for x: they differ by one number in each row, whose gradients add up to zero.
         flow.take("softmax", s * gradient - torch.where(s > 0, s, 1).log() * plain)
         return plain
 
@@ -239,14 +241,14 @@ def epsilon_of(step: Step, x: Tensor) -> float:
 
 
 def _through(step: Step, gradient: Tensor) -> Tensor:
-    """The gradient in a normalisation's input, its deviation held constant: (gradient - mean
-    gradient) / deviation.
+    """The gradient in a normalisation's input, for LRP: its deviation is a constant, (gradient -
+    mean gradient) / deviation.
 
     ``gradient`` is in the normalised values, before weight and bias.
     """
     x = step.x.tensor
     epsilon = epsilon_of(step, x)
-    if step.function == "batch_norm":  # by the statistics of the batch
+    if step.function == "batch_norm":  # it normalises by the statistics of the batch
         reduced_dims = (0, *range(2, x.ndim))
         deviation = (x.var(reduced_dims, correction=0, keepdim=True) + epsilon).sqrt()
         return torch.div(gradient - gradient.mean(reduced_dims, keepdim=True), deviation)
@@ -325,14 +327,14 @@ class ConstantTerms(RelevanceRule):
 def _summands(step: Step, gradient: Tensor) -> list[Tensor]:
     """The relevance of each constant term of a sum, in the shape of the gradient: gradient times
     term."""
-    # Masks add infinity to what is not to count.
+    # Masks add minus infinity to scores that do not count: 0 times that is NaN.
     return [torch.where(gradient == 0, 0, gradient * term) for term in constant_terms(step)]
 
 
 def _joined(step: Step, gradient: Tensor) -> list[Tensor]:
     """The relevance of each constant that is concatenated or stacked with signals: its piece of the
     gradient, times its values."""
-    # An empty tensor of one dimension, such as a cache at its start, joins anything.
+    # `torch.cat` ignores an empty tensor of one dimension, such as a cache at its start.
     tensors = step.call.flat
     places = [i for i in step.call.tensor_places if tensors[i].numel() or i in step.dependent]
     dim = step.options.get("dim", 0)
@@ -363,6 +365,7 @@ def _chosen(step: Step, gradient: Tensor) -> list[Tensor]:
 
 
 def _is_mask(value: object) -> bool:
+    """Whether an argument is a tensor of truth values."""
     return isinstance(value, Tensor) and value.dtype == torch.bool
 
 
@@ -406,7 +409,7 @@ class ElementwisePassThrough(_OfOneSignal):
         """
         if step.kind != "attention":
             return flow.per_value(gradient * step.result.tensor, step.x.tensor)
-        # Half of it goes to the values, the rest through the softmax to query and key alike.
+        # Half of the relevance goes to the values, the rest through the softmax to query and key.
         q, k, v = (step.values[i].tensor for i in range(3))
         scores, scale = attention_scores(step, q, k)
         weights = scores.softmax(-1)
@@ -460,7 +463,8 @@ class Balanced(RelevanceRule):
 
 
 def _spread(factors: Tensor, like: Tensor, step: Step) -> Tensor:
-    """One factor for each image ``(count,)``, in a shape that broadcasts to ``like``.
+    """One factor for each image ``(count,)``, in a shape that broadcasts to a step's tensor
+    ``like``.
 
     Raises:
         MethodError: it is not known which image the values of ``like`` belong to.

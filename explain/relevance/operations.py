@@ -61,7 +61,7 @@ def operations_of(nodes: Iterable[Node], noted: Mapping[Node, Operation]) -> lis
     and the table does not know, and scripted code. ``noted`` is what an `OperationRecorder` saw;
     other Nodes are judged by their names.
     """
-    operations = dict[Operation, None]()  # one with several results has left several Nodes
+    operations = dict[Operation, None]()  # an operation with several results has several Nodes
     for node in nodes:
         operation = noted.get(node) or _operation_of(node)
         if operation is not None:
@@ -78,7 +78,7 @@ def _operation_of(node: Node) -> Operation | None:
             Operation(kind, node, rectifies=rectifies) if rectifies or kind not in TABLE else None
         )
     by_hand = isinstance(node, torch.autograd.function.BackwardCFunction)
-    # What hooks put into the graph is no function of the model's.
+    # Functions that hooks put into the graph are not the model's.
     if not by_hand or is_of_hooks(node) or name.startswith("BackwardHookFunction"):
         return None
     return Operation(name.rstrip("0123456789").removesuffix("Backward"), node)
@@ -142,7 +142,7 @@ class OperationRecorder(Tracer):
             raise inside_transform(must, f"{name}()", module, "use relu() there, or saliency")
         first = call.flat[0]
         out_of_place_call = call.out_of_place() if call.in_place and first._is_view() else None
-        # A clone, since what a rectifier keeps of its input must not be overwritten by its output.
+        # A clone: the result is copied into `first`, and autograd may have saved its input.
         result = (
             call.make() if out_of_place_call is None else out_of_place_call.make({0: first.clone()})
         )
@@ -297,7 +297,7 @@ class Rectifiers:
         ):
             return None
         if is_transforming():
-            return sign.side  # there are no values to look at; the caller refuses it
+            return sign.side  # values cannot be compared here; the caller refuses the call
         kept = kept.detach()
         if not torch.equal(kept, sign.of) and not torch.equal(kept.clamp(min=0), sign.of):
             return None

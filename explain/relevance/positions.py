@@ -83,7 +83,7 @@ _RESAMPLES = (
 )
 _FUSED = ("attention", "encoder_layer")
 _PRODUCTS = frozenset(["matmul", "rmatmul", "mm", "bmm", "mv", "baddbmm", "linear", "addmm"])
-MOST = 2**25  # values of a tensor whose positions are written out to be moved
+MOST = 2**25  # the most values of a tensor whose positions are moved, for the sake of memory
 
 
 class PositionTracer(Tracer):
@@ -169,7 +169,7 @@ class PositionTracer(Tracer):
             if _moves(call, results):
                 return self._moved(call, results)
             return [self._computed(call, result) for result in results]
-        except Exception as error:  # functions may be called in ways that nobody knows
+        except Exception as error:  # functions may be called in unknown ways
             if came_by_signal(error):
                 raise
             return [UNKNOWN] * len(results)
@@ -187,7 +187,7 @@ class PositionTracer(Tracer):
         states = {i: self.of(call.flat[i]) for i in sources}
         if any(state is UNKNOWN or call.flat[i].numel() > MOST for i, state in states.items()):
             return [UNKNOWN] * len(results)
-        if call.name == "pad":  # with what lies nowhere, whatever its value
+        if call.name == "pad":  # the padding lies nowhere (0), whatever its value
             call = Call(call.function, call.name, call.args[:3], {**call.kwargs, "value": 0})
         run = call.out_of_place() if call.in_place else call
         assert run is not None
@@ -231,7 +231,7 @@ class PositionTracer(Tracer):
             columns = NOWHERE if name == "linear" else _mean(second, [-2])
             of_product = _first([rows, columns], result)
             of_constants = NOWHERE in (first, second)
-            # of what the first's rows belong to
+            # each row mixes the whole photo, and belongs to a row of the first factor (a query)
             return NOWHERE if of_product is EVERYWHERE and not of_constants else of_product
         if any(part in name for part in _FUSED):
             return _first([_mean(states[0], [-1])], result)
@@ -363,8 +363,8 @@ def _reduced(state: State, dims: int | Sequence[int], result: Tensor) -> State:
 
 
 def _resampled(call: Call, state: State, result: Tensor) -> State:
-    """The positions of the result of a convolution, pooling or interpolation: the mean of each
-    window.
+    """Where the values of the result of a convolution, pooling or interpolation lie in the photo:
+    at the mean of each window.
 
     ``state`` is that of its input map ``(N, C, H, W)``. Values that lie nowhere are left out of the
     mean.

@@ -68,8 +68,8 @@ class RelevanceFlow:
         return self if step.images is None else replace(self, images=step.images)
 
     def attach(self, step: Step, back: Callable[[Tensor], Sent]) -> None:
-        """Hook a rule onto a step's Node, so that it replaces autograd's gradients in the backward
-        pass.
+        """Hook a rule (of LRP or DeepLIFT) onto a step's Node, so that it replaces autograd's
+        gradients in the backward pass.
 
         ``back`` gets the gradient in the step's result, and returns the gradients for its inputs
         (see `Sent`). They are handed to the step's entrances, which autograd reaches right after
@@ -125,9 +125,10 @@ class RelevanceFlow:
         """Add ``relevance * factor``, summed over each image, to what a cause has taken:
         ``taken[cause]`` ``(count,)``.
 
-        Rules call this for all relevance that they do not pass on, such as that of biases.
-        ``factor`` is a number, or a tensor that broadcasts to ``relevance``; the special cases
-        spare a product of their full size.
+        LRP rules call this for all relevance that they do not pass on, such as that of biases.
+        Coverage shows the causes, and diagnostics read "stabiliser" and "softmax". ``factor`` is a
+        number, or a tensor that broadcasts to ``relevance``; the special cases spare a product of
+        their full size.
         """
         by_rows = (
             relevance.ndim > 0
@@ -228,8 +229,8 @@ class RelevanceRule(CheckedFields):
 
     @property
     def name(self) -> str:
-        """What ``coverage`` calls the rule: the class name in lower case, unless a class attribute
-        overrides it."""
+        """What ``coverage`` calls the rule in results and records: the class name in lower case,
+        unless a class attribute overrides it."""
         return type(self).__name__.lower()
 
     def fits(self, step: Step) -> bool:
@@ -274,13 +275,14 @@ class LinearRule(RelevanceRule):
 
 
 def relevance_of(gradient: Tensor, value: Tensor | float) -> Tensor:
-    """Value times gradient, the relevance; the real part of it for complex numbers."""
+    """Value times gradient, which is the relevance of LRP; the real part of it for complex
+    numbers."""
     return (gradient.conj() * value).real if gradient.is_complex() else gradient * value
 
 
 def send_nothing(plain: Tensor) -> Tensor:
-    """Zeros in place of autograd's gradient: the answer of an entrance by which no relevance
-    leaves."""
+    """Zeros in place of autograd's gradient: what an LRP rule sends through an entrance by which no
+    relevance leaves."""
     return torch.zeros_like(plain)
 
 
@@ -335,6 +337,8 @@ def stop_other_paths(group: HookGroup, node: Node, after: Mapping[Node, Sequence
         waiting += new_readers
 
     def stop(other_inputs: set[int], grad_inputs: Gradients, grad_outputs: Gradients) -> Gradients:
+        """The gradients that leave a Node, with zeros for inputs that do not lead to the concept's
+        Node."""
         return tuple(
             torch.zeros_like(g) if i in other_inputs and g is not None else g
             for i, g in enumerate(grad_inputs)
@@ -399,7 +403,8 @@ def with_merged_maps(
 
 
 def _behind_entrances(node: Node, nodes: Mapping[Node, Sequence[Node]]) -> list[Node]:
-    """The Nodes that read a Node's result, looking through entrances."""
+    """The Nodes that read a Node's result, looking through the entrances that this package has put
+    between them."""
     receivers: list[Node] = []
     for reader in nodes[node]:
         receivers += (

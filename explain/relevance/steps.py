@@ -324,7 +324,7 @@ class StepRecorder(Tracer):
         taken before the call overwrites anything; uses and dependence are noted after it.
         """
         name = operation_name(func)
-        if name == "iter":  # of a tensor, which gives its rows
+        if name == "iter":  # iterating over a tensor gives its rows
             return iter(self.called(torch.Tensor.unbind, args, {}))
         if info(name).has("query"):
             result = func(*args, **kwargs)
@@ -340,7 +340,7 @@ class StepRecorder(Tracer):
             and call.info.kind is not None
             and any(map(self._dependence.of, call.tensors))
         ):
-            # Tensors are proxies of those that the gradient leads to.
+            # Inside a transform, tensors are only proxies of those that have the graph.
             must = (
                 "relevance must be propagated" if self._kinds else "fullgrad must see what is added"
             )
@@ -399,7 +399,7 @@ class StepRecorder(Tracer):
             values = self._values(kind, call, dependent, replaced)
             replaced |= {i: entrance(replaced.get(i, call.flat[i])) for i in dependent}
             entrances = {i: replaced[i].grad_fn for i in dependent}
-        elif call.in_place and 0 not in dependent:  # the result will be in its place
+        elif call.in_place and 0 not in dependent:  # the result will overwrite it
             values = {0: Snapshot(detached(first).clone())}
         scales = _scales(kind, call, dependent) if entrances else {}
         output = call_to_run.make(replaced)
@@ -408,7 +408,7 @@ class StepRecorder(Tracer):
         self._layout.see(call_to_run, dependent, output)
         if kind == "other":
             if _shares_memory(call, output):
-                # What is written into a view has to be seen in what it is a view of.
+                # A copy of a view would hide later writes from its base, so the call runs as it is.
                 return (
                     self._record_name(call, dependent)
                     if is_library_operator(call.name)
@@ -435,10 +435,10 @@ class StepRecorder(Tracer):
         """The output of a call that has a rule, cloned where its Node might be hidden or it has no
         graph."""
         if isinstance(output, Tensor) and output._is_view() and not call.in_place:
-            # what overwrites a view would hide its Node; instance normalisation gives one
+            # overwriting a view would hide its Node; instance normalisation returns one
             output = output.clone()
         if not self._kinds and call.info.has("biased") and not output.requires_grad:
-            # of another image: its graph begins here
+            # computed from inputs without a graph (another image): a graph begins here
             output = output.detach().requires_grad_().clone()
         return output
 
@@ -474,7 +474,7 @@ class StepRecorder(Tracer):
             )
         again = None
         if step.map is not None:
-            # what gave x, unless something has been done to it in place
+            # the map that gave x, unless x was overwritten since
             if step.kind == "batchnorm":
                 x = step.call.flat[step.linear.place]
                 preceding, version = self._maps.get(x.grad_fn, (None, 0))
@@ -544,7 +544,7 @@ class StepRecorder(Tracer):
         products with a constant are linear maps.
         """
         kind = call.info.kind
-        if kind in LINEAR:  # no rule takes apart what adds something to a product of two signals
+        if kind in LINEAR:  # no rule separates what is added to a product of two signals
             if call.info.has("adds to first") and (
                 call.name != "addmm" or tuple(dependent) != (1,)
             ):
@@ -559,14 +559,14 @@ class StepRecorder(Tracer):
         if not self._compares and any(tensor.is_complex() for tensor in call.tensors):
             return False
         if kind == "activation":
-            return tuple(dependent) == (0,)  # and not a number to the power of a signal
+            return tuple(dependent) == (0,)  # not, for example, a number to the power of a signal
         if call.name == "addcmul" and {1, 2} <= set(dependent):
-            return False  # a product of signals, added
-        if not self._compares:  # of quotients, not a constant over a signal
+            return False  # adds a product of two signals
+        if not self._compares:  # LRP has no rule for a constant divided by a signal
             return kind != "quotient" or _scales("quotient", call, dependent).keys() != set(
                 dependent
             )
-        if kind == "matrixproduct":  # with a constant, it is linear
+        if kind == "matrixproduct":  # a product with a constant is linear and needs no rule
             of_matrices = call.name in ("matmul", "mm", "bmm") and all(
                 tensor.ndim > 1 for tensor in call.tensors
             )

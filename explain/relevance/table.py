@@ -75,8 +75,8 @@ class OperationInfo:
 
 
 def _read_table() -> Iterator[OperationInfo]:
-    """The rows of ``operations.csv``, one for each operation; a line of the file may name
-    several."""
+    """The rows of the table of PyTorch's operations, one for each operation; a line of
+    ``operations.csv`` may name several."""
     with Path(__file__).with_name("operations.csv").open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             traits: Any = frozenset(filter(None, row["traits"].split(", ")))
@@ -190,8 +190,8 @@ def is_library_operator(name: str) -> bool:
 
 
 def _registered_name(func: Any) -> str | None:
-    """The name ``library::operator`` of a registered operator; None for other functions and
-    PyTorch's own operators."""
+    """The name ``library::operator`` of an operator that a library registered with PyTorch; None
+    for other functions and PyTorch's own operators."""
     if isinstance(func, OpOverload):
         name = func._schema.name
     elif isinstance(func, OpOverloadPacket):

@@ -75,7 +75,8 @@ class Answer(CheckedTarget):
 
     @property
     def name(self) -> str:
-        """The answer in messages and captions: "word 1 of a cat on a sofa"."""
+        """The answer in messages and captions, and in results and records: "word 1 of a cat on a
+        sofa"."""
         whole = "the model's answer" if self.text is None else named_text(self.text)
         return whole if self.word is None else f"word {self.word} of {whole}"
 
@@ -291,7 +292,7 @@ def _with_padding(model: nn.Module, inputs: Inputs) -> Inputs:
         return inputs
     fillers = ids_of(model, "pad_token_id") - ids_of(model, "eos_token_id")
     is_token = ~torch.isin(prompt, torch.tensor(sorted(fillers), device=prompt.device))
-    # all up to the last token that does not fill up
+    # true up to the last token that is no padding
     mask = is_token.long().flip(1).cummax(1).values.flip(1)
     if bool(mask.all()):
         return inputs
@@ -317,7 +318,7 @@ def _behind(inputs: Inputs, ids: TokenIds) -> Inputs:
     ends = _ends(inputs.kwargs).tolist()
     longer_inputs = dict(inputs.kwargs)
     for name, tokens in inputs.kwargs.items():
-        # also (1, L), and (3, N, L) of rotary positions in time, height and width
+        # may be (1, L), or (3, N, L): rotary positions in time, height and width
         if name == "position_ids":
             tokens = tokens.expand(*tokens.shape[:-2], *prompt.shape)
         elif not isinstance(tokens, torch.Tensor) or tokens.shape != prompt.shape:
@@ -363,7 +364,9 @@ def _own_answer(model: nn.Module, inputs: Inputs) -> TokenIds:
         while len(answer) < LONGEST:
             inputs_with_answer = _behind(inputs, answer)
             scores = _logits(inputs_with_answer.call(model), 1)[0, last_place + len(answer)].clone()
-            scores[_image_ids(model, scores.device)] = -torch.inf  # these stand for patches
+            scores[
+                _image_ids(model, scores.device)
+            ] = -torch.inf  # tokens that stand for patches are no answer
             best = int(scores.argmax())
             if best in ends and answer:
                 break

@@ -138,7 +138,8 @@ class Sum(Target):
 
     @property
     def name(self) -> str:
-        """The sum in messages and captions: "2 × cat − dog"."""
+        """The sum of targets in messages and captions, and in results and records: "2 × cat −
+        dog"."""
         words = []
         for weight, target in self.terms:
             factor = "" if abs(weight) == 1 else f"{abs(weight):g} × "
@@ -313,7 +314,7 @@ def items_named(output: Any, names: Sequence[str]) -> list[Any]:
     """The items or attributes of a model's output with these names, in their order; None in the
     place of one that it lacks."""
     items = dict(nested.items(output))
-    if isinstance(output, Mapping):  # whose attributes may be its keys again
+    if isinstance(output, Mapping):  # its attributes may be its keys again
         return [items.get(name) for name in names]
     return [items.get(name, getattr(output, name, None)) for name in names]
 

@@ -64,7 +64,7 @@ class ClassTarget(Target):
         if isinstance(self.index, str):
             return self.labelled(None).pick(output, count)
         scores = find_logits(output, count)
-        if isinstance(self.index, int):  # no copy to the device, which would wait for it
+        if isinstance(self.index, int):  # indexing by an int spares a copy to the device
             check_class(self.index, scores.shape[1])
             return scores[:, self.index], torch.full((count,), self.index, device=scores.device)
         indices = self.index
@@ -195,7 +195,7 @@ class BinaryLogit(CheckedTarget):
 
     positive: bool = True
 
-    activation = "sigmoid"  # of the score of a yes
+    activation = "sigmoid"  # turns the score of a yes into its probability
 
     @property
     def name(self) -> str:

@@ -135,7 +135,8 @@ class Detections(CheckedTarget):
 
     @property
     def name(self) -> str:
-        """The target in messages and captions: "cat detection 2", "left of best detection"."""
+        """The target in messages and captions, and in results and records: "cat detection 2", "left
+        of best detection"."""
         what = "detection" if self.label is None else f"{self.label} detection"
         if self.of != "score":
             what = f"{self.of} of {what}"
@@ -389,7 +390,7 @@ class Detected(Target):
         """The scores ``(count, K)`` of all classes in each image's box, and the classes that are
         explained; None where boxes have one label each."""
         boxes = self._read(output, count)
-        # a result has one label for each box
+        # after suppression, each box has one label
         if not boxes.dense or self.of not in ("score", "logit"):
             return None
         rows = [boxes.scores[i][self._matched(boxes, i)[0]].detach() for i in range(count)]
@@ -399,6 +400,7 @@ class Detected(Target):
         return scores, torch.tensor(self.labels, device=scores.device)
 
     def of_classes(self, classes: tuple[int, ...]) -> "Detected":
+        """The target for other classes (one for each image) of the same boxes."""
         return replace(self, labels=classes)
 
     def likeness(self, output: Any, count: int) -> torch.Tensor:
@@ -430,7 +432,7 @@ class Detected(Target):
         )
 
     def _read(self, output: Any, count: int) -> Boxes:
-        """The boxes in a model's output, in the layout that the target was resolved on."""
+        """The boxes in a detector's output, in the layout that the target was resolved on."""
         return read(output, count, self.size, self.decode or self.layout, self.name)
 
     def _matched(self, boxes: Boxes, image: int) -> tuple[int, float]:
@@ -473,7 +475,8 @@ class Detected(Target):
 
 
 def _photo(image: int) -> str:
-    """The name of an image of a batch in messages."""
+    """The name of an image of a batch in messages: "photo 'cat.jpg'" inside an `Explainer`, else
+    its number."""
     name = image_name(image)
     return f"photo {name}" if name == str(image) else f"photo {name!r}"
 
@@ -496,8 +499,8 @@ def _of_label(scores: torch.Tensor, label: int | None) -> torch.Tensor:
 def matching_box(
     scores: torch.Tensor, boxes: torch.Tensor, box: torch.Tensor, rank: int = 0
 ) -> tuple[int, float]:
-    """Return which of the boxes ``(Q, 4)`` with scores ``(Q,)`` is the same as ``box``, and their
-    intersection over union.
+    """Return which of some detected boxes ``(Q, 4)`` with scores ``(Q,)`` is the same as ``box``,
+    and their intersection over union.
 
     It is the one that overlaps it best; of several that do so nearly as much, the one with the best
     score, or the one of that ``rank``. The overlap is less than 0 where there is none.
@@ -548,7 +551,7 @@ def suppressed(
     [(0, 0), (2, 0)]
     """
     is_candidate = scores > threshold
-    if int(is_candidate.sum()) > most:  # to sort all of them would take longer than the model
+    if int(is_candidate.sum()) > most:  # sorting all of them would take longer than the model
         is_candidate &= scores >= scores.flatten().topk(most).values[-1]
     cells, labels = is_candidate.nonzero(as_tuple=True)
     remaining = scores[cells, labels].sort(descending=True, stable=True).indices[:most]
@@ -576,7 +579,7 @@ def overlaps(boxes: torch.Tensor, box: torch.Tensor) -> torch.Tensor:
     intersections = sides.clamp(min=0).prod(1)
     areas = (boxes[:, 2:] - boxes[:, :2]).clamp(min=0).prod(1)
     union = areas + (box[2:] - box[:2]).prod() - intersections
-    is_same = (areas.detach() <= 0) & (boxes == box).all(1)  # a box without an area
+    is_same = (areas.detach() <= 0) & (boxes == box).all(1)  # equal boxes without an area
     return torch.where(is_same, 1.0, intersections / union.clamp(min=torch.finfo(union.dtype).tiny))
 
 

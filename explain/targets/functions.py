@@ -96,7 +96,7 @@ class ScoreTarget(Target):
             signature = inspect.signature(
                 function.forward if isinstance(function, nn.Module) else function
             )
-        except (TypeError, ValueError):  # a function of another language may not say what it takes
+        except (TypeError, ValueError):  # a function written in C may have no signature
             return None
         images = signature.parameters.get("images")
         if images and images.kind in (images.POSITIONAL_OR_KEYWORD, images.KEYWORD_ONLY):
@@ -168,5 +168,5 @@ class Contrast:
         gaps = target_logits - self.alpha * reference_logits
         if self.kind == "mean":
             return gaps.mean(1)
-        # Probabilities among these classes alone: among all classes, each may round to nothing.
+        # Softmax over these classes alone: among all classes, each probability may round to 0.
         return (reference_logits.softmax(1) * gaps).sum(1)

@@ -93,7 +93,7 @@ class Separate(Target):
 
     @property
     def name(self) -> str:
-        """The first four targets' names in messages and captions."""
+        """The first four targets' names, in messages and captions, and in results and records."""
         names = [target.name for target in self.targets]
         return ", ".join(names[:4]) + f", ... ({len(names)})" * (len(names) > 4)
 
@@ -101,7 +101,7 @@ class Separate(Target):
         """The score ``(count,)`` of each row by the target of its own image, and the classes if all
         targets have them."""
         images = self._images(count)
-        # each target is resolved for one image, and scores all rows
+        # each target was resolved on one image (number 0), and scores all rows
         all_first_image = torch.zeros(count, dtype=torch.long)
         scores = {}
         classes = {}
@@ -124,12 +124,12 @@ class Separate(Target):
             return self
         self._images(count)
         resolved: list[Target] = []
-        # each makes its choices on the rows of its image alone
+        # each target makes its choices on the row of its image alone
         for image, target in enumerate(self.targets):
             if not isinstance(target, ScoreTarget):
                 row = take(output, count, [image])
                 target = target.resolved(row, 1)
-                target.pick(row, 1)  # one that holds something for several images is refused here
+                target.pick(row, 1)  # refuses a target that holds something for several images
             resolved.append(target)
         return replace(self, targets=tuple(resolved))
 
@@ -151,7 +151,8 @@ class Separate(Target):
 
 
 def take(value: Any, count: int, rows: Sequence[int]) -> Any:
-    """Return a model's output with the given rows, in this order, instead of its ``count`` rows.
+    """Return a model's output with the given rows, in this order, instead of its ``count`` rows, to
+    resolve a target on one image.
 
     Tensors and lists of images may be anywhere in it. What has no row for each image stays as it
     is.

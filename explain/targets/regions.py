@@ -139,7 +139,8 @@ class Segmentation(CheckedTarget):
 
     @property
     def name(self) -> str:
-        """The target in messages and captions: "cat where predicted", "3 in the mask"."""
+        """The target in messages and captions, and in results and records: "cat where predicted",
+        "3 in the mask"."""
         what: Any = "prediction" if self.category is None else self.category
         if isinstance(what, tuple) and len(set(what)) == 1:
             what = what[0]
@@ -331,7 +332,7 @@ def _outputs_of(class_maps: ClassMaps) -> Outputs:
     if class_maps.layout == "prompts":
         return Outputs("sigmoid", "labels")
     reader = READER.get()
-    # of an output alone, without its model, the values at all places decide together
+    # without its model, an output's values at all places decide together
     if reader is None:
         end = End(class_maps.maps.shape[1] if adds_up(class_maps.maps) else 0)
         seen = end if is_fractional(class_maps.maps) else None
@@ -340,7 +341,9 @@ def _outputs_of(class_maps: ClassMaps) -> Outputs:
     else:
         outputs = reader.outputs(class_maps.maps, _class_maps)
         said = reader.activation
-    single = outputs.kind == "numbers" and said is None  # of a map that nobody says is of numbers
+    single = (
+        outputs.kind == "numbers" and said is None
+    )  # a single map, unless the caller says that it holds numbers
     return Outputs("sigmoid", "labels") if single else outputs
 
 

@@ -169,7 +169,7 @@ class Difference(Sum):
         """Make the sum of ``this`` and minus ``that``, each converted to a target."""
         terms = []
         for weight, target in ((1.0, this), (-1.0, that)):
-            # a label stays one until labels are known
+            # a label is kept until the model's labels are known
             target_of_term = ClassTarget(target) if isinstance(target, str) else as_target(target)
             terms.append((weight, target_of_term))
         super().__init__(tuple(terms))

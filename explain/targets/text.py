@@ -334,7 +334,9 @@ def _tokenized(model: nn.Module, texts: Sequence[Text]) -> dict[str, torch.Tenso
         return {"ids": torch.tensor([text.text for text in texts], device=device)}
     names = [text.name for text in texts]
     tokenizer = need_tokenizer(model, f"the text {names[0]!r}")
-    if not hasattr(tokenizer, "convert_ids_to_tokens"):  # of open_clip: a function of texts
+    if not hasattr(
+        tokenizer, "convert_ids_to_tokens"
+    ):  # open_clip's tokenizers are functions of texts
         ids = tokenizer(names)
         warn_of_cut(names, ids, tokenizer)
         return {"ids": ids.to(device)}

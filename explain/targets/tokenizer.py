@@ -72,7 +72,7 @@ def beside_weights(config: Any, kind: str) -> Any:
     source = getattr(config, "_name_or_path", None)
     if not source:
         return None
-    # a file of others may be wrong in any way
+    # files beside the weights may be broken in any way
     with suppress(Exception), quiet():
         auto = getattr(importlib.import_module("transformers"), kind)
         return auto.from_pretrained(source, local_files_only=True, trust_remote_code=False)
