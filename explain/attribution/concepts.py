@@ -148,7 +148,7 @@ def find_concepts(
     evidence = evidence_of(name)
     with preserve.calculating(inputs.x.device.type):
         maps = _present(evidence.activations, name)
-        n, channels, *places = maps.shape
+        image_count, channels, *places = maps.shape
         rows = maps.movedim(1, -1).reshape(-1, channels).double()
         largest_count = min(rows.shape)
         if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= largest_count:
@@ -170,7 +170,9 @@ def find_concepts(
         concept_rows = rows_of(
             [count], concept_maps.device, lambda images, numbers: concept_maps[numbers]
         )
-        maps_of_concepts = place_weights.reshape((n, *places, count)).movedim(-1, 1).to(maps)
+        maps_of_concepts = (
+            place_weights.reshape((image_count, *places, count)).movedim(-1, 1).to(maps)
+        )
     scores = Scores(GivenRows(concept_rows, "a concept alone"), ScoreOf("all"))
     (scores_of,) = gather(model, inputs, plan_of([scores], [name]), [TopClass()], settings)
     return Concepts(maps_of_concepts, vectors, scores_of(name)[scores], name, evidence.size, error)
@@ -208,16 +210,18 @@ def factorise(rows: torch.Tensor, count: int, seed: int = 0) -> tuple[torch.Tens
     scale = (rows.mean() / count).sqrt()
     generator = torch.Generator("cpu").manual_seed(seed)
     shapes = (len(rows), count), (count, rows.shape[1])
-    where, what = (normal(shape, generator).abs().to(rows) * scale for shape in shapes)
+    place_weights, concept_vectors = (
+        normal(shape, generator).abs().to(rows) * scale for shape in shapes
+    )
     last_error = float("inf")
     for step in range(STEPS):
-        where, what = update(rows, where, what)
+        place_weights, concept_vectors = update(rows, place_weights, concept_vectors)
         if step % 10 == 9:
-            error = float((rows - where @ what).norm())
+            error = float((rows - place_weights @ concept_vectors).norm())
             if last_error - error <= TOLERANCE * error:
                 break
             last_error = error
-    return where, what
+    return place_weights, concept_vectors
 
 
 def update(

@@ -92,9 +92,9 @@ def _cancelled(evidence: Sequence[Evidence], image: int) -> str:
     for item in evidence:
         maps = item.activations[image : image + 1]
         places = spatial_dims(maps)
-        for need, of_batch in item.answers.items():
+        for need, batch_gradients in item.answers.items():
             if isinstance(need, LayerGradients):
-                gradients = of_batch[image : image + 1]
+                gradients = batch_gradients[image : image + 1]
                 products = gradients * maps
                 if all_cancel(gradients.mean(places), gradients):
                     return "the gradients"
@@ -216,7 +216,7 @@ def not_finite(attribution: Attribution, largest: Sequence[float]) -> ModelError
     one is not finite.
     """
     parts = list(attribution.parts.values()) or [attribution]
-    wrong = next(place for place, value in enumerate(largest) if not math.isfinite(value))
+    wrong = next(index for index, value in enumerate(largest) if not math.isfinite(value))
     part = parts[wrong * len(parts) // len(largest)]
     at_layer = "" if part.layer is None else f" at layer {part.layer}"
     return ModelError(
@@ -326,9 +326,9 @@ def warn_of_result(
         warn(f"{name} is zero everywhere for image {', '.join(images)}: {reason}")
 
 
-def _misses(method: Method, attribution: Attribution, whole: torch.Tensor) -> torch.Tensor:
-    """Whether each image's attribution misses the sum that it promises, ``whole`` ``(N,)``: truth
-    values ``(N,)``.
+def _misses(method: Method, attribution: Attribution, expected_sum: torch.Tensor) -> torch.Tensor:
+    """Whether each image's attribution misses the sum that it promises, ``expected_sum`` ``(N,)``:
+    truth values ``(N,)``.
 
     A share of the sum may be missing, and what rounding explains. `_warn_of_missed` may still find
     that a path of few points is the cause.
@@ -338,17 +338,19 @@ def _misses(method: Method, attribution: Attribution, whole: torch.Tensor) -> to
     parts = [part.values for part in attribution.parts.values()] or [attribution.values]
     sizes = sum((part.abs().flatten(1).sum(1) for part in parts), attribution.score.abs())
     share = _MISSED_BY_POINTS if isinstance(method, IntegratedGradients) else _MISSED
-    return missed > torch.maximum(share * whole, _ROUNDING * torch.finfo(missed.dtype).eps * sizes)
+    return missed > torch.maximum(
+        share * expected_sum, _ROUNDING * torch.finfo(missed.dtype).eps * sizes
+    )
 
 
 def _warn_of_missed(
     method: Method,
     attribution: Attribution,
     wrong: torch.Tensor,
-    whole: torch.Tensor,
+    expected_sum: torch.Tensor,
     follows_gradient: Callable[[], bool],
 ) -> None:
-    """Warn of images whose values do not add up to the difference of the scores, ``whole``
+    """Warn of images whose values do not add up to the difference of the scores, ``expected_sum``
     ``(N,)``.
 
     If the gradient is the derivative of the score, a path of few points misses the sum by itself:
@@ -361,7 +363,7 @@ def _warn_of_missed(
         return
     worst = int(torch.where(wrong, missed, -1).argmax())
     amount = (
-        f"by up to {float(missed[worst]):.2g} of {float(whole[worst]):.2g} for image "
+        f"by up to {float(missed[worst]):.2g} of {float(expected_sum[worst]):.2g} for image "
         f"{image_names(wrong)}"
     )
     reason = (

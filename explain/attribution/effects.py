@@ -106,10 +106,10 @@ class Effects:
         lines = [f"score of {self.target}: clean {self.clean:.4g}, corrupted {self.corrupted:.4g}"]
         lines.append(f"{'layer':<{width}}  {unit:>8}  {'effect':>8}  {'share':>6}  {'estimate':>8}")
         for row in rows:
-            number = "all" if row["unit"] is None else row["unit"]
+            unit_number = "all" if row["unit"] is None else row["unit"]
             share = "" if row["share"] is None else f"{row['share']:.0%}"
             lines.append(
-                f"{row['layer']:<{width}}  {number:>8}  {row['effect']:>8.3g}  {share:>6}  "
+                f"{row['layer']:<{width}}  {unit_number:>8}  {row['effect']:>8.3g}  {share:>6}  "
                 f"{row['estimate']:>8.3g}"
             )
         lines.append(f"correlation of effects and estimates: {self.correlation:.2f}")

@@ -95,10 +95,10 @@ def lens(
     """
     model = unwrapped(model)
     inputs = with_layout(model, x).detached()
-    every = blocks(model, inputs, include_top_level=False)
-    names = every if layers is None else select_places(model, layers)
+    all_blocks = blocks(model, inputs, include_top_level=False)
+    names = all_blocks if layers is None else select_places(model, layers)
     with preserve.untouched(model), torch.no_grad(), reading(model, inputs, None, categories):
-        with capture(model, list(dict.fromkeys([*names, *every])), gradients=False) as records:
+        with capture(model, list(dict.fromkeys([*names, *all_blocks])), gradients=False) as records:
             output = inputs.call(model)
         find_logits(output, len(inputs))  # refuses a model without class scores
         outputs = {}
@@ -106,30 +106,39 @@ def lens(
         for layer in dict.fromkeys(record.layer for record in records.records):
             if (last_call := records.of(layer)) is not None:
                 outputs[layer] = last_call.activation
-        wanted = {name: values for name, values in outputs.items() if name in names}
-        if not wanted:
+        block_outputs = {name: values for name, values in outputs.items() if name in names}
+        if not block_outputs:
             raise LayerError(
                 "model must have blocks to be read by its last layers, got none; name the layers"
             )
-        shape = list(wanted.values())[-1].shape
-        other = next((values.shape for values in wanted.values() if values.shape != shape), None)
-        if other is not None and layers is not None:
+        shape = list(block_outputs.values())[-1].shape
+        odd_shape = next(
+            (values.shape for values in block_outputs.values() if values.shape != shape), None
+        )
+        if odd_shape is not None and layers is not None:
             raise LayerError(
-                f"layers must give tensors of one shape, got {tuple(other)} and {tuple(shape)}"
+                f"layers must give tensors of one shape, got {tuple(odd_shape)} and {tuple(shape)}"
             )
-        wanted = {name: values for name, values in wanted.items() if values.shape == shape}
+        block_outputs = {
+            name: values for name, values in block_outputs.items() if values.shape == shape
+        }
         # what follows it reads all
-        last = [name for name, values in outputs.items() if values.shape == shape][-1]
-        scores = torch.stack([_read(model, inputs, last, values) for values in wanted.values()])
+        last_block = [name for name, values in outputs.items() if values.shape == shape][-1]
+        scores = torch.stack(
+            [_read(model, inputs, last_block, values) for values in block_outputs.values()]
+        )
         token_scores = None
         if tokens and len(shape) == 3:
             token_scores = torch.stack(
-                [_read_tokens(model, inputs, last, values) for values in wanted.values()]
+                [
+                    _read_tokens(model, inputs, last_block, values)
+                    for values in block_outputs.values()
+                ]
             )
-    return Lens(tuple(wanted), scores, token_scores, categories)
+    return Lens(tuple(block_outputs), scores, token_scores, categories)
 
 
-def _read(model: nn.Module, inputs: Inputs, last: str, values: torch.Tensor) -> torch.Tensor:
+def _read(model: nn.Module, inputs: Inputs, last_block: str, values: torch.Tensor) -> torch.Tensor:
     """The class scores ``(b, K)`` of the network if its last block gives these ``values`` ``(b,
     ...)``.
 
@@ -137,11 +146,15 @@ def _read(model: nn.Module, inputs: Inputs, last: str, values: torch.Tensor) -> 
     batch.
     """
     with HookGroup(model) as group:
-        group.forward(last, lambda module, args, output: replace_first(output, values.clone()))
+        group.forward(
+            last_block, lambda module, args, output: replace_first(output, values.clone())
+        )
         return find_logits(inputs.call(model), len(values)).cpu()
 
 
-def _read_tokens(model: nn.Module, inputs: Inputs, last: str, values: torch.Tensor) -> torch.Tensor:
+def _read_tokens(
+    model: nn.Module, inputs: Inputs, last_block: str, values: torch.Tensor
+) -> torch.Tensor:
     """The class scores ``(N, T, K)`` that follow from each token of a block alone, put in the place
     of all tokens.
 
@@ -151,5 +164,5 @@ def _read_tokens(model: nn.Module, inputs: Inputs, last: str, values: torch.Tens
     for image_number, tokens in enumerate(values):
         image = inputs.rows(torch.tensor([image_number]))
         repeated_tokens = tokens[:, None].expand(-1, len(tokens), -1)
-        scores.append(_read(model, image, last, repeated_tokens))
+        scores.append(_read(model, image, last_block, repeated_tokens))
     return torch.stack(scores)

@@ -114,14 +114,14 @@ class Request:
         layers = None
         if settings.layer is not None:  # a wrong name is reported even if no method uses a layer
             layers = find_layers(model, inputs, settings.layer)
-        by_names = by_name(methods, get_method, MethodError, "method")
-        by_names = _within(by_names, settings)
-        for name, method in by_names.items():
+        methods_by_name = by_name(methods, get_method, MethodError, "method")
+        methods_by_name = _within(methods_by_name, settings)
+        for name, method in methods_by_name.items():
             if layers is not None:
                 method = method.in_layer()
             if inputs.x.ndim == 5:
                 method = method.with_frames(inputs.x, frames_first=inputs.layout == "NTCHW")
-            by_names[name] = method
+            methods_by_name[name] = method
             if settings.create_graph or len(inputs.paths) > 1:
                 _check_method(method, name, inputs, settings)
         sized_targets = list(targets)
@@ -129,7 +129,7 @@ class Request:
             sized_targets[number] = target.for_input_size(tuple(inputs.x.shape[2:]))
             if settings.activation is None and target.activation is not None:
                 settings = replace(settings, activation=target.activation)
-        return cls(model, inputs, by_names, sized_targets, settings, layers, tokens)
+        return cls(model, inputs, methods_by_name, sized_targets, settings, layers, tokens)
 
     def attributions(self) -> list[dict[str, Attribution]]:
         """Run the request: a dictionary of attributions by method, for each target, in the order of
@@ -280,8 +280,10 @@ class Request:
                     if interventions:
                         attribution = replace(attribution, interventions=interventions)
                     attributions[name] = attribution
-                    of_first_input = list(chain(*evidence[0].values()))
-                    unchecked.append(_Unchecked(target, method, attribution, of_first_input))
+                    evidence_on_first_input = list(chain(*evidence[0].values()))
+                    unchecked.append(
+                        _Unchecked(target, method, attribution, evidence_on_first_input)
+                    )
                 results.append(attributions)
             self._check(unchecked)
         if not all(results):
@@ -303,8 +305,8 @@ class Request:
         ]
         rows = iter(read_together(*chain.from_iterable(tensors.values() for tensors in to_read)))
         for item, tensors in zip(unchecked, to_read, strict=True):
-            numbers = {reason: next(rows) for reason in tensors}
-            largest = numbers.pop("largest")
+            numbers_by_reason = {reason: next(rows) for reason in tensors}
+            largest = numbers_by_reason.pop("largest")
             if not all(map(math.isfinite, largest)):
                 raise not_finite(item.attribution, largest)
             if warns:
@@ -312,7 +314,11 @@ class Request:
                     item.method,
                     item.attribution,
                     largest[: len(self.inputs)],
-                    {reason: tensors[reason] for reason, row in numbers.items() if any(row)},
+                    {
+                        reason: tensors[reason]
+                        for reason, row in numbers_by_reason.items()
+                        if any(row)
+                    },
                     item.evidence,
                     partial(self._follows_gradient, item.target),
                 )
@@ -335,8 +341,8 @@ class Request:
         methods = tuple(self.methods.values())
         if isinstance(self.model, Stitched) or not all(map(is_lasting, methods)):
             return Plan(self._needs(layers))
-        by_identity = tuple(map(id, methods))
-        key = (by_identity, tuple(map(tuple, layers.values())), self.inputs.paths)
+        method_ids = tuple(map(id, methods))
+        key = (method_ids, tuple(map(tuple, layers.values())), self.inputs.paths)
         return planned(key, methods, partial(self._needs, layers))
 
     def _needs(self, layers: Mapping[str, list[str]]) -> dict[str, frozenset[NeedAtLayer]]:
@@ -367,10 +373,10 @@ class Request:
         """
         evidence: list[EvidenceOfCalls] = []
         for path in self.inputs.places:
-            of_layers: dict[str | None, Sequence[Evidence]] = {}
+            evidence_by_layer: dict[str | None, Sequence[Evidence]] = {}
             for layer in layers:
-                of_layers[layer] = [lookup(call, path) for call in self._calls(layer)]
-            evidence.append(of_layers or {None: [lookup(None, path)]})
+                evidence_by_layer[layer] = [lookup(call, path) for call in self._calls(layer)]
+            evidence.append(evidence_by_layer or {None: [lookup(None, path)]})
         return evidence
 
     def _attribution(
@@ -384,8 +390,8 @@ class Request:
         method = self.methods[name]
         keep_partial = self.settings.keep_partial
         all_evidence: list[Evidence] = []
-        for of_input in evidence:
-            all_evidence += chain.from_iterable(of_input.values())
+        for input_evidence in evidence:
+            all_evidence += chain.from_iterable(input_evidence.values())
         if keep_partial and not all(method.needs <= set(item.answers) for item in all_evidence):
             return None
         try:
@@ -419,9 +425,9 @@ class Request:
         if len(evidence) == 1 or not any(need.of_input for need in method.needs):
             return apply_method(method, self.model, evidence[0], fuse, layout, self.inputs.name)
         parts = {}
-        for path, of_input in zip(self.inputs.paths, evidence, strict=True):
+        for path, input_evidence in zip(self.inputs.paths, evidence, strict=True):
             name = dotted(path)
-            part = apply_method(method, self.model, of_input, fuse, layout, name)
+            part = apply_method(method, self.model, input_evidence, fuse, layout, name)
             parts[name] = replace(part, tokens=self.tokens.get(name, ()))
         deltas = [part.delta for part in parts.values() if part.delta is not None]
         expected_sum = method.expected_sum(first_of(evidence[0]))
@@ -429,8 +435,8 @@ class Request:
             # Each has been compared with the whole sum, which all of them make up together.
             delta = torch.stack(deltas).sum(0) + (len(parts) - 1) * expected_sum
             parts = {name: replace(part, delta=delta) for name, part in parts.items()}
-        first = next(iter(parts.values()))
-        return replace(first, parts=parts)
+        first_part = next(iter(parts.values()))
+        return replace(first_part, parts=parts)
 
     def _off_by_rounding(
         self, method: Method, evidence: Sequence[EvidenceOfCalls], exact: Attribution
@@ -445,8 +451,8 @@ class Request:
             return replace(item, answers={**item.answers, **item.inexact})
 
         inexact = [
-            {layer: list(map(with_errors, calls)) for layer, calls in of_input.items()}
-            for of_input in evidence
+            {layer: list(map(with_errors, calls)) for layer, calls in input_evidence.items()}
+            for input_evidence in evidence
         ]
         with preserve.calculating(self.inputs.x.device.type), muted():
             values = self._applied(method, inexact).values

@@ -253,12 +253,14 @@ class Attribution(Outcome):
         """
         sizes = {}
         for name, part in (self.parts or {self.input or "x": self}).items():
-            places = part.values.float().sum(part.channel_dim if part.size[1:] else 2)
+            summed_values = part.values.float().sum(part.channel_dim if part.size[1:] else 2)
             if part.size[1:]:
-                places = adaptive_avg_pool2d(places, 8) * (part.size[-2] * part.size[-1] / 64)
-            sizes[name] = places.abs().flatten(1).sum(1)
-        whole = torch.stack([*sizes.values()]).sum(0)
-        return {name: size / torch.where(whole > 0, whole, 1) for name, size in sizes.items()}
+                summed_values = adaptive_avg_pool2d(summed_values, 8) * (
+                    part.size[-2] * part.size[-1] / 64
+                )
+            sizes[name] = summed_values.abs().flatten(1).sum(1)
+        total = torch.stack([*sizes.values()]).sum(0)
+        return {name: size / torch.where(total > 0, total, 1) for name, size in sizes.items()}
 
     @cached_property
     def heatmap(self) -> torch.Tensor:
@@ -415,7 +417,7 @@ def fused(maps: Sequence[torch.Tensor], how: Fusion = "mean") -> torch.Tensor:
     >>> fused([torch.ones(1, 2, 2), torch.zeros(1, 4, 4)])[0, 0]
     tensor([0.5000, 0.5000, 0.5000, 0.5000])
     """
-    size = max((tuple(m.shape[1:]) for m in maps), key=prod)
+    size = max((tuple(layer_map.shape[1:]) for layer_map in maps), key=prod)
     stacked = torch.stack([enlarge(by_maximum(values)[:, None], size)[:, 0] for values in maps])
     if how == "mean":
         return stacked.mean(0)

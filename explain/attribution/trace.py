@@ -155,34 +155,40 @@ def trace(
     if at not in get_args(At):
         raise HookError(f"at must be one of {', '.join(get_args(At))}, got {at!r}")
     model = unwrapped(model)
-    first = with_layout(model, clean).detached()
-    second = replace(as_inputs(corrupted).detached(), layout=first.layout)
-    if len(first) != 1 or first.x.shape != second.x.shape:
+    clean_inputs = with_layout(model, clean).detached()
+    corrupted_inputs = replace(as_inputs(corrupted).detached(), layout=clean_inputs.layout)
+    if len(clean_inputs) != 1 or clean_inputs.x.shape != corrupted_inputs.x.shape:
         raise HookError(
             "clean and corrupted must be one photo each, of the same shape, got "
-            f"{tuple(first.x.shape)} and {tuple(second.x.shape)}"
+            f"{tuple(clean_inputs.x.shape)} and {tuple(corrupted_inputs.x.shape)}"
         )
-    names = select_places(model, layers) if layers is not None else _default(model, first, at)
+    names = (
+        select_places(model, layers) if layers is not None else _default(model, clean_inputs, at)
+    )
     nothing = LayerError(f"model must have {at} to be traced, got none; name the layers")
     if not names:
         raise nothing
     if at == "heads":
         names = [name if find_places(model, name)[name].part else f"{name}:heads" for name in names]
-    reader = OutputReader(model, first, None, None if categories is None else len(categories))
+    reader = OutputReader(
+        model, clean_inputs, None, None if categories is None else len(categories)
+    )
     with preserve.untouched(model), reader:
         with torch.no_grad(), capture(model, names, gradients=False) as clean_pass:
-            output = first.call(model)
+            output = clean_inputs.call(model)
         resolved = (
             resolve.as_target(target, categories)
-            .for_input_size(tuple(first.x.shape[2:]))
+            .for_input_size(tuple(clean_inputs.x.shape[2:]))
             .resolved(output, 1)
         )
         clean_score, classes = resolved.pick(output, 1)[:2]
-        x = second.x.clone().requires_grad_()
+        x = corrupted_inputs.x.clone().requires_grad_()
         with torch.enable_grad(), capture(model, names) as corrupted_pass:
-            corrupted_score = resolved.pick(second.replaced(x).call(model), 1)[0][0]
+            corrupted_score = resolved.pick(corrupted_inputs.replaced(x).call(model), 1)[0][0]
         corrupted_pass.backward(corrupted_score, roughly=True)
-    find_sites = _SiteFinder(model, first, at, clean_pass, corrupted_pass, named=layers is not None)
+    find_sites = _SiteFinder(
+        model, clean_inputs, at, clean_pass, corrupted_pass, named=layers is not None
+    )
     sites = find_sites(names)
     if not sites:
         raise nothing
@@ -192,7 +198,7 @@ def trace(
             group.forward(site.name, site.hook(patches))
         plan = Plan({"trace": frozenset({NeedAtLayer(Scores(patches), None)})})
         settings = RuntimeSettings(batch_size, progress=progress)
-        (lookup,) = gather(model, second, plan, [resolved], settings)
+        (lookup,) = gather(model, corrupted_inputs, plan, [resolved], settings)
     effects = lookup(None)[Scores(patches)].cpu() - corrupted_score.detach().cpu()
     return Effects(
         at,
@@ -202,7 +208,7 @@ def trace(
         float(corrupted_score.detach()),
         resolved.name if classes is None else labels.class_label(categories, int(classes[0])),
         {site.name: site.grid for site in sites if site.grid is not None},
-        _in_grey(first.x) if first.x.ndim == 4 else None,
+        _in_grey(clean_inputs.x) if clean_inputs.x.ndim == 4 else None,
     )
 
 
@@ -242,9 +248,9 @@ class _SiteFinder:
                 sites.append(site)
         return sites
 
-    def _site(self, name: str, first: int) -> _Site | None:
-        """The place to be patched in a layer, its patches numbered from ``first`` on; None if the
-        network does not use it.
+    def _site(self, name: str, first_patch: int) -> _Site | None:
+        """The place to be patched in a layer, its patches numbered from ``first_patch`` on; None if
+        the network does not use it.
 
         Also None for a layer that has frames of a video as rows of its own. With the estimates of
         attribution patching: the change of values times the gradient, summed over each unit.
@@ -271,10 +277,10 @@ class _SiteFinder:
         gradient = torch.zeros_like(change) if corrupted.gradient is None else corrupted.gradient
         products = (change * gradient).movedim(image_dim, 0)[0]
         estimates = torch.stack([(products * mask).sum() for mask in masks]).cpu()
-        calls = sum(other.layer == record.layer for other in self.clean.records)
+        calls = sum(call_record.layer == record.layer for call_record in self.clean.records)
         is_named_call = calls == 1 or place_of(name, self.model).call is not None
         call_name = name if is_named_call else name_of_call(name, calls - 1, self.model)
-        return _Site(call_name, clean, masks, first, image_dim, estimates, cells)
+        return _Site(call_name, clean, masks, first_patch, image_dim, estimates, cells)
 
     def _masks(
         self, name: str, values: torch.Tensor

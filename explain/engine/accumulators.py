@@ -106,21 +106,23 @@ class TargetAccumulators:
         ``first`` of the evidence. Reading and adding are apart so that a batch that fails adds
         nothing for any target.
         """
-        by_need = {}
+        evidence_by_need = {}
         values = {}
         for need in self._unfinished:
-            by_need[need] = evidence_of(need.layer, need.input)
-            values[need] = applied(need.kind.method, by_need[need])  # type: ignore[attr-defined]
+            evidence_by_need[need] = evidence_of(need.layer, need.input)
+            values[need] = applied(need.kind.method, evidence_by_need[need])  # type: ignore[attr-defined]
         rows = slice(first, first + len(indices))
         numbers = self._numbers[indices]
 
         def add() -> None:
-            for need, of_batch in values.items():
-                of_rows = of_batch[rows]
-                self._accumulators[need].add(images, numbers, of_rows)
+            for need, batch_values in values.items():
+                row_values = batch_values[rows]
+                self._accumulators[need].add(images, numbers, row_values)
                 if need in self._inexact:
-                    errors = self._errors[need].of_rows(indices, by_need[need].inputs[rows])
-                    self._inexact[need].add(images, numbers, of_rows + errors)
+                    errors = self._errors[need].of_rows(
+                        indices, evidence_by_need[need].inputs[rows]
+                    )
+                    self._inexact[need].add(images, numbers, row_values + errors)
 
         return add
 
@@ -169,8 +171,10 @@ class TargetAccumulators:
         """
         unfinished = []
         for need, accumulator in self._accumulators.items():
-            end = self._ends.get(need)
-            is_late = end is not None and time.monotonic() >= end and accumulator.has_result()
+            deadline = self._ends.get(need)
+            is_late = (
+                deadline is not None and time.monotonic() >= deadline and accumulator.has_result()
+            )
             if not is_late and not accumulator.enough():
                 unfinished.append(need)
         return unfinished
@@ -212,10 +216,10 @@ class TargetAccumulators:
         said `done`.
         """
         done = [self._accumulators[need].done() for need in self._unfinished]
-        by_image = [of_images for of_images in done if of_images is not None]
-        if not done or len(by_image) < len(done):
+        done_images = [is_done for is_done in done if is_done is not None]
+        if not done or len(done_images) < len(done):
             return None
-        finished = torch.stack(by_image).all(0)
+        finished = torch.stack(done_images).all(0)
         return ~finished.to(owners.device)[owners] if bool(finished.any()) else None
 
 

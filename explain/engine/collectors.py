@@ -289,8 +289,8 @@ def _relevance(
     here.
     """
     relevance = detached(forward.source(need.input)) * _of_input(gradients[0], forward, resolved)
-    place = list(forward.inputs.paths).index(need.input or forward.inputs.path)
-    deposit = resolved.propagated[need.kind.backward].flow.deposits.get(place)  # type: ignore[index]
+    input_number = list(forward.inputs.paths).index(need.input or forward.inputs.path)
+    deposit = resolved.propagated[need.kind.backward].flow.deposits.get(input_number)  # type: ignore[index]
     return at_least_float32(relevance if deposit is None else relevance + deposit)
 
 

@@ -167,9 +167,11 @@ class OriginTracer(Tracer):
             classes = _softmax_size(args, kwargs) if "softmax" in name else 0
             low, high = (-math.inf, 0.0) if name in _LOGARITHMS else (0.0, 1.0)
             return Bounds(low, high, classes)
-        values = [t for _, t in nested.paths((args, kwargs)) if t.is_floating_point()]
+        values = [
+            tensor for _, tensor in nested.paths((args, kwargs)) if tensor.is_floating_point()
+        ]
         bounds = [bound for bound in map(self._bounds_of, values) if bound is not None]
-        unbounded_count = len(values) - len(bounds) - sum(t.ndim == 0 for t in values)
+        unbounded_count = len(values) - len(bounds) - sum(tensor.ndim == 0 for tensor in values)
         if not bounds or unbounded_count > 0:
             return None
         class_counts = {bound.classes for bound in bounds}
@@ -178,7 +180,9 @@ class OriginTracer(Tracer):
             extremes = self._extremes(func, args, kwargs)
             return Bounds(min(extremes), max(extremes), classes) if extremes else None
         if name in _SELECTING or name == "sum" or info(name).traits & _KEEPING:
-            return Bounds(min(b.low for b in bounds), max(b.high for b in bounds), classes)
+            return Bounds(
+                min(bound.low for bound in bounds), max(bound.high for bound in bounds), classes
+            )
         return None
 
     def _bounds_of(self, tensor: Tensor) -> Bounds | None:
@@ -388,13 +392,13 @@ class OutputReader:
         return results
 
 
-def _is_part(some: int, whole: int) -> bool:
-    """Whether ``some`` weights are a proper part of ``whole``, both with one bit for each
+def _is_part(weights: int, more_weights: int) -> bool:
+    """Whether ``weights`` are a proper part of ``more_weights``, both with one bit for each
     parameter.
 
     A tensor that needs fewer weights of the same is an earlier one.
     """
-    return some != whole and some & whole == some
+    return weights != more_weights and weights & more_weights == weights
 
 
 def outputs_of(

@@ -343,12 +343,12 @@ class _Passes:
             self.footprint.watch(group, model, images)
         if plan.whole:
             concepts = {
-                place_of(b.concept.layer, model).layer
-                for b in plan.backwards
-                if b.concept is not None
+                place_of(backward.concept.layer, model).layer
+                for backward in plan.backwards
+                if backward.concept is not None
             }
             self._output_nodes = read_outputs(
-                group, concepts, lambda t: (t.grad_fn, t.output_nr, t.shape)
+                group, concepts, lambda tensor: (tensor.grad_fn, tensor.output_nr, tensor.shape)
             )
         return layers
 
@@ -372,11 +372,11 @@ class _Passes:
         references for DeepLIFT are dropped after use.
         """
         # First what needs no backward pass, while the graph is there to be read.
-        wanted: Wanted = dict.fromkeys(self.plan.needs_by_backward.get(None, ()), ())
+        sources_by_need: Wanted = dict.fromkeys(self.plan.needs_by_backward.get(None, ()), ())
         with HookGroup() if self.plan.reads_attention else nullcontext() as group:
             if group is not None:
-                _record_attention(wanted, resolved, self.forward, group)
-            _answer(wanted, self.forward, resolved, ())
+                _record_attention(sources_by_need, resolved, self.forward, group)
+            _answer(sources_by_need, self.forward, resolved, ())
         for backward in self.plan.backwards:
             self._back(
                 backward,
@@ -394,20 +394,22 @@ class _Passes:
         a pass of its own, in which only its own score is differentiated.
         """
         forward = self.forward
-        wanted: dict[NeedAtLayer, Sequence[Source]] = {}
+        sources_by_need: dict[NeedAtLayer, Sequence[Source]] = {}
         for need in self.plan.needs_by_backward[backward]:
-            wanted[need] = collectors.sources(forward, need)
+            sources_by_need[need] = collectors.sources(forward, need)
         total = forward.total(resolved, backward.objective)
         nodes = graph(total)
         if forward.count == 1 or resolved.image is not None or not normalises_over_rows(nodes):
-            self._pass_back(backward, wanted, resolved, total, nodes, keep=keep)
+            self._pass_back(backward, sources_by_need, resolved, total, nodes, keep=keep)
             return
-        targets_by_image = [forward.of_image(resolved, i) for i in range(forward.count)]
+        targets_by_image = [forward.of_image(resolved, image) for image in range(forward.count)]
         for image_target in targets_by_image:
             total = forward.total(image_target, backward.objective)
             keep_graph = keep or image_target is not targets_by_image[-1]
-            self._pass_back(backward, wanted, image_target, total, graph(total), keep=keep_graph)
-        for need in wanted:
+            self._pass_back(
+                backward, sources_by_need, image_target, total, graph(total), keep=keep_graph
+            )
+        for need in sources_by_need:
             resolved.answers[need] = _own_rows(
                 [of_image.answers[need] for of_image in targets_by_image]
             )
@@ -415,7 +417,7 @@ class _Passes:
     def _pass_back(
         self,
         backward: Backward,
-        wanted: Wanted,
+        sources_by_need: Wanted,
         resolved: ResolvedTarget,
         total: Tensor,
         nodes: Sequence[Node],
@@ -423,26 +425,32 @@ class _Passes:
         keep: bool,
     ) -> None:
         """Differentiate ``total`` once, through the autograd ``nodes`` behind it, and answer the
-        ``wanted`` needs.
+        needs of this backward pass.
 
-        Hooks that rules and composites put on the nodes are there during this pass alone.
+        ``sources_by_need`` has what to differentiate with respect to for each need. Hooks that
+        rules and composites put on the nodes are there during this pass alone; ``keep`` leaves the
+        graph for further passes.
         """
         forward = self.forward
         with ExitStack() as stack:
             if backward.changes_gradients or self.plan.reads_attention:
-                self._hook_backward(backward, wanted, resolved, stack)
-            flat = list(chain.from_iterable(wanted.values()))
+                self._hook_backward(backward, sources_by_need, resolved, stack)
+            flat = list(chain.from_iterable(sources_by_need.values()))
             gradients: Sequence[Tensor | None] = (None,) * len(flat)
             if flat and total.requires_grad:
                 gradients = differentiate(
                     total, flat, retain_graph=keep, create_graph=self._create_graph, nodes=nodes
                 )
-            _answer(wanted, forward, resolved, gradients)
+            _answer(sources_by_need, forward, resolved, gradients)
         if backward == _PLAIN and not self._create_graph and any(self.plan.wanted):
-            self._check_derivative(wanted, resolved, gradients, nodes)
+            self._check_derivative(sources_by_need, resolved, gradients, nodes)
 
     def _hook_backward(
-        self, backward: Backward, wanted: Wanted, resolved: ResolvedTarget, stack: ExitStack
+        self,
+        backward: Backward,
+        sources_by_need: Wanted,
+        resolved: ResolvedTarget,
+        stack: ExitStack,
     ) -> None:
         """Put hooks on the autograd graph for a backward pass: gradient rules, LRP, DeepLIFT,
         attention.
@@ -455,9 +463,9 @@ class _Passes:
             resolved.coverage[backward.rule] = apply_rule(
                 backward.rule, group, resolved.total, forward.recorded.operations
             )
-        _record_attention(wanted, resolved, forward, group)
+        _record_attention(sources_by_need, resolved, forward, group)
         if backward.composite is not None:
-            self._propagate(backward, resolved, group, wanted)
+            self._propagate(backward, resolved, group, sources_by_need)
             stack.callback(resolved.propagated[backward].flow.close)
         if backward.reference is not None:
             stack.callback(self._compare(backward.reference, resolved, group).close)
@@ -466,7 +474,7 @@ class _Passes:
 
     def _check_derivative(
         self,
-        wanted: Wanted,
+        sources_by_need: Wanted,
         resolved: ResolvedTarget,
         gradients: Sequence[Tensor | None],
         nodes: Sequence[Node],
@@ -474,14 +482,14 @@ class _Passes:
         """Warn if plain gradients are not the derivative of the score, since the model has custom
         functions or hooks.
 
-        Looks only at gradients in the input or a layer that custom functions lie before;
+        Looks only at gradients in the input or a layer with custom functions behind it;
         `is_derivative` then runs the model a few times more. ``gradients`` are in the order of the
-        sources in ``wanted``.
+        sources in ``sources_by_need``.
         """
-        start = 0
-        for need, sources in wanted.items():
-            need_gradients = gradients[start : start + len(sources)]
-            start += len(sources)
+        first_gradient = 0
+        for need, sources in sources_by_need.items():
+            need_gradients = gradients[first_gradient : first_gradient + len(sources)]
+            first_gradient += len(sources)
             is_plain = (
                 isinstance(need.kind, (needs.InputGradients, needs.LayerGradients))
                 and not need.input
@@ -559,14 +567,18 @@ class _Passes:
         )
 
     def _propagate(
-        self, backward: Backward, resolved: ResolvedTarget, group: HookGroup, wanted: Wanted
+        self,
+        backward: Backward,
+        resolved: ResolvedTarget,
+        group: HookGroup,
+        sources_by_need: Wanted,
     ) -> None:
         """Hook the autograd graph so that the next backward pass propagates relevance by the rules
         of a composite (LRP).
 
         The result goes to ``resolved.propagated``, whose flow the caller closes. Nodes at which
-        relevance is read (layers of ``wanted``, a concept's layer) are not merged with those behind
-        them.
+        relevance is read (layers of ``sources_by_need``, a concept's layer) are not merged with
+        those behind them.
         """
         forward = self.forward
         assert backward.composite is not None
@@ -576,9 +588,12 @@ class _Passes:
             if backward.concept is None
             else self._pass_channels(backward.concept, resolved, group)
         )
-        at_layers = [source for need, sources in wanted.items() if need.layer for source in sources]
+        layer_sources = [
+            source for need, sources in sources_by_need.items() if need.layer for source in sources
+        ]
         layer_nodes = [
-            source.grad_fn if isinstance(source, Tensor) else source.node for source in at_layers
+            source.grad_fn if isinstance(source, Tensor) else source.node
+            for source in layer_sources
         ]
         do_not_merge = [node for node in (concept_node, *layer_nodes) if node is not None]
         resolved.propagated[backward] = propagate(
@@ -600,11 +615,11 @@ class _Passes:
 
         The layer's name may have the number of a call; otherwise its last call is taken.
         """
-        place = place_of(concept.layer, self.forward.model)
-        call_number = place.call
+        layer_place = place_of(concept.layer, self.forward.model)
+        call_number = layer_place.call
         calls = [
             (node, output, shape)
-            for node, output, shape in self._output_nodes[place.layer]
+            for node, output, shape in self._output_nodes[layer_place.layer]
             if node is not None
         ]
         must = "concept must name a layer that the score depends on"
@@ -634,29 +649,38 @@ class _Passes:
 
 
 def _record_attention(
-    wanted: Iterable[NeedAtLayer], resolved: ResolvedTarget, forward: Forward, group: HookGroup
+    needs_of_pass: Iterable[NeedAtLayer],
+    resolved: ResolvedTarget,
+    forward: Forward,
+    group: HookGroup,
 ) -> None:
     """Hook the attention weights of the graph if a need asks for them; the records go to
     ``resolved.attention``.
 
     Called before a backward pass, which then adds the gradients in the weights to the records.
     """
-    if any(isinstance(need.kind, (needs.Attention, needs.AttentionRelevance)) for need in wanted):
+    if any(
+        isinstance(need.kind, (needs.Attention, needs.AttentionRelevance)) for need in needs_of_pass
+    ):
         resolved.attention = attention(resolved.total, group, forward.end)
 
 
 def _answer(
-    wanted: Wanted, forward: Forward, resolved: ResolvedTarget, gradients: Sequence[Tensor | None]
+    sources_by_need: Wanted,
+    forward: Forward,
+    resolved: ResolvedTarget,
+    gradients: Sequence[Tensor | None],
 ) -> None:
     """Answer needs by the functions in `collectors.ANSWERS`, with the gradients in their sources.
 
-    ``gradients`` holds those of all sources one after the other, in the order of ``wanted``. Needs
-    are answered in this order too, since one may read the answer to an earlier one.
+    ``gradients`` holds those of all sources one after the other, in the order of
+    ``sources_by_need``. Needs are answered in this order too, since one may read the answer to an
+    earlier one.
     """
-    start = 0
-    for need, sources in wanted.items():
-        need_gradients = gradients[start : start + len(sources)]
-        start += len(sources)
+    first_gradient = 0
+    for need, sources in sources_by_need.items():
+        need_gradients = gradients[first_gradient : first_gradient + len(sources)]
+        first_gradient += len(sources)
         resolved.answers[need] = collectors.ANSWERS[type(need.kind)](
             forward, resolved, need, need_gradients
         )
@@ -673,7 +697,10 @@ def _own_rows(evidence_by_pass: Sequence[Any]) -> Any:
     return nested.replace(
         evidence_by_pass[0],
         lambda path, tensor: torch.stack(
-            [of_one_pass.get(path, tensor)[i] for i, of_one_pass in enumerate(tensors_by_pass)]
+            [
+                tensors_of_pass.get(path, tensor)[image]
+                for image, tensors_of_pass in enumerate(tensors_by_pass)
+            ]
         ),
     )
 
@@ -700,10 +727,10 @@ def _must_keep_weights(model: nn.Module, plan: Plan, targets: int, *, create_gra
     PyTorch would crash, not raise. Old-style FSDP also cannot go backward twice over one forward
     pass.
     """
-    wanted = plan.wanted.items()
+    needs_by_method = plan.wanted.items()
     methods_reading_late = [
         name
-        for name, needs in wanted
+        for name, needs in needs_by_method
         if create_graph or any(need.kind.reads_weights for need in needs)
     ]
     if methods_reading_late:

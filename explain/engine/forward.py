@@ -187,12 +187,12 @@ class Forward:
             return
         copies = self.inputs.copied()
         inspection = inspect(self.model, *copies.args, kwargs=copies.kwargs, gradients=False)
-        first = inspection.first_nonfinite
-        where = ""
-        if first is not None and first.name:
-            where = f", first in layer {first.name!r} ({first.type})"
+        first_layer = inspection.first_nonfinite
+        at_layer = ""
+        if first_layer is not None and first_layer.name:
+            at_layer = f", first in layer {first_layer.name!r} ({first_layer.type})"
         raise ModelError(
-            f"model must give finite scores, got {scores[wrong][0].item()}{where}; check its "
+            f"model must give finite scores, got {scores[wrong][0].item()}{at_layer}; check its "
             "weights"
         )
 
@@ -266,8 +266,8 @@ class Forward:
         if record is None:
             raise LayerError(self.layers.why_missing(layer))
         shape = tuple(record.activation.shape)
-        of_images = self.count in shape[:1] or self.grids.folded_frames(layer) is not None
-        if not of_images and self.grids.grid(shape, layer) is None:
+        has_image_rows = self.count in shape[:1] or self.grids.folded_frames(layer) is not None
+        if not has_image_rows and self.grids.grid(shape, layer) is None:
             must = f"layer {layer!r} must give one map for each of {self.count} images, got {shape}"
             raise LayerError(
                 f"{must}; name another, or use a method without layers, such as saliency or attnlrp"

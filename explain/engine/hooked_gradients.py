@@ -69,10 +69,10 @@ def hooked_input_gradient(
     Raises:
         MethodError: it is not ``expected``, what autograd gives, or a rectifier is no module.
     """
-    place = path or forward.inputs.path
-    position = place[0]
-    if len(place) > 1 or not isinstance(position, int):
-        must = f"be a positional argument for full-backward hooks, got {dotted(place)}"
+    input_path = path or forward.inputs.path
+    position = input_path[0]
+    if len(input_path) > 1 or not isinstance(position, int):
+        must = f"be a positional argument for full-backward hooks, got {dotted(input_path)}"
         raise MethodError(f"input must {must}; {INSTEAD}")
     seen: list[Tensor] = []
 

@@ -93,10 +93,9 @@ def _places(
     """
     place_numbers = images
     exists = torch.ones(len(images), dtype=torch.bool)
-    for begin, side, map_side in zip(start.unbind(1), sides, map_sides, strict=True):
-        coordinates = (
-            torch.arange(side)[:, None] + begin
-        )  # (side, B): the boxes stay the last dimension
+    for box_starts, side, map_side in zip(start.unbind(1), sides, map_sides, strict=True):
+        # (side, B): the boxes stay the last dimension
+        coordinates = torch.arange(side)[:, None] + box_starts
         exists = exists.unsqueeze(-2) & (coordinates >= 0) & (coordinates < map_side)
         place_numbers = place_numbers.unsqueeze(-2) * map_side + coordinates.clamp(0, map_side - 1)
     return place_numbers.movedim(-1, 0), exists.movedim(-1, 0)

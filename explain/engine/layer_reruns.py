@@ -82,9 +82,9 @@ class LayerRerun:
         context = self.context
         images = self.rows.owners[numbers]
         maps = self.rows.make(numbers)
-        place = 0
+        first_row = 0
         if self._way_to_run == "one at a time":
-            place = int(self._image)
+            first_row = int(self._image)
             maps = self._maps.to(maps).index_copy(0, self._image, maps)
             images = torch.arange(len(maps), device=context.device)
         with context.runs_model():
@@ -92,8 +92,8 @@ class LayerRerun:
         if self._tape is not None and len(context.inputs) == 1:
             context.state.tapes[self._layer] = self._tape  # for further rows of the image
         return [
-            of_target.read_output(images, numbers, output, place)
-            for of_target in self._accumulators
+            accumulators.read_output(images, numbers, output, first_row)
+            for accumulators in self._accumulators
         ]
 
     def _record_prefix(self) -> Tape | None:

@@ -465,8 +465,8 @@ class Evidence:
         applied to perturbed rows. Perturbed rows get the row of their image, moved as the photo was
         moved.
         """
-        of_all = tensor.expand(self.images, *tensor.shape[1:])
-        return of_all if self.origin is None else self.origin.carry(of_all)
+        rows_of_images = tensor.expand(self.images, *tensor.shape[1:])
+        return rows_of_images if self.origin is None else self.origin.carry(rows_of_images)
 
     def by_frame(self, frames: int, needs: Iterable[Need[Any]]) -> "Evidence":
         """Return evidence with the same answers in which each frame of a video is an image of its

@@ -213,13 +213,13 @@ class KeepAllRows(Reducer):
 class _InOrder(Accumulator):
     """Keeps the value of each perturbed row; the result has them by image, then by number."""
 
-    def __init__(self, like: Tensor) -> None:
-        """Begin with empty tensors, so that there is a result also without rows; ``like`` is the
-        score."""
-        none = torch.zeros(0, dtype=torch.long, device=like.device)
+    def __init__(self, score: Tensor) -> None:
+        """Begin with empty tensors, so that there is a result also without rows; ``score`` gives
+        their type and device."""
+        none = torch.zeros(0, dtype=torch.long, device=score.device)
         self._images = [none]
         self._numbers = [none]
-        self._values = [like.new_zeros(0)]
+        self._values = [score.new_zeros(0)]
 
     def add(self, images: Tensor, numbers: Tensor, values: Tensor) -> None:
         """Keep the values of a batch of perturbed rows, with their images and numbers."""
@@ -251,9 +251,9 @@ class _ByImage(_InOrder):
     """Keeps the value of each perturbed row; the result is a list with a tensor for each image, by
     number."""
 
-    def __init__(self, like: Tensor) -> None:
-        super().__init__(like)
-        self._count = len(like)
+    def __init__(self, score: Tensor) -> None:
+        super().__init__(score)
+        self._count = len(score)
 
     def result(self) -> Any:
         counts = torch.cat(self._images).bincount(minlength=self._count)

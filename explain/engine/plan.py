@@ -125,12 +125,12 @@ class Plan:
         """
         ordered: dict[NeedAtLayer, None] = {}
         first_method: dict[NeedAtLayer, int] = {}
-        for place, needs in enumerate(self.wanted.values()):
+        for method_number, needs in enumerate(self.wanted.values()):
             for need in needs:
-                first_method.setdefault(need, place)
+                first_method.setdefault(need, method_number)
         rank = {
-            need: (type(need.kind).__name__, need.layer or "", place)
-            for need, place in first_method.items()
+            need: (type(need.kind).__name__, need.layer or "", method_number)
+            for need, method_number in first_method.items()
         }
         for need in sorted(rank, key=rank.__getitem__):
             for prerequisite in need.kind.also:
@@ -149,9 +149,11 @@ class Plan:
         for need in self.needs:
             if isinstance(need.kind, Attributions):
                 perturbation = need.kind.perturbation
-                depends = perturbation.of_layer or any(n.of_layer for n in perturbation.needs)
-                place = (perturbation, need.layer if depends else None)
-                needs_of.setdefault(place, []).append(need)
+                depends = perturbation.of_layer or any(
+                    need_of_perturbation.of_layer for need_of_perturbation in perturbation.needs
+                )
+                perturbed_at = (perturbation, need.layer if depends else None)
+                needs_of.setdefault(perturbed_at, []).append(need)
         return tuple(
             [
                 PerturbationPass(perturbation, layer, tuple(needs))
@@ -168,12 +170,12 @@ class Plan:
         """
         searching_methods = self.names_of(self.searches)
         methods_of = {stream.perturbation: self.names_of(stream.needs) for stream in self.streams}
-        of_method = [
+        errors_of_method = [
             error
             for perturbation, error in errors.items()
             if name in methods_of.get(perturbation, searching_methods)
         ]
-        return max(of_method, default=None)
+        return max(errors_of_method, default=None)
 
     @cached_property
     def answered_at_once(self) -> tuple[NeedAtLayer, ...]:
@@ -298,7 +300,7 @@ class Plan:
         Counted as one pass forward and one back each in `passes` and `passes_back`.
         """
         kinds = [need.kind for need in self.needs]
-        return sum(isinstance(k, BlockAttention) + k.hooked for k in kinds)
+        return sum(isinstance(kind, BlockAttention) + kind.hooked for kind in kinds)
 
     @property
     def rows(self) -> int:
@@ -419,12 +421,12 @@ class Plan:
         count = _counted(self.targets * (2 if backward.second else 1), "backward pass", "es")
         origin = "the score" if backward.objective is None else str(backward.objective)
         destinations = " and ".join(dict.fromkeys(need.layer or "the input" for need in needs))
-        how = ", for its curvature" if backward.second else ""
-        how += f", with the rule {backward.rule.name!r}" if backward.rule else ""
-        how += f", with the composite {backward.composite.name!r}" if backward.composite else ""
-        how += f", against {backward.reference}" if backward.reference else ""
-        how += f", through channels of {backward.concept.layer}" if backward.concept else ""
-        return f"{count} from {origin} to {destinations}{how}{self._for(needs)}"
+        details = ", for its curvature" if backward.second else ""
+        details += f", with the rule {backward.rule.name!r}" if backward.rule else ""
+        details += f", with the composite {backward.composite.name!r}" if backward.composite else ""
+        details += f", against {backward.reference}" if backward.reference else ""
+        details += f", through channels of {backward.concept.layer}" if backward.concept else ""
+        return f"{count} from {origin} to {destinations}{details}{self._for(needs)}"
 
     def _run(self, stream: PerturbationPass, inner: "Plan") -> str:
         """The words of the printed plan for one stream of perturbed rows; ``inner`` is the plan for

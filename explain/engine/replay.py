@@ -150,8 +150,8 @@ class Replay(Tracer):
             self._stays_in_autograd = False
         if self.live or handles.acting.depth:
             return func(*args, **kwargs)
-        noted, result, is_iterator = next(self._calls, (None, None, False))
-        if noted is None or noted != func:
+        recorded_function, result, is_iterator = next(self._calls, (None, None, False))
+        if recorded_function is None or recorded_function != func:
             raise ReplayError(
                 f"another function is called than before: {getattr(func, '__name__', func)}"
             )

@@ -137,8 +137,8 @@ class RerunContext:
         """
         layout = torch.channels_last if way == "channels last" else torch.preserve_format
         laid_out = {
-            path: t.contiguous(memory_format=layout) if t.ndim == 4 else t
-            for path, t in perturbed.items()
+            path: tensor.contiguous(memory_format=layout) if tensor.ndim == 4 else tensor
+            for path, tensor in perturbed.items()
         }
         return self.inputs.rows(images, laid_out)
 
@@ -152,7 +152,7 @@ class RerunContext:
         """
         logits = self.forward.logits
         are_same = []
-        place = slice(0, 1) if len(images) == 1 else slice(1, 2)
+        image_row = slice(0, 1) if len(images) == 1 else slice(1, 2)
         try:
             with intervening_on_rows(images), self.runs_model():
                 output = run(images)
@@ -162,7 +162,7 @@ class RerunContext:
                 if classes != logits.shape[1]:
                     return False
             for resolved in self.targets:
-                score = resolved.scores_in(images, output)[place]
+                score = resolved.scores_in(images, output)[image_row]
                 are_same.append(self.same_scores(resolved, score, resolved.score[images[:1]]))
         # whatever a network or a target says of other rows than the images
         except Exception as error:

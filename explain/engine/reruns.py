@@ -64,18 +64,18 @@ def run_streams(plan: Plan, context: RerunContext, min_rows: float = 1) -> bool:
     rows, the error of scores in bfloat16 is measured; returns whether one was.
     """
     with calculating(context.device.type, create_graph=context.settings.create_graph):
-        waiting = []
+        streams_to_run = []
         for stream in plan.streams:
             if stream.is_known(context.settings.precision):
                 _take_known(stream, context)
             else:
-                waiting.append((stream, _rows(stream, context)))
+                streams_to_run.append((stream, _rows(stream, context)))
         # what others are compared with comes first
-        waiting.sort(key=lambda item: not item[0].perturbation.is_reference)
-        total = sum(len(rows[context.inputs.path].owners) for _, rows in waiting)
+        streams_to_run.sort(key=lambda item: not item[0].perturbation.is_reference)
+        total = sum(len(rows[context.inputs.path].owners) for _, rows in streams_to_run)
         progress = ProgressCallback(context.settings, total)
         is_measured = False
-        for stream, rows in waiting:
+        for stream, rows in streams_to_run:
             if context.state.interrupted:
                 break
             names = {need: plan.names_of([need]) for need in stream.needs}
@@ -131,9 +131,9 @@ def _run_stream(
             raise
         context.state.interrupted.append(error)
     is_partial = bool(context.state.interrupted)
-    for of_target in sums:
-        of_target.resolved.answers.update(of_target.results(partial=is_partial))
-        of_target.resolved.inexact.update(of_target.inexact_results(partial=is_partial))
+    for accumulators in sums:
+        accumulators.resolved.answers.update(accumulators.results(partial=is_partial))
+        accumulators.resolved.inexact.update(accumulators.inexact_results(partial=is_partial))
     return bool(errors) and not stream.perturbation.is_reference
 
 
@@ -155,7 +155,7 @@ def _note_rounding(
     if len(owners) < min_rows:
         return []
     sample = torch.linspace(0, len(owners) - 1, min(FEW, len(owners)), device=owners.device).long()
-    sample_rows = {path: of_input.some(sample) for path, of_input in rows.items()}
+    sample_rows = {path: input_rows.some(sample) for path, input_rows in rows.items()}
     score = NeedAtLayer(Scores(stream.perturbation), stream.layer)
     value_needs = {}
     for need in stream.needs:
@@ -208,7 +208,7 @@ def _run_few(
         TargetAccumulators(stream, context, resolved, {}, numbers) for resolved in context.targets
     ]
     _run_rows(stream, rows, sums, context, ProgressCallback(settings, 0))
-    return [of_target.results(partial=False) for of_target in sums]
+    return [accumulators.results(partial=False) for accumulators in sums]
 
 
 def _rows(stream: PerturbationPass, context: RerunContext) -> StreamRows:
@@ -221,14 +221,14 @@ def _rows(stream: PerturbationPass, context: RerunContext) -> StreamRows:
     """
     target = context.targets[0]
     evidence = [context.evidence(target, stream.layer, path) for path in context.inputs.places]
-    first = stream.perturbation.rows(evidence[0])
-    rows = {context.inputs.path: first}
-    for path, of_input in zip(context.inputs.paths[1:], evidence[1:], strict=True):
-        rows[path] = stream.perturbation.matching_rows(of_input, first)
-        if not torch.equal(rows[path].owners.cpu(), first.owners.cpu()):
+    first_rows = stream.perturbation.rows(evidence[0])
+    rows = {context.inputs.path: first_rows}
+    for path, input_evidence in zip(context.inputs.paths[1:], evidence[1:], strict=True):
+        rows[path] = stream.perturbation.matching_rows(input_evidence, first_rows)
+        if not torch.equal(rows[path].owners.cpu(), first_rows.owners.cpu()):
             raise MethodError(
                 "explained must name inputs with as many perturbed copies each "
-                f"({stream.perturbation}), got {len(first.owners)} and "
+                f"({stream.perturbation}), got {len(first_rows.owners)} and "
                 f"{len(rows[path].owners)} for {dotted(path)}; name one"
             )
     return rows
@@ -247,21 +247,21 @@ def _run_rows(
     Perturbed inputs of all images are run together in batches; perturbed feature maps or tokens
     image by image, since what lies before them is run once for an image.
     """
-    first = rows[context.inputs.path]
+    first_rows = rows[context.inputs.path]
     if not stream.in_bfloat16 and context.settings.precision != "full":
         context = replace(context, settings=replace(context.settings, precision="full"))
     if not (stream.perturbation.of_tokens or stream.perturbation.of_layer):
-        indices = torch.arange(len(first.owners), device=context.device)
+        indices = torch.arange(len(first_rows.owners), device=context.device)
         _run_in_batches(InputRerun(stream, rows, sums, context), indices, sums, progress)
         return
     of_layer = stream.perturbation.of_layer
     rerun = (
-        LayerRerun(context, stream.layer or "", first, sums)
+        LayerRerun(context, stream.layer or "", first_rows, sums)
         if of_layer
-        else TokenRerun(context, first, sums)
+        else TokenRerun(context, first_rows, sums)
     )
     for image in range(len(context.inputs)):
-        indices = (first.owners == image).nonzero()[:, 0]
+        indices = (first_rows.owners == image).nonzero()[:, 0]
         if len(indices):
             rerun.begin(torch.tensor([image], device=context.device))
             _run_in_batches(rerun, indices, sums, progress)
@@ -424,25 +424,25 @@ class InputRerun:
     def _batch(self, indices: Tensor) -> tuple[Tensor, int, Inputs]:
         """Make the inputs of a batch from the perturbed rows with these indices.
 
-        Returns the image ``(b,)`` of each row that is run, the place from which on these are the
-        perturbed rows, and the inputs. If rows are run one at a time, the batch is that of the
+        Returns the image ``(b,)`` of each row that is run, the number of the batch's first
+        perturbed row, and the inputs. If rows are run one at a time, the batch is that of the
         caller, with one image perturbed in its place.
         """
         inputs = self.context.inputs
-        place = 0
+        first_row = 0
         images = self.rows.owners[indices]
         perturbed = {
             path: rows.make(indices).to(inputs.tensor(path))
             for path, rows in self._of_inputs.items()
         }
         if self._way_to_run == "one at a time":
-            place = int(images) if len(inputs) > 1 else 0
+            first_row = int(images) if len(inputs) > 1 else 0
             perturbed = {
                 path: inputs.tensor(path).index_copy(0, images, row)
                 for path, row in perturbed.items()
             }
             images = torch.arange(len(inputs), device=images.device)
-        return images, place, self.context.laid_out(self._way_to_run, images, perturbed)
+        return images, first_row, self.context.laid_out(self._way_to_run, images, perturbed)
 
     def run(self, indices: Tensor) -> list[Add]:
         """Run the network on one batch of perturbed inputs; return functions that add the results
@@ -453,7 +453,7 @@ class InputRerun:
         """
         context = self.context
         owners = self.rows.owners[indices]
-        images, place, inputs = self._batch(indices)
+        images, first_row, inputs = self._batch(indices)
         if self._reads_scores:
             with context.runs_model(), intervening_on_rows(images):
                 output = (
@@ -464,14 +464,15 @@ class InputRerun:
             refuse = partial(self._refuse, indices)
             require_finite(find_logits(output, len(images)).sum(), refuse)
             return [
-                of_target.read_output(images, indices, output, place, inputs.x)
-                for of_target in self._sums
+                accumulators.read_output(images, indices, output, first_row, inputs.x)
+                for accumulators in self._sums
             ]
         with refused_by(partial(self._refuse, indices)):
-            lookups = self._gathered(indices, images, place, inputs)
+            lookups = self._gathered(indices, images, first_row, inputs)
         pairs = zip(self._sums, lookups, strict=True)
         return [
-            of_target.read(owners, indices, evidence_of, place) for of_target, evidence_of in pairs
+            accumulators.read(owners, indices, evidence_of, first_row)
+            for accumulators, evidence_of in pairs
         ]
 
     def _refuse(self, indices: Tensor) -> None:
@@ -482,17 +483,18 @@ class InputRerun:
         when only a sum overflowed.
         """
         context = self.context
-        images, place, inputs = self._batch(indices)
+        images, first_row, inputs = self._batch(indices)
         reader = reading(context.model, context.inputs, context.settings.activation)
         with reader, calculating(context.device.type, create_graph=False):
-            self._gathered(indices, images, place, inputs)
+            self._gathered(indices, images, first_row, inputs)
 
     def _gathered(
-        self, indices: Tensor, images: Tensor, place: int, inputs: Inputs
+        self, indices: Tensor, images: Tensor, first_row: int, inputs: Inputs
     ) -> Sequence[EvidenceLookup]:
-        """The evidence on all rows of a batch, by target; the perturbed rows begin at ``place``.
+        """The evidence on all rows of a batch, by target, through `gather`; the perturbed rows
+        begin at ``first_row``.
 
-        The rows' target keeps the classes of the unperturbed images. What belongs to the images is
+        The rows' targets keep the classes of the unperturbed images. What belongs to the images is
         brought to the rows by ``carried``.
         """
         context = self.context
@@ -502,26 +504,27 @@ class InputRerun:
         if self._way_to_run == "one at a time":
             settings = replace(settings, batch_size=1)
         unperturbed = context.evidence(context.targets[0], None)
-        end = place + len(indices)
+        end_row = first_row + len(indices)
 
         def carried(tensor: Tensor) -> Tensor:
             """Bring a tensor with a row for each of the caller's images to the rows of the batch,
             moved as these were.
 
-            Rows before ``place`` and after the perturbed ones are images that are not perturbed.
+            Rows before ``first_row`` and after the perturbed ones are images that are not
+            perturbed.
             """
-            of_rows = unperturbed.of_images(tensor)[images]
+            tensor_of_rows = unperturbed.of_images(tensor)[images]
             if self.rows.carry is None:
-                return of_rows
-            moved = self.rows.carry(of_rows[place:end], self.rows.numbers[indices])
-            return torch.cat([of_rows[:place], moved, of_rows[end:]])
+                return tensor_of_rows
+            moved = self.rows.carry(tensor_of_rows[first_row:end_row], self.rows.numbers[indices])
+            return torch.cat([tensor_of_rows[:first_row], moved, tensor_of_rows[end_row:]])
 
-        image = place if self._way_to_run == "one at a time" else None
+        image = first_row if self._way_to_run == "one at a time" else None
         with intervening_on_rows(images), context.mixed_precision:
             return context.gather(
                 inputs,
                 plan=self._inner,
-                targets=[of_target.resolved.of_rows(images) for of_target in self._sums],
+                targets=[accumulators.resolved.of_rows(images) for accumulators in self._sums],
                 settings=settings,
                 precision=settings.precision,
                 origin=RowOrigin(unperturbed.images, carried, context.find_outputs, image),

@@ -40,14 +40,14 @@ def run_searches(need: NeedAtLayer, context: RerunContext, resolved: ResolvedTar
             method.name: torch.cat([search.map() * (search.samples > 0) for search in searches])
         }
 
-    for place, search in enumerate(searches):
-        end = math.inf if seconds is None else began + seconds * (place + 1) / len(searches)
+    for number, search in enumerate(searches):
+        deadline = math.inf if seconds is None else began + seconds * (number + 1) / len(searches)
 
-        def report(earlier: int = sum(planned[:place]), search: Search = search) -> None:
+        def report(earlier: int = sum(planned[:number]), search: Search = search) -> None:
             runtime.report_progress(settings.progress, earlier + search.samples, sum(planned), maps)
 
         try:
-            _run(search, context, read, end, report)
+            _run(search, context, read, deadline, report)
         except KeyboardInterrupt as error:
             if not search.has_result or not settings.keep_partial:
                 raise
@@ -88,11 +88,11 @@ def _run(
     search: Search,
     context: RerunContext,
     read: Callable[[Scores], Any],
-    end: float,
+    deadline: float,
     report: Callable[[], None],
 ) -> None:
-    """Run a search to its end, or until ``time.monotonic()`` is ``end``; ``read`` runs the rows
-    that it asks for.
+    """Run a search to its end, or until ``time.monotonic()`` is ``deadline``; ``read`` runs the
+    rows that it asks for.
 
     After that time the search is told so once, and may ask for a few more rows to finish.
     ``report`` is called after each step for progress.
@@ -110,7 +110,7 @@ def _run(
 
     rows = next_rows(steps.send, None)
     while rows is not None:
-        if not search.finishing and time.monotonic() > end:
+        if not search.finishing and time.monotonic() > deadline:
             search.finishing = True
             rows = next_rows(steps.throw, OutOfTimeError())
             continue

@@ -155,8 +155,8 @@ class Footprint:
         lies ``after`` a layer is run for rows, only outputs from there on count.
         """
         calls_in_layer = [
-            i
-            for i, (name, _) in enumerate(self.outputs)
+            number
+            for number, (name, _) in enumerate(self.outputs)
             if after and f"{name}.".startswith(f"{after}.")
         ]
         sizes = [size for _, size in self.outputs[max(calls_in_layer, default=0) :]] or [MEMORY]
@@ -178,9 +178,9 @@ def lacks_memory(error: BaseException) -> bool:
 
     By type, or by the words that PyTorch's allocators use.
     """
-    said = any(words in str(error) for words in ("not enough memory", "out of memory"))
+    says_so = any(words in str(error) for words in ("not enough memory", "out of memory"))
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
-        isinstance(error, RuntimeError) and said
+        isinstance(error, RuntimeError) and says_so
     )
 
 

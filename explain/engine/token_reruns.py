@@ -61,8 +61,8 @@ class TokenRerun:
         all_tokens = torch.ones(2, *self._grid.size, dtype=torch.bool, device=image.device)
         first_and_last = self.rows.make(numbers[[0, -1]])
         output = self._output(all_tokens)
-        together = self._output(first_and_last)
-        single = self._output(first_and_last[1:])
+        output_together = self._output(first_and_last)
+        output_alone = self._output(first_and_last[1:])
         for resolved in context.targets:
             if not context.same_scores(
                 resolved, resolved.scores_in(images, output), resolved.score[images]
@@ -70,8 +70,10 @@ class TokenRerun:
                 raise _refused(
                     "the photo has another score when its tokens go into the first block again"
                 )
-            last = resolved.scores_in(images, together)[1:]
-            if not context.same_scores(resolved, last, resolved.scores_in(image, single)):
+            last_scores = resolved.scores_in(images, output_together)[1:]
+            if not context.same_scores(
+                resolved, last_scores, resolved.scores_in(image, output_alone)
+            ):
                 raise _refused("the scores of photos depend on each other")
 
     def run(self, numbers: Tensor) -> list[Add]:
@@ -82,7 +84,9 @@ class TokenRerun:
         """
         images = self._image.expand(len(numbers))
         output = self._output(self.rows.make(numbers))
-        return [of_target.read_output(images, numbers, output) for of_target in self._accumulators]
+        return [
+            accumulators.read_output(images, numbers, output) for accumulators in self._accumulators
+        ]
 
     def _output(self, keep: Tensor) -> Any:
         """The network's output for subsets of the photo's tokens, ``keep`` ``(b, h, w)``, as many
@@ -91,26 +95,26 @@ class TokenRerun:
         Tokens that are no patches, such as the class token, stay. They are taken out before the
         first block, after positions have been added.
         """
-        taken: list[bool] = []
+        is_taken: list[bool] = []
 
         def kept_tokens(tokens: Any) -> Tensor | None:
             """Keep of the first block's input ``(1, tokens, C)`` the tokens of each row, once; None
             leaves other inputs as they are."""
-            of_images = self._grid.of_images
+            image_dim = self._grid.of_images
             if (
-                taken
+                is_taken
                 or not isinstance(tokens, Tensor)
                 or tokens.ndim != 3
-                or tokens.shape[of_images] != 1
+                or tokens.shape[image_dim] != 1
             ):
                 return None
-            taken.append(True)
-            of_image = tokens.movedim(of_images, 0)[0]
-            is_kept = torch.ones(len(keep), len(of_image), dtype=torch.bool, device=keep.device)
+            is_taken.append(True)
+            image_tokens = tokens.movedim(image_dim, 0)[0]
+            is_kept = torch.ones(len(keep), len(image_tokens), dtype=torch.bool, device=keep.device)
             is_kept[:, list(self._grid.tokens)] = keep.flatten(1)
             # in their order, also those that are no patches
             chosen = is_kept.nonzero()[:, 1].reshape(len(keep), -1)
-            return of_image[chosen].movedim(0, of_images)
+            return image_tokens[chosen].movedim(0, image_dim)
 
         def take(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return with_first(module, args, kwargs, kept_tokens)

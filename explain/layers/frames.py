@@ -50,13 +50,15 @@ def with_layout(model: nn.Module, x: InputsLike) -> Inputs:
         )
     if inputs.x.ndim != 5 or inputs.layout is not None or isinstance(model, Stitched):
         return inputs
-    first, second = inputs.x.shape[1:3]
+    first_length, second_length = inputs.x.shape[1:3]
     layouts = _layouts.setdefault(model, {})
-    if (first, second) not in layouts:
+    if (first_length, second_length) not in layouts:
         seen = _by_convolution(model, inputs)
-        layouts[first, second] = seen or _by_lengths(model, first, second)
-        _warn_once(model, inputs, layouts[first, second], certain=seen is not None)
-    return replace(inputs, layout=layouts[first, second])
+        layouts[first_length, second_length] = seen or _by_lengths(
+            model, first_length, second_length
+        )
+        _warn_once(model, inputs, layouts[first_length, second_length], certain=seen is not None)
+    return replace(inputs, layout=layouts[first_length, second_length])
 
 
 def _by_convolution(model: nn.Module, inputs: Inputs) -> InputLayout | None:
@@ -67,7 +69,7 @@ def _by_convolution(model: nn.Module, inputs: Inputs) -> InputLayout | None:
     all frames.
     """
     inputs = inputs.first().detached()
-    first, second = inputs.x.shape[1:3]
+    first_length, second_length = inputs.x.shape[1:3]
     source = inputs.x.clone().requires_grad_()
     first_calls: list[tuple[int, bool, Tensor]] = []
 
@@ -97,22 +99,22 @@ def _by_convolution(model: nn.Module, inputs: Inputs) -> InputLayout | None:
             raise
         return None
     if channels == 1:
-        first_is_channels = first == 1
-        second_is_channels = second == 1
-    elif is_map and channels == first * second and first > 1:
+        first_is_channels = first_length == 1
+        second_is_channels = second_length == 1
+    elif is_map and channels == first_length * second_length and first_length > 1:
         return None  # frames and channels are its channels together
     else:
         reached = gradient[0].flatten(2).ne(0).any(2)
         reached_in_first = int(reached.any(1).sum())
         reached_in_second = int(reached.any(0).sum())
-        first_is_channels = reached_in_first == 1 and (reached_in_second > 1 or second == 1)
-        second_is_channels = reached_in_second == 1 and (reached_in_first > 1 or first == 1)
+        first_is_channels = reached_in_first == 1 and (reached_in_second > 1 or second_length == 1)
+        second_is_channels = reached_in_second == 1 and (reached_in_first > 1 or first_length == 1)
     if first_is_channels == second_is_channels:
         return None
     return "NCTHW" if first_is_channels else "NTCHW"
 
 
-def _by_lengths(model: nn.Module, first: int, second: int) -> InputLayout:
+def _by_lengths(model: nn.Module, first_length: int, second_length: int) -> InputLayout:
     """The likelier layout of inputs with five dimensions, by the lengths of their second and third
     dimension.
 
@@ -123,9 +125,9 @@ def _by_lengths(model: nn.Module, first: int, second: int) -> InputLayout:
     config = getattr(config, "vision_config", config)
     channels = getattr(config, "num_channels", None)
     channel_counts = (channels,) if isinstance(channels, int) else COLOURS
-    if (first in channel_counts) == (second in channel_counts):
+    if (first_length in channel_counts) == (second_length in channel_counts):
         return "NCTHW" if channels is None else "NTCHW"  # as all models of transformers take videos
-    return "NTCHW" if second in channel_counts else "NCTHW"
+    return "NTCHW" if second_length in channel_counts else "NCTHW"
 
 
 def _warn_once(model: nn.Module, inputs: Inputs, layout: InputLayout, *, certain: bool) -> None:
@@ -134,8 +136,13 @@ def _warn_once(model: nn.Module, inputs: Inputs, layout: InputLayout, *, certain
 
     The layout that is assumed stays the same for the model, so once is enough.
     """
-    first, second = inputs.x.shape[1:3]
-    doubtful = not certain and first in COLOURS and second in COLOURS and first * second > 1
+    first_length, second_length = inputs.x.shape[1:3]
+    doubtful = (
+        not certain
+        and first_length in COLOURS
+        and second_length in COLOURS
+        and first_length * second_length > 1
+    )
     if model in _said or not (layout == "NTCHW" or doubtful):
         return
     _said.add(model)

@@ -182,11 +182,11 @@ class Grid:
         With folded frames, all frames of the video.
         """
         if self.folded:
-            of_image = self.unfolded(tensor).index_select(0, image)
-            return self.refolded(of_image.expand((count, *of_image.shape[1:])))
-        of_image = tensor.index_select(self.of_images, image)
-        return of_image.expand(
-            [count if dim == self.of_images else -1 for dim in range(of_image.ndim)]
+            image_part = self.unfolded(tensor).index_select(0, image)
+            return self.refolded(image_part.expand((count, *image_part.shape[1:])))
+        image_part = tensor.index_select(self.of_images, image)
+        return image_part.expand(
+            [count if dim == self.of_images else -1 for dim in range(image_part.ndim)]
         )
 
 
@@ -295,10 +295,12 @@ def read_map(shape: Size, size: Size, layout: Layout | None) -> LayoutReading:
             return LayoutReading((likeliest,))
     if len(shape) != len(size) + 2:
         return LayoutReading()
-    layouts = [of_map for of_map in CHANNEL_DIMS if layout in (None, of_map)]
+    layouts = [
+        possible_layout for possible_layout in CHANNEL_DIMS if layout in (None, possible_layout)
+    ]
     if len(size) == 2:
-        layouts = [of_map for of_map in layouts if of_map != "NTCHW"]
-    readings = [_grid_of(of_map, shape) for of_map in layouts]
+        layouts = [possible_layout for possible_layout in layouts if possible_layout != "NTCHW"]
+    readings = [_grid_of(possible_layout, shape) for possible_layout in layouts]
     grids = [grid for grid in (likeliest, *readings) if grid is not None]
     return LayoutReading(tuple(dict.fromkeys(grids)), open=bool(grids), believed=layout is not None)
 
@@ -449,8 +451,8 @@ def frames_in_batch(shape: Size, size: Size, count: int = 1) -> int | None:
     ... )
     (8, None)
     """
-    of_frames = len(size) == 3 and len(shape) in (3, 4) and shape[0] == count * size[0]
-    return size[0] if of_frames else None
+    has_frames = len(size) == 3 and len(shape) in (3, 4) and shape[0] == count * size[0]
+    return size[0] if has_frames else None
 
 
 @dataclass(eq=False)

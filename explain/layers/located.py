@@ -41,18 +41,23 @@ class Places:
 
         Sequences that modules give count before others of the same length.
         """
-        of_modules = [
+        module_sequences = [
             (shape, state) for shape, state in self.of_calls.values() if isinstance(state, tuple)
         ]
-        grids = self._grids_of_all | self._grids(of_modules)
-        return {length: next(iter(g)) if len(g) == 1 else None for length, g in grids.items()}
+        grids = self._grids_of_all | self._grids(module_sequences)
+        return {
+            length: next(iter(grids_of_length)) if len(grids_of_length) == 1 else None
+            for length, grids_of_length in grids.items()
+        }
 
     @cached_property
     def _grids_of_all(self) -> dict[int, set[Grid]]:
         """The grids on which all sequences of tokens of the pass lie on the photo, by their number
         of tokens."""
         return self._grids(
-            (shape, positions) for shape, several in self.sequences.items() for positions in several
+            (shape, positions)
+            for shape, all_positions in self.sequences.items()
+            for positions in all_positions
         )
 
     def _grids(self, sequences: Iterable[tuple[Size, Positions]]) -> dict[int, set[Grid]]:

@@ -136,12 +136,12 @@ def last_of_place(by_call: Mapping[CallKey, T], place: LayerPlace) -> T | None:
 
     None if the layer was not called. ``by_call`` must be in the order of the pass.
     """
-    of_place = [
+    values_of_layer = [
         value
         for (name, number), value in by_call.items()
         if name == place.layer and place.call in (None, number)
     ]
-    return of_place[-1] if of_place else None
+    return values_of_layer[-1] if values_of_layer else None
 
 
 @dataclass(frozen=True)

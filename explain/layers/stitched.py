@@ -164,12 +164,12 @@ class Stitched(nn.Module):
                     for part in (padding // 2, padding - padding // 2)
                 ],
             )
-        places = [
-            [slice(i, i + side) for i in row]
-            for row, side in zip(self.starts(size), sides, strict=True)
+        slices_by_side = [
+            [slice(start, start + side) for start in side_starts]
+            for side_starts, side in zip(self.starts(size), sides, strict=True)
         ]
         index: Any = ...
-        return [x[(index, *place)] for place in product(*places)]
+        return [x[(index, *window_slices)] for window_slices in product(*slices_by_side)]
 
     def stitch(self, parts: Sequence[Tensor], size: Size) -> Tensor:
         """Stitch what the windows gave, ``(N, K, h, w)`` each, to ``(N, K, H, W)`` for images of
@@ -242,7 +242,10 @@ def sum_of_windows(
     tensor([[[1., 2., 1.]]])
     """
     for dim, length in reversed(list(enumerate(lengths))):
-        rows = [parts[i : i + len(starts[dim])] for i in range(0, len(parts), len(starts[dim]))]
+        rows = [
+            parts[first_part : first_part + len(starts[dim])]
+            for first_part in range(0, len(parts), len(starts[dim]))
+        ]
         padding_of_later_sides = [0, 0] * (len(lengths) - 1 - dim)
         parts = []
         for row in rows:

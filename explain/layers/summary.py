@@ -173,9 +173,9 @@ def _summarize_once(model: nn.Module, inputs: Inputs, with_graph: bool) -> Forwa
     if recorder.open:
         chosen[PLACES] = locate_tensors(model, inputs, calls)
         calls = [laid_out(call, recorder.open.get(call.key), chosen[PLACES]) for call in calls]
-    with_map = (call for call in calls if call.grid is not None or call.doubt)
+    calls_with_map = (call for call in calls if call.grid is not None or call.doubt)
     # see what changes though no gradient leads there
-    if inputs.other_tensors or len({call.depends for call in with_map}) > 1:
+    if inputs.other_tensors or len({call.depends for call in calls_with_map}) > 1:
         altered_figures = record(model, inputs.replaced(0.5 * inputs.x.flip(-1) + 0.1)).unreached
         unchanged_calls = {
             key
@@ -183,8 +183,8 @@ def _summarize_once(model: nn.Module, inputs: Inputs, with_graph: bool) -> Forwa
             if altered_figures.get(key) == figures
         }
         calls = [replace(call, depends=call.key not in unchanged_calls) for call in calls]
-    numbers = {call.name: call.number for call in calls}
-    calls = [replace(call, last=call.number == numbers[call.name]) for call in calls]
+    last_numbers = {call.name: call.number for call in calls}
+    calls = [replace(call, last=call.number == last_numbers[call.name]) for call in calls]
     tensors = tensors_in(output)
     answers = {
         tensor.shape[1]
@@ -234,7 +234,7 @@ def find_layers(model: nn.Module, inputs: Inputs, where: Where) -> list[str]:
         LayerError: a name or pattern matches nothing, or a module is not part of the model.
     """
     layers = select_places(model, where)
-    for i, layer in enumerate(layers if inputs.other_tensors else ()):
+    for index, layer in enumerate(layers if inputs.other_tensors else ()):
         place = place_of(layer, model)
         calls = [
             call
@@ -242,7 +242,7 @@ def find_layers(model: nn.Module, inputs: Inputs, where: Where) -> list[str]:
             if call.name == place.module and call.depends
         ]
         if place.call is None and calls and not calls[-1].last:
-            layers[i] = name_of_place(place._replace(call=calls[-1].number), model)
+            layers[index] = name_of_place(place._replace(call=calls[-1].number), model)
     return layers
 
 
