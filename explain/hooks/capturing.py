@@ -95,7 +95,7 @@ class Recorded(UserDict[str, torch.Tensor]):
         self._missing = missing
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        """A copy of the tensor that was recorded under a layer's name.
+        """A copy of the activation or gradient that was recorded under a layer's name.
 
         Raises:
             NotRecordedError: nothing was; the message says why.
@@ -152,7 +152,11 @@ class Capture:
         every: bool = False,
         once: bool = False,
     ) -> None:
-        """Register the hooks that record these layers; the options are those of the class.
+        """Register the hooks that record the outputs (or inputs) of these layers, and with
+        ``gradients`` their gradients, for as long as ``group`` lasts.
+
+        ``cut`` lets the graph begin at a layer, ``every`` records all tensors of an output,
+        ``once`` leaves the gradients of a single backward pass to the caller.
 
         Raises:
             HookError: the group has no model. LayerError: a layer is not in the model.
@@ -426,8 +430,8 @@ class Capture:
     # What is recorded of each call
 
     def _is_wanted(self, layer: str) -> bool:
-        """Whether the gradient of the next call of a layer is recorded: the caller may have named
-        one call."""
+        """Whether the gradient of the next call of a captured layer is recorded: the caller may
+        have named one call."""
         calls = self._wanted.get(layer)
         return calls is not None and (None in calls or len(self._calls[layer]) in calls)
 

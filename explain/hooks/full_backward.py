@@ -52,7 +52,8 @@ class Gates:
     """
 
     def __init__(self, thread: int | None, module: nn.Module) -> None:
-        """Prepare the hooks on gradients of one module, for calls of ``thread`` (None for all)."""
+        """Prepare the backward hooks (on gradients) of one module, for calls of ``thread`` (None
+        for all)."""
         self.hooks: dict[str, list[GateHook]] = {"backward-pre": [], "backward": []}
         self._callers: list[Hook] = []
         self._running: list[_Call] = []
@@ -92,14 +93,15 @@ class Gates:
         return remove
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Begin a call of the module, as a forward-pre hook: its inputs pass a gate."""
+        """Begin a call of a module with backward hooks, as a forward-pre hook: its inputs pass a
+        gate."""
         call = _Call(self, module)
         self._running.append(call)
         return call.enter(args, kwargs)
 
     def _leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        """End the latest call of the module that has begun, as a forward hook: its outputs pass a
-        gate."""
+        """End the latest call of a module with backward hooks, as a forward hook: its outputs pass
+        a gate."""
         return self._running.pop().leave(output) if self._running else None
 
 

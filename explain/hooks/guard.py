@@ -100,7 +100,8 @@ class Hook:
     """Why it may not have fired."""
 
     def __init__(self, fn: Callable[..., Any], where: str, direction: str) -> None:
-        """Keep a caller's function ``fn``, and what messages call its place and direction."""
+        """Keep a caller's hook function ``fn``, and what messages call its place (``where``) and
+        direction."""
         self.fn = fn
         self.where = where
         self.direction = direction

@@ -52,8 +52,8 @@ class Registered:
         self.handle = register(self)
 
     def __call__(self, *arguments: Any) -> Any:
-        """Call the function, unless another thread runs the model; ``acting`` counts hooks that
-        run."""
+        """Call the hook's function, unless another thread runs the model; ``acting`` counts hooks
+        that run."""
         if self.thread not in (None, threading.get_ident()):
             return None
         depth = acting.depth
@@ -110,8 +110,12 @@ class Handle:
     """
 
     def __init__(self, hooks: Sequence[Any], owner: "dict[Handle, None]") -> None:
-        """Make a handle that is registered nowhere yet, and add it to ``owner``, the open handles
-        of its group."""
+        """Make a handle of a hook that is registered nowhere yet, and add it to ``owner``, the open
+        handles of its group.
+
+        ``hooks`` are the checked caller's hooks, one for each place; none for a function of this
+        package.
+        """
         self.id = id(self)
         self.hooks = hooks
         self.undo: list[Callable[[], None]] = []

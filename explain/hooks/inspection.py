@@ -189,7 +189,7 @@ class _Watch:
     """Fills the rows from hooks."""
 
     def __init__(self, group: HookGroup, modules: Mapping[str, nn.Module], gradients: bool) -> None:
-        """Hook all ``modules`` (by name) of a model, to fill the rows of `inspect`; ``gradients``
+        """Hook all ``modules`` (by name) of a model, to fill the table of `inspect`; ``gradients``
         adds backward hooks."""
         self.rows: list[CallRow] = []
         self.ended: list[CallRow] = []
@@ -266,7 +266,7 @@ def _differentiate(
 
 
 def _cells(row: CallRow) -> tuple[str, ...]:
-    """The texts of a row of `inspect`'s table, one for each column of `HEADER`."""
+    """The texts of a row of the table of `inspect`, one for each column of `HEADER`."""
     note = ""
     if not row.finite:
         note = "NaN or infinity"

@@ -44,7 +44,7 @@ class Gradient(LinearRule):
     gradient."""
 
     def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Sent:
-        """LRP-0: leave autograd's gradient as it is; the bias takes its share."""
+        """LRP-0 at a linear map: leave autograd's gradient as it is; the bias takes its share."""
         _take(step, flow, gradient, step.linear.bias)
         return dict.fromkeys(step.scales, send_nothing)
 

@@ -43,18 +43,18 @@ class Uniform(RelevanceRule):
     constant: bool = True
 
     def fits(self, step: Step) -> bool:
-        """Whether the step has several factors, or factors that are constants (gates,
-        denominators)."""
+        """Whether an LRP rule for products can act on a step: it has several factors, or factors
+        that are constants (gates, denominators)."""
         return super().fits(step) and (bool(self._scales(step)) or len(step.dependent) > 1)
 
     def _scales(self, step: Step) -> list[int]:
-        """The places of a step's factors that get no relevance: gates, denominators, weights if
-        ``constant``."""
+        """The places of a product's factors that get no relevance: gates, denominators, and
+        attention weights if ``constant``."""
         return [i for i, scale in step.scales.items() if self.constant or scale != "weights"]
 
     def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Sent:
-        """Divide the gradient in a product equally among its signals; gates and denominators get
-        none."""
+        """LRP at a product: divide the gradient equally among its signals; gates and denominators
+        get none."""
         scales = self._scales(step)
         factors = max(1, len(step.dependent) - len(scales))
         sent: dict[int | None, Tensor | Answer] = {None: gradient / factors}
@@ -78,8 +78,8 @@ class ActivationPassThrough(_OfOneSignal):
     name: ClassVar[str] = "identity"
 
     def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Sent:
-        """The gradient in x is that in y = f(x), times (f(x) - f(0)) / x: relevance passes on
-        unchanged.
+        """LRP at an activation y = f(x): the gradient in x is that in y, times (f(x) - f(0)) / x,
+        so that relevance passes on unchanged.
 
         f(0) takes its share by the cause "activations"; at x = 0 it is the plain gradient.
         """
@@ -109,7 +109,7 @@ def _at_zero(call: Call, x: Tensor) -> Tensor | None:
     """An activation's value at zero, as a tensor that broadcasts to its result; None where it is 0
     everywhere.
 
-    A value that is not finite counts as 0.
+    A value that is not finite counts as 0. LRP treats f(0) as a bias.
     """
     out_of_place_call = call.out_of_place() if call.in_place else call
     if out_of_place_call is None:
@@ -127,8 +127,8 @@ class ConstantWeights(RelevanceRule):
     name: ClassVar[str] = "constant"
 
     def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Sent:
-        """Send no relevance through a softmax, or through the query, key and mask of a fused
-        attention."""
+        """LRP with constant attention weights: send no relevance through a softmax, or through the
+        query, key and mask of a fused attention."""
         if (
             step.kind == "softmax"
         ):  # its result was used otherwise than as a factor: that relevance ends here
@@ -146,7 +146,7 @@ class Taylor(RelevanceRule):
     """
 
     def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Sent:
-        """Autograd's gradient through a softmax, or through a fused attention with halves for its
+        """LRP at a softmax: autograd's gradient; in a fused attention, halves of it for the two
         products.
 
         The cause "softmax" takes the relevance that is not conserved.
@@ -202,8 +202,7 @@ class ConstantDeviation(_OfOneSignal):
     name: ClassVar[str] = "constant deviation"
 
     def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Sent:
-        """The gradient in a normalisation's input with its deviation held constant; the bias takes
-        its share."""
+        """LRP at a normalisation: its deviation is held constant; the bias takes its share."""
         weight = parameter_of(step, "weight")
         bias = parameter_of(step, "bias")
         if bias is not None:
@@ -234,8 +233,8 @@ def normalised_rows(step: Step, x: Tensor) -> tuple[torch.Size, tuple[int, ...]]
 
 
 def epsilon_of(step: Step, x: Tensor) -> float:
-    """The number that a normalisation step adds to the variance, from its call or as PyTorch's
-    default for x."""
+    """The number that a normalisation step adds to the variance: its argument, or PyTorch's default
+    for x."""
     epsilon: float | None = step.options.get("eps", None if step.function == "rms_norm" else 1e-5)
     return torch.finfo(x.dtype).eps if epsilon is None else epsilon
 
@@ -287,8 +286,8 @@ class NoRule(RelevanceRule):
     name: ClassVar[str] = "gradient"
 
     def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Sent:
-        """Autograd's gradient, with an account of the relevance that the operation loses, by its
-        name."""
+        """LRP at an operation without a rule: autograd's gradient, with an account of the relevance
+        that the operation loses, by its name."""
         if not step.entrances:
             return None  # there is nothing to compare
         relevance = relevance_of(gradient, step.result.tensor)
@@ -312,12 +311,12 @@ class ConstantTerms(RelevanceRule):
     name: ClassVar[str] = "gradient"
 
     def fits(self, step: Step) -> bool:
-        """Whether the step is a sum, a concatenation or a choice by a mask, with a constant among
-        its arguments."""
+        """Whether a step is a sum, a concatenation or a choice by a mask, with a constant among its
+        arguments that takes relevance."""
         return step.kind in _ADDED and bool(step.constants)
 
     def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Sent:
-        """Let the constants of a sum, concatenation or choice take their relevance as "biases";
+        """LRP at a sum, concatenation or choice: its constants take their relevance as "biases";
         gradients stay."""
         for relevance in _ADDED[step.kind](step, gradient):
             flow.take("biases", relevance)
@@ -325,8 +324,8 @@ class ConstantTerms(RelevanceRule):
 
 
 def _summands(step: Step, gradient: Tensor) -> list[Tensor]:
-    """The relevance of each constant term of a sum, in the shape of the gradient: gradient times
-    term."""
+    """The relevance that each constant term of a sum takes, in the shape of the gradient: gradient
+    times term."""
     # Masks add minus infinity to scores that do not count: 0 times that is NaN.
     return [torch.where(gradient == 0, 0, gradient * term) for term in constant_terms(step)]
 
@@ -391,8 +390,8 @@ class ElementwisePassThrough(_OfOneSignal):
     name: ClassVar[str] = "pass"
 
     def fits(self, step: Step) -> bool:
-        """Whether each element of the step's result belongs to one element of its input; or for
-        attention, to three signals of equal batch shape."""
+        """Whether the pass rule of LRP can act: each element of the step's result belongs to one of
+        its input; or for attention, all signals have one batch shape."""
         if step.kind == "attention":
             return (
                 len(step.values) == 3
@@ -401,8 +400,8 @@ class ElementwisePassThrough(_OfOneSignal):
         return super().fits(step) and step.kind in ("activation", "softmax", "deviation")
 
     def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Sent:
-        """The gradient with which each element of the input has the relevance of the result's
-        element there.
+        """LRP's pass rule: the gradient with which each element of the input has the relevance of
+        the result's element there.
 
         For a fused attention it is written out: half of the relevance to the values, a quarter each
         to query and key.
@@ -437,7 +436,7 @@ class Balanced(RelevanceRule):
     """
 
     def fits(self, step: Step) -> bool:
-        """Whether the step adds or subtracts two signals."""
+        """Whether a step adds or subtracts two signals, as LRP's rule for shortcuts needs."""
         return (
             super().fits(step)
             and step.function in ("add", "iadd", "sub", "isub")
@@ -445,8 +444,8 @@ class Balanced(RelevanceRule):
         )
 
     def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Sent:
-        """The gradients in both signals of a sum, scaled for each image so that large opposite
-        shares do not cancel out."""
+        """LRP at a sum of two signals: their gradients, scaled for each image so that large
+        opposite shares do not cancel out."""
         first = step.values[0].tensor
         second = step.values[1].tensor
         sign = -1 if "sub" in step.function else 1

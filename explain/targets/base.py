@@ -302,8 +302,8 @@ def _candidates(output: Any, count: int) -> Mapping[Any, torch.Tensor]:
 
 
 def _tensors(output: Any, names: Sequence[str]) -> list[torch.Tensor]:
-    """The tensors in a model's output: those with one of the names, then all in their order, so
-    that some come twice."""
+    """The tensors in a model's output, in which a target looks for its own: those with one of the
+    names, then all in their order, so that some come twice."""
     if isinstance(output, torch.Tensor):
         return [output]
     values = items_named(output, names) + [value for _, value in nested.items(output)]

@@ -48,7 +48,7 @@ class ClassTarget(Target):
     """The labels of the classes, for messages."""
 
     def __post_init__(self) -> None:
-        """Refuse an index that is no int, label or tuple."""
+        """Refuse a class that is no index, label or tuple of indices."""
         if not isinstance(self.index, (int, str, tuple)):
             raise TargetError(
                 "index must be a class index, a label, or a tuple with an index for each image, "
@@ -60,7 +60,7 @@ class ClassTarget(Target):
         return str(self.index)
 
     def pick(self, output: Any, count: int) -> Picked:
-        """The score ``(count,)`` of the class, and its index for each image."""
+        """The score ``(count,)`` of the class that is explained, and its index for each image."""
         if isinstance(self.index, str):
             return self.labelled(None).pick(output, count)
         scores = find_logits(output, count)
@@ -76,14 +76,14 @@ class ClassTarget(Target):
         return scores.gather(1, chosen[:, None])[:, 0], chosen
 
     def resolved(self, output: Any, count: int) -> Target:
-        """The same target for class scores; for a detector the best box of the class, for a
-        segmenter its region."""
+        """The same target for a model of class scores; for a detector the best box of the class,
+        for a segmenter its region."""
         if isinstance(output, torch.Tensor) and output.ndim == 2:
             return self
         return _elsewhere(output, count, self.index, categories=self.categories) or self
 
     def rows(self, images: torch.Tensor) -> "ClassTarget":
-        """The target for a batch of perturbed copies of the given images."""
+        """The class as the target for a batch of perturbed copies of the given images."""
         if not isinstance(self.index, tuple):
             return self
         return ClassTarget(tuple(self.index[image] for image in images.tolist()))
@@ -112,7 +112,12 @@ class ChosenClasses(Target):
     name = "the class of each image"
 
     def pick(self, output: Any, count: int) -> Picked:
-        """The scores ``(count,)`` of the chosen classes, and their indices."""
+        """The scores ``(count,)`` of the classes that were chosen on the images as they are, and
+        their indices.
+
+        Raises:
+            TargetError: the output has fewer classes than then.
+        """
         scores = find_logits(output, count)
         if scores.shape[1] < self.width:
             raise TargetError(
@@ -144,8 +149,8 @@ class TopClass(CheckedTarget):
         return f"top-{self.rank + 1}"
 
     def resolved(self, output: Any, count: int) -> Target:
-        """The classes of this rank in the images as they are, fixed for all perturbed copies; boxes
-        or regions where the model gives these."""
+        """The classes of this rank (best, second best, ...) in the images as they are, fixed for
+        all perturbed copies; boxes or regions where the model gives these."""
         elsewhere = _elsewhere(output, count, None, self.rank)
         if elsewhere is not None:
             return elsewhere
@@ -236,7 +241,7 @@ class Similarity(Target):
     __repr__ = short_repr
 
     def __post_init__(self) -> None:
-        """Check the embedding, and flatten it to ``(D,)`` or ``(N, D)``."""
+        """Check the embedding to compare with, and flatten it to ``(D,)`` or ``(N, D)``."""
         embedding = torch.as_tensor(self.embedding).detach()
         flat = embedding.flatten(1) if embedding.ndim > 1 else embedding
         flat = flat[0] if flat.ndim == 2 and len(flat) == 1 else flat
@@ -260,6 +265,7 @@ class Similarity(Target):
         return F.cosine_similarity(rows, reference.expand_as(rows), dim=1), None
 
     def rows(self, images: torch.Tensor) -> "Similarity":
-        """The target for a batch of perturbed copies of the given images."""
+        """The similarity target for a batch of perturbed copies of the given images: their
+        embeddings."""
         single = self.embedding.ndim == 1
         return self if single else Similarity(self.embedding[images.to(self.embedding.device)])

@@ -420,8 +420,8 @@ class Detected(Target):
         return best
 
     def rows(self, images: torch.Tensor) -> "Detected":
-        """The target for a batch whose rows are perturbed copies of the given images: their labels,
-        boxes and ranks."""
+        """The detection target for a batch whose rows are perturbed copies of the given images:
+        their labels, boxes and ranks."""
         numbers = images.tolist()
         return replace(
             self,
@@ -443,8 +443,8 @@ class Detected(Target):
         return matching_box(scores, corners, self.boxes[image], self.ranks[image])
 
     def _value(self, boxes: Boxes, image: int) -> torch.Tensor | None:
-        """What is explained of the box in one image, as a number with a graph: its score, logit,
-        side, overlap or existence.
+        """What is explained of the detected box in one image, as a number with a graph: its score,
+        logit, side, overlap or existence.
 
         None where the box is not found again: then the score is 0.
         """

@@ -43,7 +43,7 @@ class ScoreTarget(Target):
     images: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        """Check that the function takes one argument or two."""
+        """Check that the caller's function, which is the target, takes one argument or two."""
         self._images_argument()
 
     @property
@@ -52,7 +52,7 @@ class ScoreTarget(Target):
 
     @property
     def takes_images(self) -> bool:
-        """Whether the function wants to know which image each row belongs to."""
+        """Whether the caller's function wants to know which image each row belongs to."""
         return self._images_argument() is not None
 
     def pick(self, output: Any, count: int) -> Picked:
@@ -130,8 +130,8 @@ class ResidualSoftmax:
         return "the score and its log-probability"
 
     def __call__(self, logits: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
-        """The logit plus its log-probability ``(N,)``, from logits ``(N, K)`` and classes
-        ``(N,)``."""
+        """The objective ``(N,)`` to differentiate: the logit plus its log-probability, from logits
+        ``(N, K)`` and classes ``(N,)``."""
         return (logits + logits.log_softmax(1)).gather(1, classes[:, None])[:, 0]
 
 
@@ -152,8 +152,12 @@ class Contrast:
         return f"the score against the {self.references} classes that score most like it"
 
     def __call__(self, logits: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
-        """The target's logit against those of the most similar classes: ``(N,)``, from logits ``(N,
-        K)`` and classes ``(N,)``."""
+        """The contrast objective ``(N,)`` to differentiate: the target's logit against those of the
+        most similar classes.
+
+        ``logits`` are ``(N, K)`` and ``classes`` ``(N,)``; gradients flow through all of these
+        logits.
+        """
         target_logits = logits.gather(1, classes[:, None])
         distance = (
             (logits - target_logits).detach().abs().scatter(1, classes[:, None], float("inf"))

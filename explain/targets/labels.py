@@ -167,8 +167,8 @@ def _words(label: str) -> tuple[str, ...]:
 
 
 def _fits(wanted: tuple[str, ...], words: tuple[str, ...], where: str, is_exact: bool) -> bool:
-    """Whether the ``wanted`` words are the "whole" of a name's ``words``, their "end" (which in
-    English says what kind of thing it is), or anywhere "inside", as ``where`` asks.
+    """Whether the ``wanted`` words (typed by a user) are the "whole" of a label's ``words``, their
+    "end" (which in English says what kind of thing it is), or anywhere "inside", as ``where`` asks.
 
     If not ``is_exact``, singular and plural make no difference.
     """

@@ -44,7 +44,8 @@ class Element(Target):
         return str(self.index)
 
     def pick(self, output: Any, count: int) -> Picked:
-        """The number ``output[:, i, j, ...]`` of each image: ``(count,)``.
+        """One number of an output as the target: ``output[:, i, j, ...]`` of each image,
+        ``(count,)``.
 
         Raises:
             TargetError: the place lies outside of the output.
@@ -134,6 +135,8 @@ class Separate(Target):
         return replace(self, targets=tuple(resolved))
 
     def rows(self, images: torch.Tensor) -> "Separate":
+        """The targets for a batch of perturbed copies of the given images: which image's target
+        each row has."""
         return replace(self, images=images_of_rows(self.images, images))
 
     def mapped(self, change: Callable[[Target], Target]) -> "Separate":

@@ -173,8 +173,8 @@ class Segmentation(CheckedTarget):
         return replace(masked, category=categories, mask=mask)
 
     def rows(self, images: torch.Tensor) -> "Segmentation":
-        """The target for a batch of perturbed copies of the given images: their classes and
-        masks."""
+        """The segmentation target for a batch of perturbed copies of the given images: their
+        classes and masks."""
         if self.mask is None or not isinstance(self.category, tuple):
             return self
         categories = tuple(self.category[image] for image in images.tolist())
@@ -227,8 +227,8 @@ class Segmentation(CheckedTarget):
         return mask
 
     def _categories(self, class_maps: ClassMaps) -> tuple[int, ...]:
-        """The class of each image: the one that the caller gave, or that the maps predict at the
-        point or in the mask.
+        """The class of each image in a segmentation: the one that the caller gave, or that the maps
+        predict at the point or in the mask.
 
         Raises:
             TargetError: the class does not exist, or cannot be chosen without a region.
