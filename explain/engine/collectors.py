@@ -6,7 +6,7 @@ with the gradients in its sources.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from explain.hooks.capturing import Source, read_outputs
 from explain.hooks.graph import Reach, differentiate, graph
 from explain.hooks.layer_names import name_of_call
 from explain.hooks.preserve import detached
+from explain.layers.layouts import Grid
 from explain.layers.summary import independent_calls
 from explain.relevance.batch_layout import fits, summed
 from explain.relevance.constants import AddedConstant
@@ -485,8 +486,12 @@ def _of_images(
     the photo, which are then summed for each image.
     """
     count = forward.count
-    if constant.rows_of_tokens and term.ndim == 2 and len(term) % count == 0:
-        term = term.unflatten(0, (-1, count)).transpose(0, 1)
+    if constant.attention is not None and term.ndim == 2 and len(term) % count == 0:
+        term = term.reshape(-1, count, term.shape[1]).transpose(0, 1)
+        grid = forward.grids.of_layer(constant.attention)
+        if grid is None:
+            return term.flatten(1), None
+        return _on_grid(term, replace(grid, layout="tokens"))
     shape = tuple(term.shape)
     layer = (
         None
@@ -504,8 +509,7 @@ def _of_images(
     has_map = term.ndim > 2 and constant.lies_on_input
     grid = forward.grids.grid(shape, layer, storage) if has_map else None
     if grid is not None:
-        beside = grid.beside(term)
-        return grid.spread(term), beside if beside.numel() else None
+        return _on_grid(term, grid)
     has_images_second = term.ndim == 3 and len(term) != count and term.shape[1] == count
     if (
         not has_images_second
@@ -520,6 +524,12 @@ def _of_images(
     if labels is not None and fits(labels, term.shape):
         return summed(term, labels, count)[:, None], None
     return (term.transpose(0, 1) if has_images_second else term).reshape(count, -1), None
+
+
+def _on_grid(term: Tensor, grid: Grid) -> tuple[Tensor, Tensor | None]:
+    """A bias term as maps ``(N, C, h, w)``, and what lies beside them ``(N, K)`` or None."""
+    beside = grid.beside(term)
+    return grid.spread(term), beside if beside.numel() else None
 
 
 def _hessian_product(total: Tensor, forward: Forward, layer: str | None) -> Tensor | None:

@@ -34,8 +34,8 @@ class AddedConstant:
     ``lies_on_input`` is False for numbers, and for what is added to scores of attention: they are
     no maps. The channels of linear functions come last. ``storage`` is that of the tensor as the
     network has it. ``images`` says which image each value of the sum belongs to; None where the
-    images come first. ``rows_of_tokens`` says that the sum has a row for each token and image,
-    token by token, as the last layer of `torch.nn.MultiheadAttention` has.
+    images come first. ``attention`` names the `torch.nn.MultiheadAttention` that adds it, whose
+    last layer has a row for each token and image, token by token.
     """
 
     value: Tensor | float
@@ -46,7 +46,7 @@ class AddedConstant:
     channels_last: bool = False
     storage: int = 0
     images: Tensor | None = None
-    rows_of_tokens: bool = False
+    attention: str | None = None
 
 
 class Influence(Dependence):
@@ -122,7 +122,7 @@ def added_constants(model: nn.Module, steps: Sequence[Step]) -> list[AddedConsta
                 lies_on_input=on_input,
                 storage=storage,
                 images=step.images,
-                rows_of_tokens=isinstance(modules.get(name), nn.MultiheadAttention),
+                attention=name if isinstance(modules.get(name), nn.MultiheadAttention) else None,
             )
             constants.append(constant)
     return constants
