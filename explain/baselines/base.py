@@ -38,8 +38,8 @@ class Baseline(CheckedFields):
     error = BaselineError
 
     def replacement(self, images: torch.Tensor) -> torch.Tensor:
-        """Return what stands in the place of each photo ``(N, C, H, W)`` where all of it is
-        covered."""
+        """Return what each photo ``(N, C, H, W)`` becomes where all of it is covered, in the same
+        shape or one that broadcasts."""
         raise NotImplementedError
 
     def __call__(self, images: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
@@ -47,8 +47,9 @@ class Baseline(CheckedFields):
         return blend(images, self.replacement(images), keep)
 
     def covering(self, images: torch.Tensor) -> Cover:
-        """Cover the same photos ``(N, C, H, W)`` by many masks; a replacement is computed once for
-        each photo.
+        """Return a function that covers the photos ``(N, C, H, W)`` by many masks: from numbers of
+        photos ``(b,)`` and masks ``(b, 1, H, W)`` to covered photos. The replacement is computed
+        once for each photo.
 
         >>> from explain.baselines import Zero
         >>> cover = Zero().covering(torch.ones(2, 1, 1, 2))
@@ -136,8 +137,8 @@ def blend(images: torch.Tensor, replacement: torch.Tensor, keep: torch.Tensor) -
 
 
 def scale_of(preprocess: Preprocess) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what black becomes ``(C,)``, and by how much white lies above it ``(C,)``, in the
-    model's units.
+    """Find out how a preprocessing scales colours: return what black becomes ``(C,)``, and by how
+    much white lies above it ``(C,)``, in the model's units. Three grey pictures are tried.
 
     Raises:
         BaselineError: the preprocessing does more to a colour than to scale and shift it.
@@ -167,8 +168,8 @@ def scale_of(preprocess: Preprocess) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def range_of(preprocess: Preprocess) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-    """Return the least and largest values that a preprocessing makes; None where it does more than
-    scale and shift.
+    """Return the least and the largest value of each channel that a preprocessing makes, from black
+    and white; None where it does more than scale and shift, or fails.
 
     >>> from explain.models import CenterCrop
     >>> range_of(CenterCrop(8, mean=(0.5,) * 3, std=(0.25,) * 3))
@@ -183,7 +184,8 @@ def range_of(preprocess: Preprocess) -> tuple[tuple[float, ...], tuple[float, ..
 
 
 def check_mask(images: torch.Tensor, keep: torch.Tensor) -> None:
-    """Refuse images and masks that do not fit each other.
+    """Refuse images that are no floating-point ``(N, C, H, W)``, and masks ``keep`` that are not in
+    [0, 1] or do not fit them.
 
     Raises:
         BaselineError: no floating-point images ``(N, C, H, W)``, or no mask for each or one for

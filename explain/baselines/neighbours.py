@@ -25,14 +25,16 @@ def interpolated(images: torch.Tensor, covered: torch.Tensor) -> torch.Tensor:
     Returns:
         ``(b, C, H, W)``; the pixels that are not covered are as they were.
     """
-    together = max(1, IN_CACHE // images[0].numel()) if images.device.type == "cpu" else len(images)
-    if len(images) > together:
-        parts = zip(torch.split(images, together), torch.split(covered, together), strict=True)
-        return torch.cat([interpolated(some, of_some) for some, of_some in parts])
+    batch_size = (
+        max(1, IN_CACHE // images[0].numel()) if images.device.type == "cpu" else len(images)
+    )
+    if len(images) > batch_size:
+        parts = zip(torch.split(images, batch_size), torch.split(covered, batch_size), strict=True)
+        return torch.cat([interpolated(batch, batch_covered) for batch, batch_covered in parts])
     kept = (~covered).to(images)
     count = kept.sum((2, 3), keepdim=True)
-    of_known = (images * kept).sum((2, 3), keepdim=True) / count.clamp(min=1)
-    mean = torch.where(count > 0, of_known, images.mean((2, 3), keepdim=True))
+    known_mean = (images * kept).sum((2, 3), keepdim=True) / count.clamp(min=1)
+    mean = torch.where(count > 0, known_mean, images.mean((2, 3), keepdim=True))
     unknown = 1 - kept
     # a solution about 0, which is right where nothing is known
     right = unknown * _around((images - mean) * kept)
@@ -51,6 +53,8 @@ class _Level:
     """
 
     def __init__(self, unknown: torch.Tensor, held: torch.Tensor) -> None:
+        """Work out the diagonal of the matrix (``beside``) and its inverse, for unknown cells and
+        their ties ``held`` to known ones, ``(b, 1, h, w)`` each."""
         self.unknown = unknown
         self.held = held
         self.beside = unknown * _around(unknown) + held
@@ -66,8 +70,9 @@ class _Level:
 
 
 def _levels(unknown: torch.Tensor, held: torch.Tensor) -> list[_Level]:
-    """The system on finer to coarser grids: each cell is four of the grid before, unknown if one of
-    these is."""
+    """The equations for covered pixels on grids from fine to coarse, for multigrid: each cell of a
+    level is four of the level before, and unknown if one of these is. The last has at most
+    `COARSEST` cells, which `_inverse` can invert."""
     levels = [_Level(unknown, held)]
     while levels[-1].unknown[0].numel() > COARSEST:
         last = levels[-1]
@@ -78,7 +83,8 @@ def _levels(unknown: torch.Tensor, held: torch.Tensor) -> list[_Level]:
 
 
 def _inverse(level: _Level) -> torch.Tensor:
-    """The inverse ``(b, h w, h w)`` of the coarsest grid's matrix; what is known stays 0."""
+    """The inverse ``(b, h w, h w)`` of the coarsest grid's matrix, with zero rows and columns for
+    known cells; multigrid solves its last level with it."""
     cells = level.unknown[0].numel()
     units = torch.eye(cells).to(level.unknown).reshape([cells, *level.unknown.shape[1:]])
     around = _around(units).reshape(cells, cells)
@@ -93,47 +99,49 @@ def _inverse(level: _Level) -> torch.Tensor:
 
 
 def _solved(right: torch.Tensor, levels: list[_Level]) -> torch.Tensor:
-    """Conjugate gradients for each image and channel at once."""
+    """Solve the equations for covered pixels by conjugate gradients, preconditioned by multigrid:
+    from the right-hand side ``(b, C, h, w)`` to the solution of the same shape. Images and channels
+    stop each for themselves, so that a result does not depend on its batch."""
     finest = levels[0]
     coarsest = _inverse(levels[-1])
     solution = torch.zeros_like(right)
     residue = right
-    direction = scaled = _cycle(residue, levels, coarsest)
-    now = _dot(residue, scaled)
-    enough = 16 * torch.finfo(right.dtype).eps * scaled.abs().amax((2, 3), keepdim=True)
+    direction = preconditioned = _cycle(residue, levels, coarsest)
+    residue_norm = _dot(residue, preconditioned)
+    enough = 16 * torch.finfo(right.dtype).eps * preconditioned.abs().amax((2, 3), keepdim=True)
     for _ in range(ROUNDS):
         # it is about what is still wrong
-        open_ = (scaled.abs().amax((2, 3), keepdim=True) > enough) & (now > 0)
-        if not bool(open_.any()):
+        unsolved = (preconditioned.abs().amax((2, 3), keepdim=True) > enough) & (residue_norm > 0)
+        if not bool(unsolved.any()):
             break
-        applied = finest.times(direction)
-        step = torch.where(open_, now / _dot(direction, applied), 0)
+        times_direction = finest.times(direction)
+        step = torch.where(unsolved, residue_norm / _dot(direction, times_direction), 0)
         solution = torch.addcmul(solution, step, direction)
-        residue = torch.addcmul(residue, step, applied, value=-1)
-        scaled = _cycle(residue, levels, coarsest)
-        then = _dot(residue, scaled)
-        direction = scaled + torch.where(open_, then / now, 0) * direction
-        now = then
+        residue = torch.addcmul(residue, step, times_direction, value=-1)
+        preconditioned = _cycle(residue, levels, coarsest)
+        next_norm = _dot(residue, preconditioned)
+        direction = preconditioned + torch.where(unsolved, next_norm / residue_norm, 0) * direction
+        residue_norm = next_norm
     return solution
 
 
 def _cycle(right: torch.Tensor, levels: list[_Level], coarsest: torch.Tensor) -> torch.Tensor:
-    """Solve roughly: smooth, correct from the coarser grid, smooth once more. It is symmetric, as
-    it has to be."""
+    """Solve the equations roughly by one multigrid cycle: smooth, correct from the coarser grid,
+    smooth once more. It is symmetric, as a preconditioner of conjugate gradients has to be."""
     level = levels[0]
     coarser = levels[1:]
     if not coarser:
         return (right.flatten(2) @ coarsest.mT).reshape(right.shape)
-    u = level.inverse * right
-    correction = _cycle(_coarser(right - level.times(u)), coarser, coarsest)
+    smooth = level.inverse * right
+    correction = _cycle(_coarser(right - level.times(smooth)), coarser, coarsest)
     finer = F.interpolate(correction, scale_factor=2, mode="bilinear", align_corners=False)
     finer = finer[..., : right.shape[2], : right.shape[3]]
-    return level.smoothed(torch.addcmul(u, level.unknown, finer), right)
+    return level.smoothed(torch.addcmul(smooth, level.unknown, finer), right)
 
 
 def _coarser(maps: torch.Tensor) -> torch.Tensor:
-    """Add up what falls to each coarser cell, linearly: the transpose of the bilinear
-    interpolation."""
+    """Add up what falls to each cell of the coarser grid ``(b, C, h / 2, w / 2)``, linearly: the
+    transpose of the bilinear interpolation in `_cycle`, which keeps the cycle symmetric."""
     even = _even(maps)
     for dim in (2, 3):
         first, second = (even.movedim(dim, 0)[start::2] for start in (0, 1))
@@ -147,7 +155,7 @@ def _coarser(maps: torch.Tensor) -> torch.Tensor:
 
 
 def _even(maps: torch.Tensor) -> torch.Tensor:
-    """Maps with zeros added below and on the right, so that their sides are even."""
+    """Pad maps ``(b, C, h, w)`` with zeros below and on the right, so that both sides are even."""
     height, width = maps.shape[2:]
     if height % 2 == width % 2 == 0:
         return maps
@@ -155,18 +163,19 @@ def _even(maps: torch.Tensor) -> torch.Tensor:
 
 
 def _around(maps: torch.Tensor) -> torch.Tensor:
-    """The weighted sum over the eight neighbours of each pixel; there is nothing outside.
+    """The weighted sum over the eight neighbours of each pixel of maps ``(b, C, h, w)``; there is
+    nothing outside.
 
     With 1, 2, 1 down and across, direct neighbours weigh 2 and diagonal ones 1 of 12, and the pixel
-    itself 4.
+    itself 4, which is taken off again at the end.
     """
     down = maps / 6
     down[:, :, 1:].add_(maps[:, :, :-1], alpha=1 / 12)
     down[:, :, :-1].add_(maps[:, :, 1:], alpha=1 / 12)
-    both = 2 * down
-    both[..., 1:].add_(down[..., :-1])  # and not +=, which would copy the result onto itself
-    both[..., :-1].add_(down[..., 1:])
-    return both.sub_(maps, alpha=1 / 3)
+    summed = 2 * down
+    summed[..., 1:].add_(down[..., :-1])  # and not +=, which would copy the result onto itself
+    summed[..., :-1].add_(down[..., 1:])
+    return summed.sub_(maps, alpha=1 / 3)
 
 
 def _dot(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -208,6 +217,9 @@ class Neighbours(Baseline):
     minimums = {"noise": 0}
 
     def __call__(self, images: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+        """The photos ``(N, C, H, W)`` with covered pixels (``keep`` below 1) interpolated from
+        those around them, plus a little noise against recognising the mask. Videos are filled frame
+        by frame."""
         check_mask(images, keep)
         frames = _frames(in_single_or_double(images))
         masks = _frames(keep.expand([len(images), *keep.shape[1:]]))

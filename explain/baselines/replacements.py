@@ -39,15 +39,16 @@ def in_single_or_double(images: torch.Tensor) -> torch.Tensor:
 
 
 def to_unit(maps: torch.Tensor) -> torch.Tensor:
-    """Bring maps ``(N, ...)`` to [0, 1]; those that are constant become 0."""
+    """Bring the values of each map ``(N, ...)`` to [0, 1] by its smallest and largest; a constant
+    map becomes 0."""
     flat = maps.flatten(1)
     least, most = flat.aminmax(dim=1, keepdim=True)
     return ((flat - least) / torch.where(most > least, most - least, 1)).reshape(maps.shape)
 
 
 def blurred(x: torch.Tensor, sigma: float, reach: float = math.inf) -> torch.Tensor:
-    """Blur pictures ``(..., H, W)`` with a Gaussian of a standard deviation in pixels, which
-    reaches so many of them.
+    """Blur pictures ``(..., H, W)`` with a Gaussian of standard deviation ``sigma`` in pixels, cut
+    off ``reach`` pixels away.
 
     At the edges, the weights of what would lie outside are left out, so that no colour is invented
     there. A deviation of 0 leaves pictures as they are.
@@ -62,16 +63,17 @@ def blurred(x: torch.Tensor, sigma: float, reach: float = math.inf) -> torch.Ten
 
 
 def _gaussian_weights(side: int, sigma: float, reach: float) -> torch.Tensor:
-    """What each place takes of each other one: ``(side, side)``, rows that add up to one."""
+    """The matrix ``(side, side)`` of a Gaussian blur along one side: row i has what pixel i takes
+    of each other pixel; rows add up to one."""
     places = torch.arange(side, dtype=torch.float64, device="cpu")
-    apart = places[:, None] - places
-    weights = torch.exp(-0.5 * (apart / sigma) ** 2) * (apart.abs() <= reach)
+    distances = places[:, None] - places
+    weights = torch.exp(-0.5 * (distances / sigma) ** 2) * (distances.abs() <= reach)
     return weights / weights.sum(1, keepdim=True)
 
 
 def _statistics(images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and standard deviation of each channel of each photo, ``(N, C, 1, 1)``, in at least
-    single precision."""
+    """The mean and the standard deviation of each channel of each photo ``(N, C, ...)``: ``(N, C,
+    1, ...)`` each, in at least single precision."""
     wide = in_single_or_double(images)
     dims = tuple(range(2, images.ndim))
     return wide.mean(dims, keepdim=True), wide.std(dims, keepdim=True, correction=0)
@@ -134,8 +136,8 @@ class Black(Baseline):
 
     @classmethod
     def of(cls, preprocess: Preprocess) -> "Black":
-        """Read mean and deviation off a preprocessing, by what it makes of a black and of a white
-        photo.
+        """Make the baseline for the inputs of a preprocessing, whose mean and deviation are read
+        off what it makes of a black and of a white photo.
 
         >>> from explain.models import CenterCrop
         >>> Black.of(CenterCrop(8, mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))).std
@@ -145,6 +147,8 @@ class Black(Baseline):
         return cls(mean=tuple((-black / span).tolist()), std=tuple((1 / span).tolist()))
 
     def replacement(self, images: torch.Tensor) -> torch.Tensor:
+        """A black photo for each photo ``(N, C, H, W)``, in the model's units: minus mean over
+        deviation."""
         if self.mean is None or self.std is None:
             raise BaselineError(
                 "black must know the mean and deviation of inputs; give Black(mean=..., std=...)"
@@ -254,6 +258,7 @@ class OtherPhoto(Baseline):
     name: ClassVar[str] = "photo"
 
     def __post_init__(self) -> None:
+        """Check the other photo, and keep a copy, which the caller cannot change any more."""
         super().__post_init__()
         if self.other.ndim < 3 or not self.other.is_floating_point():
             got = shown(self.other)
@@ -271,6 +276,7 @@ class OtherPhoto(Baseline):
         return hash((tuple(self.other.shape), float(self.other.double().sum())))
 
     def replacement(self, images: torch.Tensor) -> torch.Tensor:
+        """The other photo for each photo ``(N, C, H, W)``; refused if it has another shape."""
         other = (
             self.other[0] if self.other.ndim == images.ndim and len(self.other) == 1 else self.other
         )
@@ -320,24 +326,30 @@ class Defocus(Baseline):
         return self.covering(images)(torch.arange(len(images), device=images.device), keep)
 
     def covering(self, images: torch.Tensor) -> Cover:
-        """Cover the same photos by many masks; each is blurred once."""
+        """Cover the same photos ``(N, C, H, W)`` by many masks: where a mask is smaller, a stronger
+        blur is seen. Each photo is blurred once, at all levels; differentiable in the mask."""
         blurs = self._blurs(images).flatten(3)  # (levels, N, C, places)
         channels = torch.arange(images.shape[1], device=images.device)[None, :, None]
         places = torch.arange(blurs.shape[-1], device=images.device)
 
         def cover(owners: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+            """The photos numbered ``owners`` ``(b,)`` seen through masks ``keep`` ``(b, 1, H, W)``,
+            which choose between two neighbouring blurs at each pixel."""
             level = keep.to(images).flatten(2) * (self.levels - 1)
             below = level.detach().floor().clamp(max=self.levels - 2).long()
-            one, other = (
-                blurs[which, owners[:, None, None], channels, places]
-                for which in (below, below + 1)
+            more_blurred, less_blurred = (
+                blurs[level_number, owners[:, None, None], channels, places]
+                for level_number in (below, below + 1)
             )
-            return torch.lerp(one, other, level - below).reshape([len(owners), *images.shape[1:]])
+            return torch.lerp(more_blurred, less_blurred, level - below).reshape(
+                [len(owners), *images.shape[1:]]
+            )
 
         return cover
 
     def _blurs(self, images: torch.Tensor) -> torch.Tensor:
-        """The photos at each level, the most blurred first."""
+        """The photos at each level of blur ``(levels, N, C, H, W)``, the most blurred first, the
+        photos themselves last."""
         strongest = USUAL * min(images.shape[-2:]) if self.sigma is None else self.sigma
         blurs = []
         for level in range(self.levels):
@@ -360,7 +372,8 @@ def list_baselines(pattern: str = "*") -> list[str]:
 
 
 def get_baseline(baseline: BaselineLike, preprocess: Preprocess | None = None) -> Baseline:
-    """Return what stands for "absent": a baseline for a name, a number or a tensor.
+    """Return the baseline that a caller means, for a name, a number or a tensor: what stands for
+    "absent" in a photo.
 
     Args:
         baseline: a name from `list_baselines`, also with options; a number for all pixels, in the

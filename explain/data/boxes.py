@@ -20,8 +20,8 @@ SMALLEST = 8  # pixels along an axis of the photo, below which it does not matte
 
 
 def as_input(x: Any) -> torch.Tensor:
-    """Return what a preprocessing made of one photo, refused where it is no tensor ``(C, H, W)``,
-    or ``(T, C, H, W)`` of tiles.
+    """Check what a preprocessing made of one photo, and return it: a tensor ``(C, H, W)``, or ``(T,
+    C, H, W)`` of T tiles.
 
     Raises:
         ImageError: it is no such tensor.
@@ -54,8 +54,9 @@ class Box:
         return Box(self.left + across, self.top + down, self.right + across, self.bottom + down)
 
     def to_photo(self, corners: Sequence[float], size: Sequence[int]) -> Corners:
-        """A box in pixels of the input, whose ``size`` ends in (height, width), in those of the
-        photo.
+        """Bring a box (left, top, right, bottom) from pixels of the input to pixels of the photo;
+        ``size`` is the input's, ending in (height, width), and this box is the part of the photo
+        that the input shows.
 
         >>> Box(10, 10, 50, 50).to_photo((0, 0, 2, 4), (4, 4))
         (10.0, 10.0, 30.0, 50.0)
@@ -71,7 +72,8 @@ class Box:
         )
 
     def to_input(self, corners: Sequence[float], size: Sequence[int]) -> tuple[float, ...]:
-        """The reverse: x and y, or x0 y0 x1 y1, in pixels of the photo in those of the input.
+        """Bring a point (x, y) or a box (x0, y0, x1, y1) from pixels of the photo to pixels of the
+        input, whose ``size`` ends in (height, width): the reverse of `to_photo`.
 
         >>> Box(10, 10, 50, 50).to_input((10, 10, 30, 50), (4, 4))
         (0.0, 0.0, 2.0, 4.0)
@@ -129,11 +131,13 @@ def locate(preprocess: Preprocess, size: tuple[int, int]) -> Box:
 
 
 def locate_tiles(preprocess: Preprocess, size: tuple[int, int], count: int) -> list[Box]:
-    """Find which part of a photo each tile shows, for a preprocessing that makes ``count`` tiles of
-    a photo: ``(T, C, H, W)``."""
+    """Find which part of a photo of ``size`` (width, height) each tile shows, for a preprocessing
+    that makes ``count`` tiles ``(T, C, H, W)`` of a photo."""
     tiles: dict[bytes, torch.Tensor] = {}  # of each picture that `locate` tries
 
     def tile(number: int, image: Image.Image) -> torch.Tensor:
+        """What the preprocessing makes of a picture in tile ``number``; each picture is
+        preprocessed once for all tiles."""
         key = image.tobytes()
         if key not in tiles:
             tiles[key] = preprocess(image)
@@ -155,19 +159,21 @@ def _seen(preprocess: Preprocess, grey: Array) -> Array:
 def _extent(
     preprocess: Preprocess, picture: Array, axis: int, black: Array, white: Array
 ) -> tuple[float, float] | None:
-    """Return where on the photo the first and the last edge of the model's input lie, along the
-    axis on which the levels of a picture rise; None where they do not lie on a straight line.
+    """Return where on the photo the first and the last edge of the model's input lie, in pixels
+    along an axis; None where the input is no straight line along it.
 
-    ``black`` and ``white`` are what the preprocessing makes of pictures in these colours.
+    The levels of ``picture`` ``(H, W)`` rise along ``axis``, so what the preprocessing makes of
+    them tells where each row or column comes from. ``black`` and ``white`` are what it makes of
+    pictures in these colours.
     """
     length = picture.shape[axis]
     if length < SMALLEST:
         return None
-    reach = white - black
-    is_photo = np.abs(reach) > 0.5 * np.abs(reach).max()  # and no padding
-    level = (_seen(preprocess, picture) - black) / np.where(is_photo, reach, 1) * 255
-    value = np.where(is_photo, level, np.nan)
-    lines = np.moveaxis(value, axis + 1, 0).reshape(value.shape[axis + 1], -1)
+    contrast = white - black
+    shows_photo = np.abs(contrast) > 0.5 * np.abs(contrast).max()  # and no padding
+    level = (_seen(preprocess, picture) - black) / np.where(shows_photo, contrast, 1) * 255
+    photo_levels = np.where(shows_photo, level, np.nan)
+    lines = np.moveaxis(photo_levels, axis + 1, 0).reshape(photo_levels.shape[axis + 1], -1)
     filled = np.flatnonzero(np.isfinite(lines).any(1))
     if len(filled) < 2:
         return None

@@ -30,8 +30,8 @@ PATIENCE = 10.0  # seconds to wait for others that put files in place, which tak
 
 
 def slug(text: str) -> str:
-    """Return a text as part of a file name, on any system: letters and digits of any script, dots
-    and dashes.
+    """Return a text as part of a file name that any system takes: letters and digits of any script,
+    dots and dashes, at most 100 bytes.
 
     >>> slug("tabby cat/../x"), slug("猫?")
     ('tabby-cat-..-x', '猫')
@@ -43,7 +43,8 @@ def slug(text: str) -> str:
 
 
 def distinct(names: Iterable[str]) -> list[str]:
-    """Number names that would be the same file on some system.
+    """Number those names that would be the same file on some system, where capitals do not count,
+    so that all are different; the order stays.
 
     >>> distinct(["a", "A", "a-2", "b"])
     ['a', 'A-2', 'a-2-2', 'b']
@@ -60,9 +61,9 @@ def distinct(names: Iterable[str]) -> list[str]:
 
 
 def json_text(document: Any, encoding: str = "utf-8") -> str:
-    """Return a document as strict JSON in which no text can steer a terminal.
-
-    What an ``encoding`` has no character for is written as an escape too.
+    """Return a document as strict, indented JSON in which no text can steer a terminal: characters
+    that cannot be seen, or that the ``encoding`` lacks, are escapes. Records and ``--json`` are
+    written with it.
 
     >>> print(json_text(["tabby\\x9b2J", "K\\xe4se"]))
     [
@@ -81,13 +82,15 @@ def json_text(document: Any, encoding: str = "utf-8") -> str:
 
 
 def _unless_printable(match: re.Match[str]) -> str:
-    """The character of a match as it is, or as an escape of JSON where it cannot be seen."""
+    """The matched character as it is, or as an escape of JSON where it cannot be seen; for
+    `json_text`."""
     character = match[0]
     return character if printable(character) == character else json.dumps(character)[1:-1]
 
 
 def halved(array: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Return an array divided by its largest magnitude, as float16, and that magnitude.
+    """Return an array divided by its largest magnitude as float16, and that magnitude: half the
+    size in files of maps, which are read back as ``values * scale``.
 
     >>> values, scale = halved(np.float32([4e6, -1e6]))
     >>> values.tolist(), float(scale)
@@ -116,6 +119,8 @@ class Files:
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Begin an empty set of files for a folder, which need not exist yet; nothing is written
+        before `write`."""
         if not isinstance(folder, (str, os.PathLike)):
             raise FolderError(f"folder must be a path, got {shown(folder)}; name one")
         self.folder = Path(folder)
@@ -132,8 +137,8 @@ class Files:
             self.add_bytes(name, png(picture))
 
     def add_array(self, name: str, array: np.ndarray[Any, Any]) -> None:
-        """Add an array; a name that ends in .npz is for `halved`, compressed, and its largest
-        magnitude."""
+        """Add an array as a file of NumPy; under a name that ends in .npz as `halved`, compressed,
+        with the keys "values" and "scale"."""
         buffer = io.BytesIO()
         if name.endswith(".npz"):
             values, scale = halved(array)
@@ -154,7 +159,7 @@ class Files:
         self._contents[name] = content
 
     def packed(self) -> bytes:
-        """Return what was added as a ZIP archive, without writing anything."""
+        """Return all added files as a ZIP archive; nothing is written to disk."""
         buffer = io.BytesIO()
         with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
             for name, content in self._contents.items():
@@ -202,7 +207,8 @@ class Files:
         return paths
 
     def _check(self, paths: list[Path]) -> None:
-        """Refuse names that are taken, or that the file system does not take."""
+        """Refuse paths that exist (unless ``overwrite``), are folders, or that the file system does
+        not take. Called before anything is written, and again under the lock."""
         taken = [path for path in paths if _exists(path)]
         for path in taken:
             if path.is_dir():
@@ -226,7 +232,8 @@ def _put_in_place(parts: Sequence[Path], paths: Sequence[Path]) -> None:
 
 
 def _exists(path: Path) -> bool:
-    """Whether something has this name, be it a broken link; one that is too long is refused."""
+    """Whether a file, folder or link, even a broken one, has this path; a name that is too long is
+    refused."""
     try:
         path.lstat()
     except FileNotFoundError:
@@ -243,8 +250,8 @@ def _exists(path: Path) -> bool:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a block another path to write to; what it wrote takes the place of the file if it ends
-    without an error."""
+    """Give a block another path in the same folder to write to; what it wrote takes the place of
+    ``path`` at once if the block ends without an error, and is removed otherwise."""
     part = path.with_name(f".explain-{secrets.token_hex(8)}.part")
     try:
         yield part
@@ -256,7 +263,8 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def locked_folder(folder: Path) -> Iterator[None]:
-    """Keep other processes and threads out of a folder that they write in this way too.
+    """Keep out of a folder, for a block, other processes and threads that write to it under this
+    lock too.
 
     The lock is one on the folder itself: it leaves no file behind, and ends with the process that
     holds it. Systems and network drives without such locks are used without; there, each file is
@@ -284,8 +292,8 @@ def locked_folder(folder: Path) -> Iterator[None]:
 
 
 def lock(descriptor: int) -> bool:
-    """Lock an open file or folder, unless another program has locked it; True also where there are
-    no locks."""
+    """Try to lock an open file or folder by its descriptor, without waiting: false if another
+    program has locked it. True also where there are no locks."""
     with suppress(OSError):  # of a network drive, say
         try:
             if fcntl is not None:
@@ -296,8 +304,8 @@ def lock(descriptor: int) -> bool:
 
 
 def unlock(descriptor: int) -> None:
-    """Unlock and close a file: processes that were forked meanwhile have it open too, and would
-    keep the lock."""
+    """Unlock and close a descriptor. Closing alone is not enough: processes that were forked
+    meanwhile have it open too, and would keep the lock."""
     with suppress(OSError):
         if fcntl is not None:
             fcntl.flock(descriptor, fcntl.LOCK_UN)
@@ -305,8 +313,8 @@ def unlock(descriptor: int) -> None:
 
 
 def as_cell(value: Any) -> Any:
-    """Return a value as a cell of CSV: a text that a spreadsheet would run as a formula gets an
-    apostrophe before it.
+    """Return a value as a cell of CSV, in which a text that a spreadsheet would run as a formula
+    gets an apostrophe before it; numbers stay.
 
     >>> as_cell("=1+1"), as_cell("cat.png"), as_cell("-1"), as_cell(-1.5)
     ("'=1+1", 'cat.png', '-1', -1.5)

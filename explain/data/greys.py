@@ -20,7 +20,8 @@ DEPTHS = (8, 10, 12, 14, 16)  # bits that cameras and scanners give
 
 
 def check_window(window: Any) -> Window | None:
-    """Return a window, or None.
+    """Check a caller's ``window``, the level and the width of the values shown from black to white,
+    and return it as floats, or None.
 
     Raises:
         ImageError: it is no level and width.
@@ -39,7 +40,8 @@ def check_window(window: Any) -> Window | None:
 
 
 def stored_bits(image: Image.Image) -> int | None:
-    """Return how many bits a TIFF file says its greys have; None where these are whole bytes."""
+    """Return how many bits a TIFF file's greys have, between 9 and 15; None for whole bytes and
+    other files."""
     with suppress(Exception):  # a damaged file
         (bits,) = image.tag_v2[258]  # type: ignore[attr-defined]
         return int(bits) if 8 < bits < 16 else None
@@ -54,7 +56,8 @@ def to_8_bits(
     volume: Array | None = None,
     name: str = "",
 ) -> Array:
-    """Bring pixels of any depth to 0-255; say what range they are read in, where nothing else does.
+    """Bring pixels of any depth to 0-255, and warn of the range that they are read in where nobody
+    has named it.
 
     Bytes stay as they are. Floats from 0 to 1 are read as such. Other values from 0 on are read as
     8, 10, 12, 14 or 16 bits, the fewest that hold the brightest; and all others from the darkest to
@@ -115,7 +118,7 @@ def to_8_bits(
 
 
 def _extremes(values: Array) -> tuple[float, float]:
-    """The smallest and the largest value that are finite."""
+    """The smallest and the largest finite value of an array, which must have one."""
     if values.dtype.kind == "f":
         values = values[np.isfinite(values)]
     return float(values.min()), float(values.max())
@@ -124,8 +127,9 @@ def _extremes(values: Array) -> tuple[float, float]:
 def _range_of(
     least: float, peak: float, dtype: np.dtype[Any], bits: int | None
 ) -> tuple[float, float, str]:
-    """Return the values that are shown black and white, and how a message describes them; "" where
-    nothing has to be said."""
+    """Choose the values that are shown black and white for pixels between ``least`` and ``peak``;
+    and say how a warning describes that range, "" where it needs none. ``bits`` is the depth that
+    the file names."""
     if least < -0.01 * abs(peak):
         high = peak if peak > least else least + 1
         return least, high, "from the darkest to the brightest"
@@ -152,13 +156,16 @@ NO_CONTRAST = "the photo shows nothing: all of its pixels have nearly the same v
 
 
 def has_contrast(photo: Image.Image) -> bool:
-    """Whether the darkest and the brightest value of a channel differ by more than a little.
+    """Whether the darkest and the brightest value of any channel of a photo differ by at least
+    `MIN_CONTRAST`; blank photos are warned of.
 
     >>> has_contrast(Image.new("RGB", (4, 4), "orange")), has_contrast(Image.linear_gradient("L"))
     (False, True)
     """
-    few = photo.resize((8, 8), Image.Resampling.NEAREST)  # which are enough in nearly every photo
-    for pixels in (few, photo):
+    sampled = photo.resize(
+        (8, 8), Image.Resampling.NEAREST
+    )  # which are enough in nearly every photo
+    for pixels in (sampled, photo):
         extrema: Any = pixels.convert("RGB").getextrema()
         if max(high - low for low, high in extrema) >= MIN_CONTRAST:
             return True

@@ -124,7 +124,8 @@ class _Reading:
     stack: bool = False
 
     def path(self, path: str) -> Image.Image:
-        """Read a file, or slices of one."""
+        """Read the file at a path, or the slices of it that the name ends with. Refuses addresses,
+        folders, and anything that could block, such as pipes of others."""
         if re.match(r"\w+://", path):
             raise self.error("must be a file, got an address; download it first")
         file_name, chosen = split_slice(path)
@@ -164,8 +165,8 @@ class _Reading:
         return self.guarded(lambda: self._read(file, size))
 
     def guarded(self, read: Callable[[], Image.Image]) -> Image.Image:
-        """Return what a decoder reads; its errors become an `ImageError`, and of its warnings only
-        those of this package are said."""
+        """Run the decoder ``read`` and return its picture; its errors become an `ImageError`, and
+        of its warnings only those of this package are passed on."""
         remarks: list[str] = []
         # Pillow warns of large pictures and odd metadata; the limits here count
         with quiet(), collect_warnings(remarks):
@@ -189,6 +190,8 @@ class _Reading:
         return ImageError(f"image {self.name} {message}")
 
     def _read(self, file: Any, size: int) -> Image.Image:
+        """Read an open ``file`` of ``size`` bytes as a photo or scan. Trying is in this order:
+        NumPy and DICOM, Pillow, then what Pillow cannot read."""
         if size == 0:
             raise self.error("is empty (0 bytes); get the file again")
         scan = read_scan(file, self.name, size)
@@ -214,7 +217,8 @@ class _Reading:
             return self._without_pillow(file)
 
     def _without_pillow(self, file: Any) -> Image.Image:
-        """Read a HEIC photo, or a TIFF file with floats in colour or of 64 bits."""
+        """Read an open file that Pillow does not know: a HEIC photo, or a TIFF file with floats in
+        colour or of 64 bits."""
         file.seek(0)
         head = file.read(12)
         if _HEIC.match(head):
@@ -227,6 +231,8 @@ class _Reading:
         return self.decode(Image.fromarray(to_8_bits(pixels, window=self.window, name=self.name)))
 
     def _from_heic(self, file: Any) -> Image.Image:
+        """Open a HEIC photo with the optional package pillow-heif; the error says how to install
+        it."""
         try:
             from pillow_heif import open_heif
         except ImportError:
@@ -241,8 +247,8 @@ class _Reading:
             raise self.damaged(error) from None
 
     def slices_of(self, scan: Scan | None, chosen: Chosen = None) -> Image.Image:
-        """Return the chosen slice of a scan, or several as a stack; None is a file that is no
-        scan."""
+        """Return the chosen slice of a scan as a picture, or several as one picture with ``cells``;
+        ``scan`` is None for a file that has no slices. Several are refused unless ``stack``."""
         count = 0 if scan is None else len(scan.slices)
         numbers = chosen_numbers(chosen, count)
         if scan is None or not numbers:
@@ -262,7 +268,9 @@ class _Reading:
     def decode(
         self, image: Image.Image, window: Window | None = None, file: Any = None
     ) -> Image.Image:
-        """Return an opened image as an upright RGB picture; ``file`` is the one that it is from."""
+        """Check the size of an opened image, and return it as an upright RGB picture, marked as
+        such (``is_upright``) so that `load_image` returns it at once; ``file`` is the open file
+        that it is from, for deep colours."""
         width, height = image.size
         size = f"{width} x {height}"
         if width * height > MAX_PIXELS:
@@ -291,7 +299,9 @@ _HEIC = re.compile(rb".{4}ftyp(hei[cxms]|hev[cxms]|mif1|msf1)", re.DOTALL)
 
 
 def _to_rgb(image: Image.Image, window: Window | None, file: Any) -> Image.Image:
-    """Bring an image to 8 bits, turn it upright, and lay what is transparent on white."""
+    """Bring an image to 8-bit RGB: deep greys and colours by the ``window`` or their own range,
+    turned upright by EXIF, transparency laid on white. ``file`` is the open file, of which colours
+    of 16 bits are read again."""
     bits = stored_bits(image)
     has_deep_colors = image.mode not in DEEP and any(
         ";16" in str(tile[-1]) for tile in getattr(image, "tile", ())
@@ -326,7 +336,8 @@ def _to_rgb(image: Image.Image, window: Window | None, file: Any) -> Image.Image
 
 
 def _with_opencv(file: Any) -> Array | None:
-    """The pixels of a file as they are stored, or None where they cannot be read."""
+    """Decode an open ``file`` with OpenCV, at its stored depth: ``(H, W)`` or ``(H, W, C)`` in RGB
+    order; None without a file, or where it cannot be read."""
     import cv2
 
     if file is None:
@@ -335,11 +346,12 @@ def _with_opencv(file: Any) -> Array | None:
     pixels = cv2.imdecode(np.frombuffer(file.read(), np.uint8), cv2.IMREAD_UNCHANGED)
     if pixels is None or pixels.ndim == 2:
         return pixels
-    order = [2, 1, 0, 3][: pixels.shape[2]]  # of OpenCV, which has blue first
-    return np.ascontiguousarray(pixels[:, :, order])
+    rgb_channels = [2, 1, 0, 3][: pixels.shape[2]]  # of OpenCV, which has blue first
+    return np.ascontiguousarray(pixels[:, :, rgb_channels])
 
 
 def _reason(error: BaseException) -> str:
-    """What an error says, in at most 120 characters."""
+    """What an ``error`` says, on one line of at most 120 characters, for the message of ours that
+    quotes it."""
     text = str(getattr(error, "strerror", None) or error)
     return " ".join(text.split())[:120] or type(error).__name__

@@ -64,6 +64,8 @@ class Inputs:
     layout: InputLayout | None = None
 
     def __post_init__(self) -> None:
+        """Check the arguments, and find the explained tensors: sets ``paths`` and ``path``, in the
+        order in which ``explained`` names them."""
         if not isinstance(self.args, (tuple, list)) or not isinstance(
             self.kwargs, (Mapping, type(None))
         ):
@@ -123,15 +125,15 @@ class Inputs:
         return self.tensor(self.path)
 
     def tensor(self, path: Path) -> torch.Tensor:
-        """The tensor at a place in the arguments; of what is explained, with its channels before
-        its frames."""
+        """The tensor at a ``path`` in the arguments; an explained one with its channels before its
+        frames, whatever the model takes."""
         return (
             self._tensors[path] if self.layout is None else self._turned(path, self._tensors[path])
         )
 
     def _turned(self, path: Path, tensor: torch.Tensor) -> torch.Tensor:
-        """Exchange frames and channels where the model takes the frames first: from its layout to
-        ours, or back."""
+        """Exchange frames and channels of the explained tensor at ``path``, if the model takes the
+        frames first: from the model's layout to ours, or back, as both are one transposition."""
         frames_first = self.layout == "NTCHW" and tensor.ndim == 5 and path in self.paths
         return tensor.transpose(1, 2) if frames_first else tensor
 
@@ -147,20 +149,22 @@ class Inputs:
 
     @cached_property
     def other_tensors(self) -> dict[Path, torch.Tensor]:
-        """All tensors but the first that is explained, by their way."""
+        """All tensors but the first explained one, by their paths."""
         tensors = dict(self._tensors)
         del tensors[self.path]
         return tensors
 
     @cached_property
     def constants(self) -> tuple[Any, ...]:
-        """All arguments but tensors, such as switches."""
+        """All arguments that are no tensors, such as switches, in order; part of the key under
+        which a network's layers are remembered."""
         if not self._has_containers and len(self._tensors) == len(self._arguments):
             return tuple(self._arguments)
         return tuple(nested.constants(self._arguments))
 
     def goes_with_images(self, path: Path) -> bool:
-        """Whether a tensor has a row for each image."""
+        """Whether the tensor at ``path`` has a row for each image, so that it is cut and repeated
+        with the images; not for shared arguments."""
         tensor = self._tensors[path]
         if any(path[: len(start)] == start for start in map(_as_path, self.shared)):
             return False
@@ -168,17 +172,20 @@ class Inputs:
 
     @cached_property
     def sizes(self) -> tuple[Any, ...]:
-        """The shapes of all tensors, without the number of images."""
+        """The path and the shape of each tensor, without the number of images where it has a row
+        for each; part of the key under which a network's layers are remembered."""
         tensors = self._tensors.items()
         return tuple(
-            (path, t.shape[1:] if self.goes_with_images(path) else t.shape) for path, t in tensors
+            (path, tensor.shape[1:] if self.goes_with_images(path) else tensor.shape)
+            for path, tensor in tensors
         )
 
     def rows(
         self, images: torch.Tensor, altered: Mapping[Path, torch.Tensor] | None = None
     ) -> "Inputs":
-        """Return the inputs for rows that belong to these images ``(P,)``; ``altered`` holds
-        altered copies of some."""
+        """Return the inputs for P rows, of which row i belongs to image ``images[i]``; explained
+        tensors in ``altered`` ``(P, ...)`` take the place of copied rows. The engine makes batches
+        of perturbed photos so."""
         rows = self._for_model(altered or {})
         for path, tensor in self._tensors.items():
             if path not in rows:
@@ -192,14 +199,14 @@ class Inputs:
         return self.rows(torch.zeros(1, dtype=torch.long)) if len(self) > 1 else self
 
     def replaced(self, new: torch.Tensor | Mapping[Path, torch.Tensor]) -> "Inputs":
-        """Return the inputs with the explained tensors replaced; a single tensor replaces the first
-        of them."""
+        """Return the inputs with explained tensors replaced, by their paths; a single tensor
+        ``new`` replaces the first explained one. Channels come first in them."""
         replacements = {self.path: new} if isinstance(new, torch.Tensor) else new
         return self._with({**self._tensors, **self._for_model(replacements)})
 
     def _for_model(self, tensors: Mapping[Path, torch.Tensor]) -> dict[Path, torch.Tensor]:
-        """Explained tensors as the model takes them; it may use ``view`` on those that are
-        turned."""
+        """Bring explained tensors, by path, from our layout into the one that the model takes;
+        turned ones are made contiguous, since the model may use ``view`` on them."""
         if self.layout != "NTCHW":
             return dict(tensors)
         turned = {path: self._turned(path, tensor) for path, tensor in tensors.items()}
@@ -214,8 +221,8 @@ class Inputs:
         return self._with({path: tensor.detach() for path, tensor in self._tensors.items()})
 
     def copied(self) -> "Inputs":
-        """Return copies: a model that works on its input in place must not reach the caller's
-        tensors.
+        """Return the inputs with all tensors copied, since a model that works on its input in place
+        must not reach the caller's tensors.
 
         One image alone is laid out with its channels first, as most networks take it, however it
         was read.
@@ -228,8 +235,8 @@ class Inputs:
         return self._with(copies)
 
     def call(self, model: nn.Module) -> Any:
-        """Call the model on copies of all tensors. A note on what it raises says so where the input
-        explains it.
+        """Call the model on copies of all tensors, and return its output. Errors of torch that the
+        input explains are raised as an error of this package, or get a note.
 
         Raises:
             ImageError: torch refuses the input, since it has another precision, or other channels,
@@ -242,9 +249,11 @@ class Inputs:
         except ExplainError:
             raise
         except Exception as error:
-            unnamed = self._unnamed(model)
-            if unnamed is not None and isinstance(error, (AttributeError, TypeError, ValueError)):
-                raise ImageError(unnamed) from error
+            missing_inputs = self._unnamed(model)
+            if missing_inputs is not None and isinstance(
+                error, (AttributeError, TypeError, ValueError)
+            ):
+                raise ImageError(missing_inputs) from error
             for refused, explanation in _misfits(
                 model, self.x, "x" if self.name is None else f"input {self.name}"
             ):
@@ -254,19 +263,26 @@ class Inputs:
             raise
 
     def _unnamed(self, model: nn.Module) -> str | None:
-        """The message for a model whose other arguments are missing, or whose first argument is no
-        image; None where neither is so."""
+        """The message for a call that cannot work since the model's other arguments are missing, or
+        its first argument is no image; None where neither is so. Asked only after the call has
+        failed."""
         parameters = inspect.signature(model.forward).parameters
-        takes = [*parameters]
+        names = [*parameters]
         name = type(model).__name__
-        if self.path == (0,) and "pixel_values" in takes and takes[0] != "pixel_values":
-            remedy = f'use explain.Inputs(kwargs={{"pixel_values": x, "{takes[0]}": ...}})'
+        if self.path == (0,) and "pixel_values" in names and names[0] != "pixel_values":
+            remedy = f'use explain.Inputs(kwargs={{"pixel_values": x, "{names[0]}": ...}})'
             return (
-                f"x must be given by name to {name}, whose first argument is {takes[0]}; {remedy}"
+                f"x must be given by name to {name}, whose first argument is {names[0]}; {remedy}"
             )
-        positional = [p for p in parameters.values() if p.kind < p.VAR_POSITIONAL]
-        needed = [p.name for p in positional if p.default is p.empty]
-        missing = ", ".join(key for key in needed[len(self.args) :] if key not in self.kwargs)
+        positional = [
+            parameter
+            for parameter in parameters.values()
+            if parameter.kind < parameter.VAR_POSITIONAL
+        ]
+        required = [
+            parameter.name for parameter in positional if parameter.default is parameter.empty
+        ]
+        missing = ", ".join(key for key in required[len(self.args) :] if key not in self.kwargs)
         if not missing:
             return None
         return (
@@ -280,6 +296,8 @@ class Inputs:
 
     @cached_property
     def _tensors(self) -> dict[Path, torch.Tensor]:
+        """All tensors of the arguments, by their paths, positional arguments first; those inside of
+        containers too."""
         tensors: dict[Path, torch.Tensor] = {}
         for key, value in self._arguments.items():
             if isinstance(value, torch.Tensor):
@@ -289,7 +307,8 @@ class Inputs:
         return tensors
 
     def _with(self, tensors: dict[Path, torch.Tensor]) -> "Inputs":
-        """Return the same arguments with other tensors in the same places."""
+        """Return inputs with the same arguments but other ``tensors``, which must have the same
+        paths. Nothing is checked or found anew: what was cached stays, but for `_OF_TENSORS`."""
         if len(tensors) == len(self.args) + len(self.kwargs) and not self._has_containers:
             args = tuple([tensors[i,] for i in range(len(self.args))])
             kwargs = {name: tensors[name,] for name in self.kwargs} if self.kwargs else {}
@@ -308,12 +327,15 @@ class Inputs:
         return max(map(len, self._tensors), default=0) > 1
 
     def _find(self, wanted: int | str | Path | None) -> Path:
-        start = () if wanted is None else _as_path(wanted)
+        """The path of the explained tensor that ``wanted`` names, which may be inside of that
+        argument: of several, the first image, or else the first with floating-point numbers;
+        refused if there is no tensor."""
+        wanted_path = () if wanted is None else _as_path(wanted)
         best: Path | None = None
         best_rank = -1
         for path, tensor in self._tensors.items():
             rank = 2 if _is_image(tensor) else int(tensor.is_floating_point())
-            if path[: len(start)] == start and rank > best_rank:
+            if path[: len(wanted_path)] == wanted_path and rank > best_rank:
                 best = path
                 best_rank = rank
         if best is not None:
@@ -331,7 +353,8 @@ class Inputs:
 
 
 def check_layout(layout: Any) -> InputLayout | None:
-    """Return a layout, or None.
+    """Return a caller's ``layout`` of inputs with five dimensions, or None; refused if it is
+    neither of the two.
 
     Raises:
         ImageError: there is no such layout.
@@ -372,17 +395,24 @@ _CHANNELS = re.compile(r"to have \d+ channels, but got \d+ channels instead")
 
 
 def _misfits(model: nn.Module, x: torch.Tensor, name: str) -> Iterator[tuple[re.Pattern[str], str]]:
-    """Yield what does not fit between an input and the model that has just failed on it: a pattern
-    of torch's message for it, and ours."""
-    weight = next((p for p in model.parameters() if p.is_floating_point()), None)
+    """Yield what does not fit between the input ``x`` and the model that has just failed on it: a
+    pattern of torch's message for it, and a message of ours, in which the input is called
+    ``name``."""
+    weight = next(
+        (parameter for parameter in model.parameters() if parameter.is_floating_point()), None
+    )
     if weight is not None and weight.dtype != x.dtype:
         message = f"{name} must be {weight.dtype} as the weights are, got {x.dtype}"
         yield _PRECISION, f"{message}; use x.to({weight.dtype})"
-    convolutions = ((n, m) for n, m in model.named_modules() if type(m) in (nn.Conv2d, nn.Conv3d))
+    convolutions = (
+        (layer_name, module)
+        for layer_name, module in model.named_modules()
+        if type(module) in (nn.Conv2d, nn.Conv3d)
+    )
     layer, first = next(convolutions, ("", None))
     if not isinstance(first, (nn.Conv2d, nn.Conv3d)):
         return
-    takes = f"for the model's first convolution ({layer})"
+    for_convolution = f"for the model's first convolution ({layer})"
     dims = len(first.kernel_size) + 2
     if x.ndim != dims:
         remedy = (
@@ -390,7 +420,10 @@ def _misfits(model: nn.Module, x: torch.Tensor, name: str) -> Iterator[tuple[re.
             if x.ndim == 5
             else "give it volumes or videos (N, C, T, H, W)"
         )
-        yield _DIMENSIONS, f"{name} must have {dims} dimensions {takes}, got {x.ndim}; {remedy}"
+        yield (
+            _DIMENSIONS,
+            f"{name} must have {dims} dimensions {for_convolution}, got {x.ndim}; {remedy}",
+        )
     elif x.shape[1] != first.in_channels:
         remedies = {
             1: "use x.expand(-1, 3, -1, -1) for photos in grey",
@@ -401,7 +434,10 @@ def _misfits(model: nn.Module, x: torch.Tensor, name: str) -> Iterator[tuple[re.
         is_of_photos = first.in_channels == 3 and x.ndim == 4
         remedy = remedies.get(x.shape[1], other) if is_of_photos else other
         channels = f"{first.in_channels} channel{'s' * (first.in_channels > 1)}"
-        yield _CHANNELS, f"{name} must have {channels} {takes}, got {x.shape[1]}; {remedy}"
+        yield (
+            _CHANNELS,
+            f"{name} must have {channels} {for_convolution}, got {x.shape[1]}; {remedy}",
+        )
 
 
 def dotted(path: Path) -> str:

@@ -35,12 +35,13 @@ SCANS = frozenset([".npy", ".dcm"])
 def photos_in(
     folder: str, subfolder: str = "", *, recursive: bool = True, apart_from: str = ""
 ) -> Iterator[tuple[str, str | None]]:
-    """Yield the paths of the photos in a folder and in the folders inside it, in order; hidden ones
-    are left out, and arrays beside a file of the same name, as the maps of this package are.
+    """Yield the paths of the photos in a folder and in the folders inside it, sorted by name in
+    each folder. Hidden files are left out, and arrays beside a file of the same stem, which are
+    maps of this package.
 
     Args:
         folder: the folder; paths are given from there on.
-        inside: a folder in it, to begin with.
+        subfolder: a folder in it, to begin with.
         recursive: whether folders inside it are searched too.
         apart_from: the real path of a folder to leave out.
 
@@ -81,8 +82,8 @@ class NoFileError(OSError):
 
 
 def open_for_reading(path: Path, *, pipes: bool = False) -> IO[bytes]:
-    """Open a file for reading. Anything else is refused without waiting: opening a pipe may take
-    forever.
+    """Open a file for reading in bytes; anything else is refused without waiting, since opening a
+    pipe may take forever.
 
     Raises:
         NoFileError: it is a pipe (unless ``pipes``), a socket or a device.
@@ -97,10 +98,10 @@ def open_for_reading(path: Path, *, pipes: bool = False) -> IO[bytes]:
 
 @contextmanager
 def hushed() -> Iterator[list[str]]:
-    """Keep what libraries in C print about a file off standard error; yield the list that has it
-    afterwards.
+    """Catch what libraries in C print to standard error during a block, and yield a list that holds
+    these lines after the block.
 
-    For programs without threads: until it ends, nothing reaches standard error.
+    For programs without threads: until the block ends, nothing reaches standard error.
     """
     lines: list[str] = []
     with ExitStack() as stack:
@@ -121,7 +122,7 @@ def hushed() -> Iterator[list[str]]:
 
 
 def troubles(printed: Sequence[str]) -> list[str]:
-    """Return what a decoder has printed about a photo that may be damaged, as one remark; none for
-    warnings."""
+    """Return what a decoder has ``printed`` about a photo that may be damaged, as a list of one
+    remark; empty if it printed nothing but warnings."""
     serious = [line for line in printed if line and "Warning" not in line]
     return [f"may be damaged, its decoder says: {serious[0]}"] if serious else []

@@ -41,7 +41,8 @@ class Scan:
     is_inverted: bool = False
 
     def picture(self, number: int, window: Window | None) -> Image.Image:
-        """Return a slice as a picture. All slices of a file are read in one range."""
+        """Return slice ``number`` as an 8-bit picture. All slices of a file are read in one range,
+        so that their greys can be compared; inverted files are turned to black for low values."""
         volume = self.slices if len(self.slices) > 1 else None
         pixels = to_8_bits(
             self.slices[number], window=window or self.window, volume=volume, name=self.name
@@ -51,8 +52,8 @@ class Scan:
     def stack(
         self, numbers: Sequence[int], window: Window | None
     ) -> tuple[Image.Image, tuple[Corners, ...]]:
-        """Return slices side by side in one picture, and where each of them lies: left, top, right,
-        bottom.
+        """Return the slices with these ``numbers`` side by side in one picture, and where each of
+        them lies in it: left, top, right, bottom.
 
         Each has room for a square, so that what pads it does not reach into another one.
         """
@@ -86,7 +87,8 @@ def slice_name(path: str, number: int) -> str:
 
 
 def split_slice(name: str) -> tuple[str, Chosen]:
-    """Return the file of a name, and which slices of it are meant."""
+    """Split a name such as ``scan.dcm slices 3:9`` into the file and the chosen slices; a name
+    without slices, or of a file that exists, is returned whole with None."""
     match = _SLICE.fullmatch(name)
     chosen = None if match is None else read_range(match[2])
     if match is None or chosen is None or os.path.lexists(name):
@@ -95,8 +97,8 @@ def split_slice(name: str) -> tuple[str, Chosen]:
 
 
 def read_range(text: str) -> Chosen:
-    """Read which slices are meant, as ``12``, ``10:20``, or ``::5`` for every fifth; None where it
-    is written in another way.
+    """Read the text that says which slices are meant: ``12``, ``10:20``, or ``::5`` for every
+    fifth; None for any other text.
 
     >>> read_range("12"), read_range("10:20"), read_range("x")
     (12, slice(10, 20, None), None)
@@ -111,7 +113,8 @@ def read_range(text: str) -> Chosen:
 
 
 def chosen_numbers(chosen: Chosen, count: int) -> range:
-    """Return the numbers of the slices that are meant, of so many.
+    """Return the numbers of the chosen slices of a file with ``count`` slices; all for None, none
+    where there is no such slice.
 
     >>> chosen_numbers(12, 20), chosen_numbers(slice(18, None), 20), chosen_numbers(None, 2)
     (range(12, 13), range(18, 20), range(0, 2))
@@ -122,7 +125,8 @@ def chosen_numbers(chosen: Chosen, count: int) -> range:
 
 
 def stem_of(name: str | os.PathLike[str]) -> str:
-    """Return the name of a photo without its folder and ending.
+    """Return the name of a photo without its folder and ending, as names of written files begin;
+    chosen slices stay in it.
 
     >>> stem_of("a/cat.jpg"), stem_of("a/scan.dcm slice 12")
     ('cat', 'scan slice 12')
@@ -133,8 +137,9 @@ def stem_of(name: str | os.PathLike[str]) -> str:
 
 
 def slice_names(path: str) -> list[str]:
-    """Return the names of the photos in a file: of a scan with several slices, a name for each;
-    else the path itself."""
+    """Return the names under which the photos in a file are explained: of a scan with several
+    slices, a name for each (`split_slice` reads them); else the path itself. Only headers are
+    read."""
     if os.path.splitext(path)[1].lower() not in SCANS:
         return [path]
     count = 1
@@ -144,7 +149,7 @@ def slice_names(path: str) -> list[str]:
 
 
 def _count(file: Any) -> int:
-    """The number of slices in a file of NumPy or DICOM, by its header."""
+    """The number of slices in an open file of NumPy or DICOM, by its header alone."""
     if is_npy(file):
         shape, _ = _npy_header(file)
         return int(as_slices(np.broadcast_to(np.uint8(0), shape)).shape[0])
@@ -155,19 +160,20 @@ def _count(file: Any) -> int:
 
 
 def is_npy(file: Any) -> bool:
-    """Whether a file is one of NumPy."""
+    """Whether an open file is one of NumPy, by its first bytes; moves its position."""
     file.seek(0)
     return bool(file.read(len(_NPY)) == _NPY)
 
 
 def is_dicom(file: Any) -> bool:
-    """Whether a file is one of DICOM."""
+    """Whether an open file is one of DICOM, by the mark after 128 bytes; moves its position."""
     file.seek(0)
     return bool(file.read(132)[128:] == _DICOM)
 
 
 def read_scan(file: Any, name: str, size: int) -> Scan | None:
-    """Read a file of NumPy or DICOM; None where it is neither.
+    """Read an open file of ``size`` bytes as a scan if it is one of NumPy or DICOM; None where it
+    is neither. ``name`` is what errors call it.
 
     Raises:
         ImageError: it is damaged, holds no pixels, or needs a package that is not there.
@@ -185,7 +191,7 @@ def cached_scan(path: str, name: str, stamp: tuple[int, int]) -> Scan | None:
 
 
 def as_slices(array: Array) -> Array:
-    """Return an array as slices ``(D, H, W)``, or ``(D, H, W, C)`` in colour.
+    """Return an array as slices ``(D, H, W)``, or ``(D, H, W, C)`` in colour, without copies.
 
     Axes of 1 at the beginning and the end are left out. Then, an array ``(H, W)``, ``(H, W, 3)``,
     ``(H, W, 4)`` or ``(3, H, W)`` is one slice; any other with one axis more has several.
@@ -202,13 +208,13 @@ def as_slices(array: Array) -> Array:
     while array.ndim > 2 and array.shape[-1] == 1:
         array = array[..., 0]
     if array.ndim > 2 and array.shape[-1] in (3, 4):
-        is_one = array.ndim == 3
+        is_one_slice = array.ndim == 3
     elif array.ndim > 2 and array.shape[-3] == 3:
-        is_one = array.ndim == 3
+        is_one_slice = array.ndim == 3
         array = np.moveaxis(array, -3, -1)
     else:
-        is_one = array.ndim == 2
-    slices = array[None] if is_one else array
+        is_one_slice = array.ndim == 2
+    slices = array[None] if is_one_slice else array
     is_color = slices.shape[-1] in (3, 4) and slices.ndim == 4
     if 0 in shape or (slices.ndim != 3 and not is_color):
         raise ImageError(
@@ -219,7 +225,7 @@ def as_slices(array: Array) -> Array:
 
 
 def _npy_header(file: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """The shape and the type of the array in a file of NumPy."""
+    """The shape and the type of the array in an open file of NumPy; its values are not read."""
     file.seek(0)
     version = np.lib.format.read_magic(file)
     read = np.lib.format.read_array_header_1_0
@@ -230,6 +236,8 @@ def _npy_header(file: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
 
 
 def _from_npy(file: Any, name: str, size: int) -> Scan:
+    """Read a file of NumPy as a scan; objects and truncated files are refused by the header, before
+    anything is loaded."""
     shape, dtype = _npy_header(file)
     if dtype.hasobject or dtype.kind not in "biuf":
         kind = "objects" if dtype.hasobject else f"an array of {dtype}"
@@ -241,6 +249,8 @@ def _from_npy(file: Any, name: str, size: int) -> Scan:
 
 
 def _from_dicom(file: Any, name: str) -> Scan:
+    """Read a DICOM file as a scan, in colour or in grey with the window that it names; sizes are
+    checked before anything is unpacked."""
     why = f"for the DICOM file {name}"
     pydicom = optional("pydicom", why, "dicom", ImageError)
     decoding = optional("pydicom.pixels", why, "dicom", ImageError)
@@ -272,7 +282,8 @@ def _from_dicom(file: Any, name: str) -> Scan:
 
 
 def _rescaled(slices: Array, data: Any) -> Array:
-    """The values that stored ones stand for, such as Hounsfield units."""
+    """Turn the stored values of a DICOM file's ``slices`` ``(D, H, W)`` into those that they stand
+    for, such as Hounsfield units, by its lookup table or by slope and intercept of each slice."""
     if "ModalityLUTSequence" in data:
         units: Array = importlib.import_module("pydicom.pixels").apply_modality_lut(slices, data)
         return units
@@ -289,7 +300,7 @@ def _rescaled(slices: Array, data: Any) -> Array:
 
 
 def _window_of(data: Any) -> Window | None:
-    """The first window that a file names."""
+    """The first window (level, width) that a DICOM file names for its display; None without one."""
     part = _part(data, "FrameVOILUTSequence", 0)
     numbers = []
     for name in ("WindowCenter", "WindowWidth"):
@@ -301,11 +312,11 @@ def _window_of(data: Any) -> Window | None:
 
 
 def _part(data: Any, sequence: str, number: int) -> Any:
-    """The part of a DICOM file that has such values for a frame: that of the frame alone, that of
-    all frames, or the whole file."""
-    of_frames = data.get("PerFrameFunctionalGroupsSequence") or ()
-    of_all = data.get("SharedFunctionalGroupsSequence") or ()
-    for group in (*of_frames[number : number + 1], *of_all[:1]):
+    """The part of a DICOM file ``data`` that holds the values of a ``sequence`` for frame
+    ``number``: the group of that frame, the group of all frames, or else the whole file."""
+    frame_groups = data.get("PerFrameFunctionalGroupsSequence") or ()
+    shared_groups = data.get("SharedFunctionalGroupsSequence") or ()
+    for group in (*frame_groups[number : number + 1], *shared_groups[:1]):
         if group.get(sequence):
             return group.get(sequence)[0]
     return data

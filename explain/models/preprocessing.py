@@ -74,8 +74,8 @@ class CenterCrop:
         return self.cut(image, self.box(image.size))
 
     def cut(self, image: Image.Image, box: Box) -> torch.Tensor:
-        """Cut a square out of a photo, scale it to the side of the input and normalise it: ``(C,
-        side, side)``. Tiles and zooms call it with squares of their own."""
+        """Cut the square ``box``, in pixels of the photo, out of a photo, scale it to the side of
+        the input and normalise it: ``(C, side, side)``."""
         corners = (box.left, box.top, box.right, box.bottom)
         return _scaled(self, image, (self.side, self.side), corners)
 
