@@ -461,7 +461,10 @@ class Request:
 
     def _follows_gradient(self, target: Target) -> bool:
         """Whether the scores change along their gradient in the inputs as it says; runs the model a
-        few times."""
+        few times.
+
+        Only for the warning of a missed sum; of several explained inputs it is not looked at.
+        """
         if len(self.inputs.paths) > 1:
             return True
         need = FollowsGradient()

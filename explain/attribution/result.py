@@ -179,7 +179,7 @@ class Attribution(Outcome):
         """The words that say that an interrupt or the time ended the runs early; empty if all that
         were wanted ran.
 
-        Captions, records and reports show them.
+        Captions, records and reports show them. A record is then written with the samples that ran.
         """
         if self.spent is None or self.planned is None:
             return ""
@@ -269,7 +269,8 @@ class Attribution(Outcome):
 
         Signed maps of a layer show their positive part. Maps of the input show the largest
         magnitude over the channels, or, where the values are contributions (``style="signed"``),
-        the magnitude of their sum: `signed` has the sign.
+        the magnitude of their sum: `signed` has the sign. Overlays, sheets and metrics read it, so
+        another scale changes all of them.
         """
         self._must_have_places()
         if self._in_pixels and self.style == "signed":
@@ -308,14 +309,18 @@ class Attribution(Outcome):
         """What the heatmap shows of a map ``(N, h, w)``, at the map's own resolution and in its
         units.
 
-        Positive parts, or magnitudes for signed maps of the input.
+        Positive parts, or magnitudes for signed maps of the input. In the same cells as the values,
+        for outlines that round them.
         """
         of_input = self.layer is None and self.style == "signed"
         return self.contributions.abs() if of_input else self.contributions.clamp(min=0)
 
     def __repr__(self) -> str:
         """One line: the method, the number of images, the shape of the values, the layer and the
-        target."""
+        target.
+
+        Documentation shows it; no code reads it.
+        """
         images = f"{len(self)} image{'s' * (len(self) != 1)}"
         layer = "" if self.layer is None else f", layer {self.layer!r}"
         target = self.target
@@ -360,7 +365,10 @@ class Attribution(Outcome):
         return Layout(title, detail, (Group("", tuple(tiles)),))
 
     def _names(self) -> list[str]:
-        """The caption of each image's map: its target and its score."""
+        """The caption of each image's map: its target and its score.
+
+        Below each map in notebooks.
+        """
         if isinstance(self.target, str):
             targets = [self.target] * len(self)
         else:

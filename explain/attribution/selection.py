@@ -130,7 +130,8 @@ def requested(
     """Read the arguments of a call of `attribute` or `plan` into a `Request`; a group's name
     becomes its methods.
 
-    ``methods`` may be "all" or "everything"; the choice then runs the model once or more.
+    ``methods`` may be "all" or "everything"; the choice then runs the model once or more. Arguments
+    are checked here; without a group, nothing is explained yet.
     """
     settings = Settings(**options) if options else DEFAULTS
     all_targets = as_targets(target, targets, top_k, settings.categories)
@@ -178,7 +179,10 @@ def _fits(request: Request, method: Method) -> bool:
 
 def _alone(request: Request, method: Method) -> Request:
     """The request for one method and the first target alone, with the settings of a plain call, to
-    try or cost it."""
+    try or cost it.
+
+    Budgets and batch sizes of the call are left out, so that costs are comparable.
+    """
     settings = Settings(layer=request.settings.layer)
     return replace(
         request, methods={method.name: method}, targets=request.targets[:1], settings=settings

@@ -213,7 +213,10 @@ def trace(
 
 
 def _in_grey(x: torch.Tensor) -> torch.Tensor:
-    """The clean photo in grey for the figure, ``(H, W)`` from 0 to 1."""
+    """The clean photo in grey for the figure, ``(H, W)`` from 0 to 1.
+
+    Scaled from its darkest to its brightest place, whatever the preprocessing was.
+    """
     grey = x[0].detach().float().mean(0).cpu()
     return (grey - grey.amin()) / (grey.amax() - grey.amin()).clamp(min=1e-12)
 
@@ -234,7 +237,8 @@ class _SiteFinder:
         """The places to be patched in these layers, with their patches numbered one after the
         other.
 
-        Layers without such units are left out, unless the caller named them.
+        Layers without such units are left out, unless the caller named them. Effects are read by
+        these numbers, so the order of the list is that of the patches.
         """
         sites: list[_Site] = []
         for name in names:
@@ -289,7 +293,7 @@ class _SiteFinder:
         places of the photo.
 
         ``values`` are the layer's clean output with images in the first dimension; masks broadcast
-        to it.
+        to it. One mask for each unit, in the order in which `Effects.rows` counts units.
         """
         if self.at == "layers":
             return torch.ones([1] * values.ndim, dtype=torch.bool, device=values.device), None

@@ -76,7 +76,8 @@ class TargetAccumulators:
 
         ``numbers`` ``(P,)`` are those of all rows in their images, ``names`` the methods behind
         each need. With ``errors``, results are added up once more with an error in each row's
-        value. The time of reducers with ``max_seconds`` begins here.
+        value. The time of reducers with ``max_seconds`` begins here. Streams of perturbed rows are
+        run for all targets at once, each with accumulators of its own.
         """
         self.resolved = resolved
         self._numbers = numbers
@@ -139,7 +140,8 @@ class TargetAccumulators:
 
         ``images`` ``(b,)`` is the image of every row of the output; the perturbed rows are
         ``len(indices)`` from ``first`` on. Without ``inputs``, feature maps or tokens were
-        perturbed, and the evidence has the photo.
+        perturbed, and the evidence has the photo. Called where class scores are all that is needed
+        of the rows.
         """
         forward = self._context.forward
         resolved = self.resolved

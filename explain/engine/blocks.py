@@ -61,7 +61,7 @@ def _pools(model: nn.Module, previous: str, name: str) -> bool:
     outside of the stack.
 
     ``previous`` and ``name`` are dotted names; the stack is the module that holds the previous
-    block.
+    block. Such a head, as in some vision transformers, would otherwise be explained as a block.
     """
     stack = f".{previous}".rpartition(".")[0]
     holder = f".{name}".rpartition(".")[0]
@@ -233,7 +233,11 @@ def with_first(
 
 def _tokens(tensor: Any) -> Tensor:
     """Check that a block's input or output is a sequence of tokens with three dimensions, and
-    return it."""
+    return it.
+
+    LeGrad's hooks call it; the tensor is ``(N, T, D)``, or with images second, and an error names
+    another shape.
+    """
     if not isinstance(tensor, Tensor) or tensor.ndim != 3:
         shape = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
         raise MethodError(

@@ -52,7 +52,8 @@ class _Means:
     def agree(self, means: Tensor, rounding: float) -> bool:
         """Whether the means ``(N, C)`` of another tensor are these means, up to rounding.
 
-        ``rounding`` is the epsilon of the coarsest type in the network.
+        ``rounding`` is the epsilon of the coarsest type in the network. CAM's head is found by
+        this: a wrong yes would give wrong weights, so the tolerance is tight.
         """
         slack = 1e-4 * self.spread + 4 * rounding * (self.values.abs() + self.spread)
         return means.shape == self.values.shape and bool(
@@ -197,7 +198,8 @@ def _layer_curvature(
 ) -> Tensor:
     """The Hessian of the score in the layer's feature maps times these maps, ``(N, C, h, w)``.
 
-    By a backward pass through the gradient, so the matrix is never built.
+    By a backward pass through the gradient, so the matrix is never built. One of `ANSWERS`, for
+    ShapleyCAM; it differentiates by itself, so ``gradients`` is empty.
     """
     total = forward.total(resolved, need.kind.objective)  # type: ignore[attr-defined]
     return _of_layer(_hessian_product(total, forward, need.layer), forward, resolved, need)
@@ -287,7 +289,8 @@ def _relevance(
     rules made.
 
     Rules at the input that divide by its value deposit their relevance instead, which is added
-    here.
+    here. One of `ANSWERS`, for LRP; the relevance of an image adds up to its score as far as the
+    rules conserve it.
     """
     relevance = detached(forward.source(need.input)) * _of_input(gradients[0], forward, resolved)
     input_number = list(forward.inputs.paths).index(need.input or forward.inputs.path)
@@ -536,7 +539,8 @@ def _hessian_product(total: Tensor, forward: Forward, layer: str | None) -> Tens
     """The Hessian of ``total`` in a layer's output, times this output; None if the score does not
     depend on the layer.
 
-    Zeros if the score is linear in the layer.
+    Zeros if the score is linear in the layer. ShapleyCAM alone asks for it. With gradients on, the
+    result keeps its graph.
     """
     if not total.requires_grad:
         return None

@@ -196,7 +196,7 @@ class OriginTracer(Tracer):
         in all combinations.
 
         Their extremes are the bounds of the result. Empty if the operation gives no single number
-        there.
+        there. Operations in `_MONOTONE` alone: of others, the extremes may lie between the bounds.
         """
         results = []
         tensors = [tensor for _, tensor in nested.paths((args, kwargs))]
@@ -350,7 +350,8 @@ class OutputReader:
         scores.
 
         By the traced operations, or, where these do not show it, by whether outputs for noise add
-        up to one too.
+        up to one too. Its answer decides how scores are made probabilities, in all results of the
+        call.
         """
         output, origins = self._traced
         tensor = read(output, len(self._inputs))

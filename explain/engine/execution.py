@@ -687,11 +687,11 @@ def _answer(
 
 
 def _own_rows(evidence_by_pass: Sequence[Any]) -> Any:
-    """Join evidence of which image i was differentiated in pass i: row i of each tensor is that of
-    ``values[i]``.
+    """Join evidence on images that were differentiated one by one: row i of each tensor is that of
+    pass i.
 
-    All have the same structure, such as tuples of tensors; gradients of other images in pass i are
-    dropped.
+    ``evidence_by_pass`` has one item for each image, all of the same structure, such as tuples of
+    tensors. What pass i says of other images is dropped.
     """
     tensors_by_pass = [dict(nested.paths(value)) for value in evidence_by_pass]
     return nested.replace(
@@ -710,7 +710,8 @@ def _must_be_open(model: nn.Module, method: str) -> None:
     theirs.
 
     Scripted modules show other operations after they have been optimised by earlier runs, so the
-    values would depend on these.
+    values would depend on these. Called before anything runs; ``method`` is the name for the
+    message.
     """
     closed = scripted(model)
     if closed:
@@ -725,7 +726,7 @@ def _must_keep_weights(model: nn.Module, plan: Plan, targets: int, *, create_gra
     them by then.
 
     PyTorch would crash, not raise. Old-style FSDP also cannot go backward twice over one forward
-    pass.
+    pass. Called before anything runs.
     """
     needs_by_method = plan.wanted.items()
     methods_reading_late = [

@@ -163,7 +163,8 @@ class Forward:
         """The magnitude of the numbers of which rounding errors of the scores are shares, as a
         scalar tensor.
 
-        It is the largest class score, or 0 if the class scores are probabilities.
+        It is the largest class score, or 0 if the class scores are probabilities. Comparisons of
+        scores, as in `RerunContext.same_scores`, take their tolerance from it.
         """
         rows = resolved.score.detach() if self.logits is None else self.logits
         largest = rows.abs().masked_fill(~rows.isfinite(), 0).amax()

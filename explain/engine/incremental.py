@@ -86,7 +86,8 @@ class IncrementalInference:
         than a whole pass.
 
         The whole pass runs the first few rows alone. The verdict is remembered for rows of this
-        kind.
+        kind. The first call fills the memory of the photos, so it must come before the clock
+        starts.
         """
         count = min(FEW, len(owners))
         first_rows = inputs.rows(torch.arange(count))

@@ -58,7 +58,8 @@ class ChangedBox:
         at ``start`` ``(B, d)``.
 
         Inside the changed box they are its values, elsewhere the photo's. Where a box reaches
-        beyond the feature map, the value is the constant ``outside``, as padding is.
+        beyond the feature map, the value is the constant ``outside``, as padding is. Every operator
+        on boxes reads its input through this.
         """
         if start is self.start and tuple(sides) == self.sides:
             return self.values
@@ -266,7 +267,8 @@ class BoxMaps(Tensor):
         else on whole maps.
 
         An operator that overwrites, such as ``relu_``, is run as its form that does not, and the
-        result put into its first argument.
+        result put into its first argument. PyTorch calls it below autograd, so hooks and modules of
+        the model run as always.
         """
         schema = function._schema
         name = function.overloadpacket.__name__
@@ -342,7 +344,10 @@ class _Operator:
 
     def __post_init__(self) -> None:
         """Collect the tensors among an operator's arguments, and the changed boxes of those that
-        are feature maps."""
+        are feature maps.
+
+        `result` and the methods for kinds of operators read both lists.
+        """
         self.tensors = [
             leaf for leaf in tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Tensor)
         ]
@@ -405,7 +410,8 @@ class _Operator:
         """The box of an operator that takes each place of feature maps alone, around the boxes of
         all arguments.
 
-        None if that box is no small part of the maps, or they differ in size.
+        None if that box is no small part of the maps, or they differ in size. Only for operators of
+        which each value depends on the same place alone.
         """
         start, sides = _around(self.boxes)
         first_box = self.boxes[0]

@@ -77,7 +77,8 @@ class LayerRerun:
         """Run the network with these perturbed feature maps of the image in place of the layer's
         output.
 
-        Returns a function for each target that adds the results to its accumulators.
+        Returns a function for each target that adds the results to its accumulators. `begin` was
+        called with the image before; all rows are of this image.
         """
         context = self.context
         images = self.rows.owners[numbers]
@@ -126,7 +127,8 @@ class LayerRerun:
         layer returns.
 
         "behind the layer" runs what lies before the layer for the image alone, or replays its tape;
-        other ways run the whole network on a row for each map. Returns the model's output.
+        other ways run the whole network on a row for each map. Returns the model's output. The
+        probe and the rows go through this, so both run in the same way.
         """
         context = self.context
         record = self._record
@@ -142,8 +144,12 @@ class LayerRerun:
         replay = None if self._tape is None or way != "behind the layer" else Replay(self._tape)
 
         def replaced(output: Any, overwritten: bool) -> Any:
-            """At the layer's call: from now on run the network live, and put the perturbed maps in
-            place of its output."""
+            """At the layer's call: put the perturbed maps in place of its output, and let the
+            replay run the network from now on.
+
+            If the layer has overwritten its input, the perturbed maps are written into that tensor,
+            so that code that still reads it sees them.
+            """
             if replay is not None:
                 replay.live = True
             tensor = first_tensor(output)

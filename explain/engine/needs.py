@@ -126,7 +126,10 @@ class Need(Generic[T]):
     @property
     def reads_weights(self) -> bool:
         """Whether the answer reads weights of the network after the forward pass, when sharded
-        networks have freed theirs."""
+        networks have freed theirs.
+
+        `gather` refuses such needs for sharded networks.
+        """
         backward = self.backward
         return backward is not None and (backward.composite is not None or backward.second)
 
@@ -355,7 +358,7 @@ def needs_at(
     these.
 
     A need that is about no layer occurs once, with ``layer`` None; ``input`` None stands for the
-    only explained input.
+    only explained input. Plans are made of these sets, so their order does not matter.
     """
     layer_names = tuple(layers)
     paths = tuple(inputs)
@@ -474,7 +477,7 @@ class Evidence:
 
         Only tensors with rows for images are taken over, and of ``needs`` alone; outputs and origin
         are left out. Tensors with a time axis before height and width are split along it, others
-        repeated.
+        repeated. `applied` puts the frames of the map back together.
         """
 
         def of_frames(tensor: Tensor) -> Tensor:

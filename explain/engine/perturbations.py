@@ -275,7 +275,10 @@ class SumOfRows(Accumulator):
         self._total: Tensor | None = None
 
     def add(self, images: Tensor, numbers: Tensor, values: Tensor) -> None:
-        """Add the weighed values of a batch of perturbed rows, each to the sum of its image."""
+        """Add the weighed values of a batch of perturbed rows, each to the sum of its image.
+
+        Rows may come in any order and number.
+        """
         weighted = self._weigh(images, numbers, values)
         if self._total is None:
             self._total = weighted.new_zeros((self._count, *weighted.shape[1:]))
@@ -385,7 +388,8 @@ class Scores(Attributions):
 def keep_graph(needs: Collection[Need[Any]]) -> bool:
     """Whether answers to these needs can keep their autograd graph (``create_graph``).
 
-    Attention, and what is computed from scores of perturbed photos, cannot.
+    Attention, and what is computed from scores of perturbed photos, cannot. The ``differentiable``
+    of methods rests on it.
     """
     methods = [need.method for need in needs if isinstance(need, Attributions)]
     methods_keep_graph = all(

@@ -143,7 +143,8 @@ class Plan:
         """The streams of perturbed rows to run: each distinct perturbation once per layer, with all
         needs that it answers.
 
-        Perturbations that read no layer are run once for all layers.
+        Perturbations that read no layer are run once for all layers. `run_streams` runs each once
+        for all methods and targets.
         """
         needs_of: dict[tuple[Perturbation, str | None], list[NeedAtLayer]] = {}
         for need in self.needs:
@@ -280,7 +281,10 @@ class Plan:
     @property
     def passes(self) -> int:
         """The number of forward passes of all images, for all targets: without perturbed rows, with
-        references."""
+        references.
+
+        Costs rest on it. Needs with a pass of their own are counted for each target.
+        """
         references = {backward.reference for backward in self.backwards} - {None}
         return 1 + self._own_passes * self.targets + len(references)
 
@@ -374,7 +378,8 @@ class Plan:
         """The plan in words: a line for each kind of pass with its number and methods, then the
         sums and costs.
 
-        Users read it from `explain.plan`.
+        Users read it from `explain.plan`. Documentation and the command line show these words; no
+        code reads them.
         """
         lines = [self._forward(), *map(self._back, self.backwards)]
         blocks = [need for need in self.needs if isinstance(need.kind, BlockAttention)]
@@ -445,7 +450,10 @@ class Plan:
 
     def _nested(self) -> list[str]:
         """The lines of the printed plan for rows that are perturbed once more, as by occlusion
-        inside SmoothGrad."""
+        inside SmoothGrad.
+
+        They are indented below the line of the outer rows.
+        """
         lines = []
         for stream, inner in self._perturbed():
             lines.append(f"  made of these: {self._run(stream, inner)}")
@@ -460,7 +468,10 @@ class Plan:
 
     def _in_all(self) -> str:
         """The last line of the printed plan: the sums of forward passes, backward passes and
-        perturbed rows."""
+        perturbed rows.
+
+        Also in the ``repr``.
+        """
         counts = [
             _counted(self.passes, "forward pass", "es"),
             _counted(self.passes_back, "backward pass", "es"),
@@ -477,7 +488,10 @@ class Plan:
         return [name for name, wanted in self.wanted.items() if name and wanted.intersection(needs)]
 
     def _for(self, needs: Iterable[NeedAtLayer]) -> str:
-        """The end of a line of the printed plan: the names of the methods that need the pass."""
+        """The end of a line of the printed plan: the names of the methods that need the pass.
+
+        Empty for methods without names.
+        """
         names = self.names_of(needs)
         return f": {', '.join(names)}" if names else ""
 

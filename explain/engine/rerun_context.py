@@ -68,7 +68,10 @@ class RerunContext:
 
     def __post_init__(self) -> None:
         """Take over what all reruns read from the first forward pass: the model, its inputs, device
-        and outputs."""
+        and outputs.
+
+        ``targets`` must not be empty.
+        """
         forward = self.forward
         self.model: nn.Module = forward.model
         self.inputs: Inputs = forward.inputs

@@ -142,7 +142,8 @@ def _begin(
     """Begin a search for the layer on the first image, or, if the choice is for one score, on all
     images.
 
-    Takes the graph that the summary recorded, so the model need not run again.
+    Takes the graph that the summary recorded, so the model need not run again. The graph is taken
+    out of the summary, since it holds memory; only one search gets it.
     """
     recorded = summary.chosen.pop(GRAPH, None)
     if shared_by == ALL_SCORES:
@@ -232,7 +233,10 @@ def _candidates(summary: ForwardSummary) -> list[_Candidate]:
 
 def _maps_as_the_input(search: LayerSearch, candidates: list[_Candidate]) -> list[_Candidate]:
     """The candidates that are maps with the input's aspect ratio, not pooled; if there are none,
-    all maps."""
+    all maps.
+
+    In the order of the pass.
+    """
     size = tuple(search.inputs.x.shape[2:])
     maps = [candidate for candidate in candidates if candidate.is_map]
     covering = [
@@ -264,7 +268,8 @@ def _last_of_each_size(search: LayerSearch, count: int) -> tuple[list[str], bool
     """The layers of the stages for `stage_layers`, and whether they would be the same for another
     image.
 
-    They are not certain where a layer's gradient is zero everywhere for this one.
+    They are not certain where a layer's gradient is zero everywhere for this one. Resolutions are
+    positions of the map; names are in the order from fine to coarse.
     """
     by_size: dict[Size, list[_Candidate]] = {}
     for candidate in _latest_first(_candidates(search.summary)):

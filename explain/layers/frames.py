@@ -66,7 +66,8 @@ def _by_convolution(model: nn.Module, inputs: Inputs) -> InputLayout | None:
     channels; None if unclear.
 
     The gradient of one of the convolution's channels then lies in one channel of the input, and in
-    all frames.
+    all frames. The model is run once on the first input, with gradients, and left as it was;
+    whatever fails gives None.
     """
     inputs = inputs.first().detached()
     first_length, second_length = inputs.x.shape[1:3]
@@ -119,7 +120,7 @@ def _by_lengths(model: nn.Module, first_length: int, second_length: int) -> Inpu
     dimension.
 
     A configuration of Hugging Face says how many channels there are; otherwise one or three are
-    usual.
+    usual. A guess, of which `_warn_once` tells the user.
     """
     config = getattr(model, "config", None)
     config = getattr(config, "vision_config", config)

@@ -75,8 +75,10 @@ class NetworkGrids(Grids):
         return replace(grid, folded="by time") if call.key in chosen[FOLDED] else grid
 
     def doubt_about(self, layer: str) -> str:
-        """The layouts that a layer's output may have, in words, if it is unclear which; else
-        empty."""
+        """The layouts that a layer's output may have, in words, if it is unclear which; else empty.
+
+        Shown in the error of `to_spatial`.
+        """
         call = self._call(layer)
         return "" if call is None else call.doubt
 
@@ -100,7 +102,10 @@ class NetworkGrids(Grids):
     @cached_property
     def joint(self) -> JointTokens | None:
         """Where the tokens of the photo are among those that a language model reads, without extra
-        ones; or None."""
+        ones; or None.
+
+        The attention of a language model is read by these positions.
+        """
         joint: JointTokens | None = getattr(self._model, "joint_tokens", None)
         if joint is None or joint.size:
             return joint
@@ -151,7 +156,10 @@ class NetworkGrids(Grids):
 
     def _of_frames(self, shape: Size, frames: int) -> Grid | None:
         """The grid of a tensor whose batch holds the ``frames`` of videos as images; None if it
-        fits no map of the network."""
+        fits no map of the network.
+
+        Both layouts are tried, channels first before channels last.
+        """
         if len(shape) == 3:
             tokens = self.of_tokens(shape[1])
             return tokens if tokens is not None and tokens.folded else None
@@ -180,14 +188,20 @@ class NetworkGrids(Grids):
 
     def _call(self, layer: str) -> ModuleCall | None:
         """The recorded call that a layer's name stands for; a module with several names is recorded
-        under its first."""
+        under its first.
+
+        All lookups of recorded calls come through here.
+        """
         place = self._place(layer)
         name = modules_of(self._model)[submodule(self._model, place.module)]
         return self._summary.call_of(place._replace(module=name))
 
     def _of_input(self, shape: Size) -> Grid | None:
         """The grid of the first tensor that a layer is given (``name:input``): by aspect ratio, or
-        by the number of tokens."""
+        by the number of tokens.
+
+        The input of a layer is not in the summary, which has outputs, so the shape must decide.
+        """
         if len(shape) == 3:
             return self._places.of_sequence(shape, self.count)
         if len(shape) != len(self.size) + 2 or shape[0] != self.count:
@@ -233,6 +247,9 @@ def window_calls(model: Stitched, inputs: Inputs, layer: str) -> list[str]:
 
 
 def calls_in_window(model: Stitched, inputs: Inputs, name: str) -> int:
-    """The number of calls of a module of the segmenter for one window of a `Stitched` model."""
+    """The number of calls of a module of the segmenter for one window of a `Stitched` model.
+
+    At least 1, also for modules that did not run, whose names are refused elsewhere.
+    """
     calls = summary_of(model.model, model.first(inputs)).calls
     return max(1, sum(call.name == name for call in calls))

@@ -103,7 +103,8 @@ class _Backward:
 def influences_of(search: LayerSearch, layers: Sequence[str]) -> dict[str, ScoreInfluence]:
     """How some layers reach the score, by layer; those that no gradient comes back to are left out.
 
-    Takes one backward pass, in the recorded graph if there is one.
+    Takes one backward pass, in the recorded graph if there is one. The default layer is chosen by
+    it, in the order of the candidates.
     """
     backward = _backward_in_graph(search, layers) or _run_backward(search, layers)
     grids = NetworkGrids(search.model, search.inputs)
@@ -194,7 +195,11 @@ def _total(score: Score | None, output: Any) -> Tensor | None:
 
 def _best_score(output: Any) -> Tensor | None:
     """The best score in a model's output: the largest number of its first row of scores, or else of
-    its first tensor."""
+    its first tensor.
+
+    Only for searches without a target's score: any answer that depends on the whole network would
+    do.
+    """
     tensors = sorted(tensors_in(output), key=lambda tensor: tensor.ndim != 2)
     return tensors[0].float().amax() if tensors else None
 
@@ -203,8 +208,8 @@ def _nodes_of_answer(score: Tensor | None, output: Any) -> set[Node]:
     """The autograd Nodes between a score and the last operations with weights: tensors there are
     the answer itself.
 
-    No map there would show where the answer comes from. A row of scores is where they end: there is
-    no map that would be the answer.
+    Such layers are not explained by default, since no map there shows where the answer comes from.
+    A row of scores is where they end: there is no map that would be the answer.
     """
     rows = {tensor.grad_fn for tensor in tensors_in(output) if tensor.ndim <= 2}
 
@@ -224,12 +229,13 @@ def _mixes(node: Node) -> bool:
 
 
 def _layers_that_weigh(score: Tensor | None, layers: AbstractSet[Node]) -> set[Node]:
-    """The layers that reach a score only as a factor that weighs a map computed from them or before
-    them.
+    """The layers that reach a score only as a factor of a map from which they are computed
+    themselves.
 
     Layers are given and returned as their Nodes. These are gates, attention over places, and the
     offsets of deformable convolutions. Of layers that are multiplied side by side, none is such a
-    factor.
+    factor. The default layer is none of them, since they say how much passes, and not what is
+    there.
     """
 
     def ends(node: Node) -> bool:

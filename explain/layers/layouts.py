@@ -179,7 +179,8 @@ class Grid:
         """Return the part of a layer's output that belongs to one ``image`` ``(1,)``, repeated
         ``count`` times in the batch.
 
-        With folded frames, all frames of the video.
+        With folded frames, all frames of the video. For perturbed feature maps, which replace this
+        part row by row; memory is shared where it can be.
         """
         if self.folded:
             image_part = self.unfolded(tensor).index_select(0, image)
@@ -314,7 +315,8 @@ def is_plain(shape: Size, size: Size) -> bool:
 def has_aspect(of_map: Size, size: Size) -> bool:
     """Whether a map has the aspect ratio of the input, up to the rounding of strided layers.
 
-    ``of_map`` and ``size`` end with height and width.
+    ``of_map`` and ``size`` end with height and width. Layouts and the choice of the default layer
+    rest on it; looser tolerance would take channels for rows.
     """
     height, width = of_map[-2:]
     return abs(height - width * size[-2] / size[-1]) <= 1 + 0.1 * height
@@ -387,7 +389,8 @@ def _grid_of_points(layout: Layout, points: Tensor) -> Grid | None:
     """The grid whose positions are the centres ``(tokens, axes)`` of tokens, one for each; None if
     there is none.
 
-    Tokens whose centre is 0 lie nowhere.
+    Tokens whose centre is 0 lie nowhere. `token_grid` calls it, with positions from 0 to 1 in the
+    photo.
     """
     tokens = (points > 0).all(1).nonzero()[:, 0]
     lengths = list[int]()
@@ -423,7 +426,8 @@ def _token_grid(tokens: int, size: Size) -> Grid | None:
     """The grid of a number of tokens that has the aspect ratio of an image, with the fewest extra
     tokens in front.
 
-    None if there is none, and for a video, whose number of frames is unknown.
+    None if there is none, and for a video, whose number of frames is unknown. Only a guess by the
+    number; `token_grid` knows where tokens come from.
     """
     if len(size) != 2:
         return None
@@ -473,7 +477,10 @@ class Grids:
 
     def doubt_about(self, layer: str) -> str:
         """The layouts that a layer's output may have, in words, if it has no grid because that is
-        unclear; else empty."""
+        unclear; else empty.
+
+        Shown in the error of `to_spatial`.
+        """
         return ""
 
     def of_tokens(self, length: int) -> Grid | None:

@@ -78,7 +78,7 @@ class Places:
         added to.
 
         ``storage`` is the address of the constant's memory; of an unknown one, the grids of all
-        sequences of this length.
+        sequences of this length. FullGrad lays bias terms out by it.
         """
         grids_by_length = self._grids(self.added.get(storage, ()))
         return grids_by_length.get(length) or self._grids_of_all.get(length, set())
@@ -110,7 +110,8 @@ def locate_tensors(model: nn.Module, inputs: Inputs, calls: Sequence[ModuleCall]
     """Run a network, and follow from where in the photo the values of its tensors come.
 
     Two copies of a single image are tried first, to tell the tokens of one image from the tokens of
-    its windows. Empty if the network cannot be followed.
+    its windows. Empty if the network cannot be followed. Run once for a summary; the result holds
+    positions, and no values of the pass.
     """
     inputs_to_try = [inputs]
     if len(inputs) == 1 and any(len(call.shape) == 3 and call.shape[0] != 1 for call in calls):
@@ -134,7 +135,7 @@ def folded_by_time(
     by name and number.
 
     Two videos are run, and the first of them alone, and rows compared. Empty if the network refuses
-    two.
+    two. Found out only for several videos, and kept in the summary.
     """
     folded = {
         call.key: call.shape[0] for call in calls if call.grid is not None and call.grid.folded
@@ -172,7 +173,8 @@ def _locate_once(model: nn.Module, inputs: Inputs) -> Places:
     """Run a network on these inputs, and follow from where in the photo the values of its tensors
     come.
 
-    Parameters, buffers and other inputs are constants, which come from nowhere.
+    Parameters, buffers and other inputs are constants, which come from nowhere. The model is left
+    as it was.
     """
     values = [
         value

@@ -72,7 +72,8 @@ def run_noting_calls(
     """Run a network, and call ``note`` for each call of its modules that gives a tensor.
 
     Returns the output and the names of the modules that ran. Tensors deeper inside a module's
-    output than its first level are no output of its own.
+    output than its first level are no output of its own. ``note`` runs inside forward hooks, so it
+    must not change the tensor.
     """
     numbers: Counter[str] = Counter()
 
@@ -291,7 +292,8 @@ def _figures(tensor: Tensor) -> tuple[float, float]:
     """Two numbers by which two runs of a layer are compared: its sum and a weighted sum, which
     change when it does.
 
-    Inside a transform of `torch.func`, of all that it maps.
+    Inside a transform of `torch.func`, of all that it maps. In float64, so that equal runs give
+    equal numbers.
     """
     values = without_proxy(tensor).double().flatten()
     weights = torch.linspace(1, 2, len(values), dtype=torch.float64, device=values.device)

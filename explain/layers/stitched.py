@@ -106,7 +106,10 @@ class Stitched(nn.Module):
         return self.maps(self.model(window), len(window))
 
     def maps(self, output: Any, count: int) -> Tensor:
-        """The class maps ``(N, K, h, w)`` in what the segmenter returned for ``count`` windows."""
+        """The class maps ``(N, K, h, w)`` in what the segmenter returned for ``count`` windows.
+
+        Refuses outputs without class maps.
+        """
         class_maps = read_class_maps(output, count)
         if class_maps is None:
             raise ModelError(
@@ -124,7 +127,10 @@ class Stitched(nn.Module):
         return lambda output: self.maps(output, len(inputs)).square().flatten(1).sum(1)
 
     def sides(self, size: Size) -> Size:
-        """The side lengths of a window, in pixels, on images of this size."""
+        """The side lengths of a window, in pixels, on images of this size.
+
+        One number stands for all sides; refuses another number of sides than images have.
+        """
         sides = self.window * len(size) if len(self.window) == 1 else self.window
         if len(sides) != len(size):
             raise ModelError(
@@ -176,6 +182,8 @@ class Stitched(nn.Module):
         ``size``.
 
         Windows of another resolution are enlarged; overlaps are weighted means; padding is cut off.
+        Scores and attribution maps go through this with the same weights, so both mean the same
+        pixels.
         """
         sides = self.sides(size)
         starts = self.starts(size)

@@ -158,10 +158,10 @@ def summarize(
 
 
 def _summarize_once(model: nn.Module, inputs: Inputs, with_graph: bool) -> ForwardSummary:
-    """Make the summary from a run on these inputs as they are.
+    """Make the summary of a network from a run on these inputs as they are.
 
-    The network runs twice, once on an altered copy, where no gradient shows which calls depend on
-    what is explained, and once more where shapes leave layouts open.
+    Where no gradient shows which calls depend on what is explained, the network runs once more on
+    an altered copy, and where shapes leave layouts open, to follow where values come from.
     """
     inputs = inputs.detached()
     recorder = record(model, inputs, KEPT if with_graph else 0)
