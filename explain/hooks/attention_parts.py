@@ -111,8 +111,10 @@ def product_of(name: str, args: tuple[Any, ...]) -> _Product | None:
     are_tensors = [isinstance(tensor, torch.Tensor) for tensor in tensors]
     if are_tensors != [True, True] or len(terms) != 3:
         return None
-    more = max(tensor.ndim - len(term) + 3 for tensor, term in zip(tensors, terms, strict=False))
-    terms = [term.replace("...", ascii_uppercase[:more]) for term in terms]
+    batch_dims = max(
+        tensor.ndim - len(term) + 3 for tensor, term in zip(tensors, terms, strict=False)
+    )
+    terms = [term.replace("...", ascii_uppercase[:batch_dims]) for term in terms]
     left, right, result = terms
     if tensors[0].ndim != len(left) or tensors[1].ndim != len(right):
         return None

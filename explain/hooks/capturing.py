@@ -476,21 +476,21 @@ class Capture:
 
         def enter(module: nn.Module, args: Any, kwargs: Any) -> nested.SwappedInputs | None:
             """Record the input of a call that begins, and replace it by an alias with a graph."""
-            first = nested.first_tensor((args, kwargs))
-            if first is None:
+            first_input = nested.first_tensor((args, kwargs))
+            if first_input is None:
                 raise LayerError(
                     f"layer {layer!r} must be given a tensor, got none; choose another layer"
                 )
             wanted = self._is_wanted(layer)
-            record = self._recorded(layer, first)
+            record = self._recorded(layer, first_input)
             if record is None or not wanted:
                 return None
-            if not self._has_graph(record, first):
+            if not self._has_graph(record, first_input):
                 return None
-            aliased = alias(first)
+            aliased = alias(first_input)
             self._sources[record] = self._attach(record, aliased)
             return nested.SwappedInputs(
-                (args, kwargs), lambda tensor: aliased if tensor is first else tensor
+                (args, kwargs), lambda tensor: aliased if tensor is first_input else tensor
             )
 
         group.put_swap(module, InputSwap(enter, partial(self._continue_from_aliases, layer)))
@@ -562,9 +562,8 @@ class Capture:
                 copy_with_history(tensor) if _is_passed_through(tensor, inputs) else tensor
             )
             attached = self._attach(tensor_record, tensor_in_use)
-            if (
-                not attached.summed
-            ):  # autograd allows no mark on the tensor: its copy gets the history
+            if not attached.summed:
+                # Autograd allows no mark on the tensor: its copy gets the history.
                 self._lost.append(record.layer)
                 tensor_in_use = copy_with_history(tensor)
                 attached = self._attach(tensor_record, tensor_in_use)
@@ -629,7 +628,7 @@ class Capture:
         return False
 
     def _must_have_histories(
-        self, layer: str, first: torch.Tensor, inputs: Versions, output: Any
+        self, layer: str, first_output: torch.Tensor, inputs: Versions, output: Any
     ) -> None:
         """Mark a layer's gradient as incomplete if the layer computed other outputs without a
         history.
@@ -640,7 +639,7 @@ class Capture:
         computed = [
             tensor
             for _, tensor in nested.paths(output)
-            if tensor is not first and not _is_passed_through(tensor, inputs)
+            if tensor is not first_output and not _is_passed_through(tensor, inputs)
         ]
         without_history = [t for t in computed if t.is_floating_point() and not t.requires_grad]
         if self._was_cut or without_history:

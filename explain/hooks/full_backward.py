@@ -244,12 +244,12 @@ def _through(
     itself made (since sequence number ``began``), and that are no views, keep their identity; for
     the others an alias stands.
     """
-    passed = list(values)
+    gated_values = list(values)
     tensor_places = [
         i for i, v in enumerate(values) if isinstance(v, torch.Tensor) and v.requires_grad
     ]
     if not tensor_places or not torch.is_grad_enabled():
-        return passed, _Gated(len(values), [])
+        return gated_values, _Gated(len(values), [])
     if torch._C._are_functorch_transforms_active():
         raise HookError(
             "backward hooks on modules must run outside transforms of torch.func; leave the "
@@ -269,8 +269,8 @@ def _through(
     for keeper in keepers:  # restores the version counters, since no value has changed
         keeper.__exit__()
     for i, alias in zip(aliased_places, gated[len(kept_places) :], strict=True):
-        passed[i] = alias
-    return passed, _Gated(len(values), [*kept_places, *aliased_places])
+        gated_values[i] = alias
+    return gated_values, _Gated(len(values), [*kept_places, *aliased_places])
 
 
 def _laid_out(output: Any) -> tuple[list[nested.Path], list[Any]]:

@@ -31,9 +31,9 @@ def graph(
     >>> [node.name() for node in graph(x.relu().sum())]
     ['SumBackward0', 'ReluBackward0', 'torch::autograd::AccumulateGrad']
     """
-    first = start.grad_fn if isinstance(start, torch.Tensor) else start
-    seen = {first}
-    waiting = [] if first is None else [first]
+    first_node = start.grad_fn if isinstance(start, torch.Tensor) else start
+    seen = {first_node}
+    waiting = [] if first_node is None else [first_node]
     nodes = []
     while waiting:
         node = waiting.pop()
@@ -191,20 +191,28 @@ def _laid_out_as_input(saved: Any, gradients: Gradients) -> Gradients | None:
     A prehook of the normalisation's Node, registered by `differentiate`; None leaves the gradients
     as they are. ``saved`` is what the Node keeps of its input.
     """
-    first = gradients[0]
-    layout = None if first is None or len(first) > 1 else _CHANNELS_LAST.get(first.ndim)
-    if first is None or layout is None:
+    first_gradient = gradients[0]
+    layout = (
+        None
+        if first_gradient is None or len(first_gradient) > 1
+        else _CHANNELS_LAST.get(first_gradient.ndim)
+    )
+    if first_gradient is None or layout is None:
         return None
-    is_last = first.is_contiguous(memory_format=layout)
+    is_last = first_gradient.is_contiguous(memory_format=layout)
     # A checkpoint packs saved tensors and returns them only once; PyTorch 2.6 cannot unpack them.
-    packed = getattr(saved, "unpack_hook", None) is not None
-    if packed or not hasattr(saved, "unpack"):
+    is_packed = getattr(saved, "unpack_hook", None) is not None
+    if is_packed or not hasattr(saved, "unpack"):
         # A copy that both checks find to have the channels last is right for any input, but slower.
-        return (first.clone(memory_format=layout), *gradients[1:]) if packed or is_last else None
+        return (
+            (first_gradient.clone(memory_format=layout), *gradients[1:])
+            if is_packed or is_last
+            else None
+        )
     x = saved.unpack()
     if x.is_contiguous(memory_format=layout) == is_last:
         return None
-    return torch.empty_like(x).copy_(first), *gradients[1:]
+    return torch.empty_like(x).copy_(first_gradient), *gradients[1:]
 
 
 class Reach:

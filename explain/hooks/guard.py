@@ -196,10 +196,10 @@ class GradientHook(Hook):
             )
         if result is None:
             return None
-        first = values[0]
-        if isinstance(first, (tuple, list)) and isinstance(result, torch.Tensor):
+        first_argument = values[0]
+        if isinstance(first_argument, (tuple, list)) and isinstance(result, torch.Tensor):
             result = (result,)  # a hook may return a single gradient without a tuple
-        expected = _layout(first)
+        expected = _layout(first_argument)
         layout = _layout(result)
         if not _fits(layout, expected):
             raise HookError(

@@ -173,7 +173,8 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Make an operation, and add its floating point operations to ``count``."""
+        """Make an operation of the model, and add its floating point operations to ``count``, for
+        `inspect`."""
         kwargs = kwargs or {}
         output = func(*args, **kwargs)
         formula = self._flops_of_operator.get(func.overloadpacket)

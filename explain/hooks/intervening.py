@@ -71,11 +71,13 @@ def intervene(model: nn.Module, interventions: Interventions) -> Iterator[tuple[
     >>> torch.equal(y[:, 1], torch.ones(1, 4, 4)), torch.equal(y[:, 0], model(x)[:, 0] + 1)
     (True, True)
     """
-    several = [interventions] if isinstance(interventions, Intervention) else list(interventions)
-    if not several:
+    new_interventions = (
+        [interventions] if isinstance(interventions, Intervention) else list(interventions)
+    )
+    if not new_interventions:
         yield ()
         return
-    for intervention in several:
+    for intervention in new_interventions:
         if not isinstance(intervention, Intervention):
             raise HookError(
                 f"interventions must be values such as Ablate('layer3'), got {intervention!r:.60}"
@@ -86,37 +88,42 @@ def intervene(model: nn.Module, interventions: Interventions) -> Iterator[tuple[
             "model.module"
         )
     model = unwrapped(model)
-    outer = _interventions.active.get(model, {})
-    applied = {*outer, *active_interventions(model)}  # also by blocks around this one
-    several = [intervention for intervention in several if intervention not in applied]
+    outer_interventions = _interventions.active.get(model, {})
+    # also by blocks around this one
+    active_already = {*outer_interventions, *active_interventions(model)}
+    new_interventions = [
+        intervention for intervention in new_interventions if intervention not in active_already
+    ]
     replacements = [
         change
-        for change in several
+        for change in new_interventions
         if isinstance(change, Replace) and isinstance(change.by, nn.Module)
     ]
     with inserting(model, _inserted_modules(replacements)), HookGroup(model) as group:
-        placed = {intervention: _placed(intervention, model) for intervention in several}
+        parts_of_intervention = {
+            intervention: _placed(intervention, model) for intervention in new_interventions
+        }
         # values are taken from the model with inserted modules, but without other interventions
-        with HookGroup(model) as first:
+        with HookGroup(model) as replacements_alone:
             for replacement in replacements:
-                for part in placed[replacement]:
-                    _apply(first, part, _ModelCalls(), model)
+                for part in parts_of_intervention[replacement]:
+                    _apply(replacements_alone, part, _ModelCalls(), model)
             bound = {
                 change: tuple(part.bound(model) for part in parts)
-                for change, parts in placed.items()
+                for change, parts in parts_of_intervention.items()
             }
-        parts = tuple(part for several in bound.values() for part in several)
-        passes = _ModelCalls()
-        group.forward_pre("", passes.begin, with_kwargs=True)
+        parts = tuple(part for bound_parts in bound.values() for part in bound_parts)
+        model_calls = _ModelCalls()
+        group.forward_pre("", model_calls.begin, with_kwargs=True)
         for part in parts:
-            _apply(group, part, passes, model)
-        _interventions.active[model] = {**outer, **bound}
+            _apply(group, part, model_calls, model)
+        _interventions.active[model] = {**outer_interventions, **bound}
         try:
             yield parts
         finally:
-            _interventions.active[model] = outer
-        idle = [part for part in parts if part not in passes.acted]
-        if passes.count and idle:
+            _interventions.active[model] = outer_interventions
+        idle = [part for part in parts if part not in model_calls.acted]
+        if model_calls.count and idle:
             why = (
                 f", or {NO_ATTENTION}"
                 if any(place_of(part.layer, model).of_attention for part in idle)

@@ -187,8 +187,12 @@ class Patch(Intervention):
         self, values: torch.Tensor, channel_dim: int, over: Sequence[int]
     ) -> torch.Tensor:
         """The patch's values, for each row of the batch."""
-        new = self.values.to(values)
-        return for_rows(new, len(values), str(self)) if new.ndim == values.ndim else new
+        new_values = self.values.to(values)
+        return (
+            for_rows(new_values, len(values), str(self))
+            if new_values.ndim == values.ndim
+            else new_values
+        )
 
 
 @dataclass(frozen=True, eq=False, repr=False)

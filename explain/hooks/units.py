@@ -281,8 +281,8 @@ def _is_channels_last(values: torch.Tensor, place: LayerPlace, model: nn.Module)
     modules = list(model.modules())
     # `model.modules()` lacks modules that interventions inserted
     modules_before = modules[: modules.index(module)] if module in modules else []
-    parts = list(module.modules())
-    for candidate in [*(parts if of_input else parts[::-1]), *modules_before[::-1]]:
+    inner_modules = list(module.modules())
+    for candidate in [*(inner_modules if of_input else inner_modules[::-1]), *modules_before[::-1]]:
         dims: Any = getattr(candidate, "dims", None)
         if isinstance(dims, (list, tuple)) and len(dims) == values.ndim:  # a permutation
             return bool(dims[1] == values.ndim - 1) if of_input else bool(dims[-1] == 1)
@@ -296,7 +296,9 @@ def _is_channels_last(values: torch.Tensor, place: LayerPlace, model: nn.Module)
             candidate.out_features,
         ):
             return True
-        of_tokens = isinstance(candidate, nn.LayerNorm) and "2d" not in type(candidate).__name__
-        if of_tokens and values.shape[-1] == candidate.normalized_shape[-1]:  # type: ignore[index]
+        normalises_tokens = (
+            isinstance(candidate, nn.LayerNorm) and "2d" not in type(candidate).__name__
+        )
+        if normalises_tokens and values.shape[-1] == candidate.normalized_shape[-1]:  # type: ignore[index]
             return True
     return False

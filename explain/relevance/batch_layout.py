@@ -210,9 +210,9 @@ def compact(numbers: Tensor) -> Tensor:
             [1]])
     """
     for d, (size, stride) in enumerate(zip(numbers.shape, numbers.stride(), strict=True)):
-        one = numbers.narrow(d, 0, min(size, 1))
-        if stride == 0 or bool((numbers == one).all()):
-            numbers = one
+        first_slice = numbers.narrow(d, 0, min(size, 1))
+        if stride == 0 or bool((numbers == first_slice).all()):
+            numbers = first_slice
     return numbers
 
 
@@ -274,6 +274,6 @@ def summed(values: Tensor, numbers: Tensor, count: int) -> Tensor:
     >>> summed(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[0, 1]]), 2)
     tensor([4., 6.])
     """
-    alike = [d for d, size in enumerate(numbers.shape) if size == 1]
-    rows = values.sum(alike, keepdim=True) if alike else values
+    constant_dims = [d for d, size in enumerate(numbers.shape) if size == 1]
+    rows = values.sum(constant_dims, keepdim=True) if constant_dims else values
     return rows.new_zeros(count).index_add_(0, numbers.flatten(), rows.flatten())

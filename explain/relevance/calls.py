@@ -413,19 +413,23 @@ def _weighted(call: Call) -> LinearMap:
 
         A deformed convolution gets its own offsets and mask, and needs a bias.
         """
-        changed = {"input": x, "weight": weight, "bias": None if bias is None else bias.flatten()}
+        replaced_options = {
+            "input": x,
+            "weight": weight,
+            "bias": None if bias is None else bias.flatten(),
+        }
         if deformed:
-            changed["bias"] = x.new_zeros(len(weight)) if bias is None else bias.flatten()
-            changed |= {name: options[name].to(x) for name in ("offset", "mask")}
-        result: Tensor = call.function(**(options | changed))
+            replaced_options["bias"] = x.new_zeros(len(weight)) if bias is None else bias.flatten()
+            replaced_options |= {name: options[name].to(x) for name in ("offset", "mask")}
+        result: Tensor = call.function(**(options | replaced_options))
         return result
 
     def scaled(factor: Tensor) -> Tensor:
         """The weight, times one number for each output channel: ``factor`` ``(K,)``."""
         if not transposed:
             return torch.mul(weight, along(factor, spatial + 2))
-        parts = weight.reshape((groups, -1, *weight.shape[1:]))
-        return torch.mul(parts, factor.reshape([groups, 1, -1] + [1] * spatial)).reshape(
+        grouped_weight = weight.reshape((groups, -1, *weight.shape[1:]))
+        return torch.mul(grouped_weight, factor.reshape([groups, 1, -1] + [1] * spatial)).reshape(
             weight.shape
         )
 
@@ -511,8 +515,8 @@ def _batch_norm(call: Call) -> LinearMap | None:
     def back(gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
         return gradient * weight
 
-    def scaled(other: Tensor) -> Tensor:
-        return along(other, ndim).mul(factor)
+    def scaled(channel_factor: Tensor) -> Tensor:
+        return along(channel_factor, ndim).mul(factor)
 
     return LinearMap(0, run, factor, along(shift, ndim), -ndim, back, scaled)
 

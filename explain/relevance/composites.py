@@ -183,16 +183,16 @@ _AT_INPUT = When(("convolution", "dense", "matrixproduct"), first=True)
 
 
 def attn_lrp(epsilon: float = 1e-6, gamma: float = 0.0) -> Composite:
-    """Epsilon at linear maps, or gamma at all of them; softmax by its derivative (Achtibat et al.,
-    ICML 2024)."""
+    """The AttnLRP composite: epsilon at linear maps, or gamma at all of them; softmax by its
+    derivative (Achtibat et al., ICML 2024)."""
     rule: RelevanceRule = Gamma(gamma, epsilon) if gamma else Epsilon(epsilon)
     return Composite("AttnLRP", ((_MAPS, rule), *_TAYLOR))
 
 
 def transformer_attribution() -> Composite:
-    """The rules of Chefer et al. (CVPR 2021): z+ without biases, pass-through elsewhere, balanced
-    sums."""
-    passed = (
+    """The composite of the first transformer attribution (Chefer et al., CVPR 2021): z+ without
+    biases, pass-through elsewhere, balanced sums."""
+    pass_through = (
         When(("activation", "deviation", "softmax", "attention")),
         nonlinear.ElementwisePassThrough(),
     )
@@ -200,7 +200,7 @@ def transformer_attribution() -> Composite:
     factors = (_FACTORS, nonlinear.Uniform(constant=False))
     return Composite(
         "TransformerAttribution",
-        ((_MAPS, ZPlus(1e-9, bias=False)), passed, sums, factors, *_CONSTANT),
+        ((_MAPS, ZPlus(1e-9, bias=False)), pass_through, sums, factors, *_CONSTANT),
     )
 
 
@@ -279,8 +279,8 @@ class PropagationResult:
         flow = self.flow
         missed = Counter(self.missed)
         taken = dict(flow.taken)
-        for cause, size in flow.watched.items():
-            if not flow.lost(cause, 1e3 * torch.finfo(size.dtype).eps):
+        for cause, arrived in flow.watched.items():
+            if not flow.lost(cause, 1e3 * torch.finfo(arrived.dtype).eps):
                 del taken[cause]  # only rounding errors: the operation conserves relevance
             elif cause not in self.missed and flow.lost(cause, _MATERIAL):
                 missed[cause] += self.covered["gradient", cause]

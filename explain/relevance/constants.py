@@ -194,11 +194,11 @@ def constant_terms(step: Step) -> list[Any]:
     options = step.call.kwargs
     if step.call.info.has("adds to first"):  # the other arguments are factors, not terms
         return [options.get("beta", 1) * step.constants[0]] if 0 in step.constants else []
-    second = 0 if step.function == "rsub" else 1
+    place_of_alpha = 0 if step.function == "rsub" else 1
     terms = []
     for place, value in step.constants.items():
-        alpha = options.get("alpha", 1) if place == second else 1
-        sign = -1 if place == second and "sub" in step.function else 1
+        alpha = options.get("alpha", 1) if place == place_of_alpha else 1
+        sign = -1 if place == place_of_alpha and "sub" in step.function else 1
         if place < 2:
             terms.append(sign * alpha * value)
     return terms

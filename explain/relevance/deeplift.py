@@ -86,8 +86,8 @@ def _slope(x: Tensor, x0: Tensor, y: Tensor, y0: Tensor) -> Tensor:
     change = x - x0
     rounding = torch.finfo(x.dtype).eps
     # in half precision, smaller changes are rounding errors
-    least = 1e-7 if rounding < 1e-6 else 8 * rounding
-    near = change.abs() <= least * torch.maximum(x.abs(), x0.abs())
+    smallest_change = 1e-7 if rounding < 1e-6 else 8 * rounding
+    near = change.abs() <= smallest_change * torch.maximum(x.abs(), x0.abs())
     return torch.where(near, torch.nan, (y - y0) / torch.where(near, 1, change))
 
 

@@ -131,8 +131,10 @@ class _Operation:
                 raise _Unknown
             direction = value.expand_as(gradient).to(gradient.dtype)
             products = torch.autograd.grad(gradient, arriving, direction, materialize_grads=True)
-            least = _rounding(value)
-            if sizes and any(bool(((f != 0) & (f.abs() <= least)).any()) for f in products):
+            rounding_error = _rounding(value)
+            if sizes and any(
+                bool(((f != 0) & (f.abs() <= rounding_error)).any()) for f in products
+            ):
                 raise _Unknown  # weights of both signs cancel out, as those of a softmax
             total = [t + f for t, f in zip(total, products, strict=True)]
         return (((self.node, i), t) for i, t in enumerate(total))

@@ -179,23 +179,24 @@ class Gamma(_Stabilised):
         linear = step.linear
         x = step.x.tensor
         z = step.result.tensor
-        half = self.gamma / 2
+        half_gamma = self.gamma / 2
         weight = linear.weight
-        size_weight = weight.abs() * half
-        bias = None if linear.bias is None else linear.bias.abs() * half
+        size_weight = weight.abs() * half_gamma
+        bias = None if linear.bias is None else linear.bias.abs() * half_gamma
         size = z.abs()
-        denominators = _run(step, [(x.abs(), size_weight)], bias).add_(size, alpha=1 + half)
+        denominators = _run(step, [(x.abs(), size_weight)], bias).add_(size, alpha=1 + half_gamma)
         stabiliser = self._stabiliser(
             flow, denominators.masked_fill(z <= 0, 0) if step.rectified else denominators
         )
         denominators = denominators + stabiliser
-        share_of_z = size.mul_(gradient).div_(
-            denominators
-        )  # relevance times sign(z), over the denominators
+        # relevance times sign(z), over the denominators
+        share_of_z = size.mul_(gradient).div_(denominators)
         share_of_size = (gradient * z).div_(denominators)
-        _take(step, flow, share_of_z, None if linear.bias is None else linear.bias * (1 + half))
+        _take(
+            step, flow, share_of_z, None if linear.bias is None else linear.bias * (1 + half_gamma)
+        )
         _take(step, flow, share_of_size, bias, stabiliser)
-        of_x = linear.backward(share_of_z, x, weight).mul_(1 + half)
+        of_x = linear.backward(share_of_z, x, weight).mul_(1 + half_gamma)
         return of_x.addcmul_(linear.backward(share_of_size, x, size_weight), x.sign())
 
     def _of_positive(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Tensor:
@@ -305,8 +306,8 @@ class Flat(_ByWeights):
             return self._by_weights(step, torch.ones_like(linear.weight), relevance, flow)
         # All channels see each other alike: one input and one output channel are enough.
         weight = torch.ones_like(linear.weight[:1, :1])
-        one = torch.ones_like(x[:1, :1])
-        z = linear.run(one, weight, None).mul_(x.shape[1])
+        one_channel = torch.ones_like(x[:1, :1])
+        z = linear.run(one_channel, weight, None).mul_(x.shape[1])
         share = self._quotient(relevance.sum(1, keepdim=True), z, flow)
         return linear.backward(share, x[:, :1], weight).expand_as(x)
 
@@ -345,10 +346,10 @@ class ZBox(_AtInput):
         ends = self._range(step, flow, prefix)
         weight = linear.weight
         weights = (weight, -weight.clamp(min=0), -weight.clamp(max=0))
-        parts = list(zip((x, *ends), weights, strict=True))
-        share = self._quotient(relevance, _run(step, parts, None), flow)
+        inputs_and_weights = list(zip((x, *ends), weights, strict=True))
+        share = self._quotient(relevance, _run(step, inputs_and_weights, None), flow)
         of_x = torch.zeros_like(x)
-        for value, weight in parts:
+        for value, weight in inputs_and_weights:
             of_x.addcmul_(value, linear.backward(share, x, weight))
         return of_x
 
@@ -397,12 +398,14 @@ def _signed(tensor: Tensor, sign: int) -> Tensor:
     return tensor.clamp(min=0) if sign > 0 else tensor.clamp(max=0)
 
 
-def _run(step: Step, parts: list[tuple[Tensor, Tensor]], bias: Tensor | None) -> Tensor:
+def _run(
+    step: Step, inputs_and_weights: list[tuple[Tensor, Tensor]], bias: Tensor | None
+) -> Tensor:
     """The result z of a step's linear map for a sum of (input, weight) pairs, as LRP rules split it
     (positive and negative halves of x), with the bias added once."""
-    first_x, first_weight = parts[0]
+    first_x, first_weight = inputs_and_weights[0]
     z = step.linear.run(first_x, first_weight, bias)
-    for x, weight in parts[1:]:
+    for x, weight in inputs_and_weights[1:]:
         z += step.linear.run(x, weight, None)
     return z
 

@@ -129,9 +129,8 @@ class ConstantWeights(RelevanceRule):
     def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Sent:
         """LRP with constant attention weights: send no relevance through a softmax, or through the
         query, key and mask of a fused attention."""
-        if (
-            step.kind == "softmax"
-        ):  # its result was used otherwise than as a factor: that relevance ends here
+        if step.kind == "softmax":
+            # Its result was used otherwise than as a factor: that relevance ends here.
             if bool(gradient.any()):
                 flow.take("softmax", gradient * step.result.tensor)
             return torch.zeros_like(gradient)
@@ -412,9 +411,8 @@ class ElementwisePassThrough(_OfOneSignal):
         q, k, v = (step.values[i].tensor for i in range(3))
         scores, scale = attention_scores(step, q, k)
         weights = scores.softmax(-1)
-        half_gradient = (
-            gradient / 2
-        )  # what the weights get, where the kernel is one of several Nodes
+        # what the weights get, where the kernel is one of several Nodes
+        half_gradient = gradient / 2
         of_scores = (
             flow.per_value(half_gradient @ v.transpose(-2, -1) * weights, scores) * scale / 2
         )
@@ -446,16 +444,18 @@ class Balanced(RelevanceRule):
     def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Sent:
         """LRP at a sum of two signals: their gradients, scaled for each image so that large
         opposite shares do not cancel out."""
-        first = step.values[0].tensor
-        second = step.values[1].tensor
+        first_signal = step.values[0].tensor
+        second_signal = step.values[1].tensor
         sign = -1 if "sub" in step.function else 1
-        of_first = gradient.sum_to_size(first.shape)
-        of_second = (sign * step.call.kwargs.get("alpha", 1) * gradient).sum_to_size(second.shape)
-        first_sum = flow.by_image(of_first * first)
-        second_sum = flow.by_image(of_second * second)
+        of_first = gradient.sum_to_size(first_signal.shape)
+        of_second = (sign * step.call.kwargs.get("alpha", 1) * gradient).sum_to_size(
+            second_signal.shape
+        )
+        first_sum = flow.by_image(of_first * first_signal)
+        second_sum = flow.by_image(of_second * second_signal)
         total = first_sum + second_sum
-        size = first_sum.abs() + second_sum.abs()
-        total_over_size = total / torch.where(size == 0, 1, size)
+        sum_of_sizes = first_sum.abs() + second_sum.abs()
+        total_over_size = total / torch.where(sum_of_sizes == 0, 1, sum_of_sizes)
         of_first = of_first * _spread(first_sum.sign() * total_over_size, of_first, step)
         of_second = of_second * _spread(second_sum.sign() * total_over_size, of_second, step)
         return {0: of_first, 1: of_second}

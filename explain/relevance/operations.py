@@ -140,19 +140,23 @@ class OperationRecorder(Tracer):
             must = "guidedbackprop must see rectifiers"
             module = self._running()[0]
             raise inside_transform(must, f"{name}()", module, "use relu() there, or saliency")
-        first = call.flat[0]
-        out_of_place_call = call.out_of_place() if call.in_place and first._is_view() else None
+        first_argument = call.flat[0]
+        out_of_place_call = (
+            call.out_of_place() if call.in_place and first_argument._is_view() else None
+        )
         # A clone: the result is copied into `first`, and autograd may have saved its input.
         result = (
-            call.make() if out_of_place_call is None else out_of_place_call.make({0: first.clone()})
+            call.make()
+            if out_of_place_call is None
+            else out_of_place_call.make({0: first_argument.clone()})
         )
-        node = _copied_from((first if result is None else result).grad_fn)
+        node = _copied_from((first_argument if result is None else result).grad_fn)
         if node is not None:
             module = self._running()[0]
             self.noted[node] = Operation(
                 name, node, module, True, rectified.inputs, rectified.negated
             )
-        return result if out_of_place_call is None else first.copy_(result)
+        return result if out_of_place_call is None else first_argument.copy_(result)
 
     def _note_operator(self, call: Call) -> Any:
         """Make a call of a library's operator that the table does not know, and note it at the

@@ -189,8 +189,8 @@ class PositionTracer(Tracer):
             return [UNKNOWN] * len(results)
         if call.name == "pad":  # the padding lies nowhere (0), whatever its value
             call = Call(call.function, call.name, call.args[:3], {**call.kwargs, "value": 0})
-        run = call.out_of_place() if call.in_place else call
-        assert run is not None
+        call_to_make = call.out_of_place() if call.in_place else call
+        assert call_to_make is not None
         positions = [state for state in states.values() if isinstance(state, tuple)]
         if not positions:
             return [EVERYWHERE if EVERYWHERE in states.values() else NOWHERE] * len(results)
@@ -202,7 +202,7 @@ class PositionTracer(Tracer):
             if call.info.has("reshapes"):
                 moved = [compact(positions_by_place[0].reshape(results[0].shape))]
             else:
-                moved = moved_labels(run, positions_by_place)
+                moved = moved_labels(call_to_make, positions_by_place)
             for of_result, position in zip(positions_of_results, moved, strict=True):
                 of_result.append(position)
         return [
@@ -223,14 +223,14 @@ class PositionTracer(Tracer):
             return _first(_of_einsum(call, states), result)
         if name in _PRODUCTS:
             added = call.info.has("adds to first")
-            first = states[added]
-            second = states[added + 1]
-            if first in (UNKNOWN, EVERYWHERE):
-                return first
-            rows = _mean(first, [-1])
-            columns = NOWHERE if name == "linear" else _mean(second, [-2])
+            first_state = states[added]
+            second_state = states[added + 1]
+            if first_state in (UNKNOWN, EVERYWHERE):
+                return first_state
+            rows = _mean(first_state, [-1])
+            columns = NOWHERE if name == "linear" else _mean(second_state, [-2])
             of_product = _first([rows, columns], result)
-            of_constants = NOWHERE in (first, second)
+            of_constants = NOWHERE in (first_state, second_state)
             # each row mixes the whole photo, and belongs to a row of the first factor (a query)
             return NOWHERE if of_product is EVERYWHERE and not of_constants else of_product
         if any(part in name for part in _FUSED):

@@ -109,8 +109,8 @@ class RelevanceFlow:
             asked_steps = dict.fromkeys([*self.signed, step])
             unread = [map_step for map_step in asked_steps if map_step not in self._nonnegative]
             lowest = read_together(*(map_step.x.tensor.detach().amin() for map_step in unread))
-            for map_step, (least,) in zip(unread, lowest, strict=True):
-                self._nonnegative[map_step] = least >= 0
+            for map_step, (lowest_value,) in zip(unread, lowest, strict=True):
+                self._nonnegative[map_step] = lowest_value >= 0
         return self._nonnegative[step]
 
     def close(self) -> None:
@@ -374,7 +374,7 @@ def with_merged_maps(
         rectified = bool(receivers) and all(
             node.name().startswith("ReluBackward") for node in receivers
         )
-        first = step
+        merged_step = step
         preceding = step.preceding
         if (
             preceding is not None
@@ -384,16 +384,16 @@ def with_merged_maps(
             merged_map = preceding.linear.then(step.linear.weight, step.linear.bias)
             if merged_map is not None:
                 merged.add(preceding)
-                first = replace(
+                merged_step = replace(
                     preceding,
                     node=step.node,
                     output=step.output,
                     kept_result=step.kept_result,
                     map=merged_map,
                 )
-                first.images = step.images
-        first.rectified = rectified
-        map_steps.append(first)
+                merged_step.images = step.images
+        merged_step.rectified = rectified
+        map_steps.append(merged_step)
     map_steps.reverse()
     reach = Reach((), {step.node for step in map_steps if step.kind != "batchnorm"})
     for step in map_steps:

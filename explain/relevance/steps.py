@@ -383,15 +383,15 @@ class StepRecorder(Tracer):
         """
         if kind == "other" and is_library_operator(call.name) and call.overwritten:
             return self._record_name(call, dependent)
-        first = call.flat[0]
+        first_argument = call.flat[0]
         call_to_run = call
-        if call.in_place and (kind in self._kinds or first._is_view()):
+        if call.in_place and (kind in self._kinds or first_argument._is_view()):
             call_to_run = call.out_of_place() or call
         is_out_of_place = call_to_run is not call
         replaced = {
-            i: first.clone()
+            i: first_argument.clone()
             for i, value in enumerate(call.flat)
-            if is_out_of_place and value is first
+            if is_out_of_place and value is first_argument
         }
         values: dict[int, Snapshot] = {}
         entrances: dict[int, Entrance] = {}
@@ -400,7 +400,7 @@ class StepRecorder(Tracer):
             replaced |= {i: entrance(replaced.get(i, call.flat[i])) for i in dependent}
             entrances = {i: replaced[i].grad_fn for i in dependent}
         elif call.in_place and 0 not in dependent:  # the result will overwrite it
-            values = {0: Snapshot(detached(first).clone())}
+            values = {0: Snapshot(detached(first_argument).clone())}
         scales = _scales(kind, call, dependent) if entrances else {}
         output = call_to_run.make(replaced)
         if kind != "other":
@@ -429,7 +429,7 @@ class StepRecorder(Tracer):
                 )
                 if entrances:
                     self._keep_result(step, result)
-        return self._written(first, output) if is_out_of_place else output
+        return self._written(first_argument, output) if is_out_of_place else output
 
     def _with_node(self, call: Call, output: Any) -> Any:
         """The output of a call that has a rule, cloned where its Node might be hidden or it has no
@@ -472,17 +472,19 @@ class StepRecorder(Tracer):
             step.map = calls.linear_map(
                 step.call, [i for i in step.dependent if i not in positions]
             )
-        again = None
+        recomputation = None
         if step.map is not None:
             # the map that gave x, unless x was overwritten since
             if step.kind == "batchnorm":
                 x = step.call.flat[step.linear.place]
                 preceding, version = self._maps.get(x.grad_fn, (None, 0))
                 step.preceding = preceding if version == x._version else None
-                again = step.linear, step.x
+                recomputation = step.linear, step.x
             else:
                 self._maps[step.node] = step, result._version
-        step.kept_result = self._keeper.keep(result, is_result=not self._compares, again=again)
+        step.kept_result = self._keeper.keep(
+            result, is_result=not self._compares, again=recomputation
+        )
 
     def _record_name(self, call: Call, dependent: Sequence[int]) -> Any:
         """Make a call of a library's operator that overwrites its input or returns a view, and note
@@ -522,19 +524,19 @@ class StepRecorder(Tracer):
         self.steps.append(step)
         return step
 
-    def _written(self, first: Tensor, result: Tensor) -> Tensor:
-        """Write a result that was computed out of place into ``first``, as the in-place call would
-        have done.
+    def _written(self, destination: Tensor, result: Tensor) -> Tensor:
+        """Write a result that was computed out of place into ``destination``, as the in-place call
+        would have done.
 
-        If ``first`` is a view of a constant, the rest of that constant is noted as a step "sum": it
-        adds to the signal.
+        If that is a view of a constant, the rest of the constant is noted as a step "sum": it adds
+        to the signal.
         """
-        first.copy_(result)
-        rest = self._dependence.rest_of_base(first)
-        base = first._base
-        if rest is not None and base is not None and base.grad_fn is not None:
-            self._add("sum", Call(torch.add, "add", (base, rest), {}), [0], base)
-        return first
+        destination.copy_(result)
+        rest_of_constant = self._dependence.rest_of_base(destination)
+        base = destination._base
+        if rest_of_constant is not None and base is not None and base.grad_fn is not None:
+            self._add("sum", Call(torch.add, "add", (base, rest_of_constant), {}), [0], base)
+        return destination
 
     def _has_rule(self, call: Call, dependent: Sequence[int]) -> bool:
         """Whether a relevance rule can act on a call whose operation the table gives a kind.

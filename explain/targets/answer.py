@@ -63,7 +63,7 @@ class Answer(CheckedTarget):
     words: bool = False
 
     def __post_init__(self) -> None:
-        """Check the options, and turn token ids into a tuple."""
+        """Check the options of an answer as the target, and turn token ids into a tuple."""
         if self.text is not None:
             object.__setattr__(self, "text", check_text(self.text))
         if self.word is not None and (type(self.word) is not int or self.word < 0):
@@ -326,12 +326,14 @@ def _behind(inputs: Inputs, ids: TokenIds) -> Inputs:
         rows = []
         for row, end in zip(tokens.unbind(-2), ends, strict=True):
             if name == "input_ids":
-                new = row.new_tensor(ids)
+                inserted = row.new_tensor(ids)
             elif name == "position_ids":
-                new = row[..., end - 1 : end] + torch.arange(1, len(ids) + 1, device=row.device)
+                inserted = row[..., end - 1 : end] + torch.arange(
+                    1, len(ids) + 1, device=row.device
+                )
             else:
-                new = row.new_full((len(ids),), name in ("attention_mask", "token_type_ids"))
-            rows.append(torch.cat([row[..., :end], new, row[..., end:]], -1))
+                inserted = row.new_full((len(ids),), name in ("attention_mask", "token_type_ids"))
+            rows.append(torch.cat([row[..., :end], inserted, row[..., end:]], -1))
         longer_inputs[name] = torch.stack(rows, -2)
     return replace(inputs, kwargs=longer_inputs, explained=list(inputs.paths))
 

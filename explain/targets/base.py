@@ -138,8 +138,7 @@ class Sum(Target):
 
     @property
     def name(self) -> str:
-        """The sum of targets in messages and captions, and in results and records: "2 × cat −
-        dog"."""
+        """The sum's name in messages, captions, results and records, such as "2 × 3 − 0"."""
         words = []
         for weight, target in self.terms:
             factor = "" if abs(weight) == 1 else f"{abs(weight):g} × "
@@ -251,12 +250,12 @@ def find_logits(output: Any, count: int) -> torch.Tensor:
         reader.say_if_unsure()
     if scores is not None:
         return scores if scores.ndim == 2 else scores.reshape(count, 1)
-    first = next(iter(_tensors(output, SCORES)), None)
+    first_tensor = next(iter(_tensors(output, SCORES)), None)
     image = output[0] if isinstance(output, (tuple, list)) and output else output
     remedy = ""
     if isinstance(image, Mapping) and {"boxes", "scores"} <= set(image):
         remedy = "for a detector take explain.targets.Detections(label), or "
-    elif first is not None and first.ndim == 4:
+    elif first_tensor is not None and first_tensor.ndim == 4:
         remedy = "for a map of classes take explain.targets.Segmentation(category), or "
     got = summary_of_output(output)
     raise ModelError(
@@ -297,8 +296,12 @@ def _candidates(output: Any, count: int) -> Mapping[Any, torch.Tensor]:
         return dict(
             sorted((floating_tensors or per_image_tensors).items(), key=lambda item: -item[1].ndim)
         )
-    first = next(iter(_tensors(output, SCORES)), None)
-    return {} if first is None or first.ndim > 1 or first.numel() != count else {(): first}
+    first_tensor = next(iter(_tensors(output, SCORES)), None)
+    return (
+        {}
+        if first_tensor is None or first_tensor.ndim > 1 or first_tensor.numel() != count
+        else {(): first_tensor}
+    )
 
 
 def _tensors(output: Any, names: Sequence[str]) -> list[torch.Tensor]:

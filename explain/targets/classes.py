@@ -267,5 +267,9 @@ class Similarity(Target):
     def rows(self, images: torch.Tensor) -> "Similarity":
         """The similarity target for a batch of perturbed copies of the given images: their
         embeddings."""
-        single = self.embedding.ndim == 1
-        return self if single else Similarity(self.embedding[images.to(self.embedding.device)])
+        is_for_all_images = self.embedding.ndim == 1
+        return (
+            self
+            if is_for_all_images
+            else Similarity(self.embedding[images.to(self.embedding.device)])
+        )

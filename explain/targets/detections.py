@@ -117,7 +117,7 @@ class Detections(CheckedTarget):
     __repr__ = short_repr
 
     def __post_init__(self) -> None:
-        """Check the options, and convert ``box`` to a tensor."""
+        """Check the options of a detection as the target, and convert ``box`` to a tensor."""
         super().__post_init__()
         if not 0 <= self.overlap <= 1:
             raise TargetError(

@@ -359,9 +359,8 @@ def _yolov8(output: Any, count: int, size: Size | None) -> Boxes | None:
     if classes < 1 or not _within(scores) or not _in_pixels(rows):
         return None
     sides = rows[..., 2:4]
-    if any(
-        extra.shape[1] == 1 for extra in other_columns
-    ):  # an angle: take the upright box around the turned one
+    if any(extra.shape[1] == 1 for extra in other_columns):
+        # An angle: take the upright box around the turned one.
         angles = rows[..., -1:]
         sides = sides * angles.cos().abs() + sides.flip(-1) * angles.sin().abs()
     return Boxes(scores, _around(rows[..., :2], sides))

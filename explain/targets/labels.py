@@ -191,9 +191,9 @@ def _forms(word: str) -> frozenset[str]:
     """A word, and what its singular might be, by the usual endings of English."""
     endings = {"s": "", "es": "", "ies": "y", "ves": "f"}
     singulars = {
-        word[: -len(end)] + to
-        for end, to in endings.items()
-        if word.endswith(end) and len(word) > len(end) + 1
+        word[: -len(ending)] + singular_ending
+        for ending, singular_ending in endings.items()
+        if word.endswith(ending) and len(word) > len(ending) + 1
     }
     return frozenset({word, PLURALS.get(word, word), *singulars})
 

@@ -322,8 +322,8 @@ def adds_up(outputs: torch.Tensor) -> bool:
     if outputs.ndim < 2 or outputs.shape[1] < 2 or not may_be_probabilities(outputs):
         return False
     rounding = ROUNDING if outputs.dtype in (torch.float32, torch.float64) else COARSE
-    off = (outputs.double().sum(1) - 1).abs()
-    return bool((off < rounding).all())
+    deviations = (outputs.double().sum(1) - 1).abs()
+    return bool((deviations < rounding).all())
 
 
 def is_fractional(outputs: torch.Tensor) -> bool:

@@ -337,14 +337,13 @@ def _outputs_of(class_maps: ClassMaps) -> Outputs:
         end = End(class_maps.maps.shape[1] if adds_up(class_maps.maps) else 0)
         seen = end if is_fractional(class_maps.maps) else None
         outputs = outputs_like(class_maps.maps, seen=lambda: seen)
-        said = None
+        activation_of_caller = None
     else:
         outputs = reader.outputs(class_maps.maps, _class_maps)
-        said = reader.activation
-    single = (
-        outputs.kind == "numbers" and said is None
-    )  # a single map, unless the caller says that it holds numbers
-    return Outputs("sigmoid", "labels") if single else outputs
+        activation_of_caller = reader.activation
+    # a single map has scores, unless the caller says that it holds numbers
+    is_one_score_map = outputs.kind == "numbers" and activation_of_caller is None
+    return Outputs("sigmoid", "labels") if is_one_score_map else outputs
 
 
 def _class_maps(output: Any, count: int) -> torch.Tensor | None:

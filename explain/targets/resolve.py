@@ -118,17 +118,17 @@ def as_targets(
                 f"top_k must be a whole number from 1, got {shown(top_k)}; None is the top class"
             )
         return [TopClass(rank, top_k) for rank in range(top_k)]
-    several = targets.tolist() if isinstance(targets, ARRAYS) else targets
-    if not isinstance(several, list | tuple):
+    target_list = targets.tolist() if isinstance(targets, ARRAYS) else targets
+    if not isinstance(target_list, list | tuple):
         raise TargetError(
             f"targets must be a list of targets for every image, got {shown(targets)}; target= "
             "takes one"
         )
-    if not several:
+    if not target_list:
         raise TargetError(
             "targets must hold at least one target, got none; leave it out for the top class"
         )
-    return [as_target(target, categories) for target in several]
+    return [as_target(target, categories) for target in target_list]
 
 
 def one_per_image(target: Any) -> list[TargetLike] | None:
@@ -189,7 +189,9 @@ def _from_numbers(numbers: Any, target: object, categories: Labels) -> Target:
         return per_image.Element(_whole(target, target), or_classes=True)
     targets = tuple(_for_one_image(item, target, categories) for item in numbers)
     classes = tuple(
-        one.index for one in targets if isinstance(one, ClassTarget) and isinstance(one.index, int)
+        item_target.index
+        for item_target in targets
+        if isinstance(item_target, ClassTarget) and isinstance(item_target.index, int)
     )
     return ClassTarget(classes) if len(classes) == len(targets) else per_image.Separate(targets)
 

@@ -69,7 +69,7 @@ class Text(CheckedTarget):
     words: bool = False
 
     def __post_init__(self) -> None:
-        """Check the options, and turn token ids into a tuple."""
+        """Check the text that is the target, and turn token ids into a tuple."""
         object.__setattr__(self, "text", check_text(self.text))
         super().__post_init__()
 
@@ -334,9 +334,8 @@ def _tokenized(model: nn.Module, texts: Sequence[Text]) -> dict[str, torch.Tenso
         return {"ids": torch.tensor([text.text for text in texts], device=device)}
     names = [text.name for text in texts]
     tokenizer = need_tokenizer(model, f"the text {names[0]!r}")
-    if not hasattr(
-        tokenizer, "convert_ids_to_tokens"
-    ):  # open_clip's tokenizers are functions of texts
+    if not hasattr(tokenizer, "convert_ids_to_tokens"):
+        # Tokenizers of open_clip are functions of texts.
         ids = tokenizer(names)
         warn_of_cut(names, ids, tokenizer)
         return {"ids": ids.to(device)}

@@ -45,8 +45,8 @@ def warn_of_cut(
     Those have the same ``ids`` ``(N, L)`` without their last word; ``ids_of`` tokenizes texts.
     """
     ids_of_shorter = ids_of([text.rpartition(" ")[0] for text in texts])
-    for text, same in zip(texts, (ids == ids_of_shorter).all(1).tolist(), strict=True):
-        if same:
+    for text, is_cut in zip(texts, (ids == ids_of_shorter).all(1).tolist(), strict=True):
+        if is_cut:
             warn(
                 f"the text {shown(text)} has more than the {ids.shape[1]} tokens that the "
                 "model reads; the rest is cut off: write a shorter one"
