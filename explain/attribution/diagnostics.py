@@ -87,7 +87,7 @@ def _cancelled(evidence: Sequence[Evidence], image: int) -> str:
     products or maps.
 
     Sums are over places, in every channel; of products also over channels, at every place. Empty if
-    none do.
+    none do. Only `why_empty` reads it, for methods that add up what may cancel.
     """
     for item in evidence:
         maps = item.activations[image : image + 1]
@@ -213,7 +213,7 @@ def not_finite(attribution: Attribution, largest: Sequence[float]) -> ModelError
     """The error to raise for an attribution that holds NaN or infinity.
 
     ``largest`` has the largest magnitude of each image, of all parts one after the other; at least
-    one is not finite.
+    one is not finite. Called for the first attribution of a call that fails.
     """
     parts = list(attribution.parts.values()) or [attribution]
     wrong = next(index for index, value in enumerate(largest) if not math.isfinite(value))
@@ -234,7 +234,8 @@ def to_be_read(
 
     Under "largest", the largest magnitude of each image ``(P * N,)``, for each of P explained
     inputs. If it ``warns``, also truth values ``(N,)`` of the images to warn of, by the reason;
-    `warn_of_result` knows these keys.
+    `warn_of_result` knows these keys. Nothing is read here, since each reading waits for the
+    device.
     """
     largest = []
     for part in attribution.parts.values() or [attribution]:
@@ -271,7 +272,8 @@ def warn_of_result(
     ``largest`` has the largest magnitude of each image, and ``doubtful`` truth values ``(N,)`` by
     the reason, from `to_be_read`, of reasons that hold for an image. ``evidence`` is that on the
     first explained input, of each layer. ``follows_gradient`` runs the model, to see whether its
-    gradient is the derivative of the score.
+    gradient is the derivative of the score. A map of zeros is warned of with the reason that
+    `why_empty` finds.
     """
     name = attribution.method
     score = attribution.score

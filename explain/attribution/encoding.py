@@ -223,6 +223,7 @@ def _classes() -> dict[str, type]:
     package, and their parts.
 
     Public dataclasses of these modules, by their names; only these are ever made by `decode`.
+    Looked up once; their names are those in records.
     """
     modules = [interventions]
     for room in (methods, targets, baselines):

@@ -158,7 +158,8 @@ def _read_tokens(
     """The class scores ``(N, T, K)`` that follow from each token of a block alone, put in the place
     of all tokens.
 
-    Only what follows the last block runs for each token.
+    Only what follows the last block runs for each token. One image at a time, so that memory does
+    not grow with the batch.
     """
     scores = []
     for image_number, tokens in enumerate(values):

@@ -77,7 +77,10 @@ class Scene:
 
     def enlarged(self, times: int) -> "Scene":
         """Return the scene, a photo with its boxes, with each pixel as a square of ``times`` by
-        ``times``, for tiny photos."""
+        ``times``, for tiny photos.
+
+        The scene itself if ``times`` is 1.
+        """
         if times == 1:
             return self
         return self._resized(times, Image.Resampling.NEAREST)
@@ -227,7 +230,7 @@ def tiles_of(
     below it.
 
     Of a set of regions, also the photo without that set. ``marks`` are the results of the map's
-    checks, ``target`` the target's number.
+    checks, ``target`` the target's number. The first tile is always the map.
     """
     name = title_of(attribution.method)
     picture = scene.overlay(attribution, style, target)
@@ -241,7 +244,8 @@ def without_set(attribution: Attribution, style: Style) -> Style | None:
     """The style that draws the photo without its first set of regions, or the whole photo if it has
     none.
 
-    None for maps that are no sets of regions.
+    None for maps that are no sets of regions. `tiles_of` and explanations draw a second picture
+    with it.
     """
     if attribution.sets is None or not isinstance(style, styles.RegionSets):
         return None
@@ -386,7 +390,10 @@ def layer_of(attribution: Attribution) -> str:
 
 def layer_caption(attribution: Attribution) -> str:
     """The words for the layer of a map as captions have them; empty for a map of the photo's
-    pixels."""
+    pixels.
+
+    Sheets and captions show it.
+    """
     prefix = "layer " if isinstance(attribution.layer, str) else ""
     return prefix + layer_of(attribution)
 
@@ -395,7 +402,8 @@ def remark(attribution: Attribution) -> str:
     """The warning below a map: the model was altered, the map is empty or unfinished, or its method
     explains nothing.
 
-    Empty if there is nothing to say.
+    Empty if there is nothing to say. Sheets, captions and reports show it as it is; no code reads
+    it.
     """
     remarks = [str(intervention) for intervention in attribution.interventions]
     if not attribution.values[:1].any():

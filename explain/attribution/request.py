@@ -177,7 +177,8 @@ class Request:
         """The plan with an estimate of the seconds and the memory in bytes that it takes here,
         besides the weights.
 
-        A pass of the first image is timed, and a backward pass counted as two.
+        A pass of the first image is timed, and a backward pass counted as two. Only an estimate:
+        the time of the first image stands for all.
         """
         plan = self.plan()
         first_image = self.inputs.first()
@@ -198,7 +199,10 @@ class Request:
 
     def cost(self, plan: Plan) -> float:
         """How many passes of one image a plan takes, where passes that begin at a layer count for
-        their share."""
+        their share.
+
+        "all" is chosen by it, so it must not run a method.
+        """
         layers = {
             need.layer for needs in plan.wanted.values() for need in needs if need.layer is not None
         }
@@ -252,7 +256,7 @@ class Request:
 
         With ``follow``, `_OtherPathError` is raised if these inputs take another path through the
         network than those that the default layers were chosen by. After an interrupt, methods
-        without a result are left out.
+        without a result are left out. Results are checked together at the end.
         """
         interventions = active_interventions(self.model)
         plan = self._planned(layers)
@@ -369,7 +373,8 @@ class Request:
         """The evidence for a method, for each explained input: by layer, of each call that the
         layer stands for.
 
-        A method without layers has it under None.
+        A method without layers has it under None. Methods with windows (`Stitched`) get one
+        evidence for each window.
         """
         evidence: list[EvidenceOfCalls] = []
         for path in self.inputs.places:
@@ -444,7 +449,8 @@ class Request:
         """How far the values would be off with other rounding errors of bfloat16, as a share of the
         largest value.
 
-        The method is applied once more, to evidence with simulated errors.
+        The method is applied once more, to evidence with simulated errors. Warnings of this second
+        run are left out.
         """
 
         def with_errors(item: Evidence) -> Evidence:

@@ -530,7 +530,8 @@ def _of_images(
 
 
 def _on_grid(term: Tensor, grid: Grid) -> tuple[Tensor, Tensor | None]:
-    """A bias term as maps ``(N, C, h, w)``, and what lies beside them ``(N, K)`` or None."""
+    """Split a bias term by a grid: its maps ``(N, C, h, w)``, and what lies beside them ``(N, K)``,
+    as of class tokens, or None."""
     beside = grid.beside(term)
     return grid.spread(term), beside if beside.numel() else None
 

@@ -553,7 +553,8 @@ class _Passes:
         ``reference``.
 
         The reference's pass is run once and kept for all targets, except where images are
-        differentiated one by one. The caller closes the flow that is returned.
+        differentiated one by one. The caller closes the flow that is returned. This flow records
+        what the hooks change in the pass.
         """
         if reference not in self._of_reference or resolved.image is not None:
             self._of_reference[reference] = self._run_reference(reference, resolved.image)

@@ -189,7 +189,8 @@ def at_call(group: HookGroup, layer: str, call: int, act: Callable[[Any, bool], 
     """Hook one call of a layer so that ``act(output, overwrote)`` replaces what the call returned.
 
     ``overwrote`` says whether the layer has overwritten its input in place, so that the input is
-    the output too. ``act`` returns None to leave the output.
+    the output too. ``act`` returns None to leave the output. For tapes, which stop at the layer,
+    and for reruns, which put perturbed feature maps there. The hooks end with the group.
     """
     assert group._model is not None
     name = layer_names.name_of_call(layer, call, group._model)

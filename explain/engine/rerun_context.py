@@ -220,11 +220,12 @@ class RerunContext:
         )
 
     def same_scores(self, resolved: ResolvedTarget, one: Tensor, other: Tensor) -> Tensor:
-        """Whether scores of the same images from two runs agree up to rounding, as a tensor with
-        one truth value.
+        """Whether scores ``(b,)`` of the same images from two runs agree up to rounding, as a
+        tensor with one truth value.
 
-        Rounding differs between batch sizes, and is as large as the numbers that scores are made
-        of, such as the largest class score. A tensor, so that nothing waits for the device.
+        Every choice of a way to run perturbed rows rests on it. Rounding differs between batch
+        sizes, and is as large as the numbers that scores are made of, such as the largest class
+        score. A tensor, so that nothing waits for the device.
         """
         one = one.to(resolved.score)
         other = other.to(resolved.score)

@@ -111,8 +111,12 @@ def autocast(inputs: Tensor, precision: Precision) -> AbstractContextManager[Non
 
 
 def mixed_precision_now(device: torch.device) -> AbstractContextManager[Any]:
-    """The caller's mixed precision as a block, to be entered again where `calculating` has switched
-    it off."""
+    """The mixed precision (autocast) that the caller has switched on, as a block in which perturbed
+    rows are run.
+
+    Between the runs, `calculating` switches it off, so that methods compute in the precision of
+    their tensors.
+    """
     if not torch.is_autocast_enabled(device.type):
         return nullcontext()
     return torch.autocast(device.type, torch.get_autocast_dtype(device.type))

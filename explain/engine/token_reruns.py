@@ -98,8 +98,13 @@ class TokenRerun:
         is_taken: list[bool] = []
 
         def kept_tokens(tokens: Any) -> Tensor | None:
-            """Keep of the first block's input ``(1, tokens, C)`` the tokens of each row, once; None
-            leaves other inputs as they are."""
+            """Take the tokens of each row out of the first block's input ``(1, tokens, C)``: ``(b,
+            kept tokens, C)``.
+
+            ``keep`` ``(b, h, w)`` says which tokens of the photo; tokens that are no patches stay.
+            Done once in a pass; None leaves the inputs of later blocks, and inputs that are no
+            tokens, as they are.
+            """
             image_dim = self._grid.of_images
             if (
                 is_taken

@@ -304,7 +304,7 @@ def tensors_in(output: Any) -> list[Tensor]:
     """The tensors in a model's output: itself, or those on the first level of a container or
     object.
 
-    Tensors deeper down are left out.
+    Tensors deeper down are left out. Summaries look among them for scores and maps of classes.
     """
     container = (
         output
