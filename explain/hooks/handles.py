@@ -129,10 +129,11 @@ class Handle:
         thread: int | None = None,
         hooks: Sequence[Any] = (),
     ) -> None:
-        """Register a function with PyTorch's function ``register``, and note how to remove it.
+        """Register a hook's function on one place with PyTorch's function ``register``, and note
+        how to remove it.
 
         It acts for calls of ``thread``, or of all threads if None. ``hooks`` are the caller's hooks
-        that it calls.
+        that it calls. The first place gives the handle its ``id``.
         """
         handle = Registered(fn, register, thread, hooks).handle
         if not self.undo:

@@ -236,8 +236,8 @@ class _Watch:
         self._awaiting.setdefault(module, []).append(row)
 
     def _came_back(self, module: nn.Module, grad_input: Any, grad_output: Any) -> None:
-        """Write the norm of the gradient that came back to a module's latest call into its row: a
-        backward hook."""
+        """Write the norm of the gradient that came back to a module's latest call into its row of
+        `inspect`: a backward hook."""
         row = self._awaiting[module].pop()  # backward meets the calls of a module in reverse
         total = math.hypot(
             *(g.detach().double().norm().item() for g in grad_output if g is not None)

@@ -94,7 +94,7 @@ class LayerPlace(NamedTuple):
 
     @property
     def of_attention(self) -> bool:
-        """Whether it is a part of the attention in the module."""
+        """Whether the name means a part of the attention inside the module, such as its queries."""
         return self.part not in ("", "input")
 
 

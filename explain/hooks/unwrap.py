@@ -122,8 +122,8 @@ def submodule(model: nn.Module, name: str) -> nn.Module:
 
 
 def parameters_of(model: nn.Module) -> list[nn.Parameter]:
-    """Return a model's parameters, each once, as ``parameters()`` does, but faster for many
-    explanations."""
+    """Return a model's parameters, each once, as ``parameters()`` does, but faster: every
+    explanation asks for them."""
     parameters: dict[nn.Parameter, None] = {}
     for module in modules_of(model):
         for parameter in module._parameters.values():

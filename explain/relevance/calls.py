@@ -216,10 +216,10 @@ def storage_of(tensor: Tensor) -> int:
 
 
 def inside_transform(must: str, what: str, module: str | None, remedy: str) -> MethodError:
-    """The `MethodError` for an operation inside a transform of `torch.func`, which hides the values
-    of tensors.
+    """The `MethodError` for an operation that a method must see but that runs inside a transform of
+    `torch.func`, which hides the values of tensors.
 
-    ``must`` is what has to run outside, ``what`` the operation.
+    ``must`` says what has to run outside, ``what`` names the operation, ``module`` its layer.
     """
     return MethodError(
         f"{must} outside torch.vmap and the other transforms of torch.func, but {what} in "
@@ -236,8 +236,8 @@ _WRITTEN = ("torch.functional", "torch.nn.functional")
 
 
 def is_watched(call: Call) -> bool:
-    """Whether a call without a rule is noted as a step "other", so that the relevance it loses is
-    counted.
+    """Whether a call that no LRP rule covers is noted as a step "other", so that the relevance it
+    loses is counted.
 
     It is one of PyTorch's own functions or a registered operator, it may lose relevance, and it can
     be made out of place.
@@ -376,7 +376,7 @@ def detach(value: Any) -> Any:
 
 def along(values: Tensor, ndim: int, dim: int = 0) -> Tensor:
     """Values ``(K,)`` reshaped to ``ndim`` dimensions, with K along dimension ``dim`` and 1
-    elsewhere."""
+    elsewhere, so that they broadcast."""
     shape = [1] * ndim
     shape[dim] = -1
     return values.reshape(shape)

@@ -61,8 +61,11 @@ class Epsilon(_Stabilised):
     absolute: bool = False
 
     def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Sent:
-        """With R = z g, what is sent back is ``g z / (z + e sign(z))``, which is ``g - g e /
-        (abs(z) + e)``."""
+        """The LRP-epsilon gradient in x. With R = z g, the gradient ``g z / (z + e sign(z))`` is
+        sent back, which is ``g - g e / (abs(z) + e)``.
+
+        The stabiliser and the bias take their shares.
+        """
         if not self.epsilon:
             return Gradient().back(step, gradient, flow)
         linear = step.linear

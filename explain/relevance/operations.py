@@ -169,10 +169,10 @@ class OperationRecorder(Tracer):
 
 
 def _copied_from(node: Node | None) -> Node | None:
-    """The Node of the value that was copied, if the Node is a copy; else the Node itself.
+    """The Node of the value that was copied, if ``node`` is a copy's; else ``node`` itself.
 
     `StepRecorder`, which may run inside, computes in-place calls out of place and copies the
-    result.
+    result: the rectifier's Node is the one before.
     """
     is_copy = node is not None and node.name().endswith("CopyBackwards")
     return node.next_functions[1][0] if is_copy else node  # type: ignore[union-attr]
@@ -315,7 +315,8 @@ _BOUNDS = frozenset(["clamp", "clamp_max", "maximum", "minimum"])
 
 
 def _bounded(call: Call) -> Rectified | None:
-    """The rectifier that a clamp, maximum or minimum is when a bound is zero; None otherwise."""
+    """The rectifier that a clamp, maximum or minimum is, if one of its bounds is zero; None
+    otherwise."""
     if call.name in ("maximum", "minimum"):
         if len(call.flat) != 2 or len(call.tensors) != 2:
             return None

@@ -151,7 +151,8 @@ class Snapshots:
         self._kept: dict[int, list[Snapshot]] = {}
 
     def keep(self, tensor: Tensor, **more: Any) -> Snapshot:
-        """Take a snapshot of a tensor: no copy yet, only when `overwriting` is told of its memory.
+        """Take a snapshot of a tensor of the forward pass: no copy yet, only when `overwriting` is
+        told of its memory.
 
         ``more`` are fields of `Snapshot`.
         """
@@ -307,7 +308,12 @@ class StepRecorder(Tracer):
         kinds: Collection[str] = ENTERED,
         images: int = 1,
     ) -> None:
-        """Prepare to record a forward pass of ``model``; the options are those of the class."""
+        """Prepare to record the steps of a forward pass of ``model``, for LRP, DeepLIFT
+        (``kinds=COMPARED``) or FullGrad (no kinds).
+
+        ``dependence`` tells what depends on the explained inputs, ``images`` is the size of the
+        batch.
+        """
         self._kinds = kinds
         self._compares = kinds is COMPARED
         self.steps: list[Step] = []
@@ -577,13 +583,17 @@ class StepRecorder(Tracer):
 
 
 def _tensors_in(output: Any) -> list[Tensor]:
-    """The tensors that a call returned, alone or in a list or tuple."""
+    """The tensors that a call of the forward pass returned, alone or in a list or tuple."""
     results = output if isinstance(output, (list, tuple)) else (output,)
     return [result for result in results if isinstance(result, Tensor)]
 
 
 def _shares_memory(call: Call, output: Any) -> bool:
-    """Whether a call's result shares memory with an argument: it is a view, or was overwritten."""
+    """Whether a call's result shares memory with an argument: a view, or a tensor that was
+    overwritten.
+
+    Such a result cannot be copied without hiding later writes.
+    """
     storages = {calls.storage_of(tensor) for tensor in call.tensors}
     return any(calls.storage_of(result) in storages for result in _tensors_in(output))
 

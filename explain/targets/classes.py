@@ -207,8 +207,12 @@ class BinaryLogit(CheckedTarget):
         return "yes" if self.positive else "no"
 
     def pick(self, output: Any, count: int) -> Picked:
-        """The model's logit ``(count,)`` for "yes", or its negative for "no"; the class index is 0
-        for "yes", None for "no"."""
+        """The model's one logit ``(count,)`` for "yes", or its negative for "no"; the class index
+        is 0 for "yes", None for "no".
+
+        Raises:
+            TargetError: the model gives several logits.
+        """
         logits = find_logits(output, count)
         if logits.shape[1] != 1:
             raise TargetError(
