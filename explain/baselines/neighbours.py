@@ -53,8 +53,8 @@ class _Level:
     """
 
     def __init__(self, unknown: torch.Tensor, held: torch.Tensor) -> None:
-        """Work out the diagonal of the matrix (``beside``) and its inverse, for unknown cells and
-        their ties ``held`` to known ones, ``(b, 1, h, w)`` each."""
+        """For the baseline `Neighbours`, work out the diagonal of the matrix (``beside``) and its
+        inverse, for unknown cells and their ties ``held`` to known ones, ``(b, 1, h, w)`` each."""
         self.unknown = unknown
         self.held = held
         self.beside = unknown * _around(unknown) + held
@@ -70,9 +70,9 @@ class _Level:
 
 
 def _levels(unknown: torch.Tensor, held: torch.Tensor) -> list[_Level]:
-    """The equations for covered pixels on grids from fine to coarse, for multigrid: each cell of a
-    level is four of the level before, and unknown if one of these is. The last has at most
-    `COARSEST` cells, which `_inverse` can invert."""
+    """For the baseline `Neighbours`, the equations for covered pixels on grids from fine to coarse,
+    for multigrid: each cell of a level is four of the level before, and unknown if one of these is.
+    The last has at most `COARSEST` cells, which `_inverse` can invert."""
     levels = [_Level(unknown, held)]
     while levels[-1].unknown[0].numel() > COARSEST:
         last = levels[-1]
@@ -83,8 +83,8 @@ def _levels(unknown: torch.Tensor, held: torch.Tensor) -> list[_Level]:
 
 
 def _inverse(level: _Level) -> torch.Tensor:
-    """The inverse ``(b, h w, h w)`` of the coarsest grid's matrix, with zero rows and columns for
-    known cells; multigrid solves its last level with it."""
+    """For the baseline `Neighbours`, the inverse ``(b, h w, h w)`` of the coarsest grid's matrix,
+    with zero rows and columns for known cells; multigrid solves its last level with it."""
     cells = level.unknown[0].numel()
     units = torch.eye(cells).to(level.unknown).reshape([cells, *level.unknown.shape[1:]])
     around = _around(units).reshape(cells, cells)
@@ -99,9 +99,10 @@ def _inverse(level: _Level) -> torch.Tensor:
 
 
 def _solved(right: torch.Tensor, levels: list[_Level]) -> torch.Tensor:
-    """Solve the equations for covered pixels by conjugate gradients, preconditioned by multigrid:
-    from the right-hand side ``(b, C, h, w)`` to the solution of the same shape. Images and channels
-    stop each for themselves, so that a result does not depend on its batch."""
+    """For the baseline `Neighbours`, solve the equations for covered pixels by conjugate gradients,
+    preconditioned by multigrid: from the right-hand side ``(b, C, h, w)`` to the solution of the
+    same shape. Images and channels stop each for themselves, so that a result does not depend on
+    its batch."""
     finest = levels[0]
     coarsest = _inverse(levels[-1])
     solution = torch.zeros_like(right)
@@ -126,8 +127,9 @@ def _solved(right: torch.Tensor, levels: list[_Level]) -> torch.Tensor:
 
 
 def _cycle(right: torch.Tensor, levels: list[_Level], coarsest: torch.Tensor) -> torch.Tensor:
-    """Solve the equations roughly by one multigrid cycle: smooth, correct from the coarser grid,
-    smooth once more. It is symmetric, as a preconditioner of conjugate gradients has to be."""
+    """For the baseline `Neighbours`, solve the equations roughly by one multigrid cycle: smooth,
+    correct from the coarser grid, smooth once more. It is symmetric, as a preconditioner of
+    conjugate gradients has to be."""
     level = levels[0]
     coarser = levels[1:]
     if not coarser:
@@ -140,8 +142,9 @@ def _cycle(right: torch.Tensor, levels: list[_Level], coarsest: torch.Tensor) ->
 
 
 def _coarser(maps: torch.Tensor) -> torch.Tensor:
-    """Add up what falls to each cell of the coarser grid ``(b, C, h / 2, w / 2)``, linearly: the
-    transpose of the bilinear interpolation in `_cycle`, which keeps the cycle symmetric."""
+    """For the baseline `Neighbours`, add up what falls to each cell of the coarser grid ``(b, C, h
+    / 2, w / 2)``, linearly: the transpose of the bilinear interpolation in `_cycle`, which keeps
+    the cycle symmetric."""
     even = _even(maps)
     for dim in (2, 3):
         first, second = (even.movedim(dim, 0)[start::2] for start in (0, 1))
@@ -155,7 +158,8 @@ def _coarser(maps: torch.Tensor) -> torch.Tensor:
 
 
 def _even(maps: torch.Tensor) -> torch.Tensor:
-    """Pad maps ``(b, C, h, w)`` with zeros below and on the right, so that both sides are even."""
+    """For the grids of the baseline `Neighbours`, pad maps ``(b, C, h, w)`` with zeros below and on
+    the right, so that both sides are even."""
     height, width = maps.shape[2:]
     if height % 2 == width % 2 == 0:
         return maps
@@ -163,8 +167,8 @@ def _even(maps: torch.Tensor) -> torch.Tensor:
 
 
 def _around(maps: torch.Tensor) -> torch.Tensor:
-    """The weighted sum over the eight neighbours of each pixel of maps ``(b, C, h, w)``; there is
-    nothing outside.
+    """For the baseline `Neighbours`, the weighted sum over the eight neighbours of each pixel of
+    maps ``(b, C, h, w)``; there is nothing outside.
 
     With 1, 2, 1 down and across, direct neighbours weigh 2 and diagonal ones 1 of 12, and the pixel
     itself 4, which is taken off again at the end.

@@ -258,7 +258,8 @@ class OtherPhoto(Baseline):
     name: ClassVar[str] = "photo"
 
     def __post_init__(self) -> None:
-        """Check the other photo, and keep a copy, which the caller cannot change any more."""
+        """Check the other photo of the baseline `OtherPhoto`, and keep a copy, which the caller
+        cannot change any more."""
         super().__post_init__()
         if self.other.ndim < 3 or not self.other.is_floating_point():
             got = shown(self.other)
@@ -326,15 +327,17 @@ class Defocus(Baseline):
         return self.covering(images)(torch.arange(len(images), device=images.device), keep)
 
     def covering(self, images: torch.Tensor) -> Cover:
-        """Cover the same photos ``(N, C, H, W)`` by many masks: where a mask is smaller, a stronger
-        blur is seen. Each photo is blurred once, at all levels; differentiable in the mask."""
+        """For the baseline `Defocus`, cover the same photos ``(N, C, H, W)`` by many masks: where a
+        mask is smaller, a stronger blur is seen. Each photo is blurred once, at all levels;
+        differentiable in the mask."""
         blurs = self._blurs(images).flatten(3)  # (levels, N, C, places)
         channels = torch.arange(images.shape[1], device=images.device)[None, :, None]
         places = torch.arange(blurs.shape[-1], device=images.device)
 
         def cover(owners: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
-            """The photos numbered ``owners`` ``(b,)`` seen through masks ``keep`` ``(b, 1, H, W)``,
-            which choose between two neighbouring blurs at each pixel."""
+            """For the baseline `Defocus`, the photos numbered ``owners`` ``(b,)`` seen through
+            masks ``keep`` ``(b, 1, H, W)``, which choose between two neighbouring blurs at each
+            pixel."""
             level = keep.to(images).flatten(2) * (self.levels - 1)
             below = level.detach().floor().clamp(max=self.levels - 2).long()
             more_blurred, less_blurred = (
@@ -348,8 +351,8 @@ class Defocus(Baseline):
         return cover
 
     def _blurs(self, images: torch.Tensor) -> torch.Tensor:
-        """The photos at each level of blur ``(levels, N, C, H, W)``, the most blurred first, the
-        photos themselves last."""
+        """For the baseline `Defocus`, the photos at each level of blur ``(levels, N, C, H, W)``,
+        the most blurred first, the photos themselves last."""
         strongest = USUAL * min(images.shape[-2:]) if self.sigma is None else self.sigma
         blurs = []
         for level in range(self.levels):

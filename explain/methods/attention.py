@@ -95,8 +95,8 @@ class RolloutMethod(AttentionMethod):
         raise NotImplementedError
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        """Multiply the matrices of all blocks, and lay out the row that the score is read from as a
-        map ``(N, h, w)`` over the photo's patches."""
+        """For attention rollout and its relatives, multiply the matrices of all blocks, and lay out
+        the row that the score is read from as a map ``(N, h, w)`` over the photo's patches."""
         maps = evidence[self.attention]
         tokens, size = photo_tokens(self.name, [attention.weights for attention in maps], evidence)
         joint = _identity(maps[0].weights.mean(1)).expand(len(evidence.inputs), -1, -1)
@@ -205,8 +205,8 @@ class LeGrad(AttentionMethod):
     needs = frozenset({BlockAttention()})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        """The map ``(N, h, w)``: of the gradients in the attention of the last ``blocks`` blocks,
-        the positive part, averaged over heads, queries and blocks."""
+        """The map of `LeGrad` ``(N, h, w)``: of the gradients in the attention of the last
+        ``blocks`` blocks, the positive part, averaged over heads, queries and blocks."""
         gradients = evidence[BlockAttention()]
         tokens, size = photo_tokens(self.name, gradients, evidence)
         last_gradients = gradients if self.blocks is None else gradients[-self.blocks :]
@@ -287,9 +287,10 @@ class GradECLIP(AttentionMethod):
         return values.clamp(min=0).reshape((len(values), *size))
 
     def _of(self, attention: AttentionMap, read: torch.Tensor, tokens: list[int]) -> torch.Tensor:
-        """What the score takes from each of some ``tokens`` through one attention: ``(N, tokens)``.
-        ``read`` ``(N, queries, 1)`` marks the queries that the score is read from (`_rows_read`).
-        Tokens that no query may see, as by a mask, do not scale the similarities."""
+        """For `GradECLIP`, what the score takes from each of some ``tokens`` through one attention:
+        ``(N, tokens)``. ``read`` ``(N, queries, 1)`` marks the queries that the score is read from
+        (`_rows_read`). Tokens that no query may see, as by a mask, do not scale the
+        similarities."""
         query = attention.query
         key = attention.key
         gradient = attention.gradient
@@ -378,9 +379,9 @@ class CheferAttribution(RolloutMethod):
     needs = frozenset({_GRADIENTS, _RELEVANCE})
 
     def matrices(self, evidence: Evidence) -> Iterator[torch.Tensor]:
-        """Yield the matrix ``(N, tokens, tokens)`` of each block: the identity plus relevance times
-        gradient of its attention. Attentions without a gradient are left out. Relevance is divided
-        by the score, as it starts with 1 there."""
+        """For `CheferAttribution`, yield the matrix ``(N, tokens, tokens)`` of each block: the
+        identity plus relevance times gradient of its attention. Attentions without a gradient are
+        left out. Relevance is divided by the score, as it starts with 1 there."""
         maps = evidence[_GRADIENTS]
         relevance = evidence[_RELEVANCE]
         score = torch.where(evidence.score == 0, 1, evidence.score)
@@ -451,8 +452,9 @@ class CheferBimodal(AttentionMethod):
     needs = frozenset({_EVERYWHERE})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        """The map ``(N, h, w)``: the relevance of the photo's patches for the other tokens (words
-        or queries) that the score is read from, or for the one that ``token`` names."""
+        """The map of `CheferBimodal` ``(N, h, w)``: the relevance of the photo's patches for the
+        other tokens (words or queries) that the score is read from, or for the one that ``token``
+        names."""
         maps = evidence[_EVERYWHERE]
         n_photo, n_other = self._sizes(maps, evidence)
         if self.token is not None and self.token >= n_other:
@@ -472,8 +474,9 @@ class CheferBimodal(AttentionMethod):
         return row[:, list(grid.tokens)].reshape((-1, *grid.size))
 
     def _sizes(self, maps: Sequence[AttentionMap], evidence: Evidence) -> tuple[int, int]:
-        """How many tokens the photo has, and how many the other kind has (words or queries), told
-        apart by which number fills a grid; refused where there are not exactly two kinds."""
+        """For `CheferBimodal`, how many tokens the photo has, and how many the other kind has
+        (words or queries), told apart by which number fills a grid; refused where there are not
+        exactly two kinds."""
         count = len(evidence.inputs)
         shapes = [tuple(attention.weights.shape[-2:]) for attention in maps]
         between_kinds = [shape for shape in shapes if shape[0] != shape[1]]

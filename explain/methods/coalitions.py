@@ -59,8 +59,9 @@ class Coalitions(MaskedInputs):
         return self.design.most(self.regions.most(size)) if size else 0
 
     def shown(self, labels: torch.Tensor) -> list[torch.Tensor]:
-        """Which regions of each image are seen in each run: a list of ``(P, M)``, from the region
-        numbers ``labels`` ``(N, H, W)``. Images with as many regions share one design."""
+        """For methods that cover regions, which regions of each image are seen in each run: a list
+        of ``(P, M)``, from the region numbers ``labels`` ``(N, H, W)``. Images with as many regions
+        share one design."""
         counts = [int(image_labels.max()) + 1 for image_labels in labels]
         designs = {
             count: self.design.rows(count).to(labels.device) for count in dict.fromkeys(counts)
@@ -68,8 +69,9 @@ class Coalitions(MaskedInputs):
         return [designs[count] for count in counts]
 
     def masks(self, evidence: Evidence) -> PerturbedRows:
-        """The masks ``(b, 1, H, W)`` of the runs: 1 in the regions that are seen, 0 in those that
-        the baseline replaces. Row ``number`` of an image is run ``number`` of the design."""
+        """For methods that cover regions, the masks ``(b, 1, H, W)`` of the runs: 1 in the regions
+        that are seen, 0 in those that the baseline replaces. Row ``number`` of an image is run
+        ``number`` of the design."""
         x = evidence.inputs
         labels = self.regions(x)
         shown = self.shown(labels)
@@ -171,8 +173,8 @@ class _RegionEstimator(Estimator):
     blank: float
 
     def __post_init__(self) -> None:
-        """Derive how many runs there are, and how many of these belong together; no score has been
-        taken yet."""
+        """For methods that cover regions, derive how many runs there are, and how many of these
+        belong together; no score has been taken yet."""
         self.count = len(self.shown)
         self.unit = self.method.design.unit(self.shown.shape[1])
         self.scores = self.labels.new_zeros(0, dtype=torch.float64)
@@ -181,8 +183,8 @@ class _RegionEstimator(Estimator):
         self.scores = torch.cat([self.scores, scores.double()])
 
     def estimate(self) -> Estimate:
-        """Solve for the values of the regions by the scores so far, and lay values and errors out
-        as maps."""
+        """For methods that cover regions, solve for the values of the regions by the scores so far,
+        and lay values and errors out as maps."""
         shown = self.shown[: len(self.scores)].double()
         solved = self.method.solve(shown, self.scores, self.whole, self.blank)
         error = None if solved.error is None else self._laid_out(solved.error)

@@ -134,7 +134,8 @@ class Strength(ScoreOf):
     """
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        """The strength ``(b,)`` of the answer in each row that the engine has run."""
+        """For the search for evidence sets, the strength ``(b,)`` of the answer in each row that
+        the engine has run."""
         if self.kind == "margin" and evidence.outputs.kind == "labels":
             return ScoreOf("probability", self.category)(evidence) - 0.5
         score = super().__call__(evidence)
@@ -161,8 +162,8 @@ class SmallestSet(SearchMethod):
     """Whether a set is what stays visible (`Sufficient`), or what is covered (`Necessary`)."""
 
     def __post_init__(self) -> None:
-        """Check the options ``baseline`` and ``keep``, and turn a tuple of one baseline into that
-        baseline, so that equal searches compare equal."""
+        """For `Sufficient` and `Necessary`, check the options ``baseline`` and ``keep``, and turn a
+        tuple of one baseline into that baseline, so that equal searches compare equal."""
         super().__post_init__()
         if isinstance(self.baseline, tuple) and len(self.baseline) == 1:
             object.__setattr__(self, "baseline", self.baseline[0])
@@ -183,8 +184,8 @@ class SmallestSet(SearchMethod):
 
     @property
     def needs(self) -> frozenset[Need[Any]]:
-        """The search itself; with ``of_layer`` the feature maps of the photo and of each baseline;
-        and what the ``guide`` needs."""
+        """What `Sufficient` and `Necessary` need: the search itself; with ``of_layer`` the feature
+        maps of the photo and of each baseline; and what the ``guide`` needs."""
         needs: set[Need[Any]] = {Searches(self)}
         if self.of_layer:
             needs |= {Activations(), *map(baseline_maps, self.baselines)}
@@ -196,8 +197,8 @@ class SmallestSet(SearchMethod):
         return RegionSearch(self, evidence, image)
 
     def outcome(self, evidence: Evidence) -> Outcome:
-        """The runs spent, and the evidence sets of all images in one `EvidenceSets` ``(N, R,
-        ...)``."""
+        """The outcome of `Sufficient` or `Necessary`: the runs spent, and the evidence sets of all
+        images in one `EvidenceSets` ``(N, R, ...)``."""
         of_images = [search.sets() for search in evidence[Searches(self)]]  # type: ignore[attr-defined]
         joined = {
             column.name: torch.cat([getattr(sets, column.name) for sets in of_images])
@@ -212,8 +213,8 @@ class SmallestSet(SearchMethod):
         raise NotImplementedError
 
     def strength(self, evidence: Evidence, image: int) -> tuple[Strength, float]:
-        """What the search for sets in one image measures, and the threshold above which the answer
-        stays.
+        """For `Sufficient` and `Necessary`, what the search for sets in one image measures, and the
+        threshold above which the answer stays.
 
         It is the margin over the other classes where the top class is to be kept, the
         log-probability where a share of the probability is, and the score for a target that is no
@@ -330,8 +331,8 @@ class Necessary(SmallestSet):
         return values >= 0 if self.becomes is None else values > 0
 
     def strength(self, evidence: Evidence, image: int) -> tuple[Strength, float]:
-        """As for all searches; with ``becomes``, the margin of that class over all others, which is
-        to become positive."""
+        """For `Necessary`, as for all searches for evidence sets; with ``becomes``, the margin of
+        that class over all others, which is to become positive."""
         if self.becomes is None:
             return super().strength(evidence, image)
         classes = 0 if evidence.logits is None else evidence.logits.shape[1]
@@ -382,8 +383,8 @@ class RegionSearch(Search):
     """
 
     def __init__(self, method: SmallestSet, evidence: Evidence, image: int) -> None:
-        """Cut one image, by its number ``image``, into regions, and find out what the search
-        compares; runs nothing yet."""
+        """For `Sufficient` and `Necessary`, cut one image, by its number ``image``, into regions,
+        and find out what the search compares; runs nothing yet."""
         self._method = method
         self._evidence = evidence
         self._index = image
@@ -414,8 +415,8 @@ class RegionSearch(Search):
         return self._sets[-1]
 
     def steps(self) -> Steps:
-        """Search for up to ``reasons`` evidence sets, each among the regions that are in no earlier
-        set.
+        """For `Sufficient` and `Necessary`, search for up to ``reasons`` evidence sets, each among
+        the regions that are in no earlier set.
 
         The engine runs the scores that this generator asks for, and sends them back. At the end,
         two more photos for each set are run whatever the budget is: the set alone, and all but the
@@ -455,9 +456,9 @@ class RegionSearch(Search):
         )
 
     def map(self) -> torch.Tensor:
-        """The map ``(1, H, W)``: set number ``i`` of R has values between ``(R - i - 0.5) / R`` and
-        ``(R - i) / R``, by rank, and 0 is outside all sets. `EvidenceSets.stored` reads the sets
-        back from these values."""
+        """The map of `Sufficient` or `Necessary` ``(1, H, W)``: set number ``i`` of R has values
+        between ``(R - i - 0.5) / R`` and ``(R - i) / R``, by rank, and 0 is outside all sets.
+        `EvidenceSets.stored` reads the sets back from these values."""
         set_count = self._method.reasons
         values = self._evidence.inputs.new_zeros(len(self._levels[-1]))
         for number, region_set in enumerate(self._sets):
@@ -467,8 +468,8 @@ class RegionSearch(Search):
         return values[self._labels][None]
 
     def _find(self, allowed: torch.Tensor) -> Asking[bool]:
-        """Search for one small good set among the allowed regions ``(M,)``, and append it to
-        ``_sets``.
+        """In the search for evidence sets, look for one small good set among the allowed regions
+        ``(M,)``, and append it to ``_sets``.
 
         Returns false where no further set need be looked for: all allowed regions together are not
         good, or the empty set is.
@@ -493,8 +494,8 @@ class RegionSearch(Search):
         return True
 
     def _start(self, allowed: torch.Tensor) -> Asking[None]:
-        """Rank the groups of the coarsest level in several ways, and make the shortest good
-        beginning of any ranking the best set.
+        """At the start of a search for evidence sets, rank the groups of the coarsest level in
+        several ways, and make the shortest good beginning of any ranking the best set.
 
         The rankings are by the guide's map, by the value of a group alone, by the loss without it,
         and by both.
@@ -517,7 +518,8 @@ class RegionSearch(Search):
         )
 
     def _reduce(self, level: torch.Tensor, *, thorough: bool) -> Asking[None]:
-        """Leave out groups of one level from the best set as long as the set stays good.
+        """In the search for evidence sets, leave out groups of one level from the best set as long
+        as the set stays good.
 
         A group that a larger set needs is mostly needed by a smaller one. So it is not tried again
         until no other can be left out; with ``thorough`` (the finest level), all are tried then,
@@ -533,8 +535,9 @@ class RegionSearch(Search):
         yield from self._in_turn(level)
 
     def _round(self, level: torch.Tensor, regions: torch.Tensor) -> Asking[bool]:
-        """Try each group of a level that lies in ``regions`` ``(M,)``, and leave out as many
-        together as possible from the best set; false where no group can be left out."""
+        """In the search for evidence sets, try each group of a level that lies in ``regions``
+        ``(M,)``, and leave out as many together as possible from the best set; false where no group
+        can be left out."""
         groups = yield from self._leave_out(members(level, regions))
         waiting = groups
         while len(waiting):
@@ -544,8 +547,8 @@ class RegionSearch(Search):
         return len(groups) > 0
 
     def _in_turn(self, level: torch.Tensor) -> Asking[None]:
-        """Try a few regions (`TURN`) at a time, those whose loss matters least first, until all
-        were tried since a region was last left out."""
+        """In the search for evidence sets, try a few regions (`TURN`) at a time, those whose loss
+        matters least first, until all were tried since a region was last left out."""
         order = self._best.without.argsort(descending=True)
         tried_in_vain = 0
         while tried_in_vain < len(order := order[self._best.regions[order]]):
@@ -557,9 +560,9 @@ class RegionSearch(Search):
             tried_in_vain = 0 if changed else tried_in_vain + len(turn)
 
     def _leave_out(self, groups: torch.Tensor) -> Asking[torch.Tensor]:
-        """Leave out as many of the groups ``(G, M)`` together from the best set as possible; return
-        those groups that could each have been left out alone. Notes in the best set's ``without``
-        what each loss was worth."""
+        """In the search for evidence sets, leave out as many of the groups ``(G, M)`` together from
+        the best set as possible; return those groups that could each have been left out alone.
+        Notes in the best set's ``without`` what each loss was worth."""
         best_regions = self._best.regions
         if not len(groups):
             return groups
@@ -578,17 +581,17 @@ class RegionSearch(Search):
         return groups
 
     def _take_smallest(self, sets: torch.Tensor) -> Asking[None]:
-        """Make the smallest good set of the candidates ``(P, M)`` the best set, if it is smaller
-        than the best one by now."""
+        """In the search for evidence sets, make the smallest good set of the candidates ``(P, M)``
+        the best set, if it is smaller than the best one by now."""
         good = yield from self._good(sets)
         sizes = sets.sum(1).masked_fill(~good, sets.shape[1] + 1)
         if int(sizes.min()) < self._best.size:
             self._best.regions = sets[sizes.argmin()]
 
     def _try_all(self, allowed: torch.Tensor) -> Asking[None]:
-        """Try all sets of the allowed regions ``(M,)``, small ones first, and take the first good
-        size: the best set is then proved to be the smallest. Keeps the set as it is if the budget
-        ends before."""
+        """In the search for evidence sets, try all sets of the allowed regions ``(M,)``, small ones
+        first, and take the first good size: the best set is then proved to be the smallest. Keeps
+        the set as it is if the budget ends before."""
         regions = allowed.nonzero()[:, 0]
         for size in range(1, len(regions) + 1):
             chosen = torch.combinations(regions, size)
@@ -606,9 +609,9 @@ class RegionSearch(Search):
         return self._method.good(values)
 
     def _values(self, sets: torch.Tensor) -> Asking[torch.Tensor]:
-        """How far each set ``(P, M)`` keeps the answer, or loses it: ``(P,)``, the signed distance
-        from the threshold with the baseline that is worst for the set. Takes P runs of the budget
-        for each baseline.
+        """For the search for evidence sets, how far each set ``(P, M)`` keeps the answer, or loses
+        it: ``(P,)``, the signed distance from the threshold with the baseline that is worst for the
+        set. Takes P runs of the budget for each baseline.
 
         Raises:
             OutOfTimeError: no runs are left for them.
@@ -648,7 +651,8 @@ class RegionSearch(Search):
         return Scores(perturbed, read)
 
     def _guided(self, guide: Method) -> torch.Tensor:
-        """The mean of the guide's map over each region ``(M,)``; larger means tried first."""
+        """For the search for evidence sets, the mean of the guide's map over each region ``(M,)``;
+        larger means tried first."""
         values = guide(self._evidence)[self._index : self._index + 1].double()
         has_channels = values.ndim > self._labels.ndim + 1
         pixel_values = (
@@ -657,9 +661,9 @@ class RegionSearch(Search):
         return region_values(pixel_values, self._labels)[0]
 
     def _nested(self) -> list[torch.Tensor]:
-        """The levels of the search, from coarse to fine: for each, the number of the group ``(M,)``
-        that each region is in. The last level has each region alone; regions that are no squares
-        have that level only."""
+        """The levels of the search for evidence sets, from coarse to fine: for each, the number of
+        the group ``(M,)`` that each region is in. The last level has each region alone; regions
+        that are no squares have that level only."""
         regions = self._method.regions
         levels = [torch.arange(int(self._cells.max()) + 1, device=self._cells.device)]
         squares_across = (

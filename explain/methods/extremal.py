@@ -36,8 +36,9 @@ class SmoothMasks:
     """
 
     def __init__(self, size: tuple[int, ...], step: int, sigma: float, like: torch.Tensor) -> None:
-        """Work out the kernel of the smooth maximum once, for photos of ``size`` ``(H, W)``;
-        ``step`` and ``sigma`` are in pixels, and ``like`` gives the type and the device."""
+        """For extremal perturbations, work out the kernel of the smooth maximum once, for photos of
+        ``size`` ``(H, W)``; ``step`` and ``sigma`` are in pixels, and ``like`` gives the type and
+        the device."""
         self._size = size
         self._step = step
         self.lattice = tuple(math.ceil(side / step) for side in size)
@@ -53,9 +54,9 @@ class SmoothMasks:
         self._kernel = kernel.to(like)[:, :, None, :, None, :]
 
     def full(self, values: torch.Tensor) -> torch.Tensor:
-        """Turn values ``(b, 1, h, w)`` of the lattice into masks ``(b, 1, H + margins, W +
-        margins)``, which reach beyond the photo by ``sigma``. Differentiable, and the same for
-        photos of any content."""
+        """For extremal perturbations, turn values ``(b, 1, h, w)`` of the lattice into masks ``(b,
+        1, H + margins, W + margins)``, which reach beyond the photo by ``sigma``. Differentiable,
+        and the same for photos of any content."""
         margin = self._beyond + self._radius
         window = 2 * self._radius + 1
         padded = F.pad(values[:, 0], [margin] * 4)
@@ -145,7 +146,8 @@ class ExtremalPerturbation(SearchMethod):
     below = SearchMethod.below | {"area": 1}
 
     def searches(self, evidence: Evidence) -> list[Search]:
-        """One search for all images together, since their masks ascend in the same batches."""
+        """One search of `ExtremalPerturbation` for all images together, since their masks ascend in
+        the same batches."""
         if len(evidence.size) != 2:
             raise MethodError(
                 f"input of {self.name} must be photos, got {evidence.inputs.shape}; take occlusion"
@@ -158,9 +160,9 @@ class _Ascent(Search):
     areas at once, those of the first image first."""
 
     def __init__(self, method: ExtremalPerturbation, evidence: Evidence) -> None:
-        """Set up the masks of all N images and A areas, all ones at first, image by image: row ``i
-        * A + a`` is area ``a`` of image ``i``. ``_wanted`` ``(N A, places)`` are the sorted values
-        of a mask of exactly that area."""
+        """For `ExtremalPerturbation`, set up the masks of all N images and A areas, all ones at
+        first, image by image: row ``i * A + a`` is area ``a`` of image ``i``. ``_wanted`` ``(N A,
+        places)`` are the sorted values of a mask of exactly that area."""
         x = evidence.inputs
         areas = len(method.area)
         step = method.step or max(1, min(evidence.size) // USUAL_STEP)
@@ -191,8 +193,9 @@ class _Ascent(Search):
             yield from self._step(number)
 
     def map(self) -> torch.Tensor:
-        """The map ``(N, H, W)`` from the latest masks: their mean over the areas; with ``keeps``,
-        the mask of the smallest area that keeps that share of the score."""
+        """The map of `ExtremalPerturbation` ``(N, H, W)`` from the latest masks: their mean over
+        the areas; with ``keeps``, the mask of the smallest area that keeps that share of the
+        score."""
         areas = torch.tensor(self._method.area, device=self._masks.device)
         masks = self._masks.reshape((-1, len(areas), *self._masks.shape[2:]))
         if self._method.keeps is None:
@@ -206,7 +209,7 @@ class _Ascent(Search):
         return masks.take_along_dim(smallest[:, None, None, None], 1)[:, 0]
 
     def _step(self, number: int) -> Steps:
-        """Take one step of gradient ascent with momentum in all masks.
+        """For `ExtremalPerturbation`, take one step of gradient ascent with momentum in all masks.
 
         The engine runs the photos seen through the masks, and sends back the score and its gradient
         in each pixel; the chain rule from pixels to lattice values, and the pull towards the wanted
@@ -243,9 +246,9 @@ class _Ascent(Search):
         self._scores = scores_and_gradients[:, 0]
 
     def _towards_area(self, full: torch.Tensor, number: int) -> torch.Tensor:
-        """The gradient ``(N A, 1, ...)`` that draws the sorted values of the masks ``full`` towards
-        zeros and ones in the shares of the wanted area. Its weight grows with the step
-        ``number``."""
+        """For `ExtremalPerturbation`, the gradient ``(N A, 1, ...)`` that draws the sorted values
+        of the masks ``full`` towards zeros and ones in the shares of the wanted area. Its weight
+        grows with the step ``number``."""
         flat = full.flatten(1)
         ordered, order = flat.sort(1)
         weight = WEIGHT * GROWTH**number

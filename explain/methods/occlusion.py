@@ -100,8 +100,9 @@ class _MeanDrop(Estimator):
     ``(H, W)``."""
 
     def __init__(self, boxes: list[Cell], whole: torch.Tensor, zeros: torch.Tensor) -> None:
-        """Take the boxes of the windows in the order of the runs, the score ``whole`` of the
-        uncovered photo, and a map of ``zeros`` ``(H, W)``, whose shape, type and device count."""
+        """For `Occlusion`, take the boxes of the windows in the order of the runs, the score
+        ``whole`` of the uncovered photo, and a map of ``zeros`` ``(H, W)``, whose shape, type and
+        device count."""
         self.count = len(boxes)
         self._boxes = boxes
         self._whole = whole
@@ -109,8 +110,8 @@ class _MeanDrop(Estimator):
         self._windows_over = zeros.clone()
 
     def take(self, first: int, scores: torch.Tensor) -> None:
-        """Add the drop of the score by each window to the pixels that it covers; ``scores``
-        ``(b,)`` belong to the boxes from ``first`` on."""
+        """For `Occlusion`, add the drop of the score by each window to the pixels that it covers;
+        ``scores`` ``(b,)`` belong to the boxes from ``first`` on."""
         for score, box in zip(scores, self._boxes[first:], strict=False):
             pixels = pixels_of(box)
             self._drops[pixels] += self._whole - score
@@ -162,7 +163,7 @@ class Occlusion(EstimateMethod):
     style = "signed"
 
     def with_frames(self, x: torch.Tensor, *, frames_first: bool) -> "Occlusion":
-        """The method for a video: one number for the window or the stride becomes one for each
+        """`Occlusion` for a video: one number for the window or the stride becomes one for each
         direction (frames, height, width). Volumes, whose slices are no frames, keep cubes."""
         if not frames_first and x.shape[1] != 3:
             return self
@@ -183,8 +184,8 @@ class Occlusion(EstimateMethod):
         return Windows(self.baseline, self.window, self.stride)
 
     def estimators(self, evidence: Evidence) -> list[Estimator]:
-        """One `_MeanDrop` for each image. The engine calls this before the covered photos are
-        run."""
+        """For `Occlusion`, one `_MeanDrop` for each image. The engine calls this before the covered
+        photos are run."""
         boxes = self.perturbation.boxes(evidence.size)
         zeros = evidence.inputs.new_zeros(evidence.size)
         return [_MeanDrop(boxes, score, zeros) for score in evidence[whole_score(self.score)]]
@@ -254,8 +255,8 @@ class _ScoreWeightedMasks(Estimator):
     def __init__(
         self, method: "SmoothGridMethod", masks: Build, whole: torch.Tensor, size: tuple[int, ...]
     ) -> None:
-        """Take the method's options, the builder of its ``masks``, the score ``whole`` of the photo
-        itself ``()``, and the ``size`` of the map."""
+        """For `RISE`, take the method's options, the builder of its ``masks``, the score ``whole``
+        of the photo itself ``()``, and the ``size`` of the map."""
         self.count = method.samples
         self._masks = masks
         self._method = method
@@ -265,9 +266,9 @@ class _ScoreWeightedMasks(Estimator):
         self._scores = torch.zeros(0, dtype=torch.float64, device=whole.device)
 
     def take(self, first: int, scores: torch.Tensor) -> None:
-        """Add the masks of the runs from ``first`` on to the running sums, weighted by powers of
-        their ``scores`` ``(b,)``. Masks are made again, not kept, since thousands of them would not
-        fit the memory."""
+        """For `RISE`, add the masks of the runs from ``first`` on to the running sums, weighted by
+        powers of their ``scores`` ``(b,)``. Masks are made again, not kept, since thousands of them
+        would not fit the memory."""
         numbers = torch.arange(first, first + len(scores), device=scores.device)
         masks = self._masks(torch.zeros_like(numbers), numbers).flatten(1).double()
         scores = scores.double()
@@ -320,8 +321,8 @@ class SmoothGridMethod(EstimateMethod):
         return SmoothGrids(self.baseline, self.samples, self.grid, self.probability, self.seed)
 
     def estimators(self, evidence: Evidence) -> list[Estimator]:
-        """One `_ScoreWeightedMasks` for each image, with the score of the whole photo where the
-        method has one (`DRISE` has none)."""
+        """For `RISE` and `DRISE`, one `_ScoreWeightedMasks` for each image, with the score of the
+        whole photo where the method has one (`DRISE` has none)."""
         # none for a detection
         scores = [evidence[reference].double() for reference in self.references]
         whole = (

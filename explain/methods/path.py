@@ -149,8 +149,8 @@ class Path(Perturbation):
         raise NotImplementedError
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
-        """One row for each point of the path of each photo; rows of a photo come in the order of
-        the path."""
+        """For methods that integrate gradients, one row for each point of the path of each photo;
+        rows of a photo come in the order of the path."""
         x = evidence.inputs
         return rows_of([self.steps] * len(x), x.device, self.points(evidence))
 
@@ -186,8 +186,8 @@ class StraightPath(Path):
     words = "points on the way from the baseline to the photo"
 
     def points(self, evidence: Evidence) -> Build:
-        """How to make the points: the baseline and the photo mixed by the places of the
-        quadrature."""
+        """For integrated gradients, how to make the points: the baseline and the photo mixed by the
+        places of the quadrature."""
         x = evidence.inputs
         start = self.start.perturbed(evidence)
         points = self._for_rows(0, x)
@@ -198,8 +198,8 @@ class StraightPath(Path):
         return lambda images, numbers: weights[numbers]
 
     def _for_rows(self, part: int, x: torch.Tensor) -> torch.Tensor:
-        """The points (``part`` 0) or the weights (``part`` 1) of the quadrature ``(steps, 1, ...,
-        1)``, which broadcast over rows of ``x`` and have its type."""
+        """For integrated gradients, the points (``part`` 0) or the weights (``part`` 1) of the
+        quadrature ``(steps, 1, ..., 1)``, which broadcast over rows of ``x`` and have its type."""
         numbers = _on_device(self.rule, self.steps, x.dtype, x.device)[part]
         return numbers.reshape(-1, *[1] * (x.ndim - 1))
 
@@ -228,8 +228,9 @@ class CompleteMethod(Method):
     baseline: Any
 
     def __post_init__(self) -> None:
-        """Check the options, and turn the name of one of `explain.baselines` into the baseline; the
-        names in `BASELINES` stay texts, which `PathStart` reads."""
+        """For methods that integrate gradients, check the options, and turn the name of one of
+        `explain.baselines` into the baseline; the names in `BASELINES` stay texts, which
+        `PathStart` reads."""
         super().__post_init__()
         baseline = getattr(self, "baseline", None)
         # the name of one of `explain.baselines`
@@ -340,14 +341,15 @@ class IntegratedGradients(CompleteMethod):
         return StraightPath(self.steps, self.start, self.rule)
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        """The gradients added up along the path ``(N, C, H, W)``, times the way from the baseline
-        to the photo if ``multiply_by_inputs``."""
+        """The values of `IntegratedGradients`: the gradients added up along the path ``(N, C, H,
+        W)``, times the way from the baseline to the photo if ``multiply_by_inputs``."""
         total = super().__call__(evidence)
         return self._from_start(evidence) * total if self.multiply_by_inputs else total
 
     def delta(self, evidence: Evidence, values: torch.Tensor) -> torch.Tensor | None:
-        """By how much the values ``(N, C, H, W)`` miss the score of the photo less that of the
-        baseline, ``(N,)``; values without the factor of the inputs are multiplied first."""
+        """The convergence delta of `IntegratedGradients`: by how much the values ``(N, C, H, W)``
+        miss the score of the photo less that of the baseline, ``(N,)``; values without the factor
+        of the inputs are multiplied first."""
         return super().delta(
             evidence, values if self.multiply_by_inputs else self._from_start(evidence) * values
         )
@@ -385,8 +387,8 @@ class BlurPath(Path):
     words = "the photo, less and less blurred"
 
     def points(self, evidence: Evidence) -> Build:
-        """How to make the points: photo ``image`` blurred as at step ``step``, one by one, as each
-        step has its own kernel."""
+        """For blur integrated gradients, how to make the points: photo ``image`` blurred as at step
+        ``step``, one by one, as each step has its own kernel."""
         x = evidence.inputs
         if x.ndim < 4:
             raise MethodError(
@@ -396,8 +398,8 @@ class BlurPath(Path):
         return one_by_one(lambda image, step: self.at(x[image], step + self.middle / 2))
 
     def weights(self, evidence: Evidence) -> Build:
-        """How to make the weights: what the photo changes by in each step, as it becomes
-        sharper."""
+        """For blur integrated gradients, how to make the weights: what the photo changes by in each
+        step, as it becomes sharper."""
         x = evidence.inputs
         return one_by_one(lambda image, step: self.at(x[image], step + 1) - self.at(x[image], step))
 
@@ -493,9 +495,9 @@ class RandomPoints(Path):
     def drawing(
         self, x: torch.Tensor
     ) -> Callable[[int, int], tuple[torch.Tensor, torch.Tensor, float]]:
-        """Make the function that draws a sample: from the numbers of a photo and a sample to a
-        baseline and the photo with noise, ``(C, H, W)`` each, and the share of the way between
-        them.
+        """For `GradientSHAP` and `ExpectedGradients`, make the function that draws a sample: from
+        the numbers of a photo and a sample to a baseline and the photo with noise, ``(C, H, W)``
+        each, and the share of the way between them.
 
         The draw depends on the seed and the sample alone, so that `points` and `weights` agree, and
         each photo has the same draws, whichever stand beside it.
@@ -508,6 +510,8 @@ class RandomPoints(Path):
         )
 
         def draw(image: int, sample: int) -> tuple[torch.Tensor, torch.Tensor, float]:
+            """The baseline, the photo with noise, and the share of the way between them, for sample
+            number ``sample`` of a photo."""
             generator = seeded(self.seed, sample)
             choice, share = uniform((2,), generator).tolist()
             photo = x[image]
@@ -551,8 +555,8 @@ class Baselines(Perturbation):
         return len(self.baselines)
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
-        """A row for each of the B baselines, the same for each photo: their scores, whose mean the
-        method compares with."""
+        """For methods with several baselines, a row for each of the B baselines, the same for each
+        photo: their scores, whose mean the method compares with."""
         x = evidence.inputs
         starts = several(self.baselines, x[0])
         return rows_of([len(starts)] * len(x), x.device, lambda images, numbers: starts[numbers])

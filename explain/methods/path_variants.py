@@ -86,8 +86,8 @@ class GuidedIntegratedGradients(CompleteMethod):
         return frozenset({Searches(self), self.baseline_score})
 
     def searches(self, evidence: Evidence) -> list[Search]:
-        """One search for all images together, since each step needs the gradients of the step
-        before."""
+        """One search of `GuidedIntegratedGradients` for all images together, since each step needs
+        the gradients of the step before."""
         return [Walk(self, evidence)]
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
@@ -96,8 +96,8 @@ class GuidedIntegratedGradients(CompleteMethod):
     def further(
         self, share: torch.Tensor, gradient: torch.Tensor, way: torch.Tensor, step: int
     ) -> torch.Tensor:
-        """The share of its way ``(C, H, W)``, 0 at the baseline and 1 at the photo, that each value
-        of one image has gone after step number ``step``.
+        """For guided integrated gradients, the share of its way ``(C, H, W)``, 0 at the baseline
+        and 1 at the photo, that each value of one image has gone after step number ``step``.
 
         ``share`` is what it had before, ``gradient`` that of the score there, and ``way`` the photo
         less the baseline, all ``(C, H, W)``. Values with small gradients move first, within
@@ -140,8 +140,8 @@ class Walk(Search):
         evidence: Evidence,
         changes: "_Changes | None" = None,
     ) -> None:
-        """Begin at the baseline; with ``changes``, the changes of the score are shared out
-        (`IDGI`), else gradients times steps are added up."""
+        """For guided integrated gradients, begin at the baseline; with ``changes``, the changes of
+        the score are shared out (`IDGI`), else gradients times steps are added up."""
         self._method = method
         self._x = evidence.inputs
         self._start = method.start.perturbed(evidence)
@@ -154,8 +154,8 @@ class Walk(Search):
         return self._method.steps * self.images
 
     def steps(self) -> Steps:
-        """Ask the engine for the score and gradient at the present point of every image, and move
-        on; the path depends on the answers."""
+        """For guided integrated gradients, ask the engine for the score and gradient at the present
+        point of every image, and move on; the path depends on the answers."""
         x = self._x
         way = x - self._start
         share = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
@@ -195,17 +195,17 @@ class _Changes(Accumulator):
     ``(N, C, H, W)``; of the latest point of each image, the score and the shares are kept."""
 
     def __init__(self, evidence: Evidence) -> None:
-        """Begin with zeros for each image; the score of the photo itself comes after the last
-        point."""
+        """For `IDGI`, begin with zeros for each image; the score of the photo itself comes after
+        the last point."""
         self._x = evidence.inputs
         self._scores_of_photos = evidence.score
         self._latest: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._total = torch.zeros_like(evidence.inputs)
 
     def add(self, images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> None:
-        """Take the score and gradient ``(b, 1 + C * H * W)`` of points (`ScoreAndGradient`): what
-        the score changed since the last point of the image is shared out by the squared gradient
-        there."""
+        """For `IDGI`, take the score and gradient ``(b, 1 + C * H * W)`` of points
+        (`ScoreAndGradient`): what the score changed since the last point of the image is shared out
+        by the squared gradient there."""
         # those of an image come in their order
         for image, score_and_gradient in zip(images.tolist(), values, strict=True):
             self._share_out(image, score_and_gradient[0])
@@ -216,14 +216,14 @@ class _Changes(Accumulator):
             self._latest[image] = score_and_gradient[0], ratio(square, square.sum())
 
     def _share_out(self, image: int, score: torch.Tensor) -> None:
-        """Share out what the score has changed by since the latest point of the image, by the
-        squared gradient at that point; forgets the point."""
+        """For `IDGI`, share out what the score has changed by since the latest point of the image,
+        by the squared gradient at that point; forgets the point."""
         if image in self._latest:
             last_score, direction = self._latest.pop(image)
             self._total[image] += (score - last_score).to(direction) * direction
 
     def result(self) -> torch.Tensor:
-        """The values ``(N, C, H, W)`` after the last step, which leads to the photo."""
+        """The values of `IDGI` ``(N, C, H, W)`` after the last step, which leads to the photo."""
         for image in list(self._latest):
             self._share_out(image, self._scores_of_photos[image])
         return self._total
@@ -265,7 +265,7 @@ class IDGI(CompleteMethod):
     one_input = True
 
     def __post_init__(self) -> None:
-        """Refuse a path that is not one of a method that integrates gradients."""
+        """For `IDGI`, refuse a path that is not one of a method that integrates gradients."""
         super().__post_init__()
         if not isinstance(self.path, CompleteMethod) or not hasattr(self.path, "steps"):
             raise MethodError(
@@ -275,8 +275,9 @@ class IDGI(CompleteMethod):
 
     @property
     def _changes(self) -> Attributions | None:
-        """The need for the changes of the score along the path, shared out by squared gradients;
-        None for guided paths, whose points depend on gradients and have to be searched."""
+        """For `IDGI`, the need for the changes of the score along the path, shared out by squared
+        gradients; None for guided paths, whose points depend on gradients and have to be
+        searched."""
         if isinstance(self.path, GuidedIntegratedGradients):
             return None
         along: Any = self.path.along  # type: ignore[attr-defined]
@@ -294,13 +295,16 @@ class IDGI(CompleteMethod):
         return frozenset({Searches(self) if changes is None else changes, self.baseline_score})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
+        """The values of `IDGI` ``(N, C, H, W)``, from the points of the path or, for a guided path,
+        from the search along it."""
         changes = self._changes
         if changes is None:
             return evidence[Searches(self)][0].map()
         return evidence[changes]  # type: ignore[no-any-return]
 
     def searches(self, evidence: Evidence) -> list[Search]:
-        """The search along a guided path; the engine asks only where `needs` names it."""
+        """For `IDGI`, the search along a guided path; the engine asks only where `needs` names
+        it."""
         assert isinstance(self.path, GuidedIntegratedGradients)
         return [Walk(self.path, evidence, _Changes(evidence))]
 
@@ -374,9 +378,9 @@ class XRAI(Method):
     differentiable = False
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        """The map ``(N, H, W)`` from the mean of integrated gradients from black and from white, of
-        each pixel the channel with the largest value; ranked region by region on the CPU in
-        float64."""
+        """The map of `XRAI` ``(N, H, W)`` from the mean of integrated gradients from black and from
+        white, of each pixel the channel with the largest value; ranked region by region on the CPU
+        in float64."""
         x = evidence.inputs
         if x.ndim != 4:
             raise MethodError(
@@ -394,9 +398,9 @@ class XRAI(Method):
         ).to(x)
 
     def _ranked(self, pixels: torch.Tensor, image: torch.Tensor) -> torch.Tensor:
-        """The map ``(H, W)`` of one photo ``image`` ``(1, C, H, W)``: cut it into regions, and rank
-        these by the attributions of its ``pixels`` ``(H, W)``. The pixel counts of the paper are
-        scaled to the photo's area."""
+        """For `XRAI`, the map ``(H, W)`` of one photo ``image`` ``(1, C, H, W)``: cut it into
+        regions, and rank these by the attributions of its ``pixels`` ``(H, W)``. The pixel counts
+        of the paper are scaled to the photo's area."""
         side_ratio = (pixels.numel() / USUAL_AREA) ** 0.5
         cuts: list[Regions] = [Felzenszwalb(scale) for scale in SCALES]
         if self.regions is not None:
@@ -412,7 +416,7 @@ class XRAI(Method):
 
 
 def dilated(masks: torch.Tensor, radius: int) -> torch.Tensor:
-    """Grow regions ``(S, H, W)`` by all pixels within ``radius`` pixels of them.
+    """For `XRAI`, grow regions ``(S, H, W)`` by all pixels within ``radius`` pixels of them.
 
     >>> dilated(torch.tensor([[[1, 0, 0, 0]]]) > 0, 1).int().tolist()
     [[[1, 1, 0, 0]]]

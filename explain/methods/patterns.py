@@ -83,9 +83,9 @@ class EigenGradCAM(FeatureMapPattern):
 
 
 def first_component(maps: torch.Tensor) -> torch.Tensor:
-    """Project feature maps ``(N, C, h, w)``, a vector of channels for each place, onto their first
-    right-singular direction: ``(N, h, w)``, with the sign that agrees with the sum over channels.
-    The smaller of two equivalent matrices is decomposed."""
+    """For `EigenCAM` and `EigenGradCAM`, project feature maps ``(N, C, h, w)``, a vector of
+    channels for each place, onto their first right-singular direction: ``(N, h, w)``, with the sign
+    that agrees with the sum over channels. The smaller of two equivalent matrices is decomposed."""
     rows = maps.flatten(2).transpose(1, 2).double()  # (N, places, C)
     if rows.shape[1] <= rows.shape[2]:
         projected = leading_component(rows @ rows.transpose(1, 2))
@@ -156,8 +156,8 @@ class KPCACAM(FeatureMapPattern):
     minimums = {"gamma": 0}
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        """The map ``(N, h, w)``: the first component of kernel PCA over the places of the feature
-        maps, with its largest magnitude positive."""
+        """The map of `KPCACAM` ``(N, h, w)``: the first component of kernel PCA over the places of
+        the feature maps, with its largest magnitude positive."""
         maps = evidence.activations
         rows = maps.flatten(2).transpose(1, 2).double()
         kernel = self._kernel(rows - rows.mean(1, keepdim=True))
@@ -221,8 +221,8 @@ class FEM(FeatureMapPattern):
     minimums = {"k": 0}
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        """The map ``(N, h, w)``: the sum over channels of a map's mean, at the places where the map
-        is more than ``k`` standard deviations above that mean."""
+        """The map of `FEM` ``(N, h, w)``: the sum over channels of a map's mean, at the places
+        where the map is more than ``k`` standard deviations above that mean."""
         a = evidence.activations
         dims = spatial_dims(a)
         mean = a.mean(dims, keepdim=True)

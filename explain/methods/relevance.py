@@ -103,8 +103,9 @@ class LRP(Method):
     layer_optional = True
 
     def __post_init__(self) -> None:
-        """Check the options together: a composite with a known name, a range only with a composite
-        that has an open `Box`, and a concept with channels, only for the relevance of the input."""
+        """Check the options of `LRP` together: a composite with a known name, a range only with a
+        composite that has an open `Box`, and a concept with channels, only for the relevance of the
+        input."""
         super().__post_init__()
         if not isinstance(self.composite, Composite) and str(self.composite) not in COMPOSITES:
             suggestion = did_you_mean(str(self.composite), COMPOSITES)
@@ -145,25 +146,25 @@ class LRP(Method):
 
     @property
     def _given(self) -> Composite:
-        """The composite that the option names or is, before ``low`` and ``high`` are put into its
-        `Box` rule."""
+        """For `LRP`, the composite that the option names or is, before ``low`` and ``high`` are put
+        into its `Box` rule."""
         if isinstance(self.composite, Composite):
             return self.composite
         return COMPOSITES[self.composite]
 
     @property
     def _rules(self) -> Composite:
-        """The composite by which relevance is propagated: with the input range ``low`` to ``high``
-        in its `Box` rule, where these are named."""
+        """For `LRP`, the composite by which relevance is propagated: with the input range ``low``
+        to ``high`` in its `Box` rule, where these are named."""
         if self.low is None or self.high is None:
             return self._given
         return self._given.within(self.low, self.high)
 
     @property
     def _relevance_and_coverage(self) -> tuple[Need[torch.Tensor], RelevanceCoverage]:
-        """The two needs of the method: for the relevance of the input or layer, through the
-        channels of the ``concept`` alone if there is one, and for what the rules covered and took.
-        Both belong to the same backward pass."""
+        """The two needs of `LRP`: for the relevance of the input or layer, through the channels of
+        the ``concept`` alone if there is one, and for what the rules covered and took. Both belong
+        to the same backward pass."""
         rules = self._rules
         through = None
         if self.concept is not None:
@@ -186,9 +187,9 @@ class LRP(Method):
         return evidence[self._relevance_and_coverage[0]].flatten(2).sum(2)
 
     def expected_sum(self, evidence: Evidence) -> torch.Tensor | None:
-        """The score less what biases, stabilisers and operations without a rule took, ``(N,)``:
-        what the relevance should add up to. None for a layer or a concept, which show a part of the
-        relevance."""
+        """For `LRP`, the score less what biases, stabilisers and operations without a rule took,
+        ``(N,)``: what the relevance should add up to. None for a layer or a concept, which show a
+        part of the relevance."""
         if self.of_layer or self.concept is not None:
             return None
         taken = evidence[self._relevance_and_coverage[1]].taken.values()
@@ -311,8 +312,8 @@ class DeepLIFTSHAP(path.SeveralBaselines):
         return frozenset({self.baseline_score, *map(Multipliers, self._references)})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        """The values ``(N, C, H, W)``: DeepLIFT's multipliers times the difference from the
-        reference, averaged over the references."""
+        """The values of `DeepLIFTSHAP` ``(N, C, H, W)``: DeepLIFT's multipliers times the
+        difference from the reference, averaged over the references."""
         x = evidence.inputs
         references = self._references
         contributions = (
@@ -377,8 +378,9 @@ class FullGrad(Method):
         return sum(bias_maps, self._map(input_terms, evidence.size))
 
     def delta(self, evidence: Evidence, values: torch.Tensor) -> torch.Tensor:
-        """By how much the contributions of input and biases miss the score, ``(N,)``. It is
-        computed from the contributions, since the magnitudes in the map have no expected sum."""
+        """For `FullGrad`, by how much the contributions of input and biases miss the score,
+        ``(N,)``. It is computed from the contributions, since the magnitudes in the map have no
+        expected sum."""
         input_terms = evidence.inputs * evidence[InputGradients()]
         return input_terms.flatten(1).sum(1) - self.expected_sum(evidence)
 
@@ -387,8 +389,9 @@ class FullGrad(Method):
         return evidence.score - sum(term.flatten(1).sum(1) for term in evidence[BiasTerms()])
 
     def _map(self, contributions: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
-        """The map ``(N, H, W)`` of one term's contributions ``(N, C, h, w)``: their magnitudes,
-        brought to [0, 1] if ``rescale``, summed over channels and enlarged to ``size``."""
+        """For `FullGrad`, the map ``(N, H, W)`` of one term's contributions ``(N, C, h, w)``: their
+        magnitudes, brought to [0, 1] if ``rescale``, summed over channels and enlarged to
+        ``size``."""
         sizes = contributions.abs()
         if self.rescale:
             sizes = to_unit(sizes)

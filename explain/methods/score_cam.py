@@ -43,22 +43,23 @@ class ScoreWeightedMethod(RowMethod):
         return channels * self.times
 
     def seen(self, evidence: Evidence) -> torch.Tensor:
-        """Which feature maps ``(N, C)`` mask the photo in a run: those that are not constant.
-        `perturbed` makes rows, and `map` reads scores, for these alone."""
+        """For Score-CAM and its relatives, which feature maps ``(N, C)`` mask the photo in a run:
+        those that are not constant. `perturbed` makes rows, and `map` reads scores, for these
+        alone."""
         least, most = evidence.activations.flatten(2).aminmax(dim=2)
         return most > least
 
     def masked(
         self, photos: torch.Tensor, maps: torch.Tensor, numbers: torch.Tensor
     ) -> torch.Tensor:
-        """Mask photos ``(b, C, H, W)`` with feature maps ``(b, h, w)``, enlarged and brought to [0,
-        1]; ``numbers`` ``(b,)`` say which of the runs of a map it is, for subclasses that run each
-        map several times."""
+        """For Score-CAM and its relatives, mask photos ``(b, C, H, W)`` with feature maps ``(b, h,
+        w)``, enlarged and brought to [0, 1]; ``numbers`` ``(b,)`` say which of the runs of a map it
+        is, for subclasses that run each map several times."""
         return photos * masks(maps, tuple(photos.shape[2:]))
 
     def perturbed(self, evidence: Evidence) -> PerturbedRows:
-        """The masked photos, for each feature map that `seen` names ``times`` rows one after the
-        other."""
+        """For Score-CAM and its relatives, the masked photos, for each feature map that `seen`
+        names ``times`` rows one after the other."""
         x = evidence.inputs
         a = evidence.activations
         channels = [
@@ -83,8 +84,8 @@ class ScoreWeightedMethod(RowMethod):
         return super().needs | {Scores(ZeroInput())}
 
     def map(self, evidence: Evidence, scores: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Sum the feature maps, each weighted by the softmax over channels of its score, and keep
-        the positive part: ``(N, h, w)``.
+        """Make the map of Score-CAM: sum the feature maps, each weighted by the softmax over
+        channels of its score, and keep the positive part: ``(N, h, w)``.
 
         The score of a map is the mean over its runs; a map that masks everything has the score of a
         blank photo. ``scores`` are in the order of `perturbed`.
@@ -177,8 +178,8 @@ class SSCAM(ScoreWeightedMethod):
     def masked(
         self, photos: torch.Tensor, maps: torch.Tensor, numbers: torch.Tensor
     ) -> torch.Tensor:
-        """Mask the photos with noise added: to the maps before they are brought to [0, 1], or to
-        the masked photos. Noise ``number`` is the same for all channels."""
+        """For `SSCAM`, mask the photos with noise added: to the maps before they are brought to [0,
+        1], or to the masked photos. Noise ``number`` is the same for all channels."""
         like = maps[0] if self.noise == "maps" else photos[0]
         added = self.sigma * noises(self.seed, numbers, like)
         if self.noise == "maps":
@@ -225,8 +226,8 @@ class ISCAM(ScoreWeightedMethod):
     def masked(
         self, photos: torch.Tensor, maps: torch.Tensor, numbers: torch.Tensor
     ) -> torch.Tensor:
-        """Mask the photos, and fade them in: run ``i`` of n has the masked photo times ``(i + 1) /
-        n``."""
+        """For `ISCAM`, mask the photos, and fade them in: run ``i`` of n has the masked photo times
+        ``(i + 1) / n``."""
         return super().masked(photos, maps, numbers) * over_all(
             (numbers + 1).to(photos) / self.steps, photos
         )
@@ -279,8 +280,8 @@ class AblationCAM(RowMethod):
         return channels
 
     def perturbed(self, evidence: Evidence) -> PerturbedRows:
-        """The layer's feature maps ``(b, C, h, w)`` with one channel set to zero, a row for each
-        channel; a channel that is zero already has no row."""
+        """For `AblationCAM`, the layer's feature maps ``(b, C, h, w)`` with one channel set to
+        zero, a row for each channel; a channel that is zero already has no row."""
         a = evidence.activations
 
         def ablated(images: torch.Tensor, channel: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
@@ -294,9 +295,9 @@ class AblationCAM(RowMethod):
         return rows_of_items([is_alive.nonzero()[:, 0] for is_alive in _alive(a)], ablated)
 
     def map(self, evidence: Evidence, scores: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Sum the feature maps, each weighted by the share of the score that is lost without it:
-        ``(N, h, w)``. A channel without a row keeps the score. Drops that are rounding errors count
-        as 0."""
+        """Make the map of `AblationCAM`: sum the feature maps, each weighted by the share of the
+        score that is lost without it: ``(N, h, w)``. A channel without a row keeps the score. Drops
+        that are rounding errors count as 0."""
         a = evidence.activations
         # differences are taken in one precision
         score = evidence[self.whole][:, None]
@@ -428,8 +429,8 @@ class ViTCX(RowMethod):
         return 2 * channels
 
     def clusters(self, evidence: Evidence) -> list[torch.Tensor]:
-        """The sums of the feature maps in each cluster ``(K, h, w)``, for each image. Worked out
-        again in `map`, as it is for `perturbed`: a pure function of the evidence."""
+        """For `ViTCX`, the sums of the feature maps in each cluster ``(K, h, w)``, for each image.
+        Worked out again in `map`, as it is for `perturbed`: a pure function of the evidence."""
         if len(evidence[BlockTokens()]) < 2:
             raise MethodError(
                 "vitcx must have at least two transformer blocks, got fewer; take scorecam"
@@ -437,9 +438,9 @@ class ViTCX(RowMethod):
         return [clustered(maps, evidence.size, self.distance) for maps in evidence.activations]
 
     def perturbed(self, evidence: Evidence) -> PerturbedRows:
-        """Two rows for each cluster, one after the other: the photo seen through the mask with
-        noise where it is covered, and the whole photo with that same noise. `map` takes their
-        difference."""
+        """For `ViTCX`, two rows for each cluster, one after the other: the photo seen through the
+        mask with noise where it is covered, and the whole photo with that same noise. `map` takes
+        their difference."""
         x = evidence.inputs
         if len(evidence.size) != 2:
             return one_row_each(x)  # no photo
@@ -458,8 +459,8 @@ class ViTCX(RowMethod):
         return rows_of_items(clusters, masked_or_noise)
 
     def map(self, evidence: Evidence, scores: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The map ``(N, H, W)``: the mean at each pixel of the clusters' weights (masked score less
-        noisy score, plus the photo's), weighted by the masks."""
+        """The map of `ViTCX` ``(N, H, W)``: the mean at each pixel of the clusters' weights (masked
+        score less noisy score, plus the photo's), weighted by the masks."""
         values = []
         per_image = zip(self.clusters(evidence), scores, evidence[self.whole], strict=True)
         for maps, row_scores, whole in per_image:
@@ -471,9 +472,9 @@ class ViTCX(RowMethod):
 
 
 def weighted_mean(maps: torch.Tensor, weights: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
-    """The mean of ``weights`` ``(K,)`` at each pixel ``(H, W)``, weighted by the masks that the
-    feature maps ``(K, h, w)`` make; 0 where no mask shows a pixel. Masks are enlarged `TOGETHER` at
-    a time, for the memory."""
+    """For `ViTCX`, the mean of ``weights`` ``(K,)`` at each pixel ``(H, W)``, weighted by the masks
+    that the feature maps ``(K, h, w)`` make; 0 where no mask shows a pixel. Masks are enlarged
+    `TOGETHER` at a time, for the memory."""
     total = maps.new_zeros(size)
     seen = maps.new_zeros(size)
     for batch, batch_weights in zip(
@@ -536,9 +537,9 @@ class TIS(RowMethod):
         return self.samples
 
     def tokens(self, evidence: Evidence) -> list[torch.Tensor]:
-        """Which tokens each mask keeps: for each image ``(K, h, w)`` truth values, from k-means
-        centres over the channels of all blocks; a mask keeps the ``share`` of the tokens where its
-        centre is largest."""
+        """For `TIS`, which tokens each mask keeps: for each image ``(K, h, w)`` truth values, from
+        k-means centres over the channels of all blocks; a mask keeps the ``share`` of the tokens
+        where its centre is largest."""
         blocks = evidence[BlockTokens()]
         sizes = {tuple(block.shape[2:]) for block in blocks}
         if len(blocks) < 2 or len(sizes) != 1:
@@ -562,8 +563,8 @@ class TIS(RowMethod):
         return rows_of_items(self.tokens(evidence), lambda images, masks, numbers: masks)
 
     def map(self, evidence: Evidence, scores: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The map ``(N, h, w)``: the mean score of the masks that keep each token; 0 for a token
-        that no mask keeps."""
+        """The map of `TIS` ``(N, h, w)``: the mean score of the masks that keep each token; 0 for a
+        token that no mask keeps."""
         values = []
         for image_tokens, mask_scores in zip(self.tokens(evidence), scores, strict=True):
             keep = image_tokens.to(mask_scores)
@@ -599,8 +600,8 @@ def complete_linkage(distances: torch.Tensor, most: float) -> torch.Tensor:
 
 
 def means(points: torch.Tensor, count: int, seed: int) -> torch.Tensor:
-    """The centres ``(k, D)`` of at most ``count`` clusters of ``points`` ``(n, D)`` by k-means:
-    each point belongs to the nearest centre, and a centre is the mean of its points.
+    """For `TIS`, the centres ``(k, D)`` of at most ``count`` clusters of ``points`` ``(n, D)`` by
+    k-means: each point belongs to the nearest centre, and a centre is the mean of its points.
 
     Centres begin at points that the ``seed`` draws (Lloyd's algorithm), and stop when no point
     changes its cluster. There are no more centres than different points.

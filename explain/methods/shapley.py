@@ -91,9 +91,9 @@ class _Fit:
     factor: torch.Tensor
 
     def across(self, signs: torch.Tensor) -> torch.Tensor:
-        """The prior covariance of each observed pair's half difference with each region's Shapley
-        value ``(n, M)``, in units of the variance of single regions; ``signs`` ``(n, M)`` are the
-        pairs, 1 for a seen region and -1 for a covered one."""
+        """For `KernelSHAP`, the prior covariance of each observed pair's half difference with each
+        region's Shapley value ``(n, M)``, in units of the variance of single regions; ``signs``
+        ``(n, M)`` are the pairs, 1 for a seen region and -1 for a covered one."""
         regions = signs.shape[1]
         pairs = ((signs.sum(1, keepdim=True) - signs).square() - (regions - 1)) / 2
         # of which each has a third
@@ -101,8 +101,8 @@ class _Fit:
         return 2 * signs / regions + self.threes * in_threes + self.rest * coefficients(signs)
 
     def error(self, signs: torch.Tensor, half: torch.Tensor) -> torch.Tensor:
-        """The posterior standard deviation of each region's Shapley value ``(M,)``, from the pairs
-        ``signs`` ``(n, M)`` and their half differences ``half`` ``(n,)``.
+        """For `KernelSHAP`, the posterior standard deviation of each region's Shapley value
+        ``(M,)``, from the pairs ``signs`` ``(n, M)`` and their half differences ``half`` ``(n,)``.
 
         Its scale is the size of what was observed or, if that is larger, by how much each pair
         misses what all others predict.
@@ -125,10 +125,10 @@ class _Fit:
 def _compared(
     signs: torch.Tensor, half: torch.Tensor, of_threes: Sequence[float], least: float = 0
 ) -> Iterator[_Fit]:
-    """Fit the half differences ``half`` ``(n,)`` of the pairs ``signs`` ``(n, M)`` under each
-    combination of two prior variances: of what regions do in threes (``of_threes``), and of the
-    rest (values of `REST` from ``least`` on). Yields those whose covariance has a Cholesky
-    factor."""
+    """For `KernelSHAP`, fit the half differences ``half`` ``(n,)`` of the pairs ``signs`` ``(n,
+    M)`` under each combination of two prior variances: of what regions do in threes
+    (``of_threes``), and of the rest (values of `REST` from ``least`` on). Yields those whose
+    covariance has a Cholesky factor."""
     inner_products = signs @ signs.T
     regions = signs.shape[1]
     eye = torch.eye(len(signs), dtype=signs.dtype, device=signs.device)
@@ -373,8 +373,8 @@ class ShapleySampling(ShapleyMethod):
     def solve(
         self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float
     ) -> Estimate:
-        """The mean gain of the score when each region is uncovered ``(M,)``, and its standard error
-        over pairs of an order and its reverse.
+        """The estimate of `ShapleySampling`: the mean gain of the score when each region is
+        uncovered ``(M,)``, and its standard error over pairs of an order and its reverse.
 
         ``seen`` ``(P, M)`` and ``scores`` ``(P,)`` are in the order of `Permutations.rows`. There
         is no error before three pairs (see `floored_error`). Where all pairs agree, they may do so
@@ -501,8 +501,8 @@ class _Tree(Search):
     """The search of `PartitionSHAP` in one image: its cells, cut further and further."""
 
     def __init__(self, method: PartitionSHAP, evidence: Evidence, image: int) -> None:
-        """Begin with the whole photo as the only cell, whose value is the score of the photo less
-        that of the covered one."""
+        """For `PartitionSHAP`, begin with the whole photo as the only cell, whose value is the
+        score of the photo less that of the covered one."""
         whole = float(evidence[whole_score(method.score)][image])
         blank = float(evidence[blank_score(method.baseline, method.score)][image])
         cell = tuple((0, side) for side in evidence.size)
@@ -520,9 +520,9 @@ class _Tree(Search):
         return self._method.samples if can_go_on else self.samples
 
     def steps(self) -> Steps:
-        """Cut the cells of the largest values in two, again and again, and ask the engine for the
-        scores of their halves, until the budget is spent. Scores are kept by the cells that are
-        seen, so that no photo is run twice."""
+        """For `PartitionSHAP`, cut the cells of the largest values in two, again and again, and ask
+        the engine for the scores of their halves, until the budget is spent. Scores are kept by the
+        cells that are seen, so that no photo is run twice."""
         while True:
             runs_left = self._method.samples - self.samples
             # few at first, when little is known
@@ -544,8 +544,8 @@ class _Tree(Search):
             self._parts = [part for part in self._parts if id(part) not in cut_now] + halved
 
     def _next(self, most: int) -> list[tuple[ValuedCell, tuple[Cell, Cell]]]:
-        """The cells to cut next, at most ``most``, by the size of their values, each with its two
-        halves; cells of a single pixel are passed over."""
+        """For `PartitionSHAP`, the cells to cut next, at most ``most``, by the size of their
+        values, each with its two halves; cells of a single pixel are passed over."""
         chosen: list[tuple[ValuedCell, tuple[Cell, Cell]]] = []
         for part in sorted(self._parts, key=lambda part: -abs(part.value)):
             if len(chosen) >= most:
@@ -556,7 +556,8 @@ class _Tree(Search):
         return chosen
 
     def map(self) -> torch.Tensor:
-        """The map ``(1, H, W)`` by now: the value of each cell, spread evenly over its pixels."""
+        """The map of `PartitionSHAP` ``(1, H, W)`` by now: the value of each cell, spread evenly
+        over its pixels."""
         values = self._like.new_zeros(self._like.shape[2:])
         for part in self._parts:
             pixels = pixels_of(part.cell)
@@ -567,8 +568,9 @@ class _Tree(Search):
 def _halved(
     part: ValuedCell, halves: tuple[Cell, Cell], scores: Mapping[tuple[Cell, ...], float]
 ) -> list[ValuedCell]:
-    """Replace a valued cell by its two halves, each valued in two settings: without and with the
-    other half, with half the share each. ``scores`` are the scores by the cells that are seen."""
+    """For `PartitionSHAP`, replace a valued cell by its two halves, each valued in two settings:
+    without and with the other half, with half the share each. ``scores`` are the scores by the
+    cells that are seen."""
     parts = []
     for half, other in (halves, halves[::-1]):
         with_half = scores[*part.seen, half]

@@ -134,8 +134,9 @@ class LIME(CoveredRegions):
     def solve(
         self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float
     ) -> Estimate:
-        """Fit the linear model by weighted ridge regression with an intercept, the whole photo as
-        one more sample of weight 1: coefficients ``(M,)``, their errors, and the r² of the fit.
+        """For `LIME`, fit the linear model by weighted ridge regression with an intercept, the
+        whole photo as one more sample of weight 1: coefficients ``(M,)``, their errors, and the r²
+        of the fit.
 
         ``seen`` is ``(n, M)``, ``scores`` ``(n,)``. Errors are robust (HC3) and count the shrinkage
         by the penalty; there are none before M + 3 runs.
@@ -186,8 +187,8 @@ class NeighbourImage(Baseline):
         return circle.roll(1)[circle.argsort()]
 
     def replacement(self, images: torch.Tensor) -> torch.Tensor:
-        """For each image ``(N, C, H, W)``, another image of the batch; a batch of one is
-        refused."""
+        """For `FeaturePermutation`, for each image ``(N, C, H, W)``, another image of the batch; a
+        batch of one is refused."""
         if len(images) < 2:
             raise MethodError(
                 "featurepermutation must have a batch of several images, got 1; take "
@@ -267,9 +268,9 @@ class SobolPoints(CoalitionDesign):
     """
 
     def rows(self, regions: int) -> torch.Tensor:
-        """How much of each cell is seen in each run ``(P, M)``, in [0, 1]: for each design the
-        point A, the point B, and then A with one coordinate after the other taken from B.
-        `Sobol.solve` relies on this order."""
+        """For `Sobol`, how much of each cell is seen in each run ``(P, M)``, in [0, 1]: for each
+        design the point A, the point B, and then A with one coordinate after the other taken from
+        B. `Sobol.solve` relies on this order."""
         if self.samples < self.unit(regions):
             raise MethodError(
                 f"samples of sobol must be at least {self.unit(regions)}, got {self.samples}; give "
@@ -376,8 +377,8 @@ class HalfMasks(CoalitionDesign):
     group."""
 
     def rows(self, regions: int) -> torch.Tensor:
-        """Which cells are seen in each run ``(P, M)``, in groups of `GROUP` runs; in each group,
-        each cell is seen in half of the runs."""
+        """For `HSIC`, which cells are seen in each run ``(P, M)``, in groups of `GROUP` runs; in
+        each group, each cell is seen in half of the runs."""
         generator = seeded(self.seed)
         groups = [uniform((GROUP, regions), generator) for _ in range(self.samples // GROUP)]
         return torch.cat([group.argsort(0).argsort(0) < GROUP // 2 for group in groups])

@@ -161,8 +161,8 @@ class Smooth(WrapperMethod):
 
     @property
     def summary(self) -> str:
-        """What lists of methods print: the statistic, and the method that is averaged over noisy
-        copies."""
+        """The summary of ``smooth(method)`` in lists of methods: the statistic, and the method that
+        is averaged over noisy copies."""
         inner = "the gradient" if self._is_published else self.method.name
         statistic = "mean square" if self.statistic == "square" else self.statistic
         return f"{statistic} of {inner} over noisy copies"
@@ -201,8 +201,8 @@ class Moments(Accumulator):
         self._moments: dict[int, tuple[int, torch.Tensor, torch.Tensor]] = {}
 
     def add(self, images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> None:
-        """Take the maps ``values`` ``(b, ...)`` of some rows, and update the count, the mean and
-        the squares of their images."""
+        """For ``smooth(method)``, take the maps ``values`` ``(b, ...)`` of some rows, and update
+        the count, the mean and the squares of their images."""
         if self._statistic == "square":
             values = values**2
         for image, value in zip(images.tolist(), values, strict=True):
@@ -213,8 +213,8 @@ class Moments(Accumulator):
             self._moments[image] = count + 1, mean, squares + off * (value - mean)
 
     def result(self) -> torch.Tensor:
-        """The mean over the rows of each image, their mean square, or their variance ``(N, ...)``,
-        whichever ``statistic`` asks for; images in order."""
+        """For ``smooth(method)``, the mean over the rows of each image, their mean square, or their
+        variance ``(N, ...)``, whichever ``statistic`` asks for; images in order."""
         moments = [self._moments[image] for image in sorted(self._moments)]
         if self._statistic == "variance":
             return torch.stack([squares / count for count, _, squares in moments])
@@ -279,8 +279,8 @@ class SmoothGradCAMPlusPlus(cam.ClassActivationMap):
 
     @property
     def derivatives(self) -> Attributions:
-        """The need for the first three powers of the layer's gradient, averaged over the noisy
-        copies: ``(N, 3, C, h, w)``."""
+        """For Smooth Grad-CAM++, the need for the first three powers of the layer's gradient,
+        averaged over the noisy copies: ``(N, 3, C, h, w)``."""
         noisy = NoisyCopies(self.samples, self.sigma, self.seed)
         return Attributions(noisy, AnswerTo(LayerGradients()), MeanPowers(self.samples))
 
@@ -316,13 +316,13 @@ class Views(Perturbation):
         return len(self.kinds)
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
-        """The photo in each view (enlarged, mirrored), one row for each; ``carry`` moves other
-        tensors, such as masks of the photo, in the same way."""
+        """For ``augmented(method)``, the photo in each view (enlarged, mirrored), one row for each;
+        ``carry`` moves other tensors, such as masks of the photo, in the same way."""
         x = evidence.inputs
 
         def carry(tensor: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-            """Show the rows of a tensor ``(b, ...)`` as the views with these numbers ``(b,)`` show
-            the photo."""
+            """For ``augmented(method)``, show the rows of a tensor ``(b, ...)`` as the views with
+            these numbers ``(b,)`` show the photo."""
             kinds = [self.kinds[number] for number in numbers.tolist()]
             return torch.cat(
                 [
@@ -344,8 +344,9 @@ class MappedBack(Reducer):
     views: Views
 
     def begin(self, evidence: Evidence) -> Accumulator:
-        """Begin the sums ``(N, 2, ...)`` over the views of each image: of the maps moved back to
-        the photo's place, and of how much each view covers there, by which `Augmented` divides."""
+        """For ``augmented(method)``, begin the sums ``(N, 2, ...)`` over the views of each image:
+        of the maps moved back to the photo's place, and of how much each view covers there, by
+        which `Augmented` divides."""
         ndim = evidence.inputs.ndim
 
         def mapped_back(
@@ -355,8 +356,8 @@ class MappedBack(Reducer):
             return torch.stack([view_moved_back(number, value) for number, value in rows])
 
         def view_moved_back(number: int, value: torch.Tensor) -> torch.Tensor:
-            """The map ``value`` of one view, moved back to the photo's place, and the weight of the
-            view at each place: ``(2, ...)``."""
+            """For ``augmented(method)``, the map ``value`` of one view, moved back to the photo's
+            place, and the weight of the view at each place: ``(2, ...)``."""
             scale, flip = self.views.kinds[number]
             as_image = value[None] if value.ndim == ndim - 1 else value[None, None]
             moved = _shown(as_image, 1 / scale, flip, padding="zeros")
@@ -431,8 +432,9 @@ register_wrapper("augmented", Augmented)
 
 
 def _shown(x: torch.Tensor, scale: float, flip: bool, *, padding: str) -> torch.Tensor:
-    """Show an image ``x`` ``(1, C, H, W)`` enlarged about its centre by ``scale`` at the same size,
-    then mirrored if ``flip``; ``padding`` is what lies outside, as in `grid_sample`.
+    """For ``augmented(method)``, show an image ``x`` ``(1, C, H, W)`` enlarged about its centre by
+    ``scale`` at the same size, then mirrored if ``flip``; ``padding`` is what lies outside, as in
+    `grid_sample`.
 
     Of a video, every frame is shown so; an input that is no picture stays as it is.
     """

@@ -54,7 +54,8 @@ class Sparseness(MapMetric):
     sign: Sign = "own"
 
     def __call__(self, data: MetricInput) -> MetricResult:
-        """The Gini coefficient of the map's magnitudes ``(N,)``; NaN for a map of zeros."""
+        """The figure of `Sparseness`: the Gini coefficient of the map's magnitudes ``(N,)``; NaN
+        for a map of zeros."""
         values = data.maps.per_pixel(self.sign).double()
         value = gini(values).to(data.maps.values)
         return MetricResult(data.undefined(self, value, (values == 0).flatten(1).all(1), ZERO))
@@ -84,8 +85,8 @@ class Complexity(MapMetric):
     better = "less"
 
     def __call__(self, data: MetricInput) -> MetricResult:
-        """The entropy in nats ``(N,)`` of the map's magnitudes as shares of their sum; NaN for a
-        map of zeros."""
+        """The figure of `Complexity`: the entropy in nats ``(N,)`` of the map's magnitudes as
+        shares of their sum; NaN for a map of zeros."""
         # whose sum must not overflow
         sizes = data.maps.per_pixel(self.sign).abs().flatten(1).double()
         total = sizes.sum(1, keepdim=True)
@@ -122,8 +123,8 @@ class EffectiveComplexity(MapMetric):
     minimums: ClassVar = {"threshold": 0}
 
     def __call__(self, data: MetricInput) -> MetricResult:
-        """The share of pixels ``(N,)`` whose magnitude exceeds ``threshold`` of the largest; NaN
-        for a map of zeros."""
+        """The figure of `EffectiveComplexity`: the share of pixels ``(N,)`` whose magnitude exceeds
+        ``threshold`` of the largest; NaN for a map of zeros."""
         sizes = data.maps.per_pixel(self.sign).abs().flatten(1)
         most = sizes.amax(1, keepdim=True)
         value = (sizes > self.threshold * most).to(sizes).mean(1)
@@ -138,8 +139,9 @@ class ShiftedModel(nn.Module):
     """
 
     def __init__(self, inner: nn.Module, shift: float, path: Path = (0,)) -> None:
-        """Wrap the model ``inner``; ``path`` says where the photo is among its arguments. The
-        wrapper is in training mode if the model is."""
+        """Wrap the model ``inner`` in a `ShiftedModel`, which takes ``shift`` away from its photo
+        first; ``path`` says where the photo is among its arguments. The wrapper is in training mode
+        if the model is."""
         super().__init__()
         self.inner = inner
         self.shift = shift
@@ -235,8 +237,8 @@ class ADCC(ReattributionMetric):
         yield Variant(covered_softly(data.maps.heatmap, self.baseline))
 
     def compare(self, data: MetricInput, variant: VariantResult) -> torch.Tensor:
-        """What is kept of the photo masked by its heatmap ``(N, 2)``: the probability of the class,
-        and the correlation of its heatmap with the photo's (-1 where one does not vary)."""
+        """What `ADCC` keeps of the photo masked by its heatmap ``(N, 2)``: the probability of the
+        class, and the correlation of its heatmap with the photo's (-1 where one does not vary)."""
         assert variant.logits is not None
         assert data.classes is not None
         probability = data.outputs.of_classes(variant.logits, data.classes)
@@ -246,8 +248,9 @@ class ADCC(ReattributionMetric):
         return torch.stack([probability.double(), heatmap_correlation.nan_to_num(-1)], 1)
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
-        """The harmonic mean ``(N,)`` of coherency, simplicity and kept probability, 0 where one of
-        them has failed entirely; ``numbers`` ``(N, 1, 2)`` are those of `compare`."""
+        """The figure of `ADCC`: the harmonic mean ``(N,)`` of coherency, simplicity and kept
+        probability, 0 where one of them has failed entirely; ``numbers`` ``(N, 1, 2)`` are those of
+        `compare`."""
         original = data.need_probability(OTHER).double()
         seen, heatmap_correlation = numbers[:, 0].unbind(1)
         coherency = (1 + heatmap_correlation) / 2

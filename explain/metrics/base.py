@@ -341,8 +341,8 @@ class CoveredRanks(MaskedInputs):
     covered_by = "pixels in the order of a map"
 
     def masks(self, evidence: Evidence) -> PerturbedRows:
-        """The masks ``(b, 1, H, W)``: 0 for pixels whose rank is within the interval of the row, 1
-        elsewhere. Rows of an image are its intervals in order."""
+        """The masks of a `cover_ranks` request ``(b, 1, H, W)``: 0 for pixels whose rank is within
+        the interval of the row, 1 elsewhere. Rows of an image are its intervals in order."""
         ranks = self.ranks
         owners, starts, ends = self.intervals.unbind(1)
         counts = owners.bincount(minlength=len(ranks))

@@ -254,7 +254,7 @@ class _Checks:
             tests = self._covering_tests(kept, results)
 
         def decided(name: str, check: Check) -> CheckResult:
-            """The result of one check of the map called ``name``."""
+            """The `CheckResult` of one check of the map called ``name``."""
             key = (name, check.name)
             if name not in varied:
                 what = "constant" if bool(data[name].maps.values.any()) else "zero everywhere"

@@ -79,8 +79,9 @@ class _SubsetCorrelation(ScoreMetric):
         raise NotImplementedError
 
     def _subsets(self, data: MetricInput) -> list[RandomSubsets]:
-        """The perturbations that cover random subsets, one for each of `sizes`; `requests` and
-        `__call__` go through them in this order."""
+        """For `FaithfulnessCorrelation` and `SensitivityN`, the perturbations that cover random
+        subsets, one for each of `sizes`; `requests` and `__call__` go through them in this
+        order."""
         counts = share_counts(data, self.sizes)
         return [RandomSubsets(self.baseline, self.samples, pixels, self.seed) for pixels in counts]
 
@@ -88,9 +89,9 @@ class _SubsetCorrelation(ScoreMetric):
         return [ScoreRequest(subsets, self.score) for subsets in self._subsets(data)]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
-        """The correlation of the map's sums over subsets with the loss of score without them
-        ``(N,)``, on average over the sizes; the curve has each size's. NaN where sums or losses do
-        not vary."""
+        """The figure of `FaithfulnessCorrelation` and `SensitivityN`: the correlation of the map's
+        sums over subsets with the loss of score without them ``(N,)``, on average over the sizes;
+        the curve has each size's. NaN where sums or losses do not vary."""
         maps = data.maps.contributions
         correlations = []
         for subsets, size_scores in zip(self._subsets(data), scores, strict=True):
@@ -206,14 +207,15 @@ class FaithfulnessEstimate(ScoreMetric):
     minimums: ClassVar = {"groups": 2}
 
     def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
-        """The photos without one group of pixels each; groups are neighbours in the map's order."""
+        """For `FaithfulnessEstimate`, the photos without one group of pixels each; groups are
+        neighbours in the map's order."""
         ends = steps_of(data.pixels, self.groups)
         ranks = data.ranks("signed", self.seed)
         return [base.cover_ranks(ranks, ends[:-1], ends[1:], self.baseline, self.score)]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
-        """Pearson's correlation ``(N,)`` of the groups' sums of the map with the loss of score
-        without each group."""
+        """The figure of `FaithfulnessEstimate`: Pearson's correlation ``(N,)`` of the groups' sums
+        of the map with the loss of score without each group."""
         sums = _group_sums(data, "signed", self.seed, self.groups)
         value = correlation(sums, data.loss(self.score, scores[0]))
         return MetricResult(_defined(self, data, value))
@@ -250,16 +252,17 @@ class MonotonicityCorrelation(ScoreMetric):
     minimums: ClassVar = {"groups": 2, "samples": 1}
 
     def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
-        """For each of ``samples`` noises, the photos with one group of pixels replaced by that
-        noise."""
+        """For `MonotonicityCorrelation`, for each of ``samples`` noises, the photos with one group
+        of pixels replaced by that noise."""
         ranks = data.ranks("absolute", self.seed)
         ends = steps_of(data.pixels, self.groups)
         noises = [Noise(seed) for seed in range(self.seed, self.seed + self.samples)]
         return [base.cover_ranks(ranks, ends[:-1], ends[1:], noise, self.score) for noise in noises]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
-        """Spearman's correlation ``(N,)`` of the magnitude of each group's sum in the map with the
-        mean squared change of the score that noise in the group makes."""
+        """The figure of `MonotonicityCorrelation`: Spearman's correlation ``(N,)`` of the magnitude
+        of each group's sum in the map with the mean squared change of the score that noise in the
+        group makes."""
         change = torch.stack([data.loss(self.score, sample) ** 2 for sample in scores]).mean(0)
         sums = _group_sums(data, "absolute", self.seed, self.groups).abs()
         return MetricResult(_defined(self, data, correlation(mid_ranks(sums), mid_ranks(change))))
@@ -296,14 +299,15 @@ class NonSensitivity(ScoreMetric):
     minimums: ClassVar = {"side": 1, "threshold": 0}
 
     def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
-        """The photos without one square of the grid each, in the order of the squares' numbers."""
+        """For `NonSensitivity`, the photos without one square of the grid each, in the order of the
+        squares' numbers."""
         regions = grid_regions(data.size, self.side, data.images)
         ends = range(int(regions.max()) + 2)
         return [base.cover_ranks(regions, ends[:-1], ends[1:], self.baseline, self.score)]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
-        """The share ``(N,)`` of squares that are nothing to the map but not to the model, or the
-        reverse."""
+        """The figure of `NonSensitivity`: the share ``(N,)`` of squares that are nothing to the map
+        but not to the model, or the reverse."""
         change = data.loss(self.score, scores[0]).abs()
         regions = grid_regions(data.size, self.side, data.images)
         sums = by_region(data.maps.contributions.abs(), regions)
@@ -402,9 +406,9 @@ class Infidelity(ScoreMetric):
         return [ScoreRequest(self._noisy, self.score)]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
-        """The mean squared error ``(N,)`` between the change of score that the map predicts for
-        noise (their product) and the change that it makes; ``parts`` has it with and without the
-        best factor."""
+        """The figure of `Infidelity`: the mean squared error ``(N,)`` between the change of score
+        that the map predicts for noise (their product) and the change that it makes; ``parts`` has
+        it with and without the best factor."""
         maps = data.maps.contributions.flatten(1)
         noise = torch.stack(
             [self._noisy.noise(data.size, sample).flatten() for sample in range(self.samples)]
@@ -449,9 +453,9 @@ class Completeness(ScoreMetric):
         return [base.cover_softly(torch.zeros_like(data.images[:, 0]), self.baseline, self.score)]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
-        """By how much the sum of the map misses the score of the photo less that of the covered
-        photo, ``(N,)`` from 0; ``parts`` has the share of that difference, NaN where it is next to
-        nothing."""
+        """The figure of `Completeness`: by how much the sum of the map misses the score of the
+        photo less that of the covered photo, ``(N,)`` from 0; ``parts`` has the share of that
+        difference, NaN where it is next to nothing."""
         difference = data.original(self.score) - scores[0][:, 0]
         off = (data.maps.values.flatten(1).sum(1) - difference).abs()
         nothing = difference.abs() <= least(self.score, data.original(self.score), scores[0])

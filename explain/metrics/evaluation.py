@@ -77,7 +77,7 @@ class Table(Mapping[str, Mapping[str, torch.Tensor]]):
     notes: tuple[str, ...] = ()
 
     def __getitem__(self, method: str) -> Mapping[str, torch.Tensor]:
-        """The figures of a method, by metric: tensors ``(N,)``."""
+        """The figures in the table of a method, by metric: tensors ``(N,)``."""
         if method not in self.results:
             raise NotEvaluatedError(
                 f"method {method!r} was not evaluated here; {did_you_mean(method, self.results)}"
@@ -338,9 +338,9 @@ class _Evaluation:
         return _table(self.metrics, results, data, self.notes)
 
     def _explained(self, maps: Mapping[str, MapsLike]) -> torch.Tensor:
-        """The score ``(N,)`` that is explained, from an attribution of this call or else one
-        forward pass; also fixes the target to the explained classes, and makes the ``context``,
-        which all later steps read."""
+        """For `evaluate`, the score ``(N,)`` that is explained, from an attribution of this call or
+        else one forward pass; also fixes the target to the explained classes, and makes the
+        ``context``, which all later steps read."""
         by_this_call = [
             source
             for name, source in maps.items()
@@ -365,9 +365,9 @@ class _Evaluation:
         return [metric for metric in self.metrics.values() if isinstance(metric, kind)]
 
     def _maps(self) -> dict[str, MapsLike]:
-        """The maps by name: methods are run here, together; maps that were given are checked first,
-        so that wrong ones are refused before anything runs. Without a target, the attributions'
-        common one is taken."""
+        """The maps to evaluate, by name: methods are run here, together; maps that were given are
+        checked first, so that wrong ones are refused before anything runs. Without a target, the
+        attributions' common one is taken."""
         methods = self.methods
         waiting = {
             name: get_method(source)
@@ -394,8 +394,8 @@ class _Evaluation:
     def _by_reattribution(
         self, data: Mapping[str, MetricInput], maps: Mapping[str, MapsLike]
     ) -> Results:
-        """The results of metrics that run the methods again (on other photos, for other classes, in
-        changed models); refused for a map whose method is not known."""
+        """For `evaluate`, the results of metrics that run the methods again (on other photos, for
+        other classes, in changed models); refused for a map whose method is not known."""
         metrics = self._of_kind(ReattributionMetric)
         if not metrics:
             return {}
@@ -413,8 +413,9 @@ class _Evaluation:
         return reattribute(metrics, evaluated, self.context, self.resolved, options)
 
     def _by_scores(self, data: Mapping[str, MetricInput]) -> Results:
-        """The results of metrics that need scores of perturbed photos: collects the requests of all
-        metrics and maps, runs equal photos once, and hands each metric its scores."""
+        """For `evaluate`, the results of metrics that need scores of perturbed photos: collects the
+        requests of all metrics and maps, runs equal photos once, and hands each metric its
+        scores."""
         metrics = self._of_kind(ScoreMetric)
         if not metrics:
             return {}

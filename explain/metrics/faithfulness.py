@@ -41,8 +41,8 @@ class _RankedCurve(ScoreMetric):
     covers: ClassVar[Covers] = "largest"
 
     def ranks(self, data: MetricInput) -> torch.Tensor:
-        """The rank of each pixel ``(N, H, W)`` in the order of covering, 0 for the most relevant
-        one; subclasses rank squares instead."""
+        """For metrics with a curve, the rank of each pixel ``(N, H, W)`` in the order of covering,
+        0 for the most relevant one; subclasses rank squares instead."""
         return data.ranks(self.sign, self.seed)
 
     def total(self, data: MetricInput) -> int:
@@ -54,8 +54,9 @@ class _RankedCurve(ScoreMetric):
         return steps_of(self.total(data), self.steps)
 
     def photos_of_steps(self, data: MetricInput, covers: Covers, score: ScoreKind) -> ScoreRequest:
-        """The request for the scores ``(N, steps)`` of the photos of all steps: covered are the
-        first ranks, the last ranks, or all but the first, by as many as `counts` has."""
+        """For metrics with a curve, such as `Deletion`, the request for the scores ``(N, steps)``
+        of the photos of all steps: covered are the first ranks, the last ranks, or all but the
+        first, by as many as `counts` has."""
         counts = torch.tensor(self.counts(data))
         total = torch.full_like(counts, self.total(data))
         first = {"largest": torch.zeros_like(counts), "smallest": total - counts, "rest": counts}
@@ -66,8 +67,9 @@ class _RankedCurve(ScoreMetric):
         return [self.photos_of_steps(data, self.covers, self.score)]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
-        """The area under the curve ``(N,)`` of the scores ``(N, steps)`` over the share that is
-        covered; the curve is kept in the result."""
+        """The figure of `Deletion`, `Insertion` and their like: the area under the curve ``(N,)``
+        of the scores ``(N, steps)`` over the share that is covered; the curve is kept in the
+        result."""
         counts = self.counts(data)
         value = area_under_curve(scores[0], counts)
         return MetricResult(value, scores[0], torch.tensor(counts) / counts[-1])
@@ -227,8 +229,8 @@ class ROAD(_ShareCurve):
     baseline: Baseline = Neighbours()
 
     def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
-        """Four requests, in the order that `__call__` takes: the score for MoRF and for LeRF, and,
-        where the target is a class, its margin for both."""
+        """The requests of `ROAD`, two or four, in the order that `__call__` takes: the score for
+        MoRF and for LeRF, and, where the target is a class, its margin for both."""
         kinds: list[ScoreKind] = [self.score]
         if data.probability is not None:
             kinds.append("margin")
@@ -236,8 +238,8 @@ class ROAD(_ShareCurve):
         return [self.photos_of_steps(data, covers, kind) for kind in kinds for covers in orders]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
-        """Half of LeRF minus MoRF, on average over the shares ``(N,)``; with margins, also whether
-        the class still was the best."""
+        """The figure of `ROAD`: half of LeRF minus MoRF, on average over the shares ``(N,)``; with
+        margins, also whether the class still was the best."""
         curve = (scores[1] - scores[0]) / 2
         parts = {"morf": scores[0], "lerf": scores[1]}
         if len(scores) > 2:
@@ -264,8 +266,9 @@ class Comprehensiveness(_ShareCurve):
     """
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
-        """The mean over the shares of what the score loses ``(N,)``, and the loss at each share as
-        the curve. `Sufficiency` has the same with other pixels covered."""
+        """The figure of `Comprehensiveness`: the mean over the shares of what the score loses
+        ``(N,)``, and the loss at each share as the curve. `Sufficiency` has the same with other
+        pixels covered."""
         curve = data.original(self.score)[:, None] - scores[0]
         return MetricResult(curve.mean(1), curve, torch.tensor(self.percentiles) / 100)
 
@@ -321,8 +324,8 @@ class AverageDrop(ScoreMetric):
         return [base.cover_softly(data.maps.heatmap, self.baseline, self.score)]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
-        """The share of the probability that is lost behind the heatmap, ``(N,)`` from 0; NaN where
-        the original is next to nothing."""
+        """The figure of `AverageDrop`: the share of the probability that is lost behind the
+        heatmap, ``(N,)`` from 0; NaN where the original is next to nothing."""
         original = data.original(self.score)
         seen = scores[0][:, 0]
         drop = ratio((original - seen).clamp(min=0), original)
@@ -401,7 +404,8 @@ class _GridCurve(_RankedCurve):
     minimums: ClassVar = {"side": 1, "steps": 1}
 
     def ranks(self, data: MetricInput) -> torch.Tensor:
-        """The rank of each pixel's square ``(N, H, W)``, by the sum of the map in the square."""
+        """For metrics that cover squares, such as `Selectivity`, the rank of each pixel's square
+        ``(N, H, W)``, by the sum of the map in the square."""
         squares = grid_regions(data.size, self.side, data.images)
         return region_ranks(data.maps.per_pixel(self.sign), squares, self.seed)
 
@@ -438,7 +442,8 @@ class RegionPerturbation(_GridCurve):
         return list(range(min(self.steps, self.total(data)) + 1))
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
-        """The mean drop of the score ``(N,)`` over the steps of covering squares (AOPC)."""
+        """The figure of `RegionPerturbation`: the mean drop of the score ``(N,)`` over the steps of
+        covering squares (AOPC)."""
         curve = scores[0][:, :1] - scores[0]
         at = torch.tensor(self.counts(data)) / self.total(data)
         return MetricResult(curve.mean(1), scores[0], at)
@@ -497,8 +502,8 @@ class IROF(ScoreMetric):
     minimums: ClassVar = {"segments": 2}
 
     def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
-        """The photos in which the first k superpixels by the map's mean are covered, for every
-        k."""
+        """For `IROF`, the photos in which the first k superpixels by the map's mean are covered,
+        for every k."""
         regions = superpixels(data.images, self.segments)
         ranks = region_ranks(data.maps.per_pixel(self.sign), regions, self.seed, mean=True)
         superpixel_count = regions.flatten(1).amax(1) + 1
@@ -511,8 +516,8 @@ class IROF(ScoreMetric):
         return [base.cover_ranks(ranks, torch.zeros_like(ends), ends, self.baseline, self.score)]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
-        """One less the area under the curve of the share of the probability that is left ``(N,)``;
-        photos with fewer superpixels have shorter curves."""
+        """The figure of `IROF`: one less the area under the curve of the share of the probability
+        that is left ``(N,)``; photos with fewer superpixels have shorter curves."""
         first = scores[0][:, :1]
         curve = scores[0] / torch.where(first == 0, 1, first)
         last_numbers = superpixels(data.images, self.segments).flatten(1).amax(1).tolist()
@@ -605,8 +610,8 @@ class Monotonicity(_StepCurve):
         return super().counts(data)[::-1]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
-        """Whether the score never falls while pixels are shown: 1 or 0 ``(N,)``, and the share of
-        steps in which it does not."""
+        """The figure of `Monotonicity`: whether the score never falls while pixels are shown: 1 or
+        0 ``(N,)``, and the share of steps in which it does not."""
         not_falling = (scores[0].diff(dim=1) >= 0).to(scores[0])
         shares = 1 - torch.tensor(self.counts(data)) / data.pixels
         return MetricResult(not_falling.amin(1), scores[0], shares, {"share": not_falling.mean(1)})

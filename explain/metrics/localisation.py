@@ -84,8 +84,8 @@ class MaxBoxAccV2(LocalisationMetric):
     below = {"overlaps": 100}
 
     def __call__(self, data: MetricInput) -> MetricResult:
-        """The figure of each photo as if it were the data set, ``(N,)``; ``parts`` has the best
-        overlap at each threshold, ``(N, T)``, from which `of_data_set` makes the published
+        """The `MaxBoxAccV2` of each photo as if it were the data set, ``(N,)``; ``parts`` has the
+        best overlap at each threshold, ``(N, T)``, from which `of_data_set` makes the published
         figure."""
         if data.boxes is None:
             raise MetricError(
@@ -109,8 +109,9 @@ class MaxBoxAccV2(LocalisationMetric):
         return float(torch.stack(shares).mean())
 
     def _overlaps(self, unit_map: NDArray[np.float64], boxes: torch.Tensor) -> torch.Tensor:
-        """The best overlap (IoU) at each threshold ``(T,)`` between the boxes around the connected
-        parts of one map, ``unit_map`` ``(H, W)`` in [0, 1], and the object's boxes ``(k, 4)``."""
+        """For `MaxBoxAccV2`, the best overlap (IoU) at each threshold ``(T,)`` between the boxes
+        around the connected parts of one map, ``unit_map`` ``(H, W)`` in [0, 1], and the object's
+        boxes ``(k, 4)``."""
         import cv2
         from torchvision.ops import box_iou
 
@@ -160,9 +161,9 @@ class PointingGame(LocalisationMetric):
     maximums: ClassVar = {"tolerance": 1}
 
     def __call__(self, data: MetricInput) -> MetricResult:
-        """Whether the largest value lies on the object or within the tolerance: ``(N,)``, 1 or 0,
-        or the share of equal largest values that do. ``parts`` has the chance of a random point and
-        of the centre."""
+        """The figure of `PointingGame`: whether the largest value lies on the object or within the
+        tolerance: ``(N,)``, 1 or 0, or the share of equal largest values that do. ``parts`` has the
+        chance of a random point and of the centre."""
         maps = data.maps.per_pixel(self.sign)
         near = pixels_near(self.region(data), self.tolerance * max(data.size))
         tops = maps == maps.flatten(1).amax(1).reshape(-1, 1, 1)
@@ -199,7 +200,8 @@ class EnergyPointingGame(LocalisationMetric):
     units = SHARE
 
     def __call__(self, data: MetricInput) -> MetricResult:
-        """The share of the positive values on the object, ``(N,)``."""
+        """The figure of `EnergyPointingGame`: the share of the positive values on the object,
+        ``(N,)``."""
         value = self.share_on_object(data, data.maps.per_pixel(self.sign).clamp(min=0))
         return MetricResult(value, parts={"random": self.region(data).flatten(1).to(value).mean(1)})
 
@@ -250,8 +252,8 @@ class RelevanceRank(LocalisationMetric):
     units = SHARE
 
     def __call__(self, data: MetricInput) -> MetricResult:
-        """The share ``(N,)`` of the K top pixels on the object, where K is the number of the
-        object's pixels."""
+        """The figure of `RelevanceRank`: the share ``(N,)`` of the K top pixels on the object,
+        where K is the number of the object's pixels."""
         region = self.region(data)
         ranks = ranks_of(_pooled(data), self.seed)
         size = region.flatten(1).sum(1)
@@ -284,8 +286,8 @@ class AttributionLocalisation(LocalisationMetric):
     units = "ratio"
 
     def __call__(self, data: MetricInput) -> MetricResult:
-        """The share of the positive values on the object ``(N,)``, if ``weighted`` over the
-        object's share of the photo."""
+        """The figure of `AttributionLocalisation`: the share of the positive values on the object
+        ``(N,)``, if ``weighted`` over the object's share of the photo."""
         value = self.share_on_object(data, data.maps.per_pixel(self.sign).clamp(min=0))
         figure = value
         if self.weighted:
@@ -319,7 +321,8 @@ class TopKIntersection(LocalisationMetric):
     below = {"share": 100}
 
     def __call__(self, data: MetricInput) -> MetricResult:
-        """The share ``(N,)`` of the top pixels that lie on the object."""
+        """The figure of `TopKIntersection`: the share ``(N,)`` of the top pixels that lie on the
+        object."""
         count = share_counts(data, [self.share])[0]
         hits = ((data.ranks(self.sign, self.seed) < count) & self.region(data)).flatten(1).sum(1)
         return MetricResult((hits / count).to(data.maps.values.dtype))
@@ -344,8 +347,8 @@ class AUC(LocalisationMetric):
     sign: Sign = "own"
 
     def __call__(self, data: MetricInput) -> MetricResult:
-        """The probability ``(N,)`` that a pixel of the object has a larger value than one outside
-        it, from ranks (Mann-Whitney)."""
+        """The figure of `AUC`: the probability ``(N,)`` that a pixel of the object has a larger
+        value than one outside it, from ranks (Mann-Whitney)."""
         region = self.region(data).flatten(1)
         maps = data.maps.per_pixel(self.sign).flatten(1)
         ranks = mid_ranks(maps)
@@ -377,8 +380,8 @@ class IoU(LocalisationMetric):
     sign: Sign = "own"
 
     def __call__(self, data: MetricInput) -> MetricResult:
-        """The largest intersection over union ``(N,)`` over all thresholds of the map, and the
-        threshold."""
+        """The figure of `IoU`: the largest intersection over union ``(N,)`` over all thresholds of
+        the map, and the threshold."""
         region = self.region(data).flatten(1)
         values, order = data.maps.per_pixel(self.sign).flatten(1).sort(1, descending=True)
         hits = region.gather(1, order).cumsum(1)

@@ -50,9 +50,9 @@ class MarkedAreas(Perturbation):
         return Mean(), strong_blur(images.shape)
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
-        """The rows of one photo: for each map and each share of `SHARES`, the pixels with the map's
-        largest values covered by the mean colour and by a strong blur, in this order;
-        `_drops_of_marked` averages over them."""
+        """The covered photos of `MarkedAreas`, for a single photo: for each map and each share of
+        `SHARES`, the pixels with the map's largest values covered by the mean colour and by a
+        strong blur, in this order; `_drops_of_marked` averages over them."""
         x = evidence.inputs
         covers = [baseline.covering(x) for baseline in self.baselines(x)]
         ranks = ranks_of(self.maps, self.seed).to(x.device)
@@ -84,8 +84,8 @@ class AreaTest:
     seed: int
 
     def test(self, values: torch.Tensor, count: int) -> tuple[float, int]:
-        """The p-value of a map ``(H, W)`` against random placements of itself, and how many of the
-        photo's own maps take as much from the score.
+        """Test the area that a map marks: the p-value of a map ``(H, W)`` against random placements
+        of itself, and how many of the photo's own maps take as much from the score.
 
         The p-value is one by ``count + 1`` for a map whose marked area takes more than all
         placements and all maps of the photo, and else 1. A map whose place says nothing comes first

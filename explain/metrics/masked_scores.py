@@ -254,8 +254,9 @@ class RandomMasks(Perturbation):
         return Mean(), strong_blur(images.shape), Noise(seed=self.seed), Rolled()
 
     def masks(self, images: torch.Tensor) -> torch.Tensor:
-        """The masks of photos ``(N, C, H, W)``: ``(N, K, H, W)``, True where a photo is covered.
-        The seed and the photo's values draw them, whatever batch it is in."""
+        """The random masks of photos ``(N, C, H, W)`` for the check `Faithful`: ``(N, K, H, W)``,
+        True where a photo is covered. The seed and the photo's values draw them, whatever batch it
+        is in."""
         size = (images.shape[2], images.shape[3])
         numbers = [int.from_bytes(digest_of_tensor(image)[:6], "big") for image in images]
         generators = [seeded(number + self.seed) for number in numbers]
@@ -264,8 +265,8 @@ class RandomMasks(Perturbation):
         )
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
-        """A row for each of K masks of each photo; mask ``number`` has baseline ``number // 2 %
-        BASELINES``, as `strata_of` says."""
+        """The randomly masked photos: a row for each of K masks of each photo; mask ``number`` has
+        baseline ``number // 2 % BASELINES``, as `strata_of` says."""
         x = evidence.inputs
         shown = ~self.masks(x).to(x.device)
         covers = [baseline.covering(x) for baseline in self.baselines(x)]

@@ -44,8 +44,9 @@ class _MapSimilarity(ReattributionMetric):
         return torch.stack([alike, variant.maps.zero.double()], 1)
 
     def result(self, data: MetricInput, curve: torch.Tensor, zeros: torch.Tensor) -> MetricResult:
-        """The mean over the V variants of similarities ``curve`` ``(N, V)``; NaN for constant maps.
-        ``zeros`` ``(N, V)`` marks variants whose map is zero everywhere, which are warned of."""
+        """The result of `MPRT` and `RandomLogit`: the mean over the V variants of similarities
+        ``curve`` ``(N, V)``; NaN for constant maps. ``zeros`` ``(N, V)`` marks variants whose map
+        is zero everywhere, which are warned of."""
         warn_of_zeros(self.name, data, (zeros > 0).any(1))
         curve = curve.to(data.maps.values.dtype)
         value = data.undefined(self, curve.mean(1), data.maps.constant, CONSTANT)
@@ -121,9 +122,9 @@ class MPRT(_MapSimilarity):
         return {"name": name, "summary": summary, "paper": paper}
 
     def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
-        """Yield a variant for each model: layers reinitialised one group more each time, or one
-        group alone. With ``samples``, all are smoothed, and the first is the model itself,
-        smoothed."""
+        """For `MPRT`, yield a variant for each model: layers reinitialised one group more each
+        time, or one group alone. With ``samples``, all are smoothed, and the first is the model
+        itself, smoothed."""
         wrap = None
         if self.samples:
             wrap = Smooth(samples=self.samples, sigma=self.sigma, seed=self.seed)
@@ -134,17 +135,17 @@ class MPRT(_MapSimilarity):
             yield Variant(model=RandomWeights(frozenset(layers), self.seed), wrap=wrap)
 
     def compare(self, data: MetricInput, variant: VariantResult) -> torch.Tensor:
-        """The similarity and whether the map is zero ``(N, 2)``; smoothed, the map itself and
-        whether it is zero ``(N, H * W + 1)``, since it is compared with the smoothed map of the
-        model."""
+        """What `MPRT` keeps of one model: the similarity and whether the map is zero ``(N, 2)``;
+        smoothed, the map itself and whether it is zero ``(N, H * W + 1)``, since it is compared
+        with the smoothed map of the model."""
         if not self.samples:
             return super().compare(data, variant)
         zero = variant.maps.zero[:, None].double()
         return torch.cat([variant.maps.per_pixel(self.sign).flatten(1).double(), zero], 1)
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
-        """The mean similarity ``(N,)`` over the models, with the curve; ``numbers`` ``(N, V, k)``
-        are those of `compare`."""
+        """The figure of `MPRT`: the mean similarity ``(N,)`` over the models, with the curve;
+        ``numbers`` ``(N, V, k)`` are those of `compare`."""
         curve = numbers[..., 0]
         zeros = numbers[..., -1]
         if self.samples:
@@ -194,8 +195,8 @@ class EfficientMPRT(ReattributionMetric):
         return entropy(variant.maps.per_pixel(self.sign), self.bins)
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
-        """The relative rise of the map's entropy ``(N,)`` from the trained to the random model; NaN
-        for a constant map."""
+        """The figure of `EfficientMPRT`: the relative rise of the map's entropy ``(N,)`` from the
+        trained to the random model; NaN for a constant map."""
         warn_of_zeros(self.name, data, numbers[:, 0] == 0)
         original = entropy(data.maps.per_pixel(self.sign), self.bins)
         randomised = numbers[:, 0]
@@ -228,8 +229,8 @@ class RandomLogit(_MapSimilarity):
     minimums: ClassVar = {"samples": 1}
 
     def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
-        """Yield a variant for each of ``samples`` other classes, the same number of classes away
-        from each photo's own."""
+        """For `RandomLogit`, yield a variant for each of ``samples`` other classes, the same number
+        of classes away from each photo's own."""
         if context.classes is None or context.count is None or context.count < 2:
             raise MetricError(
                 "target must be one of several classes for randomlogit, got no other class; use "

@@ -162,9 +162,9 @@ class RelativeStability(_NoisyCopies):
         yield from super().variants(context, data)
 
     def compare(self, data: MetricInput, variant: VariantResult) -> torch.Tensor:
-        """What is kept of one noisy copy ``(N, 2 + K)``: the relative change of the map, that of
-        the photo, and the class scores, which `__call__` takes apart. The first variant is the
-        photo itself."""
+        """What `RelativeStability` keeps of one noisy copy ``(N, 2 + K)``: the relative change of
+        the map, that of the photo, and the class scores, which `__call__` takes apart. The first
+        variant is the photo itself."""
         if variant.logits is None:
             raise MetricError(
                 f"model must give class scores for {self.name}, got none; use maxsensitivity"
@@ -174,9 +174,9 @@ class RelativeStability(_NoisyCopies):
         return torch.cat([torch.stack([map_change, photo_change], 1), variant.logits], 1)
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
-        """The largest ratio ``(N,)`` between the relative changes of the map and of the photo or
-        scores, over the noisy copies that keep their class; ``numbers`` ``(N, 1 + samples, 2 +
-        K)``."""
+        """The figure of `RelativeStability`: the largest ratio ``(N,)`` between the relative
+        changes of the map and of the photo or scores, over the noisy copies that keep their class;
+        ``numbers`` ``(N, 1 + samples, 2 + K)``."""
         logits = numbers[:, 0, 2:]
         noisy = numbers[:, 1:]
         keeps_class = noisy[..., 2:].argmax(2) == logits.argmax(1, keepdim=True)
@@ -243,8 +243,9 @@ class Continuity(ReattributionMetric):
                 yield Variant(ShiftedPhotos(shift))
 
     def compare(self, data: MetricInput, variant: VariantResult) -> torch.Tensor:
-        """The correlation ``(N,)`` of the map with that of the shifted photo, moved back, over the
-        pixels that stay on the photo; NaN where one does not vary."""
+        """What `Continuity` keeps of one shift: the correlation ``(N,)`` of the map with that of
+        the shifted photo, moved back, over the pixels that stay on the photo; NaN where one does
+        not vary."""
         assert isinstance(variant.of.images, ShiftedPhotos)
         down, across = variant.of.images.by
         kept_pixels = pixels_kept_by_shift(data.maps.per_pixel(self.sign), down, across)
@@ -252,8 +253,8 @@ class Continuity(ReattributionMetric):
         return correlation(kept_pixels, shifted_pixels)
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
-        """The mean correlation ``(N,)`` over the shifts, each also in ``parts``; NaN counts as 0,
-        and constant maps are not defined."""
+        """The figure of `Continuity`: the mean correlation ``(N,)`` over the shifts, each also in
+        ``parts``; NaN counts as 0, and constant maps are not defined."""
         by_shift = numbers.nan_to_num(0)
         value = data.undefined(self, by_shift.mean(1), data.maps.constant, CONSTANT)
         return MetricResult(value.to(data.maps.values.dtype), parts={"shifts": by_shift})
@@ -266,8 +267,8 @@ class ShiftedPhotos(OneForEach):
     by: tuple[int, int]
 
     def perturbed(self, evidence: Evidence) -> torch.Tensor:
-        """The photos ``(N, C, H, W)`` moved down and to the right by ``by`` pixels; the edge is
-        repeated where nothing comes in."""
+        """For `Continuity`, the photos ``(N, C, H, W)`` moved down and to the right by ``by``
+        pixels; the edge is repeated where nothing comes in."""
         x = evidence.inputs
         down, across = self.by
         height, width = x.shape[-2:]

@@ -243,15 +243,17 @@ class DependenceCheck(Check, ReattributionMetric):
     says: ClassVar[str] = ""
 
     def compare(self, data: MetricInput, variant: VariantResult) -> torch.Tensor:
-        """What is kept of one variant: the similarity of its map to the map, and that map with its
-        signs, flattened: ``(N, 1 + H * W)`` float64, which `__call__` takes apart."""
+        """What `DependsOnClass` and `DependsOnModel` keep of one variant: the similarity of its map
+        to the map, and that map with its signs, flattened: ``(N, 1 + H * W)`` float64, which
+        `__call__` takes apart."""
         alike = self.similarity_to(data, variant)
         return torch.cat([alike[:, None].double(), variant.maps.contributions.flatten(1)], 1)
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
-        """The mean similarity to the maps of all V variants ``(N,)``, from ``numbers`` ``(N, V, 1 +
-        H * W)``. With ``keeps_maps``, ``parts["maps"]`` has the map and those of the variants at
-        length one, ``(N, 1 + V, H, W)``, for `claims`."""
+        """The figure of `DependsOnClass` and `DependsOnModel`: the mean similarity to the maps of
+        all V variants ``(N,)``, from ``numbers`` ``(N, V, 1 + H * W)``. With ``keeps_maps``,
+        ``parts["maps"]`` has the map and those of the variants at length one, ``(N, 1 + V, H, W)``,
+        for `claims`."""
         alike = numbers[..., 0]
         other_maps = numbers[..., 1:]
         parts = {"alike": alike, "zeros": (other_maps == 0).all(2)}
@@ -262,8 +264,9 @@ class DependenceCheck(Check, ReattributionMetric):
         return MetricResult(alike.mean(1), parts=parts)
 
     def decide(self, result: MetricResult, tested: CoverResult | None) -> CheckResult:
-        """Decide by the similarity first, which contradicts a map; then by the p-value of the
-        claims, without which the map is not shown to depend on it."""
+        """For `DependsOnClass` and `DependsOnModel`, decide by the similarity first, which
+        contradicts a map; then by the p-value of the claims, without which the map is not shown to
+        depend on it."""
         figure = float(result.value[0])
         count = result.parts["alike"].shape[1]
         zeros = int(result.parts["zeros"][0].sum())
@@ -345,8 +348,8 @@ class DependsOnClass(DependenceCheck):
     def claims(
         self, data: MetricInput, result: MetricResult, masked: MaskedScores
     ) -> tuple[Claim, ...]:
-        """The claim that the difference to the maps of other classes predicts the difference of the
-        scores under masks; none if the maps are too similar."""
+        """For `DependsOnClass`, the claim that the difference to the maps of other classes predicts
+        the difference of the scores under masks; none if the maps are too similar."""
         if not float(result.value[0]) < self.most:
             return ()
         maps = result.parts["maps"][0]
@@ -426,8 +429,9 @@ class DependsOnModel(DependenceCheck):
     def claims(
         self, data: MetricInput, result: MetricResult, masked: MaskedScores
     ) -> tuple[Claim, ...]:
-        """The claims that the map of each copy predicts the copy's scores under masks, and so does
-        what it has more than the model's map; none if the maps are too similar."""
+        """For `DependsOnModel`, the claims that the map of each copy predicts the copy's scores
+        under masks, and so does what it has more than the model's map; none if the maps are too
+        similar."""
         if not float(result.value[0]) < self.most:
             return ()
         model_map, *copies = result.parts["maps"][0]
@@ -491,8 +495,9 @@ class Faithful(Check, ScoreMetric):
         return [ScoreRequest(self.masked, "logit")]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
-        """The p-value of each image's map ``(N,)`` from the scores of its randomly masked photos,
-        with the correlation in ``parts``; NaN where masks change nothing."""
+        """The figure of `Faithful`: the p-value of each image's map ``(N,)`` from the scores of its
+        randomly masked photos, with the correlation in ``parts``; NaN where masks change
+        nothing."""
         masks = self.masked.masks(data.images)
         drops = data.loss("logit", scores[0]).cpu().double()
         strata = strata_of(self.samples)
@@ -511,16 +516,17 @@ class Faithful(Check, ScoreMetric):
     def claims(
         self, data: MetricInput, result: MetricResult, masked: MaskedScores
     ) -> tuple[Claim, ...]:
-        """The claim that what masks cover of the map predicts what the score loses; none if no mask
-        changed the score."""
+        """For `Faithful`, the claim that what masks cover of the map predicts what the score loses;
+        none if no mask changed the score."""
         if not bool(masked.drops.any()):
             return ()
         values = data.maps.contributions[0]
         return (Claim(values[None], masked.drops, values, self.level),)
 
     def decide(self, result: MetricResult, tested: CoverResult | None) -> CheckResult:
-        """Decide by the p-value after all tests, and give the reason: explained by the photo alone,
-        better than other places, opposite in sign, typical of photos, or undecided."""
+        """For `Faithful`, decide by the p-value after all tests, and give the reason: explained by
+        the photo alone, better than other places, opposite in sign, typical of photos, or
+        undecided."""
         if tested is None:
             return self.result(math.nan, None, UNCHANGED, "p")
         figure = tested.p_value
@@ -555,7 +561,8 @@ class NormalNoise(OneForEach):
     seed: int
 
     def perturbed(self, evidence: Evidence) -> torch.Tensor:
-        """The photos ``(N, C, H, W)`` plus the same noise, scaled by each photo's range."""
+        """For the check `Stable`, the photos ``(N, C, H, W)`` plus the same noise, scaled by each
+        photo's range."""
         x = evidence.inputs
         return x + self.sigma * span(x) * normal(x.shape[1:], seeded(self.seed)).to(x)
 
@@ -577,7 +584,8 @@ class ScaledContrast(OneForEach):
     factor: float
 
     def perturbed(self, evidence: Evidence) -> torch.Tensor:
-        """The photos ``(N, C, H, W)`` with each channel stretched about its mean."""
+        """For the check `Stable`, the photos ``(N, C, H, W)`` with each channel stretched about its
+        mean."""
         x = evidence.inputs
         mean = x.mean((2, 3), keepdim=True)
         return mean + self.factor * (x - mean)
@@ -628,7 +636,8 @@ class Stable(Check, ReattributionMetric):
 
     @property
     def changes(self) -> list[OneForEach]:
-        """The perturbations of the photo that the check runs: noises, then light, then contrast."""
+        """The perturbations of the photo that `Stable` compares with: noises, then light, then
+        contrast."""
         noises = [
             NormalNoise(sigma, self.seed * 1009 + number)
             for number, sigma in enumerate(self.noises)
@@ -640,8 +649,8 @@ class Stable(Check, ReattributionMetric):
             yield Variant(change)
 
     def compare(self, data: MetricInput, variant: VariantResult) -> torch.Tensor:
-        """What is kept of one changed photo ``(N, 2)``: the similarity of its map to the map, and
-        by how much the probability (or, relatively, the score) has moved."""
+        """What `Stable` keeps of one changed photo ``(N, 2)``: the similarity of its map to the
+        map, and by how much the probability (or, relatively, the score) has moved."""
         alike = self.similarity_to(data, variant)
         if data.probability is None or data.classes is None or variant.logits is None:
             tiny = torch.finfo(data.target_score.dtype).tiny
@@ -653,15 +662,16 @@ class Stable(Check, ReattributionMetric):
         return torch.stack([alike.double(), moved.double()], 1)
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
-        """The mean similarity ``(N,)`` over the changes that left the scores alone, from
-        ``numbers`` ``(N, V, 2)``; NaN where every change moved them."""
+        """The figure of `Stable`: the mean similarity ``(N,)`` over the changes that left the
+        scores alone, from ``numbers`` ``(N, V, 2)``; NaN where every change moved them."""
         alike = numbers[..., 0]
         still = numbers[..., 1] <= self.slack
         value = torch.where(still, alike, 0).sum(1) / still.sum(1)  # NaN where no change counts
         return MetricResult(value, parts={"alike": alike, "counted": still.sum(1)})
 
     def decide(self, result: MetricResult, tested: CoverResult | None) -> CheckResult:
-        """Decide by the mean similarity; not applicable where every change moved the scores."""
+        """For `Stable`, decide by the mean similarity; not applicable where every change moved the
+        scores."""
         figure = float(result.value[0])
         counted = int(result.parts["counted"][0])
         changes = result.parts["alike"].shape[1]

@@ -263,8 +263,9 @@ class WordPieces:
     """
 
     def __init__(self, vocabulary: Iterable[str]) -> None:
-        """Number the pieces of words in the order of the vocabulary, which is that of the rows of
-        the embedding. ``decoder`` and ``all_special_ids`` are named as in transformers."""
+        """For the tokenizer of the bundled image-text model, number the pieces of words in the
+        order of the vocabulary, which is that of the rows of the embedding. ``decoder`` and
+        ``all_special_ids`` are named as in transformers."""
         self.decoder = dict(enumerate(vocabulary))
         self.ids = {piece: number for number, piece in self.decoder.items()}
         self.all_special_ids = [self.ids[PAD], self.ids[START]]
@@ -277,9 +278,9 @@ class WordPieces:
         return torch.tensor([(row + [self.ids[PAD]] * LENGTH)[:LENGTH] for row in rows])
 
     def pieces(self, word: str, start: str = "") -> list[int]:
-        """The ids of a word: the longest piece that it begins with, then the longest of the rest,
-        and so on; the id of `UNKNOWN` for a character that no piece begins with. ``start`` is "##"
-        inside of a word."""
+        """For the tokenizer of the bundled image-text model, the ids of a word: the longest piece
+        that it begins with, then the longest of the rest, and so on; the id of `UNKNOWN` for a
+        character that no piece begins with. ``start`` is "##" inside of a word."""
         ids = list[int]()
         while word:
             fitting = (start + word[:end] for end in range(len(word), 0, -1))
@@ -306,7 +307,8 @@ class TinyCLIP(nn.Module):
     """
 
     def __init__(self, vocabulary: int, width: int = 128, heads: int = 4, depth: int = 2) -> None:
-        """Build the two towers; names and shapes of the parts are those in the weights file."""
+        """Build the two towers of the bundled image-text model; names and shapes of the parts are
+        those in the weights file."""
         super().__init__()
         self.image_tower = small_networks.SmallTransformer(width=width, heads=heads)
         self.image_tower.head = nn.Identity()  # type: ignore[assignment]
@@ -329,8 +331,8 @@ class TinyCLIP(nn.Module):
         return self.text_projection(self.text_ln(tokens)[:, 0])
 
     def forward(self, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        """The similarity of each photo ``(N, 3, 64, 64)`` with each text ``(M, 16)`` of ids: ``(N,
-        M)`` cosines times the learned scale."""
+        """For the bundled image-text model, the similarity of each photo ``(N, 3, 64, 64)`` with
+        each text ``(M, 16)`` of ids: ``(N, M)`` cosines times the learned scale."""
         photos = F.normalize(self.encode_image(x), dim=-1)
         texts = F.normalize(self.encode_text(ids), dim=-1)
         return self.logit_scale.exp() * photos @ texts.T

@@ -21,7 +21,8 @@ class ConvActivation(nn.Sequential):
     """A 3x3 convolution and a leaky ReLU."""
 
     def __init__(self, inputs: int, outputs: int, stride: int = 1) -> None:
-        """Build a 3 x 3 convolution and a leaky ReLU; names are keys of the weights file."""
+        """For the detector NanoDet, build a 3 x 3 convolution and a leaky ReLU; names are keys of
+        the weights file."""
         super().__init__()
         self.conv = nn.Conv2d(inputs, outputs, 3, stride, 1)
         self.activation = nn.LeakyReLU(0.1)
@@ -31,7 +32,8 @@ class Block(nn.Module):
     """Two convolutions to half the channels each, and the outputs of both, concatenated."""
 
     def __init__(self, width: int) -> None:
-        """Build two convolutions of half the width each; names are keys of the weights file."""
+        """For the detector NanoDet, build two convolutions of half the width each; names are keys
+        of the weights file."""
         super().__init__()
         self.conv1 = ConvActivation(width, width // 2)
         self.conv2 = ConvActivation(width // 2, width // 2)
@@ -46,7 +48,7 @@ class Stage(nn.Module):
     around them."""
 
     def __init__(self, inputs: int, width: int, blocks: int, stride: int) -> None:
-        """Build a stage of the backbone, with ``blocks`` blocks between its first and last
+        """Build a stage of NanoDet's backbone, with ``blocks`` blocks between its first and last
         convolution. Names are keys of the weights file."""
         super().__init__()
         self.first = ConvActivation(inputs, width, stride)
@@ -65,8 +67,8 @@ class Backbone(nn.Module):
     input's size."""
 
     def __init__(self) -> None:
-        """Build the stem and the stages of the table `STAGES`; names are keys of the weights
-        file."""
+        """Build the stem and the stages of NanoDet's backbone, those of the table `STAGES`; names
+        are keys of the weights file."""
         super().__init__()
         inputs = 32
         self.stem = nn.Sequential(ConvActivation(3, inputs, 2), nn.MaxPool2d(3, 2, 1))
@@ -76,7 +78,8 @@ class Backbone(nn.Module):
             inputs = 2 * width
 
     def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
-        """The maps of the last three stages, fine to coarse, of photos ``(N, 3, H, W)``."""
+        """The maps of the last three stages of NanoDet's backbone, fine to coarse, of photos ``(N,
+        3, H, W)``."""
         maps = [self.stem(x)]
         for stage in self.stages:
             maps.append(stage(maps[-1]))
@@ -88,15 +91,16 @@ class Neck(nn.Module):
     finest and back."""
 
     def __init__(self, width: int) -> None:
-        """Build a 1 x 1 convolution to ``width`` channels for each of the backbone's maps."""
+        """For the detector NanoDet, build a 1 x 1 convolution to ``width`` channels for each of the
+        backbone's maps."""
         super().__init__()
         self.reduce = nn.ModuleList()
         for channels, _, _ in STAGES[-len(STRIDES) :]:
             self.reduce.append(nn.Conv2d(2 * channels, width, 1))
 
     def forward(self, maps: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Mix the backbone's maps, fine to coarse, and return as many of ``width`` channels: coarse
-        maps are added to finer ones, then fine ones to coarser."""
+        """For the detector NanoDet, mix the backbone's maps, fine to coarse, and return as many of
+        ``width`` channels: coarse maps are added to finer ones, then fine ones to coarser."""
         mixed = [reduce(x) for reduce, x in zip(self.reduce, maps, strict=True)]
         last = len(mixed) - 1
         for i in reversed(range(last)):
@@ -116,8 +120,8 @@ class Head(nn.Sequential):
     of its box."""
 
     def __init__(self, width: int, classes: int) -> None:
-        """Build the head of one map; its channels are the classes, then `BINS` for each side of a
-        box, as `decode_heads` reads them."""
+        """For the detector NanoDet, build the head of one map; its channels are the classes, then
+        `BINS` for each side of a box, as `decode_heads` reads them."""
         super().__init__()
         self.hidden = ConvActivation(width, width)
         self.output = nn.Conv2d(width, classes + 4 * BINS, 1)
@@ -140,8 +144,8 @@ class NanoDet(nn.Module):
     """
 
     def __init__(self, classes: int = 80, width: int = 128) -> None:
-        """Build backbone, neck and a head for each of `STRIDES`; names are keys of the weights
-        file."""
+        """Build the detector NanoDet: backbone, neck and a head for each of `STRIDES`; names are
+        keys of the weights file."""
         super().__init__()
         self.backbone = Backbone()
         self.neck = Neck(width)

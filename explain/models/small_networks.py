@@ -16,8 +16,8 @@ class Bottleneck(nn.Module):
     skipping pixels."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        """Build the block from ``inputs`` to ``outputs`` channels; names of parts are keys of the
-        weights file, as in torchvision's ResNet."""
+        """Build a block of the bundled residual networks, from ``inputs`` to ``outputs`` channels;
+        names of parts are keys of the weights file, as in torchvision's ResNet."""
         super().__init__()
         width = outputs // 4
         self.conv1 = nn.Conv2d(inputs, width, 1, bias=False)
@@ -37,8 +37,8 @@ class Bottleneck(nn.Module):
             )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """From ``(N, inputs, H, W)`` to ``(N, outputs, H / stride, W / stride)``: the three
-        convolutions, plus the shortcut, in place."""
+        """The output of a residual block: from ``(N, inputs, H, W)`` to ``(N, outputs, H / stride,
+        W / stride)``: the three convolutions, plus the shortcut, in place."""
         shortcut = x if self.downsample is None else self.downsample(x)
         x = self.relu(self.bn1(self.conv1(x)))
         x = self.relu(self.bn2(self.conv2(x)))
@@ -64,9 +64,9 @@ class SmallResNet(nn.Module):
         widths: tuple[int, ...] = (128, 256, 512),
         depths: tuple[int, ...] = (2, 3, 4),
     ) -> None:
-        """Build the network for ``classes`` classes: ``stem`` channels after the first convolution,
-        then stages of these ``widths`` and ``depths``. Names of parts are keys of the weights
-        file."""
+        """Build the bundled model "tiny" for ``classes`` classes: ``stem`` channels after the first
+        convolution, then stages of these ``widths`` and ``depths``. Names of parts are keys of the
+        weights file."""
         super().__init__()
         self.conv1 = nn.Conv2d(3, stem, 3, 2, 1, bias=False)
         self.bn1 = nn.BatchNorm2d(stem)
@@ -94,8 +94,8 @@ class EncoderBlock(nn.Module):
     """Self-attention and a two-layer network, each after a normalisation and around a shortcut."""
 
     def __init__(self, width: int, heads: int, hidden: int) -> None:
-        """Build the block for tokens of ``width`` channels; names are those of torchvision's, and
-        keys of the weights file."""
+        """Build a transformer block of the bundled models for tokens of ``width`` channels; names
+        are those of torchvision's, and keys of the weights file."""
         super().__init__()
         self.ln_1 = nn.LayerNorm(width)
         self.self_attention = nn.MultiheadAttention(width, heads, batch_first=True)
@@ -103,7 +103,8 @@ class EncoderBlock(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """From tokens ``(N, tokens, width)`` to tokens of the same shape."""
+        """The output of a transformer block: from tokens ``(N, tokens, width)`` to tokens of the
+        same shape."""
         normalised = self.ln_1(x)
         x = x + self.self_attention(normalised, normalised, normalised, need_weights=False)[0]
         return x + self.mlp(self.ln_2(x))
@@ -130,8 +131,8 @@ class SmallTransformer(nn.Module):
         heads: int = 4,
         depth: int = 5,
     ) -> None:
-        """Build the network for photos of ``side`` pixels; names of parts, and the shape of the
-        position embedding, are those of the weights file."""
+        """Build the bundled model "tiny-transformer" for photos of ``side`` pixels; names of parts,
+        and the shape of the position embedding, are those of the weights file."""
         super().__init__()
         first, second, third = stem
         self.conv1 = nn.Conv2d(3, first, 3, 2, 1, bias=False)
@@ -212,8 +213,8 @@ class ConvNormActivation(nn.Sequential):
         *,
         activation: bool = True,
     ) -> None:
-        """Append the convolution, the normalisation and the ReLU6 in this order, whose positions
-        are keys of the weights file."""
+        """For EfficientNet-Lite0, append the convolution, the normalisation and the ReLU6 in this
+        order, whose positions are keys of the weights file."""
         super().__init__()
         # Without a stride, the padding is the same on all sides and for all sizes.
         kind, padding = (SameConv2d, 0) if stride > 1 else (nn.Conv2d, kernel // 2)
@@ -228,8 +229,8 @@ class MBConv(nn.Module):
     if shapes allow."""
 
     def __init__(self, inputs: int, outputs: int, expansion: int, kernel: int, stride: int) -> None:
-        """Build the block; ``expansion`` is how many times the input's channels are in the middle.
-        The order of parts is that of the weights file."""
+        """Build an inverted residual block of EfficientNet-Lite0; ``expansion`` is how many times
+        the input's channels are in the middle. The order of parts is that of the weights file."""
         super().__init__()
         width = inputs * expansion
         self.block = nn.Sequential()
@@ -240,7 +241,8 @@ class MBConv(nn.Module):
         self.shortcut = stride == 1 and inputs == outputs
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """From ``(N, inputs, H, W)`` to ``(N, outputs, H / stride, W / stride)``."""
+        """The output of an inverted residual block: from ``(N, inputs, H, W)`` to ``(N, outputs, H
+        / stride, W / stride)``."""
         out: torch.Tensor = self.block(x)
         return out + x if self.shortcut else out
 
@@ -256,7 +258,7 @@ class EfficientNetLite0(nn.Module):
     """
 
     def __init__(self, classes: int = 1000) -> None:
-        """Build the network from the table `STAGES`. The order of parameters must stay: the
+        """Build EfficientNet-Lite0 from the table `STAGES`. The order of parameters must stay: the
         published weights are assigned in this order."""
         super().__init__()
         inputs = 32
@@ -307,8 +309,9 @@ class Gate(nn.Sequential):
     ``(N, C', 1, 1)``."""
 
     def __init__(self, inputs: int, outputs: int, hidden: int | None = None) -> None:
-        """Append the pooling, one or (with ``hidden`` channels) two 1 x 1 convolutions, and the
-        sigmoid; positions are keys of the weights file."""
+        """For the channel gates of the person segmenter, append the pooling, one or (with
+        ``hidden`` channels) two 1 x 1 convolutions, and the sigmoid; positions are keys of the
+        weights file."""
         super().__init__(nn.AdaptiveAvgPool2d(1))
         if hidden is not None:
             self.append(nn.Conv2d(inputs, hidden, 1))
@@ -342,7 +345,8 @@ class InvertedResidual(nn.Module):
         self.shortcut = stride == 1 and inputs == outputs
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """From ``(N, inputs, H, W)`` to ``(N, outputs, H / stride, W / stride)``."""
+        """The output of a block of the person segmenter: from ``(N, inputs, H, W)`` to ``(N,
+        outputs, H / stride, W / stride)``."""
         filtered = self.filter(self.expand(x))
         out: torch.Tensor = self.project(
             filtered if self.gate is None else filtered * self.gate(filtered)
@@ -385,8 +389,8 @@ class PersonSegmenter(nn.Module):
     """
 
     def __init__(self) -> None:
-        """Build encoder, context and decoder from the tables `BLOCKS` and `FINER`. Names are keys
-        of the weights file."""
+        """Build the person segmenter: encoder, context and decoder from the tables `BLOCKS` and
+        `FINER`. Names are keys of the weights file."""
         super().__init__()
         self.stem = nn.Sequential(SameConv2d(3, STEM, 3, 2), Hardswish())
         self.blocks = nn.ModuleList()
@@ -402,8 +406,9 @@ class PersonSegmenter(nn.Module):
         self.output = nn.ConvTranspose2d(STEM, 1, 2, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """A logit for each pixel ``(N, 1, H, W)`` of photos ``(N, 3, H, W)``; the decoder goes from
-        coarse to fine over the encoder's maps that `FINER` names, and the stem's."""
+        """Whether pixels show a person: a logit for each pixel ``(N, 1, H, W)`` of photos ``(N, 3,
+        H, W)``; the decoder goes from coarse to fine over the encoder's maps that `FINER` names,
+        and the stem's."""
         maps = [self.stem(x)]
         for block in self.blocks:
             maps.append(block(maps[-1]))
