@@ -240,8 +240,8 @@ class Capture:
         return self._by_name("gradient")
 
     def _by_name(self, field_name: Literal["activation", "gradient"]) -> Mapping[str, torch.Tensor]:
-        """The activations or gradients that were recorded, by the names that the caller used for
-        the layers."""
+        """The captured activations or gradients (``field_name`` of the records), by the names that
+        the caller used for the layers."""
         tensors: dict[str, torch.Tensor] = {}
         for name in self._places:
             tensor = getattr(self.of(name), field_name, None)

@@ -45,7 +45,11 @@ class Registered:
     def __init__(
         self, fn: Any, register: Callable[[Any], Any], thread: int | None, hooks: Sequence[Any] = ()
     ) -> None:
-        """Register this object as a hook: PyTorch's function ``register`` is called with it."""
+        """Register this object as a hook: PyTorch's function ``register`` is called with it, and
+        returns its handle.
+
+        It calls ``fn`` in calls of ``thread`` (None for all).
+        """
         self.fn = fn
         self.thread = thread
         self.hooks = hooks

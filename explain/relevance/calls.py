@@ -510,6 +510,8 @@ def _batch_norm(call: Call) -> LinearMap | None:
     factor = along(factor, ndim)
 
     def run(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The batch normalisation with another input, weight and bias, which broadcast to it: a
+        `LinearMap.function`."""
         return x * weight if bias is None else (x * weight).add_(bias)
 
     def back(gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
@@ -533,7 +535,8 @@ def _product(call: Call, place: int) -> LinearMap | None:
     weight_place = weight_places[0]
 
     def run(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """The matrix product with another input and weight; ``bias`` is always None."""
+        """The matrix product of a call with another input and weight: a `LinearMap.function`, whose
+        ``bias`` is always None."""
         assert bias is None  # a matrix product has no bias
         result: Tensor = call.make({place: x, weight_place: weight})
         return result

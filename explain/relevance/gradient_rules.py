@@ -124,12 +124,12 @@ def _counted(kinds: Mapping[str, int]) -> str:
 def apply_rule(
     rule: GradientRule, group: HookGroup, score: Tensor, noted: Mapping[Node, Operation]
 ) -> Coverage:
-    """Attach a gradient rule to the rectifiers in the graph of ``score``, so that its next backward
-    pass follows it.
+    """Attach a gradient rule (guided backpropagation, deconvnet) to the rectifiers in the graph of
+    ``score``, so that its next backward pass follows it.
 
     The engine calls this before it differentiates; the hooks last as long as ``group``. ``noted``
-    is what an `OperationRecorder` saw in the forward pass. Returns how many operations the rule
-    covers.
+    is what an `OperationRecorder` saw in the forward pass. Returns how many operations of each kind
+    the rule covers, and how many it misses.
     """
     covered = Counter[str]()
     missed = Counter[str]()

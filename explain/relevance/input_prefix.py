@@ -55,8 +55,12 @@ class _Operation:
     sizes: dict[int, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Compute the slopes, and drop inputs that are constants beside a signal: means and
-        deviations that are spread over it."""
+        """Compute the derivative in each input of this Node (on the way from the photo to the first
+        linear map) that acts place by place.
+
+        Inputs that are constants beside a signal are dropped: means and deviations that are spread
+        over it.
+        """
         slopes = {place: self._slope(place, edge) for place, edge in self.edges.items()}
         self.slopes = {place: slope for place, slope in slopes.items() if slope is not None}
         signals = [place for place in self.slopes if not self._is_spread(place)]

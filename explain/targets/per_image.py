@@ -143,7 +143,8 @@ class Separate(Target):
         return replace(self, targets=tuple(map(change, self.targets)))
 
     def _images(self, count: int) -> Sequence[int]:
-        """The image of each of ``count`` rows of the output.
+        """The image whose target each of the ``count`` rows of an output has, where each image has
+        a target of its own.
 
         Raises:
             TargetError: there are more or fewer rows than images.
