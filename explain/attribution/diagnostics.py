@@ -317,7 +317,8 @@ def warn_of_result(
             reason = (
                 f"{answer} with all regions absent; take another baseline{where}, or another target"
             )
-        elif "softmax" in taken and bool(taken["softmax"][image] != 0):  # relevance ended there
+        # the relevance ended at the softmax
+        elif "softmax" in taken and bool(taken["softmax"][image] != 0):
             reason = "its rules hold a softmax constant that the score comes through; use attnlrp"
         else:
             reason = why_empty(

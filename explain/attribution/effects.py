@@ -160,12 +160,12 @@ class Effects:
             height, width = effects.shape if self.photo is None else self.photo.shape
             extent = (0, width, height, 0)
             opacity = None
-            if self.photo is not None:  # it shows through where a patch does little
+            if self.photo is not None:  # the photo shows through where a patch does little
                 axes.imshow(self.photo.numpy(), cmap="gray", vmin=-0.3, vmax=1.3, extent=extent)
                 opacity = (0.15 + abs(effects) / self._largest).clip(max=0.85)
             axes.imshow(effects, **self._colors, extent=extent, alpha=opacity)
             axes.set_title(layer, fontsize=9)
-        # without transparency
+        # the colour bar is drawn without transparency
         colors = ScalarMappable(Normalize(-self._largest, self._largest), SIGNED)
         figure.colorbar(colors, ax=figure.axes, label=UNIT, shrink=0.7)
         return figure

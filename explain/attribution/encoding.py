@@ -100,7 +100,7 @@ def class_name(value: Any) -> str | None:
 
     Records hold these names, so a class that is renamed cannot be read from older files.
     """
-    # a Difference is a sum, and made in another way
+    # a `Difference` is written as the `Sum` that it is
     kind = Sum if isinstance(value, Sum) else type(value)
     return kind.__name__ if _classes().get(kind.__name__) is kind else None
 
@@ -120,7 +120,7 @@ def decode(value: Any) -> Any:
         return _decode(value)
     except ExplainError:
         raise
-    # no pairs, keys, numbers or bytes; or no end
+    # damaged pairs, keys, numbers or bytes; or endless nesting
     except (TypeError, ValueError, OverflowError, RuntimeError):
         raise RecordError(
             f"record must hold values as they were written, got {shown(value)}; give them"
@@ -247,7 +247,7 @@ def _encode_tensor(tensor: torch.Tensor) -> dict[str, Any]:
 
     `_decode_tensor` reads it back bit by bit.
     """
-    # no record that holds it would be read again
+    # larger tensors would make a record that is refused when it is read
     if tensor.numel() * tensor.element_size() > LARGEST:
         return {"unknown": f"a tensor of shape {tuple(tensor.shape)}"}
     plain = tensor.detach().cpu().contiguous()

@@ -122,7 +122,7 @@ def lens(
         block_outputs = {
             name: values for name, values in block_outputs.items() if values.shape == shape
         }
-        # what follows it reads all
+        # the last such block: what follows it reads the others' outputs too
         last_block = [name for name, values in outputs.items() if values.shape == shape][-1]
         scores = torch.stack(
             [_read(model, inputs, last_block, values) for values in block_outputs.values()]

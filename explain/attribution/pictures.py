@@ -136,7 +136,7 @@ class Look:
 
     def __post_init__(self) -> None:
         """Refuse options that the style does not have."""
-        # refuses wrong values
+        # raises for wrong values
         styles.get_style(self.style or "heat", colormap=self.colormap, alpha=self.alpha)
 
     def refuse_unused(self, method_styles: Sequence[str]) -> None:
@@ -145,7 +145,7 @@ class Look:
         Raises:
             ExplainError: one has no effect.
         """
-        if self.style is not None:  # which was looked at with its options
+        if self.style is not None:  # checked with its options when it was made
             return
         in_styles = list(map(styles.get_style, method_styles))
         for name in ("colormap", "alpha"):
@@ -295,7 +295,7 @@ def sentence(attribution: Attribution, label: str, categories: Sequence[str] | N
     if not first.size:
         empty = "stays when all is absent" if sufficient else "is no answer for the whole photo"
         return f"{label} {empty}"
-    has_scores = first.alone == first.alone  # nothing is run any more after an interrupt
+    has_scores = first.alone == first.alone  # NaN: after an interrupt no scores were computed
     details = [f"{first.alone:.2f} alone, {first.without:.2f} without"] if has_scores else []
     text = (
         f"These {percent(first.size)} of {of_what} {verb} {role} "

@@ -39,7 +39,7 @@ Size: TypeAlias = tuple[int, int] | tuple[int, int, int]
 if TYPE_CHECKING:
     Object: TypeAlias = dict[str, Any]
 else:
-    Object = dict  # whose values are not looked at
+    Object = dict  # whose values are not checked
 
 register_reader(dict, "an object", lambda value: value)
 
@@ -235,7 +235,7 @@ def versions() -> dict[str, str]:
         "torch": torch,
         "torchvision": sys.modules.get("torchvision"),
     }
-    # torchvision if used
+    # torchvision only if it is imported
     packages = {name: str(module.__version__) for name, module in modules.items() if module}
     return {"explain": __version__, "python": platform.python_version(), **packages}
 
@@ -280,7 +280,7 @@ def results_of(attribution: result.Attribution) -> dict[str, Any]:
     the same map again. The keys are those of `Record`; files that were saved keep them.
     """
     options = dict(attribution.options)
-    if attribution.stopped:  # those that make as many runs as there were
+    if attribution.stopped:  # options that make as many runs as there were
         options_of_run = {"samples": attribution.samples, "max_seconds": None}
         options |= {name: value for name, value in options_of_run.items() if name in options}
     estimate = None

@@ -184,7 +184,7 @@ class Request:
         first_image = self.inputs.first()
         footprint = Footprint()
         with preserve.untouched(self.model), torch.no_grad(), HookGroup(self.model) as group:
-            first_image.call(self.model)  # which prepares kernels and memory
+            first_image.call(self.model)  # the first run prepares kernels and memory
             footprint.watch(group, self.model, 1)
             start = time.perf_counter()
             first_image.call(self.model)
@@ -273,7 +273,7 @@ class Request:
                 self.settings,
                 check_modules=check_modules,
             )
-            # there may be fewer detections
+            # of detections, there may be fewer than targets
             for target, lookup in zip(self.targets, lookups, strict=False):
                 attributions = {}
                 for name, method in self.methods.items():
@@ -437,7 +437,7 @@ class Request:
         deltas = [part.delta for part in parts.values() if part.delta is not None]
         expected_sum = method.expected_sum(first_of(evidence[0]))
         if len(deltas) == len(parts) and expected_sum is not None:
-            # Each has been compared with the whole sum, which all of them make up together.
+            # Each part's delta is to the whole sum, which only all parts together make up.
             delta = torch.stack(deltas).sum(0) + (len(parts) - 1) * expected_sum
             parts = {name: replace(part, delta=delta) for name, part in parts.items()}
         first_part = next(iter(parts.values()))

@@ -124,7 +124,7 @@ def attention_gradients(model: nn.Module, inputs: Inputs, target: Any) -> list[T
         return _read_out(model, inputs, target, blocks, range(len(blocks)))
     except MethodError:
         raise
-    # what follows the blocks may join them with what has one row for each image
+    # layers behind the blocks may combine their output with tensors of one row for each image
     except Exception as error:
         raise_unless_of_network(error)
         note(f"legrad runs the model once for each block: {raised(error)}")
@@ -145,7 +145,7 @@ def _read_out(
     batch after the other, in place of the last block's output.
     """
     grids = NetworkGrids(model, inputs)
-    # known by name, whatever the shape
+    # a layer that is known by its name has its grid whatever the shape
     block_grids = [grids.grid((len(inputs), 0, 0), name) for name in blocks]
     image_dim = 1 if any(grid is not None and grid.of_images for grid in block_grids) else 0
     starts: list[Tensor] = []
@@ -193,7 +193,7 @@ def _read_out(
     with HookGroup() as group:
         records = attention(total, group)
         differentiate(total, starts)
-    # A tower of texts has attention of its own, which no way to the blocks' inputs comes by.
+    # No gradient reaches the attention of a text tower, as it does not depend on the blocks.
     reached = [record for record in records if record.gradient is not None]
     gradients = []
     for start in starts:

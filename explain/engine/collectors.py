@@ -147,7 +147,7 @@ def sources(forward: Forward, need: NeedAtLayer) -> list[Source]:
     if isinstance(kind, needs.BiasTerms):
         return [constant.edge for constant in forward.constants]
     if kind.at_layer:
-        # a second pass differentiates for itself
+        # curvature is differentiated where it is answered
         return [] if kind.second else forward.layers.sources_of(forward.records[need.layer])
     goes_through_all = (needs.RelevanceCoverage, needs.Attention, needs.AttentionRelevance)
     if not (kind.of_input or isinstance(kind, goes_through_all)):
@@ -228,7 +228,7 @@ def _class_weights(
         )
     means = _means(maps)
     if means.agree(logits, heads.rounding):
-        # the maps are those of the classes
+        # the layer's maps are class maps already: their means are the scores
         return nn.functional.one_hot(classes, logits.shape[1]).to(maps)
     for input_means, module, scores in reversed(heads.calls):
         if scores.agree(logits, heads.rounding) and means.agree(input_means, heads.rounding):
@@ -311,10 +311,11 @@ def _bias_terms(
     for constant, gradient in zip(forward.constants, gradients, strict=True):
         if gradient is None:
             continue
-        # masks add infinity to what is not to count, which adds nothing to the score
+        # masks add minus infinity where nothing should count; that adds nothing to the score
         products = torch.where(gradient == 0, 0, relevance_of(gradient, constant.value))
         term, beside = _of_images(products, constant, forward)
-        # what depends on other images alone adds to the score too, but lies nowhere on this one
+        # biases in calls that see other inputs alone add to the score, but have no place on the
+        # image
         has_no_place = (
             not constant.lies_on_input or (constant.module, constant.call) in calls_elsewhere
         )
@@ -337,11 +338,12 @@ def _attention(
     records = resolved.attention
     count = forward.count
     joint = forward.grids.joint
-    # what the input does not reach may or may not have a graph
+    # attention that the input does not reach may or may not have a graph
     if not getattr(need.kind, "unreached", False):
         reach = Reach([forward.source(need.input)])
         records = [record for record in records if reach.of(record.node)]
-    if joint is not None:  # that of the language model, in which no token sees the last one
+    # attention of the language model: no token but the last sees the last one
+    if joint is not None:
         over_joint_tokens = [
             attention_record
             for attention_record in records
@@ -357,7 +359,7 @@ def _attention(
         # tokens the score is read from. This pass brings it: hooks put it into the records.
         if grid is not None and min(grid.tokens) != length - len(grid.tokens):
             differentiate(resolved.total, [forward.source(need.input)], retain_graph=True)
-    # a fused kernel sends half of its relevance to the values first
+    # a fused kernel's gradient counts half, as half of its relevance goes to the values
     share = 0.5 if isinstance(need.kind, needs.AttentionRelevance) else 1.0
     return tuple(_attention_map(heads, count, share) for heads in heads_together(records))
 

@@ -49,7 +49,7 @@ def _is_of_model(node: Any) -> bool:
     if is_of_hooks(node):
         return False
     name = node.name()
-    if name.startswith("GeneratedBackwardFor_"):  # an operator of a library's
+    if name.startswith("GeneratedBackwardFor_"):  # an operator that a library has registered
         return not name.startswith("GeneratedBackwardFor_torchvision_")
     module = str(getattr(getattr(node, "_forward_cls", None), "__module__", ""))
     return module.split(".")[0] != "torch"

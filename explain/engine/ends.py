@@ -257,7 +257,8 @@ class OutputReader:
         scores."""
         self._network = model
         self._inputs = inputs
-        if isinstance(model, Stitched):  # the segmenter gives what is averaged
+        # the averages of the windows' class maps come from the segmenter
+        if isinstance(model, Stitched):
             self._network = model.model
             self._inputs = model.first(inputs)
 
@@ -384,7 +385,7 @@ class OutputReader:
             try:
                 with untouched(self._network), torch.no_grad():
                     output = self._inputs.replaced(noise).call(self._network)
-            except Exception as error:  # whatever a network says of noise
+            except Exception as error:  # a network may fail on noise in any way
                 if came_by_signal(error):
                     raise
                 return [nothing]

@@ -111,7 +111,8 @@ def gather(
     if sharded(model):
         _must_keep_weights(model, plan, len(targets), create_graph=settings.create_graph)
     statistics = own_statistics(model) if settings.create_graph else nullcontext()
-    # What a pass writes into the model is there in the passes after it, and then put back.
+    # What a pass writes into the model (buffers) is seen by the later passes, and put back at the
+    # end.
     keeping = keeping_state(model) if plan.reruns else nullcontext()
     with keeping, reading(model, inputs, settings.activation):
         with untouched(model, create_graph=settings.create_graph, alone=True), statistics:
@@ -129,7 +130,8 @@ def gather(
                 check_modules(passes.ran)
             has_boxes = passes.forward.logits is None
             with detector_outputs.reading_once() if has_boxes else nullcontext():
-                resolved = passes.forward.resolve_all(targets)  # all fit before the first backward
+                # all targets are checked before the first backward
+                resolved = passes.forward.resolve_all(targets)
                 if origin is not None and origin.image is not None:
                     resolved = [
                         passes.forward.of_image(target, origin.image) for target in resolved
@@ -281,7 +283,7 @@ class _Passes:
             seen=seen,
         )
         for layer in (*plan.layers, *plan.watched):
-            # each exists, before any backward pass
+            # a missing layer is an error before any backward pass
             self.forward.records[layer] = self.forward.record(layer)
 
     def _record(
@@ -371,7 +373,7 @@ class _Passes:
         With ``last``, no further target comes, so the last backward pass frees the graph, and
         references for DeepLIFT are dropped after use.
         """
-        # First what needs no backward pass, while the graph is there to be read.
+        # Needs without a backward pass come first, since the last backward pass frees the graph.
         sources_by_need: Wanted = dict.fromkeys(self.plan.needs_by_backward.get(None, ()), ())
         with HookGroup() if self.plan.reads_attention else nullcontext() as group:
             if group is not None:
@@ -383,7 +385,7 @@ class _Passes:
                 resolved,
                 keep=self._create_graph or not last or backward != self.plan.backwards[-1],
             )
-            if last:  # of many references, one is in memory at a time
+            if last:  # only one reference's pass is in memory at a time
                 self._of_reference.pop(backward.reference, None)
 
     def _back(self, backward: Backward, resolved: ResolvedTarget, *, keep: bool) -> None:
@@ -469,7 +471,7 @@ class _Passes:
             stack.callback(resolved.propagated[backward].flow.close)
         if backward.reference is not None:
             stack.callback(self._compare(backward.reference, resolved, group).close)
-        if backward.propagates:  # rules run maps again, each in the widest type of what it is given
+        if backward.propagates:  # rules run linear maps again, in the widest type of their inputs
             stack.enter_context(torch.autocast(resolved.total.device.type, enabled=False))
 
     def _check_derivative(
@@ -498,7 +500,7 @@ class _Passes:
             if not is_plain or ":" in (need.layer or "") or len(reached) != 1:
                 continue
             names = custom_functions(nodes, list(sources))
-            # hooks on every module would fire once more
+            # not with global hooks, which would fire again in the runs of `is_derivative`
             if self._hooked and not has_hooks(nn.Identity()):
                 names.append("a hook that the forward pass registers")
             methods = ", ".join(self.plan.names_of([need])) if names else ""

@@ -130,7 +130,8 @@ class Forward:
         scores = find_scores(self.output, self.count)
         if scores is not None:
             logits = scores.detach().reshape(self.count, -1)
-            # the largest is finite beside minus infinity, the score of a class that cannot be
+            # the largest score must be finite; others may be minus infinity, as of impossible
+            # classes
             require_finite(logits.amax(), partial(self._refuse, logits, allowed=-math.inf))
             self.logits = at_least_float32(logits)
 

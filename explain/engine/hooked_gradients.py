@@ -48,7 +48,8 @@ def hooked_layer_gradient(
         seen.extend(g.detach().clone() for g in grad_output if g is not None)
 
     with recording(True), HookGroup(forward.model) as group:
-        group.backward(layer, keep)  # of several calls, the last one's comes first
+        # if the layer is called several times, the last call's hook fires first
+        group.backward(layer, keep)
         total, sources = _run(forward, resolved)
         differentiate(total, sources)
     return _checked(seen, expected, f"layer {layer!r}")

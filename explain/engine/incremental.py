@@ -92,7 +92,7 @@ class IncrementalInference:
         count = min(FEW, len(owners))
         first_rows = inputs.rows(torch.arange(count))
         box_of_first_rows = changed_box(self._photos, owners[:count], first_rows.x)
-        # the first pass computes what is kept of the photos, so it is not timed
+        # the first pass also computes the photos' results, which are kept, so it is not timed
         if (
             box_of_first_rows is None
             or self._incremental_output(box_of_first_rows, first_rows) is None

@@ -289,7 +289,8 @@ class BoxMaps(Tensor):
             maps[0]._become(box)
             return maps[0]
         result = BoxMaps(box, photos)
-        empty_results = len(schema.returns) - 1  # those of normalisations are for training
+        # further results of normalisations are for training only
+        empty_results = len(schema.returns) - 1
         return (result, *[None] * empty_results) if empty_results else result
 
     def whole(self) -> Tensor:

@@ -91,7 +91,8 @@ class LayerRerun:
         with context.runs_model():
             output = self._run_maps(self._way_to_run, images, maps)
         if self._tape is not None and len(context.inputs) == 1:
-            context.state.tapes[self._layer] = self._tape  # for further rows of the image
+            # for later streams of rows of the same image
+            context.state.tapes[self._layer] = self._tape
         return [
             accumulators.read_output(images, numbers, output, first_row)
             for accumulators in self._accumulators
@@ -109,14 +110,14 @@ class LayerRerun:
         with context.runs_model(), HookGroup(context.model) as group:
             call = name_of_call(record.layer, record.call, context.model)
             recorder = PrefixRecorder(group, context.model, call, ends=True)
-            # what is recorded begins with the call, as it does in a replay
+            # the inputs are made before the tape, as before a replay
             inputs = context.inputs.rows(self._image)
             try:
                 with recorder.tape:
                     inputs.call(context.model)
             except ReachedError:
                 pass
-            except Exception as error:  # the network may take no image alone
+            except Exception as error:  # the network may refuse a single image
                 raise_unless_of_network(error)
                 note(f"what lies before layer {self._layer} is not replayed: {raised(error)}")
                 return None
@@ -155,10 +156,10 @@ class LayerRerun:
             tensor = first_tensor(output)
             if tensor is not None and overwritten:
                 if tensor.shape == perturbed.shape:
-                    # code that reads it by its older name sees the change too
+                    # code that still holds the layer's input sees the change too
                     tensor.copy_(perturbed)
                     return None
-                # code that reads it by its older name shows: that tensor has fewer rows
+                # that tensor has fewer rows; NaN shows in the probe if code still reads it
                 tensor.fill_(float("nan"))
             return replace_first(output, perturbed)
 
@@ -168,5 +169,5 @@ class LayerRerun:
             with replay or nullcontext():
                 output = inputs.call(context.model)
         if replay is not None and not replay.is_intact():
-            self._tape = None  # the network overwrites what it keeps
+            self._tape = None  # the network has overwritten tensors of the tape
         return output

@@ -63,7 +63,7 @@ def rows_of(counts: Sequence[int], device: torch.device, build: Build) -> Pertur
     >>> rows.owners, rows.numbers
     (tensor([0, 1, 1]), tensor([0, 0, 1]))
     """
-    if len(set(counts)) == 1:  # nothing that would wait for the device
+    if len(set(counts)) == 1:  # computed without waiting for the device
         images = torch.arange(len(counts), device=device).repeat(counts[0])
         numbers = torch.arange(counts[0], device=device).repeat_interleave(len(counts))
         return PerturbedRows(images, numbers, build)

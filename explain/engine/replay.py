@@ -155,7 +155,7 @@ class Replay(Tracer):
             raise ReplayError(
                 f"another function is called than before: {getattr(func, '__name__', func)}"
             )
-        # in new lists, which may be changed
+        # lists are copied, as the network may change them
         result = tree_map_only(Tensor, lambda tensor: tensor, result)
         return iter(result) if is_iterator else result
 
@@ -215,7 +215,8 @@ def at_call(group: HookGroup, layer: str, call: int, act: Callable[[Any, bool], 
         inputs.clear()
         return act(output, overwrote)
 
-    if not layer_names.place_of(layer, group._model).part:  # which nothing has overwritten yet
+    # a part of an attention cannot have overwritten the input
+    if not layer_names.place_of(layer, group._model).part:
         group.forward_pre(name, note_versions, with_kwargs=True)
     group.forward(name, returned)
 

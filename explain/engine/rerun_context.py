@@ -159,7 +159,7 @@ class RerunContext:
         try:
             with intervening_on_rows(images), self.runs_model():
                 output = run(images)
-            # some input may say which classes there are
+            # another input may set the number of classes, such as texts
             if logits is not None and self.inputs.other_tensors:
                 classes = find_logits(output, len(images)).shape[1]
                 if classes != logits.shape[1]:
@@ -167,7 +167,7 @@ class RerunContext:
             for resolved in self.targets:
                 score = resolved.scores_in(images, output)[image_row]
                 are_same.append(self.same_scores(resolved, score, resolved.score[images[:1]]))
-        # whatever a network or a target says of other rows than the images
+        # a network or a target may fail on other rows in any way
         except Exception as error:
             if came_by_signal(error) or (self._is_batch_of_rows and lacks_memory(error)):
                 raise

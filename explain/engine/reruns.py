@@ -70,7 +70,7 @@ def run_streams(plan: Plan, context: RerunContext, min_rows: float = 1) -> bool:
                 _take_known(stream, context)
             else:
                 streams_to_run.append((stream, _rows(stream, context)))
-        # what others are compared with comes first
+        # reference rows come first, as others are compared with them
         streams_to_run.sort(key=lambda item: not item[0].perturbation.is_reference)
         total = sum(len(rows[context.inputs.path].owners) for _, rows in streams_to_run)
         progress = ProgressCallback(context.settings, total)
@@ -126,7 +126,8 @@ def _run_stream(
                 for resolved, errors_of in pairs
             ]
         _run_rows(stream, rows, sums, context, progress)
-    except KeyboardInterrupt as error:  # ends this with partial results, if these are wanted
+    # an interrupt ends the stream with partial results, if these are wanted
+    except KeyboardInterrupt as error:
         if not context.settings.keep_partial:
             raise
         context.state.interrupted.append(error)
@@ -368,7 +369,7 @@ class InputRerun:
 
         ways: list[Way] = ["together"]
         if context.device.type == "cpu" and inputs.x.ndim == 4:
-            ways.insert(0, "channels last")  # convolutions on a CPU are faster so
+            ways.insert(0, "channels last")  # convolutions on a CPU are faster in this layout
         last = torch.full((1,), len(inputs) - 1, device=context.device)
         return context.way(None, {way: partial(run, way) for way in ways}, last)
 
@@ -388,7 +389,8 @@ class InputRerun:
             and context.settings.precision == "full"
         )
         is_photo = len(context.inputs.paths) == 1 and context.inputs.layout != "NTCHW"
-        # its own tensors are made within the model's passes, on the default device of the caller
+        # incremental inference makes tensors during the model's passes, so on the caller's default
+        # device
         is_on_cpu = x.device.type == "cpu" and CALLERS_DEVICE.get() is None
         if not is_plain or not is_photo or not is_on_cpu or count < WORTH_A_TRIAL:
             return None

@@ -63,7 +63,7 @@ def _reader(need: NeedAtLayer, context: RerunContext) -> Callable[[Scores], Any]
     error of scores in bfloat16 is measured in the first step that has enough rows.
     """
     (resolved,) = context.targets
-    # the search decides about an interrupt
+    # an interrupt is handled by the search, not by the stream of rows
     settings = replace(context.settings, keep_partial=False, progress=None)
     quiet = replace(context, settings=settings)
     is_measured = False
@@ -116,7 +116,7 @@ def _run(
             continue
         values = read(rows)
         search.samples += len(values)
-        only_describes = search.finishing  # the last few rows change nothing of the result
+        only_describes = search.finishing  # rows after the time is over only describe the result
         rows = next_rows(steps.send, values)
         if not only_describes:
             report()

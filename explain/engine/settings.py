@@ -71,7 +71,7 @@ def takes_maps(progress: Callable[..., Any]) -> bool:
         signature = inspect.signature(progress)
         signature.bind(0, 0)
     except (ValueError, TypeError) as error:
-        # two arguments are not enough; of what is written in C, it is unknown
+        # a TypeError: two arguments are not enough; a ValueError: a function in C has no signature
         return isinstance(error, TypeError)
     return any(
         parameter.kind == parameter.VAR_POSITIONAL or parameter.name == "maps"

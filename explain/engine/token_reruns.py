@@ -117,7 +117,7 @@ class TokenRerun:
             image_tokens = tokens.movedim(image_dim, 0)[0]
             is_kept = torch.ones(len(keep), len(image_tokens), dtype=torch.bool, device=keep.device)
             is_kept[:, list(self._grid.tokens)] = keep.flatten(1)
-            # in their order, also those that are no patches
+            # in their order, with the tokens that are no patches
             chosen = is_kept.nonzero()[:, 1].reshape(len(keep), -1)
             return image_tokens[chosen].movedim(0, image_dim)
 
@@ -128,7 +128,8 @@ class TokenRerun:
             with self.context.runs_model(), HookGroup(self.context.model) as group:
                 group.forward_pre(self._blocks, take, with_kwargs=True)
                 return self.context.inputs.rows(self._image).call(self.context.model)
-        except Exception as error:  # whatever the network says of other tokens than it was made for
+        # the network may fail in any way on fewer tokens than it was made for
+        except Exception as error:
             raise_unless_of_network(error)
             raise _refused(raised(error)) from error
 

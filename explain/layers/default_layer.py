@@ -379,7 +379,7 @@ def _map_of_one_answer(search: LayerSearch, score: Score) -> str:
             images[name] = (many_positions if influence.shows else 0, many_positions)
         if any(shown == len(search.inputs) for shown, _ in images.values()):
             break
-    # the first of equals
+    # of equals, the first is taken
     return max(
         positions, key=lambda name: (*images[name], -positions[name] if reads_few_numbers else 0)
     )

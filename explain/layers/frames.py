@@ -95,7 +95,7 @@ def _by_convolution(model: nn.Module, inputs: Inputs) -> InputLayout | None:
             return None
         channels, is_map, total = first_calls[0]
         (gradient,) = torch.autograd.grad(total, source)
-    except Exception as error:  # what is wrong with the inputs is said where they are explained
+    except Exception as error:  # errors of the inputs are reported where they are explained
         if came_by_signal(error):
             raise
         return None
@@ -103,7 +103,7 @@ def _by_convolution(model: nn.Module, inputs: Inputs) -> InputLayout | None:
         first_is_channels = first_length == 1
         second_is_channels = second_length == 1
     elif is_map and channels == first_length * second_length and first_length > 1:
-        return None  # frames and channels are its channels together
+        return None  # the convolution takes frames and channels together as its channels
     else:
         reached = gradient[0].flatten(2).ne(0).any(2)
         reached_in_first = int(reached.any(1).sum())

@@ -109,7 +109,7 @@ class NetworkGrids(Grids):
         joint: JointTokens | None = getattr(self._model, "joint_tokens", None)
         if joint is None or joint.size:
             return joint
-        # they lie as the photo does, behind extra ones
+        # the photo's tokens are on a grid with its aspect ratio, behind extra tokens
         grid = find_grid((1, len(joint.photo), 1), self.size)
         return (
             None if grid is None else joint._replace(photo=joint.photo[grid.skip :], size=grid.size)

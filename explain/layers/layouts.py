@@ -237,10 +237,11 @@ def layout_of(module: nn.Module, shape: Size, size: Size) -> Layout | None:
     """
     if isinstance(module, _CHANNELS_FIRST):
         return "NCHW"
-    if type(module) is nn.LayerNorm:  # what is made of it may transpose the map and back
+    if type(module) is nn.LayerNorm:  # subclasses may transpose the map and back
         return "NHWC" if len(module.normalized_shape) == 1 else "NCHW"
     if isinstance(module, nn.Linear) and len(shape) > 3:
-        return "NCHW" if is_plain(shape, size) else "NHWC"  # it may mix positions along the width
+        # a linear layer may also mix positions along the width
+        return "NCHW" if is_plain(shape, size) else "NHWC"
     return None
 
 
@@ -363,7 +364,7 @@ def token_grid(positions: Positions, shape: Size, count: int) -> Grid | None:
     ('2 x 2', (1, 3, 2, 4))
     """
     frames, *positions_in_frame = positions
-    # they are folded into the batch
+    # the frames are folded into the batch: only they differ between rows
     if len(positions) == 3 and len(frames) > 1 and all(len(p) == 1 for p in positions_in_frame):
         grid = token_grid(positions[1:], shape, shape[0])
         return None if grid is None else grid.folded_from(shape[0] // count)
@@ -380,7 +381,7 @@ def token_grid(positions: Positions, shape: Size, count: int) -> Grid | None:
             centres[layout] = torch.stack(axes, 1).cpu()
     if not centres:
         return None
-    # tokens lie far apart, unlike what is within a patch
+    # tokens lie far apart, unlike positions within a patch
     layout = max(centres, key=lambda of: float((centres[of].amax(0) - centres[of].amin(0)).sum()))
     return _grid_of_points(layout, centres[layout])
 

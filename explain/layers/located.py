@@ -119,7 +119,7 @@ def locate_tensors(model: nn.Module, inputs: Inputs, calls: Sequence[ModuleCall]
     for images in inputs_to_try:
         try:
             return _locate_once(model, images)
-        except Exception as error:  # it may take one image alone
+        except Exception as error:  # the network may take only one image at a time
             if came_by_signal(error):
                 raise
     return Places(len(inputs), {}, {}, {})
@@ -156,7 +156,7 @@ def folded_by_time(
     try:
         outputs_of_one = outputs_of(inputs.first())
         outputs_of_two = outputs_of(inputs.rows(torch.tensor([0, 1])))
-    except Exception as error:  # it takes one video at a time, or as many as there are
+    except Exception as error:  # the network may take only one video, or a fixed number
         if came_by_signal(error):
             raise
         return frozenset()

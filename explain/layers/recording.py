@@ -79,7 +79,7 @@ def run_noting_calls(
 
     def note_call(name: str, module: nn.Module, args: Any, output: Any) -> None:
         path, tensor = nested.find(output) or ((), None)
-        # what is deeper down is no output of the module's own
+        # tensors deeper down are no output of the module's own
         if tensor is not None and len(path) < 2:
             note((name, numbers[name]), module, output, tensor)
             numbers[name] += 1
@@ -209,7 +209,7 @@ class ModuleCallRecorder:
         reading = self._read(module, shape)
         if reading.open:
             self.open[key] = reading
-        grid = None if reading.open else reading.likeliest  # until it is known
+        grid = None if reading.open else reading.likeliest  # open layouts are decided later
         depends = self._reach is None or self._reach.of(tensor.grad_fn)
         if not depends:
             self.unreached[key] = _figures(tensor.detach())
@@ -244,7 +244,8 @@ class ModuleCallRecorder:
         """
         layout = layouts.layout_of(module, shape, size)
         if len(shape) <= 3:
-            # and not channels, and positions in one dimension
+            # a sequence of tokens, unless the module puts channels first, as a one-dimensional
+            # convolution
             may_be_tokens = len(shape) == 3 and layout != "NCHW"
             return LayoutReading(open=may_be_tokens and len(size) > 1)
         if layout is not None:
@@ -252,7 +253,7 @@ class ModuleCallRecorder:
         if shape[0] != 1:
             return LayoutReading()
         latest = self._layouts.get(shape)
-        # and keep its shape
+        # a map with its dimensions exchanged would have this shape too
         may_be_turned = len(set(shape[1:])) == 1 or (len(shape) == 5 and shape[1] == shape[2])
         if layout is not None or latest is None or not may_be_turned:
             return layouts.read_map(shape, size, latest)
@@ -282,7 +283,8 @@ def record(model: nn.Module, inputs: Inputs, kept: int = 0) -> ModuleCallRecorde
         try:
             with keeping_values(kept):
                 return recorder.run(model, inputs.replaced(source), grad=True)
-        except Exception as error:  # it overwrites views, or differentiates something itself
+        # the network may overwrite views, or differentiate something itself
+        except Exception as error:
             if isinstance(error, ExplainError) or came_by_signal(error):
                 raise
     return ModuleCallRecorder(size, None, count).run(model, inputs)

@@ -111,7 +111,8 @@ def summary_of(
     summary = summaries.get(key)
     if summary is None:
         summary = summarize(model, inputs, whole=whole, with_graph=with_graph)
-        summary = summaries.setdefault(key, summary)  # of two threads, the first one's
+        # if two threads made one, the first one's counts
+        summary = summaries.setdefault(key, summary)
         for old in list(summaries)[:-SUMMARIES]:
             summaries.pop(old, None)
     return summary
@@ -174,7 +175,7 @@ def _summarize_once(model: nn.Module, inputs: Inputs, with_graph: bool) -> Forwa
         chosen[PLACES] = locate_tensors(model, inputs, calls)
         calls = [laid_out(call, recorder.open.get(call.key), chosen[PLACES]) for call in calls]
     calls_with_map = (call for call in calls if call.grid is not None or call.doubt)
-    # see what changes though no gradient leads there
+    # a second run shows which calls change though no gradient leads to them
     if inputs.other_tensors or len({call.depends for call in calls_with_map}) > 1:
         altered_figures = record(model, inputs.replaced(0.5 * inputs.x.flip(-1) + 0.1)).unreached
         unchanged_calls = {
@@ -192,7 +193,7 @@ def _summarize_once(model: nn.Module, inputs: Inputs, with_graph: bool) -> Forwa
         if tensor.ndim > 3 and tensor.shape[2:] == inputs.x.shape[2:]
     }
     class_maps = read_class_maps(output, len(inputs))
-    if class_maps is not None:  # also smaller than the input
+    if class_maps is not None:  # class maps may be smaller than the input
         answers.add(class_maps.maps.shape[1])
     tensors_of_images = [
         tensor for tensor in tensors if tensor.ndim == 0 or len(tensor) == len(inputs)
