@@ -514,6 +514,7 @@ def _followed(maps: Sequence[AttentionMap], *sizes: int) -> dict[tuple[int, int]
     steps = [weighted_attention(attention.weights, attention.gradient) for attention in maps]
     while steps:
         size = steps[0].shape[1:]
+        # of two attentions that look at each other, neither sees the other's change
         is_mutual = size[0] != size[1] and len(steps) > 1 and steps[1].shape[1:] == size[::-1]
         attentions_at_once = steps[: 1 + is_mutual]
         steps = steps[1 + is_mutual :]

@@ -92,6 +92,7 @@ class EvidenceSets:
         """Read the evidence sets of one photo back from a saved record: the masks from its map
         ``(H, W)``, whose values code ``reasons`` sets (`RegionSearch.map`), the rest from the
         ``records`` that `described` wrote."""
+        # set i has values above (reasons - i - 1) / reasons
         set_numbers = torch.where(values > 0, reasons - (values * reasons).ceil(), -1)
         masks = set_numbers == torch.arange(len(records)).to(values)[:, None, None]
         alone_and_without = [

@@ -204,7 +204,7 @@ class _Ascent(Search):
         least_score = score - (1 - self._method.keeps) * score.abs()
         order = areas.argsort()
         keeps_score = (self._scores.reshape(-1, len(areas)) >= least_score)[:, order]
-        keeps_score[:, -1] = True
+        keeps_score[:, -1] = True  # the largest area, if none keeps enough
         smallest = order[keeps_score.int().argmax(1)]
         return masks.take_along_dim(smallest[:, None, None, None], 1)[:, 0]
 

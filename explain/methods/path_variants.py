@@ -122,6 +122,7 @@ class GuidedIntegratedGradients(CompleteMethod):
                 torch.where(can_move, ranked_gradient, torch.inf).flatten().kthvalue(rank).values
             )
             chosen = can_move & (ranked_gradient <= threshold)
+            # by how much the distance falls if all of these go as far as they may
             gain = (length * (highest - share))[chosen].sum()
             if bool(missing < gain):
                 return torch.where(chosen, share + missing / gain * (highest - share), share)
@@ -445,7 +446,7 @@ def ranked(pixels: torch.Tensor, masks: torch.Tensor, least: int) -> torch.Tenso
     uncovered = torch.ones_like(flat, dtype=torch.bool)
     while bool((counts >= least).any()):
         means = torch.where(counts >= least, sums / counts.clamp(min=1), -torch.inf)
-        newly_covered = regions[int(means.argmax())] & uncovered
+        newly_covered = regions[int(means.argmax())] & uncovered  # by the best region left
         values[newly_covered] = flat[newly_covered].mean()
         uncovered &= ~newly_covered
         in_region = regions[:, newly_covered]

@@ -372,6 +372,7 @@ def joined_pixels(image: torch.Tensor, scale: float, least: int) -> torch.Tensor
             i = roots[i]
         return i
 
+    # first regions of like colour are joined, then those that are too small
     for by_size in (False, True):
         for weight, one, other in edges:
             a = root(one)

@@ -68,6 +68,7 @@ def regress_pairs(seen: torch.Tensor, scores: torch.Tensor, whole: float, blank:
     best_likelihood = max(fit.likelihood for fit in compared)
     plausible = [fit for fit in compared if best_likelihood - fit.likelihood < PLAUSIBLE]
     plausible.sort(key=lambda fit: -fit.likelihood)
+    # variances are compared by the first pairs; the fit is then made with all
     if len(half) > ENOUGH:
         plausible = [next(_compared(signs, half, (fit.threes,), fit.rest)) for fit in plausible]
     best = plausible[0]
@@ -117,7 +118,9 @@ class _Fit:
         size_terms = [1 / math.comb(regions - 1, size) for size in range(regions)]
         rest_term = 4 / regions**2 * sum(size_terms)
         threes_term = 4 / 3 * self.threes if regions > 2 else 0
+        # the variance of a Shapley value before any pair has been run
         prior = (4 + threes_term) / regions + self.rest * rest_term
+        # what the observed pairs leave of it
         unexplained = (prior - explained).clamp(min=0)
         return torch.sqrt(torch.maximum(observed, leave_one_out) * unexplained)
 
@@ -129,6 +132,7 @@ def _compared(
     M)`` under each combination of two prior variances: of what regions do in threes
     (``of_threes``), and of the rest (values of `REST` from ``least`` on). Yields those whose
     covariance has a Cholesky factor."""
+    # the covariance of two pairs depends on how many regions they agree in
     inner_products = signs @ signs.T
     regions = signs.shape[1]
     eye = torch.eye(len(signs), dtype=signs.dtype, device=signs.device)
@@ -223,6 +227,7 @@ def _coalitions(regions: int, generator: torch.Generator) -> Iterator[torch.Tens
     place = torch.randperm(regions, generator=generator, device="cpu").argsort()
     for size in sorted(range(1, regions), key=lambda size: min(size, regions - size)):
         yield place < size
+    # the Shapley kernel, by the number of regions that are seen
     size_weights = torch.tensor(
         [1 / (k * (regions - k)) for k in range(1, regions)], dtype=torch.float64, device="cpu"
     )

@@ -147,6 +147,7 @@ class LIME(CoveredRegions):
         distance = 1 - samples.mean(1).sqrt()
         weights = torch.exp(-((distance / self.width) ** 2))
         total = weights.sum()
+        # centring takes the free intercept out of the regression
         centred_samples = samples - weights @ samples / total
         centred_targets = targets - weights @ targets / total
         penalty = self.ridge * torch.eye(
@@ -165,6 +166,7 @@ class LIME(CoveredRegions):
         leverage = (
             (centred_samples @ inverse * centred_samples).sum(1) * weights + weights / total
         ).clamp(max=0.99)
+        # robust (HC3): each residual as if its run had not been fitted
         influences = centred_samples * (weights * residuals / (1 - leverage))[:, None]
         variance = (inverse @ (influences.T @ influences) @ inverse).diagonal().clamp(min=0)
         shrunk = self.ridge * inverse @ values  # by the penalty, to first order

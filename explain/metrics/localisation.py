@@ -386,6 +386,7 @@ class IoU(LocalisationMetric):
         values, order = data.maps.per_pixel(self.sign).flatten(1).sort(1, descending=True)
         hits = region.gather(1, order).cumsum(1)
         taken_count = torch.arange(1, values.shape[1] + 1, device=values.device)
+        # with each number of the largest values taken: intersection over union
         overlap = hits.double() / (region.sum(1, keepdim=True) + taken_count - hits)
         is_threshold = torch.ones_like(region)  # a threshold takes all of equal values, or none
         is_threshold[:, :-1] = values[:, :-1] != values[:, 1:]

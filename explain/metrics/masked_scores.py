@@ -389,6 +389,7 @@ class MaskedScores:
                 residual_sums @ residual_drops / (length * residual_drops.norm()).clamp(min=1e-300)
             )
             varied = (covered - covered.mean(1, keepdim=True)) * weights
+            # nothing is left of sums that the nuisance explains, but rounding errors
             map_correlations.append(torch.where(length <= 1e-6 * varied.norm(dim=1), -1, products))
             freedom = len(weights) - basis.shape[1]
             photo_correlations.append(

@@ -213,8 +213,8 @@ class ConvNormActivation(nn.Sequential):
         *,
         activation: bool = True,
     ) -> None:
-        """For EfficientNet-Lite0, append the convolution, the normalisation and the ReLU6 in this
-        order, whose positions are keys of the weights file."""
+        """For EfficientNet-Lite0, append the convolution, the normalisation and the ReLU6. The
+        published weights are assigned in this order of parameters."""
         super().__init__()
         # Without a stride, the padding is the same on all sides and for all sizes.
         kind, padding = (SameConv2d, 0) if stride > 1 else (nn.Conv2d, kernel // 2)
