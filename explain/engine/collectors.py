@@ -188,9 +188,22 @@ def _layer_relevance(
     LRP's rules made.
 
     One of `ANSWERS`; LRP's rules were put on the graph before this backward pass.
+
+    Raises:
+        LayerError: no gradient leads from the layer to the input. Rules act on what depends on the
+            input, so behind such a layer there would be none.
     """
     maps = _activations(forward, resolved, need, gradients)
-    return _layer_gradients(forward, resolved, need, gradients) * maps
+    gradient = _layer_gradients(forward, resolved, need, gradients)
+    reach = Reach(forward.sources.values())
+    starts = forward.layers.sources_of(forward.records[need.layer or ""])
+    nodes = [start.grad_fn if isinstance(start, Tensor) else start.node for start in starts]
+    if not any(map(reach.of, nodes)):
+        raise LayerError(
+            f"layer {need.layer!r} must depend on the input through differentiable operations for "
+            "its relevance, but does not; look for detach() or no_grad() before it, or use gradcam"
+        )
+    return gradient * maps
 
 
 def _layer_curvature(

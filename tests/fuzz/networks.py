@@ -354,6 +354,7 @@ REFUSALS = {
     "nothing tells how the layer's map lies": "must give a map whose layout is clear",
     "no layer gives a map": "layer must be given for this model",
     "the score does not depend on the layer": "layer .* must influence the score",
+    "no gradient leads from the layer to the input": "operations for its relevance",
     "the score does not depend on the input": "must depend on the input through differentiable",
     "no class for a method that needs one": "target must be a class",
     "no second class to compare with": "target must have another class",
@@ -369,6 +370,8 @@ def _justified(ready: Ready, name: str, kind: str) -> bool:
         return place is not None and not is_map(ready.program, place)
     if kind == "nothing tells how the layer's map lies":
         return place is not None and ready.step_at(place).op not in ("conv", "pool", "norm")
+    if kind == "no gradient leads from the layer to the input":
+        return place not in sees(ready.program, by_gradient=True)
     if kind == "the score does not depend on the input":
         return any(_gradients(ready, i, c)[0] is None for i, c in enumerate(classes))
     if kind == "the score does not depend on the layer" and place is not None:

@@ -394,14 +394,13 @@ def shapes(program: Program) -> tuple[Shape, ...]:
     return tuple(found)
 
 
-def sees(program: Program) -> set[int]:
-    """The values that depend on the explained image; all of them, where nothing else is given."""
+def sees(program: Program, *, by_gradient: bool = False) -> set[int]:
+    """The values that depend on the explained image, or those that a gradient leads from."""
     count = len(program.inputs)
-    if count == 1:
-        return set(range(count + len(program.steps)))
     found = {0}
     for place, step in enumerate(program.steps, start=count):
-        if found & set(step.of):
+        cut = by_gradient and (step.op == "detach" or step.style == "no_grad")
+        if found & set(step.of) and not cut:
             found.add(place)
     return found
 

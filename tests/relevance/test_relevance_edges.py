@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import explain
+from explain import LayerError
 from explain.methods import LRP, DeepLIFT, FullGrad
 from explain.relevance import COMPOSITES, Composite, Epsilon, When
 from explain.relevance.table import LINEAR
@@ -237,3 +238,20 @@ def test_fullgrad_counts_what_is_added_to_each_image_where_a_network_doubles_its
     )
     a = explain.attribute(model, random(3, 3, 2, 4, 4), FullGrad(rescale=False), target=1)
     assert_close(a.delta, torch.zeros(3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_relevance_of_a_layer_that_no_gradient_leads_from_is_refused(frozen: bool) -> None:
+    """Behind a backbone that runs without gradients, rules would see no signal to act on."""
+
+    def forward(net: Any, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            features = net.backbone(x)
+        return net.head(F.elu(net.layer(features)).mean((2, 3)))
+
+    parts = {"backbone": nn.Conv2d(3, 4, 3), "layer": nn.Conv2d(4, 4, 3), "head": nn.Linear(4, 2)}
+    model = settled(Made(forward, **parts)).eval().requires_grad_(not frozen)
+    x = random(0, 1, 3, 6, 6).float()
+    assert explain.attribute(model, x, "gradcam", target=0, layer="layer").values.any()
+    with pytest.raises(LayerError, match="layer 'layer' must depend on the input"):
+        explain.attribute(model, x, "lrp", target=0, layer="layer")
