@@ -378,8 +378,8 @@ class Plan:
         """The plan in words: a line for each kind of pass with its number and methods, then the
         sums and costs.
 
-        Users read it from `explain.plan`. Documentation and the command line show these words; no
-        code reads them.
+        Users of `explain.plan` read it, and examples in the documentation show it; no code reads
+        it.
         """
         lines = [self._forward(), *map(self._back, self.backwards)]
         blocks = [need for need in self.needs if isinstance(need.kind, BlockAttention)]

@@ -224,8 +224,8 @@ def independent_calls(model: nn.Module, inputs: Inputs) -> set[CallKey]:
 
 
 def find_layers(model: nn.Module, inputs: Inputs, where: Where) -> list[str]:
-    """Name the layers that a caller means by ``where``, in their order; the names of calls are kept
-    in attributions.
+    """Name the layers that a caller means by ``where``, in their order; attributions and records
+    hold these names.
 
     ``name@0`` is the first call of a layer that is called often, and ``name:input`` the first
     tensor in the input of a layer. A layer that sees several inputs one after the other, of which
