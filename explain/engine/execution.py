@@ -242,7 +242,8 @@ class _Passes:
             autocast(inputs.x, precision),
             ExitStack() as stack,
         ):
-            if settings.create_graph:  # fused attention has no second derivative
+            if settings.create_graph or needs.LayerCurvature in plan.kinds:
+                # fused attention has no second derivative
                 stack.enter_context(sdpa_kernel(SDPBackend.MATH))
             layers = self._watch(group, model, len(inputs))
             seen = {}

@@ -86,6 +86,18 @@ def test_heads_that_are_computed_one_by_one_are_one_attention(method: str) -> No
         assert_close(of_image.flatten(), expected, rtol=1e-5, atol=1e-9)
 
 
+def test_a_second_derivative_is_taken_through_fused_attention() -> None:
+    x = random(0, 2, 3, 6, 6)
+    fused, plain_values = (
+        explain.attribute(
+            transformer(fused=fused), x, "shapleycam", target=3, layer="blocks.0"
+        ).values
+        for fused in (True, False)
+    )
+    assert plain_values.any()
+    assert_close(fused, plain_values)
+
+
 @pytest.mark.parametrize("frozen", [False, True])
 def test_tokens_that_meet_are_followed_rule_by_rule(frozen: bool) -> None:
     model = settled(plain.Meeting()).double()
