@@ -88,7 +88,8 @@ class _Site:
         unit gets its clean values.
 
         The engine runs rows ``(b, ...)`` of which `_Patches` has the numbers; a batch may be
-        smaller in a probe. Rows that patch another place stay.
+        smaller in a probe. Rows that patch another place stay. This is activation patching: rows
+        are copies of the corrupted photo.
         """
 
         def put_clean_values(module: nn.Module, args: Any, output: Any) -> Any:
@@ -257,7 +258,8 @@ class _SiteFinder:
         the network does not use it.
 
         Also None for a layer that has frames of a video as rows of its own. With the estimates of
-        attribution patching: the change of values times the gradient, summed over each unit.
+        attribution patching: the change of values times the gradient, summed over each unit. For
+        activation patching.
         """
         record = self.clean.of(name)
         corrupted = self.corrupted.of(name)

@@ -90,7 +90,8 @@ def _reached(model: nn.Module, inputs: Inputs, names: Sequence[str]) -> list[str
     """Which of the named modules have an output that depends on the explained input, by the graph
     of one pass.
 
-    `explained_blocks` keeps the result for all later calls.
+    `explained_blocks` keeps the result for all later calls. LeGrad and other methods of blocks
+    explain these alone.
     """
     x = inputs.x.detach().clone().requires_grad_()
     with untouched(model, grad=True), HookGroup(model) as group:
@@ -152,8 +153,12 @@ def _read_out(
     means: list[Tensor] = []
 
     def cut_graph(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Pre-hook of each block: let its input tokens be a new leaf, so that its graph begins
-        there."""
+        """Pre-hook of each transformer block in LeGrad: let its input tokens be a new leaf, so that
+        its graph begins there.
+
+        So one backward pass gives each block's gradients apart from those of the others. The leaves
+        are collected in ``starts``.
+        """
 
         def start(value: Any) -> Tensor:
             starts.append(_tokens(value).detach().requires_grad_())
@@ -162,10 +167,11 @@ def _read_out(
         return with_first(module, args, kwargs, start)
 
     def put_means_in(module: nn.Module, args: Any, output: Any) -> Any:
-        """Hook of each block: note its mean token, and give the means of the chosen blocks as the
-        last block's output.
+        """Hook of each transformer block in LeGrad: note its mean token, and at the last block go
+        on with the means.
 
-        All tokens are replaced by the mean; other blocks' outputs stay as they are.
+        The last block returns the means of the chosen blocks as one batch, each repeated for all
+        tokens; other blocks' outputs stay as they are.
         """
         tokens = _tokens(first_tensor(output))
         if means and tokens.shape != means[0].shape:

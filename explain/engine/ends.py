@@ -106,7 +106,7 @@ class OriginTracer(Tracer):
 
         ``origins`` has the weights of a tensor as a number with one bit for each parameter, in the
         order of ``model.parameters()``, so that sets of weights are joined fast; buffers depend on
-        none.
+        none. This tells probabilities from class scores, and scores from features.
         """
         self.origins: Any = WeakIdKeyDictionary()
         for number, parameter in enumerate(model.parameters()):
@@ -121,7 +121,7 @@ class OriginTracer(Tracer):
 
         Called by the tracer for every operation. Bounds are the least and largest value of what
         softmaxes and sigmoids made; `_bounds` gives those of a sum's terms, which are multiplied
-        here by their number.
+        here by their number. It tells whether a model's outputs are probabilities.
         """
         name = operation_name(func).removeprefix("special_")
         tensors = [tensor for _, tensor in nested.paths((args, kwargs))]
@@ -146,7 +146,7 @@ class OriginTracer(Tracer):
         parameter.
 
         A tensor of unknown origin, made past the tracer, may depend on all weights that were used
-        so far.
+        so far. It tells class scores from features, which fewer weights made.
         """
         weights = 0
         for tensor in tensors:
@@ -161,7 +161,8 @@ class OriginTracer(Tracer):
         """The bounds of the values that an operation returns, if they came from softmaxes and
         sigmoids alone; else None.
 
-        For a sum, those of its terms. Scalars among the arguments do not matter.
+        For a sum, those of its terms. Scalars among the arguments do not matter. Outputs between 0
+        and 1 are probabilities by this.
         """
         if name in _PROBABILITIES or name in _LOGARITHMS:
             classes = _softmax_size(args, kwargs) if "softmax" in name else 0
@@ -186,8 +187,12 @@ class OriginTracer(Tracer):
         return None
 
     def _bounds_of(self, tensor: Tensor) -> Bounds | None:
-        """The bounds of a tensor's values, if it came from softmaxes and sigmoids alone; else
-        None."""
+        """The least and largest value that a tensor can have, if it came from softmaxes and
+        sigmoids alone; else None.
+
+        By them, `OutputReader` tells whether a model's outputs are probabilities; unknown tensors
+        have none.
+        """
         origin = self.origins.get(tensor)
         return None if origin is None else origin.bounds
 
@@ -222,7 +227,8 @@ class OriginTracer(Tracer):
 def _softmax_size(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
     """The number of classes of a softmax: the size of the dimension along which it is taken.
 
-    Without ``dim``, the second dimension is taken.
+    Without ``dim``, the second dimension is taken. By it, `OutputReader` knows how many classes the
+    probabilities are of.
     """
     first = nested.first_tensor((args, kwargs))
     assert first is not None
@@ -340,7 +346,8 @@ class OutputReader:
         """The model's output in a traced pass without gradients, and the origins of its tensors;
         made once.
 
-        The origins are looked up by the very tensors of this output, so both are kept together.
+        The origins are looked up by the very tensors of this output, so both are kept together. By
+        them, it is told what a softmax or sigmoid made.
         """
         with untouched(self._network), torch.no_grad(), OriginTracer(self._network) as tracer:
             output = self._inputs.call(self._network)

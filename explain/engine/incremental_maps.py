@@ -59,7 +59,8 @@ class ChangedBox:
 
         Inside the changed box they are its values, elsewhere the photo's. Where a box reaches
         beyond the feature map, the value is the constant ``outside``, as padding is. Every operator
-        on boxes reads its input through this.
+        on boxes reads its input through this. Part of incremental inference, in which only the
+        changed boxes of feature maps are computed.
         """
         if start is self.start and tuple(sides) == self.sides:
             return self.values
@@ -78,7 +79,10 @@ class ChangedBox:
 
     def whole(self) -> Tensor:
         """The whole feature maps of the perturbed rows ``(B, C, *map_sides)``: the photos' with the
-        boxes put in."""
+        boxes put in.
+
+        Incremental inference needs them for operators that cannot be computed in boxes.
+        """
         return self.at(torch.zeros_like(self.start), self.map_sides)
 
 
@@ -90,7 +94,8 @@ def _places(
 
     Both are ``(B, *sides)``. Boxes begin at ``start`` ``(B, d)``. Places are numbered through the
     maps of all images, in the order of `_rows`; a place beyond the edge gets the number of the
-    nearest one, and exists not.
+    nearest one, and exists not. For incremental inference, which puts changed boxes into feature
+    maps by these numbers.
     """
     place_numbers = images
     exists = torch.ones(len(images), dtype=torch.bool)
@@ -104,18 +109,27 @@ def _places(
 
 def _rows(maps: Tensor) -> Tensor:
     """Feature maps ``(N, C, ...)`` as ``(places, C)``; a view if their channels come last in
-    memory."""
+    memory.
+
+    Boxes of incremental inference are read and written in such rows.
+    """
     return maps.movedim(1, -1).reshape(-1, maps.shape[1])
 
 
 def channels_last(maps: Tensor) -> Tensor:
-    """The same feature maps ``(N, C, ...)``, laid out in memory with their channels last."""
+    """The same feature maps ``(N, C, ...)``, laid out in memory with their channels last.
+
+    Incremental inference reads single places, whose channels then lie side by side.
+    """
     return maps.movedim(1, -1).contiguous().movedim(-1, 1) if maps.ndim > 2 else maps
 
 
 def _is_small(sides: Sequence[int], map_sides: Sequence[int]) -> bool:
     """Whether a box is so small a part of the feature map that computing the box alone is faster
-    than the whole map."""
+    than the whole map.
+
+    If it is not, incremental inference computes the whole map.
+    """
     return math.prod(sides) <= LARGEST * math.prod(map_sides)
 
 
@@ -149,7 +163,8 @@ def _changed(of_photos: Tensor, owners: Tensor, perturbed: Tensor) -> tuple[Tens
     """Where the changed pixels begin in each row, ``(B, d)``, and the sides of a box that holds
     those of any row.
 
-    Boxes are moved back from the edge, so that all of their pixels exist.
+    Boxes are moved back from the edge, so that all of their pixels exist. The first step of
+    incremental inference, on pixels.
     """
     changed = (perturbed != of_photos[owners]).any(1)
     starts = []
@@ -175,7 +190,8 @@ class OperatorResult(NamedTuple):
     def answers(self, function: Any, arguments: Sequence[Any]) -> bool:
         """Whether this is the result for a call: of the same operator, tensors and other arguments.
 
-        Tensors are compared by identity: a weight that was replaced makes a new call.
+        Tensors are compared by identity: a weight that was replaced makes a new call. So
+        incremental inference computes each operator on the photos once for all batches.
         """
         is_same = self.function == function and len(self.arguments) == len(arguments)
         return is_same and all(map(_same, self.arguments, arguments))
@@ -202,7 +218,7 @@ class PhotoPass:
 
         The network calls its operators in the same order in each pass, so they are known by their
         number. At one that differs, the result is computed, and what was remembered from there on
-        is forgotten.
+        is forgotten. Incremental inference fills the places outside of changed boxes with it.
         """
         number = self.count
         self.count += 1
@@ -241,7 +257,7 @@ class BoxMaps(Tensor):
 
         ``photos`` is the pass that remembers the results for the unperturbed photos. Networks ask
         the tensor for its shape, strides, type and device, so these are those of whole feature
-        maps.
+        maps. Such tensors go through the network in incremental inference.
         """
         shape = (len(box.owners), *box.photo_maps.shape[1:])
         layout = photos.layout if len(shape) == 4 else torch.contiguous_format
@@ -268,7 +284,7 @@ class BoxMaps(Tensor):
 
         An operator that overwrites, such as ``relu_``, is run as its form that does not, and the
         result put into its first argument. PyTorch calls it below autograd, so hooks and modules of
-        the model run as always.
+        the model run as always. All of incremental inference happens here.
         """
         schema = function._schema
         name = function.overloadpacket.__name__
@@ -307,7 +323,8 @@ class BoxMaps(Tensor):
         """Take the result of an operator that overwrites these feature maps in place; they keep
         their type.
 
-        Other names of this tensor in the model see the new values, as with plain tensors.
+        Other names of this tensor in the model see the new values, as with plain tensors. So
+        networks with operators in place can be run incrementally.
         """
         self.box = ChangedBox(
             box.photo_maps.to(self.dtype), box.owners, box.start, box.values.to(self.dtype)
@@ -319,7 +336,8 @@ def _on_whole_maps(function: Any, args: Any, kwargs: Any, maps: Sequence[BoxMaps
     """Run an operator on whole feature maps, where it cannot be computed in boxes alone.
 
     Maps that it may overwrite or alias stay whole from now on, since a box would not know of what
-    is written. Results that are such maps are returned as the model's own objects.
+    is written. Results that are such maps are returned as the model's own objects. Incremental
+    inference is right for any network by this, if not fast.
     """
     schema = function._schema
     if schema.is_mutable or any(value.alias_info is not None for value in schema.returns):
@@ -344,10 +362,10 @@ class _Operator:
     photos: PhotoPass
 
     def __post_init__(self) -> None:
-        """Collect the tensors among an operator's arguments, and the changed boxes of those that
-        are feature maps.
+        """Collect the tensors among the arguments of a network's operator, and the changed boxes of
+        those that are feature maps.
 
-        `result` and the methods for kinds of operators read both lists.
+        For incremental inference: `result` and the methods for kinds of operators read both lists.
         """
         self.tensors = [
             leaf for leaf in tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Tensor)
@@ -393,17 +411,24 @@ class _Operator:
         of perturbed rows.
 
         Called at most once for each operator of a pass, as `PhotoPass.result` counts these calls.
+        For incremental inference, whose results are these outside of the changed box.
         """
         photos = self._of_boxes(lambda box: box.photo_maps)
         return self.photos.result(self.function, tree_leaves(photos), lambda: self._run(photos))
 
     def _of_boxes(self, tensor_of: Callable[[Any], Tensor]) -> Any:
         """The operator's arguments, with a plain tensor in the place of each tensor that is known
-        as a box."""
+        as a box.
+
+        For incremental inference: ``tensor_of`` chooses the photos' maps or the values in a box.
+        """
         return tree_map_only(BoxMaps, lambda maps: tensor_of(maps.box), (self.args, self.kwargs))
 
     def _run(self, arguments: Any) -> Tensor:
-        """Run the operator on plain tensors, and return its first result."""
+        """Run the operator on plain tensors, and return its first result.
+
+        For incremental inference, in which operators run on boxes or on photos.
+        """
         args, kwargs = arguments
         return _first(self.function(*args, **kwargs))
 
@@ -412,7 +437,8 @@ class _Operator:
         all arguments.
 
         None if that box is no small part of the maps, or they differ in size. Only for operators of
-        which each value depends on the same place alone.
+        which each value depends on the same place alone. For incremental inference, as of ReLU or
+        of batch norm in evaluation mode.
         """
         start, sides = _around(self.boxes)
         first_box = self.boxes[0]
@@ -428,7 +454,7 @@ class _Operator:
         for one that crops.
 
         Also None for padding of other dimensions. The padded border is the same for all photos, so
-        the box does not grow.
+        the box does not grow. For incremental inference.
         """
         (box,) = self.boxes
         pads = self.args[1]
@@ -445,7 +471,8 @@ class _Operator:
 
         None for transposed convolutions, for averages that count padding apart, and if the box is
         no small part. Padding is done by `ChangedBox.at` with the pooling's or convolution's own
-        value, so the operator itself gets none.
+        value, so the operator itself gets none. The core of incremental inference: only these
+        windows are computed anew.
         """
         names = [argument.name for argument in self.function._schema.arguments]
         named = dict(zip(names, self.args, strict=False))
@@ -481,7 +508,10 @@ class _Operator:
 
 def _each(value: Any, dims: int) -> Tensor:
     """A number for each of ``dims`` spatial dimensions, from a list of them or a single one, as
-    operators take both."""
+    operators take both.
+
+    For the windows of incremental inference.
+    """
     return torch.tensor(value).expand(dims)
 
 
@@ -497,14 +527,20 @@ def _is_constant(tensor: Tensor, dims: int) -> bool:
 
 def _first(result: Any) -> Tensor:
     """An operator's result, or the first of several, such as the maps of a pooling that gives
-    indices too."""
+    indices too.
+
+    For incremental inference, which follows feature maps alone.
+    """
     tensor: Tensor = result[0] if isinstance(result, tuple) else result
     return tensor
 
 
 def _same(one: Any, other: Any) -> bool:
     """Whether two arguments of an operator are the same tensor, or equal values that are no
-    tensors."""
+    tensors.
+
+    So incremental inference knows whether it may reuse a result.
+    """
     return one is other or (
         not isinstance(one, Tensor) and not isinstance(other, Tensor) and bool(one == other)
     )
@@ -514,7 +550,8 @@ def _around(boxes: Sequence[ChangedBox]) -> tuple[Tensor, Sequence[int]]:
     """The smallest boxes, one for each row, that hold several boxes of the row: starts ``(B, d)``
     and common sides.
 
-    Boxes of one row are merged, never rows with each other.
+    Boxes of one row are merged, never rows with each other. For operators on several feature maps
+    in incremental inference, such as sums of branches.
     """
     first_box = boxes[0]
     if all(box.start is first_box.start and box.sides == first_box.sides for box in boxes):

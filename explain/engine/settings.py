@@ -133,10 +133,11 @@ class Footprint:
     """Whether an output is in half precision, as under mixed precision inside the network."""
 
     def watch(self, group: HookGroup, model: nn.Module, count: int) -> None:
-        """Hook the model's modules so that this notes the size of each output in a pass of
-        ``count`` images.
+        """Hook the model's modules to note the size of each output in a pass of ``count`` images,
+        for the size of batches.
 
-        The hooks stay while the group is alive.
+        `rows_at_once` reads the notes, which are in the order of the pass. The hooks stay while the
+        group is alive.
         """
 
         def measure(name: str, output: Any) -> None:

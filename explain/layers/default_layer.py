@@ -211,7 +211,8 @@ def _candidates(summary: ForwardSummary) -> list[_Candidate]:
     """The tensors of a pass that may be the layer to explain, in the order of the pass.
 
     Left out are those that are returned again later, those inside an attention, where heads and
-    weights resemble maps, and those that saw only other images than what is explained.
+    weights resemble maps, and those that saw only other images than what is explained. The default
+    layer is chosen among them.
     """
     calls = [call for call in summary.calls if call.depends] or summary.calls
     calls_by_tensor: list[list[ModuleCall]] = []
@@ -235,7 +236,7 @@ def _maps_as_the_input(search: LayerSearch, candidates: list[_Candidate]) -> lis
     """The candidates that are maps with the input's aspect ratio, not pooled; if there are none,
     all maps.
 
-    In the order of the pass.
+    In the order of the pass. The default layer of convolutional networks is among them.
     """
     size = tuple(search.inputs.x.shape[2:])
     maps = [candidate for candidate in candidates if candidate.is_map]
@@ -249,7 +250,8 @@ def _before_attention(candidates: list[_Candidate]) -> list[_Candidate]:
     """The candidates that are tokens with an attention after them, since later ones may count by
     the class token alone.
 
-    The output of an attention itself is left out: it may be a padded window of a smaller map.
+    The output of an attention itself is left out: it may be a padded window of a smaller map. The
+    default layer of transformers is among them.
     """
     tokens = [candidate for candidate in candidates if candidate.is_tokens]
     attentions = [candidate for candidate in candidates if candidate.is_attention]
@@ -260,7 +262,10 @@ def _before_attention(candidates: list[_Candidate]) -> list[_Candidate]:
 
 
 def _latest_first(candidates: Iterable[_Candidate]) -> list[_Candidate]:
-    """The candidates in the reverse order of the pass."""
+    """The candidates in the reverse order of the pass.
+
+    The default layer is the last that fits.
+    """
     return sorted(candidates, key=lambda candidate: -candidate.number)
 
 
@@ -364,7 +369,10 @@ def _map_of_one_answer(search: LayerSearch, score: Score) -> str:
 
     def noting_score(output: Any) -> Tensor:
         """The score of an output, after a note of whether it reads few numbers, as that of a box
-        does."""
+        does.
+
+        Of boxes, coarse maps are preferred as the default layer.
+        """
         nonlocal reads_few_numbers
         scores = score(output)
         reads_few_numbers = numbers_read(scores, output) <= MAX_NUMBERS_OF_BOX * len(search.inputs)

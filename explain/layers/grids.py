@@ -53,7 +53,10 @@ class NetworkGrids(Grids):
 
     @cached_property
     def _summary(self) -> ForwardSummary:
-        """The summary of the network's calls, in which what is found out is kept."""
+        """The summary of the network's calls, in which what is found out is kept.
+
+        Shared with other calls on inputs of the same size.
+        """
         return summary_of(self._model, self._inputs)
 
     def of_layer(self, layer: str) -> Grid | None:
@@ -61,7 +64,7 @@ class NetworkGrids(Grids):
         None if it is no map.
 
         The summary is of one image or video, so the order of several videos' frames in the batch is
-        found out here, in a run of two.
+        found out here, in a run of two. Feature maps are laid out by it for all methods.
         """
         call = self._call(layer)
         grid = None if call is None else call.grid
@@ -83,7 +86,10 @@ class NetworkGrids(Grids):
         return "" if call is None else call.doubt
 
     def of_tokens(self, length: int) -> Grid | None:
-        """The grid on which sequences of ``length`` tokens lie in this network, or None."""
+        """The grid on which sequences of ``length`` tokens lie in this network, or None.
+
+        Sequences without a layer's name, such as attention, are laid out by it.
+        """
         return self._places.of_tokens.get(length)
 
     @property
@@ -158,7 +164,8 @@ class NetworkGrids(Grids):
         """The grid of a tensor whose batch holds the ``frames`` of videos as images; None if it
         fits no map of the network.
 
-        Both layouts are tried, channels first before channels last.
+        Both layouts are tried, channels first before channels last. For layers that take each frame
+        of a video as an image.
         """
         if len(shape) == 3:
             tokens = self.of_tokens(shape[1])
@@ -187,10 +194,10 @@ class NetworkGrids(Grids):
         )
 
     def _call(self, layer: str) -> ModuleCall | None:
-        """The recorded call that a layer's name stands for; a module with several names is recorded
-        under its first.
+        """The call in the network's summary that a layer's name stands for, from which its grid is
+        read.
 
-        All lookups of recorded calls come through here.
+        A module with several names is recorded under its first. None if the layer did not run.
         """
         place = self._place(layer)
         name = modules_of(self._model)[submodule(self._model, place.module)]
@@ -221,8 +228,11 @@ def grids_of_photo(model: nn.Module, inputs: Inputs) -> Callable[[str, int], Gri
     grids = NetworkGrids(model, inputs.detached())
 
     def grid_of(layer: str, length: int) -> Grid | None:
-        """The grid of the photo on which the ``length`` tokens of a layer, or of an attention in
-        it, lie; None if on none."""
+        """The grid on which the ``length`` tokens of a layer, or of an attention in it, lie on the
+        photo; None if on none.
+
+        Traces and interventions find the tokens of a region by it.
+        """
         place = place_of(layer, model)
         is_output = not place.of_attention and place.module in dict(model.named_modules())
         return grids.of_layer(layer) if is_output else grids.of_tokens(length)

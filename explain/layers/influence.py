@@ -132,7 +132,8 @@ def influences_of(search: LayerSearch, layers: Sequence[str]) -> dict[str, Score
 def _run_backward(search: LayerSearch, layers: Sequence[str]) -> _Backward:
     """Run a model on the search's inputs, and backward from the score to some layers.
 
-    For searches without a graph that was kept; the model is left as it was.
+    For searches without a graph that was kept; the model is left as it was. For the choice of the
+    default layer.
     """
     model = search.model
     names = dict.fromkeys(place_of(layer, model).layer for layer in layers)
@@ -162,7 +163,7 @@ def _backward_in_graph(search: LayerSearch, layers: Sequence[str]) -> _Backward 
     """Run backward in the recorded graph to some layers; None without a graph, or if it dropped
     values that this takes.
 
-    The graph is retained, so further layers can be asked for.
+    The graph is retained, so further layers can be asked for. For the choice of the default layer.
     """
     recorded = search.recorded
     if recorded is None:
@@ -189,7 +190,10 @@ def _backward_in_graph(search: LayerSearch, layers: Sequence[str]) -> _Backward 
 
 def _total(score: Score | None, output: Any) -> Tensor | None:
     """The number that is differentiated: the sum of the search's scores, or, without a score, the
-    best one."""
+    best one.
+
+    The default layer is looked for by its gradient.
+    """
     return _best_score(output) if score is None else score(output).sum()
 
 
@@ -224,7 +228,10 @@ def _nodes_of_answer(score: Tensor | None, output: Any) -> set[Node]:
 
 def _mixes(node: Node) -> bool:
     """Whether a Node is of an operation with weights, or that mixes channels or places in another
-    way."""
+    way.
+
+    Behind the last such operation, tensors are the answer itself and no default layer.
+    """
     return _WEIGHTED.match(node.name()) is not None
 
 

@@ -328,7 +328,7 @@ def map_grid(positions: Positions, shape: Size, grids: Sequence[Grid]) -> Grid |
     lies in truth.
 
     ``positions`` has for each axis of the photo where the values come from, with sides of 1 where
-    they do not change. None if no grid fits.
+    they do not change. None if no grid fits. Feature maps in an unclear layout are laid out by it.
 
     >>> rows, columns = torch.rand(1, 3, 1, 1), torch.rand(1, 1, 2, 1)
     >>> map_grid((rows, columns), (1, 3, 2, 8), [Grid("NCHW", 2, 8), Grid("NHWC", 3, 2)]).layout
@@ -353,7 +353,7 @@ def token_grid(positions: Positions, shape: Size, count: int) -> Grid | None:
     if on no grid.
 
     Each position of the grid must have one token, in any order; tokens that come from nowhere in
-    particular are extra ones.
+    particular are extra ones. Token sequences become feature maps by it.
 
     >>> rows, columns = (
     ...     torch.tensor([0, 0.25, 0.75, 0.25, 0.75]),
@@ -414,7 +414,8 @@ def _grid_of(layout: Layout, shape: Size) -> Grid | None:
     """The grid of a map of ``shape`` in a known layout, such as ``(N, C, h, w)`` in ``NCHW``; None
     for one position.
 
-    A map of one position shows no places, so it is no map here.
+    A map of one position shows no places, so it is no map here. For maps in a layout that is
+    assumed or known.
     """
     channels = CHANNEL_DIMS[layout] % len(shape)
     *frames, height, width = (shape[dim] for dim in range(1, len(shape)) if dim != channels)

@@ -39,7 +39,8 @@ class Places:
         """The grids on which a network's sequences of tokens lie on the photo, by length; None if
         such sequences differ.
 
-        Sequences that modules give count before others of the same length.
+        Sequences that modules give count before others of the same length. Token sequences become
+        feature maps by it.
         """
         module_sequences = [
             (shape, state) for shape, state in self.of_calls.values() if isinstance(state, tuple)
@@ -88,7 +89,7 @@ class Places:
         for each image.
 
         With ``constant``, the grid of the sequences that this constant is added to, which may lie
-        otherwise than others of the same length.
+        otherwise than others of the same length. Token sequences become feature maps by it.
         """
         if rows not in shape[:2]:
             return None
@@ -143,7 +144,10 @@ def folded_by_time(
 
     def outputs_of(videos: Inputs) -> dict[CallKey, Tensor]:
         """The outputs, by call, of a run on these videos, of the calls whose batch holds frames; in
-        float64."""
+        float64.
+
+        Rows of two such runs are compared to see the order of frames.
+        """
         outputs: dict[CallKey, Tensor] = {}
 
         def note(key: CallKey, module: nn.Module, output: Any, tensor: Tensor) -> None:
@@ -174,7 +178,7 @@ def _locate_once(model: nn.Module, inputs: Inputs) -> Places:
     come.
 
     Parameters, buffers and other inputs are constants, which come from nowhere. The model is left
-    as it was.
+    as it was. Tokens and maps in an unclear layout are laid out by it.
     """
     values = [
         value

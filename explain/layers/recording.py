@@ -194,7 +194,8 @@ class ModuleCallRecorder:
         what it depends on.
 
         Called in the order of the pass. Weak references are kept to the tensors, to see when one is
-        returned again.
+        returned again. The network's summary, by which layers are listed and chosen, is made of
+        these records.
         """
         reference, version = self._seen.get(id(tensor), (None, 0))
         returned = reference is not None and reference() is tensor and version == _version(tensor)
@@ -240,7 +241,8 @@ class ModuleCallRecorder:
         """How a module's output for one image may be read as a map: with channels first or last.
 
         ``size`` is the input's. Most modules keep the layout of the last one whose class says its
-        layout. Sequences of tokens stay open here; where values come from decides later.
+        layout. Sequences of tokens stay open here; where values come from decides later. Feature
+        maps are laid out for methods by this.
         """
         layout = layouts.layout_of(module, shape, size)
         if len(shape) <= 3:
@@ -264,7 +266,10 @@ class ModuleCallRecorder:
 
 def _version(tensor: Tensor) -> int:
     """How often a tensor has been overwritten, by autograd's count; 0 in inference mode, which does
-    not count."""
+    not count.
+
+    By it, a tensor that a module returns again is told from one that was overwritten.
+    """
     return 0 if tensor.is_inference() else tensor._version
 
 
