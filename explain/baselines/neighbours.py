@@ -111,7 +111,7 @@ def _solved(right: torch.Tensor, levels: list[_Level]) -> torch.Tensor:
     residue_norm = _dot(residue, preconditioned)
     enough = 16 * torch.finfo(right.dtype).eps * preconditioned.abs().amax((2, 3), keepdim=True)
     for _ in range(ROUNDS):
-        # it is about what is still wrong
+        # the preconditioned residue is about as large as the error of the solution
         unsolved = (preconditioned.abs().amax((2, 3), keepdim=True) > enough) & (residue_norm > 0)
         if not bool(unsolved.any()):
             break

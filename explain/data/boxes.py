@@ -133,7 +133,7 @@ def locate(preprocess: Preprocess, size: tuple[int, int]) -> Box:
 def locate_tiles(preprocess: Preprocess, size: tuple[int, int], count: int) -> list[Box]:
     """Find which part of a photo of ``size`` (width, height) each tile shows, for a preprocessing
     that makes ``count`` tiles ``(T, C, H, W)`` of a photo."""
-    tiles: dict[bytes, torch.Tensor] = {}  # of each picture that `locate` tries
+    tiles: dict[bytes, torch.Tensor] = {}  # by the bytes of each picture that `locate` tries
 
     def tile(number: int, image: Image.Image) -> torch.Tensor:
         """What the preprocessing makes of a picture in tile ``number``; each picture is

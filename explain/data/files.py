@@ -201,7 +201,7 @@ class Files:
             ) from None
         finally:
             for part in parts:
-                # it is in place already, or cannot be removed: the first error is reported
+                # a part may be in place already; if it cannot be removed, the first error counts
                 with suppress(OSError):
                     part.unlink()
         return paths
@@ -224,7 +224,7 @@ class Files:
             )
 
 
-@deferring_signals  # so that an interruption leaves all of them or none
+@deferring_signals  # so that an interruption leaves all files in place or none
 def _put_in_place(parts: Sequence[Path], paths: Sequence[Path]) -> None:
     """Give finished files their names."""
     for part, path in zip(parts, paths, strict=True):
@@ -294,7 +294,7 @@ def locked_folder(folder: Path) -> Iterator[None]:
 def lock(descriptor: int) -> bool:
     """Try to lock an open file or folder by its descriptor, without waiting: false if another
     program has locked it. True also where there are no locks."""
-    with suppress(OSError):  # of a network drive, say
+    with suppress(OSError):  # a network drive may refuse locks
         try:
             if fcntl is not None:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

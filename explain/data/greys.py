@@ -162,9 +162,8 @@ def has_contrast(photo: Image.Image) -> bool:
     >>> has_contrast(Image.new("RGB", (4, 4), "orange")), has_contrast(Image.linear_gradient("L"))
     (False, True)
     """
-    sampled = photo.resize(
-        (8, 8), Image.Resampling.NEAREST
-    )  # which are enough in nearly every photo
+    # a few pixels are enough in nearly every photo
+    sampled = photo.resize((8, 8), Image.Resampling.NEAREST)
     for pixels in (sampled, photo):
         extrema: Any = pixels.convert("RGB").getextrema()
         if max(high - low for low, high in extrema) >= MIN_CONTRAST:

@@ -346,7 +346,7 @@ def _with_opencv(file: Any) -> Array | None:
     pixels = cv2.imdecode(np.frombuffer(file.read(), np.uint8), cv2.IMREAD_UNCHANGED)
     if pixels is None or pixels.ndim == 2:
         return pixels
-    rgb_channels = [2, 1, 0, 3][: pixels.shape[2]]  # of OpenCV, which has blue first
+    rgb_channels = [2, 1, 0, 3][: pixels.shape[2]]  # OpenCV has blue first
     return np.ascontiguousarray(pixels[:, :, rgb_channels])
 
 

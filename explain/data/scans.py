@@ -21,7 +21,7 @@ from explain.data.opening import SCANS
 Corners: TypeAlias = tuple[int, int, int, int]
 """Left, top, right and bottom of a slice in a picture of several."""
 MAX_STACKED = 64_000_000  # pixels of such a picture
-MAX_VALUES = 2**31  # of a compressed file, before it is unpacked
+MAX_VALUES = 2**31  # values of a compressed file, checked before it is unpacked
 _NPY = b"\x93NUMPY"
 _DICOM = b"DICM"  # after 128 bytes
 _SLICE = re.compile(r"(.+) slices? ([\d:]+)", re.DOTALL)

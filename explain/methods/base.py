@@ -219,7 +219,7 @@ class Method(CheckedFields):
     def source(self) -> Citation | None:
         """The paper to cite: the entry of ``bibliography.bib`` for the method's name, or else for
         the nearest class that it derives from; None where there is no entry."""
-        # a subclass has that of what it changes
+        # a subclass without an entry cites the method that it changes
         names = (getattr(kind, "name", "") for kind in type(self).__mro__)
         return next(
             (_bibliography()[name] for name in (self.name, *names) if name in _bibliography()), None
@@ -518,7 +518,7 @@ def _by_text(text: str) -> Method:
             )
     try:
         return make(**read.options)
-    except ArgumentError as error:  # which calls the method by its class
+    except ArgumentError as error:  # the error calls the method by its class
         raise MethodError(f"method {read.name} {str(error).partition(' ')[2]}") from None
     except TypeError:  # a wrapper takes a method, and nothing else
         raise MethodError(

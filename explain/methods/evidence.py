@@ -40,13 +40,13 @@ T = TypeVar("T")
 Asking = Generator[Scores, Any, T]
 """A part of a search, which asks for scores, and what it returns."""
 
-SHARE = 0.9  # of the answer that has to stay, where no top class can be kept
+SHARE = 0.9  # share of the answer that has to stay, where no top class can be kept
 EXHAUSTIVE = 12  # regions of which all sets are tried
 COARSE = 8  # squares across at most where the search begins
 LEAST = 1e-12  # probability: its logarithm must exist
-ROUNDING = 1e-6  # of a logarithm: a photo keeps the whole of its own probability
+ROUNDING = 1e-6  # slack of a logarithm, so that a photo keeps all of its own probability
 STEPS = 12  # lengths of an order of regions that are tried together
-SLOW = 0.95  # of the regions: where a round through all leaves that many, they are tried in turn
+SLOW = 0.95  # where a round leaves this share of the regions, they are tried a few at a time
 TURN = 16  # regions of a turn
 
 
@@ -511,7 +511,7 @@ class RegionSearch(Search):
             guided = groups.double() @ self._guided(self._method.guide) / groups.sum(1)
             yield from self._take_smallest(beginnings(guided))
         values_alone = yield from self._values(groups)
-        # so that little budget has a result, too
+        # a small set as early as this, in case the budget ends soon
         yield from self._take_smallest(beginnings(values_alone))
         values_without = yield from self._values(allowed & ~groups)
         yield from self._take_smallest(

@@ -46,7 +46,7 @@ class SmoothMasks:
         self._radius = 1 + self._beyond  # points around a pixel that count, in each direction
         within = torch.arange(step, dtype=torch.float64)
         points = torch.arange(-self._radius, self._radius + 1, dtype=torch.float64)
-        # of a pixel within a cell and each point, (2r + 1, step)
+        # squared distances along one side of pixels in a cell from points, (2r + 1, step)
         apart = (within - step * points[:, None]).square()
         distance = (apart[:, None, :, None] + apart[None, :, None, :]).sqrt() / sigma
         # (2r + 1, 2r + 1, step, step)
@@ -64,14 +64,14 @@ class SmoothMasks:
         # (2r + 1, b, 2r + 1, cells, 1, cells, 1)
         points = around.permute(3, 0, 4, 1, 2)[:, :, :, :, None, :, None]
         weighted = weights = values.new_zeros(())
-        # one row at a time, for the memory
+        # one row of points at a time, to save memory
         for row, kernel in zip(points, self._kernel, strict=True):
             bumps_here = row * kernel
             exponentials = torch.exp(COLDNESS * bumps_here)
             weighted = weighted + (bumps_here * exponentials).sum(1)
             weights = weights + exponentials.sum(1)
         masks = (weighted / weights).flatten(3, 4).flatten(1, 2)[:, None]  # from cells to pixels
-        # of the last cells, the first pixel counts, which is where their point lies
+        # only the first pixel of the last cells counts, where their point lies
         past_last = self._step - 1
         return masks[..., : masks.shape[2] - past_last, : masks.shape[3] - past_last]
 
@@ -85,8 +85,8 @@ class SmoothMasks:
 
 RATE = 0.01
 MOMENTUM = 0.9
-WEIGHT = 300.0  # of the area in what is made large, at first
-GROWTH = 1.0035  # of the weight, with each step
+WEIGHT = 300.0  # weight of the area against the score, at the first step
+GROWTH = 1.0035  # factor of the weight with each step
 USUAL_STEP = 32  # points of the lattice along the shorter side: 7 pixels of 224
 
 

@@ -67,6 +67,7 @@ class MaskedInputs(Perturbation):
             return replace(first, build=lambda images, numbers: x[images])
 
         def resized_masks(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+            """The masks of the first input for these rows, brought to the size of this one."""
             masks = make_masks(images, numbers).to(x)
             if masks.ndim != x.ndim:
                 raise MethodError(

@@ -261,7 +261,7 @@ class _ScoreWeightedMasks(Estimator):
         self._masks = masks
         self._method = method
         self._whole = whole
-        # of masks and their squares, times powers of the scores
+        # sums of masks and of their squares, each times powers of the scores
         self._sums = torch.zeros((5, *size), dtype=torch.float64, device=whole.device)
         self._scores = torch.zeros(0, dtype=torch.float64, device=whole.device)
 
@@ -323,7 +323,7 @@ class SmoothGridMethod(EstimateMethod):
     def estimators(self, evidence: Evidence) -> list[Estimator]:
         """For `RISE` and `DRISE`, one `_ScoreWeightedMasks` for each image, with the score of the
         whole photo where the method has one (`DRISE` has none)."""
-        # none for a detection
+        # detections have no score of the whole photo to compare with
         scores = [evidence[reference].double() for reference in self.references]
         whole = (
             torch.stack(scores, 1) if scores else evidence.score.new_zeros(len(evidence.inputs), 0)

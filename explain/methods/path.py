@@ -71,7 +71,7 @@ def _on_device(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The points and weights of a quadrature as tensors ``(steps,)``, cached, since each copy to a
     device waits for it."""
-    with torch.inference_mode(False):  # these may be used in a graph later
+    with torch.inference_mode(False):  # the tensors may be used in a graph later
         points, weights = (
             torch.from_numpy(numbers).to(device, dtype) for numbers in quadrature(rule, steps)
         )
@@ -256,7 +256,7 @@ class CompleteMethod(Method):
     def baseline_score(self) -> Scores:
         """The need for the scores of the baselines of each image; for a baseline of 0, the same
         need that other methods have, so that it is run once."""
-        # which others need, too
+        # the need of a blank photo, which other methods have, too
         is_blank = isinstance(self.baseline, (int, float)) and self.baseline == 0
         return Scores(ZeroInput() if is_blank else self.start)
 

@@ -21,7 +21,7 @@ from explain.methods.path import (
 )
 from explain.methods.regions import USUAL_AREA, Felzenszwalb, Regions
 
-TINY = 1e-12  # of the whole way: what rounding leaves
+TINY = 1e-12  # share of the whole way that counts as rounding errors
 
 
 def _ranked(gradient: torch.Tensor) -> torch.Tensor:
@@ -207,7 +207,7 @@ class _Changes(Accumulator):
         """For `IDGI`, take the score and gradient ``(b, 1 + C * H * W)`` of points
         (`ScoreAndGradient`): what the score changed since the last point of the image is shared out
         by the squared gradient there."""
-        # those of an image come in their order
+        # points of an image come in the order of its path
         for image, score_and_gradient in zip(images.tolist(), values, strict=True):
             self._share_out(image, score_and_gradient[0])
             gradient = score_and_gradient[1:].reshape(self._x.shape[1:])

@@ -169,7 +169,8 @@ class KPCACAM(FeatureMapPattern):
         return component.reshape(maps.shape[:1] + maps.shape[2:]).to(maps.dtype)
 
     def _kernel(self, rows: torch.Tensor) -> torch.Tensor:
-        """The kernel ``(N, places, places)`` of centred feature maps ``(N, places, C)``."""
+        """For `KPCACAM`, the kernel ``(N, places, places)`` of centred feature maps ``(N, places,
+        C)``."""
         gamma: Any = 1 / rows.shape[2] if not isinstance(self.gamma, float) else self.gamma
         if self.gamma == "scale":
             variance = rows.square().mean((1, 2), keepdim=True)
@@ -227,6 +228,6 @@ class FEM(FeatureMapPattern):
         dims = spatial_dims(a)
         mean = a.mean(dims, keepdim=True)
         rare = a > mean + self.k * a.std(dims, keepdim=True, correction=0)
-        # its mean may be off by a rounding
+        # a constant map has no rare value, though its mean may be off by a rounding error
         rare &= a.amax(dims, keepdim=True) > a.amin(dims, keepdim=True)
         return (mean * rare).sum(1)

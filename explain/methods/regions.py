@@ -300,7 +300,7 @@ register_reader(
 )
 
 
-USUAL_AREA = 224 * 224  # that the numbers of the literature are for
+USUAL_AREA = 224 * 224  # pixels of the photos that the literature's numbers are meant for
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,7 @@ class _Fit:
         ``(n, M)`` are the pairs, 1 for a seen region and -1 for a covered one."""
         regions = signs.shape[1]
         pairs = ((signs.sum(1, keepdim=True) - signs).square() - (regions - 1)) / 2
-        # of which each has a third
+        # each of three regions has a third of what they do together
         in_threes = 2 / 3 * signs * pairs / max(1, math.comb(regions, 3))
         return 2 * signs / regions + self.threes * in_threes + self.rest * coefficients(signs)
 
@@ -530,7 +530,7 @@ class _Tree(Search):
         cells that are seen, so that no photo is run twice."""
         while True:
             runs_left = self._method.samples - self.samples
-            # few at first, when little is known
+            # cut few cells at a time at first, when little is known
             chosen = self._next(min(TOGETHER, 1 + self.samples // 8, runs_left // 2))
             if not chosen:
                 return

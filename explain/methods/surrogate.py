@@ -169,7 +169,7 @@ class LIME(CoveredRegions):
         # robust (HC3): each residual as if its run had not been fitted
         influences = centred_samples * (weights * residuals / (1 - leverage))[:, None]
         variance = (inverse @ (influences.T @ influences) @ inverse).diagonal().clamp(min=0)
-        shrunk = self.ridge * inverse @ values  # by the penalty, to first order
+        shrunk = self.ridge * inverse @ values  # how far the penalty moves values, to first order
         shrunk = shrunk + self.ridge * inverse @ shrunk
         return Estimate(values, torch.hypot(floored_error(variance, freedom), shrunk), r2)
 
@@ -278,7 +278,7 @@ class SobolPoints(CoalitionDesign):
                 f"samples of sobol must be at least {self.unit(regions)}, got {self.samples}; give "
                 "more"
             )
-        engine: Any = torch.quasirandom.SobolEngine  # which has no types
+        engine: Any = torch.quasirandom.SobolEngine  # torch has no types for it
         rows = []
         for sequence in range(self.samples // self.unit(regions)):
             seed = (self.seed * 1_000_003 + sequence) % 2**31

@@ -197,7 +197,7 @@ class Moments(Accumulator):
 
     def __init__(self, statistic: Statistic) -> None:
         self._statistic = statistic
-        # of each image: how many, their mean, and the sum of squared deviations from it
+        # for each image: the number of values, their mean, the sum of squared deviations from it
         self._moments: dict[int, tuple[int, torch.Tensor, torch.Tensor]] = {}
 
     def add(self, images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> None:

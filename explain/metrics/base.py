@@ -349,6 +349,8 @@ class CoveredRanks(MaskedInputs):
         first = counts.cumsum(0) - counts
 
         def kept(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+            """Which pixels stay, ``(b, 1, H, W)``, for images and numbers of rows ``(b,)``: those
+            whose rank is outside of the interval."""
             ranks_of_rows = ranks if len(ranks) == 1 else ranks[images]
             rows = first[images] + numbers
             low = starts[rows].reshape(-1, 1, 1)

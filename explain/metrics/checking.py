@@ -116,7 +116,7 @@ def with_fewer_samples(method: Method, most: int) -> Iterator[Method]:
         fewer: dict[str, Any] = {name: min(value, share) for name, value in _counts(method).items()}
         if shares:
             fewer["method"] = next(with_fewer_samples(wrapped, most // share), wrapped)
-        with suppress(MethodError):  # it has a minimum
+        with suppress(MethodError):  # the option has a larger minimum
             yield replace(method, **fewer)
         most *= 2
 
@@ -213,7 +213,7 @@ class _Checks:
         if first.logits is not None:
             self.options = {**self.options, "activation": self.context.outputs.activation}
         self.notes: dict[str, list[str]] = {name: [] for name in self.maps}
-        # by map and check: why it is not applicable, or has failed
+        # by map and check: why the check is not applicable, or has failed
         self.why_not: dict[tuple[str, str], str] = {}
         self.drops_of_areas: dict[tuple[bool, MarkedAreas], torch.Tensor] = {}
 

@@ -164,6 +164,7 @@ class Table(Mapping[str, Mapping[str, torch.Tensor]]):
         return table_html(head, rows) + lines_html(f"note: {note}" for note in self.notes)
 
     def __repr__(self) -> str:
+        """The table of means as text, with its notes below."""
         rows = self._rows
         lines = aligned(rows, to_the_right=range(1, len(rows[0])))
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
@@ -452,7 +453,7 @@ class _Evaluation:
         """
         if self.context.count is None:
             return
-        # each label is true or not
+        # of labels, each is true or not, which makes two classes
         classes = self.context.count if self.context.outputs.kind == "classes" else 2
         for need in dict.fromkeys(
             request.blank for request in requests if request.score == "probability"

@@ -173,6 +173,7 @@ class PixelFlipping(_RankedCurve):
     minimums: ClassVar = {"steps": 1}
 
     def described(self) -> Mapping[str, str]:
+        """The name, summary and direction of pixel flipping for its ``order``: "morf" or "lerf"."""
         morf = self.order == "morf"
         which = "most" if morf else "least"
         return {

@@ -315,7 +315,7 @@ def gradient_histograms(maps: torch.Tensor, cell: int = 16) -> torch.Tensor:
     """
     maps = maps.double()
     largest = maps.abs().amax((1, 2), keepdim=True)
-    # so that what blocks are divided by fits any unit
+    # whatever the unit, the constant in the norm of blocks must be small beside them
     maps = ratio(maps, largest)
     cell = max(1, min(cell, min(maps.shape[1:]) // 4))
     down = torch.zeros_like(maps)

@@ -60,6 +60,8 @@ class MarkedAreas(Perturbation):
         areas = torch.tensor([round(share * pixels) for share in SHARES], device=x.device)
 
         def covered(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+            """The photo covered as the rows with these ``numbers`` ``(b,)`` say: which map, which
+            share, which baseline."""
             area = areas[numbers % self.photos_of_each // 2][:, None, None]
             keep = (ranks[numbers // self.photos_of_each] >= area)[:, None].to(x)
             return covered_in_turn(x[images], images, keep, covers, numbers % 2)

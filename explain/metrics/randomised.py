@@ -77,7 +77,7 @@ def layers_with_weights(model: nn.Module, inputs: Inputs) -> list[Layer]:
     for number, part in enumerate(unregistered):
         names[part] = f"unregistered {type(part).__name__} {number}"
     parametrizing = {part for module in names for part in _own_parts(module)[1:]}
-    layers: dict[tuple[int, ...], Layer] = {}  # by the numbers of the tensors that they use
+    layers: dict[tuple[int, ...], Layer] = {}  # by the numbers of first use of their tensors
     for module, name in names.items():
         tensors = uses.in_order(_trained(module))
         if tensors and module not in parametrizing:
@@ -229,7 +229,7 @@ class Randomised:
                     f"model must hold its weights in attributes, but {layer.name!r} is a global "
                     "variable"
                 )
-        # their names, in the order in which a forward pass uses them
+        # names of the layers, in the order in which a forward pass uses them
         self.layers = list(self._layers)
 
     def of(self, layers: Collection[str], seed: int = 0) -> nn.Module:
@@ -320,7 +320,7 @@ def _reset(layer: Layer) -> None:
         # a parametrization without an inverse: what it comes from is shuffled
         with suppress(RuntimeError):
             setattr(module, name, weight.detach())
-    # those of torch.nn.utils before parametrizations
+    # the older hooks of torch.nn.utils, which are no parametrizations
     for hook in module._forward_pre_hooks.values():
         if isinstance(hook, WeightNorm):
             weight = getattr(module, hook.name).detach()

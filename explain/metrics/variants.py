@@ -285,9 +285,9 @@ def _run(
     count = len(context.images)
     model = context.model if first.model is None else first.model(context)
     prefix = "" if first.model is None else first.model.prefix
-    # a copy has none
+    # a copy of the model lacks its interventions; a wrapper around the model has them
     interventions = () if first.model is None or prefix else active_interventions(context.model)
-    # of a region or box, or of the photo
+    # classes of the target's region or box; or of the whole photo
     class_target = target.of_classes if context.classes is None else ClassTarget
     classes = [class_target(variant.classes) for variant in variants if variant.classes is not None]
     changed = variants[:1] if classes else variants

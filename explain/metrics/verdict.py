@@ -185,7 +185,7 @@ class Verdict(Mapping[str, CheckResults]):
         return Summary(shares)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values: the results of each method's map."""
+        """Plain values, as records on disk have them: the results of each method's map."""
         methods = {method: results.to_dict() for method, results in self.results.items()}
         return {"target": self.target, "seed": self.seed, "methods": methods}
 
@@ -282,6 +282,7 @@ class Summary:
     shares: Mapping[str, Mapping[str, Share]]
 
     def __str__(self) -> str:
+        """The shares of passed checks as a table of text, a line for each method."""
         names = dict.fromkeys(chain.from_iterable(self.shares.values()))
         rows = [["method", *names]]
         for method, shares in self.shares.items():

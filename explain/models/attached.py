@@ -167,7 +167,7 @@ def resolve_preprocessing(
     is_callers = preprocess is not None
     preprocess = adjusted(
         preprocess or classifier.preprocess,
-        size=size if is_callers else None,  # that of a model has it already
+        size=size if is_callers else None,  # a model's own preprocessing has the size already
         channels=channels,
         mean=mean,
         std=std,

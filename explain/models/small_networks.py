@@ -175,7 +175,7 @@ STAGES = (  # expansion, kernel, stride, channels, blocks
     (6, 5, 2, 192, 4),
     (6, 3, 1, 320, 1),
 )
-EPSILON = 1e-3  # of the normalisations, as in TensorFlow
+EPSILON = 1e-3  # in the normalisations, as in TensorFlow
 
 
 class SameConv2d(nn.Conv2d):
@@ -277,7 +277,7 @@ class EfficientNetLite0(nn.Module):
         return self.classifier(self.avgpool(self.features(x)).flatten(1))
 
 
-SIXTH = 0.166626  # in half precision, which the published network computes with
+SIXTH = 0.166626  # 1 / 6 in half precision, which the published network computes with
 
 
 class Hardswish(nn.Hardswish):

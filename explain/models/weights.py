@@ -37,13 +37,13 @@ def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
     if not os.path.isfile(path):  # unlike Path.is_file, this takes any name for an answer
         raise ModelError(f"weights {str(path)!r} must be a file, but there is none; check the path")
     try:
-        with quiet():  # of old formats: what cannot be read is refused below
+        with quiet():  # no warnings of old formats: what cannot be read is refused below
             content = _read(path)
     except Exception as error:  # a damaged file may break the reader anywhere
         reason = " ".join(str(error).split())[:100]
         if isinstance(error, pickle.UnpicklingError):
             reason = "it must hold nothing but tensors, and no code"
-        elif not re.search("[a-z]{3}", reason):  # which may be no more than a number
+        elif not re.search("[a-z]{3}", reason):  # the error may be no more than a number
             reason = "it is not a file of PyTorch"
         raise ModelError(
             f"weights {str(path)!r} cannot be read ({reason}); save model.state_dict()"
