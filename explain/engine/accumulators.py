@@ -38,12 +38,13 @@ class RowErrors:
     """The inputs of some rows ``(few, C, H, W)``."""
 
     def of_rows(self, indices: Tensor, inputs: Tensor) -> Tensor:
-        """Simulated rounding errors ``(b, ...)`` for the rows with these indices and perturbed
-        inputs.
+        """Simulated rounding errors ``(b, ...)`` of bfloat16 for the values of perturbed rows, with
+        these indices and inputs.
 
-        Each row has the error of one measured row. For perturbed inputs, those of rows that were
-        not measured get a term that is linear in the input and as large, since rounded weights err
-        alike on similar inputs.
+        Results are added up once more with them, to see how far they are off. Each row has the
+        error of one measured row. For perturbed inputs, those of rows that were not measured get a
+        term that is linear in the input and as large, since rounded weights err alike on similar
+        inputs.
         """
         errors = self.sample[self.sample_of_row[indices]]
         if self.sample_inputs is None or len(self.sample_inputs) < 2:
@@ -86,7 +87,9 @@ class TargetAccumulators:
         self._errors = errors or {}
         self._accumulators: dict[NeedAtLayer, perturbations.Accumulator] = {}
         self._inexact: dict[NeedAtLayer, perturbations.Accumulator] = {}
+        """Accumulators of the same values with simulated rounding errors."""
         self._ends: dict[NeedAtLayer, float] = {}
+        """When the time of a need is over, by ``time.monotonic()``."""
         for need in stream.needs:
             reducer: perturbations.Reducer = need.kind.reducer  # type: ignore[attr-defined]
             evidence = context.evidence(resolved, need.layer, need.input)

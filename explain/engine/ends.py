@@ -114,6 +114,7 @@ class OriginTracer(Tracer):
         for buffer in model.buffers():
             self.origins[buffer] = Origin(None, 0)
         self._weights_so_far = 0
+        """All weights that operations have used so far."""
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operation of the model, and note what each tensor that it returns came from:
@@ -257,7 +258,9 @@ class OutputReader:
         self.classes = classes
         self.said = activation
         self._tokens: list[Token[Any]] = []
+        """What puts back the readers of before, one for each block that is open."""
         self._key: list[Any] | None = None
+        """The key of the tensor that has the scores, in a list; None until it is chosen."""
         self._ambiguous_output: str | None = None
         """What the model returned, where no operations were seen that tell features from
         scores."""

@@ -225,6 +225,7 @@ class _Passes:
         self._precision = precision
         self._create_graph = settings.create_graph
         self._of_reference: dict[needs.Reference | None, Sequence[Step]] = {}
+        """The recorded steps of DeepLIFT's references, while targets need them."""
         explained = {}
         for path in inputs.paths:
             tensor = inputs.tensor(path)
@@ -268,6 +269,7 @@ class _Passes:
                 output = arguments.call(model)
             layers.end_pass()
             self._hooked = RemovableHandle.next_id > handles_before
+            """Whether the model has registered hooks of its own during the pass."""
             graph_is_on = torch.is_grad_enabled() or any(
                 tensor.requires_grad for _, tensor in nested.paths(output)
             )

@@ -45,8 +45,11 @@ class IncrementalInference:
         """
         self._model = model
         self._is_faster = _is_faster.setdefault(model, {})
+        """Whether a kind of rows is run right and faster so, as trials of this model have shown."""
         self._photos = channels_last(x)
+        """The unperturbed photos ``(N, C, H, W)``."""
         self._results: list[OperatorResult] = []
+        """What each operator gave for the photos, in the order of the network."""
 
     def faster_call(
         self, owners: Tensor, inputs: Inputs, agree: Callable[[Any, Any], bool]

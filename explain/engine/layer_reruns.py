@@ -48,8 +48,11 @@ class LayerRerun:
         self._layer = layer
         self._accumulators = accumulators
         self._record = context.forward.records[layer]
+        """The layer's call in the first forward pass."""
         self._maps = context.forward.spatial(self._record.activation, layer)
+        """The layer's unperturbed feature maps ``(N, C, h, w)`` of all images."""
         self._tape: Tape | None = None
+        """The operations before the layer for the current image, if they can be replayed."""
 
     def begin(self, image: Tensor) -> None:
         """Begin with the feature maps of one image ``(1,)``: find the fastest way to run them that

@@ -273,6 +273,7 @@ class SumOfRows(Accumulator):
         self._count = count
         self._weigh = weigh
         self._total: Tensor | None = None
+        """The sums ``(count, ...)``; None before the first batch."""
 
     def add(self, images: Tensor, numbers: Tensor, values: Tensor) -> None:
         """Add the weighed values of a batch of perturbed rows, each to the sum of its image.

@@ -129,6 +129,7 @@ class Replay(Tracer):
         self.live = False
         self._tape = tape
         self._stays_in_autograd = True
+        """Whether the network has reached memory only on ways that autograd sees."""
         self._calls = iter(tape.calls)
 
     def is_intact(self) -> bool:
@@ -248,6 +249,7 @@ class PrefixRecorder:
         self._call = place.call or 0
         self._ends = ends
         self._overwrites = False
+        """Whether the layer overwrites its input: then nothing can be replayed."""
         at_call(group, place.layer, self._call, self._reach)
 
     def tape_at(self, call: int) -> Tape | None:

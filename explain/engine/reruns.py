@@ -342,8 +342,11 @@ class InputRerun:
         self.context = context
         self.rows = rows[context.inputs.path]
         self._of_inputs = rows
+        """The perturbed rows of each explained input, by its path; ``rows`` are those of the
+        first."""
         self._sums = sums
         self._inner = stream.inner_plan
+        """The passes that are needed of each row beside its score."""
         is_alone = len(self.rows.owners) == len(context.inputs) == 1
         self._way_to_run: Way = "one at a time" if is_alone else self._find_way_to_run()
         are_classes = all(resolved.classes is not None for resolved in context.targets)

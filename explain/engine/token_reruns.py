@@ -44,6 +44,7 @@ class TokenRerun:
         if grid is None or grid.layout not in ("tokens", "tokens first"):
             raise _refused(f"{type(context.model).__name__} has other blocks")
         self._grid: Grid = grid
+        """Where the first block's tokens lie on the photo."""
 
     def begin(self, image: Tensor) -> None:
         """Check, before the rows of an image ``(1,)``, that the network scores subsets of its

@@ -42,6 +42,7 @@ class NetworkGrids(Grids):
         model, the segmenter on its first window is looked at.
         """
         self._whole = model
+        """The model as the caller has it; of a `Stitched` one, ``_model`` is the segmenter."""
         self._whole_inputs = inputs
         if isinstance(model, Stitched):
             inputs = model.first(inputs)
@@ -50,6 +51,7 @@ class NetworkGrids(Grids):
         self._model = model
         self._inputs = inputs
         self._by_shape: dict[tuple[Size, str | None, int | None], Grid | None] = {}
+        """The grids that were asked for: by shape, layer and storage of an added constant."""
 
     @cached_property
     def _summary(self) -> ForwardSummary:

@@ -175,10 +175,15 @@ class ModuleCallRecorder:
         self._size = size
         self._count = count
         self._previous: Tensor | None = None
+        """The tensor that the latest call returned."""
         self._seen: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+        """The tensors that calls returned, by id, each with its version then."""
         self._layouts: dict[Size, Layout] = {}
+        """The latest layout that a module's class told, by the shape of its output."""
         self._takes_frames = False
+        """Whether a convolution has taken each frame of a video as an image."""
         self._reach = None if source is None else Reach([source])
+        """What the graph leads back from to ``source``."""
 
     def run(self, model: nn.Module, inputs: Inputs, *, grad: bool = False) -> Self:
         """Run a network, and record the calls of its modules, its ``output``, and the names of the
