@@ -87,9 +87,9 @@ def _inverse(level: _Level) -> torch.Tensor:
     with zero rows and columns for known cells; multigrid solves its last level with it."""
     cells = level.unknown[0].numel()
     units = torch.eye(cells).to(level.unknown).reshape([cells, *level.unknown.shape[1:]])
-    around = _around(units).reshape(cells, cells)
+    neighbour_weights = _around(units).reshape(cells, cells)
     unknown = level.unknown.flatten(1)
-    matrix = -around * unknown[:, :, None] * unknown[:, None]
+    matrix = -neighbour_weights * unknown[:, :, None] * unknown[:, None]
     # where nothing is known, it is 0
     diagonal = torch.where(level.beside > 0, level.beside * (1 + 1e-6), 1).flatten(1)
     # By Cholesky: the matrix is symmetric, and LU of several at once fails or hangs in some builds

@@ -339,12 +339,12 @@ class Defocus(Baseline):
             masks ``keep`` ``(b, 1, H, W)``, which choose between two neighbouring blurs at each
             pixel."""
             level = keep.to(images).flatten(2) * (self.levels - 1)
-            below = level.detach().floor().clamp(max=self.levels - 2).long()
+            level_below = level.detach().floor().clamp(max=self.levels - 2).long()
             more_blurred, less_blurred = (
                 blurs[level_number, owners[:, None, None], channels, places]
-                for level_number in (below, below + 1)
+                for level_number in (level_below, level_below + 1)
             )
-            return torch.lerp(more_blurred, less_blurred, level - below).reshape(
+            return torch.lerp(more_blurred, less_blurred, level - level_below).reshape(
                 [len(owners), *images.shape[1:]]
             )
 

@@ -44,11 +44,13 @@ class SmoothMasks:
         self.lattice = tuple(math.ceil(side / step) for side in size)
         self._beyond = math.ceil(sigma / step)  # cells beyond the lattice
         self._radius = 1 + self._beyond  # points around a pixel that count, in each direction
-        within = torch.arange(step, dtype=torch.float64)
+        pixels_in_cell = torch.arange(step, dtype=torch.float64)
         points = torch.arange(-self._radius, self._radius + 1, dtype=torch.float64)
         # squared distances along one side of pixels in a cell from points, (2r + 1, step)
-        apart = (within - step * points[:, None]).square()
-        distance = (apart[:, None, :, None] + apart[None, :, None, :]).sqrt() / sigma
+        squared_distances = (pixels_in_cell - step * points[:, None]).square()
+        distance = (
+            squared_distances[:, None, :, None] + squared_distances[None, :, None, :]
+        ).sqrt() / sigma
         # (2r + 1, 2r + 1, step, step)
         kernel = torch.exp(-2 * (distance - 0.5).clamp(min=0).square())
         self._kernel = kernel.to(like)[:, :, None, :, None, :]
@@ -60,9 +62,9 @@ class SmoothMasks:
         margin = self._beyond + self._radius
         window = 2 * self._radius + 1
         padded = F.pad(values[:, 0], [margin] * 4)
-        around = padded.unfold(1, window, 1).unfold(2, window, 1)
+        points_around = padded.unfold(1, window, 1).unfold(2, window, 1)
         # (2r + 1, b, 2r + 1, cells, 1, cells, 1)
-        points = around.permute(3, 0, 4, 1, 2)[:, :, :, :, None, :, None]
+        points = points_around.permute(3, 0, 4, 1, 2)[:, :, :, :, None, :, None]
         weighted = weights = values.new_zeros(())
         # one row of points at a time, to save memory
         for row, kernel in zip(points, self._kernel, strict=True):

@@ -208,9 +208,9 @@ class Moments(Accumulator):
         for image, value in zip(images.tolist(), values, strict=True):
             zeros = torch.zeros_like(value)
             count, mean, squares = self._moments.get(image, (0, zeros, zeros))
-            off = value - mean
-            mean = mean + off / (count + 1)
-            self._moments[image] = count + 1, mean, squares + off * (value - mean)
+            deviation = value - mean
+            mean = mean + deviation / (count + 1)
+            self._moments[image] = count + 1, mean, squares + deviation * (value - mean)
 
     def result(self) -> torch.Tensor:
         """For ``smooth(method)``, the mean over the rows of each image, their mean square, or their

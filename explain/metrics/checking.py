@@ -237,19 +237,21 @@ class _Checks:
         reason as the result.
         """
         data = {
-            name: self.context.data(name, of_map, of_map.score)
-            for name, (_, of_map) in self.maps.items()
+            name: self.context.data(name, attribution, attribution.score)
+            for name, (_, attribution) in self.maps.items()
         }
-        varied = {name: of_map for name, of_map in data.items() if not of_map.maps.constant[0]}
-        for (name, of_map), check in product(varied.items(), self.checks):
+        varied = {
+            name: map_data for name, map_data in data.items() if not map_data.maps.constant[0]
+        }
+        for (name, map_data), check in product(varied.items(), self.checks):
             try:
-                self.why_not[name, check.name] = check.not_applicable(self.context, of_map)
+                self.why_not[name, check.name] = check.not_applicable(self.context, map_data)
             except ExplainError as error:
                 self.why_not[name, check.name] = str(error)
         results: Results = {}
         tests: dict[tuple[str, str], CoverResult] = {}
         if varied:
-            kept = {name: replace(of_map, keeps_maps=True) for name, of_map in varied.items()}
+            kept = {name: replace(map_data, keeps_maps=True) for name, map_data in varied.items()}
             results = self._reattribution_results(kept)
             tests = self._covering_tests(kept, results)
 
@@ -263,11 +265,13 @@ class _Checks:
                 return check.result(math.nan, None, self.why_not[key])
             return check.decide(results[key], tests.get(key))
 
-        of_maps = {}
+        results_of_maps = {}
         for name in data:
-            of_checks = tuple(decided(name, check) for check in self.checks)
-            of_maps[name] = CheckResults(name, of_checks, tuple(self.notes[name]))
-        return Verdict(label, of_maps, self.seed, tuple(advice_on(of_maps, self.checks)))
+            check_results = tuple(decided(name, check) for check in self.checks)
+            results_of_maps[name] = CheckResults(name, check_results, tuple(self.notes[name]))
+        return Verdict(
+            label, results_of_maps, self.seed, tuple(advice_on(results_of_maps, self.checks))
+        )
 
     @cached_property
     def _photo_maps(self) -> torch.Tensor:
@@ -448,22 +452,22 @@ class _Checks:
         """The results, by map and check, of the checks that run the methods again. Methods whose
         maps take many passes run with fewer samples; if they still take long, with the reduced
         checks."""
-        again: list[Any] = [
+        rerun_checks: list[Any] = [
             check
             for check in self.checks
             if isinstance(check, ReattributionMetric)
             and not any(self.why_not[name, check.name] for name in data)
         ]
-        if not again:
+        if not rerun_checks:
             return {}
         groups: dict[tuple[Any, bool], dict[str, EvaluatedMethod]] = {}
-        for name, of_map in data.items():
+        for name, map_data in data.items():
             method, attribution = self.maps[name]
-            evaluated, long = self._cheaper(EvaluatedMethod(method, attribution, of_map))
-            groups.setdefault((attribution.fuse, long), {})[name] = evaluated
+            evaluated, takes_long = self._cheaper(EvaluatedMethod(method, attribution, map_data))
+            groups.setdefault((attribution.fuse, takes_long), {})[name] = evaluated
         results: Results = {}
-        for (fuse, long), group in groups.items():
-            checks = [check.reduced for check in again] if long else again
+        for (fuse, takes_long), group in groups.items():
+            checks = [check.reduced for check in rerun_checks] if takes_long else rerun_checks
             results |= self._reattributed(checks, group, {**self.options, "fuse": fuse})
         return results
 

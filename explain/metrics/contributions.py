@@ -457,7 +457,7 @@ class Completeness(ScoreMetric):
         photo less that of the covered photo, ``(N,)`` from 0; ``parts`` has the share of that
         difference, NaN where it is next to nothing."""
         difference = data.original(self.score) - scores[0][:, 0]
-        off = (data.maps.values.flatten(1).sum(1) - difference).abs()
+        miss = (data.maps.values.flatten(1).sum(1) - difference).abs()
         nothing = difference.abs() <= least(self.score, data.original(self.score), scores[0])
-        relative = torch.where(nothing, torch.nan, off / difference.abs())
-        return MetricResult(off, parts={"relative": relative, "difference": difference})
+        relative = torch.where(nothing, torch.nan, miss / difference.abs())
+        return MetricResult(miss, parts={"relative": relative, "difference": difference})

@@ -276,7 +276,7 @@ def _by_maps(metrics: Mapping[str, Metric], data: Mapping[str, MetricInput]) -> 
     results: Results = {}
     for metric in metrics.values():
         if isinstance(metric, MapMetric):
-            results |= {(name, metric.name): metric(of_maps) for name, of_maps in data.items()}
+            results |= {(name, metric.name): metric(map_data) for name, map_data in data.items()}
     return results
 
 
@@ -401,7 +401,7 @@ class _Evaluation:
         if not metrics:
             return {}
         evaluated: dict[str, EvaluatedMethod] = {}
-        for name, of_maps in data.items():
+        for name, map_data in data.items():
             method = self.methods[name]
             attribution = maps[name]
             if not isinstance(method, (str, Method)) or not isinstance(attribution, Attribution):
@@ -409,7 +409,7 @@ class _Evaluation:
                     f"metric {metrics[0].name!r} needs a method, got the map {name!r}; give its "
                     "method"
                 )
-            evaluated[name] = EvaluatedMethod(get_method(method), attribution, of_maps)
+            evaluated[name] = EvaluatedMethod(get_method(method), attribution, map_data)
         options: AttributeOptions = {**self.options, "activation": self.context.outputs.activation}
         return reattribute(metrics, evaluated, self.context, self.resolved, options)
 
@@ -423,14 +423,16 @@ class _Evaluation:
         device = self.inputs.x.device.type
         requests: dict[tuple[str, str], Sequence[ScoreRequest]] = {}
         with preserve.calculating(device):
-            for metric, (name, of_maps) in product(metrics, data.items()):
-                requests[name, metric.name] = metric.requests(of_maps)
-        listed = [request for metric_requests in requests.values() for request in metric_requests]
-        kinds = {request.score for request in listed}
+            for metric, (name, map_data) in product(metrics, data.items()):
+                requests[name, metric.name] = metric.requests(map_data)
+        all_requests = [
+            request for metric_requests in requests.values() for request in metric_requests
+        ]
+        kinds = {request.score for request in all_requests}
         if "probability" in kinds and not self.resolved.gives_probability:
-            for of_maps in data.values():
-                of_maps.need_probability()
-        (evidence,) = scored(self.model, self.inputs, listed, [self.resolved], self.settings)
+            for map_data in data.values():
+                map_data.need_probability()
+        (evidence,) = scored(self.model, self.inputs, all_requests, [self.resolved], self.settings)
         # The original scores in the same precision as those of the perturbed photos:
         fields: dict[ScoreKind, str] = {"logit": "target_score", "probability": "probability"}
         original_scores: dict[str, Any] = {
@@ -438,10 +440,10 @@ class _Evaluation:
         }
         results: Results = {}
         with preserve.calculating(device):
-            self.notes += self._recognised(listed, evidence)
-            for metric, (name, of_maps) in product(metrics, data.items()):
+            self.notes += self._recognised(all_requests, evidence)
+            for metric, (name, map_data) in product(metrics, data.items()):
                 scores = [request.scores(evidence) for request in requests[name, metric.name]]
-                results[name, metric.name] = metric(replace(of_maps, **original_scores), scores)
+                results[name, metric.name] = metric(replace(map_data, **original_scores), scores)
         return results
 
     def _recognised(self, requests: Sequence[ScoreRequest], evidence: Evidence) -> Iterator[str]:
@@ -460,8 +462,10 @@ class _Evaluation:
         ):
             if need is None:
                 continue
-            least = (0.9 * evidence[whole_score("probability")]).clamp(min=(1 + 1 / classes) / 2)
-            kept = evidence[need] > least
+            least_probability = (0.9 * evidence[whole_score("probability")]).clamp(
+                min=(1 + 1 / classes) / 2
+            )
+            kept = evidence[need] > least_probability
             if kept.any():
                 baseline = need.perturbation.baseline.name  # type: ignore[attr-defined]
                 where = (

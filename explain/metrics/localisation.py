@@ -166,13 +166,15 @@ class PointingGame(LocalisationMetric):
         chance of a random point and of the centre."""
         maps = data.maps.per_pixel(self.sign)
         near = pixels_near(self.region(data), self.tolerance * max(data.size))
-        tops = maps == maps.flatten(1).amax(1).reshape(-1, 1, 1)
-        value = (tops & near).flatten(1).sum(1) / tops.flatten(1).sum(1)
+        is_largest = maps == maps.flatten(1).amax(1).reshape(-1, 1, 1)
+        value = (is_largest & near).flatten(1).sum(1) / is_largest.flatten(1).sum(1)
         height, width = data.size
-        middle = near[:, (height - 1) // 2 : height // 2 + 1, (width - 1) // 2 : width // 2 + 1]
+        near_centre = near[
+            :, (height - 1) // 2 : height // 2 + 1, (width - 1) // 2 : width // 2 + 1
+        ]
         parts = {
             "random": near.flatten(1).to(maps).mean(1),
-            "centre": middle.flatten(1).to(maps).mean(1),
+            "centre": near_centre.flatten(1).to(maps).mean(1),
         }
         return MetricResult(value.to(maps), parts=parts)
 
@@ -405,8 +407,10 @@ def pixels_near(region: torch.Tensor, by: float) -> torch.Tensor:
     import cv2
 
     outside = (~region).byte().cpu().numpy()
-    away = [cv2.distanceTransform(mask, cv2.DIST_L2, cv2.DIST_MASK_PRECISE) for mask in outside]
-    return torch.from_numpy(np.stack(away) <= by).to(region.device)
+    distances = [
+        cv2.distanceTransform(mask, cv2.DIST_L2, cv2.DIST_MASK_PRECISE) for mask in outside
+    ]
+    return torch.from_numpy(np.stack(distances) <= by).to(region.device)
 
 
 def _pooled(data: MetricInput) -> torch.Tensor:

@@ -172,12 +172,15 @@ class Verdict(Mapping[str, CheckResults]):
         passed: dict[str, dict[str, list[bool]]] = {}
         for verdict in listed:
             for method, results in verdict.items():
-                of_method = passed.setdefault(method, {})
-                named = {"all": results.worst, **{result.check: result for result in results}}
-                for name, result in named.items():
-                    counted = of_method.setdefault(name, [])
+                checks_of_method = passed.setdefault(method, {})
+                results_by_name = {
+                    "all": results.worst,
+                    **{result.check: result for result in results},
+                }
+                for name, result in results_by_name.items():
+                    outcomes = checks_of_method.setdefault(name, [])
                     if result.passed is not None:
-                        counted.append(result.passed)
+                        outcomes.append(result.passed)
         shares = {
             method: {name: Share(sum(passes), len(passes)) for name, passes in checks.items()}
             for method, checks in passed.items()

@@ -81,15 +81,15 @@ def outputs_for(
     """
     inputs = validation.check_inputs(model.model, x)
     outputs = outputs_of(model.model, inputs, logits, activation, model.categories)
-    say = either("pass activation=", "give --activation")
+    remedy = either("pass activation=", "give --activation")
     if activation is None and outputs.activation == "none" and outputs.kind != "numbers":
         how = "of a softmax" if outputs.kind == "classes" else "of a sigmoid"
         warn(
             f"model {model.name!r} gives probabilities already ({how}), so they are taken as "
-            f"they are; {say} to say what they are"
+            f"they are; {remedy} to say what they are"
         )
     if activation is None and outputs.kind == "numbers":
-        note(f"model {model.name!r} gives one number; {say}sigmoid if it is the score of a yes")
+        note(f"model {model.name!r} gives one number; {remedy}sigmoid if it is the score of a yes")
     return replace(outputs, temperature=model.temperature)
 
 
