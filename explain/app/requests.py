@@ -69,7 +69,14 @@ class TooLargeError(ImageError):
 
 
 def check_byte_count(what: str, count: int, most: int) -> None:
-    """Refuse what has too many bytes."""
+    """Refuse the body of a web request that has more than ``most`` bytes; ``what`` is what the
+    message calls it, such as "photo".
+
+    Called for each part that arrives, with the bytes so far, so that no more is kept in memory.
+
+    Raises:
+        TooLargeError: ``count`` is above ``most``; the app replies with status 413.
+    """
     if count > most:
         raise TooLargeError(
             f"{what} must have at most {most / 2**20:g} MiB, got more; make it smaller"
@@ -79,7 +86,11 @@ def check_byte_count(what: str, count: int, most: int) -> None:
 def decode_upload(
     content: bytes, name: str, limits: Limits, window: Window | None = None
 ) -> Image.Image:
-    """Decode an uploaded photo, in a window if it is a scan, and return it under its name.
+    """Decode an uploaded photo, and return it with two attributes that answers show later:
+    ``filename``, and ``notes``, a list of the warnings about the file.
+
+    ``name`` is the file's name as the browser sent it, and ``window`` the range of grey values that
+    is shown of a scan.
 
     Raises:
         TooLargeError: it has too many bytes or pixels; it has not been decoded then.
@@ -170,8 +181,12 @@ class CoveredRegion(CheckedFields):
             )
 
     def apply(self, photo: Image.Image, box: Box) -> Image.Image:
-        """Return a copy of a photo with the region covered; ``box`` is the part of the photo that
-        the model sees."""
+        """Return a copy of a photo of the app with the region covered by the baseline.
+
+        ``box`` is the part of the photo that the model sees, in pixels of the photo; the region's
+        shares count from it. The baseline is computed on the photo reduced to `SIDE` pixels, and
+        enlarged again.
+        """
         # without the name of a file: no record must claim that it is the photo
         covered = photo.copy()
         x0, y0, x1, y1 = self.region
@@ -196,6 +211,8 @@ class CoveredRegion(CheckedFields):
 
 
 def _region(values: Any) -> Any:
+    """The `CoveredRegion` of a JSON object, for `register_reader`: requests are checked as options
+    are. Anything else is returned as it is, and refused there."""
     return CoveredRegion(**values) if isinstance(values, Mapping) else values
 
 
@@ -230,7 +247,9 @@ class ExplainRequest(CheckedFields):
 
     @classmethod
     def of(cls, values: Any, models: int, limits: Limits) -> "ExplainRequest":
-        """Read a request.
+        """Make a request of the JSON object that the page sent, and check it against the limits.
+
+        ``models`` is how many models the app has.
 
         Raises:
             ExplainError: a field is unknown or not valid, or asks for too much.
@@ -256,7 +275,10 @@ class ExplainRequest(CheckedFields):
 
     @cached_property
     def chosen(self) -> dict[str, Method]:
-        """The methods by their names, without options, which could ask for any amount of work."""
+        """The methods of the request by their names; "gradcam" where it names none.
+
+        Names with options are refused: options could ask for any amount of work.
+        """
         for name in self.methods:
             if not name.replace("+", "").isalnum():
                 raise ExplainError(
@@ -285,7 +307,12 @@ R = TypeVar("R", bound=CheckedFields)
 
 
 def read_request(kind: type[R], values: Any) -> R:
-    """Make a request of the values of an object of JSON; null stands for what is left out.
+    """Make a request of the app, of the class ``kind``, of a JSON object that the page sent.
+
+    Fields that are null get their defaults.
+
+    Raises:
+        ExplainError: ``values`` is no JSON object, or a field is unknown or not valid.
 
     >>> read_request(CheckRequest, {"answer": "abc", "what": "check", "target": None}).target
     0

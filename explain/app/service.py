@@ -68,7 +68,11 @@ class Cache(Generic[T]):
         self._lock = threading.RLock()
 
     def add(self, item: T) -> str:
-        """Add an item, remove the oldest where there are too many, and return its name."""
+        """Add an item, and return the random name under which it can be read.
+
+        The items that were not used for longest are removed until the count and the total size are
+        within the limits; the new item stays, however large it is.
+        """
         name = secrets.token_urlsafe(16)
         with self._lock:
             self.remove_expired()
@@ -80,6 +84,11 @@ class Cache(Generic[T]):
         return name
 
     def __getitem__(self, name: str) -> T:
+        """Return an item, which counts as its use: it becomes the last to expire.
+
+        Raises:
+            ExpiredError: there is no such item, or no longer; the app replies with status 404.
+        """
         with self._lock:
             self.remove_expired()
             if name not in self._items:
@@ -95,18 +104,22 @@ class Cache(Generic[T]):
         return len(self._items)
 
     def pop(self, name: str) -> T | None:
-        """Remove an item and return it; None where there is none."""
+        """Remove an item of the cache and return it; None where there is none."""
         with self._lock:
             return self._items.pop(name, (None,))[0]
 
     def remove_expired(self) -> None:
-        """Remove the items that were not used for too long."""
+        """Remove the items that were not used for ``age`` seconds; called at each use of the
+        cache, and every `CLEANUP` seconds by the service."""
         with self._lock:
-            oldest = time.monotonic() - self._age
-            for name in [name for name, (_, used) in self._items.items() if used < oldest]:
+            expiry_time = time.monotonic() - self._age
+            for name in [
+                name for name, (_, last_use) in self._items.items() if last_use < expiry_time
+            ]:
                 del self._items[name]
 
     def _total(self) -> float:
+        """The sizes of all items together, in the unit of ``size_of``."""
         return sum(self._size_of(item) for item, _ in self._items.values())
 
 
@@ -152,17 +165,20 @@ class Service:
         threading.Thread(target=self._clean_up, name="explain-cleanup", daemon=True).start()
 
     def _clean_up(self) -> None:
+        """Remove expired photos, answers and jobs every `CLEANUP` seconds until the service is
+        closed; runs in a thread of its own, so that memory is freed without any visitor."""
         while not self._closed.wait(CLEANUP):
             for cache in (self._photos, self._answers, self._jobs):
                 cache.remove_expired()
 
     def prepare(self) -> None:
-        """Warm up the models before the first request; returns at once."""
+        """Let each model's quick thread warm it up before the first request; returns at once."""
         for served in self.models:
             served.quick.submit(served.warm_up)
 
     def close(self) -> None:
-        """Begin no further task, and forget nothing more."""
+        """Stop the threads of the app: no queued task begins, and expired items are no longer
+        removed. The task that runs is not waited for."""
         self._closed.set()
         for served in self.models:
             served.quick.close()
@@ -171,12 +187,22 @@ class Service:
     # --- photos ---
 
     def upload(self, content: bytes, name: str) -> dict[str, Any]:
-        """Add an uploaded photo; errors as of `explain.app.requests.decode_upload`."""
+        """Decode and keep an uploaded photo, and return what `add_photo` returns, as the reply to
+        the page.
+
+        ``name`` is the file's name as the browser sent it. A scan is shown in the window of the
+        first model. Errors as of `explain.app.requests.decode_upload`.
+        """
         window = self.models[0].explainer.window
         return self.add_photo(decode_upload(content, name, self.limits, window))
 
     def example(self, name: str) -> dict[str, Any]:
-        """Add one of the examples."""
+        """Keep the example photo of this name as if it was uploaded, and return what `add_photo`
+        returns.
+
+        Raises:
+            ExplainError: there is no such example.
+        """
         if name not in self.examples:
             raise ExplainError(
                 f"example must be one of {', '.join(self.examples) or 'none'}; choose one of them"
@@ -185,7 +211,9 @@ class Service:
         return self.upload(path.read_bytes(), path.name)
 
     def add_photo(self, photo: Image.Image) -> dict[str, Any]:
-        """Add a photo, and return the name under which it can be used."""
+        """Keep a photo, and return the reply for the page: ``photo`` is the random name by which
+        requests refer to it, ``size`` its width and height in pixels, and ``name`` the name of its
+        file."""
         return {
             "photo": self._photos.add(photo),
             "size": list(photo.size),
@@ -193,11 +221,17 @@ class Service:
         }
 
     def picture(self, photo: str) -> bytes:
-        """A photo as a JPEG of the size that the page shows."""
+        """An uploaded photo, by its random name, as a JPEG of at most `SIDE` pixels a side, for the
+        page.
+
+        Raises:
+            ExpiredError: the photo is unknown or has expired.
+        """
         return jpeg(self._photos[photo], SIDE)
 
     def example_picture(self, name: str) -> bytes:
-        """An example as a small JPEG."""
+        """An example photo as a JPEG of at most `THUMBNAIL` pixels a side, for the page's list of
+        examples."""
         if name not in self.examples:
             raise ExpiredError(f"example {shown(name)} is unknown; choose one on the page")
         return jpeg(load_image(self.examples[name]), THUMBNAIL)
@@ -205,8 +239,8 @@ class Service:
     # --- models ---
 
     def models_info(self) -> list[dict[str, Any]]:
-        """The names of the models, their labels, whether they can be asked for a text, and the
-        parts of a photo that they can be shown."""
+        """For each model of the app, what the page's controls offer: its name, the labels of its
+        classes, whether it can be asked for a text, and the names of the crops (`CROPS`)."""
         return [
             {
                 "name": printable(served.explainer.name),
@@ -218,7 +252,12 @@ class Service:
         ]
 
     def model(self, values: Mapping[str, Any]) -> ServedModel:
-        """The model that a request names."""
+        """The model that a request of the page names by its number under ``model``; the first by
+        default.
+
+        Raises:
+            ExplainError: there is no such model.
+        """
         number = values.get("model", 0)
         if not isinstance(number, int) or not 0 <= number < len(self.models):
             raise ExplainError(
@@ -227,15 +266,21 @@ class Service:
         return self.models[number]
 
     def layers(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The layers of one of the models that can be chosen for a photo."""
+        """The layers that can be chosen for a photo, as `ServedModel.layers` returns them.
+
+        ``values`` are the request of the page: ``photo``, ``model`` and ``crop``.
+        """
         photo = self._photos[str(values.get("photo"))]
         return self.model(values).layers(photo, str(values.get("crop") or ""))
 
     # --- requests ---
 
     def explain(self, values: Any, send: SendStep) -> str:
-        """Begin to answer a request, and return the name of the job; see
-        `explain.app.requests.ExplainRequest`.
+        """Queue the task that answers a request of the page (`ExplainRequest`), and return the name
+        of the job, by which it can be stopped or dropped.
+
+        ``send`` is called from worker threads with each step of the answer. The maps of an earlier
+        answer that the request names are reused if they fit and have not expired.
 
         Raises:
             ExplainError: the request is not valid, or too many wait (`BusyError`).
@@ -252,39 +297,50 @@ class Service:
         return self._begin(job, served.quick)
 
     def check(self, values: Any, send: SendStep) -> str:
-        """Begin to compute the curve or checks of a map, as `explain` does; see `CheckRequest`."""
+        """Queue the task that computes the curve or the checks of a map of an answer
+        (`CheckRequest`), and return the name of the job; ``send`` is as for `explain`."""
         request = read_request(CheckRequest, values)
         answer = self._answers[request.answer]
         served = self.models[answer.request.model]
         return self._begin(CheckTask(request, served, send, answer), served.slow)
 
     def _begin(self, job: ExplainTask | CheckTask, worker: WorkerThread) -> str:
-        """Queue a job, send its name and how many wait before it, and return the name."""
+        """Queue a job in a worker thread, and return its name.
+
+        The first step that the page gets has the name (``work``) and how many tasks wait before it
+        (``before``). It is sent before the job is queued, so that no other step can come first.
+        """
         name = self._jobs.add(job)
         job.send({"work": name, "before": worker.waiting})
         worker.submit(partial(job.attempt, job.begin))
         return name
 
     def stop(self, name: str) -> None:
-        """End the slow methods of a job with what they have."""
+        """Let a job end its slow methods with the maps that they have; the visitor has pressed
+        "stop"."""
         self._jobs[name].stopped = True
 
     def drop(self, name: str) -> None:
-        """End a job whose answer nobody waits for."""
+        """Let a job end at its next progress step, since nobody waits for the answer any more;
+        called when the reply ends, also after the last step, where it does nothing."""
         job = self._jobs.pop(name)
         if job is not None:
             job.dropped = True
 
     def answer(self, name: str) -> Explanation:
-        """The explanation of an answer, to be saved."""
+        """The explanation of a kept answer, by the answer's name, whose files the visitor saves."""
         return self._answers[name].explanation
 
     def stem(self, name: str) -> str:
-        """What the names of an answer's files begin with."""
+        """What the names of the saved files of a kept answer begin with."""
         return self._answers[name].stem
 
     def report(self, name: str) -> str:
-        """The report of an answer, with its curves and checks."""
+        """The report of a kept answer as the text of an HTML page, with the curves and checks that
+        were computed.
+
+        The model is held as a quick task: the report may run it to find the region of a target.
+        """
         answer = self._answers[name]
         with self.models[answer.request.model].scheduler.quick():
             values = answer.page_item(Detail())

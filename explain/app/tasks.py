@@ -73,7 +73,11 @@ class Scheduler:
 
     @contextmanager
     def quick(self) -> Iterator[None]:
-        """A task that begins before the next part of a slow one, and does not pause."""
+        """Hold the model for a short task of the app, such as a preview map.
+
+        The task waits for the running part of a slow task, not for all of it, and goes before the
+        next part: `pause` lets it in. It must not call `pause` itself.
+        """
         with self._changed:
             self._quick_waiting += 1
             self._changed.wait_for(lambda: not self.busy)
@@ -84,65 +88,74 @@ class Scheduler:
 
     @contextmanager
     def slow(self) -> Iterator[None]:
-        """A task that calls `pause` between its parts."""
+        """Hold the model for a long task of the app, which must call `pause` between its parts so
+        that quick tasks can use the model meanwhile."""
         self._enter_slow()
         with closing(self):
             yield
 
     def pause(self) -> None:
-        """Let quick tasks run first; called from within a slow one."""
+        """Release the model where quick tasks wait for it, and take it again after them.
+
+        Called from within a `slow` block, between two parts of the work.
+        """
         if self._quick_waiting:
             self.close()
             self._enter_slow()
 
     def _enter_slow(self) -> None:
-        """Wait until no quick task waits or runs, or for so long that a slow one has its turn."""
+        """Take the model for a slow task: after all quick tasks, but after `PATIENCE` seconds as
+        soon as it is free, so that quick tasks that keep coming cannot starve a slow one."""
         with self._changed:
             self._changed.wait_for(lambda: not self.busy and not self._quick_waiting, PATIENCE)
             self._changed.wait_for(lambda: not self.busy)
             self.busy = True
 
     def close(self) -> None:
-        """End a task."""
+        """Release the model, and wake the tasks that wait for it; called at the end of each
+        block."""
         with self._changed:
             self.busy = False
             self._changed.notify_all()
 
 
 class WorkerThread:
-    """One thread with a queue of at most ``most`` waiting tasks.
+    """One thread with a queue of at most ``max_waiting`` waiting tasks.
 
     >>> worker = WorkerThread("quick", 1)
     >>> worker.submit(lambda: None)
     >>> worker.close()
     """
 
-    def __init__(self, name: str, most: int) -> None:
-        self._most = most
+    def __init__(self, name: str, max_waiting: int) -> None:
+        self._max_waiting = max_waiting
         self._lock = threading.Lock()
         self._tasks: list[Future[None]] = []
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"explain-{name}")
 
     @property
     def waiting(self) -> int:
-        """How many tasks wait or run."""
+        """How many tasks wait or run; tasks that are done are removed from the list."""
         self._tasks = [task for task in self._tasks if not task.done()]
         return len(self._tasks)
 
     def submit(self, task: Callable[[], None]) -> None:
-        """Run a task when all before it are done.
+        """Queue a task, which the thread runs after all tasks before it; returns at once.
+
+        An exception that the task raises is lost: tasks report their errors themselves
+        (`PageTask.attempt`).
 
         Raises:
-            BusyError: too many wait already.
+            BusyError: more than ``max_waiting`` tasks wait or run already.
         """
         with self._lock:
             waiting = self.waiting
-            if waiting > self._most:
+            if waiting > self._max_waiting:
                 raise BusyError(f"{waiting} requests wait already; try again in a moment")
             self._tasks.append(self._thread.submit(task))
 
     def close(self) -> None:
-        """Begin no further task."""
+        """Cancel the tasks that wait, without waiting for the one that runs."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
@@ -161,8 +174,12 @@ class ServedModel:
 
     @cached_property
     def crops(self) -> dict[str, Explainer]:
-        """The explainers for the crops that the preprocessing can be changed to; all share the
-        model."""
+        """The explainers by the name of a crop in `CROPS`, which the page offers; "" is the crop of
+        the model's own preprocessing.
+
+        All share the one model. Crops that its preprocessing does not allow are left out, and so
+        are those that give the same preprocessing as an earlier one.
+        """
         explainers = {"": self.explainer}
         for name, crop in CROPS.items():
             with suppress(ModelError):
@@ -172,7 +189,8 @@ class ServedModel:
         return explainers
 
     def explainer_for(self, crop: str) -> Explainer:
-        """Return the explainer for a crop.
+        """Return the explainer that shows the model this part of a photo, by the crop's name in a
+        request of the page.
 
         Raises:
             ExplainError: the model's preprocessing has no such crop.
@@ -188,36 +206,50 @@ class ServedModel:
 
     @cached_property
     def costs(self) -> dict[str, float]:
-        """How many passes each method takes that fits the model."""
+        """By method that fits the model, about how many passes of the model it takes for one photo.
+
+        They are found once, on a grey photo, and decide which methods are quick (`is_quick`). The
+        order is that of the page's list of methods.
+        """
         with muted(), self.scheduler.quick():
             model = self.explainer.model
             x = self.explainer.as_input(Image.new("RGB", (256, 256), "gray"))
             try:
                 return dict(select(model, x, "everything").costs)
-            # nothing is found in grey: take the best box, however unlikely, or the whole map
+            # any_target is found in grey: take the best box, however unlikely, or the whole map
             except TargetError:
                 with torch.no_grad():
                     boxes = detector_outputs.find_layout(model(x), 1, tuple(x.shape[2:]))
-                nothing: Target = (
+                any_target: Target = (
                     Segmentation(0, torch.ones(x.shape[2:]))
                     if boxes is None
                     else Detections(threshold=0)
                 )
-                return dict(select(model, x, "everything", target=nothing).costs)
+                return dict(select(model, x, "everything", target=any_target).costs)
 
     def warm_up(self) -> None:
-        """Find out which methods fit, and explain an empty photo; errors come up again with the
-        first request."""
+        """Compute `costs`, and explain a grey photo, so that the first visitor need not wait.
+
+        Called in the quick thread when the app starts. Errors are ignored here: the first request
+        raises them again.
+        """
         with suppress(Exception), muted():
             method = self.preview_method()
             with self.scheduler.quick():
                 self.explainer(Image.new("RGB", (64, 64), "gray"), [method])
 
     def is_quick(self, name: str) -> bool:
+        """Whether a method takes at most `QUICK` passes, so that its map is sent together with the
+        predictions; methods whose cost is unknown are slow."""
         return self.costs.get(name, math.inf) <= QUICK
 
     def preview_method(self) -> Method:
-        """The quick method whose map comes first where all methods of a request are slow."""
+        """The quick method whose map the page shows first where all methods of a request are slow:
+        Grad-CAM if it fits the model.
+
+        Raises:
+            ExplainError: no quick method fits the model.
+        """
         quick = list(filter(self.is_quick, self.costs))
         if not quick:
             raise ExplainError(
@@ -227,7 +259,11 @@ class ServedModel:
         return get_method("gradcam" if "gradcam" in quick else quick[0])
 
     def methods(self) -> list[dict[str, Any]]:
-        """The methods that fit the model, with their costs."""
+        """The methods that fit the model, as entries of the page's list: what `method_info` gives,
+        with the number of passes and whether the method is quick.
+
+        The reply to ``POST /api/methods``; the scripts of the page read the keys.
+        """
         costs = self.costs.items()
         return [
             {**method_info(name, passes=finite_or_none(cost)), "quick": self.is_quick(name)}
@@ -235,7 +271,12 @@ class ServedModel:
         ]
 
     def layers(self, photo: Image.Image, crop: str = "") -> dict[str, Any]:
-        """The layers whose output is a feature map of one photo, with its size."""
+        """The layers whose output is a feature map of the photo, for the page's list of layers.
+
+        The reply to ``POST /api/layers``, which the scripts of the page read: ``default`` is the
+        label of the default layer, None where there is none, and ``layers`` has for each layer its
+        label, the kind of module and the size of its grid as text.
+        """
         with muted(), self.scheduler.quick():
             x = self.explainer_for(crop).as_input(photo)
             calls = list_layers(self.explainer.model, x)
@@ -276,37 +317,49 @@ class PageTask:
 
     @property
     def running(self) -> str:
-        """What is running, for the page: the key of a method, or a few words."""
+        """What the task is computing, for the page's message when it is stopped: the name of a
+        method, or a few words; empty before anything has begun. Subclasses override it."""
         return ""
 
     def attempt(self, step: Callable[[], None]) -> None:
-        """Run a step of the job; an error is sent in one line, and the app continues."""
-        last: dict[str, Any] = {}
+        """Run a part of the task in a worker thread; nothing that it raises leaves this method.
+
+        An error is sent to the page in one line, as the step that ends the answer (``end``): no
+        further part may be queued after it. A part that succeeds sends its own last_step step.
+        """
+        last_step: dict[str, Any] = {}
         try:
             step()
             return
         except AbandonedError:
             pass
         except KeyboardInterrupt:  # stopped before there was anything to show
-            last = {"stopped": self.running}
+            last_step = {"stopped": self.running}
         except ExplainError as error:
-            last = {"error": str(error)}
+            last_step = {"error": str(error)}
         except MemoryError:
-            last = {"error": "out of memory; give a smaller photo or fewer methods"}
+            last_step = {"error": "out of memory; give a smaller photo or fewer methods"}
         except BaseException as error:  # of the model's own code, or a mistake of this package
-            last = {"error": printable(f"the model {raised(error)}")}
-        self.send({**last, "end": True})
+            last_step = {"error": printable(f"the model {raised(error)}")}
+        self.send({**last_step, "end": True})
 
     def check_wanted(self) -> None:
-        """Raise `AbandonedError` where the job was dropped."""
+        """Raise `AbandonedError` if nobody waits for the answer any more, which `attempt`
+        catches."""
         if self.dropped:
             raise AbandonedError
 
     def progress(
         self, done: int, total: int, maps: Mapping[str, torch.Tensor] | None = None
     ) -> None:
-        """Send progress at intervals, let quick tasks run, and end the work where it is not wanted
-        any more."""
+        """Send the progress of a slow method to the page, at most every `INTERVAL` seconds, and let
+        quick tasks use the model.
+
+        The engine calls it as its ``progress`` callback, with the perturbed photos that were run,
+        their total, and the maps so far by method. What it raises ends the run: `AbandonedError`
+        where the answer is not wanted, and KeyboardInterrupt where the visitor has stopped it,
+        after which the engine keeps the partial map.
+        """
         self.check_wanted()
         if self.stopped:
             raise KeyboardInterrupt
@@ -319,13 +372,14 @@ class PageTask:
     def partial_maps(
         self, done: int, total: int, maps: Mapping[str, torch.Tensor]
     ) -> dict[str, Any]:
-        """What is sent with the progress: the maps so far."""
+        """What is sent with the progress besides numbers, as keys of the step; subclasses that have
+        maps override it."""
         return {}
 
 
 def unfinished(method: Method, values: torch.Tensor, done: int, total: int) -> dict[str, Any]:
-    """Return the intermediate map ``(h, w)`` or ``(C, H, W)`` of a slow method, as the page takes
-    it.
+    """Return the intermediate map ``(h, w)`` or ``(C, H, W)`` of a slow method in the form of
+    `map_info`, which the page of the app draws while the method runs.
 
     >>> from explain.methods.base import get_method
     >>> partial_map = unfinished(get_method("rise"), torch.rand(4, 5), 30, 1000)
@@ -336,9 +390,9 @@ def unfinished(method: Method, values: torch.Tensor, done: int, total: int) -> d
     # the final offset is known only at the end; the mean is close to it
     if getattr(method, "centred", None) is False:
         values = values - values.mean()
-    quantised = plane(array(values), signed=method.style == "signed")
+    map_plane = plane(array(values), signed=method.style == "signed")
     return map_info(
-        kind, quantised, remark=f"not finished: {done} of {total} perturbed photos", samples=done
+        kind, map_plane, remark=f"not finished: {done} of {total} perturbed photos", samples=done
     )
 
 
@@ -361,7 +415,8 @@ class ShownAnswer:
 
     @property
     def size(self) -> int:
-        """How many values its maps have."""
+        """How many numbers its maps hold, by which the app limits the answers that it keeps in
+        memory (``Limits.kept_values``)."""
         attributions = [
             attribution for result in self.explanation.results for attribution in result.values()
         ]
@@ -371,14 +426,20 @@ class ShownAnswer:
         )
 
     def fits(self, request: ExplainRequest) -> bool:
-        """Whether its maps can be reused for another request, where both have the same methods."""
+        """Whether the maps of this answer can be reused for another request of the page: all
+        fields that count in ``==`` are equal (not methods and targets), and the targets are the
+        same, or are those that this answer has explained."""
         targets = request.targets
         return request == self.request and (
             targets == self.request.targets or list(targets) == classes_of(self.explanation)
         )
 
     def page_item(self, detail: Detail, address: str | None = None) -> dict[str, Any]:
-        """The values of its page, with the known curves."""
+        """The values of the answer for the page, as `explain.report.item.item` gives them, with the
+        curves that were computed so far and the name of the photo.
+
+        ``address`` is where the page finds the photo; without it, the values contain the photo.
+        """
         values = item(self.explanation, detail, address=address)
         values["name"] = self.name if self.request.cover is None else f"{self.name}, covered"
         for (target, method), known_curve in self.curves.items():
@@ -430,7 +491,12 @@ class ExplainTask(PageTask):
         return self.method_key
 
     def begin(self) -> None:
-        """Explain with the methods that take a few passes, and queue the others."""
+        """Explain the photo with the quick methods of the request, send that answer, and queue the
+        slow methods.
+
+        Runs in the quick thread; `_refine` goes on in the slow one. Methods of the earlier answer
+        are not run again. In the answer, quick methods come first.
+        """
         served = self.served
         chosen = self.request.chosen
         finished: Collection[str] = () if self.explanation is None else self.explanation.methods
@@ -461,7 +527,12 @@ class ExplainTask(PageTask):
             served.slow.submit(partial(self.attempt, partial(self._refine, slow)))
 
     def _refine(self, methods: Sequence[Method]) -> None:
-        """Add the maps of methods that take many passes, and send intermediate maps."""
+        """Add the maps of the slow methods one by one, and send the answer after each; runs in the
+        slow thread.
+
+        Intermediate maps are sent by `progress`. A method that the visitor stops keeps the map that
+        it has, and those after it are not run.
+        """
         assert self.explanation is not None
         targets = classes_of(self.explanation)
         for method in methods:
@@ -481,23 +552,43 @@ class ExplainTask(PageTask):
             if last:
                 return
 
-    def _explain(self, methods: list[Method], targets: Sequence[Any], **how: Any) -> None:
-        """Add the maps of some methods; a text to an image-text model is a target of its own."""
+    def _explain(
+        self, methods: list[Method], targets: Sequence[Any], **explainer_options: Any
+    ) -> None:
+        """Explain the photo with some methods, and add their maps to ``self.explanation``.
+
+        ``explainer_options`` are further arguments of the explainer's call. Texts among the targets
+        become `Text` for image-text models: a plain string would be the label of a class. Warnings
+        go into ``self.notes``, which the next answer sends.
+        """
         explainer = self.explainer
         if is_image_text(explainer.model):
             targets = [Text(target) if isinstance(target, str) else target for target in targets]
         with collect_warnings(self.notes):
             self.check_wanted()
-            new = explainer(
-                self.photo, methods, targets=list(targets) or None, layer=self.request.layer, **how
+            new_explanation = explainer(
+                self.photo,
+                methods,
+                targets=list(targets) or None,
+                layer=self.request.layer,
+                **explainer_options,
             )
-        self.explanation = new if self.explanation is None else merged(self.explanation, new)
+        self.explanation = (
+            new_explanation
+            if self.explanation is None
+            else merged(self.explanation, new_explanation)
+        )
 
     def partial_maps(
         self, done: int, total: int, maps: Mapping[str, torch.Tensor]
     ) -> dict[str, Any]:
-        """The method that is running, and its map so far, where it has one ``(N, h, w)`` or ``(N,
-        C, h, w)``; the maps of further targets are empty."""
+        """The keys of a progress step of the page: the running method, and its maps so far, one for
+        each target.
+
+        ``maps`` are those that the engine reports, by method: ``(N, h, w)`` or ``(N, C, h, w)``.
+        They are of the first target alone, so that further targets get empty maps. A method that
+        has no map yet sends its name only.
+        """
         values = maps.get(self.method_key)
         if values is None or values.ndim not in (3, 4):
             return {"method": self.method_key}
@@ -505,14 +596,18 @@ class ExplainTask(PageTask):
         empty = map_info(
             "heat", plane(np.zeros((1, 1), np.float32)), remark="not computed yet", samples=0
         )
-        # the engine reports those of the first target alone
         rest = [empty] * (len(self.explanation.results) - 1)
         method = self.request.chosen[self.method_key]
         maps_now = [unfinished(method, values[0], done, total), *rest]
         return {"method": self.method_key, "about": method_info(self.method_key), "maps": maps_now}
 
     def _send_answer(self, start: float, *, last: bool) -> None:
-        """Send all maps so far; ``start`` is when the newest were begun."""
+        """Store the answer, and send it to the page with all its maps and the notes so far.
+
+        ``start`` is when its newest maps were begun (`time.perf_counter`), ``last`` whether no more
+        steps follow. The address of the photo is left out where it is covered, so that the page
+        shows the covered photo. The keys are read by the scripts of the page.
+        """
         explanation = self.explanation
         assert explanation is not None
         answer = ShownAnswer(self.request, explanation, self.curves, self.photo_name)
@@ -544,15 +639,26 @@ class ExplainTask(PageTask):
         )
 
 
-def merged(one: Explanation, other: Explanation) -> Explanation:
-    """Return an explanation with the maps of another of the same photo and targets as well."""
-    results = tuple({**old, **new} for old, new in zip(one.results, other.results, strict=True))
-    return replace(one, results=results)
+def merged(first: Explanation, second: Explanation) -> Explanation:
+    """Return the first explanation with the maps of the second added to those of each target.
+
+    Both must be of the same photo and the same targets in the same order; where both have a method,
+    the second's map counts.
+    """
+    results = tuple({**old, **new} for old, new in zip(first.results, second.results, strict=True))
+    return replace(first, results=results)
 
 
 def classes_of(explanation: Explanation) -> list[Any]:
-    """Return the classes, boxes by name, and texts of an explanation, so that slow methods explain
-    the same."""
+    """Return the targets that an explanation has explained, in a form in which they can be asked
+    for again: indices of classes, names of boxes, and texts.
+
+    The app explains with quick methods first, by default for the top class; slow methods must then
+    explain the same targets, and later requests are compared with them (`ShownAnswer.fits`).
+
+    Raises:
+        ExplainError: a target is known by a description alone, such as one of another output.
+    """
     request = explanation.request
     has_texts = request is not None and any(isinstance(target, Text) for target in request.targets)
     named = has_texts or any(explanation.boxes)
@@ -585,14 +691,15 @@ class CheckTask(PageTask):
         return f"The {self.request.what} of {self.request.method}"
 
     def begin(self) -> None:
-        """Run the model, and send the only step of the answer."""
+        """Compute the curve or the checks, and send them as the only step of the answer; runs in
+        the slow thread."""
         with self.served.scheduler.slow(), collect_warnings(self.notes):
             self.check_wanted()
             values = self._verdict() if self.request.what == "check" else self._curve()
         self.send({**values, "end": True})
 
     def _verdict(self) -> dict[str, Any]:
-        """The results of the map's checks."""
+        """The results of `Explanation.check` for the map, as plain values for the page."""
         method = self.request.method
         verdict = self._answer.explanation.check(
             method, self.request.target, progress=self.progress
@@ -600,7 +707,14 @@ class CheckTask(PageTask):
         return {"verdict": verdict[method].to_dict()}
 
     def _curve(self) -> dict[str, Any]:
-        """The deletion and insertion curves of the map, which are kept with the answer."""
+        """The deletion and insertion curves of the map, in the form of
+        `explain.report.item.curves`.
+
+        They are computed once and kept with the answer, whose saved report shows them too.
+
+        Raises:
+            ExplainError: the map can have no curves.
+        """
         target = self.request.target
         method = self.request.method
         computed_curves = self._answer.curves

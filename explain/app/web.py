@@ -45,10 +45,13 @@ class Access:
     def refusal(
         self, method: str, headers: Mapping[str, str], token: str | None = None
     ) -> tuple[int, str] | None:
-        """Return the status and message with which a request is refused; None where it is allowed.
+        """Return the status and message with which a web request is refused; None where it is
+        allowed.
 
-        ``headers`` have their names in lower case; ``token`` is that of the address or of the
-        cookie.
+        Called before every handler. It checks, in this order: the host (421), other sites by the
+        headers that browsers add (403), the header of the app's own page for requests that change
+        something (403), and the token (401). ``method`` is that of HTTP, ``headers`` have their
+        names in lower case, and ``token`` is that of the address or of the cookie.
 
         >>> Access().refusal("GET", {"host": "127.0.0.1:8000"})
         >>> Access().refusal("GET", {"host": "evil.example"})
@@ -86,8 +89,11 @@ class Access:
         return None
 
     def _is_known(self, host: str) -> bool:
-        """Whether a ``Host`` header names this app: by one of its names, or with a token by any IP
-        address."""
+        """Whether a ``Host`` header names this app: by one of ``hosts``, or by an IP address where
+        the app has a token.
+
+        Names of other sites are refused since a site may point its own name at this machine.
+        """
         name = host_name(host)
         if name in self.hosts:
             return True
@@ -126,7 +132,12 @@ POLICY = "img-src 'self' data: blob:; media-src blob:; connect-src 'self'"
 
 
 def app_page(service: Service) -> str:
-    """Return the page of the app; all that it loads later comes from the same address."""
+    """Return the HTML page of the web application as one text, with its style and scripts in it.
+
+    The page begins without photos; it has the models, examples and limits, and gets everything else
+    by requests to the same address. The scripts read the keys of ``index``, and run in the order of
+    `OWN_SCRIPTS`, after those of reports.
+    """
     folder = resources.files("explain.app") / "static"
     style = "\n".join([static(STYLES), (folder / "app.css").read_text("utf-8")])
     script = "\n".join(
@@ -160,12 +171,15 @@ STATUS = {ExpiredError: 404, requests.TooLargeError: 413, BusyError: 503}
 def _reply(
     content: str | bytes, kind: str, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Any:
+    """A Starlette response with the security headers of the app; ``kind`` is the media type."""
     from starlette.responses import Response
 
     return Response(content, status, {**HEADERS, **(headers or {})}, kind)
 
 
 def _json(values: Any) -> Any:
+    """A response with plain values as JSON, ``{}`` for None; NaN and infinity are not allowed,
+    since browsers cannot read them."""
     return _reply(json.dumps({} if values is None else values, allow_nan=False), "application/json")
 
 
@@ -173,12 +187,19 @@ Handler = Callable[[Any], Awaitable[Any]]
 
 
 def _package(name: str) -> Any:
-    """A package of the app, or the error that says what to install."""
+    """Import a package that only the app needs (Starlette, uvicorn).
+
+    Raises:
+        AppError: it is not installed; the message says what to install.
+    """
     return optional(name, "for the app", "app", AppError)
 
 
 def application(service: Service, access: Access | None = None) -> Any:
-    """Return the app as an ASGI application.
+    """Return the app as an ASGI application, with a route for each address of the page.
+
+    Every handler is guarded by ``access``; by default the app is for this machine alone. Names
+    under ``/api/`` are those that the scripts of the page request.
 
     Raises:
         AppError: Starlette is not installed.
@@ -215,6 +236,8 @@ def application(service: Service, access: Access | None = None) -> Any:
 
 
 def _refused(request: Any, error: ExplainError) -> Any:
+    """The response to a request that raised an error of this package: its message, with the status
+    of its class in `STATUS`, else 400. Starlette calls it."""
     status = next((code for kind, code in STATUS.items() if isinstance(error, kind)), 400)
     return _reply(str(error), "text/plain", status)
 
@@ -229,10 +252,15 @@ class Handlers:
 
     @cached_property
     def _page(self) -> str:
+        """The HTML page of the app, made at the first visit."""
         return app_page(self._service)
 
     def guarded(self, handler: Handler) -> Handler:
-        """Refuse requests that are not allowed."""
+        """Return a handler that calls ``handler`` for requests that are allowed, and replies to
+        others with the refusal of `Access`.
+
+        Every route is wrapped in it. The token comes from the cookie, or at "/" from the address.
+        """
 
         async def handle(request: Any) -> Any:
             token = request.cookies.get(COOKIE)
@@ -248,7 +276,11 @@ class Handlers:
         return handle
 
     async def index(self, request: Any) -> Any:
-        """The page; a token in the address becomes a cookie, and leaves the address."""
+        """Reply with the page of the app.
+
+        A token in the address becomes a cookie, and the browser is sent to the address without it,
+        so that it is not left in the history. `guarded` has compared the token before.
+        """
         if "token" not in request.query_params:
             return _reply(
                 self._page,
@@ -261,14 +293,19 @@ class Handlers:
         return reply
 
     async def upload(self, request: Any) -> Any:
-        """Add the photo that is the body of a request; its name is in a header."""
+        """Keep the photo that is the body of a request, and reply with its random name and size.
+
+        The name of its file is in the header ``x-name``, quoted as in a URL. At most
+        ``Limits.decoders`` photos are decoded at a time.
+        """
         content = await _body(request, "photo", self._service.limits.upload)
         name = unquote(request.headers.get("x-name", ""))
         async with self._decoders:  # a photo takes hundreds of megabytes while it is decoded
             return _json(await asyncio.to_thread(self._service.upload, content, name))
 
     def picture(self, function: Callable[[str], bytes]) -> Handler:
-        """Reply with the JPEG of a name."""
+        """Return a handler that replies with a JPEG, which ``function`` returns for the name in the
+        address."""
 
         async def handle(request: Any) -> Any:
             return _reply(
@@ -278,7 +315,11 @@ class Handlers:
         return handle
 
     async def _values(self, request: Any) -> dict[str, Any]:
-        """Return the JSON object in the body of a request."""
+        """Return the JSON object in the body of a request of the page.
+
+        Raises:
+            ExplainError: the body is something else, or too long.
+        """
         body = await _body(request, "request", self._service.limits.body)
         with suppress(ValueError, RecursionError):
             values = json.loads(body)
@@ -287,7 +328,9 @@ class Handlers:
         raise ExplainError("request must be an object of JSON, got something else; use the page")
 
     def call(self, function: Callable[[Any], Any]) -> Handler:
-        """Reply with what a function makes of the request's values: a reply, or plain values."""
+        """Return a handler that calls ``function`` with the JSON object of a request, in a thread,
+        and replies with what it returns: a Starlette response as it is (they are callable), plain
+        values as JSON."""
 
         async def handle(request: Any) -> Any:
             result = await asyncio.to_thread(function, await self._values(request))
@@ -296,7 +339,13 @@ class Handlers:
         return handle
 
     def steps(self, begin: Callable[[Any, SendStep], str]) -> Handler:
-        """Reply step by step, each in a line of JSON, until the one that ends the answer."""
+        """Return a handler that replies with the steps of an answer, each as a line of JSON as soon
+        as it is there, until the step with ``end``.
+
+        ``begin`` queues a task with the request's values and the function to which worker threads
+        pass the steps, and returns the name of the job. The job is dropped when the reply ends,
+        also because the visitor has left.
+        """
 
         async def handle(request: Any) -> Any:
             from starlette.responses import StreamingResponse
@@ -324,25 +373,33 @@ class Handlers:
         return handle
 
     def archive(self, values: Any) -> Any:
-        """The files of `Explanation.save` as one archive, to be saved."""
+        """A response with the files of `Explanation.save` of a kept answer as one ZIP archive,
+        which the browser saves; ``values`` name the answer."""
         name = str(values.get("answer"))
         stem = self._service.stem(name)
         return _download(stem, self._service.answer(name).packed(stem), "zip", "application/zip")
 
     def report(self, values: Any) -> Any:
-        """The report, to be saved."""
+        """A response with the HTML report of a kept answer, which the browser saves; ``values``
+        name the answer."""
         name = str(values.get("answer"))
         stem = self._service.stem(name)
         return _download(stem, self._service.report(name), "html", "text/html")
 
 
 def _download(stem: str, content: str | bytes, ending: str, kind: str) -> Any:
-    named = f"attachment; filename*=UTF-8''{quote(f'{stem}-explained.{ending}')}"
-    return _reply(content, kind, headers={"content-disposition": named})
+    """A response that the browser saves as the file ``STEM-explained.ENDING``; ``kind`` is the
+    media type."""
+    disposition = f"attachment; filename*=UTF-8''{quote(f'{stem}-explained.{ending}')}"
+    return _reply(content, kind, headers={"content-disposition": disposition})
 
 
 async def _body(request: Any, what: str, most: int) -> bytes:
-    """Return the body of a request, unless it has too many bytes."""
+    """Return the body of a web request; ``what`` is what messages call it.
+
+    Raises:
+        TooLargeError: it has more than ``most`` bytes; the rest is not read.
+    """
     body = bytearray()
     async for part in request.stream():
         body += part
@@ -356,17 +413,19 @@ CONNECTIONS = 512
 
 
 def address(host: str, port: int, token: str | None = None) -> str:
-    """Return the address to open in a browser.
+    """Return the URL at which a browser opens the app, as the command line prints it; IPv6
+    addresses get brackets.
 
     >>> address("127.0.0.1", 8000), address("::1", 80, "abc")
     ('http://127.0.0.1:8000/', 'http://[::1]:80/?token=abc')
     """
-    name = f"[{host}]" if ":" in host else host
-    return f"http://{name}:{port}/{f'?token={token}' if token else ''}"
+    host_in_url = f"[{host}]" if ":" in host else host
+    return f"http://{host_in_url}:{port}/{f'?token={token}' if token else ''}"
 
 
 def access_for(host: str) -> Access:
-    """Return who may use an app at an address: this machine without a token; others with a new one.
+    """Return who may use the app that listens at ``host``: at a loopback address this machine,
+    without a token; at any other address everybody who has a new random token.
 
     >>> access_for("127.0.0.1").token is None, access_for("0.0.0.0").token is None
     (True, False)
@@ -380,7 +439,8 @@ def access_for(host: str) -> Access:
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """Return a socket that listens at an address; port 0 takes a free one.
+    """Return a socket on which the web app listens, already open: its port is known before the
+    server starts, and an address in use is refused in one line; port 0 takes a free one.
 
     Raises:
         AppError: the address cannot be listened at.
@@ -398,7 +458,9 @@ def bound(host: str, port: int) -> socket.socket:
 def listen(
     application: Any, bound_socket: socket.socket, on_start: Callable[[], None] = lambda: None
 ) -> None:
-    """Answer requests at a socket until an interrupt.
+    """Run the web server for the app on a socket of `bound` until an interrupt (Ctrl-C).
+
+    ``on_start`` is called once before it, to print the address.
 
     Raises:
         AppError: uvicorn is not installed.
