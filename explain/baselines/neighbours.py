@@ -53,16 +53,17 @@ class _Level:
     """
 
     def __init__(self, unknown: torch.Tensor, held: torch.Tensor) -> None:
-        """For the baseline `Neighbours`, work out the diagonal of the matrix (``beside``) and its
-        inverse, for unknown cells and their ties ``held`` to known ones, ``(b, 1, h, w)`` each."""
+        """For the baseline `Neighbours`, work out the ``diagonal`` of a grid's matrix and its
+        ``inverse``, from which cells are ``unknown`` (1 where pixels are covered) and how strongly
+        known cells beside them hold each (``held``), ``(b, 1, h, w)`` both."""
         self.unknown = unknown
         self.held = held
-        self.beside = unknown * _around(unknown) + held
-        self.inverse = torch.where(self.beside > 0, 1 / self.beside, 0)
+        self.diagonal = unknown * _around(unknown) + held
+        self.inverse = torch.where(self.diagonal > 0, 1 / self.diagonal, 0)
         """1 by the matrix's diagonal; 0 where nothing is unknown."""
 
     def times(self, u: torch.Tensor) -> torch.Tensor:
-        return torch.addcmul(self.beside * u, self.unknown, _around(u), value=-1)
+        return torch.addcmul(self.diagonal * u, self.unknown, _around(u), value=-1)
 
     def smoothed(self, u: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         """One step of Jacobi's; this stencil needs no damping."""
@@ -84,14 +85,14 @@ def _levels(unknown: torch.Tensor, held: torch.Tensor) -> list[_Level]:
 
 def _inverse(level: _Level) -> torch.Tensor:
     """For the baseline `Neighbours`, the inverse ``(b, h w, h w)`` of the coarsest grid's matrix,
-    with zero rows and columns for known cells; multigrid solves its last level with it."""
+    of which rows and columns of known cells are zero; multigrid solves its last level with it."""
     cells = level.unknown[0].numel()
     units = torch.eye(cells).to(level.unknown).reshape([cells, *level.unknown.shape[1:]])
     neighbour_weights = _around(units).reshape(cells, cells)
     unknown = level.unknown.flatten(1)
     matrix = -neighbour_weights * unknown[:, :, None] * unknown[:, None]
     # where nothing is known, it is 0
-    diagonal = torch.where(level.beside > 0, level.beside * (1 + 1e-6), 1).flatten(1)
+    diagonal = torch.where(level.diagonal > 0, level.diagonal * (1 + 1e-6), 1).flatten(1)
     # By Cholesky: the matrix is symmetric, and LU of several at once fails or hangs in some builds
     # with two threads. In double precision, in which the smallest eigenvalue stays positive.
     factor = torch.linalg.cholesky((matrix + torch.diag_embed(diagonal)).double())

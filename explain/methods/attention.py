@@ -498,26 +498,32 @@ class CheferBimodal(AttentionMethod):
 
 
 def _followed(maps: Sequence[AttentionMap], *sizes: int) -> dict[tuple[int, int], torch.Tensor]:
-    """Follow attention through all blocks by the rules of Chefer's bimodal method: the relevance
-    ``(N, a, b)`` of tokens of one kind for those of another, by the pair ``(a, b)`` of their
-    numbers.
+    """Follow attention through all blocks by the rules of Chefer's bimodal method, for photo tokens
+    and other tokens, which are told apart by their numbers ``sizes``.
 
-    The kinds, photo and others, are told apart by their numbers of tokens, ``sizes``; ``maps`` come
-    in the order in which the network ran them. Two attentions in a row that look at each other
-    change at once.
+    Returns the relevance ``[a, b]`` ``(N, a, b)`` for each pair of these numbers: a row for each
+    token of the one kind, with how much each token of the other has to do with it. ``maps`` come in
+    the order in which the network ran them. Two attentions in a row that look at each other change
+    it at once.
     """
     first = maps[0].weights
     relevance = {}
     for a, b in itertools.product(sizes, repeat=2):
         start = torch.eye(a, b) * (a == b)
         relevance[a, b] = start.to(first).expand(len(first), a, b)
-    steps = [weighted_attention(attention.weights, attention.gradient) for attention in maps]
-    while steps:
-        size = steps[0].shape[1:]
+    weighted_maps = [
+        weighted_attention(attention.weights, attention.gradient) for attention in maps
+    ]
+    while weighted_maps:
+        size = weighted_maps[0].shape[1:]
         # of two attentions that look at each other, neither sees the other's change
-        is_mutual = size[0] != size[1] and len(steps) > 1 and steps[1].shape[1:] == size[::-1]
-        attentions_at_once = steps[: 1 + is_mutual]
-        steps = steps[1 + is_mutual :]
+        is_mutual = (
+            size[0] != size[1]
+            and len(weighted_maps) > 1
+            and weighted_maps[1].shape[1:] == size[::-1]
+        )
+        attentions_at_once = weighted_maps[: 1 + is_mutual]
+        weighted_maps = weighted_maps[1 + is_mutual :]
         changes = dict[tuple[int, int], torch.Tensor]()
         for step in attentions_at_once:
             queries, keys = step.shape[1:]

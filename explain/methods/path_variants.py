@@ -304,8 +304,8 @@ class IDGI(CompleteMethod):
         return evidence[changes]  # type: ignore[no-any-return]
 
     def searches(self, evidence: Evidence) -> list[Search]:
-        """For `IDGI`, the search along a guided path; the engine asks only where `needs` names
-        it."""
+        """For `IDGI`, the search along a guided path; called only where the path is guided, since
+        only then `needs` has a search."""
         assert isinstance(self.path, GuidedIntegratedGradients)
         return [Walk(self.path, evidence, _Changes(evidence))]
 

@@ -431,9 +431,10 @@ class _Checks:
         return replace(by_masks, p_value=p_value, controls=controls, of_controls=PHOTO_MAPS)
 
     def _drops_of_marked(self, claim: Claim, maps: torch.Tensor) -> torch.Tensor:
-        """What a claim's score loses under the areas that ``maps`` ``(m, H, W)`` mark, ``(m,)``: of
-        the target, of the target more than other classes, or of a copy. Runs are kept, as claims
-        share placements."""
+        """What the score that a claim is about loses under the areas that ``maps`` ``(m, H, W)``
+        mark: ``(m,)``, the mean over the shares and baselines of an area. The score is that of the
+        target, the target's less other classes', or that of a copy of the model. Runs are kept by
+        areas, since claims share them."""
         areas = MarkedAreas.of(maps, self.seed)
         key = (claim.of == "copy", areas)
         if key not in self.drops_of_areas:

@@ -136,8 +136,9 @@ class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self) -> None:
-        """Begin a record: ``order`` numbers the memory of tensors by first use, ``parameters`` are
-        those seen, and ``modules`` those that ran, outermost first. Filled while the mode is on."""
+        """Begin a record of a forward pass: ``order`` has the number of first use by the memory of
+        a tensor (`_memory`), ``parameters`` those that are used by their ids, and ``modules`` is an
+        ordered set of those that run, outermost first. Filled while the mode is on."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.order: dict[int, int] = {}
         self.parameters: dict[int, nn.Parameter] = {}
