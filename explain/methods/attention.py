@@ -16,6 +16,7 @@ from explain.engine.needs import (
     AttentionRelevance,
     BlockAttention,
     InputAttention,
+    RelevanceCoverage,
 )
 from explain.layers.layouts import Size
 from explain.methods.base import ATTENTION, Method, over_all, ratio, register
@@ -376,7 +377,7 @@ class CheferAttribution(RolloutMethod):
     torch.Size([1, 4, 4])
     """
 
-    needs = frozenset({_GRADIENTS, _RELEVANCE})
+    needs = frozenset({_GRADIENTS, _RELEVANCE, RelevanceCoverage(_RELEVANCE.composite)})
 
     def matrices(self, evidence: Evidence) -> Iterator[torch.Tensor]:
         """For `CheferAttribution`, yield the matrix ``(N, tokens, tokens)`` of each block: the

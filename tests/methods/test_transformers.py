@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import explain
-from explain import MethodError
+from explain import ExplainWarning, MethodError
 from explain.methods import CheferBimodal
 from tests.conftest import Made, settled, snapshot
 from tests.methods import plain_transformer as plain
@@ -84,6 +84,26 @@ def test_heads_that_are_computed_one_by_one_are_one_attention(method: str) -> No
     for of_image, image in zip(values, x, strict=True):
         expected = FORMULAS[method](transformer(fused=False), image, 3)
         assert_close(of_image.flatten(), expected, rtol=1e-5, atol=1e-9)
+
+
+class AttentionInOneProduct(plain.AttentionBlock):
+    """The same attention, whose scores come from an operation that no rule of relevance covers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (self.split(part).flatten(0, 1) for part in self.qkv(self.one(x)).chunk(3, -1))
+        zeros = x.new_zeros(len(q), q.shape[1], k.shape[1])
+        scores = torch.baddbmm(zeros, q, k.mT, beta=0, alpha=q.shape[-1] ** -0.5)
+        mixed = (scores.softmax(-1) @ v).unflatten(0, (len(x), -1))
+        middle = x + self.out(plain.joined(mixed))
+        return middle + self.down(F.gelu(self.up(self.two(middle))))
+
+
+def test_an_operation_without_a_rule_is_named() -> None:
+    model = transformer(fused=False)
+    for block in model.blocks:
+        block.__class__ = AttentionInOneProduct
+    with pytest.warns(ExplainWarning, match="2 x baddbmm"):
+        explain.attribute(model, random(0, 2, 3, 6, 6), "cheferattribution", target=3)
 
 
 def test_a_second_derivative_is_taken_through_fused_attention() -> None:
