@@ -40,7 +40,8 @@ Measure: TypeAlias = Callable[[str], float]
 
 @lru_cache(maxsize=32)
 def font(size: int, bold: bool = False) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    """Return DejaVu Sans, which matplotlib brings along, or Pillow's own font without it."""
+    """Return the font of captions and labels in ``size`` pixels: DejaVu Sans, which matplotlib
+    brings along, or Pillow's own font where matplotlib is not installed."""
     spec = importlib.util.find_spec("matplotlib")  # looks it up without importing it
     if spec is not None and spec.origin is not None:
         name = "DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf"
@@ -51,8 +52,9 @@ def font(size: int, bold: bool = False) -> ImageFont.FreeTypeFont | ImageFont.Im
 
 
 def fit(text: str, width: float, measure: Measure, end: str = "") -> str:
-    """Shorten a text with an ellipsis until it is at most ``width`` wide; its ``end`` is always
-    kept.
+    """Return a text and its ``end`` in one line at most ``width`` wide; the text is cut with an
+    ellipsis where it must be, the end never. ``measure`` gives a text's width in the unit of
+    ``width``.
 
     >>> fit("a cat with a very long name", 100, font(12).getlength, end=", 38 %").endswith(
     ...     "…, 38 %"
@@ -68,8 +70,8 @@ def fit(text: str, width: float, measure: Measure, end: str = "") -> str:
 
 
 def wrapped(text: str, width: float, measure: Measure, most: int) -> list[str]:
-    """Break a text between words into at most ``most`` lines; what does not fit into the last one
-    ends with an ellipsis.
+    """Break a text between words into at most ``most`` lines of ``width``, measured by ``measure``;
+    a line that is too long is cut with an ellipsis.
 
     >>> wrapped("product of 3 layers, layer2.1 to layer3.2", 140, font(12).getlength, 2)
     ['product of 3 layers,', 'layer2.1 to layer3.2']
@@ -79,7 +81,7 @@ def wrapped(text: str, width: float, measure: Measure, most: int) -> list[str]:
     lines: list[str] = []
     line = ""
     in_one_line = printable(" ".join(text.split()))
-    for word in in_one_line.replace(" %", "\u00a0%").split(" "):  # a number keeps its sign
+    for word in in_one_line.replace(" %", "\u00a0%").split(" "):  # no break between 38 and %
         longer = f"{line} {word}".strip()
         if line and len(lines) < most - 1 and measure(longer) > width:
             lines.append(line.removesuffix(" ·"))
@@ -89,7 +91,7 @@ def wrapped(text: str, width: float, measure: Measure, most: int) -> list[str]:
 
 
 def space(width: int, height: int) -> Image.Image:
-    """Return an empty picture."""
+    """Return an empty picture in the colour of paper, of a size in pixels."""
     return Image.new("RGB", (width, height), PAPER)
 
 
@@ -126,8 +128,8 @@ def line_of(
 
 
 def stacked(pictures: Sequence[Image.Image], width: int, align: float = 0.0) -> Image.Image:
-    """Put pictures below each other: at the left of ``width`` with ``align`` 0, in its middle with
-    0.5.
+    """Return a picture ``width`` pixels wide with pictures below each other: at its left with
+    ``align`` 0, in its middle with 0.5.
 
     >>> stacked([Image.new("RGB", (60, 40)), Image.new("RGB", (20, 5))], 80).size
     (80, 45)
@@ -143,8 +145,8 @@ def stacked(pictures: Sequence[Image.Image], width: int, align: float = 0.0) -> 
 def placed(
     pictures: Sequence[tuple[float, Image.Image]], width: int, align: float = 0.0
 ) -> Image.Image:
-    """Put pictures side by side by their left edges: at the top with ``align`` 0, with middles at
-    one height by 0.5.
+    """Return a picture ``width`` pixels wide with pictures side by side, each given with its left
+    edge in pixels: at the top with ``align`` 0, with their middles at one height with 0.5.
 
     >>> placed([(0, Image.new("RGB", (60, 40))), (70, Image.new("RGB", (20, 5)))], 90).size
     (90, 40)
@@ -157,7 +159,8 @@ def placed(
 
 
 def beside(pictures: Sequence[Image.Image], gap: float) -> Image.Image:
-    """Put pictures side by side, with their middles at one height.
+    """Return pictures side by side as one picture, ``gap`` pixels apart, with their middles at one
+    height.
 
     >>> beside([Image.new("RGB", (60, 40)), Image.new("RGB", (60, 30))], 2).size
     (122, 40)
@@ -188,8 +191,8 @@ def bar(legend: Legend, width: int, size: int, *, with_meaning: bool = False) ->
     """Draw a legend ``width`` pixels wide with text of ``size``: the colours above, the labels
     below.
 
-    With ``with_meaning``, what is shown is written too: between two labels of a ramp where there is
-    room, and else below.
+    With ``with_meaning``, the legend's meaning is written too: between the two labels of a ramp
+    where there is room, and else below.
 
     >>> bar(Legend(((0, 0, 0), (255, 0, 0)), ("0", "max"), "heat"), 80, 10).width
     80
@@ -200,8 +203,8 @@ def bar(legend: Legend, width: int, size: int, *, with_meaning: bool = False) ->
     labels = [text_picture(label, size, FAINT, line=1.4) for label in legend.labels]
     meaning = text_picture(legend.meaning, size, FAINT, line=1.4)
     room = width - meaning.width - 2 * size
-    between = legend.ramp and len(labels) == 2 and sum(label.width for label in labels) < room
-    if with_meaning and between:
+    fits_between = legend.ramp and len(labels) == 2 and sum(label.width for label in labels) < room
+    if with_meaning and fits_between:
         labels.insert(1, meaning)
     places = []
     for i, label in enumerate(labels):
@@ -213,21 +216,23 @@ def bar(legend: Legend, width: int, size: int, *, with_meaning: bool = False) ->
     thick = max(6, round(size * 0.8))
     colors = ramp(legend, width, thick) if legend.ramp else _steps(legend, width, thick)
     parts = [colors, space(width, max(2, size // 5)), placed(places, width)]
-    if with_meaning and not between:
+    if with_meaning and not fits_between:
         parts.append(meaning)
     return stacked(parts, max(width, meaning.width if with_meaning else 0), align=0.5)
 
 
 def ramp(legend: Legend, width: int, height: int) -> Image.Image:
-    """Draw the colours of a ramp as a picture, with the colours between them."""
+    """Return the bar of a legend whose colours pass into each other, as a picture of this size:
+    colours between those of the legend are interpolated."""
     colors = np.asarray(legend.colors, np.float64)
-    at = np.linspace(0, len(colors) - 1, width)
-    row = np.stack([np.interp(at, np.arange(len(colors)), channel) for channel in colors.T], axis=1)
+    x = np.linspace(0, len(colors) - 1, width)
+    row = np.stack([np.interp(x, np.arange(len(colors)), channel) for channel in colors.T], axis=1)
     return Image.fromarray(row.round().astype(np.uint8)[None].repeat(height, 0))
 
 
 def _steps(legend: Legend, width: int, height: int) -> Image.Image:
-    """Draw the colours of steps as a picture: a rectangle for each."""
+    """Return the bar of a legend of separate colours, as a picture of this size: a rectangle for
+    each colour."""
     picture = space(width, height)
     step = width / len(legend.colors)
     inset = height * 0.15
@@ -283,7 +288,9 @@ STROKES: dict[bool | None, list[tuple[float, ...]]] = {
 
 
 def _sign(passed: bool | None, side: int) -> Image.Image:
-    """Draw the sign of a result, ``side`` pixels wide and high."""
+    """Draw the sign of a check's result, ``side`` pixels wide and high: a tick in a disc (passed),
+    a cross in a square (failed) or a dash in a ring (None, undecided). Shapes differ so that the
+    signs can be told apart without colour."""
     fine = side * FINER
     picture = space(fine, fine)
     draw = ImageDraw.Draw(picture)
@@ -306,7 +313,8 @@ SMALLEST = 320  # pixels along the longer side, below which a photo is enlarged 
 
 
 def enlargement(size: tuple[int, int]) -> int:
-    """Return by how much a photo of ``size`` (width, height) is enlarged to stand above words.
+    """Return the whole number by which a photo of ``size`` (width, height) is enlarged before a
+    caption is put below it: 1 unless both sides are below `SMALLEST`.
 
     >>> enlargement((32, 32)), enlargement((320, 200))
     (10, 1)
@@ -315,8 +323,8 @@ def enlargement(size: tuple[int, int]) -> int:
 
 
 def lettering(size: tuple[int, int]) -> int:
-    """Return the size of the largest text under a picture of ``size`` (width, height), in
-    pixels."""
+    """Return the size in pixels of the largest text, a caption's title, for a picture of ``size``
+    (width, height); other texts are shares of it."""
     return max(13, round(min(size[0] / 28, sqrt(size[0] * size[1]) / 22)))
 
 
@@ -329,11 +337,12 @@ def caption(
     end: str = "",
     marks: Sequence[Mark] = (),
 ) -> Image.Image:
-    """Put a strip under a picture: a bold title, a fainter detail in up to three lines, and what
-    the colours mean.
+    """Return a picture with a strip below it: a bold title, a fainter detail in up to three lines,
+    and the legend of the colours at the right.
 
     A picture narrower than 260 pixels is centred above a strip of that width. The ``end`` of the
-    title, a percentage, is never cut. ``marks`` are a row of their own, below.
+    title, a percentage, is never cut. ``marks``, the results of checks, are a row of their own at
+    the bottom.
 
     >>> caption(Image.new("RGB", (400, 300)), "tabby cat", "gradcam", end=", 87 %").width
     400

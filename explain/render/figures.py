@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Align: TypeAlias = Literal["left", "center", "right"]
-DPI = 120  # of figures for a screen
+DPI = 120  # dots per inch of figures for a screen
 PRINTED = 300  # dots per inch of the images of a figure for print
 CM = 1 / 2.54  # inches
 USUAL = 4.5  # cm of a picture, unless a width is asked for
@@ -34,7 +34,10 @@ MARKS = {True: "passed", False: "failed", None: "open"}
 
 
 def abreast(width_cm: float | None, is_table: bool) -> int:
-    """Return how many pictures stand side by side at most in a figure of this width.
+    """Return how many pictures stand side by side at most in a figure ``width_cm`` wide.
+
+    In a table (several targets and methods), pictures may be narrower: its texts stand once, over
+    the columns.
 
     Raises:
         ExplainError: a figure cannot have this width.
@@ -88,7 +91,7 @@ def figure(
 
 @dataclass
 class _Page:
-    """What stands where on a figure, in inches from the left and from the top.
+    """The texts and images of a figure with their places, in inches from the left and the top.
 
     ``top`` is how far it is filled, from where the next row goes on. ``texts`` and ``images`` are
     put on the figure at the end, when its height is known.
@@ -102,6 +105,8 @@ class _Page:
     images: list[tuple[float, float, float, float, Image.Image]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        """Set the measures of a figure page: font sizes in points, the gap between pictures and the
+        width of a column (``cell``) in inches."""
         from matplotlib import rcParams
 
         self.size = float(rcParams["font.size"])  # points
@@ -112,7 +117,8 @@ class _Page:
         self.letter = 0  # how many pictures have one
 
     def head(self) -> None:
-        """Write the title, and a fainter line."""
+        """Write the layout's title and its detail, a fainter line, at the top of the figure; move
+        ``top`` below them."""
         title = self.layout.title
         self.top += self.write(title, 0, self.width, 1.2 * self.size, weight="bold", ha="left")
         detail = self.layout.detail
@@ -122,9 +128,11 @@ class _Page:
     def row(
         self, places: Places, legends: Mapping[int, Legend], names: Mapping[int, Tile] | None
     ) -> None:
-        """Put down the pictures of a row, with the texts above and below them.
+        """Put a row of pictures on the figure, with the texts above and below them and the legends
+        by column; move ``top`` below the row.
 
-        In a table, ``names`` are those of its columns that stand above the row; elsewhere None.
+        In a table, ``names`` are the tiles whose names stand above the row, by column; elsewhere
+        None, and each name stands below its picture.
         """
         if names:
             self.top += self._texts({c: _named(tile) for c, tile in names.items()}) + self.gap
@@ -143,8 +151,11 @@ class _Page:
         self.top += 2 * self.gap
 
     def _texts(self, columns: Mapping[int, list[tuple[str, RGB, float]]]) -> float:
-        """Write texts ``(text, color, size)`` below each other in the middle of their columns, the
-        size in that of the font; return the height of the tallest column."""
+        """Write the texts ``(text, color, size)`` of each column below each other, in its middle.
+
+        A size is a multiple of the font's. Returns the height in inches of the tallest column;
+        ``top`` is left for the caller to move.
+        """
         tallest = 0.0
         for column, lines in columns.items():
             height = 0.0
@@ -156,8 +167,8 @@ class _Page:
         return tallest
 
     def _headings(self, places: Places) -> None:
-        """Write the heading of each group over its first tile in the row; fainter where the group
-        began in a row above."""
+        """Write the heading of each group of pictures over its first tile in the row, fainter where
+        the group began in a row above; move ``top`` below the headings."""
         tallest = 0.0
         for group, first, count in groups_of(places):
             color = INK if places[first][1] is group.tiles[0] else FAINT
@@ -170,7 +181,8 @@ class _Page:
         self.top += tallest
 
     def _letters(self, places: Places) -> None:
-        """Write (a), (b), … above the pictures of a row."""
+        """Write (a), (b), … above the pictures of a row, counted on through the whole figure; move
+        ``top`` below the letters."""
         for column in places:
             name = f"({_letter(self.letter)})"
             self.write(name, self._left(column), self.cell, self.size, weight="bold", ha="left")
@@ -178,8 +190,12 @@ class _Page:
         self.top += LINE * self.size / 72
 
     def _pictures(self, places: Places) -> float:
-        """Put down the pictures of a row, with their middles at one height; return the height of
-        the tallest."""
+        """Add the pictures of a row to the figure's images, each scaled into its column, with their
+        middles at one height.
+
+        Returns the height in inches of the tallest with a gap; ``top`` is left for the caller to
+        move.
+        """
         wide, high = self.layout.stretch
         most = self.cell * high / wide
         sizes = {}
@@ -195,7 +211,12 @@ class _Page:
         return tallest + self.gap / 2
 
     def _bar(self, column: int, legend: Legend) -> float:
-        """Put down the colours of a legend with its labels as texts; return how high it is."""
+        """Add a legend to a column of the figure: its colours as images, its labels and its meaning
+        as texts below.
+
+        Of a ramp with two labels, the meaning stands between these where there is room. Returns the
+        legend's height in inches; ``top`` is left for the caller to move.
+        """
         # narrower than the pictures, so that labels do not touch those of the next column
         whole = 0.92 * self.cell
         left = self._left(column) + (self.cell - whole) / 2
@@ -239,8 +260,13 @@ class _Page:
         ha: Align = "center",
         top: float = 0.0,
     ) -> float:
-        """Write a text of ``size`` points in up to three lines of this width, ``top`` inches below
-        what is filled; return how high they are."""
+        """Add a text of ``size`` points to the figure, in up to three lines of ``width`` inches.
+
+        The first line stands ``top`` inches below what is filled. Returns the height of the lines
+        in inches.
+
+        ``self.top`` is left as it is: the caller moves it, since texts may stand side by side.
+        """
         place = left + {"left": 0.0, "center": width / 2, "right": width}[ha]
         style = {
             "fontsize": size,
@@ -254,10 +280,13 @@ class _Page:
         return len(lines) * LINE * size / 72
 
     def _left(self, column: int) -> float:
+        """Return where a column of the figure begins, in inches from the left."""
         return column * (self.cell + self.gap)
 
     def figure(self, alternative: str) -> "Figure":
-        """Return the figure, which is as high as what was put down."""
+        """Return the figure of matplotlib with all texts and images of the page, as high as these
+        need; called last, since places are shares of the height. ``alternative`` describes the
+        figure for those who cannot see it."""
         shown_figure = empty((self.width, self.top), alternative, PRINTED)
         shown_figure.set_layout_engine("none")
         for left, top, width, height, picture in self.images:
@@ -273,12 +302,13 @@ class _Page:
 
 
 def _named(tile: Tile) -> list[tuple[str, RGB, float]]:
-    """The name and the detail of a tile, each with its colour and its size in that of the font."""
+    """Return the texts (text, colour, size) of a tile's name and detail; a size is a multiple of
+    the font's."""
     return [(tile.name, INK, 1.0), (tile.detail, FAINT, 0.8)]
 
 
 def _letter(number: int) -> str:
-    """a to z, then aa, ab, …
+    """Return the letters of a picture by its number from 0: a to z, then aa, ab, …
 
     >>> _letter(0), _letter(27)
     ('a', 'ab')
@@ -288,14 +318,16 @@ def _letter(number: int) -> str:
 
 
 def _printed(picture: Image.Image, width: float) -> Image.Image:
-    """Return a picture with the pixels that it needs for 300 an inch, ``width`` inches wide."""
+    """Return a picture resized to the pixels that it needs when it is ``width`` inches wide at 300
+    dots per inch (`PRINTED`)."""
     scale = width * PRINTED / picture.width
     size = [max(1, ceil(scale * side)) for side in picture.size]
     return picture.resize(size, Image.Resampling.LANCZOS)
 
 
 def _text_width(text: str, size: float, weight: str) -> float:
-    """How wide a text of ``size`` points is in the font of ``rcParams``, in inches."""
+    """Return the width in inches of a text of ``size`` points in the font of matplotlib's
+    ``rcParams``; ``weight`` is "normal" or "bold"."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import text_to_path
 
@@ -305,8 +337,12 @@ def _text_width(text: str, size: float, weight: str) -> float:
 
 
 def empty(size: tuple[float, float], alternative: str, dpi: float = DPI) -> "Figure":
-    """Return a figure without axes that shows itself in a notebook, with a text for those who
-    cannot see it."""
+    """Return a matplotlib figure without axes that a notebook displays, and that belongs to no
+    window; also for plots elsewhere in the package.
+
+    ``size`` is (width, height) in inches; ``alternative`` is the text for those who cannot see the
+    figure.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
@@ -319,7 +355,11 @@ def empty(size: tuple[float, float], alternative: str, dpi: float = DPI) -> "Fig
 
 @cache
 def _figure_class() -> Any:
-    """The class of such figures; matplotlib is loaded when the first is made."""
+    """Return the class of the figures of this package: a notebook displays them as HTML with an
+    alternative text.
+
+    It is made at the first call, since importing the package must not load matplotlib.
+    """
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -327,7 +367,7 @@ def _figure_class() -> Any:
         return picture_html(as_picture(shown_figure), shown_figure.alternative)
 
     def display_once(shown_figure: Any) -> None:
-        # Only IPython calls this, which would store a PNG of every figure as well.
+        # Only IPython calls this. Without it, IPython would store a PNG of every figure as well.
         display: Any = import_module("IPython.display").display
         display({"text/plain": repr(shown_figure), "text/html": as_html(shown_figure)}, raw=True)
 
@@ -346,18 +386,21 @@ def _figure_class() -> Any:
 
 
 def as_picture(shown_figure: "Figure") -> Image.Image:
-    """Return the picture of a figure, at most as fine as a screen needs it."""
+    """Return a figure as a picture, with at most `DPI` dots per inch: as fine as a screen needs."""
     return Image.open(io.BytesIO(as_file(shown_figure, "png", min(DPI, shown_figure.dpi))))
 
 
 def as_file(
     shown_figure: "Figure", ending: str, dpi: float | Literal["figure"] = "figure"
 ) -> bytes:
-    """Return a figure as a file: the same figure is the same file."""
+    """Return the bytes of a figure's file in the format ``ending`` ("png", "pdf", "svg", ...).
+
+    The same figure gives the same bytes: dates and random ids are left out.
+    """
     from matplotlib import rc_context
 
-    dated = {"pdf": "CreationDate", "svg": "Date"}
-    metadata = {dated[ending]: None} if ending in dated else None
+    date_fields = {"pdf": "CreationDate", "svg": "Date"}
+    metadata = {date_fields[ending]: None} if ending in date_fields else None
     buffer = io.BytesIO()
     with rc_context({"svg.hashsalt": "explain"}):
         shown_figure.savefig(buffer, format=ending, dpi=dpi, metadata=metadata)

@@ -102,15 +102,16 @@ def overlay(
 def draw_marked(
     photo: Image.Image, values: Array, style: Style, region: Box, seen: Sequence[Box]
 ) -> Image.Image:
-    """Draw a map where it lies on an RGB photo, and mark what lies in no seen part."""
+    """Return an RGB photo with a map drawn on ``region``, the part that it covers, in a style; the
+    parts of the photo that no box in ``seen`` covers, which the model did not see, are hatched."""
     return mark_unseen(style.draw(photo, values, region), photo, seen)
 
 
 def outlined(photo: Image.Image, boxes: Mapping[str, Edges], first: int = 0) -> Image.Image:
-    """Draw boxes (left, top, right, bottom) on a copy of a photo, each with its label.
+    """Return a copy of a photo with boxes by their labels: (left, top, right, bottom) in pixels.
 
-    Where only some of a photo's boxes are drawn, ``first`` is the number of the first of them: so
-    that each has the same colour in all pictures.
+    ``first`` is the number of the first of these boxes among all of the photo's: colours go by that
+    number, so that a box has the same colour in all pictures. Boxes beside the photo are left out.
     """
     picture = photo.copy()
     size = lettering(photo.size)
@@ -139,7 +140,8 @@ def outlined(photo: Image.Image, boxes: Mapping[str, Edges], first: int = 0) -> 
 
 
 def _checked_box(box: Any) -> Box:
-    """A caller's box, which must have a size, as a `Box`."""
+    """Return the ``box`` argument of `overlay` as a `Box`; refuse one whose width or height is not
+    positive and finite."""
     region = Box(0, 0, 0, 0)
     with suppress(TypeError, ValueError):
         region = box if isinstance(box, Box) else Box(*map(float, box))
@@ -151,7 +153,8 @@ def _checked_box(box: Any) -> Box:
 
 
 def _checked_map(heatmap: Any, style: Style) -> Array:
-    """Return a map as an array, if a style can draw it."""
+    """Return the ``heatmap`` argument of `overlay` as a float32 array; refuse one whose shape or
+    values the style cannot draw, by what `_NEEDS` says of the kind of map that it reads."""
     least, most, dimensions, remedy = _NEEDS[style.reads]
     tensor = heatmap.detach().float().cpu() if hasattr(heatmap, "detach") else heatmap
     try:
@@ -191,13 +194,14 @@ def concepts(
     title: str = "",
     detail: str = "",
 ) -> Image.Image:
-    """Colour each place of a photo by the strongest of K maps ``(K, H, W)`` in [0, 1]; say below
-    what each one is.
+    """Colour each place of a photo by the strongest of K maps ``(K, H, W)`` in [0, 1], such as
+    those of concepts, with a line for each map's colour below.
 
     Args:
+        region: the part of the photo that the maps cover; the rest is hatched.
         labels: a line for each map.
-        shares: of each map in all of them, 0 to 1, as a percentage before its line.
-        title, detail: what all of them are: a bold line and a fainter one.
+        shares: the share of each map in all maps, 0 to 1, as a percentage before its line.
+        title, detail: what the maps are: a bold line and a fainter one.
 
     >>> concepts(
     ...     Image.new("RGB", (300, 200)), np.ones((2, 4, 4)), Box(0, 0, 300, 200), ["fur", "eyes"]
@@ -206,7 +210,7 @@ def concepts(
     """
     largest = resampled_on_photo(maps[0], photo.size, region)
     strongest = np.zeros(photo.size[::-1], np.uint16)  # which map is the largest
-    # one at a time: on a large photo, all of them might not fit
+    # one map at a time: at the size of a large photo, all might not fit into memory
     for i, values in enumerate(maps[1:], start=1):
         on_photo = resampled_on_photo(values, photo.size, region)
         strongest[on_photo > largest] = i
@@ -216,16 +220,16 @@ def concepts(
     colors = Image.fromarray(palette[strongest])
     colored = Image.composite(colors, LIFTED.below(photo), Image.fromarray(opacity[largest]))
     colored = mark_unseen(colored, photo, [region])
-    ends = percents(shares) or [""] * len(labels)
-    entries = list(zip(palette.tolist(), ends, labels, strict=True))
+    percentages = percents(shares) or [""] * len(labels)
+    entries = list(zip(palette.tolist(), percentages, labels, strict=True))
     return _with_lines(colored, entries, title, detail)
 
 
 def _with_lines(
     picture: Image.Image, entries: Sequence[tuple[Any, str, str]], title: str, detail: str
 ) -> Image.Image:
-    """Put a title, a line of detail, and a line for each colour with its share and label under a
-    picture."""
+    """Return a picture with lines below it: a bold title, a fainter detail, and a line for each
+    entry: a square in its colour (RGB), its share as text ("38 %" or empty) and its label."""
     width = max(NARROWEST, picture.width)
     large = lettering((width, picture.height))
     size = max(11, round(large * 0.85))
@@ -236,7 +240,7 @@ def _with_lines(
         lines.append(line_of(title, room, large, bold=True, line=1.45))
     if detail:
         lines.append(line_of(detail, room, size, FAINT, line=1.6))
-    shares = [text_picture(end, size, bold=True, line=1.2) for _, end, _ in entries]
+    shares = [text_picture(share, size, bold=True, line=1.2) for _, share, _ in entries]
     column = max((share.width + size for share in shares if share.width), default=0)
     left = 2 * size + column
     for (color, _, label), share in zip(entries, shares, strict=True):
@@ -252,7 +256,7 @@ FORMATS: dict[str, dict[str, Any]] = {
     ".webp": {"quality": 85, "method": 4},
 }
 """Pillow's options for a moving picture, by the ending of its file."""
-HELD = 4  # the last picture is shown so many times as long as the others
+HELD = 4  # how many times as long as the others the last picture is shown
 
 
 @dataclass(frozen=True, eq=False)
@@ -266,15 +270,15 @@ class MovingOverlay:
         return len(self.pictures)
 
     def sheet(self, count: int = 12, tile: int = 180) -> Image.Image:
-        """Return a picture of at most so many frames, evenly spread, each fitted into a square of
-        ``tile`` pixels."""
+        """Return a contact sheet of at most ``count`` frames of the film, evenly spread, each
+        fitted into a square of ``tile`` pixels."""
         tiles = [Tile(self.pictures[i], self.names[i]) for i in evenly_spread(len(self), count)]
         return contact_sheet(Layout("", "", (Group("", tuple(tiles)),)), tile)
 
     def save(
         self, path: str | os.PathLike[str], *, seconds: float = 0.2, overwrite: bool = False
     ) -> Path:
-        """Write the moving picture.
+        """Write the overlays as a moving picture, each with its name below.
 
         Args:
             path: ends in ``.gif`` or ``.webp``.
@@ -352,7 +356,13 @@ CHANNELS = (1, 3)
 
 
 def _frames(frames: Any, count: int, layout: InputLayout | None) -> Sequence[ImageLike]:
-    """The frames of a tensor or array, ``(H, W, C)`` of uint8 each; those of a list as they are."""
+    """Return the ``frames`` argument of `film` as pictures: of a tensor or array ``(H, W, C)`` of
+    uint8 each; a list is returned as it is.
+
+    ``count`` is the number of maps, which tells the axis of frames from that of channels. Values
+    other than uint8 are scaled from the least to the largest of all frames, so that frames can be
+    compared.
+    """
     if isinstance(frames, (list, tuple)):
         return frames
     values = np.asarray(frames.detach().cpu() if hasattr(frames, "detach") else frames)
@@ -377,9 +387,14 @@ def _frames(frames: Any, count: int, layout: InputLayout | None) -> Sequence[Ima
 
 
 def moving(pictures: Sequence[Image.Image], name: str, seconds: float) -> bytes:
-    """Return pictures as a moving one, in the format that the name of its file ends in.
+    """Return the bytes of a moving picture, in the format that the file's ``name`` ends in (.gif or
+    .webp).
 
-    Each picture must differ from the one before, or it is left out.
+    Each picture is shown for ``seconds``, the last one `HELD` times as long. Pictures must differ
+    from the ones before them: Pillow leaves out those that repeat.
+
+    Raises:
+        ImageError: the name has another ending, or the time is not from 0.02 to 60 seconds.
     """
     ending = Path(name).suffix.lower()
     if ending not in FORMATS:

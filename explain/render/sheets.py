@@ -28,8 +28,8 @@ from explain.render.captions import (
 )
 
 ABREAST = 6  # tiles in a row at most
-LEAST = 2  # tiles that a sheet is wide, so that its title has room
-LONGEST = 3  # times as wide or high as a square, at most
+LEAST = 2  # how many tiles wide a sheet is at least, so that its title has room
+LONGEST = 3  # how many times as wide or high as a square a tile is at most
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,9 @@ Places = Mapping[int, tuple[Group, Tile]]
 
 
 def groups_of(places: Places) -> Iterator[tuple[Group, int, int]]:
-    """Yield the groups of a row, each with the column of its first tile and the number of its
-    tiles."""
+    """Yield the groups of tiles in a row of a sheet, each with the column of its first tile and the
+    number of its tiles in that row: a heading is as wide as these."""
+    # by identity: two groups with equal contents are still two
     for _, cells in groupby(places.items(), lambda place: id(place[1][0])):
         (first, (group, _)), *rest = cells
         yield group, first, 1 + len(rest)
@@ -88,10 +89,11 @@ class Layout:
         return [tile for group in self.groups for tile in group.tiles]
 
     def places(self) -> list[Places]:
-        """Return the rows.
+        """Return the rows of a contact sheet: in each, the tiles with their groups by column.
 
-        Where groups have rows of their own, and more columns than a sheet is wide, they are shown
-        in parts, one below the other.
+        In a table (groups with rows of their own), the first group is one tile, the photo, in
+        column 0 of the first row; the tiles of all other groups start in column 1. A table that is
+        too wide is cut into parts, one below the other. `legends` and `names` have these rows too.
 
         >>> tile = Tile(Image.new("RGB", (4, 3)))
         >>> layout = Layout("", "", (Group("", (tile,)), Group("a", (tile,) * 7, own_row=True)))
@@ -100,9 +102,9 @@ class Layout:
         """
         cells = [[(group, tile) for tile in group.tiles] for group in self.groups]
         if not self.lined_up:
-            every = list(chain.from_iterable(cells))
-            starts = range(0, len(every), self.columns)
-            return [dict(enumerate(every[start : start + self.columns])) for start in starts]
+            all_cells = list(chain.from_iterable(cells))
+            starts = range(0, len(all_cells), self.columns)
+            return [dict(enumerate(all_cells[start : start + self.columns])) for start in starts]
         (photo,), *groups = cells
         columns = max(map(len, groups))
         step = _balanced(columns, max(1, self._abreast - 1))
@@ -118,8 +120,9 @@ class Layout:
         return any(group.own_row for group in self.groups)
 
     def names(self) -> list[dict[int, Tile] | None]:
-        """Return for each row of a table the tiles whose name and detail stand above it, by column:
-        those that the tile above does not have. Elsewhere None: they stand below each picture."""
+        """Return for each row of a table the tiles whose name and detail stand above the row, by
+        column: those that differ from the tile above. For other sheets, None for each row: names
+        then stand below each picture."""
         if not self.lined_up:
             return [None] * len(self.places())
         above: dict[int, tuple[str, str]] = {}
@@ -134,10 +137,10 @@ class Layout:
         return rows
 
     def legends(self) -> list[dict[int, Legend]]:
-        """Return for each row the legends below it, by column: none where the tile below has the
-        same legend.
+        """Return for each row of a sheet the colour legends that stand below it, by column.
 
-        Where columns line up, it must have the same name as well.
+        A legend is left out where the tile below has the same one, which in a table must have the
+        same name as well. So a column shows each legend once, under its last tile.
         """
         rows: list[dict[int, Legend]] = []
         below: dict[int, tuple[str, Legend]] = {}
@@ -156,8 +159,8 @@ class Layout:
 
     @property
     def columns(self) -> int:
-        """How many tiles stand side by side, such that the last row is nearly as full as the
-        others.
+        """How many columns of tiles the sheet has; chosen so that the last row is nearly as full as
+        the others. In a table, the photo's column counts too.
 
         >>> blank = Tile(Image.new("RGB", (1, 1)))
         >>> [Layout("", "", (Group("", (blank,) * n),)).columns for n in (1, 3, 6, 7, 13)]
@@ -169,12 +172,13 @@ class Layout:
 
     @property
     def _abreast(self) -> int:
+        """How many tiles stand side by side at most, fewer where tiles are wider than a square."""
         return max(1, int(self.abreast / self.stretch[0]))
 
     @property
     def stretch(self) -> tuple[float, float]:
-        """How wide and how high a tile is: a square, but longer for photos more than twice as long
-        as wide.
+        """The width and height of a tile, in sides of a square: (1, 1), but longer where the median
+        picture of the sheet is more than twice as long as wide.
 
         >>> [
         ...     Layout("", "", (Group("", (Tile(Image.new("RGB", size)),)),)).stretch
@@ -189,8 +193,8 @@ class Layout:
 
 
 def _balanced(count: int, most: int) -> int:
-    """Return how many of ``count`` stand in each row, if there are as few rows as ``most`` in each
-    allow."""
+    """Return how many of ``count`` tiles stand in each row, in as few rows as possible with at most
+    ``most`` tiles in a row."""
     return ceil(count / ceil(count / most))
 
 
@@ -243,12 +247,14 @@ class _Sheet:
         self.width = self.gap + columns * (self.tile + self.gap)
 
     def spaced(self, strips: Sequence[Image.Image]) -> Image.Image:
-        """Put strips below each other, with space around them."""
+        """Return strips of the sheet's width below each other as one picture, with a gap before,
+        between and after them."""
         gap = space(self.width, self.gap)
         return stacked([gap, *chain.from_iterable((strip, gap) for strip in strips)], self.width)
 
     def across(self, pictures: Mapping[int, Image.Image], align: float = 0.5) -> Image.Image:
-        """Put pictures by their columns into a strip, in the middle of these or at their left."""
+        """Return a strip of the sheet's width with a picture in each given column: in its middle
+        (``align`` 0.5) or at its left (0)."""
         step = self.tile + self.gap
         places = []
         for column, picture in pictures.items():
@@ -257,14 +263,15 @@ class _Sheet:
         return placed(places, self.width)
 
     def head(self, layout: Layout) -> Image.Image:
-        """The title, and a fainter line."""
+        """Return the strip at the top of a contact sheet: the title, and the detail as a fainter
+        line."""
         room = self.width - 2 * self.gap
         title = line_of(layout.title, room, round(self.text * 1.5), bold=True, line=1.4)
         detail = line_of(layout.detail, room, self.text, FAINT)
         return self.across({0: stacked([title, detail], room)}, align=0)
 
     def names(self, columns: Sequence[str]) -> Image.Image:
-        """The names of columns, over these."""
+        """Return the strip with the names of a table's columns, each over its column."""
         names = [line_of(name, self.tile, self.text, bold=True) for name in columns]
         return self.across(dict(enumerate(names)))
 
@@ -274,9 +281,11 @@ class _Sheet:
         legends: Mapping[int, Legend],
         names: Mapping[int, Tile] | None = None,
     ) -> Image.Image:
-        """A row of tiles and legends by column, each group under its heading and a rule.
+        """Return a row of a contact sheet as a strip: tiles and legends by column, and above the
+        tiles of each group its heading.
 
-        In a table, ``names`` are those of its columns that stand above the row; elsewhere None.
+        In a table, ``names`` are the tiles whose names stand above the row, by column; elsewhere
+        None, and each name stands below its picture.
         """
         small = {column: self._fitted(tile.picture) for column, (_, tile) in places.items()}
         tallest = max((picture.height for picture in small.values()), default=1)
@@ -305,8 +314,9 @@ class _Sheet:
         return stacked(parts, self.width)
 
     def _headings(self, places: Places) -> dict[int, Image.Image]:
-        """The headings of a row, over the first tile of each group; fainter where a group began in
-        a row above."""
+        """Return the headings of the groups in a row as pictures, by the column of each group's
+        first tile: the name, fainter where the group began in a row above, and a line as far as the
+        group's tiles reach."""
         headings = {}
         for group, first, count in groups_of(places):
             width = count * (self.tile + self.gap) - self.gap
@@ -323,8 +333,8 @@ class _Sheet:
         return headings
 
     def _texts(self, tile: Tile, with_name: bool) -> list[Image.Image]:
-        """What stands below a picture: name and detail, unless they stand above, a remark, and
-        marks."""
+        """Return the texts below a tile's picture as pictures: name and detail (unless they stand
+        above the row), the remark, which warns, and the marks of checks."""
         lines = self._named(tile) if with_name else []
         lines += self._lines(tile.remark, REMARK, 2)
         if tile.marks:
@@ -332,23 +342,25 @@ class _Sheet:
         return [space(0, round(self.line * 0.3)), *lines] if lines else []
 
     def _named(self, tile: Tile) -> list[Image.Image]:
-        """A name in one line, and its detail in up to two."""
+        """Return a tile's name as a picture of one line, and its detail as up to two."""
         return self._lines(tile.name, INK, 1) + self._lines(tile.detail, FAINT, 2)
 
     def _lines(self, text: str, color: RGB, most: int) -> list[Image.Image]:
-        """A text in up to ``most`` lines, each as wide as a tile at most."""
+        """Return a text as pictures of up to ``most`` lines, each at most as wide as a tile."""
         lines = wrapped(text, self.tile, font(self.text).getlength, most)
         return [text_picture(line, self.text, color, line=1.45) for line in lines]
 
     def _fitted(self, picture: Image.Image) -> Image.Image:
-        """A picture scaled into the space of a tile."""
+        """Return a picture scaled into the space of a tile, smaller or larger, in its own
+        proportions."""
         scale = min(self.tile / picture.width, self.high / picture.height)
         sides = [max(1, round(side * scale)) for side in picture.size]
         return picture.resize(sides, Image.Resampling.LANCZOS)
 
 
 def evenly_spread(count: int, most: int) -> list[int]:
-    """Return at most so many places of ``count``, evenly spread, with the first and the last.
+    """Return at most ``most`` of the numbers 0 to ``count`` - 1, evenly spread, with the first and
+    the last.
 
     >>> evenly_spread(3, 8), evenly_spread(9, 3)
     ([0, 1, 2], [0, 4, 8])

@@ -47,7 +47,8 @@ def lookup_table(name: str) -> np.ndarray[Any, Any]:
 
 
 def one_sided(name: str) -> np.ndarray[Any, Any]:
-    """Return the 256 colours for values without a sign: of `PRINT`, the half from zero on."""
+    """Return the 256 colours of a colour map for values from 0 to 1, ``(256, 3)`` uint8; of
+    `PRINT`, which is made for signed values, the upper half, which starts at its zero."""
     table = lookup_table(name)
     return table[128 + np.arange(256) // 2] if name == PRINT else table
 
@@ -72,7 +73,7 @@ def resampled_on_photo(
     """
     placed = np.full(size[::-1], outside, np.uint8)
     resampled, where = _resampled(values, size, region)
-    # in place, which on a large photo is gigabytes less
+    # in place: on a large photo, copies would take gigabytes
     np.rint(np.multiply(resampled, 255, out=resampled), out=resampled)
     placed[where] = np.clip(resampled, 0, 255, out=resampled)
     return placed
@@ -80,7 +81,7 @@ def resampled_on_photo(
 
 def mask_above(values: Array, threshold: float, size: tuple[int, int], region: Box) -> Array:
     """Return where on a photo of ``size`` (width, height) a map is at least ``threshold``: bool
-    ``(height, width)``."""
+    ``(height, width)``, False outside ``region``, the part of the photo that the map covers."""
     placed = np.zeros(size[::-1], bool)
     resampled, where = _resampled(values, size, region)
     placed[where] = resampled >= threshold
@@ -88,10 +89,15 @@ def mask_above(values: Array, threshold: float, size: tuple[int, int], region: B
 
 
 def part_on_photo(values: Array, size: tuple[int, int], region: Box) -> Array:
-    """Return the part of a map that lies on a photo of ``size`` (width, height): padding around a
-    photo does not."""
+    """Return the cells of a map that lie on a photo of ``size`` (width, height).
+
+    ``region`` is what the map covers, in pixels of the photo. It is larger than the photo where a
+    preprocessing padded that: the evidence in padding must not count in `thresholds`.
+    """
 
     def part(cells: int, start: float, end: float, length: int) -> slice:
+        """Return the cells along one axis that lie within the ``length`` pixels of the photo; the
+        map's ``cells`` reach from the pixel ``start`` to ``end``."""
         span = end - start
         first = min(max(round(-start / span * cells), 0), cells - 1)
         return slice(first, max(first + 1, round((length - start) / span * cells)))
@@ -102,8 +108,9 @@ def part_on_photo(values: Array, size: tuple[int, int], region: Box) -> Array:
 
 
 def edges(region: Box, size: tuple[int, int]) -> tuple[int, int, int, int]:
-    """Return left, top, right and bottom of a region in whole pixels of a photo; however thin, it
-    has one of them."""
+    """Return left, top, right and bottom of a region in whole pixels, cut at the edges of a photo
+    of ``size`` (width, height); right and bottom are the first pixels outside. A region is at least
+    one pixel wide and high."""
     left = min(max(0, round(region.left)), size[0] - 1)
     top = min(max(0, round(region.top)), size[1] - 1)
     right = max(left + 1, min(size[0], round(region.right)))
@@ -114,8 +121,15 @@ def edges(region: Box, size: tuple[int, int]) -> tuple[int, int, int, int]:
 def _resampled(
     values: Array, size: tuple[int, int], region: Box
 ) -> tuple[Array, tuple[slice, slice]]:
-    """Return a map at the photo's resolution, as far as it lies on the photo, and its rows and
-    columns there."""
+    """Scale a map ``(h, w)`` to ``region``, a part of a photo of ``size`` (width, height), in
+    pixels.
+
+    Returns the values of the pixels that lie on the photo, float32, and the rows and columns of the
+    photo that they fill.
+
+    Raises:
+        MemoryError: OpenCV could not get the memory; callers treat this as Python's own error.
+    """
     import cv2
 
     left = round(region.left)
@@ -168,17 +182,20 @@ def mark_unseen(picture: Image.Image, photo: Image.Image, seen: Sequence[Box]) -
 
 
 def _stripes(size: tuple[int, int]) -> Image.Image:
-    """Return a mask of diagonal lines, forty or so along the longer side."""
+    """Return a mask of ``size`` (width, height) with diagonal lines, about forty along the longer
+    side: the hatching of what the model did not see. Lines are 120, less than 255, so that the
+    ground shows through."""
     period = max(6, round(max(size) / 40))
-    # from the middle of a line, in pixels along a row
-    away = np.abs(np.arange(sum(size) - 1) % period - period / 2)
-    row = (120 * np.clip(period / 10 + 0.5 - away, 0, 1)).astype(np.uint8)
+    # distance from the middle of a line, in pixels along a row
+    distance = np.abs(np.arange(sum(size) - 1) % period - period / 2)
+    row = (120 * np.clip(period / 10 + 0.5 - distance, 0, 1)).astype(np.uint8)
     return Image.fromarray(np.ascontiguousarray(sliding_window_view(row, size[0])))
 
 
 def _rim(seen_mask: Image.Image, line: int) -> Image.Image:
-    """Return a mask of the seen side of the border between seen and unseen; the photo's own edge is
-    no border."""
+    """Return a mask of the border between the seen and the unseen part of a photo: the outermost
+    ``line`` pixels of the seen part, without the photo's own edge. ``seen_mask`` is 255 where the
+    model saw the photo, and 0 elsewhere."""
     import cv2
 
     seen: Array = np.asarray(seen_mask)
@@ -192,10 +209,11 @@ ROUNDED = 0.45  # of a cell: how far an enlarged map is smoothed
 
 
 def thresholds(values: Array, shares: Sequence[float]) -> list[float]:
-    """Return for each share the largest threshold such that values from it on add up to that share
-    of the total.
+    """Return for each share the largest threshold such that the values that reach it add up to
+    that share of the sum of all values.
 
-    A map of zeros has no evidence: all thresholds are infinite.
+    Values must not be negative. In a map of zeros there is no evidence, and all thresholds are
+    infinite, so that no area is drawn.
 
     >>> thresholds(np.array([[4.0, 3.0], [2.0, 1.0]]), [0.4, 0.75])
     [4.0, 2.0]
@@ -209,8 +227,8 @@ def thresholds(values: Array, shares: Sequence[float]) -> list[float]:
 
 
 def fine(values: Array) -> Array:
-    """Return a coarse map enlarged, linearly between its cells and without edges there, so that its
-    areas are round.
+    """Return a coarse map enlarged to at least `FINE` cells along its longer side and smoothed, so
+    that the outlines of its areas are round; a map that is as fine already is returned as it is.
 
     >>> fine(np.ones((7, 7))).shape
     (105, 105)
@@ -225,8 +243,8 @@ def fine(values: Array) -> Array:
 
 
 def _enlarged(values: Array, cells: int) -> Array:
-    """Return a coarse map with at least so many cells along its longer side, linearly between its
-    own."""
+    """Return a map ``(h, w)`` enlarged by a whole number, by linear interpolation, so that its
+    longer side has at least ``cells`` cells."""
     import cv2
 
     times = -(-cells // max(values.shape))
@@ -234,8 +252,10 @@ def _enlarged(values: Array, cells: int) -> Array:
 
 
 def smoothed(values: Array, spread: float) -> Array:
-    """Sum a map ``(H, W)`` over a Gaussian as wide as this share of its longer side, which leaves
-    few cells as they are; its largest becomes 1.
+    """Smooth a map ``(H, W)`` with a Gaussian, and scale it so that its largest magnitude is 1.
+
+    ``spread`` is the Gaussian's standard deviation as a share of the longer side. Where this is
+    less than a third of a cell, the map is only scaled.
 
     >>> float(smoothed(np.eye(50), 0.03).max())
     1.0
@@ -259,7 +279,7 @@ STEPS = 65  # colours in the legend of a ramp; that of zero is in the middle
 
 
 def grey(photo: Image.Image) -> Image.Image:
-    """Return a photo in shades of grey, in RGB."""
+    """Return a photo in shades of grey, as an RGB picture of the same size."""
     return photo.convert("L").convert("RGB")
 
 
@@ -268,7 +288,8 @@ VALUES = np.arange(256) / 255
 
 
 def curve(levels: Array) -> Array:
-    """Return levels in [0, 1], one for each of `VALUES`, as a table of uint8."""
+    """Return levels in [0, 1], one for each of the 256 `VALUES`, as a lookup table of uint8, which
+    is indexed by a map of uint8."""
     return (255 * levels).round().astype(np.uint8)
 
 
@@ -285,9 +306,10 @@ def rising(levels: Array, start: float = 0.1) -> Array:
 
 @dataclass(frozen=True)
 class Ground:
-    """The photo below a map: in grey, and faded to a grey until this share of it is visible.
+    """How the photo below a map is drawn: in grey, and blended with the one level ``grey`` (0 to
+    255), so that the share ``visible`` of the photo's contrast is left.
 
-    So colours are about as light over a black place as over a white one.
+    Colours above it are then about as light over a black place as over a white one.
     """
 
     grey: int
@@ -295,11 +317,12 @@ class Ground:
 
     @classmethod
     def of_zero(cls, color: Array) -> "Ground":
-        """The ground of a colour map whose colour for zero is this."""
+        """Return the ground for a colour map whose colour for zero is ``color``, ``(3,)`` uint8: as
+        light as that colour, so that a value of zero changes nothing."""
         return cls(round(float(color.mean())), 0.35)
 
     def below(self, photo: Image.Image) -> Image.Image:
-        """Return this of an RGB photo."""
+        """Return an RGB photo as it is drawn below the colours of a map: grey and faded."""
         levels = [round(self.grey + (level - self.grey) * self.visible) for level in range(256)]
         return grey(photo).point(levels * 3)
 
@@ -325,6 +348,8 @@ class Style(CheckedFields):
     maximums: ClassVar[Mapping[str, float]] = {"alpha": 1, "dark": 0.99, "spread": 0.5}
 
     def __post_init__(self) -> None:
+        """Check the options of a style when it is made: their types and limits (by
+        `CheckedFields`), that the colour map exists, and that the shares of evidence rise."""
         super().__post_init__()
         if "colormap" in vars(self):
             lookup_table(vars(self)["colormap"])
@@ -336,12 +361,20 @@ class Style(CheckedFields):
             )
 
     def draw(self, photo: Image.Image, values: Array, region: Box) -> Image.Image:
-        """Draw a map on the part of an RGB photo that it covers; the photo is left as it is."""
+        """Return an RGB photo with a map drawn on it; ``photo`` itself is not changed.
+
+        ``values`` are as the style's `reads` says; ``region`` is the part of the photo that they
+        cover, in its pixels.
+        """
         raise NotImplementedError
 
     def legend(self, photo: Image.Image) -> Legend | None:
-        """Return the colours that are seen on a photo as bright as this one, and what they mean;
-        None for a style whose colours need no words."""
+        """Return the colours that the style gives on a photo as bright as this one, and what they
+        mean; None for a style whose colours need no words.
+
+        The colours are drawn by `draw` on the photo's mean colour: so they are those that are seen
+        in the picture, where the photo shines through.
+        """
         ramp = np.linspace(-1 if self.reads == "signed" else 0, 1, STEPS)[None]
         flat = Image.new("RGB", (STEPS, 1), _mean(photo))
         picture = self.draw(flat, ramp, Box(0, 0, STEPS, 1))
@@ -371,17 +404,19 @@ class Colored(Style):
 
     @property
     def ground(self) -> Ground:
-        """What lies below the colours: where they have one for zero, the photo faded to it."""
+        """How the photo below the colours is drawn: for `PRINT`, faded to the colour of zero."""
         return Ground.of_zero(self.table()[0]) if self.colormap == PRINT else LIFTED
 
     def levels(self, values: Array) -> Array:
-        """Return how high each value is, in [0, 1]; of signed ones, zero is in the middle."""
+        """Return the place of each value of a map on the colour scale, in [0, 1]; for signed values
+        zero is at 0.5."""
         scaled = _stretched(values) if self.clipped else values
         levels: Array = np.sign(scaled) * np.abs(scaled) ** self.power
         return levels / 2 + 0.5 if self.reads == "signed" else levels
 
     def opacity(self) -> Array:
-        """Return the opacity of 256 levels, in [0, 1]."""
+        """Return the opacity over the photo of each of 256 levels on the colour scale, in [0, 1]:
+        weak values leave the photo as it is."""
         return rising(VALUES)
 
     def rgba(self) -> Array:
@@ -389,8 +424,11 @@ class Colored(Style):
         return np.column_stack([self.table(), curve(self.opacity())])
 
     def draw(self, photo: Image.Image, values: Array, region: Box) -> Image.Image:
-        nothing = 128 if self.reads == "signed" else 0
-        placed = resampled_on_photo(self.levels(values), photo.size, region, outside=nothing)
+        """Return an RGB photo with a map as colours over it: each value gets a colour and an
+        opacity from the 256 levels of `rgba`. Outside ``region``, the part of the photo that the
+        map covers, the value is zero."""
+        zero_level = 128 if self.reads == "signed" else 0
+        placed = resampled_on_photo(self.levels(values), photo.size, region, outside=zero_level)
         table = self.rgba()
         colors = Image.fromarray(table[:, :3][placed])
         opacity = Image.fromarray(table[:, 3][placed])
@@ -413,6 +451,7 @@ class Heat(Colored):
     name: ClassVar[str] = "heat"
 
     def opacity(self) -> Array:
+        """Return the opacity of heat over the photo for each of 256 levels, at most ``alpha``."""
         return self.alpha * super().opacity()
 
 
@@ -428,32 +467,40 @@ class Contour(Style):
     name: ClassVar[str] = "contour"
 
     def draw(self, photo: Image.Image, values: Array, region: Box) -> Image.Image:
+        """Return an RGB photo with a line around each of the smallest areas that hold these shares
+        of the evidence in a map ``(H, W)``."""
         areas = _areas(values, self.shares, photo.size, region)
         lines = [Outline(area, color) for area, color in zip(areas, self._colors, strict=True)]
         return _outlined(photo, lines)
 
     def legend(self, photo: Image.Image) -> Legend:
+        """Return the colour of each contour line with the share of the evidence inside; the lines
+        are opaque, so that the photo does not matter."""
         return Legend(self._colors, percents(self.shares), "evidence inside", ramp=False)
 
     def signed(self) -> "SignedContour":
-        """Return the style for contributions with the options that this one was given."""
+        """Return the contour style for signed maps (contributions for and against a target).
+
+        It takes over the options that differ from their defaults: its own defaults are others.
+        """
         options = vars(self).items()
         chosen = {name: value for name, value in options if value != getattr(type(self), name)}
         return SignedContour(**chosen)
 
     @property
     def _colors(self) -> tuple[RGB, ...]:
-        """The colour of each share's line."""
+        """The colour of the line of each share of the evidence, the brightest for the first."""
         places = _spread_over(0.97, 0.45, len(self.shares))
         return _rgb(one_sided(self.colormap)[(255 * places).astype(int)])
 
 
 @dataclass(frozen=True)
 class SignedContour(Contour):
-    """Lines as `Contour` draws them, around what speaks for the target in one colour and, dashed,
-    around what speaks against it in another; together they hold these shares of all that speaks.
+    """Lines around the areas that speak for the target in one colour and, dashed, around those
+    that speak against it in another; for each share, both areas together hold that share of the
+    sum of all magnitudes.
 
-    By default, one share: signs change so often from pixel to pixel that more lines are a thicket.
+    By default, one share: signs change so often from pixel to pixel that more lines are confusing.
     """
 
     shares: tuple[float, ...] = SHARES[:1]
@@ -463,6 +510,8 @@ class SignedContour(Contour):
     reads: ClassVar[Reading] = "signed"
 
     def draw(self, photo: Image.Image, values: Array, region: Box) -> Image.Image:
+        """Return an RGB photo with lines around the areas of a signed map ``(H, W)``, by turns for
+        the target and, dashed, against it: the order of `_areas` and of `_colors`."""
         lines = []
         areas = _areas(values, self.shares, photo.size, region, sides=(1, -1))
         for number, (area, color) in enumerate(zip(areas, self._colors, strict=True)):
@@ -471,14 +520,16 @@ class SignedContour(Contour):
         return _outlined(photo, lines)
 
     def legend(self, photo: Image.Image) -> Legend:
+        """Return the colours of the lines against and for the target; of several shares, those of
+        the first, which are the strongest."""
         against_and_for = (self._colors[1], self._colors[0])
         description = f"lines hold {', '.join(percents(self.shares))}"
         return Legend(against_and_for, ("against, dashed", "for"), description, ramp=False)
 
     @property
     def _colors(self) -> tuple[RGB, ...]:
-        """The colours of each share's two lines, for and against the target: strongest around the
-        first."""
+        """The colours of the lines, two for each share of the magnitudes: for and then against the
+        target. The lines of the first share are the strongest in colour."""
         places = _spread_over(0.4, 0.25, len(self.shares))
         ends = 0.5 + places[:, None] * (1, -1)
         return _rgb(lookup_table(self.colormap)[(255 * ends).astype(int).ravel()])
@@ -496,6 +547,11 @@ class Mask(Style):
     cover: ClassVar[RGB] = (228, 230, 235)
 
     def draw(self, photo: Image.Image, values: Array, region: Box) -> Image.Image:
+        """Return an RGB photo that is covered where the evidence of a map ``(H, W)`` does not lie.
+
+        The areas of larger shares contain those of smaller ones. So the largest is filled first,
+        and each smaller one then overwrites its part with a higher visibility.
+        """
         opacity = np.zeros(photo.size[::-1], np.uint8)
         areas = _areas(values, self.shares, photo.size, region)
         for visible, within in zip(self._visible[::-1], areas[::-1], strict=True):
@@ -504,13 +560,16 @@ class Mask(Style):
         return Image.composite(photo, cover, Image.fromarray(opacity))
 
     def legend(self, photo: Image.Image) -> Legend:
+        """Return the tone of the photo's mean colour in the area of each share of the evidence,
+        under as much cover as there."""
         cover = np.array(self.cover)
         tones = cover + (np.array(_mean(photo)) - cover) * np.array(self._visible)[:, None]
         return Legend(_rgb(np.round(tones)), percents(self.shares), "evidence shown", ramp=False)
 
     @property
     def _visible(self) -> list[float]:
-        """How much is seen of the photo in each step, from the inside out."""
+        """How much of the photo is visible in the area of each share, 0 to 1: falling, and 1 in the
+        innermost."""
         return [1 - i / (len(self.shares) + 0.5) for i in range(len(self.shares))]
 
 
@@ -524,6 +583,8 @@ class Spotlight(Style):
     name: ClassVar[str] = "spotlight"
 
     def draw(self, photo: Image.Image, values: Array, region: Box) -> Image.Image:
+        """Return an RGB photo in its colours where a map ``(H, W)`` in [0, 1] is high, and dark and
+        grey where it is zero, and outside ``region``, which the map covers."""
         darkened = [round(self.dark * level) for level in range(256)]
         unlit = grey(photo).point(darkened * 3)
         light = curve(1 - (1 - VALUES) ** 2)
@@ -542,6 +603,7 @@ class Intensity(Colored):
     clipped: ClassVar[bool] = True
 
     def opacity(self) -> Array:
+        """Return the opacity of 256 levels: 1 for all, so that nothing of the photo is seen."""
         return np.ones_like(VALUES)
 
 
@@ -550,8 +612,9 @@ class Signed(Colored):
     """Values in [-1, 1] over the photo faded to the colour of zero: one colour speaks for the
     target, one against it.
 
-    Few pixels have most of such a map, and nothing of it would be seen in a small picture: values
-    are summed with their signs (``spread``), and colours and opacity follow the square root.
+    Few pixels hold most of the sum of such a map, and would not be seen in a small picture: values
+    are summed with their signs over a Gaussian (``spread``), and colours and opacity follow the
+    square root.
     """
 
     colormap: str = SIGNED
@@ -565,18 +628,25 @@ class Signed(Colored):
     clipped: ClassVar[bool] = True
 
     def table(self) -> Array:
+        """Return the colours of 256 levels for signed values, ``(256, 3)`` uint8: level 128 is
+        zero."""
         return lookup_table(self.colormap)
 
     @property
     def ground(self) -> Ground:
+        """How the photo below the colours is drawn: faded to the colour of zero, level 128."""
         return Ground.of_zero(self.table()[128])
 
     def levels(self, values: Array) -> Array:
+        """Return the place of each value of a signed map on the colour scale, in [0, 1], with zero
+        at 0.5. A coarse map is enlarged before, so that the result may have more cells."""
         if max(values.shape) < FINE:  # so that the curve bends between the cells as well
             values = _enlarged(values, 4 * FINE)
         return super().levels(smoothed(values, self.spread))
 
     def opacity(self) -> Array:
+        """Return the opacity of 256 levels of signed values: none around the middle, which is
+        zero, and rising towards both ends."""
         return rising(np.abs(2 * VALUES - 1), 0.17)
 
 
@@ -588,6 +658,9 @@ class Color(Style):
     reads: ClassVar[Reading] = "values"
 
     def draw(self, photo: Image.Image, values: Array, region: Box) -> Image.Image:
+        """Return a map ``(C, H, W)`` of any values as a picture of the photo's size: three channels
+        as red, green and blue, any other number as the grey of their mean. Zero, and all outside
+        ``region``, is middle grey; the photo itself is not seen."""
         if values.shape[0] != 3:
             values = np.broadcast_to(values.mean(0, keepdims=True), (3, *values.shape[1:]))
         scaled = _stretched(values) / 2 + 0.5
@@ -597,6 +670,7 @@ class Color(Style):
         return Image.fromarray(np.stack(channels, -1))
 
     def legend(self, photo: Image.Image) -> Legend:
+        """Return the greys that stand for negative values, zero and positive values."""
         greys = ((0, 0, 0), (128, 128, 128), (255, 255, 255))
         return Legend(greys, ("−", "0", "+"), "each colour channel")
 
@@ -616,7 +690,13 @@ class RegionSets(Style):
     pale: ClassVar[float] = 0.82
 
     def draw(self, photo: Image.Image, values: Array, region: Box) -> Image.Image:
-        times = -(-max(photo.size) // min(values.shape[1:]))  # so that the corners of cells stay
+        """Return an RGB photo that is pale outside sets of regions, with a line around each set.
+
+        ``values`` are the masks of R sets, ``(R, H, W)``; empty ones are left out. With the option
+        ``without``, the first set is covered instead, and nothing else is drawn.
+        """
+        # first enlarged by repetition: a linear scaling of the cells would round their corners
+        times = -(-max(photo.size) // min(values.shape[1:]))
         sets = []
         for mask in values[values.any((1, 2))]:
             fine_mask = mask.astype(np.float32).repeat(times, 0).repeat(times, 1)
@@ -651,10 +731,10 @@ def get_style(
     alpha: float | None = None,
     strict: bool = True,
 ) -> Style:
-    """Return the style for a name, or a style as it is, with another colour map or opacity where
-    one is given.
+    """Return the style of a name, or the style itself, with the colour map and the opacity
+    ``alpha`` if these are given.
 
-    Without ``strict``, options that it does not have are left out.
+    Without ``strict``, a colour map or opacity that the style does not have is left out.
 
     Raises:
         ExplainError: there is no such style, or it has no colour map or opacity.
@@ -692,8 +772,12 @@ def _areas(
     region: Box,
     sides: Sequence[int] = (1,),
 ) -> list[Array]:
-    """Return the smallest places on the photo that hold these shares of what lies there, bool
-    ``(height, width)`` each: for each share, those of the values of each sign in ``sides``."""
+    """Return the smallest areas of a photo that hold these shares of the sum of a map's magnitudes.
+
+    They are bool ``(height, width)`` each. The order is by share, and for each share by the signs
+    in ``sides``: 1 for positive values, -1 for negative ones. ``region`` is the part of the photo
+    that the map covers; what lies beside the photo does not count.
+    """
     values = fine(values)
     least = thresholds(np.abs(part_on_photo(values, size, region)), shares)
     return [
@@ -702,12 +786,14 @@ def _areas(
 
 
 def _spread_over(first: float, last: float, count: int) -> Array:
-    """Return ``count`` numbers from the first on to the last; one alone is the first."""
+    """Return ``count`` numbers at equal distances from ``first`` to ``last``; a single one is
+    ``first``."""
     return np.linspace(first, last, max(2, count))[:count]
 
 
 class Outline(NamedTuple):
-    """A line around an area of a photo, bool ``(height, width)``, on a wider line, the rim."""
+    """A line around an area of a photo, bool ``(height, width)``, drawn on a wider line, the rim,
+    which sets it off from the photo."""
 
     area: Array
     color: RGB
@@ -716,7 +802,8 @@ class Outline(NamedTuple):
 
 
 def _outlined(photo: Image.Image, outlines: Sequence[Outline]) -> Image.Image:
-    """Draw lines around areas of a photo, the first on top, and all of them over all rims."""
+    """Return a copy of a photo with lines around areas of it: the first outline is on top, and all
+    lines lie above all rims."""
     import cv2
 
     outlined = np.array(photo)
@@ -730,7 +817,7 @@ def _outlined(photo: Image.Image, outlines: Sequence[Outline]) -> Image.Image:
         lines = [np.concatenate([points, points[:1]]) for points in lines]
         if outline.dashed:
             lines = [dash for points in lines for dash in _dashes(points, 5 * wide)]
-        # in sixteenths of a pixel
+        # OpenCV takes whole numbers: sixteenths of a pixel, which shift=4 says
         points_of.append([np.rint(16 * points).astype(np.int32) for points in lines])
         cv2.polylines(outlined, points_of[-1], False, outline.rim, rim, cv2.LINE_AA, shift=4)
     for outline, lines in zip(reversed(outlines), reversed(points_of), strict=True):
@@ -739,7 +826,8 @@ def _outlined(photo: Image.Image, outlines: Sequence[Outline]) -> Image.Image:
 
 
 def _dashes(points: Array, length: float) -> list[Array]:
-    """Cut a line of points ``(N, 2)`` into pieces of this length, and leave out every second."""
+    """Cut a line through points ``(N, 2)`` into pieces of ``length`` pixels, and return every
+    second piece, from the first on."""
     across, down = np.diff(points, axis=0).T
     steps = np.hypot(across, down)
     number = (np.concatenate([[0], np.cumsum(steps)]) // length).astype(int)
@@ -748,8 +836,9 @@ def _dashes(points: Array, length: float) -> list[Array]:
 
 
 def _rounded(outline: Array, count: int) -> Array:
-    """Return a closed line of pixels ``(N, 1, 2)`` without its steps: each point is the mean of so
-    many around it."""
+    """Smooth the steps of a closed line of pixels, ``(N, 1, 2)`` as OpenCV finds it: each point of
+    the result ``(N, 2)`` is the mean of ``count`` points around it (an odd number). A line too
+    short for that is returned with its own points."""
     points = outline[:, 0].astype(np.float64)
     if len(points) <= 2 * count:
         return points
@@ -758,12 +847,13 @@ def _rounded(outline: Array, count: int) -> Array:
 
 
 def _mean(photo: Image.Image) -> RGB:
-    """The mean colour of a photo."""
+    """Return the mean colour of a photo, by which a legend shows how the photo shines through."""
     return _rgb(np.asarray(photo.resize((1, 1), Image.Resampling.BOX))[0])[0]
 
 
 def _rgb(colors: Array) -> tuple[RGB, ...]:
-    """Rows of red, green and blue as plain numbers."""
+    """Return colours ``(N, 3)`` as tuples of plain whole numbers, as `Legend` and Pillow take
+    them."""
     return tuple(map(tuple, colors.astype(int).tolist()))
 
 
