@@ -33,8 +33,11 @@ TILE = 120  # pixels of a patch in it
 
 
 def finer_layer(photos: RunPhotos, least: int) -> str | None:
-    """Return the last layer of a model whose feature maps have at least so many places along each
-    side, None without any."""
+    """Return the last layer of a model whose feature maps have at least ``least`` places along each
+    side; None where no layer has.
+
+    It runs one photo of the run. Called to recommend another layer where maps are too coarse.
+    """
     batch = next(photos.batches(photos.run.rows(), 1), None)
     if batch is None:
         return None
@@ -48,7 +51,8 @@ def finer_layer(photos: RunPhotos, least: int) -> str | None:
 def at_layer(
     model: nn.Module, x: torch.Tensor, layer: str, target: Target, needs: Sequence[Need[Any]]
 ) -> Evidence:
-    """Return the evidence of a layer for a target, such as its activations ``(N, C, h, w)``."""
+    """Return the evidence of a layer for a target that ``needs`` ask for, such as activations and
+    gradients ``(N, C, h, w)``."""
     plan = plan_of(needs, [layer])
     (evidence_of,) = gather(model, as_inputs(x), plan, [target], RuntimeSettings())
     return evidence_of(layer)
@@ -115,7 +119,7 @@ class ChannelPatch:
         }
 
     def picture(self, photos: RunPhotos) -> Image.Image:
-        """That part of the photo."""
+        """The part of the photo that the place sees, cut out of it."""
         return photos.picture(self.row).crop(tuple(map(round, astuple(self.box))))
 
 
@@ -185,8 +189,11 @@ class ChannelReport:
 
 
 def strongest(peaks: torch.Tensor, maps: torch.Tensor, photo: int, count: int) -> torch.Tensor:
-    """Return the ``count`` largest peaks of each channel, among those of the photos before and
-    those of some feature maps. A photo has one peak in each channel.
+    """Update the ``count`` largest peaks of each channel with a batch of feature maps. A photo has
+    one peak in each channel: its largest activation.
+
+    Returns the values, the numbers of photos and those of places (row after row), ``(3, n, C)``,
+    the largest first.
 
     Args:
         peaks: those of the photos before, the largest first: values, numbers of photos and of
@@ -198,9 +205,9 @@ def strongest(peaks: torch.Tensor, maps: torch.Tensor, photo: int, count: int) -
     values, places = maps.double().cpu().flatten(2).max(2)
     photos = torch.arange(photo, photo + len(maps))[:, None].expand_as(places)
     of_batch = torch.stack([values, photos.double(), places.double()])
-    together = torch.cat([peaks, of_batch], 1) if len(peaks) else of_batch
-    best = together[0].topk(min(count, together.shape[1]), dim=0).indices
-    return together.gather(1, best.expand(3, -1, -1))
+    all_peaks = torch.cat([peaks, of_batch], 1) if len(peaks) else of_batch
+    best = all_peaks[0].topk(min(count, all_peaks.shape[1]), dim=0).indices
+    return all_peaks.gather(1, best.expand(3, -1, -1))
 
 
 def channels(
@@ -231,26 +238,26 @@ def channels(
     number, label = (
         (None, "their best class") if target is None else class_in(photos.explainer, target)
     )
-    wanted: Target = TopClass() if number is None else ClassTarget(number)
+    target_score: Target = TopClass() if number is None else ClassTarget(number)
     model = photos.explainer.model
     rows: list[Row] = []
     peaks = torch.zeros(0)
     weights = torch.zeros(())
-    of_class = 0
+    count_of_class = 0
     where = ""
-    size: tuple[int, ...] = ()
+    input_size: tuple[int, ...] = ()
     places: tuple[int, ...] = ()
-    seen = Box(0, 0, 0, 0)
+    middle_field = Box(0, 0, 0, 0)
     for batch in photos.batches():
         batch_size = tuple(batch.x.shape[2:])
         if not where:
             where = one_layer(model, as_inputs(batch.x[:1]), layer)
-            size = batch_size
-            seen = receptive_field(model, batch.x[:1], where)
-        if batch_size != size:
+            input_size = batch_size
+            middle_field = receptive_field(model, batch.x[:1], where)
+        if batch_size != input_size:
             raise RunError(
-                f"photos must have inputs of one size, got {size} and {batch_size}; preprocess "
-                "them alike"
+                f"photos must have inputs of one size, got {input_size} and {batch_size}; "
+                "preprocess them alike"
             )
         maps = feature_maps(model, batch.x, where)
         places = tuple(maps.shape[2:])
@@ -261,35 +268,37 @@ def channels(
         ]
         if chosen:
             needs = [Activations(), LayerGradients()]
-            evidence = at_layer(model, batch.x[chosen], where, wanted, needs)
+            evidence = at_layer(model, batch.x[chosen], where, target_score, needs)
             products = evidence.activations * evidence.gradients
             weights = weights + products.flatten(2).sum((0, 2)).double().cpu()
-            of_class += len(chosen)
-    if not of_class:
+            count_of_class += len(chosen)
+    if not count_of_class:
         raise RunError(
             f"target must be a class of which the run has photos, got {target}; choose another"
         )
-    weights = weights / of_class
+    weights = weights / count_of_class
     reports = []
     for channel in weights.argsort(descending=True)[:count].tolist():
         channel_patches = []
         for value, photo, place in peaks[:, :, channel].T.tolist():
             row = rows[int(photo)]
-            box = _part_seen(row, divmod(int(place), places[1]), places, seen)
+            box = _part_seen(row, divmod(int(place), places[1]), places, middle_field)
             channel_patches.append(ChannelPatch(row, value, box))
         reports.append(Channel(channel, float(weights[channel]), tuple(channel_patches)))
-    field = (round(seen.width), round(seen.height))
+    field = (round(middle_field.width), round(middle_field.height))
     return ChannelReport(where, label, field, len(rows), tuple(reports))
 
 
-def _part_seen(row: Row, place: tuple[int, int], places: Sequence[int], seen: Box) -> Box:
-    """The part of a photo, in its pixels, that a place (y, x) of the feature maps sees.
+def _part_seen(row: Row, place: tuple[int, int], places: Sequence[int], middle_field: Box) -> Box:
+    """The part of a photo, in its pixels, on which a place (y, x) of the feature maps depends: the
+    receptive field of the middle place, moved there, and clipped to the input.
 
-    ``places`` are their height and width, and ``seen`` is what their middle sees of the input.
+    ``places`` are height and width of the maps, and ``middle_field`` is the field of their middle
+    in pixels of the input, from `receptive_field`.
     """
     height, width = row.input_size
-    across = (place[1] - places[1] // 2) * width / places[1]
-    down = (place[0] - places[0] // 2) * height / places[0]
-    moved = seen.moved(across, down)
+    shift_x = (place[1] - places[1] // 2) * width / places[1]
+    shift_y = (place[0] - places[0] // 2) * height / places[0]
+    moved = middle_field.moved(shift_x, shift_y)
     clipped = np.clip(astuple(moved), 0, (width, height, width, height)).tolist()
     return Box(*row.box.to_photo(clipped, row.input_size))

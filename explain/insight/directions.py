@@ -25,15 +25,16 @@ DECAY = 0.01
 STEPS = 60
 HALVINGS = 8
 TOLERANCE = 1e-9
-SMALLEST_STEP = 1e-12  # curvature of the loss at a point that is far on its side
+SMALLEST_STEP = 1e-12  # least curvature of the loss, as of a point far on its own side of the plane
 
 
 def normals(examples: torch.Tensor, counterexamples: torch.Tensor) -> torch.Tensor:
-    """The normals ``(B, C)`` of the planes between groups ``(B, n, C)`` and ``(B, m, C)``, towards
-    the first ones.
+    """Find the normals ``(B, C)`` of B planes at once, each between a group of examples ``(n, C)``
+    and one of counterexamples ``(m, C)``; a normal points to the examples.
 
-    They have the smallest mean logistic loss and 0.01 times their squared length. It is found by
-    Newton's method for the weights of the points, of which there are fewer than channels as a rule.
+    Each has the smallest mean logistic loss plus 0.01 times its squared length; it is not of length
+    1. The optimum is found by Newton's method for one weight for each point, since there are
+    usually fewer points than channels.
 
     >>> found = normals(
     ...     torch.tensor([[[2.0, 0.0], [3.0, 1.0]]]), torch.tensor([[[-2.0, 0.0], [-3.0, 1.0]]])
@@ -51,11 +52,11 @@ def normals(examples: torch.Tensor, counterexamples: torch.Tensor) -> torch.Tens
     weights = points.new_zeros(len(points), count + 1)  # the weights of the points, and the offset
 
     def heights(weights: torch.Tensor) -> torch.Tensor:
-        """How far each point lies above the plane, ``(B, n)``."""
+        """How far each of the n + m points lies above its plane, ``(B, n + m)``."""
         return (gram @ weights[:, :-1, None])[..., 0] + weights[:, -1:]
 
     def loss(weights: torch.Tensor) -> torch.Tensor:
-        """The loss of each plane ``(B,)``."""
+        """The regularised loss of each of the B planes ``(B,)``."""
         above = heights(weights)
         squared_length = (weights[:, :-1] * (above - weights[:, -1:])).sum(1)
         return F.softplus(-signs * above).mean(1) + DECAY * squared_length
@@ -80,27 +81,33 @@ def normals(examples: torch.Tensor, counterexamples: torch.Tensor) -> torch.Tens
 def _newton(
     gram: torch.Tensor, signs: torch.Tensor, margins: torch.Tensor, ridge: float
 ) -> torch.Tensor:
-    """One step of Newton's method: where the quadratic approximation of the loss is smallest, by
-    ridge regression with a weight for each point."""
-    near = torch.sigmoid(margins)
-    curvature = (near * (1 - near)).clamp(min=SMALLEST_STEP)
-    wanted = signs * (margins + (1 - near) / curvature)
+    """One Newton step of `normals`: the weights and the offset ``(B, P + 1)`` at which the
+    quadratic approximation of the logistic loss is smallest, found as a ridge regression with a
+    weight for each point.
+
+    ``gram`` ``(B, P, P)`` has the inner products of the P points, ``signs`` ``(P,)`` is 1 for
+    examples and -1 for counterexamples, ``margins`` ``(B, P)`` says how far each point lies on its
+    own side now, and ``ridge`` is the strength of the regularisation.
+    """
+    right_probability = torch.sigmoid(margins)
+    curvature = (right_probability * (1 - right_probability)).clamp(min=SMALLEST_STEP)
+    targets = signs * (margins + (1 - right_probability) / curvature)
     # By Cholesky, as of every symmetric matrix: LU of several at once fails or hangs in some builds
     # with two threads.
     factor = torch.linalg.cholesky(gram + torch.diag_embed(ridge / curvature))
-    sides = torch.stack([wanted, torch.ones_like(wanted)], 2)
-    free, ones = torch.cholesky_solve(sides, factor).unbind(2)
-    # with it, the weights add up to 0
-    height = free.sum(1, keepdim=True) / ones.sum(1, keepdim=True)
-    return torch.cat([free - height * ones, height], 1)
+    right_sides = torch.stack([targets, torch.ones_like(targets)], 2)
+    unconstrained, response = torch.cholesky_solve(right_sides, factor).unbind(2)
+    # with this offset, the weights of the points add up to 0
+    offset = unconstrained.sum(1, keepdim=True) / response.sum(1, keepdim=True)
+    return torch.cat([unconstrained - offset * response, offset], 1)
 
 
 LEAST = 5  # examples
 FAKES = 200
-"""Concepts that mean nothing, with which one is compared; the smallest chance is 1 in one more than
-that."""
-AT_ONCE = 2**20  # numbers of a block of points
-SLACK = 1e-9  # by which equal gains differ in the last digits
+"""Random concepts with which the user's concept is compared; the smallest p-value is 1 / (FAKES +
+1)."""
+AT_ONCE = 2**20  # values in a block of points, which bounds the memory of the random concepts
+SLACK = 1e-9  # relative: equal gains may differ in their last digits
 
 
 @dataclass(frozen=True)
@@ -132,11 +139,11 @@ class Direction:
 
     @property
     def significant(self) -> bool:
-        """Whether the concept matters: by less than one chance in twenty it does not, and the layer
-        knows it.
+        """Whether the class is read from the concept: the permutation test has p below 0.05, and
+        the layer tells the examples apart.
 
-        For several concepts or classes, divide the twentieth by their number, and compare
-        ``chance`` with that.
+        For several concepts or classes, divide 0.05 by their number, and compare ``chance`` with
+        that.
         """
         return self.chance < 0.05 and self.told_apart > 0.5
 
@@ -153,7 +160,8 @@ class Direction:
 
     @property
     def usual(self) -> float:
-        """How large the gains of random concepts are."""
+        """The mean magnitude of the gains of random concepts, with which ``gain`` is compared in
+        the table."""
         return math.fsum(map(abs, self.random_gains)) / len(self.random_gains)
 
     def __str__(self) -> str:
@@ -227,9 +235,9 @@ def concept_direction(
     of_others = of_others / scale
     slopes = slopes * scale
     generator = torch.Generator().manual_seed(seed)
-    everything = torch.arange(len(of_others))
+    all_others = torch.arange(len(of_others))
     score, gain, told_apart = _trial(
-        of_examples[None], of_others, [everything], slopes, draws, generator
+        of_examples[None], of_others, [all_others], slopes, draws, generator
     )
     random_scores, random_gains = _by_chance(
         of_others, slopes, len(of_examples), draws, fakes, generator
@@ -258,8 +266,14 @@ def _by_chance(
     fakes: int,
     generator: torch.Generator,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The scores and gains of ``fakes`` concepts that mean nothing, ``(fakes,)`` each: each has
-    ``count`` random photos as its examples."""
+    """The scores and gains ``(fakes,)`` each of random concepts, for the permutation test of
+    `concept_direction`.
+
+    Each random concept takes ``count`` of the ``points`` ``(M, C)``, the channel means of photos of
+    other classes, as its examples, and is told from the rest of them. ``slopes`` ``(N, C)`` and
+    ``draws`` are as for `_trial`. Blocks of concepts bound the memory; they draw from ``generator``
+    in turn, so that another block size gives other values.
+    """
     scores = []
     gains = []
     block = max(1, AT_ONCE // (draws * 2 * count * max(points.shape[1], 2 * count)))
@@ -284,33 +298,37 @@ def _trial(
     draws: int,
     generator: torch.Generator,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The score, the gain, and how well examples are told apart, of each of F concepts ``(F, n,
-    C)``.
+    """Measure F concepts, each given by n examples ``(F, n, C)``: return the score, the gain, and
+    the share of held-out photos that the vectors tell apart, ``(F,)`` each.
 
-    ``rest`` has for each concept the numbers of the ``points`` that it is told from.
+    ``points`` ``(M, C)`` are channel means of photos of other classes, and ``rest`` has for each
+    concept the numbers of the points that it is told from. ``slopes`` ``(N, C)`` are the gradients
+    of the logit in the photos of the class. Each concept gets ``draws`` vectors, each from two
+    thirds of its examples; the other third is held out.
     """
     count = concepts.shape[1]
-    # what is left shows how far a vector holds for photos that it was not made from
-    many = count - count // 3
+    # the rest is held out: it shows whether a vector holds for photos that it was not made from
+    fitted = count - count // 3
     shuffled = []
     counterparts = []
     for concept, numbers in zip(concepts, rest, strict=True):
         for _ in range(draws):
             shuffled.append(concept[torch.randperm(count, generator=generator)])
             order = numbers[torch.randperm(len(numbers), generator=generator)]
-            counterparts.append(points[order[: 2 * many]])
+            counterparts.append(points[order[: 2 * fitted]])
     examples = torch.stack(shuffled)
     counterexamples = torch.stack(counterparts)
-    used = examples[:, :many]
-    against = counterexamples[:, :many]
-    vectors = normals(used, against)
+    fit_examples = examples[:, :fitted]
+    fit_counterexamples = counterexamples[:, :fitted]
+    vectors = normals(fit_examples, fit_counterexamples)
     vectors = vectors / vectors.norm(dim=1, keepdim=True).clamp(min=1e-12)
-    middle = ((used.mean(1) + against.mean(1)) * vectors).sum(1) / 2
-    hits = _above(examples[:, many:], vectors, middle)
-    misses = _above(counterexamples[:, many:], vectors, middle)
+    threshold = ((fit_examples.mean(1) + fit_counterexamples.mean(1)) * vectors).sum(1) / 2
+    hits = _above(examples[:, fitted:], vectors, threshold)
+    misses = _above(counterexamples[:, fitted:], vectors, threshold)
     rises = slopes @ vectors.T  # for each photo of the class and each vector
 
     def of_concepts(values: torch.Tensor) -> torch.Tensor:
+        """Means over the draws of each concept, from ``(F * draws,)`` to ``(F,)``."""
         return values.reshape(len(concepts), draws).mean(1)
 
     scores = of_concepts((rises > 0).double().mean(0))
@@ -318,10 +336,10 @@ def _trial(
     return scores, gains, of_concepts((hits + 1 - misses) / 2)
 
 
-def _above(points: torch.Tensor, vectors: torch.Tensor, middle: torch.Tensor) -> torch.Tensor:
-    """The share of points ``(B, n, C)`` on the side to which the normals ``(B, C)`` point,
-    ``(B,)``."""
-    return ((points @ vectors[..., None])[..., 0] > middle[:, None]).double().mean(1)
+def _above(points: torch.Tensor, vectors: torch.Tensor, threshold: torch.Tensor) -> torch.Tensor:
+    """The share ``(B,)`` of the points ``(B, n, C)`` whose projection on the vectors ``(B, C)``
+    exceeds ``threshold`` ``(B,)``."""
+    return ((points @ vectors[..., None])[..., 0] > threshold[:, None]).double().mean(1)
 
 
 def _means(maps: torch.Tensor) -> torch.Tensor:
@@ -332,23 +350,27 @@ def _means(maps: torch.Tensor) -> torch.Tensor:
 def _others_and_slopes(
     photos: RunPhotos, layer: str, target: int, most: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The means of the channels in photos of other classes ``(M, C)``, and the slopes of the score
-    in each channel in photos of the class ``(N, C)``."""
+    """Read the photos of a run once, for `concept_direction`.
+
+    Returns the channel means ``(M, C)`` of a layer in photos of other classes than ``target``, and
+    the gradients of the target's logit ``(N, C)``, summed over places, in the first ``most`` photos
+    of the class; both on the CPU.
+    """
     model = photos.explainer.model
     of_others: list[torch.Tensor] = []
     slopes: list[torch.Tensor] = []
-    looked = 0
+    count_of_class = 0
     for batch in photos.batches():
         of_class = [i for i, row in enumerate(batch.rows) if class_of(row) == target]
         rest = [i for i in range(len(batch.rows)) if i not in of_class]
         if rest:
             of_others.append(_means(feature_maps(model, batch.x[rest], layer)))
-        of_class = of_class[: max(0, most - looked)]
+        of_class = of_class[: max(0, most - count_of_class)]
         if of_class:
-            wanted = ClassTarget(target)
-            evidence = at_layer(model, batch.x[of_class], layer, wanted, [LayerGradients()])
+            target_class = ClassTarget(target)
+            evidence = at_layer(model, batch.x[of_class], layer, target_class, [LayerGradients()])
             slopes.append(evidence.gradients.flatten(2).sum(2).float().cpu())
-            looked += len(of_class)
+            count_of_class += len(of_class)
     if not slopes or not of_others:
         raise RunError(
             f"target must be a class of which the run has photos, among others, got {target}"

@@ -22,8 +22,9 @@ from explain.targets.outputs import THRESHOLD
 
 
 def json_value(value: Any) -> Any:
-    """A value as JSON has it: None where a number is not finite. What knows its plain values says
-    them itself.
+    """Return a value of a result as JSON has it: numbers rounded to 6 digits, None for those that
+    are not finite, tensors as lists, and dataclasses as objects, by their own ``to_dict`` if they
+    have one.
 
     >>> json_value([float("nan"), torch.ones(2)])
     [None, [1.0, 1.0]]
@@ -40,8 +41,8 @@ def json_value(value: Any) -> Any:
 
 
 def fields_of(thing: Any, names: str = "") -> dict[str, Any]:
-    """Some attributes of a result as plain values; without ``names``, which spaces separate, those
-    that it prints."""
+    """Some attributes of a result as plain values of JSON, for its ``to_dict``; without ``names``,
+    which are separated by spaces, all fields with ``repr=True``."""
     listed = names.split() or [column.name for column in fields(thing) if column.repr]
     return {name: json_value(getattr(thing, name)) for name in listed}
 
@@ -50,8 +51,8 @@ SHORT = 24  # letters of a photo's name
 
 
 def short(name: str) -> str:
-    """The end of a photo's name, which says more than its beginning: as many of its folders as
-    there is room for.
+    """The end of a photo's name, `SHORT` letters at most, for captions and tables: the end says
+    more than the beginning.
 
     >>> short("one/folder/of/photos/0001.png"), short("one-photo-with-a-long-name.png")
     ('…/of/photos/0001.png', '…to-with-a-long-name.png')
@@ -69,6 +70,8 @@ def caption_of_row(row: Row) -> str:
 
 class _FigureFormatter(string.Formatter):
     def format_field(self, value: Any, format_spec: str) -> str:
+        """Format one field as `str.format` does, but write percentages as "26 %", and "–" for one
+        that is NaN."""
         text = str(super().format_field(value, format_spec))
         if not format_spec.endswith("%"):
             return text
@@ -96,11 +99,13 @@ class Names(tuple[str, ...]):
     """Names of the photos that stand for a result; in a table, two of them."""
 
     def __format__(self, spec: str) -> str:
+        """In a template of ``sections.toml``: the first two names, shortened."""
         return ", ".join(map(short, self[:2]))
 
 
 def most_frequent(rows: Sequence[Row], most: int) -> str:
-    """What most of some photos show."""
+    """The ``most`` captions (labels, predictions or names) that are the most frequent among some
+    photos, separated by commas."""
     return ", ".join(name for name, _ in Counter(map(caption_of_row, rows)).most_common(most))
 
 
@@ -153,7 +158,8 @@ class RunMaps:
 
     @cached_property
     def of_target(self) -> dict[str, torch.Tensor]:
-        """The numbers of the maps of each target, in the order in which targets come first."""
+        """The numbers of the maps of each target, as integer tensors to index the maps with;
+        targets in the order of their first maps."""
         numbers: dict[str, list[int]] = {}
         for number, target in enumerate(self.targets):
             numbers.setdefault(target, []).append(number)
@@ -174,7 +180,8 @@ class RunMaps:
 
 
 def read_maps(run: StoredRun, method: str | None = None, threshold: float = THRESHOLD) -> RunMaps:
-    """Read all maps of a method.
+    """Read all maps of a method of a run, brought to a grid of 16 × 16, without those that are zero
+    and those of photos that occur twice.
 
     Args:
         run: the run.
@@ -190,7 +197,7 @@ def read_maps(run: StoredRun, method: str | None = None, threshold: float = THRE
     names: list[str] = []
     targets: list[str] = []
     values: list[torch.Tensor] = []
-    # of each map: on the object, size of the object, right or wrong
+    # of each map: its share on the object, the size of the object, and 1 (right), 0 or NaN
     figures: list[tuple[float, float, float]] = []
     seen: set[tuple[str, str]] = set()
     empty = 0
@@ -207,12 +214,12 @@ def read_maps(run: StoredRun, method: str | None = None, threshold: float = THRE
             empty += 1
             continue
         region = object_of(row)
-        small = F.adaptive_avg_pool2d(heatmap[None], GRID)[0]
+        on_grid = F.adaptive_avg_pool2d(heatmap[None], GRID)[0]
         on_object = float(heatmap[region].sum() / heatmap.sum()) if region.any() else math.nan
         covered = float(region.float().mean()) if region.any() else math.nan
         names.append(row.name)
         targets.append(row.target)
-        values.append(small / small.sum())
+        values.append(on_grid / on_grid.sum())
         is_right = row.is_right(threshold)
         figures.append((on_object, covered, math.nan if is_right is None else float(is_right)))
         height, width = row.values.shape[-2:]
@@ -247,7 +254,8 @@ def object_of(row: Row) -> torch.Tensor:
 
 
 def heated(photo: Image.Image, heatmap: torch.Tensor, box: Box) -> Image.Image:
-    """Draw a heatmap on the part ``box`` of a photo."""
+    """Draw a heatmap ``(H, W)`` in [0, 1] on the part ``box`` of a photo that the model saw (in
+    pixels of the photo), with the edge of that part."""
     return overlays.draw_marked(photo, heatmap.cpu().numpy(), styles.Heat(), box, [box])
 
 
@@ -255,8 +263,8 @@ WIDEST = 50  # letters of a column
 
 
 def table_lines(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The rows of a table as lines: texts at the left of their columns, cut off where they are
-    long.
+    """The rows of a table of strings as indented lines for a terminal, with columns aligned on the
+    left and cells of at most `WIDEST` letters.
 
     >>> table_lines([["a", "bcd"], ["ef", "g"]])
     ['  a   bcd', '  ef  g']
@@ -266,4 +274,5 @@ def table_lines(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _cut_off(text: str) -> str:
+    """A cell of a table, cut off after `WIDEST` letters."""
     return text if len(text) <= WIDEST else f"{text[: WIDEST - 1]}…"

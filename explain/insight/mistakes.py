@@ -21,7 +21,7 @@ from explain.methods.base import MethodLike
 from explain.store.reading import Row, StoredRun
 from explain.targets import ClassTarget, Difference
 
-HALF = 0.5  # of what is enough that has to lie on the object
+HALF = 0.5  # share of the sufficient regions that has to lie on the object
 MOST_PAIRS = 20
 SHOWN = 6  # photos of a pair
 
@@ -41,8 +41,8 @@ class ClassEvidence:
 
     @property
     def common(self) -> float:
-        """How much of the two maps lies in the same places: 0 to 1. Near 1, the classes were read
-        from one thing."""
+        """How much the two maps overlap: 0 to 1, NaN where one is zero. Near 1, both classes were
+        read from the same places."""
         wrong, right = (
             F.adaptive_avg_pool2d(heatmap[None], GRID)[0] for heatmap in (self.wrong, self.right)
         )
@@ -89,8 +89,8 @@ _PHOTOS = (
 
 
 def pairs(run: StoredRun) -> list[Confusion]:
-    """Say which classes are taken for which, the most frequent pair first; photos whose label is
-    known count."""
+    """List the classes that are taken for others, the most frequent pair first, `MOST_PAIRS` at
+    most; only photos whose label is known count."""
     confusions = []
     for label, prediction, right, wrong, count, sure, of, back in run.query(_PAIRS, (MOST_PAIRS,)):
         photos = Names(name for (name,) in run.query(_PHOTOS, (right, wrong, SHOWN)))
@@ -128,7 +128,8 @@ def with_reasons(
 def _spoken(
     batch: Batch, pair: Confusion, photos: RunPhotos, method: MethodLike
 ) -> list[ClassEvidence]:
-    """What spoke for either class of a pair, in each photo of a batch."""
+    """Explain the mistake ``pair`` in each photo of a batch: a map of what raises the wrong class
+    over the right one, and a map of the opposite, both `ClassEvidence`."""
     model = photos.explainer.model
     wrong = ClassTarget(pair.prediction_class)
     right = ClassTarget(pair.label_class)
@@ -176,7 +177,11 @@ class LabelMistakes:
 
     @property
     def kinds(self) -> list[tuple[str, Mapping[str, float]]]:
-        """Both kinds of mistakes in words, with their photos; those that there are."""
+        """The kinds of mistakes (missed, false alarm) that this label has: a heading with the
+        counts, and the probability of the label in some photos by their names.
+
+        The headings become keys of pictures and captions on the page.
+        """
         kinds = [
             (f"{self.label} missed: {self.missed} of {self.present}", self.missed_photos),
             (
@@ -191,8 +196,8 @@ class LabelMistakes:
 
 
 def unknown_labels(run: StoredRun) -> dict[str, int]:
-    """Labels of the source that are none of the model's, and how many photos have each, the most
-    frequent first; none where the model has no labels."""
+    """Count the photos of each label of the source that is none of the model's, the most frequent
+    label first; empty where the model has no labels."""
     if run.manifest["categories"] is None:
         return {}
     counts: Counter[str] = Counter()
@@ -253,8 +258,10 @@ def label_mistakes(run: StoredRun, threshold: float) -> list[LabelMistakes] | No
                 ),
             )
         )
-    some = [label for label in mistakes if label.missed or label.false_alarms]
-    return sorted(some, key=lambda label: (-label.missed - label.false_alarms, label.label_class))
+    with_mistakes = [label for label in mistakes if label.missed or label.false_alarms]
+    return sorted(
+        with_mistakes, key=lambda label: (-label.missed - label.false_alarms, label.label_class)
+    )
 
 
 def with_label_maps(
@@ -319,7 +326,12 @@ def odd_evidence(run: StoredRun) -> list[OddEvidence] | None:
 
 
 def _oddness(row: Row) -> OddEvidence | None:
-    """What is odd about the smallest evidence of one photo; None if nothing is."""
+    """Return what is odd about one map of `Sufficient` or `Necessary`, a set of regions; None if
+    nothing is, or no box of the object is known.
+
+    Odd is a sufficient set that is empty or lies mostly off the object, or a necessary set without
+    any pixel on the object.
+    """
     is_enough = row.method == "sufficient"
     if is_enough and row.metrics.get("set_size") == 0:
         return OddEvidence(row.name, row.target, "needs nothing of the photo", 0.0, math.nan)

@@ -56,7 +56,7 @@ class RunPhotos(PhotoReader):
 
     @property
     def explainer(self) -> Explainer:
-        """What the run was made with.
+        """The explainer that the run was made with.
 
         Raises:
             RunError: it was not given.
@@ -69,20 +69,22 @@ class RunPhotos(PhotoReader):
         return self._explainer
 
     def batches(self, rows: Iterable[Row] | None = None, size: int = BATCH) -> Iterator[Batch]:
-        """Give rows with their inputs, together where their shapes are the same; None takes one row
-        of each photo of the run. Photos that are gone are named in ``missing``.
+        """Read photos of the run again: rows with their inputs, in batches of one shape, of
+        ``size`` photos at most. None takes one row of each photo. Photos that cannot be read are
+        left out, and named in ``missing``.
 
         Raises:
             RunError: the inputs have another size than in the run.
         """
         chosen = one_for_each_photo(self.run) if rows is None else rows
-        read = filter(None, map(self._pair, chosen))
-        for same in in_batches(read, lambda pair: pair[1].shape, lambda _: size):
-            x = self.explainer._placed(torch.stack([x for _, x in same]))
-            yield Batch(tuple(row for row, _ in same), x)
+        pairs = filter(None, map(self._pair, chosen))
+        for alike_pairs in in_batches(pairs, lambda pair: pair[1].shape, lambda _: size):
+            x = self.explainer._placed(torch.stack([x for _, x in alike_pairs]))
+            yield Batch(tuple(row for row, _ in alike_pairs), x)
 
     def _pair(self, row: Row) -> tuple[Row, torch.Tensor] | None:
-        """A row with its input, None where the photo cannot be read."""
+        """Read the photo of a row, and return the row with its input ``(C, H, W)``; None where the
+        photo cannot be read, which is noted in ``self.missing``."""
         try:
             photo = self.read(row)
             x = as_input(
@@ -102,7 +104,8 @@ class RunPhotos(PhotoReader):
 
 
 def _check_explainer(explainer: Explainer, manifest: Mapping[str, Any]) -> None:
-    """Refuse an explainer with other weights or another preprocessing than those of a run."""
+    """Refuse an explainer whose weights, or whose preprocessing of the test pictures, are not those
+    in the manifest of a run."""
     if digest_of_model(explainer.model) != manifest["weights"]:
         raise RunError(
             "explainer must have the weights that the run was made with; give the same model"
@@ -119,7 +122,8 @@ def _check_explainer(explainer: Explainer, manifest: Mapping[str, Any]) -> None:
 
 
 def _is_own(identity: Mapping[str, Any]) -> bool:
-    """Whether the preprocessing is the caller's own function."""
+    """Whether a manifest, or `preprocessing_identity`, says that the preprocessing is a function of
+    the caller's, of which nothing but its results can be compared."""
     return "preprocess" in identity["explainer"]["from_caller"]
 
 
@@ -152,7 +156,8 @@ def class_in(explainer: Explainer, target: int | str) -> tuple[int, str]:
 
 
 def class_of(row: Row) -> int | None:
-    """The class of a photo: its label, or else what the model says."""
+    """The class that a photo of a run counts for: its label, or the prediction where no label is
+    known."""
     return row.prediction_class if row.label_class is None else row.label_class
 
 
@@ -181,8 +186,8 @@ def method_in(run: StoredRun, name: str) -> Method:
 
 
 def images_of(photos: Any, name: str) -> list[Any]:
-    """Return the photos of a source, such as a folder, which messages call by the name of an
-    argument.
+    """Return the images of all photos of a source, such as a folder; ``name`` is that of the
+    caller's argument, for messages.
 
     Raises:
         RunError: one cannot be read.

@@ -33,10 +33,11 @@ CHECK_EVERY = 20
 
 
 class _BatchRunner:
-    """Runs models on their device, and returns logarithms of probabilities ``(N, K)``.
+    """Runs the old or the repaired model of a repair on its device, and returns logarithms of class
+    probabilities ``(N, K)``.
 
-    What the answers are, scores or probabilities, is decided once for the old model, by its answers
-    for ``x``.
+    Whether the model's outputs are scores or probabilities is decided once, by what the old model
+    answers for ``x`` ``(N, C, H, W)``; both models are read in this way.
     """
 
     def __init__(self, photos: RunPhotos, x: torch.Tensor) -> None:
@@ -48,12 +49,16 @@ class _BatchRunner:
         self._outputs = explainer._outputs or Outputs()
 
     def __call__(self, model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        """Return the same for any number of inputs: in batches, without gradients, and on the
-        CPU."""
+        """Return the log probabilities ``(N, K)`` that a model gives any number of inputs ``(N, C,
+        H, W)``: run in batches, without gradients, and returned on the CPU."""
         return in_parts(lambda part: self.log_probabilities(model, self.place(part)), x)
 
     def log_probabilities(self, model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        """The logarithms of the probabilities ``(N, K)`` of inputs on the model's device."""
+        """Return the logarithms of the probabilities ``(N, K)``, in float32, of one batch of inputs
+        that are on the model's device already.
+
+        Gradients are kept: training (`_trained`) calls this directly.
+        """
         scores = find_logits(model(x), len(x)).float()
         if self._outputs.activation == "none" and self._outputs.kind == "classes":
             scores = scores.clamp(min=torch.finfo(scores.dtype).tiny).log()
@@ -64,8 +69,8 @@ class _BatchRunner:
 
 @dataclass(frozen=True, eq=False)
 class WantedAnswers:
-    """Inputs, and what the old model says of them without the mark: the answers that a repaired
-    model should give.
+    """Inputs ``x`` ``(N, C, H, W)``, and ``wanted`` ``(N, K)``, the log probabilities that a
+    repaired model should give them: those of the old model for the same photos without the mark.
 
     ``unmarked`` ``(N, 1, H, W)`` is true where evidence may lie: everywhere but in the mark.
     """
@@ -75,14 +80,14 @@ class WantedAnswers:
     unmarked: torch.Tensor
 
     def loss(self, scores: torch.Tensor) -> float:
-        """How far answers ``(N, K)``, logarithms of probabilities, are from those wanted: the mean
-        Kullback-Leibler divergence."""
+        """The mean Kullback-Leibler divergence of a model's answers ``(N, K)``, logarithms of
+        probabilities in the order of ``x``, from those wanted."""
         return float(F.kl_div(scores, self.wanted, log_target=True, reduction="batchmean"))
 
 
-def _others_repeated(marks: MarkedPhotos) -> torch.Tensor:
-    """Others of the class, so many times that they are about half as many as the photos of other
-    classes."""
+def _rest_of_class_repeated(marks: MarkedPhotos) -> torch.Tensor:
+    """The inputs of photos of the finding's class without the mark, repeated until they are about
+    half as many as the photos of other classes; none where there are none."""
     times = max(1, round(len(marks) / max(1, len(marks.of_class)) / 2))
     return marks.of_class.x.repeat(times, 1, 1, 1)
 
@@ -90,11 +95,16 @@ def _others_repeated(marks: MarkedPhotos) -> torch.Tensor:
 def _wanted_answers(
     marks: MarkedPhotos, model: nn.Module, run: _BatchRunner, seed: int
 ) -> WantedAnswers:
-    """Other photos with the mark and as they are, photos of the finding, and others of its class:
-    half as many each."""
+    """The inputs that a repair is fitted to or chosen by, with the answers of the old model
+    ``model`` without the mark.
+
+    There are four groups, in this order: hosts (photos of other classes) with the mark, the same
+    hosts as they are, photos of the finding, and others of its class; the last two are about half
+    as many as the hosts.
+    """
     exchanged = marks.exchanged(seed)
     hosts = marks.hosts.x
-    rest_of_class = _others_repeated(marks)
+    rest_of_class = _rest_of_class_repeated(marks)
     times = max(1, round(len(marks) / len(marks.carriers) / 2))
     without = [marks.without(seed + i) for i in range(times)]
     x = torch.cat([exchanged.marked, hosts, marks.carriers.x.repeat(times, 1, 1, 1), rest_of_class])
@@ -110,8 +120,13 @@ def _wanted_answers(
 
 @dataclass(frozen=True, eq=False)
 class LayerStatistics:
-    """What the mark does to a layer ``(C, P)``, the first directions first; and mean and covariance
-    without it."""
+    """What the mark of a finding does to the C channels of a layer, as a basis for projecting it
+    out.
+
+    ``patterns`` ``(C, P)`` are directions of channels, the one that the mark changes most first;
+    ``mean`` ``(C,)`` and ``covariance`` ``(C, C)`` are those of the channels in photos without the
+    mark. All are float64.
+    """
 
     patterns: torch.Tensor
     mean: torch.Tensor
@@ -139,7 +154,12 @@ class LayerStatistics:
 def _statistics(
     marks: MarkedPhotos, model: nn.Module, run: _BatchRunner, layer: str, seed: int
 ) -> LayerStatistics:
-    """Measure what the mark does to the feature maps of a layer, on the photos to fit."""
+    """Measure what the mark does to the feature maps of a layer, on the photos ``marks`` that the
+    repair is fitted to.
+
+    The patterns are the left singular vectors of the summed difference of maps with and without the
+    mark, or the concept vector where the finding has one.
+    """
 
     def maps(x: torch.Tensor) -> torch.Tensor:
         """The feature maps ``(N, C, P)`` of some photos."""
@@ -154,7 +174,7 @@ def _statistics(
     total = torch.zeros((), dtype=torch.float64)
     squares = torch.zeros((), dtype=torch.float64)
     count = 0
-    for x in torch.split(torch.cat([exchanged.control, _others_repeated(marks)]), BATCH):
+    for x in torch.split(torch.cat([exchanged.control, _rest_of_class_repeated(marks)]), BATCH):
         points = maps(x).transpose(0, 1).flatten(1)
         total = total + points.sum(1)
         squares = squares + points @ points.T
@@ -169,7 +189,12 @@ def _statistics(
 def _inserted(
     model: nn.Module, layer: str, x: torch.Tensor, channels: int
 ) -> tuple[nn.Module, nn.Module]:
-    """Return a copy of a model with a linear map of the channels after a layer, and this map."""
+    """Return a copy of a model with a linear map of the channels after a layer, and this map: a 1 ×
+    1 convolution or an `nn.Linear`.
+
+    Its weights are random until `_set` writes a projection into it. ``x`` is one input, which shows
+    the shape of the layer's output; ``channels`` is C.
+    """
     output = FeatureExtractor(model, layer)(x)[layer]
     linear: nn.Module
     if isinstance(output, torch.Tensor) and output.ndim > 2 and output.shape[1] == channels:
@@ -191,7 +216,8 @@ def _inserted(
 
 
 def _set(linear: Any, projection: tuple[torch.Tensor, torch.Tensor]) -> None:
-    """Write a projection, a matrix and an offset, into a linear map."""
+    """Write a projection, a matrix ``(C, C)`` and an offset ``(C,)``, into the linear map of
+    `_inserted`."""
     matrix, offset = projection
     with torch.no_grad():
         linear.weight.copy_(matrix.reshape(linear.weight.shape))
@@ -217,7 +243,12 @@ def _projected(
     run: _BatchRunner,
     seed: int,
 ) -> tuple[nn.Module, _ProjectionChoice]:
-    """The model with the projection of least loss on the photos to choose by."""
+    """Try projections of the mark out of each layer, and return the model with the one of least
+    loss.
+
+    Directions are measured on the photos ``fit``. Layer, number of directions (`RANKS`) and then
+    strength are chosen by the loss on ``choose``, which are other photos.
+    """
     best: tuple[_ProjectionChoice, nn.Module, nn.Module, LayerStatistics] | None = None
     for layer in layers:
         statistics = _statistics(fit, model, run, layer, seed)
@@ -229,7 +260,7 @@ def _projected(
             choice = _ProjectionChoice(choose.loss(run(new, choose.x)), layer, rank, 1.0)
             if best is None or choice.loss < best[0].loss:
                 best = (choice, new, linear, statistics)
-    assert best is not None
+    assert best is not None  # there is at least one layer, and each has rank 1
     choice, new, linear, statistics = best
     for strength in STRENGTHS:
         _set(linear, statistics.projection(choice.rank, strength))
@@ -251,8 +282,13 @@ def _trained(
     max_seconds: float,
     prior: Prior | None,
 ) -> nn.Module:
-    """A copy of the model, trained to answer as the model itself does without the mark; the best of
-    the checks."""
+    """Train all weights of a copy of the model to answer as the model itself does without the mark.
+
+    The loss is checked on the answers ``choose`` every `CHECK_EVERY` steps, and the weights of the
+    best check are kept: those before training, if none is better. Training ends after ``steps`` or
+    ``max_seconds``. ``prior`` penalises evidence in the mark. At the end, ``requires_grad`` of the
+    parameters is as it was, and their gradients are removed.
+    """
     new = copy.deepcopy(model).eval()  # statistics of normalisations stay as they are
     parameters = list(new.parameters())
     flags = [parameter.requires_grad for parameter in parameters]
@@ -339,18 +375,18 @@ def repair(
         )
     begun = time.monotonic()
     model = photos.explainer.model
-    one = layer if layer is None or isinstance(layer, str) else None
-    marks = marked_photos(finding, photos, layer=one, most=most, seed=seed)
-    fit, choose, prove = marks.parts(seed)
+    channel_layer = layer if layer is None or isinstance(layer, str) else None
+    marks = marked_photos(finding, photos, layer=channel_layer, most=most, seed=seed)
+    fit, choose, measure = marks.parts(seed)
     run = _BatchRunner(photos, marks.hosts.x[:BATCH])
     choice: _ProjectionChoice | None = None
     with untouched(model, grad=True):
         chosen_by = _wanted_answers(choose, model, run, seed)
         if how == "train":
-            both = [_wanted_answers(fit, model, run, number) for number in (seed, seed + 1)]
+            fit_draws = [_wanted_answers(fit, model, run, number) for number in (seed, seed + 1)]
             new = _trained(
                 model,
-                _joined(both),
+                _joined(fit_draws),
                 chosen_by,
                 run,
                 seed,
@@ -362,7 +398,7 @@ def repair(
         else:
             layers = _layers(layer, marks, model, run)
             new, choice = _projected(model, layers, fit, chosen_by, run, seed)
-        answers = _answers(prove, model, new, run, seed)
+        answers = _answers(measure, model, new, run, seed)
         loss = (chosen_by.loss(run(model, chosen_by.x)), chosen_by.loss(run(new, chosen_by.x)))
     return Repair(
         model=new,
@@ -376,13 +412,14 @@ def repair(
         rank=None if choice is None else choice.rank,
         strength=None if choice is None else choice.strength,
         seed=seed,
-        marks=prove,
+        marks=measure,
         photos=photos,
     )
 
 
 def _joined(parts: Sequence[WantedAnswers]) -> WantedAnswers:
-    """Several sets of inputs and answers as one."""
+    """Join sets of wanted answers one after the other: here, two draws of marked photos to train
+    on."""
     return WantedAnswers(
         torch.cat([part.x for part in parts]),
         torch.cat([part.wanted for part in parts]),
@@ -393,8 +430,8 @@ def _joined(parts: Sequence[WantedAnswers]) -> WantedAnswers:
 def _layers(
     layer: str | Sequence[str] | None, marks: MarkedPhotos, model: nn.Module, run: _BatchRunner
 ) -> Sequence[str]:
-    """The layers to choose from: that of a vector, those that were named, or the last one of each
-    resolution.
+    """The names of the layers that a projection is tried at: that of a concept vector, those that
+    the caller named, or the last one of each resolution.
 
     Raises:
         LayerError: there are none.
@@ -415,21 +452,26 @@ def _layers(
 
 
 def _answers(
-    prove: MarkedPhotos, model: nn.Module, new: nn.Module, run: _BatchRunner, seed: int
+    measure: MarkedPhotos, model: nn.Module, new: nn.Module, run: _BatchRunner, seed: int
 ) -> dict[str, Answers]:
-    """What both models say of photos that were used neither to fit nor to choose."""
-    exchanged = prove.exchanged(seed)
+    """The predictions of the old model and of the repaired ``new`` one for each group of photos
+    that were used neither to fit nor to choose.
+
+    The keys are those of `explain.insight.repaired.GROUPS`; a group without photos is left out.
+    Pages and ``to_dict`` of `Repair` keep this order.
+    """
+    exchanged = measure.exchanged(seed)
     groups = {
-        "marked": (prove.carriers.x, prove.carriers.classes),
-        "without": (prove.without(seed), prove.carriers.classes),
-        "moved": (exchanged.marked, prove.hosts.classes),
-        "control": (exchanged.control, prove.hosts.classes),
-        "own": (prove.of_class.x, prove.of_class.classes),
-        "elsewhere": (prove.hosts.x, prove.hosts.classes),
+        "marked": (measure.carriers.x, measure.carriers.classes),
+        "without": (measure.without(seed), measure.carriers.classes),
+        "moved": (exchanged.marked, measure.hosts.classes),
+        "control": (exchanged.control, measure.hosts.classes),
+        "own": (measure.of_class.x, measure.of_class.classes),
+        "elsewhere": (measure.hosts.x, measure.hosts.classes),
     }
     answers = {}
     for name, (x, classes) in groups.items():
         if len(x):
-            both = [run(network, x).argmax(1) for network in (model, new)]
-            answers[name] = Answers(classes, torch.stack(both, 1))
+            predictions = [run(network, x).argmax(1) for network in (model, new)]
+            answers[name] = Answers(classes, torch.stack(predictions, 1))
     return answers

@@ -55,10 +55,10 @@ from explain.report.pages import Section, document
 from explain.store.reading import StoredRun
 from explain.targets.outputs import THRESHOLD
 
-MOST_UNKNOWN = 5  # labels that are none of the model's, which are named
-MOST_LABELS = 20  # whose mistakes are drawn
-NOTABLE = 0.5  # how far a cluster stands out that is worth a look
-# places along a side of maps without which a mark cannot be told from what is beside it
+MOST_UNKNOWN = 5  # labels that a headline names, of those that are none of the model's
+MOST_LABELS = 20  # labels whose mistakes are explained and drawn
+NOTABLE = 0.5  # mean silhouette from which on a cluster is worth a look
+# least height and width of maps, in places, at which a mark can be told from what is beside it
 MIN_RESOLUTION = 6
 SECTIONS = tomllib.loads(packaged_text("explain.insight", "sections.toml"))
 
@@ -96,7 +96,8 @@ class Insight:
     unknown_labels: Mapping[str, int] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it in plain values."""
+        """The whole insight in plain values of JSON: what ``insight.json`` and ``--json`` hold;
+        keys must stay."""
         return {
             "run": str(self.run.path),
             "method": self.method,
@@ -110,7 +111,8 @@ class Insight:
 
     @property
     def _results(self) -> dict[str, Any]:
-        """What was looked for, by the names of the tables."""
+        """The results that were requested and exist, by the names of their tables in
+        ``sections.toml``, in the order in which tables, pages and ``to_dict`` show them."""
         results = {
             "looks": self.looks,
             "reasons": self.reasons,
@@ -130,24 +132,31 @@ class Insight:
 
     @property
     def summary(self) -> str:
-        """How many maps there are, and what was left out."""
-        left = []
+        """One line: the run, how many maps of which method were read, and how many were left
+        out."""
+        left_out = []
         if self.maps.empty:
-            left.append(f"{self.maps.empty} of zeros")
+            left_out.append(f"{self.maps.empty} of zeros")
         if self.maps.repeated:
-            left.append(f"{self.maps.repeated} of photos that were there twice")
-        without = f"; left out: {', '.join(left)}" if left else ""
+            left_out.append(f"{self.maps.repeated} of photos that were there twice")
+        without = f"; left out: {', '.join(left_out)}" if left_out else ""
         return printable(f"{self.run.path}: {len(self.maps)} maps of {self.method}{without}")
 
     @property
     def _is_coarse(self) -> bool:
-        """Whether the maps have too few places to tell a mark from what is beside it."""
+        """Whether the maps have fewer than `MIN_RESOLUTION` places along a side: then `headlines`
+        recommends a finer layer, which `insight` looks for."""
         resolution = self.maps.resolution
         return resolution is not None and min(resolution) < MIN_RESOLUTION
 
     @property
     def headlines(self) -> list[str]:
-        """What stands out most of each kind, in a sentence each."""
+        """One sentence for each kind of result about its most striking row, such as the class that
+        looks away from its object; first, what limits the insight (unknown labels, maps that are
+        too coarse).
+
+        The sentences are templates of ``sections.toml``.
+        """
         lines = []
         if self.unknown_labels:
             named = [
@@ -192,8 +201,8 @@ class Insight:
         return [printable(line) for line in lines]
 
     def parts(self, most: int = 10) -> dict[str, Section]:
-        """The tables: where classes look, clusters of reasons, mistakes, and what else was
-        requested.
+        """The tables of the insight as sections (title, text and rows of cells), by the names in
+        ``sections.toml``, which has their templates; without pictures, which `_page` adds.
 
         Args:
             most: rows of each table.
@@ -309,7 +318,11 @@ class Insight:
         return files.write()
 
     def _page(self, pictures: Mapping[str, Image.Image]) -> str:
-        """The page ``insight.html``."""
+        """The HTML of the page ``insight.html``: headlines, and each table with its pictures.
+
+        A picture belongs to the table whose name its key begins with: "labels cat missed: 1 of 3"
+        to "labels".
+        """
         sections = [Section("Summary", "\n".join(self.headlines))] if self.headlines else []
         for name, part in self.parts(20).items():
             shown = [
@@ -322,7 +335,8 @@ class Insight:
 
 
 def _sentence(table: str, row: Any, which: str) -> str:
-    """A sentence about the first row of a table."""
+    """Fill a sentence about a result, its template ``which`` ("headline" or "otherwise") of a table
+    in ``sections.toml``, with the fields of ``row``."""
     return filled(SECTIONS[table][which], row)
 
 

@@ -82,28 +82,38 @@ class PhotoList(Source):
 
     @cached_property
     def _listed(self) -> dict[str, Entry]:
-        """The photos by name; several lines about one photo are joined."""
+        """The entries of the list by the names of photos, in the order of the list; several lines
+        about one photo are joined.
+
+        Warns where columns are left over and there is no label: one of them may be meant.
+        """
         entries: dict[str, Entry] = {}
         rows = self._rows()
         classes = class_columns(rows)
-        for number, row in enumerate(rows, 1):
+        for line, row in enumerate(rows, 1):
             try:
                 entry = self._entry(row, classes)
             except (ExplainError, ValueError, RecursionError) as error:  # of JSON among the boxes
-                raise RunError(f"source {str(self.file)!r}, photo {number}: {error}") from None
+                raise RunError(f"source {str(self.file)!r}, photo {line}: {error}") from None
             earlier = entries.get(entry.name)
             entries[entry.name] = entry if earlier is None else _joined(earlier, entry)
         keys = {plain_key(key): key for row in rows[:1] if isinstance(row, Mapping) for key in row}
-        unread = [str(keys[key]) for key in keys.keys() - {*IMAGES, *EDGES, "boxes"}]
-        if unread and not classes and not keys.keys() & {*LABELS}:
+        unread_columns = [str(keys[key]) for key in keys.keys() - {*IMAGES, *EDGES, "boxes"}]
+        if unread_columns and not classes and not keys.keys() & {*LABELS}:
             warn(
-                f"source {str(self.file)!r} has no labels: its columns {', '.join(sorted(unread))} "
+                f"source {str(self.file)!r} has no labels: its columns "
+                f"{', '.join(sorted(unread_columns))} "
                 "are not read; call one of them label, or give each class a column with 0 and 1"
             )
         return entries
 
     def _entry(self, row: Any, classes: Sequence[str]) -> Entry:
-        """The entry of one row; ``classes`` are the columns that `class_columns` finds."""
+        """Return the entry of one row, an object or a path; its name is the path as the list has
+        it, which is looked up from the folder of the list.
+
+        ``classes`` are the columns of single classes that `class_columns` finds. The stamp comes
+        later, in `entries`.
+        """
         if not isinstance(row, (str, Mapping)):
             raise RunError(
                 f'must be an object or a path, got {type(row).__name__}; write it as {{"path": '
@@ -124,7 +134,8 @@ class PhotoList(Source):
         return Entry(path_text(name), str(path), path_text(path), None, label, boxes)
 
     def content(self) -> Any:
-        """What the file holds, as plain values.
+        """Parse the file by its ending: rows of CSV as dictionaries of texts, or the values of
+        JSON.
 
         Raises:
             RunError: it cannot be read.
@@ -148,7 +159,8 @@ class PhotoList(Source):
             ) from None
 
     def _rows(self) -> list[Any]:
-        """The rows of the list, one for each photo, also of annotations as COCO has them."""
+        """The rows of the list, paths or mappings that `content_of` reads; annotations in COCO's
+        format become a row for each photo."""
         rows = self.content()
         if isinstance(rows, dict) and "images" in rows:
             try:
@@ -167,8 +179,8 @@ class PhotoList(Source):
 
 
 def _joined(earlier: Entry, later: Entry) -> Entry:
-    """One entry from two lines of a list about the same photo, with the labels and boxes of
-    both."""
+    """Join the entries of two lines of a list about the same photo: it has the labels and boxes of
+    both, each once."""
     label = earlier.label
     if later.label not in (None, label):
         label = as_label(list(dict.fromkeys((*labels_in(label), *labels_in(later.label)))))
@@ -182,39 +194,43 @@ uncertain."""
 
 
 def class_columns(rows: Sequence[Any]) -> list[str]:
-    """Return the columns of a table that say of one class each whether it is true of a photo.
+    """Return the columns of a table that say of one class each whether it is true of a photo: all
+    their cells are in `_TRUTHS`, and not all are empty.
+
+    There are none where a column is called like a label. Warns where another column has fractions
+    beside such columns.
 
     >>> class_columns([{"path": "a.png", "age": "61", "Edema": "1.0"}, {"Edema": ""}])
     ['Edema']
     """
-    named = [row for row in rows if isinstance(row, Mapping)]
-    keys = {column: plain_key(column) for row in named for column in row}
+    mappings = [row for row in rows if isinstance(row, Mapping)]
+    keys = {column: plain_key(column) for row in mappings for column in row}
     if not {*keys.values()}.isdisjoint(LABELS):
         return []
     classes = []
-    shares = {}  # columns with a number between 0 and 1
+    fractions = {}  # columns with a number between 0 and 1
     for column, key in keys.items():
         if key in (*IMAGES, *EDGES, "boxes"):
             continue
-        values = (row[column] for row in named if column in row)
+        values = (row[column] for row in mappings if column in row)
         cells = dict.fromkeys("" if value is None else str(value).strip() for value in values)
-        other = next((cell for cell in cells if cell not in _TRUTHS), None)
-        if other is None and any(cells):
+        not_a_truth = next((cell for cell in cells if cell not in _TRUTHS), None)
+        if not_a_truth is None and any(cells):
             classes.append(column)
-        elif other is not None and re.fullmatch(r"0?\.\d+", other):
-            shares[column] = other
-    if classes and shares:
-        name, cell = next(iter(shares.items()))
+        elif not_a_truth is not None and re.fullmatch(r"0?\.\d+", not_a_truth):
+            fractions[column] = not_a_truth
+    if classes and fractions:
+        fraction_column, cell = next(iter(fractions.items()))
         warn(
-            f"column {name!r} must have 0 or 1, or -1 where that is uncertain, to be a label as "
-            f"{classes[0]!r} is, got {cell!r}; it is not read"
+            f"column {fraction_column!r} must have 0 or 1, or -1 where that is uncertain, to be a "
+            f"label as {classes[0]!r} is, got {cell!r}; it is not read"
         )
     return classes
 
 
 def _labels_in(cell: str) -> Label:
-    """The labels in a cell of a table, which has text only: a whole number is the number of a
-    class."""
+    """Split a cell of a table, which has text only, into labels: by "|" and ";", or as a list in
+    Python's notation, which pandas writes. A part with digits only is the number of a class."""
     parts: Iterable[Any] = dict.fromkeys(map(str.strip, re.split(r"[|;]", cell)))
     if cell.strip().startswith("["):  # as pandas writes a list, perhaps with 0 or 1 for each class
         with suppress(ValueError, SyntaxError):
@@ -262,7 +278,8 @@ class CocoIds:
 
 
 def coco_ids(file: str | os.PathLike[str]) -> CocoIds | None:
-    """Read the numbers of annotations as COCO has them; None of another list.
+    """Read the numbers that annotations in COCO's format give to photos and categories; None of a
+    list in another format. The export of detections as COCO results uses them.
 
     Raises:
         RunError: there is no such file, or it cannot be read.
@@ -272,10 +289,10 @@ def coco_ids(file: str | os.PathLike[str]) -> CocoIds | None:
         return None
     try:
         photos = {str(image["file_name"]): image["id"] for image in content["images"]}
-        names = {str(one["name"]).casefold(): one["id"] for one in content["categories"]}
+        categories = {str(one["name"]).casefold(): one["id"] for one in content["categories"]}
     except (LookupError, TypeError):
         return None
-    return CocoIds(PathIndex(photos), names)
+    return CocoIds(PathIndex(photos), categories)
 
 
 class PathIndex:
@@ -306,7 +323,7 @@ class PathIndex:
 
 
 def _ends(path: str) -> list[str]:
-    """The ends of a path, the longest first.
+    """The ends of a path, the longest first, without "." and with "/" between the parts.
 
     >>> _ends("./a/b.jpg")
     ['a/b.jpg', 'b.jpg']
@@ -364,8 +381,8 @@ class AnnotatedSource(Source):
         return {**self.source.identity(), "boxes": path_text(self.list.file)}
 
     def _listed(self, entry: Entry) -> Entry | None:
-        """What the list has of a photo; None where no path in it fits, or where one fits several
-        photos and is the name of none of them."""
+        """Find the list's entry for a photo of the source; None where no path fits, or where one
+        path fits several photos and is not the name of this one."""
         listed: Entry | None = self._index.find(entry.path or entry.name, entry.name)
         if listed is not None and self._claims[listed.name] > 1 and listed.name != entry.name:
             return None
@@ -404,8 +421,14 @@ class Shards(Source):
         return sum(entry.problem is None for entry in self.entries())
 
     def entries(self) -> Iterator[Entry]:
+        """The photos of all shards in the order of their members, with labels; a shard that is
+        damaged gives the photos before the damage, and then an entry with a problem.
+
+        ``where`` is the shard with the start and the size, in bytes, of the picture in it. The
+        stamp is that of the shard.
+        """
         for shard in self.shards:
-            changed = stamp_of(shard)
+            shard_stamp = stamp_of(shard)
             name = path_text(os.path.relpath(shard, self._top))
             try:
                 with open(shard, "rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
@@ -416,7 +439,7 @@ class Shards(Source):
                                 path_text(f"{name}/{key}"),
                                 (shard, *files["picture"]),
                                 path_text(shard),
-                                changed,
+                                shard_stamp,
                             )
                             yield _labelled(entry, files)
                     file.seek(tar.offset)
@@ -463,8 +486,9 @@ def shard_names(pattern: str) -> list[str] | None:
 
 
 def _members(tar: tarfile.TarFile) -> Iterator[tuple[str, str, Any]]:
-    """The files of a shard, one after the other: the name of the photo, the kind of file, and the
-    place of a picture (start and size in bytes) or the content of a label."""
+    """The pictures and labels of a shard in their order, as tuples: the key of the photo (its path
+    without ending), the kind ("picture" or the ending of a label), and the place of a picture
+    (start and size in bytes) or the bytes of a label."""
     while (member := tar.next()) is not None:
         tar.members.clear()  # type: ignore[attr-defined]  # it would keep all of them
         folder, file = os.path.split(member.name)
@@ -481,11 +505,16 @@ def _members(tar: tarfile.TarFile) -> Iterator[tuple[str, str, Any]]:
 
 
 def _labelled(entry: Entry, files: Mapping[str, Any]) -> Entry:
-    """The entry with its label and boxes, or with a problem if they cannot be read."""
+    """Return the entry of a photo in a shard with its label and boxes; with a problem instead, if
+    they cannot be read.
+
+    ``files`` has the photo's members by kind, see `_members`. A label of ``.cls`` counts before
+    ``.txt``, and this before ``.json``.
+    """
     try:
-        listed = json.loads(files["json"]) if "json" in files else {}
+        json_content = json.loads(files["json"]) if "json" in files else {}
         content = content_of(
-            {**listed, "path": entry.name} if isinstance(listed, dict) else entry.name
+            {**json_content, "path": entry.name} if isinstance(json_content, dict) else entry.name
         )
         label = content.label
         if "cls" in files:
@@ -554,7 +583,8 @@ def source_of(source: Any, boxes: str | os.PathLike[str] | None = None) -> Sourc
 
 
 def _of_name(name: str | os.PathLike[str]) -> Source:
-    """The source of a path, of a pattern, or of a range of shards."""
+    """The source for a name that the user gave: a folder (of shards if it has no photos), a pattern
+    or range of shards, a list, or a photo."""
     path = os.fspath(name)
     if os.path.isdir(path):
         shards = sorted(

@@ -93,25 +93,33 @@ class Source(ABC):
     compared."""
 
     def __str__(self) -> str:
-        """What messages call it."""
+        """What messages call the source: its folder, or else its kind."""
         return str(getattr(self, "folder", self.kind))
 
     @property
     def count(self) -> int | None:
-        """How many entries there are, where that is known."""
+        """The number of entries, or None where it is not known, as for an iterator. Used for
+        progress, and to refuse an empty source."""
         return None
 
     @abstractmethod
-    def entries(self) -> Iterator[Entry]: ...
+    def entries(self) -> Iterator[Entry]:
+        """Give the photos in their order, with what is known without reading their pixels. Names
+        may repeat here; `entries_of` makes them different."""
+        ...
 
     def read(self, entry: Entry) -> Content:
-        """The content of an entry: of the file at ``where``, unless a source reads it
-        differently."""
+        """Return the content of an entry, whose pixels are read here; called in a worker process or
+        in this one.
+
+        The default gives the file at ``where``; subclasses override that.
+        """
         return Content(Path(entry.where))
 
     @abstractmethod
     def identity(self) -> dict[str, Any]:
-        """Which source it is, in plain values: a run that is continued must have the same."""
+        """What the source is, in plain values of JSON: the manifest of a run keeps them, and a run
+        that is continued must have the same."""
 
 
 def entries_of(source: Source) -> Iterator[Entry]:
@@ -149,12 +157,16 @@ class Folder(Source):
 
     @cached_property
     def _survey(self) -> tuple[int, bool]:
-        """How many photos there are, and whether their folders are labels."""
+        """How many photos there are, and whether the names of their folders are labels: all photos
+        must lie in folders inside, of which there are at least two.
+
+        Slices of a scan count as photos. All folders are listed for this, once.
+        """
         folders: Counter[str] = Counter()
         for name, problem in photos_in(self.folder):
             if problem is None:
-                place = os.path.dirname(name).split(os.sep)[0]
-                folders[place] += len(slice_names(os.path.join(self.folder, name)))
+                top_folder = os.path.dirname(name).split(os.sep)[0]
+                folders[top_folder] += len(slice_names(os.path.join(self.folder, name)))
         return folders.total(), "" not in folders and len(folders) > 1
 
     @property
@@ -162,6 +174,12 @@ class Folder(Source):
         return self._survey[0]
 
     def entries(self) -> Iterator[Entry]:
+        """The photos in the order of their paths; a folder that cannot be read becomes an entry
+        with a problem.
+
+        Names are paths from the folder with "/" between their parts, on every system, since runs
+        keep them.
+        """
         labelled = self._survey[1]
         for name, problem in photos_in(self.folder):
             if problem is not None:
@@ -170,17 +188,19 @@ class Folder(Source):
             label = path_text(name.split(os.sep, 1)[0]) if labelled else None
             file = os.path.join(self.folder, name)
             for path in slice_names(file):
-                place = name.replace(os.sep, "/") + path.removeprefix(file)
-                yield Entry(path_text(place), path, path_text(path), stamp_of(path), label)
+                relative_path = name.replace(os.sep, "/") + path.removeprefix(file)
+                yield Entry(path_text(relative_path), path, path_text(path), stamp_of(path), label)
 
     def identity(self) -> dict[str, Any]:
         return {"kind": self.kind, "path": path_text(self.folder)}
 
 
 def stamp_of(path: str | os.PathLike[str]) -> str | None:
-    """Return the size of a file and when it was changed last, or None where there is no such file.
+    """Return a text that changes whenever a file does: its size, and the times at which its content
+    and its inode were changed last. None where there is no such file.
 
-    Programs can set the time of a file's content, but not that of its inode, which any change sets.
+    Programs can set the time of the content, but not that of the inode, which any change sets. Runs
+    compare this text to know that a photo need not be read again.
     """
     try:
         status = os.stat(split_slice(os.fspath(path))[0])
@@ -190,7 +210,8 @@ def stamp_of(path: str | os.PathLike[str]) -> str | None:
 
 
 def path_text(name: str | os.PathLike[str]) -> str:
-    """Return a file's name as text that can be stored; bytes that are no text are shown as escapes.
+    """Return a file's name as text that a database can store: bytes that are not valid UTF-8 are
+    shown as escapes. `path_of` turns this around.
 
     >>> path_text("caf\\udce9.jpg")
     'caf\\\\xe9.jpg'
@@ -199,7 +220,8 @@ def path_text(name: str | os.PathLike[str]) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return what an error says, on one short line.
+    """Return the message of an error in one line of at most 100 letters, for messages and records:
+    only the reason of an error of the system, and the name of its class if there is no message.
 
     >>> reason_of(FileNotFoundError(2, "No such file")), reason_of(ValueError())
     ('No such file', 'ValueError')
@@ -209,13 +231,14 @@ def reason_of(error: BaseException) -> str:
 
 
 def path_of(stored: str) -> str:
-    """Return the path of a file from its stored text: `path_text` turned around."""
+    """Return the path that can be opened from the stored text of `path_text`: its escapes become
+    bytes again, unless a file is called like the text."""
     if os.path.lexists(stored) or "\\x" not in stored:
         return stored
-    named = re.sub(
+    path_bytes = re.sub(
         rb"\\x([89a-f][0-9a-f])", lambda byte: bytes.fromhex(byte[1].decode()), stored.encode()
     )
-    return os.fsdecode(named)
+    return os.fsdecode(path_bytes)
 
 
 IMAGES = (
@@ -253,7 +276,8 @@ EDGES = ("x0", "y0", "x1", "y1")
 
 
 def plain_key(key: Any) -> str:
-    """Return a key as it is compared: capitals, blanks, dashes and underlines make no difference.
+    """Return the name of a column as it is compared with `IMAGES` and `LABELS`: in lower case,
+    without blanks, dashes and underlines.
 
     >>> plain_key("Image Index"), plain_key("pixel_values")
     ('imageindex', 'pixelvalues')
@@ -305,15 +329,17 @@ def content_of(item: Any, image: str | None = None, label: str | None = None) ->
 
 
 def _first(cells: Mapping[str, Any], names: Iterable[str]) -> Any:
-    """The first of these names' cells that there is."""
+    """The cell of the first of these names that ``cells`` has, None if it has none; names come by
+    precedence, as in `IMAGES`."""
     return next((cells[name] for name in names if name in cells), None)
 
 
 def as_image(value: Any) -> Any:
-    """Return an image as `explain.data.images.load_image` takes it, or a float tensor as it is.
+    """Return an image of a data set in a form that `explain.data.images.load_image` takes, or a
+    float tensor as it is.
 
-    Tensors of bytes ``(C, H, W)`` become arrays, and what Hugging Face has of a file that is not
-    decoded, its bytes.
+    Integer tensors ``(C, H, W)`` become arrays ``(H, W, C)``. An image of Hugging Face that is not
+    decoded, a dictionary, becomes its bytes or its path.
     """
     if isinstance(value, torch.Tensor) and not value.is_floating_point():
         channels_last = value.permute(1, 2, 0) if value.ndim == 3 else value
@@ -321,12 +347,15 @@ def as_image(value: Any) -> Any:
     return value.get("bytes") or value.get("path") if isinstance(value, Mapping) else value
 
 
-MAX_LABEL_BITS = 63  # of a number that is a class, and that a database holds
+MAX_LABEL_BITS = 63  # of a class number: SQLite holds signed integers of 64 bits
 
 
 def as_label(value: Any) -> Label:
-    """Return a label as text or a whole number, a tuple of these where there are several, and None
-    for anything else.
+    """Return a label of a source as text or a whole number, a tuple of these where there are
+    several, and None for what is no label.
+
+    Accepts tensors and arrays. A list of zeros and ones stays a tuple of numbers, in which NaN
+    becomes -1 (uncertain); `explain.runs.labels.Labels.of` knows which it is.
 
     >>> (
     ...     as_label(torch.tensor(3)),
@@ -351,11 +380,15 @@ def as_label(value: Any) -> Label:
 
 
 def _as_one_label(value: Any) -> str | int | None:
-    """A single label as text or a whole number; None for what is neither."""
+    """Return a single label as text that can be stored or as a whole number; None for what is
+    neither.
+
+    A number that is too large for SQLite, or is not whole, becomes text.
+    """
     if isinstance(value, Uncertain):
         return value
     if isinstance(value, str):
-        # half of a character is no text that can be stored
+        # a lone surrogate cannot be stored as UTF-8
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, float) and value.is_integer():
         value = int(value)
@@ -376,8 +409,8 @@ def labels_in(label: Label) -> tuple[str | int, ...]:
 
 
 def as_boxes(value: Any) -> tuple[ObjectBox, ...]:
-    """Return boxes: x0 y0 x1 y1 in pixels of the photo, ends exclusive, and perhaps a label; a
-    single one too.
+    """Return boxes of a source as tuples: x0 y0 x1 y1 in pixels of the photo, x1 and y1 exclusive,
+    and perhaps a label. A single box counts as a list of one; None as none.
 
     Raises:
         ImageError: they are no such numbers.
@@ -408,6 +441,7 @@ def as_boxes(value: Any) -> tuple[ObjectBox, ...]:
 
 def boxes_of_class(boxes: Iterable[Sequence[Any]], target: str) -> list[Corners]:
     """Return the boxes that count for a target: those with its label, and those without a label.
+    The label of a detection's target is what comes before "@" or " box ".
 
     >>> boxes_of_class([(0, 0, 1, 1, "dog"), (2, 2, 3, 3, "cat")], "dog@2")
     [(0, 0, 1, 1)]
@@ -417,8 +451,10 @@ def boxes_of_class(boxes: Iterable[Sequence[Any]], target: str) -> list[Corners]
 
 
 def labels_as_text(labels: Sequence[tuple[Any, ...]] | None) -> str | None:
-    """Return labels as they are stored: the class of the model, which may be none, and the text of
-    each.
+    """Return the labels of a photo as JSON, as the column ``labels`` stores them: pairs of the
+    model's class, None if it has none, and its text, and "uncertain" as a third where that is so.
+
+    A continued run compares this text with the stored one.
 
     >>> labels_as_text([(3, "cat"), (None, "roof")]), labels_as_text([]), labels_as_text(None)
     ('[[3, "cat"], [null, "roof"]]', '[]', None)
@@ -436,7 +472,8 @@ def true_label_names(labels: str | None) -> list[str]:
 
 
 def boxes_as_text(boxes: Sequence[ObjectBox]) -> str | None:
-    """Return boxes as they are stored.
+    """Return boxes as JSON, as the column ``boxes`` stores them; None where there are none. A
+    continued run compares this text with the stored one.
 
     >>> boxes_as_text(((0.0, 1.0, 2.0, 3.0),)), boxes_as_text(())
     ('[[0.0, 1.0, 2.0, 3.0]]', None)
@@ -445,8 +482,11 @@ def boxes_as_text(boxes: Sequence[ObjectBox]) -> str | None:
 
 
 def boxes_on_input(boxes: Iterable[Corners], seen: Box, size: Sequence[int]) -> list[Corners]:
-    """Return boxes in pixels of an input of ``size`` (height, width) that shows the part ``seen``
-    of a photo.
+    """Return boxes of a photo, in its pixels, as boxes in pixels of an input of ``size`` (height,
+    width) that shows the part ``seen`` of the photo.
+
+    They are clipped to the input; those that cover no whole pixel of it, after rounding, are left
+    out.
 
     >>> boxes_on_input([(10, 0, 30, 20)], Box(20, 0, 40, 20), (10, 10))
     [(0.0, 0.0, 5.0, 10.0)]
@@ -514,6 +554,11 @@ class Photos(Source):
         return len(self.photos) if isinstance(self.photos, Sequence) else None
 
     def entries(self) -> Iterator[Entry]:
+        """The photos of the list; photos without a file name are "photo 0", "photo 1", ...
+
+        ``where`` of an entry is its number in a sequence, or the item itself, where the photos come
+        from an iterator and can be taken only once.
+        """
         for place, item in enumerate(self.photos):
             photo, *rest = item if isinstance(item, tuple) and item else (item,)
             where = item if self.count is None else place
@@ -534,6 +579,7 @@ class Photos(Source):
                 yield Entry(path or f"photo {place}", where, path or None)
 
     def read(self, entry: Entry) -> Content:
+        """The photo and the label of an entry, from the sequence or from the entry itself."""
         photos: Any = self.photos
         item = photos[entry.where] if self.count is not None else entry.where
         return content_of(item, self.columns.image, self.columns.label)
@@ -582,6 +628,11 @@ class DataSet(Source):
         return len(self.items)
 
     def entries(self) -> Iterator[Entry]:
+        """The items by their numbers; labels come only when an item is read.
+
+        A name is the item's file, where the innermost data set lists its files, or else "item" with
+        the number there, so that a subset names its items as the whole data set does.
+        """
         files = getattr(self.inner, "samples", None) or getattr(self.inner, "imgs", None)
         for place in range(self.count):
             _, number = innermost_dataset(self.items, place)
@@ -599,6 +650,8 @@ class DataSet(Source):
         return content_of(self.items[entry.where], self.columns.image, self.columns.label)
 
     def identity(self) -> dict[str, Any]:
+        """The type of the innermost data set, its root folder if it has one, the number of items,
+        and the fingerprint that Hugging Face gives its content."""
         root = getattr(self.inner, "root", None)
         kind = f"{type(self.inner).__module__}.{type(self.inner).__qualname__}"
         properties = {"kind": self.kind, "type": kind, "length": self.count}
@@ -612,7 +665,8 @@ class DataSet(Source):
 
 
 def innermost_dataset(items: Any, place: int) -> tuple[Any, int]:
-    """Follow subsets of a data set to the data set that they were taken from.
+    """Follow subsets of a data set to the data set that they were taken from, and return it with
+    the number that the item ``place`` has there.
 
     >>> from torch.utils.data import Subset
     >>> innermost_dataset(Subset(Subset(["a", "b", "c"], [2, 1]), [1]), 0)

@@ -28,7 +28,7 @@ from explain.store.sources import Entry, Failed, path_text
 
 FORMAT = 2
 """The version of the tables."""
-APPLICATION = 0x4578706C  # by which a file is known as a run: "Expl"
+APPLICATION = 0x4578706C  # SQLite's application_id of a run's file: "Expl"
 PATIENCE = 30.0  # seconds to wait for a program that has locked the file
 
 TABLES = packaged_text("explain.store", "tables.sql").split(";\n")
@@ -60,7 +60,8 @@ name comes first."""
 
 
 def check_format(version: int, file: str | os.PathLike[str]) -> None:
-    """Refuse a run whose tables are those of another version.
+    """Refuse a run whose tables have another version than `FORMAT`; called when a file is opened
+    for reading or writing.
 
     Raises:
         RunError: they are.
@@ -73,7 +74,8 @@ def check_format(version: int, file: str | os.PathLike[str]) -> None:
 
 
 def quoted(columns: Iterable[str]) -> str:
-    """Return columns as SQL has them; some of their names are words of SQL.
+    """Return the names of columns in quotes, separated by commas, for a statement of SQL: some of
+    them are keywords.
 
     >>> quoted(["left", "top"])
     '"left", "top"'
@@ -82,12 +84,13 @@ def quoted(columns: Iterable[str]) -> str:
 
 
 def packed(values: np.ndarray[Any, Any]) -> dict[str, Any]:
-    """Return the columns of a map of any shape: float16, little-endian, row after row, times
-    ``scale``.
+    """Return a map of any shape as the columns ``shape``, ``scale``, ``content`` (a digest) and
+    ``map`` of the table ``results``; `unpacked` reads them.
 
-    The scale is the largest magnitude of the map (1 where all is zero), so that this value is kept
-    to float32, and no other is off by more than ``2**-11`` of itself; those below ``2**-14`` of the
-    largest, by no more than ``2**-25`` of the largest.
+    ``map`` is float16, little-endian, row after row, to be multiplied by ``scale``: the largest
+    magnitude of the map (1 where all is zero). This value is kept to float32, and no other is off
+    by more than ``2**-11`` of itself; those below ``2**-14`` of the largest, by no more than
+    ``2**-25`` of the largest.
 
     >>> columns = packed(np.array([[0.0, 3.0]], np.float32))
     >>> columns["map"], columns["shape"], columns["scale"]
@@ -104,7 +107,7 @@ def packed(values: np.ndarray[Any, Any]) -> dict[str, Any]:
 
 
 def unpacked(columns: Mapping[str, Any]) -> torch.Tensor:
-    """Read what `packed` has stored: float32.
+    """Return the map, float32, from the columns of ``results`` that `packed` made.
 
     >>> unpacked({"map": b"\\x00\\x00\\x00<", "shape": "[1, 2]", "scale": 3.0})
     tensor([[0., 3.]])
@@ -114,9 +117,11 @@ def unpacked(columns: Mapping[str, Any]) -> torch.Tensor:
 
 
 def digest_of_cells(cells: Iterable[Any]) -> int:
-    """Return a digest of some cells: the same before they are written and after they are read.
+    """Return a digest of the cells of a row, a signed integer of 64 bits: the same before they are
+    written and after they are read.
 
-    SQLite keeps no NaN and no negative zero.
+    SQLite keeps no NaN and no negative zero. Stored runs have these digests: another computation
+    would make them count as damaged.
 
     >>> (
     ...     digest_of_cells(["a", -0.0, float("nan")]) == digest_of_cells(["a", 0.0, None]),
@@ -129,7 +134,8 @@ def digest_of_cells(cells: Iterable[Any]) -> int:
 
 
 def content_digest(content: bytes) -> int:
-    """Return a digest of bytes as an integer of SQLite.
+    """Return a digest of bytes as an integer that SQLite holds: the first 8 bytes of BLAKE2b,
+    signed. Stored runs have these digests.
 
     >>> content_digest(b"a map")
     2074911400714055296
@@ -138,7 +144,8 @@ def content_digest(content: bytes) -> int:
 
 
 def _kept(value: Any) -> Any:
-    """A cell as SQLite gives it back: None for NaN, and 0.0 for -0.0."""
+    """A cell as SQLite gives it back, so that its digest is the same: None for NaN, and 0.0 for
+    -0.0."""
     if not isinstance(value, float):
         return value
     return None if math.isnan(value) else value + 0.0
@@ -161,7 +168,8 @@ class PhotoRecord:
 
 
 def method_row(method: Method) -> dict[str, Any]:
-    """Return the columns of ``methods``."""
+    """Return a method as a row of the table ``methods``; its options are JSON, of which
+    `explain.insight` makes the method again."""
     plain = described_method(method)
     return {
         "name": method.name,
@@ -207,7 +215,11 @@ class Store:
             raise
 
     def _begin(self, manifest: Mapping[str, Any]) -> bool:
-        """Make the tables and write the manifest, unless there are photos already; say whether."""
+        """Make the tables and write the manifest, unless the file holds photos already; return
+        whether it did.
+
+        A run without photos is begun anew: its manifest, failures and notes are removed.
+        """
         exists = self._is_run()
         if exists and self._number("SELECT count(*) FROM photos"):
             return False
@@ -222,7 +234,7 @@ class Store:
         return True
 
     def _is_run(self) -> bool:
-        """Whether the file holds a run; an empty one does not.
+        """Whether the file holds the tables of a run; a new or empty file does not.
 
         Raises:
             RunError: it holds something else, or was written by another version.
@@ -246,7 +258,8 @@ class Store:
         return True
 
     def enter_in_manifest(self, values: Mapping[str, Any]) -> None:
-        """Write properties of the run, in place of what they were."""
+        """Write properties of the run into the table ``manifest``, as JSON; those that are there
+        already are replaced."""
         with self.transaction():
             for key, value in values.items():
                 self.insert(
@@ -254,37 +267,45 @@ class Store:
                 )
 
     def enter_methods(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Write which methods the run has, by their columns (see `method_row`), as soon as they are
-        known."""
+        """Write the methods of the run, as rows of `method_row`; those that are there already stay
+        as they are. Called when the first photo is explained, since a group of methods is chosen
+        only then."""
         with self.transaction():
             for row in rows:
                 self.insert("methods", row, conflict="IGNORE")
 
     def write(self, answers: Sequence[PhotoRecord | Failed]) -> None:
-        """Write photos with all their results at once: all of them are there afterwards, or none.
+        """Write a batch of photos with all their results, and failures, in one transaction: all of
+        them are there afterwards, or none.
 
-        A photo that was there is replaced, and is a failure no more if it was one. One whose file
-        is the same as before, but could not be read this time, keeps its results.
+        A photo that was there is replaced, and is no longer a failure. If a photo fails whose file
+        has not changed since it was explained (by its stamp), the stored results are kept.
         """
         with self.transaction():
             for answer in answers:
                 if isinstance(answer, PhotoRecord):
                     self._write_photo(answer)
                 else:
-                    same = (answer.name, answer.stamp)
-                    self._db.execute("DELETE FROM photos WHERE name = ? AND stamp IS NOT ?", same)
+                    name_and_stamp = (answer.name, answer.stamp)
+                    self._db.execute(
+                        "DELETE FROM photos WHERE name = ? AND stamp IS NOT ?", name_and_stamp
+                    )
                     self.insert(
                         "failures",
                         {"name": answer.name, "path": answer.path, "reason": answer.reason},
                     )
 
     def _write_photo(self, record: PhotoRecord) -> None:
-        """Write a photo with its results, in place of what is stored of it; ``record.added`` leaves
-        the results of other methods."""
+        """Write a photo with its results and notes; part of a transaction.
+
+        The stored photo is replaced, and its results with it. With ``record.added``, it stays, and
+        only the results of the methods in the record are replaced: these are new methods, or maps
+        that lacked a metric.
+        """
         self._db.execute("DELETE FROM failures WHERE name = ?", (record.name,))
         if record.added:
             number = self._number("SELECT id FROM photos WHERE name = ?", record.name)
-            # those that lacked a metric are there
+            # maps that are explained again for a further metric would be there twice
             for method in {result["method"] for result in record.results}:
                 self._db.execute(
                     "DELETE FROM results WHERE photo = ? AND method = ?", (number, method)
@@ -298,8 +319,8 @@ class Store:
             self.insert("notes", {"note": note})
 
     def confirm(self, entries: Iterable[Entry]) -> None:
-        """Note that photos were read again and are those of the file, by their stamps as they are
-        now."""
+        """Note for photos that were read again, and have the pixels that are stored, the stamps
+        that their files have now: the next call need not read them."""
         with self.transaction():
             for entry in entries:
                 self._db.execute(
@@ -308,7 +329,8 @@ class Store:
                 self._db.execute("DELETE FROM failures WHERE name = ?", (entry.name,))
 
     def end(self, when: str, names: Collection[str] | None = None) -> None:
-        """Note that the run went through all photos, and how many rows it has.
+        """Note in the manifest that the run went through all photos, and how many rows it has:
+        readers notice by these numbers that rows are missing.
 
         Args:
             when: the time.
@@ -326,18 +348,22 @@ class Store:
             self.enter_in_manifest({"ended": {"when": when, **counts}})
 
     def close(self) -> None:
-        """Close the file; the files of SQLite beside it are removed."""
+        """Close the file; SQLite removes its own files beside it."""
         self._db.close()
 
     def _number(self, statement: str, *values: Any) -> int:
-        """The whole number that a query gives."""
+        """The whole number that a query returns in the first cell of its first row."""
         return int(self._db.execute(statement, values).fetchone()[0])
 
     def insert(
         self, table: str, row: Mapping[str, Any], *owner: str, conflict: str = "REPLACE"
     ) -> int:
-        """Enter a row with its digest, which begins with the name of what it belongs to; return its
-        number."""
+        """Insert a row into a table, and return its id; a row with the same key is replaced, or
+        kept with ``conflict="IGNORE"``.
+
+        Tables in `DIGESTED` get a digest of the row. That of a result begins with the name of its
+        photo, ``owner``, so that results of two photos cannot be exchanged.
+        """
         if table in DIGESTED:
             cells = [*owner, *(row[name] for name in DIGESTED[table])]
             row = {**row, "digest": digest_of_cells(cells)}
@@ -347,7 +373,8 @@ class Store:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Do all of a block or none of it; inside another such block, it is a part of that."""
+        """Commit all statements of a block together, or none if it raises; a block inside another
+        one is a part of that one's transaction."""
         if self._db.in_transaction:
             yield
             return
@@ -363,7 +390,7 @@ class Store:
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        """Turn errors of SQLite into ours."""
+        """Turn an error of SQLite inside a block into a `RunError`, which says what to do."""
         try:
             yield
         except sqlite3.Error as error:
