@@ -39,7 +39,7 @@ class Baseline(CheckedFields):
 
     def replacement(self, images: torch.Tensor) -> torch.Tensor:
         """Return what each photo ``(N, C, H, W)`` becomes where all of it is covered, in the same
-        shape or one that broadcasts."""
+        shape. It must not depend on the other photos: `covering` takes single rows of it."""
         raise NotImplementedError
 
     def __call__(self, images: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:

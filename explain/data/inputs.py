@@ -327,9 +327,9 @@ class Inputs:
         return max(map(len, self._tensors), default=0) > 1
 
     def _find(self, wanted: int | str | Path | None) -> Path:
-        """The path of the explained tensor that ``wanted`` names, which may be inside of that
-        argument: of several, the first image, or else the first with floating-point numbers;
-        refused if there is no tensor."""
+        """The path of the explained tensor that ``wanted`` names, or of one inside of that
+        argument: the first image ``(N, C, H, W)`` or ``(N, C, T, H, W)``, or else the first tensor
+        of floating-point numbers, or else the first tensor; refused if there is none."""
         wanted_path = () if wanted is None else _as_path(wanted)
         best: Path | None = None
         best_rank = -1

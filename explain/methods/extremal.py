@@ -182,7 +182,7 @@ class _Ascent(Search):
         area = torch.tensor(method.area).to(x).repeat(len(x))[:, None]
         places = self._smooth.full(self._values)[0].numel()
         numbers = torch.arange(places, device=x.device)
-        # sorted masks of these areas
+        # zeros, then as many ones as the area has places
         self._wanted = (numbers >= (places * (1 - area)).floor()).to(x)
 
     @property

@@ -34,51 +34,60 @@ TESTED = 12  # pairs, at least, that a fit has to predict before its error is be
 
 
 def regress_pairs(seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float) -> Estimate:
-    r"""The Shapley values that are most likely, given how much more each coalition scores than its
-    opposite.
+    r"""For `KernelSHAP`, estimate the Shapley value of each region ``(M,)`` from pairs of
+    coalitions: rows 2i and 2i + 1 of ``seen`` ``(P, M)`` and ``scores`` ``(P,)`` are a coalition
+    and its opposite. ``whole`` and ``blank`` are the scores of the photo and of a covered one.
 
-    Half of this difference, :math:`D(z) = (y(z) - y(1 - z)) / 2`, knows nothing of what regions do
-    in twos. It is the sum of what each region does on its own, of what they do in threes, and of a
-    rest. Shapley values are linear in all of these, so the best linear estimate of them is known
-    once their variances are: they are random, and of some variances those are taken that make the
-    scores of the first pairs most likely. The whole photo and the blank one are a pair among the
-    others, which makes the values add up. Where all pairs were run, the values are exact.
+    Half of the difference in a pair, :math:`D(z) = (y(z) - y(1 - z)) / 2`, knows nothing of what
+    regions do in twos. It is the sum of what each region does on its own, of what they do in
+    threes, and of a rest. Shapley values are linear in all of these, so the best linear estimate of
+    them is known once their variances are. The variances are chosen that make the scores of the
+    first pairs most likely. The whole photo and the blank one are a pair among the others, which
+    makes the values add up. Where all pairs were run, the values are exact.
 
     The first M pairs are fitted without a miss, whatever the regions do together: they say nothing
     of the error. So there is none before as many pairs again, and at least 12, have put the fit to
-    the test. It is the largest that any plausible variances lead to, each scaled to how well every
-    pair is predicted from all others, and widened for the few pairs that tell this (see
+    the test. The error is the largest that any plausible variances lead to, each scaled to how well
+    every pair is predicted from all others, and widened for the few pairs that tell this (see
     `student_factor`).
 
     KernelSHAP's own regression has single regions only, and takes all that they do together for
     noise.
     """
     regions = seen.shape[1]
-    gain = whole - blank
+    whole_gain = whole - blank
     if regions == 1:
-        values = seen.new_tensor([gain])
+        values = seen.new_tensor([whole_gain])
         return Estimate(values, torch.zeros_like(values))
     signs = 2 * torch.cat([torch.ones_like(seen[:1]), seen[::2]]) - 1
-    half = torch.cat([scores.new_full((1,), gain), scores[::2] - scores[1::2]]) / 2
+    half_differences = (
+        torch.cat([scores.new_full((1,), whole_gain), scores[::2] - scores[1::2]]) / 2
+    )
     exact_weights = coefficients(signs)
-    if len(half) == 2 ** (regions - 1):
-        values = half @ exact_weights
+    if len(half_differences) == 2 ** (regions - 1):
+        values = half_differences @ exact_weights
         return Estimate(values, torch.zeros_like(values))
-    compared = list(_compared(signs[:ENOUGH], half[:ENOUGH], THREES))
-    best_likelihood = max(fit.likelihood for fit in compared)
-    plausible = [fit for fit in compared if best_likelihood - fit.likelihood < PLAUSIBLE]
+    fits = list(_compared(signs[:ENOUGH], half_differences[:ENOUGH], THREES))
+    best_likelihood = max(fit.likelihood for fit in fits)
+    plausible = [fit for fit in fits if best_likelihood - fit.likelihood < PLAUSIBLE]
     plausible.sort(key=lambda fit: -fit.likelihood)
     # variances are compared by the first pairs; the fit is then made with all
-    if len(half) > ENOUGH:
-        plausible = [next(_compared(signs, half, (fit.threes,), fit.rest)) for fit in plausible]
+    if len(half_differences) > ENOUGH:
+        plausible = [
+            next(_compared(signs, half_differences, (fit.threes,), fit.rest)) for fit in plausible
+        ]
     best = plausible[0]
-    freedom = len(half) - regions
-    values = best.across(signs).T @ torch.cholesky_solve(half[:, None], best.factor)[:, 0]
+    freedom = len(half_differences) - regions
+    values = (
+        best.across(signs).T @ torch.cholesky_solve(half_differences[:, None], best.factor)[:, 0]
+    )
     error = None
     if freedom > max(regions, TESTED):
-        widening = student_factor(freedom) * math.sqrt(len(half) / freedom)
-        error = widening * torch.stack([fit.error(signs, half) for fit in plausible]).amax(0)
-    return Estimate(values + (gain - values.sum()) / regions, error)
+        widening = student_factor(freedom) * math.sqrt(len(half_differences) / freedom)
+        error = widening * torch.stack(
+            [fit.error(signs, half_differences) for fit in plausible]
+        ).amax(0)
+    return Estimate(values + (whole_gain - values.sum()) / regions, error)
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,8 @@ class Table(Mapping[str, Mapping[str, torch.Tensor]]):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the table as plain values for JSON: what each metric is, and its figures by
-        method, metric and image, None where not defined. Saved tables have these keys."""
+        method, metric and image, None where not defined. The command line prints and saves these
+        keys."""
         metrics = {
             name: {
                 "about": metric.summary,

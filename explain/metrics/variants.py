@@ -224,6 +224,7 @@ def reattribute(
     with untouched(context.model):
         output = context.inputs.detached().call(context.model)
         target = target.resolved(output, len(context.inputs))
+    # for each variant, the metrics that compare it, by method; and the variants of each metric
     comparisons: dict[Variant, dict[str, list[ReattributionMetric]]] = {}
     variants: dict[tuple[str, str], list[Variant]] = {}
     for metric, (name, method) in product(metrics, methods.items()):
@@ -290,6 +291,7 @@ def _run(
     # classes of the target's region or box; or of the whole photo
     class_target = target.of_classes if context.classes is None else ClassTarget
     classes = [class_target(variant.classes) for variant in variants if variant.classes is not None]
+    # several classes share the photos of the first variant
     changed = variants[:1] if classes else variants
     images = torch.cat([context.changed(variant.images) for variant in changed])
     inputs = context.inputs
