@@ -43,7 +43,8 @@ stays the same."""
 
 
 def costs(subject: Subject) -> dict[str, float]:
-    """Return the passes of each method, where they are known; empty without a model."""
+    """Return by method how many passes of the model it took for the photo, as the report shows it;
+    methods whose cost is not known are left out, and without a model all are."""
     passes: dict[str, float] = {}
     if not has_model(subject):
         return passes
@@ -57,8 +58,10 @@ def costs(subject: Subject) -> dict[str, float]:
 
 
 def passes_run(cost: float, attribution: Attribution | None) -> float:
-    """Return the passes of a method that takes ``cost`` of them, less those that were left out by
-    stopping early.
+    """Return how many passes of the model a method took that would take ``cost`` passes in full.
+
+    A method that stopped early, at its tolerance or time limit, left out those between the photos
+    that it planned and spent; of several images, the largest numbers count.
 
     >>> one = torch.ones(1)
     >>> found = Attribution(
@@ -78,12 +81,14 @@ def passes_run(cost: float, attribution: Attribution | None) -> float:
 
 
 def has_model(subject: Subject) -> bool:
-    """Whether metrics can run: the model is available, and the maps are of one crop."""
+    """Whether metrics of a subject's maps can be computed: its model is available, and the maps are
+    of one crop (metrics run the model on one input)."""
     return subject.explainer is not None and not subject.crops
 
 
 def steps_for(maps: int) -> int:
-    """Return the default number of steps of the curves of so many maps.
+    """Return in how many steps the deletion and insertion curves of a page are computed where it
+    has so many maps: `STEPS`, or fewer for more than `FULL_STEPS_MAPS` maps.
 
     >>> steps_for(1), steps_for(8), steps_for(12), steps_for(46)
     (20, 20, 13, 8)
@@ -98,8 +103,12 @@ def table_of(
     metrics: "Sequence[Metric]",
     **options: Any,
 ) -> "Table":
-    """Evaluate maps of one target, or their methods, by metrics; options as of
-    `explain.evaluate`."""
+    """Evaluate maps of one target of a subject by metrics, with the subject's model and photo.
+
+    ``index`` is that of the target. ``maps`` has by name the maps themselves, or the methods for
+    metrics that run a method again. The interventions are those under which the maps were made.
+    Options as of `explain.evaluate`; the subject must have a model (`has_model`).
+    """
     from explain.metrics import evaluate
 
     return evaluate(
@@ -121,10 +130,13 @@ def curves(
     steps: int,
     progress: Progress | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Return the curves of deletion and insertion of maps of one target, by method; none where they
-    cannot have any.
+    """Return by method the deletion and insertion curves of maps of one target, as the page has
+    them: "at" (shares of the pixels), "deletion", "insertion", "areas" and "reading".
 
-    Each takes as many passes of the model as steps.
+    The values are probabilities of the class where the model gives several, else scores. The result
+    is empty without steps or model, and where the target has no such metric. Each curve takes as
+    many passes of the model as steps. The scripts of the page read these keys, and the app keeps
+    the curves.
     """
     if not steps or not maps or not has_model(subject):
         return {}
@@ -140,10 +152,10 @@ def curves(
         return {}
     of_methods = {}
     for name in maps:
-        at, deletion = table.curve(name, "deletion")
+        pixel_shares, deletion = table.curve(name, "deletion")
         _, insertion = table.curve(name, "insertion")
         of_methods[name] = {
-            "at": _rounded(at),
+            "at": _rounded(pixel_shares),
             "deletion": _rounded(deletion[0]),
             "insertion": _rounded(insertion[0]),
             "areas": {
@@ -156,7 +168,8 @@ def curves(
 
 
 def _rounded(values: torch.Tensor) -> list[float]:
-    """Numbers as a page has them."""
+    """The numbers ``(n,)`` of a curve as a list for a page's JSON, rounded to `DIGITS` decimal
+    places to keep the page small."""
     return [round(value, DIGITS) for value in values.double().tolist()]
 
 
@@ -167,9 +180,10 @@ COARSE = 64 * 64
 
 
 def plane(values: Array, *, signed: bool = False) -> dict[str, Any]:
-    """Quantise a map ``(h, w)``.
+    """Quantise a map ``(h, w)`` into the form in which a page holds it; not finite values are 0.
 
-    ``scale`` is its largest magnitude, and a step is a share of it: with 16 bits, ``step / 65535``,
+    The scripts of the page (``planes.js``) decode it, so that both must change together. ``scale``
+    is its largest magnitude, and a step is a share of it: with 16 bits, ``step / 65535``,
     and with 8 bits, ``(step / 255) ** 2``. Of maps with negative values (or ``signed`` ones), it is
     ``step / 32767`` or ``sign * (step / 127) ** 2``. With the ``filter`` "left", each step is
     stored as the difference to its left neighbour. The bytes are compressed with zlib, in
@@ -186,26 +200,27 @@ def plane(values: Array, *, signed: bool = False) -> dict[str, Any]:
     coarse = values.size <= COARSE
     if not coarse:
         shares = np.sign(shares) * np.sqrt(np.abs(shares))
-    kind = np.dtype(f"<{'i' if signed else 'u'}{2 if coarse else 1}")
-    steps = np.rint(shares * np.iinfo(kind).max).astype(kind)
-    unsigned = steps.view(f"<u{kind.itemsize}")
+    step_dtype = np.dtype(f"<{'i' if signed else 'u'}{2 if coarse else 1}")
+    steps = np.rint(shares * np.iinfo(step_dtype).max).astype(step_dtype)
+    unsigned = steps.view(f"<u{step_dtype.itemsize}")
     # modulo the range of the type
     differences = np.diff(unsigned, axis=1, prepend=np.zeros_like(unsigned[:, :1]))
-    plain = zlib.compress(steps.tobytes(), 9)
-    left = zlib.compress(differences.tobytes(), 9)
+    plain_bytes = zlib.compress(steps.tobytes(), 9)
+    difference_bytes = zlib.compress(differences.tobytes(), 9)
     return {
         "width": values.shape[1],
         "height": values.shape[0],
-        "bits": 8 * kind.itemsize,
+        "bits": 8 * step_dtype.itemsize,
         "signed": signed,
         "scale": scale,
-        "filter": "left" if len(left) < len(plain) else "none",
-        "data": base64.b64encode(min(plain, left, key=len)).decode("ascii"),
+        "filter": "left" if len(difference_bytes) < len(plain_bytes) else "none",
+        "data": base64.b64encode(min(plain_bytes, difference_bytes, key=len)).decode("ascii"),
     }
 
 
 def map_and_kind(attribution: Attribution, longest: int | None = None) -> tuple[Array, str]:
-    """Return the map ``(h, w)`` of the first image, and what its values are.
+    """Return the map ``(h, w)`` of an attribution's first image as the page draws it, and the kind
+    of its values.
 
     That is "heat" for a map of a layer, "signed" for contributions of single pixels (added up over
     the channels), and "intensity" for magnitudes of single pixels. Maps of single pixels are
@@ -220,14 +235,20 @@ def map_and_kind(attribution: Attribution, longest: int | None = None) -> tuple[
 def as_drawn(
     values: torch.Tensor, style: Style, of_layer: bool = False
 ) -> tuple[torch.Tensor, str]:
-    """Return the values of one image as a map ``(h, w)``, and their kind as in `map_and_kind`."""
+    """Return the values ``(h, w)`` or ``(C, H, W)`` of one image as a map ``(h, w)``, and their
+    kind as in `map_and_kind`; channels are added up in signed maps, else the largest magnitude
+    counts.
+
+    ``of_layer`` is whether they are of a layer. A signed map of a layer is "heat" too.
+    """
     if style == "signed" and not (of_layer and values.ndim == 2):
         return values if values.ndim == 2 else values.sum(0), "signed"
     return (values, "heat") if values.ndim == 2 else (values.abs().amax(0), "intensity")
 
 
 def _averaged(values: Array, longest: int | None) -> Array:
-    """A map ``(h, w)``, averaged down to ``longest`` cells along its longer side."""
+    """A map ``(h, w)``, averaged down to ``longest`` cells along its longer side; as it is where it
+    has no more, or ``longest`` is None."""
     if longest is None or max(values.shape) <= longest:
         return values
     import cv2
@@ -238,9 +259,11 @@ def _averaged(values: Array, longest: int | None) -> Array:
 
 
 def marked_region(subject: Subject, index: int, *, live: bool = False) -> dict[str, Any] | None:
-    """Return the box or region of a target, which the page marks.
+    """Return the box or region of a target that the page outlines on the photo: ``{"box": shares of
+    the model's view}`` or ``{"mask": plane}``; None for a class of the whole photo.
 
-    Where the target itself does not have it and ``live`` is set, the model runs once to find it.
+    ``index`` is that of the target. The region of a segmentation comes from the record; where it is
+    not there and ``live`` is set, the model runs once to find it.
     """
     box = subject.boxes[index] if index < len(subject.boxes) else None
     if box is not None and box.box is not None:
@@ -293,7 +316,12 @@ def item(
     repeated_by: Reproduction | None = None,
     address: str | None = None,
 ) -> dict[str, Any]:
-    """Return a photo, its maps, and all that is known of them.
+    """Return an explained photo, its maps, and all that is known of them as plain values: the JSON
+    of one photo in a page.
+
+    The scripts of pages read these keys. The lists under ``maps`` and ``records`` are by target,
+    then by method, in the order of ``targets`` and ``methods``. Unless ``detail.live`` is False,
+    the model may run.
 
     Args:
         figures: the values of metrics, for each target by method: ``{method: {metric: value}}``.
@@ -314,11 +342,11 @@ def item(
         values = figures[index] if index < len(figures) else {}
         of_methods = curves(subject, index, result, steps if live else 0, progress)
         for record, (name, attribution) in zip(records[index], result.items(), strict=True):
-            one = {**_map(attribution, detail), **_sets(attribution, subject, index)}
-            one["curve"] = of_methods.get(name)
-            one["figures"] = dict(values.get(name, {}))
-            one["verdict"] = record.get("verdict")
-            maps[index].append(one)
+            map_values = {**_map(attribution, detail), **_sets(attribution, subject, index)}
+            map_values["curve"] = of_methods.get(name)
+            map_values["figures"] = dict(values.get(name, {}))
+            map_values["verdict"] = record.get("verdict")
+            maps[index].append(map_values)
     return {
         "name": subject_name(subject),
         "photo": address,
@@ -344,8 +372,8 @@ def item(
         ],
         "targets": [_target(subject, index, live) for index in targets],
         "methods": [
-            method_info(k, layer_of(attribution), passes.get(k))
-            for k, attribution in subject.results[0].items()
+            method_info(name, layer_of(attribution), passes.get(name))
+            for name, attribution in subject.results[0].items()
         ],
         "maps": maps,
         "again": asdict(reproduction(subject) if repeated_by is None else repeated_by),
@@ -354,7 +382,12 @@ def item(
 
 
 def summary(subject: Subject) -> dict[str, Any]:
-    """Return the line of a contact sheet about a photo."""
+    """Return what the list of a sheet shows of a photo, as plain values: its name, label, target,
+    probability and the answer of its checks.
+
+    The scripts of the page read these keys. Where there is no probability, ``amount`` is the score
+    of the first target in words.
+    """
     best = next(iter(subject.predicted), None)
     verdict = subject.record().get("verdict")
     target = printable(subject.targets[0])
@@ -370,12 +403,17 @@ def summary(subject: Subject) -> dict[str, Any]:
 
 
 def subject_name(subject: Subject) -> str:
-    """Return the name of a photo in a page."""
+    """Return the name of a photo in a page: that of its file, or "photo"."""
     return printable(Path(subject.source).name) if subject.source else "photo"
 
 
 def method_info(name: str, layer: str = "", passes: float | None = None) -> dict[str, Any]:
-    """Return a method as a page has it: its name, family, description and cost."""
+    """Return the plain values that a page has of a method: its name, title, family, description,
+    paper, layer, passes, and whether it is a control.
+
+    ``name`` may be that of a caller's own method, which is not registered. The scripts of reports
+    and of the app read these keys.
+    """
     description = "a method of the caller's own"
     paper = ""
     with suppress(ExplainError):
@@ -394,7 +432,11 @@ def method_info(name: str, layer: str = "", passes: float | None = None) -> dict
 
 
 def map_info(kind: str, quantised: Mapping[str, Any], **values: Any) -> dict[str, Any]:
-    """Return a map as a page has it; ``quantised`` is what `plane` returns."""
+    """Return the plain values that a page has of one map; ``quantised`` is what `plane` returns,
+    and ``values`` are those that differ from the empty defaults.
+
+    Reports and the app use it, so that each map has all the keys that the scripts read.
+    """
     return {
         "kind": kind,
         "plane": quantised,
@@ -411,7 +453,8 @@ def map_info(kind: str, quantised: Mapping[str, Any], **values: Any) -> dict[str
 
 
 def _map(attribution: Attribution, detail: Detail) -> dict[str, Any]:
-    """The map of the first image as a page has it, with the maps of its layers."""
+    """The first image's map in the form of `map_info`, with the maps of the single layers where
+    several were fused."""
     values, kind = map_and_kind(attribution, detail.cells)
     layers = [
         {"layer": name, "plane": plane(array(maps[0]))}
@@ -430,14 +473,18 @@ def _map(attribution: Attribution, detail: Detail) -> dict[str, Any]:
 
 
 def _sets(attribution: Attribution, subject: Subject, index: int) -> dict[str, Any]:
-    """What a page has of sets of regions: how many there could be, their shares of the photo, and a
-    sentence."""
+    """The values that a page adds to a map whose method gives sets of regions, such as sufficient
+    or necessary ones; empty for other maps.
+
+    ``reasons`` is how many sets there could be, ``sets`` has the share of the photo of each, and
+    ``words`` is a sentence about them. ``index`` is that of the target.
+    """
     if attribution.sets is None:
         return {}
     sizes = [{"size": region_set.size} for region_set in attribution.sets[0]]
-    named = None if subject.explainer is None else subject.explainer.categories
-    words = printable(sentence(attribution, subject.targets[index], named))
-    return {"reasons": attribution.sets.masks.shape[1], "sets": sizes, "words": words}
+    class_labels = None if subject.explainer is None else subject.explainer.categories
+    sentence_text = printable(sentence(attribution, subject.targets[index], class_labels))
+    return {"reasons": attribution.sets.masks.shape[1], "sets": sizes, "words": sentence_text}
 
 
 def jpeg(photo: Image.Image, side: int, quality: int = 86) -> bytes:
@@ -450,13 +497,18 @@ def jpeg(photo: Image.Image, side: int, quality: int = 86) -> bytes:
 
 
 def _grey(subject: Subject) -> int:
-    """The mean brightness of what the model saw, on which legends show their colours."""
+    """The mean brightness, from 0 to 255, of the part of the photo that the model saw: the page's
+    legends show the colours of maps on this grey."""
     seen = subject.photo.crop(edges(subject.box, subject.photo.size)).convert("L")
     return round(float(np.asarray(seen).mean()))
 
 
 def _zero(subject: Subject) -> list[int]:
-    """The colour of a pixel that is zero after the preprocessing: deletion covers with it."""
+    """The colour, three levels from 0 to 255, of a pixel that is zero after the preprocessing: the
+    page shows deleted pixels in it, as the deletion curve covers them.
+
+    It is the mean of ImageNet where the preprocessing does not tell.
+    """
     try:
         black, span = scale_of(subject.explainer.preprocess)
     except (AttributeError, ExplainError, RuntimeError, TypeError, ValueError):
@@ -467,15 +519,22 @@ def _zero(subject: Subject) -> list[int]:
 
 
 def _shares(box: Sequence[float], seen: Box) -> list[float]:
-    """A box in pixels of the photo as shares of the part that the model saw."""
+    """A box x0, y0, x1, y1 in pixels of the photo as shares of ``seen``, the part that the model
+    saw; outside of it they are below 0 or above 1."""
     x0, y0, x1, y1 = box
-    across = [(x - seen.left) / seen.width for x in (x0, x1)]
-    down = [(y - seen.top) / seen.height for y in (y0, y1)]
-    return [across[0], down[0], across[1], down[1]]
+    x_shares = [(x - seen.left) / seen.width for x in (x0, x1)]
+    y_shares = [(y - seen.top) / seen.height for y in (y0, y1)]
+    return [x_shares[0], y_shares[0], x_shares[1], y_shares[1]]
 
 
 def _target(subject: Subject, index: int, live: bool) -> dict[str, Any]:
-    """A target as a page has it: its label, class, score and place."""
+    """The plain values that a page has of the target with this index: label, class, probability,
+    score, amount and place.
+
+    ``amount`` is the score in words, for targets that have no probability; ``place`` is what
+    `marked_region` returns. The class and probability of a box are those of the detection. With
+    ``live``, the model may run.
+    """
     attribution = next(iter(subject.results[index].values()))
     category = int(attribution.target[0]) if isinstance(attribution.target, torch.Tensor) else None
     probability = None

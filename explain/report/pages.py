@@ -62,7 +62,8 @@ class Section:
 
 
 def document(title: str, introduction: str, sections: Sequence[Section]) -> str:
-    """Return a page as one text.
+    """Return a static HTML page of texts, tables and pictures as one text, without any script, such
+    as the card of a model or the report of a run.
 
     Args:
         title: the heading.
@@ -89,13 +90,15 @@ def document(title: str, introduction: str, sections: Sequence[Section]) -> str:
 
 
 def _filled(template: str, **values: Any) -> str:
-    """Fill a template of the page; what is no markup of its own is escaped."""
+    """Fill a Jinja template of ``report/static`` with values; texts are escaped, so that none of
+    them can become markup."""
     return str(_templates().get_template(template).render(values))
 
 
 @cache
 def _templates() -> "Environment":
-    """The templates of pages, read once."""
+    """The Jinja environment with the HTML templates of pages, made once; every value is escaped,
+    and JSON with NaN or infinity is refused, since browsers cannot read it."""
     from jinja2 import Environment, PackageLoader
 
     templates = Environment(
@@ -108,12 +111,17 @@ def _templates() -> "Environment":
 
 
 def _shown(value: Any) -> Any:
-    """What a template shows of a value: texts without what steers a terminal; markup as it is."""
+    """The value as an HTML template shows it: in texts, control characters are shown as escapes.
+
+    Jinja calls it for each value (``finalize``). Subclasses of ``str`` are markup that is escaped
+    already, and stay as they are.
+    """
     return printable(value) if type(value) is str else value
 
 
 def _figures(rows: Sequence[Sequence[str]]) -> list[bool]:
-    """Which columns of a table have numbers alone, which are aligned at the right."""
+    """For each column of a table in a document, whether all cells below the heading are numbers or
+    "–": the template aligns these at the right."""
     return [all(map(FIGURE.fullmatch, column)) for column in zip(*rows[1:], strict=True)] or [
         False
     ] * len(rows[0])
@@ -154,7 +162,8 @@ class PageTemplate:
 
 
 def static(names: Sequence[str]) -> str:
-    """Return the text of several files of the page."""
+    """Return the texts of several scripts or styles of the package's pages, joined in this
+    order."""
     return "\n".join(_static(name) for name in names)
 
 
@@ -166,7 +175,8 @@ def page(
     widget: bool = False,
     front: PageTemplate | None = None,
 ) -> str:
-    """Return a page as one text.
+    """Return an interactive HTML page of explained photos as one text: a report, a sheet, a widget
+    or, with ``front``, the page of the app.
 
     Args:
         index: the page in short; its ``photos`` are the summaries of the items.
@@ -210,19 +220,25 @@ def page(
 
 
 def _policy(*allowed: str) -> str:
-    """The policy of a page that allows these alone."""
+    """The Content-Security-Policy of a page that allows these sources and nothing else: no network,
+    no forms, no other script."""
     return "; ".join(["default-src 'none'", *allowed, "base-uri 'none'", "form-action 'none'"])
 
 
 def _hash(text: str) -> str:
-    """The hash of a text as a policy names it."""
+    """The SHA-256 hash of a script or style as a Content-Security-Policy names it; the browser runs
+    only the text that has exactly this hash."""
     digest = hashlib.sha256(text.encode("utf-8")).digest()
     return f"'sha256-{base64.b64encode(digest).decode('ascii')}'"
 
 
 @cache
 def _drawing() -> dict[str, Any]:
-    """How maps of each kind become colours: the page has this from the styles of the package."""
+    """The colours and constants with which the scripts of a page draw each kind of map, taken from
+    the styles of `explain.render`, so that pages and pictures look the same.
+
+    The keys "heat", "intensity" and "signed" are the kinds of `explain.report.item.map_and_kind`.
+    """
     opaque = Heat(alpha=1.0)
     return {
         "heat": _colored(opaque, MAGNITUDES, 100 * Heat.alpha),
@@ -236,7 +252,12 @@ def _drawing() -> dict[str, Any]:
 
 
 def _colored(style: Colored, colormaps: Sequence[str], opacity: float = 100) -> dict[str, Any]:
-    """The colours of a kind of maps, for each colour map of the page."""
+    """The colours of one kind of map, for each colour map that the page offers, as its scripts read
+    them: tables of bytes are in base64.
+
+    ``style`` gives the defaults and the curve of opacity; ``opacity`` is the page's first setting,
+    in percent.
+    """
     styles = {name: replace(style, colormap=name) for name in colormaps}
     return {
         "colormap": style.colormap,
@@ -250,12 +271,14 @@ def _colored(style: Colored, colormaps: Sequence[str], opacity: float = 100) -> 
 
 
 def _base64(content: bytes) -> str:
+    """Bytes as text in base64."""
     return base64.b64encode(content).decode("ascii")
 
 
 @cache
 def _static(name: str) -> str:
-    """A file of the page; scripts without their comments and indentation."""
+    """The text of a script or style of the package's pages, read once; scripts without the comments
+    on lines of their own and without indentation, so that pages are smaller."""
     text = packaged_text("explain.report", f"static/{name}")
     return (
         re.sub(r"^\s*(//.*\n)*\s*", "", text, flags=re.MULTILINE) if name.endswith(".js") else text
@@ -269,17 +292,21 @@ def page_of(
     figures: Sequence[Mapping[str, Any]] = (),
     progress: Progress | None = None,
 ) -> str:
-    """Return the page of one photo; ``figures`` are metrics, for each target ``{method: {metric:
-    value}}``."""
+    """Return the HTML report of one photo as text, with curves in ``steps`` steps.
+
+    ``figures`` are values of metrics, for each target ``{method: {metric: value}}``. ``progress``
+    is called while the curves are computed.
+    """
     return page_with(
         subject, item(subject, Detail(steps=steps), figures=figures, progress=progress)
     )
 
 
 def page_with(subject: Subject, values: Mapping[str, Any]) -> str:
-    """Return the page of one photo from its ``values``, as `item` returns them."""
-    short = summary(subject)
-    return page({"photos": [short]}, [values], title=f"{short['label']} – {subject_name(subject)}")
+    """Return the HTML report of one photo as text from its ``values``, as `item` returns them; the
+    app adds its own values to them before."""
+    line = summary(subject)
+    return page({"photos": [line]}, [values], title=f"{line['label']} – {subject_name(subject)}")
 
 
 WIDGET = Detail(side=640, quality=80, live=False)
@@ -291,34 +318,38 @@ LEAST = 60_000  # bytes of the picture below
 
 
 def widget(subject: Subject, picture: Image.Image, alternative: str) -> str:
-    """Return the page in a frame, over a ``picture`` of the same with an ``alternative`` text: 300
-    kB at most.
+    """Return the HTML with which a notebook shows an explanation: its page in a frame, over a
+    ``picture`` of the same with an ``alternative`` text; 300 kB at most.
 
-    The frame runs its own scripts and nothing else: it can neither read nor change the notebook.
-    Where a notebook is shown without frames or scripts, the picture is visible. So it is if the
-    page would be too large.
+    Maps of single pixels are averaged to fewer cells until the page is small enough. The frame runs
+    its own scripts and nothing else: it can neither read nor change the notebook. Where a notebook
+    is shown without frames or scripts, the picture is visible. So it is if the page would be too
+    large.
     """
-    most = round(4 / 3 * LARGEST)
+    max_bytes = round(4 / 3 * LARGEST)
     for cells in CELLS:
         values = item(subject, replace(WIDGET, cells=cells))
         text = page({"photos": [summary(subject)]}, [values], title=alternative, widget=True)
-        room = most - len(_ascii(html.escape(text)))
-        if room > LEAST:
+        bytes_left = max_bytes - len(_ascii(html.escape(text)))
+        if bytes_left > LEAST:
             style = f"max-width: 100%; max-height: {HEIGHT}px"
-            below = picture_html(picture, alternative, round(3 / 4 * room), style)
+            picture_below = picture_html(picture, alternative, round(3 / 4 * bytes_left), style)
             return _ascii(
-                _filled("widget.html", height=HEIGHT, below=below, page=text, title=alternative)
+                _filled(
+                    "widget.html", height=HEIGHT, below=picture_below, page=text, title=alternative
+                )
             )
     return picture_html(picture, alternative, LARGEST)
 
 
 def _ascii(text: str) -> str:
-    """Markup in characters that any encoding has."""
+    """HTML with every character outside ASCII as a character reference, so that its bytes can be
+    counted and any encoding of a notebook shows it."""
     return text.encode("ascii", "xmlcharrefreplace").decode("ascii")
 
 
 def write_page(text: str, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
-    """Write a page, complete or not at all, and return its path.
+    """Write the HTML text of a page to a file, complete or not at all, and return its path.
 
     Raises:
         OutputError: the file exists and ``overwrite`` is not set, or it cannot be written.
@@ -435,20 +466,23 @@ def sheet(
         raise ExplainError(
             f"truth must hold {len(subjects)} classes or None, one for each photo, got {len(truth)}"
         )
-    chosen = (
+    metric_list = (
         [metrics]
         if isinstance(metrics, str) or not isinstance(metrics, Iterable)
         else list(metrics)
     )
     entries = [
-        entry(subject, list(map(figures_in, tables_of(subject, chosen))), true_class, steps=steps)
+        entry(
+            subject, list(map(figures_in, tables_of(subject, metric_list))), true_class, steps=steps
+        )
         for subject, true_class in zip(subjects, truth or [None] * len(subjects), strict=True)
     ]
     return write_page(sheet_of(entries, title), path, overwrite=overwrite)
 
 
 def sheet_of(entries: Sequence[Entry], title: str | None = None) -> str:
-    """Return the page of the entries of some photos."""
+    """Return the HTML page of a sheet as text, from the entries of its photos (`entry`), in their
+    order."""
     name = title or f"{len(entries)} photos"
     index = {"title": printable(name), "photos": [short for short, _ in entries]}
     return page(index, [full for _, full in entries], title=name)
@@ -462,31 +496,34 @@ def entry(
     steps: int | None = 0,
     repeated_by: Reproduction | None = None,
 ) -> Entry:
-    """Return the line of a sheet about a photo (its prediction, whether that is right, metrics),
-    and the photo's page.
+    """Return what a sheet holds of one photo: the values of its line in the list (prediction,
+    whether that is right, metrics), and those of its own page (`item`).
 
-    ``repeated_by`` says how to repeat the explanation, where the subject itself does not.
+    ``figures`` are values of metrics, for each target ``{method: {metric: value}}``, to which those
+    of sets of regions are added. ``truth`` is the true class, as index or label. ``repeated_by``
+    says how to repeat the explanation, where the subject itself does not.
     """
-    with_sets = []
-    for place, result in enumerate(subject.results):
-        measured = figures[place] if place < len(figures) else {}
-        of_maps = {}
+    figures_of_targets = []
+    for target_index, result in enumerate(subject.results):
+        metric_values = figures[target_index] if target_index < len(figures) else {}
+        figures_by_method = {}
         for name, attribution in result.items():
-            of_maps[name] = {**measured.get(name, {}), **set_figures(attribution, 0)}
-        with_sets.append(of_maps)
-    short = {**summary(subject), "figures": with_sets[0]}
+            figures_by_method[name] = {**metric_values.get(name, {}), **set_figures(attribution, 0)}
+        figures_of_targets.append(figures_by_method)
+    line = {**summary(subject), "figures": figures_of_targets[0]}
     if truth is not None:
         labels = list(subject.categories or ())
-        index = find_label(truth, labels) if isinstance(truth, str) and labels else truth
-        label = index if isinstance(index, str) else class_label(labels, index)
-        short |= {"truth": printable(label), "right": printable(label) == short["label"]}
-    return short, item(
-        subject, replace(SHEET, steps=steps), figures=with_sets, repeated_by=repeated_by
+        class_index = find_label(truth, labels) if isinstance(truth, str) and labels else truth
+        label = class_index if isinstance(class_index, str) else class_label(labels, class_index)
+        line |= {"truth": printable(label), "right": printable(label) == line["label"]}
+    return line, item(
+        subject, replace(SHEET, steps=steps), figures=figures_of_targets, repeated_by=repeated_by
     )
 
 
 def figures_in(table: "Table") -> dict[str, dict[str, float | None]]:
-    """Return the metrics of one photo's maps as ``{method: {metric: value}}``."""
+    """Return the values of a table of metrics as a page has them, ``{method: {metric: value}}``; of
+    each metric, the value of the first image, since the table is of one photo."""
     values = table.to_dict()["values"]
     return {
         name: {metric: of_images[0] for metric, of_images in row.items()}
@@ -500,7 +537,8 @@ def tables_of(
     methods: "Sequence[Method]" = (),
     **options: Any,
 ) -> "list[Table]":
-    """Evaluate the maps of each target by metrics.
+    """Evaluate the maps of a photo by metrics: a table for each target, in their order; empty
+    without metrics.
 
     Args:
         subject: what was explained.
@@ -523,9 +561,11 @@ def tables_of(
     runs_again = any(isinstance(metric, ReattributionMetric) for metric in objects)
     tables = []
     for index, maps in enumerate(subject.results):
-        evaluated: Any = maps
+        maps_or_methods: Any = maps
         if runs_again:
-            evaluated = {name: attribution.applied(methods) for name, attribution in maps.items()}
+            maps_or_methods = {
+                name: attribution.applied(methods) for name, attribution in maps.items()
+            }
         with naming([subject.source]):
-            tables.append(table_of(subject, index, evaluated, objects, **options))
+            tables.append(table_of(subject, index, maps_or_methods, objects, **options))
     return tables

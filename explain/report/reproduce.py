@@ -51,21 +51,35 @@ class Subject(ABC):
 
     @property
     def methods(self) -> list[str]:
-        """The names of the methods."""
+        """The names of the methods, in the order of their maps; all targets have the same."""
         return list(self.results[0])
 
     @property
     @abstractmethod
-    def targets(self) -> list[str]: ...
+    def targets(self) -> list[str]:
+        """The names of the targets, as people read them, in the order of ``results``."""
+        ...
+
     @property
     @abstractmethod
-    def predicted(self) -> list[Prediction]: ...
+    def predicted(self) -> list[Prediction]:
+        """The predictions that a page lists, the likeliest first."""
+        ...
+
     @abstractmethod
-    def amount(self, target: int) -> str: ...
+    def amount(self, target: int) -> str:
+        """The probability of the target with this index, or its score with the unit, as text."""
+        ...
+
     @abstractmethod
-    def target_at(self, index: int) -> Any: ...
+    def target_at(self, index: int) -> Any:
+        """The target with this index, as `explain.evaluate` takes it."""
+        ...
+
     @abstractmethod
-    def record(self, method: str | None = None, target: int | str = 0) -> dict[str, Any]: ...
+    def record(self, method: str | None = None, target: int | str = 0) -> dict[str, Any]:
+        """The record of one map, as plain values, by its method and target."""
+        ...
 
 
 FLAGS = {"categories": "labels"}
@@ -90,8 +104,12 @@ class Reproduction:
 
 
 def reproduction(subject: Subject) -> Reproduction:
-    """Return how to repeat an explanation: exactly, or with comments where something was the
-    caller's own."""
+    """Return the Python code and the command line that repeat an explanation, from its record.
+
+    Where something was the caller's own (a model, a preprocessing, an object as target), the code
+    has a name and a comment in its place, and there is no command. The texts come from the
+    templates ``repeat.txt`` and ``command.txt``, which read the keys of ``values``.
+    """
     origin = subject.origin
     arguments = {
         name: value
@@ -139,7 +157,11 @@ def reproduction(subject: Subject) -> Reproduction:
 
 @cache
 def _template(name: str) -> "Template":
-    """A template of commands or code, read once."""
+    """A Jinja template of `reproduction` by its file's name, read once.
+
+    Nothing is escaped: the results are code, not HTML. The filter "code" writes a value in Python,
+    and "typed" as an argument of a shell.
+    """
     from jinja2 import Environment, PackageLoader
 
     templates = Environment(loader=PackageLoader("explain.report", "static"))
@@ -148,15 +170,17 @@ def _template(name: str) -> "Template":
 
 
 def _typed(value: Any) -> str:
-    """A value as a shell takes it."""
+    """A value as one quoted argument of a shell; items of lists and tuples are joined by commas, as
+    the options of the command line take them."""
     return shlex.quote(",".join(map(str, value)) if isinstance(value, tuple | list) else str(value))
 
 
 def _layer_options(attributions: Sequence[Attribution]) -> dict[str, Any]:
-    """The layer argument, and how several layers were fused.
+    """The arguments ``layer`` and ``fuse`` that repeat the maps of one target; empty where none are
+    needed, or none would be right for all methods.
 
-    The layer is left out where methods had different layers, or where it would move a method that
-    had none.
+    One call has one layer for all methods. So it is left out where methods had different layers, or
+    where one that had none would take it and give another map.
     """
     of_layers = [attribution for attribution in attributions if attribution.layer is not None]
     of_pixels = [attribution for attribution in attributions if attribution.layer is None]
@@ -173,9 +197,9 @@ def _layer_options(attributions: Sequence[Attribution]) -> dict[str, Any]:
 
 
 def _typed_method(attribution: Attribution) -> str | None:
-    """A method as it is typed on the command line, as "rise(samples=500)"; None where it cannot
-    be."""
-    # also of options that are tensors: none can be compared
+    """The method of a map as it is typed on the command line, as "rise(samples=500)"; None where
+    the text, read again, is not the same method."""
+    # RuntimeError and ValueError also come from ``==`` where options are tensors or arrays
     with suppress(ExplainError, ValueError, RuntimeError):
         method = attribution.applied()
         text = spelled_out(method, as_python=False)
@@ -184,8 +208,8 @@ def _typed_method(attribution: Attribution) -> str | None:
 
 
 def _method_code(attribution: Attribution, typed: str | None) -> str:
-    """A method as Python code: as it is typed, else a call, else a name that stands for the
-    caller's own."""
+    """The method of a map as Python code: its text from `_typed_method` in quotes, else a call of
+    its class, else a name like ``your_method`` that stands for the caller's own."""
     if typed is not None:
         return repr(typed)
     with suppress(ExplainError, ValueError):
@@ -194,8 +218,8 @@ def _method_code(attribution: Attribution, typed: str | None) -> str:
 
 
 def _target_code(subject: Subject, index: int) -> str:
-    """A target as Python code: its index, else a call, else a name that stands for the caller's
-    own."""
+    """The target with this index as Python code: the index of its class (or its text), else a call
+    of the target's class, else ``your_target`` for an object of the caller's own."""
     encoded = subject.asked[index]
     if encoded is None:
         category = next(iter(subject.results[index].values())).target
@@ -206,8 +230,10 @@ def _target_code(subject: Subject, index: int) -> str:
 
 
 def spelled_out(value: Any, *, as_python: bool) -> str:
-    """A method, a target or one of their options, without what is as by default: in Python, or as
-    it is typed.
+    """A method, a target or one of their options as code: in Python, or as it is typed on the
+    command line.
+
+    Options that have their default value are left out.
 
     Raises:
         ValueError: it is the caller's own, or cannot be typed.
@@ -238,14 +264,19 @@ def spelled_out(value: Any, *, as_python: bool) -> str:
 
 
 def _call(value: Any, as_python: bool, options: str) -> str:
-    """How a method or another part of this package is made with these options."""
+    """The text of a call that makes ``value``, a method, target or other dataclass of this package;
+    ``options`` is the text between its brackets.
+
+    Raises:
+        ValueError: in Python, its class is not of this package; else, it cannot be typed.
+    """
     kind = type(value)
     if as_python:
         room = ".".join(kind.__module__.split(".")[:2])
         if not room.startswith("explain."):
             raise ValueError(f"{kind.__name__} is the caller's own")
-        home = room if hasattr(sys.modules[room], kind.__name__) else kind.__module__
-        return f"{home}.{kind.__name__}({options})"
+        import_path = room if hasattr(sys.modules[room], kind.__name__) else kind.__module__
+        return f"{import_path}.{kind.__name__}({options})"
     if not isinstance(value, Method | Baseline):
         raise ValueError(f"{kind.__name__} cannot be typed")
     name = value.name.partition("(")[0]
