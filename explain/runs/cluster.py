@@ -46,8 +46,8 @@ from explain.store.writing import PhotoRecord, Store, locked_run
 from explain.targets.resolve import TargetLike
 
 SAME_VERSIONS = ("explain", "torch")  # packages whose versions have to be the same everywhere
-PER_FILE = 64
-ATTEMPTS = 2  # attempts at a piece as a whole: a machine may be lost without any photo's fault
+PER_FILE = 64  # photos of a piece, which go into one Parquet file
+ATTEMPTS = 2  # at a piece as a whole: a machine may be lost without the fault of any photo
 
 Piece = list[Entry]
 
@@ -78,8 +78,12 @@ class PartExplainer:
             job.explainer.model.to(device)
 
     def report(self, piece: Piece) -> Report:
-        """Explain photos, write them into the folder, and report; an error is part of the
-        report."""
+        """Explain the photos of a piece, write their records into one Parquet file of the folder,
+        and report the file and the failures.
+
+        Runs on the machine of an actor. It does not raise: an error that ends the run is sent as
+        part of the report.
+        """
         job = self.job
         try:
             self._check_versions()
@@ -98,20 +102,22 @@ class PartExplainer:
         return Report(file, tuple(sent))
 
     def _check_versions(self) -> None:
-        """Refuse packages of other versions than where the run began: values would be others."""
-        here = versions()
+        """Refuse to explain with other versions of `SAME_VERSIONS` than on the machine where the
+        run began: the values could differ."""
+        installed = versions()
         expected = self.job.manifest["versions"]
         for name in SAME_VERSIONS:
-            if expected.get(name) != here.get(name):
+            if expected.get(name) != installed.get(name):
                 raise RunError(
                     f"{name} must have the same version on all machines, but it is "
-                    f"{expected.get(name)} where the run began and {here.get(name)} on "
+                    f"{expected.get(name)} where the run began and {installed.get(name)} on "
                     "another; install that"
                 )
 
 
 def _sendable(error: Exception) -> Exception:
-    """An error that can be sent to another process: one that cannot is replaced by its text."""
+    """Return the error itself if it can be pickled, or else a `RunError` with its text: reports go
+    to another process."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:  # whatever pickling runs into
@@ -120,46 +126,50 @@ def _sendable(error: Exception) -> Exception:
 
 
 class Actors(Protocol):
-    """Processes that each have a `PartExplainer`."""
+    """Processes that each have a `PartExplainer`; `reports` drives them. Tests and `run_on_ray`
+    have classes of their own."""
 
     def are_busy(self) -> bool:
-        """Whether each of them has a piece."""
+        """Whether each process has a piece, so that none can be sent now."""
         ...
 
     def send(self, piece: Piece) -> None:
-        """Give a piece to one that has none."""
+        """Give a piece to a process that has none; `are_busy` was False."""
         ...
 
     def receive(self) -> tuple[Piece, Report | None] | None:
-        """Wait for the end of any piece: its report, or None where its process died; None if no
-        piece was sent."""
+        """Wait for the end of any piece: return it with its report, or with None where its process
+        died; None if no piece is in work."""
         ...
 
 
 def reports(actors: Actors, pieces: Iterator[Piece]) -> Iterator[Report]:
-    """Have pieces done. After `ATTEMPTS` deaths at a piece, its photos go one by one, to find the
-    one that is fatal."""
-    again: deque[Piece] = deque()
+    """Have pieces explained by actors, and give their reports as they come, in any order.
+
+    A piece whose process died is tried `ATTEMPTS` times; then its photos go one by one, to find the
+    one that is fatal. This one is reported as a failure after as many deaths.
+    """
+    to_retry: deque[Piece] = deque()
     deaths: Counter[tuple[str, int]] = Counter()
     while True:
         while not actors.are_busy():
-            piece = again.popleft() if again else next(pieces, None)
+            piece = to_retry.popleft() if to_retry else next(pieces, None)
             if piece is None:
                 break
             actors.send(piece)
-        end = actors.receive()
-        if end is None:
+        finished = actors.receive()
+        if finished is None:
             return
-        piece, report = end
+        piece, report = finished
         key = (piece[0].name, len(piece))
         if report is not None:
             yield report
             continue
         deaths[key] += 1
         if deaths[key] < ATTEMPTS:
-            again.append(piece)
+            to_retry.append(piece)
         elif len(piece) > 1:
-            again.extend([entry] for entry in piece)
+            to_retry.extend([entry] for entry in piece)
         else:
             (entry,) = piece
             reason = (
@@ -176,7 +186,11 @@ def explain_in_pieces(
     per_file: int = PER_FILE,
     progress: Callable[[State], None] | bool | None = None,
 ) -> None:
-    """Explain the photos that a folder lacks in pieces of ``per_file`` photos, one file each.
+    """Explain the photos that a folder of Parquet files lacks, in pieces of ``per_file`` photos
+    with one file each.
+
+    The SQLite file of the folder gets the same rows as they come; ``actors`` is called once, when
+    pieces are sent. Called by `run_on_ray`; tests pass actors of their own.
 
     Raises:
         RunError: the folder is that of another run, cannot be written, or machines write into
@@ -208,8 +222,8 @@ def explain_in_pieces(
 
 
 def _missing(call: RunCall) -> Iterator[Entry]:
-    """The photos that the folder lacks; one that is there, and cannot be identified by its file, is
-    read and compared.
+    """Give the entries whose photos the folder lacks. A photo that it has, and whose stamp does not
+    show that it is the same, is read here and compared.
 
     Raises:
         RunError: one has changed.
@@ -227,7 +241,9 @@ def _missing(call: RunCall) -> Iterator[Entry]:
 def _answers(
     folder: Storage, done: Iterable[Report], files: list[str]
 ) -> Iterator[list[PhotoRecord | Failed]]:
-    """The answers of reports; ``files`` gets the names of those that were read."""
+    """The records and failures of each report, for `RunCall.store_answers`. The Parquet files of
+    the reports are read for it, and their names are appended to ``files``: `describe` notes them as
+    imported."""
     for report in done:
         if report.error is not None:
             raise report.error
@@ -340,7 +356,7 @@ class _RayActors:
         self._count = count
         self._free: list[Any] = []
         self._running: dict[Any, tuple[Any, Piece]] = {}
-        # with one thread for each
+        # Ray gives an actor one processor, and so one thread
         self._actor = ray.remote(num_cpus=1, num_gpus=gpus or None)(PartExplainer)
         self._job = ray.put(job)
         self._folder = folder
@@ -377,8 +393,8 @@ class _RayActors:
 
 @contextmanager
 def _connected(ray: Any, address: str | None) -> Iterator[None]:
-    """Connect to a cluster, which is started on this machine if there is none; afterwards as
-    before."""
+    """Connect to the Ray cluster at ``address`` while a block lasts, or start one on this machine.
+    If Ray was connected already, that connection is used and stays."""
     is_ours = not ray.is_initialized()
     if is_ours:
         # or Ray would report its use to its makers

@@ -125,7 +125,9 @@ def check_table(
 
 
 def columns_without_map(row: Row, metrics: Sequence[str]) -> dict[str, Any]:
-    """Return the columns of a row in a table, without its map."""
+    """Return the cells of one row of an exported table by the names of `COLUMNS`, then boxes,
+    labels and a column for each metric (None where it has no value); the order is that of the
+    table's columns."""
     columns = {name: getattr(row, name, row.columns.get(name)) for name in COLUMNS}
     if isinstance(row.layer, tuple):
         columns["layer"] = ", ".join(row.layer)
@@ -135,7 +137,8 @@ def columns_without_map(row: Row, metrics: Sequence[str]) -> dict[str, Any]:
 
 
 def with_map(row: Row, metrics: Sequence[str]) -> dict[str, Any]:
-    """Return the columns of a row in a table, with its map."""
+    """Return the cells of one row of a Parquet table: those of `columns_without_map`, and the map,
+    flat, with its shape."""
     return {
         **columns_without_map(row, metrics),
         "map_shape": list(row.values.shape),
@@ -144,7 +147,8 @@ def with_map(row: Row, metrics: Sequence[str]) -> dict[str, Any]:
 
 
 def arrow_schema(arrow: Any, metrics: Sequence[str]) -> Any:
-    """Return the schema of a table in Arrow."""
+    """Return the Arrow schema of a Parquet table of maps: its columns in the order of `with_map`.
+    Files of `write_part` and `export` have it, and other programs read them."""
     kinds = {name: arrow.type_for_alias(kind) for name, kind in COLUMNS.items()}
     kinds["boxes"] = arrow.list_(arrow.list_(arrow.float64()))
     kinds["labels"] = arrow.list_(arrow.string())
@@ -165,11 +169,13 @@ def arrow_modules() -> tuple[Any, Any]:
 
 
 def _to_maps(run: StoredRun, ending: str, path: Path) -> int:
-    """Write a row for each map, without it. Return how many."""
+    """Write a table of CSV or JSON lines with a row for each map, without its values; return the
+    number of rows."""
     metrics = run.metrics
     labels = _labels_of(run, "labels")
 
     def rows() -> Iterator[TableRow]:
+        """The cells of each row, and the probabilities of all labels of its photo."""
         for row in run.rows():
             columns = columns_without_map(row, metrics)
             if ending == ".csv":  # a cell stays empty where there are no boxes or labels
@@ -185,7 +191,8 @@ PHOTO_COLUMNS = ("name", "path", "label", "label_probability", "prediction", "pr
 
 
 def _to_photos(run: StoredRun, ending: str, path: Path) -> int:
-    """Write a row for each photo, with the probability of every label or class. Return how many."""
+    """Write a table of CSV or JSON lines with a row for each photo, and the probability of every
+    label or class; return the number of rows."""
     kind = "labels" if _labels_of(run, "labels") else "classes"
     labels = _labels_of(run, kind)
     if not labels:
@@ -195,6 +202,7 @@ def _to_photos(run: StoredRun, ending: str, path: Path) -> int:
         )
 
     def rows() -> Iterator[TableRow]:
+        """The cells of each photo, and the probabilities of its labels or classes."""
         for photo in run.photo_columns():
             columns: dict[str, Any] = {name: photo[name] for name in PHOTO_COLUMNS}
             columns["labels"] = None
@@ -208,7 +216,8 @@ def _to_photos(run: StoredRun, ending: str, path: Path) -> int:
 
 
 def _write_csv(path: Path, head: Iterable[str], rows: Iterable[TableRow]) -> int:
-    """Write rows as cells under a head, where lists are JSON. Return how many."""
+    """Write rows of cells, then probabilities, under the head ``head``; lists become JSON. Return
+    the number of rows."""
     count = 0
     with path.open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
@@ -220,13 +229,14 @@ def _write_csv(path: Path, head: Iterable[str], rows: Iterable[TableRow]) -> int
 
 
 def _in_cell(value: Any) -> Any:
-    """A value as a cell of CSV has it."""
+    """A value as a cell of CSV: lists as JSON, all else as `as_cell`, which keeps spreadsheets from
+    taking text for a formula."""
     return json.dumps(value, ensure_ascii=False) if isinstance(value, list) else as_cell(value)
 
 
 def _write_json_lines(path: Path, labels: Sequence[str], rows: Iterable[TableRow]) -> int:
-    """Write each row as an object on a line of its own, with its probabilities by label. Return how
-    many."""
+    """Write each row as a JSON object on a line of its own, with its probabilities by the names
+    ``labels``. Return the number of rows."""
     count = 0
     with path.open("w", encoding="utf-8", newline="") as file:
         for columns, probabilities in rows:
@@ -238,24 +248,27 @@ def _write_json_lines(path: Path, labels: Sequence[str], rows: Iterable[TableRow
 
 
 def _probabilities(photo: Mapping[str, Any], kind: str) -> list[float]:
-    """The probabilities of a photo's columns of "labels" or "classes"; none where these are not
-    stored."""
+    """The stored probabilities of a photo, from its column ``probabilities``; ``kind`` is "labels"
+    (several may be true) or "classes" (one is). Empty where the photo has none of that kind."""
     by_kind: dict[str, list[float]] = json.loads(photo["probabilities"] or "{}")
     return by_kind.get(kind, [])
 
 
 def _labels_of(run: StoredRun, kind: str) -> list[str]:
-    """The names of the labels or classes whose probabilities the first photo has; none where they
-    are not stored."""
+    """The names of all labels or classes (``kind`` is "labels" or "classes") whose probabilities
+    the photos have, by the first photo; empty where they are not stored."""
     first = next(run.photo_columns(), {"probabilities": None})
     return [run.label_of(number) for number in range(len(_probabilities(first, kind)))]
 
 
 def _to_coco(run: StoredRun, boxes: str | os.PathLike[str] | None, path: Path) -> int:
-    """Write all that was detected as results of COCO. Return how many detections there are.
+    """Write all detections of a run as results in COCO's format, for COCO's own evaluation. Return
+    their number.
 
-    The numbers of photos and categories are those of the annotations. Without any, they are the
-    numbers that photos have as names, and those of the model's classes.
+    The numbers of photos and categories are those of the annotations ``boxes``, by default those of
+    the run's source. Without any, photos whose names are numbers have these, others their names,
+    and categories are the model's classes. Detections that the annotations have no number for are
+    left out with a warning.
     """
     source = run.manifest["source"]
     listed = [boxes, source.get("boxes"), source.get("path")]
@@ -296,7 +309,8 @@ def _to_coco(run: StoredRun, boxes: str | os.PathLike[str] | None, path: Path) -
 
 
 def _to_parquet(run: StoredRun, path: Path) -> int:
-    """Write all rows with their maps. Return how many."""
+    """Write a Parquet file with a row for each map, with its values, and the manifest in the
+    metadata of the schema. Return the number of rows."""
     arrow, parquet = arrow_modules()
     metrics = run.metrics
     schema = arrow_schema(arrow, metrics).with_metadata({"explain": json.dumps(run.manifest)})

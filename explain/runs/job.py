@@ -45,7 +45,8 @@ from explain.targets.outputs import Outputs, Prediction
 from explain.targets.resolve import TargetLike, one_per_image
 
 MOST_CLASSES = 256
-"""Classes of which one is true, up to which the probability of each is stored."""
+"""The largest number of classes (of which one is true) of which a photo's row keeps every
+probability."""
 TIME = "%Y-%m-%dT%H:%M:%SZ"
 
 
@@ -64,7 +65,8 @@ class Job:
     """
 
     is_training = False
-    """Whether the model changes meanwhile."""
+    """Whether the model is in training: its weights change, and do not identify the run. The job of
+    `explain.training` says True."""
 
     def __init__(
         self,
@@ -103,12 +105,16 @@ class Job:
 
     @property
     def device(self) -> torch.device:
-        """The device of the model."""
+        """The device that the model is on; the CPU for a model without parameters."""
         return next((p.device for p in self.explainer.model.parameters()), torch.device("cpu"))
 
     @cached_property
     def manifest(self) -> dict[str, Any]:
-        """What fixes a run, in values of JSON."""
+        """What fixes a run (source, model, methods, targets, options, versions), in values of JSON.
+
+        The file of the run stores it; a run that is continued must have the same, apart from
+        `explain.store.manifest.MAY_DIFFER`. Keys and values of runs that exist depend on it.
+        """
         request = self.request
         methods: Any = request.methods
         if not isinstance(methods, str):
@@ -133,12 +139,16 @@ class Job:
             "device": str(self.device),
             "begun": time.strftime(TIME, time.gmtime()),
         }
-        # so that it compares with what was read
+        # tuples become lists, as in the stored manifest that this one is compared with
         plain: dict[str, Any] = json.loads(json.dumps(content))
         return plain
 
     def explained(self, ready: Iterable[Ready]) -> Iterator[list[PhotoRecord | Failed]]:
-        """Explain photos in batches, as they come; the results of each batch."""
+        """Explain prepared photos in batches of one kind, as they come; give the records or
+        failures of each batch, as `Store.write` takes them.
+
+        Order: that of ``ready`` within a batch; photos of another kind may come later.
+        """
         batches = explained(
             ready, self.answers, alike=self._kind, at_once=self._at_once, apart=self._is_apart
         )
@@ -146,26 +156,37 @@ class Job:
             yield [preparing.answer_of(photo, result) for photo, result in batch]
 
     def _at_once(self, photo: Any) -> int:
-        """How many photos like this one are explained together."""
+        """How many photos like this one are explained in one batch: the caller's ``batch_size``, or
+        what suits the size of the input; 1 for a model whose photos influence each other in a
+        batch."""
         if self._independent is False:
             return 1
         return self.request.options.get("batch_size") or preparing.at_once(photo.x, self.device)
 
     def _kind(self, photo: Ready) -> object:
-        """What photos must have in common to be explained in one batch."""
+        """What photos must have in common to be explained in one batch: shape and type of the
+        input, and the methods that they lack. None marks a photo that failed, which is passed
+        on."""
         if isinstance(photo, Failed):
             return None
         return photo.x.shape, photo.x.dtype, photo.lacking
 
     def _is_apart(self, photo: Any) -> bool:
-        """Whether a photo gives the same values in a batch as alone; the model is asked once."""
+        """Whether photos of a batch do not influence each other: the model gives each the same
+        values as alone. It is run for this once, on the first photo; the answer holds for the
+        run."""
         if self._independent is None:
             with intervene(self.explainer.model, self.explainer.interventions):
                 self._independent = rows_are_apart(self.explainer.model, self._batch([photo]))
         return self._independent
 
     def answers(self, photos: Sequence[Any]) -> list[PhotoRecord]:
-        """Explain photos of one kind together; they are `Prepared`."""
+        """Explain a batch of `Prepared` photos of one kind, and return the record of each, in their
+        order.
+
+        Called by `explain.explanation.photos.explained`, which calls it again with single photos if
+        a batch fails. Warnings of the batch become notes of its first photo.
+        """
         notes: list[str] = []
         with (
             intervene(self.explainer.model, self.explainer.interventions),
@@ -181,7 +202,7 @@ class Job:
             answers = self.explainer._attributed(x, request, [photo.box for photo in photos])
             probabilities = answers.probabilities
             predictions = self.explainer._answers(len(photos), probabilities, answers.logits)
-            of_photos = (
+            photo_probabilities = (
                 [None] * len(photos) if probabilities is None else list(probabilities.float().cpu())
             )
             results: list[list[dict[str, Any]]] = [[] for _ in photos]
@@ -191,24 +212,28 @@ class Job:
                 for method, attribution in maps.items():
                     on_cpu = attribution.converted(torch.Tensor.cpu)
                     for image, rows in enumerate(results):
-                        row = self._result(on_cpu, image, of_photos[image], figures[method])
+                        row = self._result(
+                            on_cpu, image, photo_probabilities[image], figures[method]
+                        )
                         rows.append({**row, "target": names[image]})
         records = []
         for image, photo in enumerate(photos):
             places = answers.places[image]
-            columns = self._columns(photo, of_photos[image], predictions[image], places)
-            said = (*photo.notes, *self.labels.notes(photo.label), *([] if image else notes))
+            columns = self._columns(photo, photo_probabilities[image], predictions[image], places)
+            photo_notes = (*photo.notes, *self.labels.notes(photo.label), *([] if image else notes))
             records.append(
-                PhotoRecord(columns, tuple(results[image]), said, photo.lacking is not None)
+                PhotoRecord(columns, tuple(results[image]), photo_notes, photo.lacking is not None)
             )
         return records
 
     def _batch(self, photos: Sequence[Prepared]) -> torch.Tensor:
-        """The inputs of some photos ``(N, C, H, W)``, on the device of the model."""
+        """The inputs of some photos of one shape as a batch ``(N, C, H, W)``, on the device of the
+        model."""
         return self.explainer._placed(torch.stack([photo.x for photo in photos]))
 
     def _chosen(self, x: torch.Tensor) -> list[Method]:
-        """The methods of the run; those of a group are chosen by the first photo."""
+        """The methods of the run. Those of a group, such as "all", are chosen for the layer and the
+        class of the first photo ``x`` ``(N, C, H, W)``, and stay the same for the run."""
         explainer = self.explainer
         if self.methods is None:
             selection = select(
@@ -225,7 +250,13 @@ class Job:
     def _names(
         self, attribution: Attribution, places: Sequence[Located | None], number: int
     ) -> list[str]:
-        """What a target is called on each photo; ``number`` is its place among the targets."""
+        """What a target is called on each photo of a batch: the label of its class, or of what was
+        detected there.
+
+        ``attribution`` is any map of that target, ``places`` has what a detector found on each
+        photo (None for a classifier), and ``number`` is the place of the target among the targets
+        of the run. The names are stored with the maps.
+        """
         if isinstance(attribution.target, str):
             return [place.names[number] if place else attribution.target for place in places]
         outputs = self.explainer._outputs or Outputs()
@@ -241,28 +272,36 @@ class Job:
         target: TargetLike,
         names: Sequence[str],
     ) -> dict[str, dict[str, list[float]]]:
-        """The metrics of each photo, by method and metric. Those that need boxes are NaN for photos
-        without boxes of the target."""
+        """Evaluate the maps of one target in a batch: a value for each photo, by method and then by
+        metric.
+
+        Metrics that need boxes are NaN for photos without boxes of the target, of which ``names``
+        has the name on each photo. Those that run a method again get the method in place of its
+        maps.
+        """
         boxes = [self._boxes(photo, name) for photo, name in zip(photos, names, strict=True)]
         metrics = [metric for metric in self.metrics if any(boxes) or not metric.needs_object]
-        by_box = [metric.name for metric in metrics if metric.needs_object]
+        box_metrics = [metric.name for metric in metrics if metric.needs_object]
         height, width = x.shape[-2:]
-        undefined = {metric.name: [math.nan] * len(photos) for metric in self.metrics}
+        all_undefined = {metric.name: [math.nan] * len(photos) for metric in self.metrics}
         if not metrics:
-            return dict.fromkeys(maps, undefined)
+            return dict.fromkeys(maps, all_undefined)
         judged: Any = maps
         if any(isinstance(metric, ReattributionMetric) for metric in metrics):
             judged = {method.name: method for method in self.methods or () if method.name in maps}
         classes = next(iter(maps.values())).target
-        names_of_options = ("layer", "fuse", "batch_size")
-        options: Any = {name: self.request.options.get(name) for name in names_of_options}
+        option_names = ("layer", "fuse", "batch_size")
+        options: Any = {name: self.request.options.get(name) for name in option_names}
         table = evaluate(
             self.explainer.model,
             x,
             judged,
             metrics,
-            # a photo without boxes has one, whose figures do not count
-            boxes=[of or [(0, 0, max(1, width // 2), height)] for of in boxes] if by_box else None,
+            # Metrics want a box for every photo: those without get a dummy, whose values are
+            # replaced by NaN below.
+            boxes=[of or [(0, 0, max(1, width // 2), height)] for of in boxes]
+            if box_metrics
+            else None,
             target=target if isinstance(classes, str) else classes,
             activation=self.explainer.activation,
             **options,
@@ -270,16 +309,17 @@ class Job:
         has_none = torch.tensor([not of_photo for of_photo in boxes])
         figures = {}
         for name, columns in table.items():
-            figures[name] = dict(undefined)
+            figures[name] = dict(all_undefined)
             for metric, values in columns.items():
                 defined = values.cpu()
-                if metric in by_box:
+                if metric in box_metrics:
                     defined = defined.masked_fill(has_none, math.nan)
                 figures[name][metric] = defined.tolist()
         return figures
 
     def _boxes(self, photo: Prepared, target: str) -> list[Corners]:
-        """The boxes of a target's object, in pixels of the input."""
+        """The boxes of the object that count for a target, by the target's name on the photo, in
+        pixels of the input; none where no box is known."""
         boxes = boxes_of_class(self.labels.of_boxes(photo.boxes), target)
         return boxes_on_input(boxes, photo.box, photo.x.shape[-2:])
 
@@ -290,9 +330,15 @@ class Job:
         probabilities: torch.Tensor | None,
         figures: Mapping[str, list[float]],
     ) -> dict[str, Any]:
-        """The columns of ``results`` for one image of a batch, but for the name of the target."""
+        """The columns of the table ``results`` for one map, that of photo number ``image`` of a
+        batch, apart from the name of the target.
+
+        ``attribution`` is on the CPU; ``probabilities`` ``(K,)`` are those of the photo, and
+        ``figures`` has the values of each metric for the whole batch. Numbers that are not finite
+        are stored as None.
+        """
         index = None if isinstance(attribution.target, str) else int(attribution.target[image])
-        samples = _figure(attribution.spent, image)
+        spent_runs = _figure(attribution.spent, image)
         metrics: dict[str, float | None] = {
             metric: values[image] for metric, values in figures.items()
         }
@@ -305,7 +351,7 @@ class Job:
             "probability": _probability(probabilities, index),
             "layer": json.dumps(layer) if isinstance(layer, tuple) else layer,
             "delta": _figure(attribution.delta, image),
-            "runs": None if samples is None else int(samples),
+            "runs": None if spent_runs is None else int(spent_runs),
             "error": _figure(attribution.relative_error, image),
             "metrics": json.dumps(
                 {name: finite_or_none(metrics[name]) for name in sorted(metrics)}
@@ -320,7 +366,12 @@ class Job:
         best: Prediction | None,
         places: Located | None,
     ) -> dict[str, Any]:
-        """The columns of ``photos``."""
+        """The columns of the table ``photos`` for one photo of a batch.
+
+        ``probabilities`` ``(K,)`` are those of its classes or labels, ``best`` the prediction, and
+        ``places`` what a detector found; None where the model has no such thing. The names are
+        columns of ``tables.sql`` and stay.
+        """
         labels = self.labels.of(photo.label)
         index, label = _most_probable(true_labels(labels), probabilities)
         # Labels of a model with one output may be 0 for no and 1 for yes: its class 0 is none of
@@ -355,7 +406,9 @@ class Job:
         }
 
     def _every_probability(self, probabilities: torch.Tensor | None) -> str | None:
-        """The probability of every label, or of every class where there are not too many."""
+        """The probabilities of all labels or classes as JSON, for the column ``probabilities``;
+        None for more than `MOST_CLASSES` classes, and for a single output without a name, which may
+        be that of its class or of "no"."""
         kind = (self.explainer._outputs or Outputs()).kind
         if probabilities is None:
             return None
@@ -366,7 +419,8 @@ class Job:
         return json.dumps({kind: [_short(value) for value in probabilities.tolist()]})
 
     def _detections(self, places: Located) -> str:
-        """All that was detected, as it is stored."""
+        """All that a detector found on a photo, as JSON for the column ``detections``: label,
+        score, x0, y0, x1, y1 and class of each. Export as COCO results reads them in this order."""
         rows = []
         for detection in places.detections:
             category = detection.category
@@ -377,29 +431,32 @@ class Job:
 
 
 def _figure(values: torch.Tensor | None, image: int) -> float | None:
-    """The figure of one image of a batch; None where there is none."""
+    """The value of photo number ``image`` in values ``(N,)`` of a batch; None where there are none,
+    or this one is NaN."""
     if values is None or values[image].isnan():
         return None
     return float(values[image])
 
 
 def _short(value: float) -> float:
-    """A number without the digits that float32 does not have."""
+    """A float32 number without the digits that are only rounding, so that JSON stays small."""
     return float(f"{value:.7g}")
 
 
 def _most_probable(
     labels: Sequence[tuple[int | None, str]], probabilities: torch.Tensor | None
 ) -> tuple[int | None, str | None]:
-    """Of several labels that are true, the one that the model finds most probable: a prediction of
-    any is right."""
+    """Return, of the labels that are true of a photo, the one that the model finds most probable;
+    ``(None, None)`` without labels. The columns ``label`` and ``label_class`` keep it, so that a
+    prediction of any true label counts as right."""
     if not labels:
         return None, None
     return max(labels, key=lambda label: _probability(probabilities, label[0]) or 0.0)
 
 
 def _probability(probabilities: torch.Tensor | None, index: int | None) -> float | None:
-    """The probability of a class, where it is one of the model's."""
+    """The probability of a class in ``(K,)``; None where there is no class, or it is none of the
+    model's."""
     if probabilities is None or index is None or index >= len(probabilities):
         return None
     return float(probabilities[index])

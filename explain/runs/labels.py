@@ -50,8 +50,8 @@ class Labels:
         )
 
     def of(self, label: Label) -> list[ClassLabel] | None:
-        """Return the class of the model and the text of each label that is true of a photo; None
-        where that is not known.
+        """Return each label that is true of a photo, as the model's class and its text; None where
+        no label is known, an empty list where none is true. The column ``labels`` stores them.
 
         A list with as many zeros and ones as there are classes says of each class whether it is
         true; -1 says that this is uncertain. Where there is one class, 0 is no and 1 is yes.
@@ -73,33 +73,36 @@ class Labels:
         return [self._of_one(one) for one in dict.fromkeys(self._split(labels))]
 
     def _split(self, labels: Iterable[str | int]) -> Iterator[str | int]:
-        """Labels, of which those with commas that are none of the model's are split where each part
-        is one of them."""
+        """Split texts with commas into several labels, where the whole text is no label of the
+        model and every part is one; all other labels stay as they are."""
         for label in labels:
             parts = label.split(",") if isinstance(label, str) else [label]
-            is_one = len(parts) == 1 or self._of_one(label)[0] is not None
-            if is_one or any(self._of_one(part)[0] is None for part in parts):
+            is_single = len(parts) == 1 or self._of_one(label)[0] is not None
+            if is_single or any(self._of_one(part)[0] is None for part in parts):
                 yield label
             else:
                 yield from parts
 
     def first_class(self, label: Label) -> int | None:
-        """Return the first class of the model that a photo with this label has."""
+        """Return the model's class of the first true label that has one; None without any."""
         labels = true_labels(self.of(label))
         return next((index for index, _ in labels if index is not None), None)
 
     def of_boxes(self, boxes: Iterable[ObjectBox]) -> list[Any]:
-        """Return boxes whose labels are those of the model, where it has them."""
+        """Return boxes with their labels in the model's words, where it has the label; boxes of
+        several classes are compared with targets by these."""
         return [(*box[:4], *(self._of_one(label)[1] for label in box[4:])) for box in boxes]
 
     def notes(self, label: Label) -> list[str]:
-        """Return warnings about those labels of a photo that are none of the model's."""
+        """Return a warning for each true label of a photo that is none of the model's; none where
+        the model has no labels. The run stores them as notes."""
         if self.categories is None:
             return []
         return [self._note(name) for index, name in true_labels(self.of(label)) if index is None]
 
     def _note(self, name: str) -> str:
-        """The warning about a label that is none of the model's; made once for each label."""
+        """The warning about a label that is none of the model's, with the nearest label that it
+        has. Cached, since many photos share a label and the search takes a while."""
         if name not in self._notes:
             close = close_to(name, [*(self.categories or ())], 1)
             remedy = f"; did you mean {close[0]!r}?" if close else ""
@@ -110,7 +113,8 @@ class Labels:
         return self._notes[name]
 
     def _of_one(self, label: str | int) -> ClassLabel:
-        """The class and the text of one label."""
+        """Return the model's class of one label of the source (None if it has none) and its text;
+        "uncertain" follows if the source is not sure."""
         if isinstance(label, Uncertain):
             return (*self._of_one(str(label))[:2], UNCERTAIN)
         if isinstance(label, str):
@@ -124,11 +128,12 @@ class Labels:
 
 
 def true_labels(labels: Iterable[Sequence[Any]] | None) -> list[tuple[int | None, str]]:
-    """Return the labels that are true, without those that are uncertain."""
+    """Return the labels of `Labels.of` that are true, as class and text, without those that are
+    uncertain."""
     return [(label[0], label[1]) for label in labels or () if len(label) == 2]
 
 
 def _plain(name: str) -> str:
-    """A label without what makes no difference: capitals, dashes, underlines, more than one
-    blank."""
+    """A label as it is compared: in lower case, with a single blank for each run of dashes,
+    underlines and blanks."""
     return re.sub(r"[\s_-]+", " ", name.casefold()).strip()

@@ -62,7 +62,9 @@ class Storage:
                 self._files.makedirs(self.path, exist_ok=True)
 
     def stamps(self) -> dict[str, str]:
-        """The names of the files in their order, each with a text that changes with its content."""
+        """The files of the folder by name, in alphabetical order, each with a text that changes
+        when its content does: size and version or time, as far as the file system tells. Empty
+        where there is no folder."""
         with self._translated():
             self._files.invalidate_cache(self.path)
             listed = self._files.ls(self.path, detail=True) if self._files.isdir(self.path) else []
@@ -75,13 +77,14 @@ class Storage:
         return dict(sorted(stamps.items()))
 
     def read(self, name: str) -> bytes | None:
-        """The content of a file; None if it is not there."""
+        """The content of a file by its name in the folder; None if it is not there."""
         with self._translated(), suppress(FileNotFoundError):
             return bytes(self._files.cat_file(f"{self.path}/{name}"))
         return None
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a file, or put another in its place."""
+        """Write a file, or replace one of the same name; readers see the old content or the new
+        one, never a part."""
         with self._translated():
             if not self.is_local:
                 # storages show a file when it is whole
@@ -92,7 +95,8 @@ class Storage:
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        """Turn errors of the file system into a `RunError`."""
+        """Turn an error of the file system, or a missing package for its kind of address, into a
+        `RunError`."""
         try:
             yield
         except (OSError, ValueError, ImportError) as error:
@@ -111,12 +115,13 @@ def write_part(
     metrics: Sequence[str],
     methods: Iterable[Method],
 ) -> str:
-    """Write photos with all their results into one Parquet file, in the columns of `export`; return
-    its name.
+    """Write the records of a piece of photos into one Parquet file of a folder, in the columns of
+    `explain.runs.exporting.export`; return its name.
 
-    The metadata of its schema has, under ``explain``, the other columns of a run, and under
-    ``digest`` the digest of that text. The file is named by the photos: when they are explained
-    again, as the first machine was lost before it could report, the file replaces the first one.
+    The metadata of its schema has, under ``explain``, all columns of ``photos`` and ``results`` but
+    the maps, as JSON, and under ``digest`` the digest of that text. The file name is made of the
+    photos' names: when they are explained again, since the first machine was lost before it could
+    report, the new file replaces the first one.
     """
     arrow, parquet = arrow_modules()
     rows = []
@@ -139,7 +144,8 @@ def write_part(
 
 
 def read_part(folder: Storage, file: str) -> tuple[list[dict[str, Any]], list[PhotoRecord]]:
-    """Read a file of `write_part`: the rows of ``methods``, and the photos.
+    """Read a file of `write_part`: the rows of ``methods``, and the records of its photos, as the
+    SQLite file takes them.
 
     Raises:
         RunError: it is not there, is damaged, or was written by another program.
@@ -179,7 +185,9 @@ def read_part(folder: Storage, file: str) -> tuple[list[dict[str, Any]], list[Ph
 
 
 def _with_map(result: dict[str, Any], values: Any) -> dict[str, Any]:
-    """A result with its map, as a Parquet file has it. The map must fit its digest."""
+    """Return the columns of ``results`` for one map: those of the metadata, and the map from its
+    cell ``values`` of the Parquet table. Raises ValueError where the map does not fit the digest in
+    the metadata."""
     with np.errstate(all="ignore"):  # of a damaged map, which the digest shows
         columns = packed(np.asarray(values.values.to_numpy()).reshape(json.loads(result["shape"])))
     if columns["content"] != result["content"]:
@@ -188,8 +196,11 @@ def _with_map(result: dict[str, Any], values: Any) -> dict[str, Any]:
 
 
 def describe(folder: Storage, store: Store, names: Iterable[str]) -> None:
-    """Write the manifest and the failures beside the parts, and note which files the SQLite file
-    has."""
+    """Write the description of a run (`DESCRIPTION`: manifest and failures) beside its Parquet
+    files, and note in the SQLite file that the files ``names`` are imported, with their stamps.
+
+    Called at the beginning and at the end of a run: `imported` compares these stamps.
+    """
     run = StoredRun(store.file)
     failures = list(run.query("SELECT name, path, reason FROM failures"))
     description = {"manifest": run.manifest, "failures": failures}
@@ -214,11 +225,11 @@ def index_file(folder: Storage) -> Path:
 
 
 def imported(folder: Storage) -> tuple[Path, int]:
-    """Import the new parts of a folder into its SQLite file; return its path, and the number of new
-    Parquet files.
+    """Bring the SQLite file of a folder up to date with its Parquet files; return its path, and how
+    many of these were imported now.
 
-    Nothing is written where nothing has changed. The file can be removed at any time: it is made
-    again, as it is where a part that it has was changed or removed.
+    Nothing is written where nothing has changed. The file can be removed at any time, and is made
+    again; so it is where a file that was imported is changed or gone.
 
     Raises:
         RunError: the folder holds no run, or cannot be read.
@@ -235,12 +246,12 @@ def imported(folder: Storage) -> tuple[Path, int]:
     parts = {name: stamp for name, stamp in imported_stamps.items() if name != DESCRIPTION}
     if not parts.items() <= stamps.items():  # one was changed or removed
         parts = {}
-    new = stamps.keys() - parts.keys() - {DESCRIPTION}
+    new_parts = stamps.keys() - parts.keys() - {DESCRIPTION}
     if imported_stamps != stamps:
         if not parts:
             _remove(file)
         with closing(Store(file, description["manifest"], compare=False)) as store:
-            for name in sorted(new):
+            for name in sorted(new_parts):
                 methods, photos = read_part(folder, name)
                 store.enter_methods(methods)
                 store.write(photos)
@@ -258,11 +269,12 @@ def imported(folder: Storage) -> tuple[Path, int]:
             f"{ended['photos'] - count} "
             f"of {ended['photos']} photos are missing; copy them, or run it again"
         )
-    return file, len(new)
+    return file, len(new_parts)
 
 
 def _description(folder: Storage) -> dict[str, Any]:
-    """The manifest and the failures of a run, which are written beside its parts.
+    """Read the description of a run in a folder: its ``manifest``, and its ``failures`` as rows of
+    name, path and reason.
 
     Raises:
         RunError: it is not there, or damaged.
@@ -287,7 +299,8 @@ def _description(folder: Storage) -> dict[str, Any]:
 
 
 def _remove(file: Path) -> None:
-    """Remove an index with the files of SQLite beside it, and make its folder."""
+    """Remove an SQLite file with the files that SQLite has beside it, so that it is made anew; make
+    its folder if there is none."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         for ending in ("", "-wal", "-shm"):
@@ -299,8 +312,8 @@ def _remove(file: Path) -> None:
 
 
 def _stamps_in(file: Path) -> dict[str, str]:
-    """The files that were imported into an index, with their stamps; none where there is no index,
-    or a damaged one."""
+    """The stamps of the files that were imported into an SQLite file, by their names; empty where
+    there is no such file, or it is damaged."""
     if file.exists():
         with suppress(RunError):
             return dict(StoredRun(file).query("SELECT file, stamp FROM parts"))
@@ -308,8 +321,8 @@ def _stamps_in(file: Path) -> dict[str, str]:
 
 
 def index_of(address: str | os.PathLike[str]) -> Path:
-    """Return the SQLite file of a folder, brought up to date; a warning names it if something was
-    imported.
+    """Return the SQLite file of a folder or address of Parquet files, brought up to date; warns
+    with its path if files were imported.
 
     Raises:
         RunError: there is no run.

@@ -48,6 +48,8 @@ class Preparer:
     """The part that the model sees of photos of each size (width, height), once it is known."""
 
     def __call__(self, entry: Entry) -> Ready:
+        """Return a photo ready for the model, or why it cannot be read. Called in worker processes
+        or in this one; it raises only for a signal, such as an interrupt."""
         if entry.problem is not None:
             return Failed(entry.name, entry.problem, entry.path)
         notes: list[str] = []
@@ -60,7 +62,11 @@ class Preparer:
             return failed(entry, error)
 
     def _prepared(self, entry: Entry, notes: list[str]) -> Prepared:
-        """Read a photo, preprocess it, and find the part of it that the model sees."""
+        """Read a photo, preprocess it, and find the part of it that the model sees.
+
+        Warnings meanwhile are in ``notes`` already. The digest is of the upright pixels, or of the
+        tensor: a run that is continued compares it.
+        """
         content = self.source.read(entry)
         if isinstance(content.image, torch.Tensor):
             x = _as_float(content.image).cpu().contiguous()
@@ -91,14 +97,15 @@ class Preparer:
 
 
 def failed(entry: Entry, error: Exception) -> Failed:
-    """Return what is stored of a photo that could not be read or explained, and why."""
+    """Return the failure of a photo that could not be read or explained, with the reason in one
+    line, as the table ``failures`` keeps it."""
     reason = str(error) if isinstance(error, ExplainError) else raised(error)
     return Failed(entry.name, reason, entry.path, stamp=entry.stamp)
 
 
 def _as_float(x: Any) -> torch.Tensor:
-    """What a preprocessing returns, which must be a float tensor ``(C, H, W)``: it is stored and
-    compared as it is."""
+    """Check what a preprocessing, or a source of tensors, returns: it must be one float tensor
+    ``(C, H, W)``, as it is stored and compared without conversion. Return it unchanged."""
     if as_input(x).ndim == 4:
         raise ImageError(
             f"preprocess must return a tensor (C, H, W) in a run, got shape {tuple(x.shape)}; "
@@ -112,11 +119,12 @@ def _as_float(x: Any) -> torch.Tensor:
     return x  # type: ignore[no-any-return]
 
 
-IMAGE = 224 * 224  # pixels
+IMAGE = 224 * 224  # pixels of a usual input
 
 
 def at_once(x: torch.Tensor, device: torch.device) -> int:
-    """Return how many inputs like ``x`` ``(C, H, W)`` are best run together.
+    """Return how many inputs like ``x`` ``(C, H, W)`` make a batch of a run, where the caller gives
+    no ``batch_size``: fewer of large inputs, and more on a GPU.
 
     >>> (
     ...     at_once(torch.empty(3, 224, 224), torch.device("cpu")),
@@ -124,13 +132,18 @@ def at_once(x: torch.Tensor, device: torch.device) -> int:
     ... )
     (8, 16)
     """
-    # more are no faster on a CPU, and have to fit
-    most, large = (16, 8) if device.type == "cpu" else (128, 64)
-    return max(1, min(most, large * IMAGE // max(1, int(x.shape[-1]) * int(x.shape[-2]))))
+    # larger batches are no faster on a CPU, and their activations have to fit
+    most, of_usual_size = (16, 8) if device.type == "cpu" else (128, 64)
+    return max(1, min(most, of_usual_size * IMAGE // max(1, int(x.shape[-1]) * int(x.shape[-2]))))
 
 
 def answer_of(photo: Ready, result: Any) -> Any:
-    """Return what is stored of a photo that was explained: the result, or why it failed."""
+    """Return what the run stores of a photo: its record, or the failure that it is already, or a
+    failure made of the error ``result``.
+
+    An error that need not be the photo's fault is kept in ``general``: if all photos fail,
+    `RunCall.store_answers` raises it.
+    """
     if not isinstance(photo, Prepared):
         return photo
     if not isinstance(result, Exception):

@@ -144,8 +144,9 @@ def to_html(
 
 
 def _by_label(run: StoredRun, photo: LabelledPhoto, threshold: float) -> dict[str, Any]:
-    """What a page says of a photo of which several labels may be true: the true ones, and the
-    mistakes."""
+    """The entries "truth" and "mistakes" of a photo's data on the page of `to_html`, where several
+    labels may be true: the true labels, and each mistake with the label's probability. The script
+    of the page reads these keys."""
     missed, false_alarms = photo.mistakes(threshold)
     mistakes = [("missed", number) for number in missed]
     mistakes += [("false alarm", number) for number in false_alarms]
@@ -168,7 +169,11 @@ class _PhotoOfRun(Subject):
     def of(
         cls, rows: Sequence[Row], photo: Image.Image, origin: records.ModelOrigin
     ) -> "_PhotoOfRun":
-        """The photo with the maps of those methods that it has for every target."""
+        """Make the subject of a page from the rows of one photo: its maps by target and method,
+        without methods that lack one of the targets.
+
+        All ``rows`` are of that photo; ``photo`` is the upright image.
+        """
         maps: dict[str, dict[str, Attribution]] = {}
         for row in rows:
             maps.setdefault(row.target, {})[row.method] = row.attribution
@@ -188,22 +193,30 @@ class _PhotoOfRun(Subject):
 
     @property
     def targets(self) -> list[str]:
+        """The names of the targets, in the order of the rows."""
         return list(dict.fromkeys(row.target for row in self.rows))
 
     @property
     def predicted(self) -> list[Prediction]:
+        """The prediction of the photo, as a list of one; empty where the model gives no class or no
+        probability."""
         first = self.rows[0]
         if first.prediction is None or first.prediction_probability is None:
             return []
         return [Prediction(first.prediction, first.prediction_probability, None)]
 
     def amount(self, target: int) -> str:
+        """What stands in place of a prediction, such as an amount that a regression gives; empty
+        where there is a prediction."""
         return "" if self.predicted else self.rows[0].prediction or ""
 
     def target_at(self, index: int) -> str:
+        """The name of target number ``index``."""
         return self.targets[index]
 
     def record(self, method: str | None = None, target: int | str = 0) -> dict[str, Any]:
+        """The record of one map that a page shows and lets people copy: the properties of
+        `RECORDED` and the metrics."""
         label = self.targets[target] if isinstance(target, int) else target
         wanted = (label, method or self.methods[0])
         row = next(row for row in self.rows if (row.target, row.method) == wanted)
@@ -217,14 +230,15 @@ RECORDED = (
     "name method target target_class score probability label prediction layer path sha256 "
     "delta runs error"
 )
-"""What is told of a map in the form of a record."""
+"""The attributes of a `Row` that the record of a map on a page has."""
 
 
 def _shown(
     run: StoredRun, which: str, source: Source | None, failures: dict[str, str]
 ) -> Iterator[tuple[int, list[Row], Image.Image]]:
-    """Number the chosen photos, and give each with its rows; ``failures`` says why others cannot be
-    shown."""
+    """Give the photos that ``which`` chooses, such as "worst:50": a number from 1, all rows of the
+    photo, and the photo. ``failures`` gets the reason, by the photo's name, for each that cannot be
+    read; its number is skipped."""
     order, count = choice(which)
     reader = PhotoReader(run, source)
     by_photo = groupby(run.rows(order=order), key=lambda row: row.name)

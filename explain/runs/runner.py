@@ -167,11 +167,11 @@ def run(
 
 
 class RunCall:
-    """One call of a run: the photos of its source that are stored already, and what becomes of the
-    others.
+    """One call of `run`: decides which photos of the source have to be read and explained, stores
+    the answers, and reports the progress.
 
-    Where the stamp of a file is the same, the file need not be read. All else is read and compared
-    by its pixels.
+    A photo whose file has the stored stamp is not read. Every other one is read, and compared with
+    what is stored by its pixels, label and boxes.
     """
 
     def __init__(
@@ -192,8 +192,12 @@ class RunCall:
         self._confirmed: list[Entry] = []
 
     def unstored_entries(self) -> Iterator[Entry]:
-        """The entries of the source, without those that are stored with all results and whose file
-        has not changed, by its stamp."""
+        """The entries of the source that have to be read: all but those that are stored with all
+        results and whose file has the same stamp.
+
+        Counts the others for the progress, and collects the names of all entries, which
+        `store_answers` needs at the end.
+        """
         for entry in entries_of(self.job.source):
             self._names.add(entry.name)
             if self._is_stored_file(entry):
@@ -202,15 +206,17 @@ class RunCall:
                 yield entry
 
     def prepared(self, workers: int, timeout: float) -> Generator[Ready, None, None]:
-        """These photos ready for the model, prepared in worker processes or here."""
+        """Give the photos of `unstored_entries`, ready for the model, in their order; ``workers``
+        processes read them ahead, or this process does for 0."""
         if workers:
             yield from read_ahead(self.job.preparer, self.unstored_entries(), workers, timeout)
         else:
             yield from map(self.job.preparer, self.unstored_entries())
 
     def to_explain(self, ready: Iterable[Ready]) -> Iterator[Ready]:
-        """Of the photos that were read, those to explain: new ones, changed ones, and those that
-        lack methods or metrics."""
+        """Choose, of the photos that were read, those to explain: new ones, changed ones, and those
+        that lack methods or metrics, which ``lacking`` names. Photos that could not be read pass
+        through, to be stored as failures."""
         for photo in ready:
             if not isinstance(photo, Prepared) or not self.is_stored(photo):
                 yield photo
@@ -218,7 +224,11 @@ class RunCall:
                 yield replace(photo, lacking=self.lacking[photo.entry.name])
 
     def store_answers(self, answers: Iterable[list[PhotoRecord | Failed]]) -> None:
-        """Store the answers as they come, and tell the caller of the progress.
+        """Store the answers of each batch as they come, and report the progress; at the end, note
+        that the run went through all photos.
+
+        The methods, and what is new in the manifest, are written with the first photo that is
+        explained: a call that explains nothing changes nothing.
 
         Raises:
             Exception: no photo could be explained, for a reason that need not be the photo's.
@@ -231,6 +241,7 @@ class RunCall:
                 self.store.enter_methods(map(method_row, self.job.methods or ()))
                 self.store.enter_in_manifest({name: self.job.manifest[name] for name in names})
             self._done += len(batch) - len(failures)
+            # nothing was ever explained with these options: the photos are not to blame
             if not self._done and self.stored_photos.keys() <= self.lacking.keys():
                 for failure in failures:
                     if failure.general is not None:
@@ -242,7 +253,8 @@ class RunCall:
         self.store.end(time.strftime(TIME, time.gmtime()), self._names)
 
     def is_stored(self, photo: Prepared) -> bool:
-        """Whether a photo that was read is stored with these pixels, labels and boxes.
+        """Whether a photo that was read is stored with the same pixels, labels and boxes. If it
+        also lacks no results, its new stamp is noted, to be written at the end of the call.
 
         Raises:
             RunError: it has other pixels than before, although its file has not changed, or it has
@@ -267,7 +279,8 @@ class RunCall:
         return True
 
     def _is_stored_file(self, entry: Entry) -> bool:
-        """Whether a photo is stored with all its results, judging by the stamp of its file."""
+        """Whether a photo need not be read: it is stored with all its results, label and boxes, and
+        its file has the stamp that it had."""
         stored = self.stored_photos.get(entry.name)
         if stored is None or entry.stamp is None or entry.stamp != stored.stamp:
             return False
@@ -276,13 +289,15 @@ class RunCall:
         return self._is_labelled(stored, entry.label, entry.boxes)
 
     def _is_labelled(self, stored: StoredPhoto, label: Label, boxes: tuple[ObjectBox, ...]) -> bool:
-        """Whether labels and boxes are those that are stored."""
+        """Whether the label and boxes of a photo in the source are those that are stored, compared
+        as the JSON of the database."""
         labels = labels_as_text(self.job.labels.of(label))
         boxes_text = boxes_as_text(self.job.labels.of_boxes(boxes))
         return stored.labels == labels and stored.boxes == boxes_text
 
     def _report(self) -> None:
-        """Tell the caller of the progress."""
+        """Call the caller's ``progress`` with a `State`, or print a line if it is True; called
+        after each batch."""
         total = self.job.source.count
         if self._progress is True:
             show_progress(self._done + self._failed + self._there, total)

@@ -23,7 +23,7 @@ from explain.store.sources import Entry, Failed
 
 AHEAD = 4  # photos that wait for each worker, read or not
 TICK = 0.5  # seconds between two checks whether the other process is alive
-MOST = 8  # workers, unless the caller says how many
+MOST = 8  # worker processes by default
 
 
 class CannotBeginError(Exception):
@@ -54,30 +54,32 @@ def default_workers() -> int:
 def read_ahead(
     preparer: Preparer, entries: Iterator[Entry], count: int, timeout: float
 ) -> Iterator[Ready]:
-    """Prepare photos in ``count`` processes; they come out in the order of their entries.
+    """Prepare photos in ``count`` worker processes, ahead of their use; they come out in the order
+    of their entries.
 
-    No more than a few wait for each worker. A photo that takes longer than ``timeout`` seconds, or
-    whose worker dies, is a `Failed`. When this process dies, however it does, the workers end
+    No more than `AHEAD` wait for each worker. A photo that takes longer than ``timeout`` seconds,
+    or whose worker dies, is a `Failed`. When this process dies, however it does, the workers end
     within a second.
 
-    Which photo a worker died of is not known: those that were sent go once more, one at a time.
+    Which photo a worker died of is not known: all that were sent are prepared once more, one at a
+    time in a single process, to find it. If no process can be started, photos are prepared here.
     """
     broken: list[Exception] = []
     sent: deque[Entry] = deque()
     suspects: deque[Entry] = deque()
     entries = _until_broken(entries, broken)
     while True:
-        alone = bool(suspects)
-        source = _drained(suspects) if alone else entries
-        processes = 1 if alone else count
-        ahead = 1 if alone else AHEAD
+        one_by_one = bool(suspects)
+        next_entries = _drained(suspects) if one_by_one else entries
+        processes = 1 if one_by_one else count
+        ahead = 1 if one_by_one else AHEAD
         try:
             with (
-                _loading(preparer, _sending(source, sent), processes, ahead) as loaded,
+                _loading(preparer, _sending(next_entries, sent), processes, ahead) as loaded,
                 _deaths_are_awaited(),
             ):
-                for content in _in_time(loaded, timeout):
-                    photo = pickle.loads(content)
+                for pickled in _in_time(loaded, timeout):
+                    photo = pickle.loads(pickled)
                     entry = sent.popleft()
                     yield replace(photo, entry=entry) if isinstance(photo, Prepared) else photo
         except CannotBeginError as error:
@@ -85,24 +87,24 @@ def read_ahead(
                 "photos are read one after the other, since no worker process can be started "
                 f"({error})"
             )
-            yield from map(preparer, source)
+            yield from map(preparer, next_entries)
         except EndedError as error:
-            if alone or error.is_next:
+            if one_by_one or error.is_next:
                 entry = sent.popleft()
                 reason = f"image {entry.name!r} {error}"
                 yield Failed(entry.name, reason, entry.path, stamp=entry.stamp)
             suspects.extendleft(reversed(sent))
             sent.clear()
             continue
-        if not alone:
+        if not one_by_one:
             break
     if broken:
         raise broken[0]
 
 
 def _until_broken(entries: Iterator[Entry], broken: list[Exception]) -> Iterator[Entry]:
-    """The entries of a source. An error of the source ends them, and is noted in ``broken`` to be
-    raised later."""
+    """Pass on the entries of a source. An error of the source ends them, and is put into
+    ``broken``: it is raised after the photos before it are explained."""
     try:
         yield from entries
     except Exception as error:  # of the caller's own source
@@ -110,14 +112,16 @@ def _until_broken(entries: Iterator[Entry], broken: list[Exception]) -> Iterator
 
 
 def _drained(entries: deque[Entry]) -> Iterator[Entry]:
-    """Entries as they are taken out of a queue, until it is empty."""
+    """Take entries out of a queue, first to last, until it is empty; the queue holds those that
+    were not taken."""
     while entries:
         yield entries.popleft()
 
 
 def _sending(entries: Iterable[Entry], sent: deque[Entry]) -> Iterator[bytes]:
-    """Entries, pickled for a worker. Each is noted in ``sent``, since photos come back in this
-    order without it."""
+    """Pickle entries for the workers, as the loader takes them. Each is put into ``sent``, in the
+    order in which the photos come back: they come without their entry, which the caller adds
+    again."""
     for entry in entries:
         sent.append(entry)
         try:
@@ -129,13 +133,16 @@ def _sending(entries: Iterable[Entry], sent: deque[Entry]) -> Iterator[bytes]:
 
 
 class _Reader(Dataset[bytes]):
-    """Prepares photos in a worker. They go as bytes, since each tensor would share memory by an
-    open file."""
+    """The data set of the `DataLoader` that runs in the worker processes: it prepares the photo of
+    one pickled entry. Photos return as bytes, since PyTorch would share each tensor through an open
+    file, of which there may be few."""
 
     def __init__(self, preparer: Preparer) -> None:
         self._preparer = preparer
 
     def __getitem__(self, sent: bytes) -> bytes:
+        """Return the pickled photo of a pickled entry: `Prepared` with an empty entry, since the
+        parent process has it, or `Failed`. What decoders print becomes notes of the photo."""
         entry = pickle.loads(sent)
         with hushed() as printed:
             photo = self._preparer(entry)
@@ -149,9 +156,11 @@ class _Reader(Dataset[bytes]):
 def _loading(
     preparer: Preparer, sent: Iterable[bytes], count: int, ahead: int
 ) -> Iterator[Iterator[bytes]]:
-    """Start workers; they are killed at the end, since one that hangs would never finish.
+    """Start ``count`` worker processes, and give the iterator over the pickled photos; the workers
+    are killed at the end of the block, since one that hangs would never finish.
 
-    They start in a thread: Python loses an interrupt that comes while its main thread forks.
+    ``ahead`` is how many photos wait for each worker. Workers are started in a thread: Python loses
+    an interrupt that comes while its main thread forks.
 
     Raises:
         CannotBeginError: no process can be started, or what it needs cannot be sent to it.
@@ -181,7 +190,10 @@ def _loading(
 
 
 def _in_time(loaded: Iterator[bytes], timeout: float) -> Iterator[bytes]:
-    """The pickled photos that come from workers.
+    """Give the pickled photos that come from workers, and notice if none comes: a worker died, or
+    the next photo takes longer than ``timeout`` seconds.
+
+    The loader returns every `TICK` seconds, so that the time is checked.
 
     Raises:
         EndedError: a worker died, or takes too long.
@@ -206,8 +218,8 @@ def _in_time(loaded: Iterator[bytes], timeout: float) -> Iterator[bytes]:
 
 @contextmanager
 def _deaths_are_awaited() -> Iterator[None]:
-    """Keep PyTorch from raising an error for a dead worker wherever the main thread is: once a
-    loader was used, its handler of SIGCHLD would do so."""
+    """Ignore the signal of a dead worker while a block lasts: PyTorch's handler of SIGCHLD would
+    raise an error wherever the main thread is. `_in_time` notices the death instead."""
     handler = None
     if hasattr(signal, "SIGCHLD") and threading.current_thread() is threading.main_thread():
         handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -219,11 +231,12 @@ def _deaths_are_awaited() -> Iterator[None]:
 
 
 def _begin(number: int) -> None:
-    """Prepare a worker, as it starts: it ends with its parent, which alone decides on
-    interrupts."""
+    """Set up a worker process as it starts (``worker_init_fn`` of the loader): it ignores Ctrl-C,
+    which the parent decides on, and ends when its parent is gone."""
     parent = os.getppid()
 
     def watch() -> None:
+        """End this worker as soon as it has another parent, which means that its own has died."""
         while os.getppid() == parent:
             time.sleep(TICK)
         os._exit(1)
