@@ -126,25 +126,25 @@ class Film:
         probabilities = [row.probability for row in self.rows]
         if any(probability is not None for probability in probabilities):
             targets = {row.target for row in self.rows}
-            whose = self.rows[0].target if len(targets) == 1 else "the top class"
+            target_label = self.rows[0].target if len(targets) == 1 else "the top class"
             below.plot(
                 self.steps,
                 probabilities,
                 "o-",
                 markersize=3,
                 color="#2563a8",
-                label=f"probability of {whose}",
+                label=f"probability of {target_label}",
             )
-        similar = self.similarity
+        similarities = self.similarity
         below.plot(
             self.steps,
-            similar,
+            similarities,
             "s-",
             markersize=3,
             color="#c0392b",
             label="correlation with the last map",
         )
-        below.set(xlabel="step of training", ylim=(np.nanmin([0.0, *similar]) - 0.05, 1.05))
+        below.set(xlabel="step of training", ylim=(np.nanmin([0.0, *similarities]) - 0.05, 1.05))
         below.xaxis.get_major_locator().set_params(integer=True)
         below.spines[["top", "right"]].set_visible(False)
         below.grid(alpha=0.25)
@@ -155,7 +155,8 @@ class Film:
 
     @cached_property
     def _overlays(self) -> list[Image.Image]:
-        """The photo with the map of each snapshot on it."""
+        """The photo at `SIDE` pixels with the map of each snapshot drawn on it, in the order of
+        ``steps``; drawn once, for the pictures and the figure."""
         look = Look(self.style)
         box = self.rows[0].box
         scene = Scene(self.photo, box, (box,)).fitted(SIDE)
@@ -211,27 +212,44 @@ def film(
 
 
 def _full_name(run: Run, photo: str) -> str:
-    """The name of the one photo that is meant by its name, or by the end of its name or path."""
+    """The name that a watched photo has in the file of a training, from what the caller calls it:
+    its name, or the end of its name or path, such as "cat.jpg".
+
+    Raises:
+        RunError: no photo, or more than one, is meant.
+    """
     photos = (
         "SELECT s.name, max(p.path) FROM steps s JOIN photos p ON p.id = s.photo GROUP BY s.name"
     )
     paths: dict[str, str | None] = dict(run.query(photos))
     if photo in paths:
         return photo
-    end = f"/{Path(photo).as_posix()}".replace("//", "/")
-    near = [
-        name for name, path in paths.items() if f"/{name}".endswith(end) or f"/{path}".endswith(end)
+    path_end = f"/{Path(photo).as_posix()}".replace("//", "/")
+    matches = [
+        name
+        for name, path in paths.items()
+        if f"/{name}".endswith(path_end) or f"/{path}".endswith(path_end)
     ]
-    if len(near) != 1:
-        hint = f"it may be {near[0]!r} or {near[1]!r}" if near else did_you_mean(photo, paths)
+    if len(matches) != 1:
+        hint = (
+            f"it may be {matches[0]!r} or {matches[1]!r}" if matches else did_you_mean(photo, paths)
+        )
         raise RunError(f"photo must be one of this run's {len(paths)}, got {photo!r}; {hint}")
-    return near[0]
+    return matches[0]
 
 
 def _rows(
     run: Run, name: str, method: str | None, target: str | int | None
 ) -> dict[int, reading.Row]:
-    """The row of a photo at each step."""
+    """The stored map of one watched photo at each step that has a snapshot, by step in rising
+    order.
+
+    ``name`` is the photo's full name in the file. ``method`` and ``target`` choose among several;
+    None takes the only one, and for snapshots of the top class whichever it was at the step.
+
+    Raises:
+        RunError: the method or target was not explained, or one must be chosen.
+    """
     names = "SELECT p.name, s.step FROM steps s JOIN photos p ON p.id = s.photo WHERE s.name = ?"
     steps: dict[str, int] = dict(run.query(names, (name,)))
     rows = list(run._rows(" WHERE p.id IN (SELECT photo FROM steps WHERE name = ?)", (name,)))
@@ -257,5 +275,5 @@ def _rows(
 
 
 def _outcome(row: reading.Row) -> str:
-    """The target, and its probability where it has one."""
+    """The caption of a snapshot's map: its target, and the probability where there is one."""
     return row.target if row.probability is None else f"{row.target}, {percent(row.probability)}"

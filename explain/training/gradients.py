@@ -26,7 +26,8 @@ Scaler: TypeAlias = torch.amp.GradScaler
 
 
 def checked(scaler: Scaler | None) -> Scaler | None:
-    """Return the scaler, or None where it is switched off; refuse what is not a scaler.
+    """Return the gradient scaler of a training with mixed precision, or None where it is switched
+    off; called by what watches gradients, before any hook is placed.
 
     Raises:
         HookError: it has no ``get_scale``.
@@ -40,7 +41,11 @@ def checked(scaler: Scaler | None) -> Scaler | None:
 
 
 def factor(scaler: Scaler | None) -> float:
-    """Return by what the gradients of the running backward pass are too large."""
+    """Return by how much the gradients of the running backward pass are too large: the scale that
+    the scaler has put on the loss, 1.0 without one.
+
+    Called from within hooks, since the scale changes from step to step.
+    """
     return 1.0 if scaler is None else float(scaler.get_scale())
 
 
@@ -75,7 +80,8 @@ class OnParameters(SignalSafe[Any]):
         self.remove()
 
     def remove(self) -> None:
-        """Take the hooks away."""
+        """Remove the hooks from the model's parameters; also after a block, where it does
+        nothing."""
         self._group.remove()
 
 
@@ -141,7 +147,13 @@ class GradientClipper(OnParameters):
         super().__init__(model, self._clip)
 
     def _clip(self, name: str, gradient: torch.Tensor) -> torch.Tensor | None:
-        """Return a gradient that is within the limit; None leaves it as it is."""
+        """Return the gradient of the parameter called ``name``, clipped to the limit; None leaves
+        it as it is.
+
+        The hook of each parameter, called in each backward pass before the gradient is accumulated.
+        It counts clipped and not finite gradients. The size is the 2-norm, or the largest magnitude
+        where elements are clamped; limit and size are both with the scaler's scale.
+        """
         if not gradient.numel():
             return None
         kind = 2.0 if self._by_norm else math.inf
@@ -162,7 +174,8 @@ class GradientClipper(OnParameters):
         return gradient.clamp(-largest, largest)
 
     def _note_nonfinite(self, name: str, gradient: torch.Tensor) -> None:
-        """Count a gradient with infinite or NaN elements, or refuse it."""
+        """Count a parameter's gradient with infinite or NaN elements; with ``error_if_nonfinite``,
+        raise a `HookError` during backward."""
         self.nonfinite[name] = self.nonfinite.get(name, 0) + 1
         if self._strict:
             count = int((~gradient.isfinite()).sum())
@@ -227,23 +240,29 @@ class DeadUnits(OnParameters):
         return f"DeadUnits({dead} of {total} units get no gradient)"
 
     def _in_order(self) -> list[tuple[str, torch.Tensor]]:
-        """Which units of each layer are alive ``(units,)``, from the first layer to the last."""
+        """The names of the watched layers, from the first to the last, each with which of its units
+        got a gradient so far, ``(units,)``; layers without any gradient are left out."""
         names = [name for name, _ in self._owners.values()]
         return [(name, self._alive[name]) for name in names if name in self._alive]
 
-    def _note(self, parameter: str, gradient: torch.Tensor) -> None:
-        """Note which units of the parameter's layer got a gradient."""
-        if parameter not in self._owners:
+    def _note(self, parameter_name: str, gradient: torch.Tensor) -> None:
+        """Note which units of a layer got a gradient in this backward pass; None leaves the
+        gradient as it is.
+
+        The hook of each parameter. Only weights of linear layers and convolutions count; their
+        first dimension is that of the units, but of transposed convolutions the second.
+        """
+        if parameter_name not in self._owners:
             return
-        name, layer = self._owners[parameter]
-        moved = gradient.detach() != 0
+        name, layer = self._owners[parameter_name]
+        has_gradient = gradient.detach() != 0
         if isinstance(layer, _TRANSPOSED):  # (in, out of one group, ...)
-            by_group = torch.unflatten(moved, 0, (layer.groups, -1))
-            moved = by_group.transpose(1, 2).flatten(0, 1)
-        alive = moved.flatten(1).any(1)
+            by_group = torch.unflatten(has_gradient, 0, (layer.groups, -1))
+            has_gradient = by_group.transpose(1, 2).flatten(0, 1)
+        alive = has_gradient.flatten(1).any(1)
         # it stays on the device: reading it would wait for the device in every step
-        alive_earlier = self._alive.get(name)
-        self._alive[name] = alive if alive_earlier is None else alive_earlier | alive
+        alive_before = self._alive.get(name)
+        self._alive[name] = alive if alive_before is None else alive_before | alive
 
 
 @dataclass(frozen=True)
@@ -319,7 +338,7 @@ class GradientFlow(OnParameters):
         for name, rms in self._means().items():
             flows = [step[name] for step in self.steps if name in step]
             zero = sum(flow.zero for flow in flows) / len(flows)
-            # NaN stays
+            # by torch: Python's max() may lose a NaN
             largest = float(
                 torch.tensor([flow.largest for flow in flows], dtype=torch.float64).amax()
             )
@@ -372,8 +391,12 @@ class GradientFlow(OnParameters):
         return figure
 
     def _note(self, name: str, gradient: torch.Tensor) -> None:
-        """Note the gradient of a parameter in the running pass."""
-        # a pass that begins; the one before it may have failed halfway
+        """Note the size of a parameter's gradient in the running backward pass.
+
+        The hook of each parameter, called in the order of backward, from the last layer to the
+        first. The scaler's scale is taken out.
+        """
+        # a new pass: the first gradient, or a second one of a parameter, as after a failed pass
         if not self._now or name in self._now:
             self._now = {}
             self._group.after_backward(self._end_step)
@@ -385,13 +408,17 @@ class GradientFlow(OnParameters):
             self._now[name] = Flow(0.0, 0.0, 1.0)
 
     def _end_step(self) -> None:
-        """Keep what was noted in a pass that is done."""
+        """Append the gradients of the backward pass that has just ended to ``steps``; called once
+        after each pass, so that a pass that fails is no step."""
         self.steps.append(self._now)
         self._now = {}
 
     def _means(self, last: int | None = None) -> dict[str, float]:
-        """Return the mean size of each gradient, from the first layer to the last: backward came
-        the other way."""
+        """Return by parameter the mean over steps of its gradient's root mean square, from the
+        first layer to the last; ``last`` takes only so many steps from the end.
+
+        Gradients are noted in the order of backward, so the names are reversed.
+        """
         steps = self.steps[-last:] if last else self.steps
         names = reversed(dict.fromkeys(name for step in steps for name in step))
         sizes = {name: [step[name].rms for step in steps if name in step] for name in names}
@@ -408,7 +435,11 @@ _COLORS = {
 
 
 def _verdict(size: float, reference: float, vanishing: float, exploding: float) -> str:
-    """Judge a mean gradient; ``reference`` is that of the last layer."""
+    """Judge the mean gradient ``size`` of a parameter in one word, by ``reference``, that of the
+    last layer: "dead", "not finite", "vanishing", "exploding" or "ok".
+
+    `Monitor` stores these words in the file of a training; `_COLORS` has their colours.
+    """
     if size == 0:
         return "dead"
     if not size < float("inf"):

@@ -86,10 +86,13 @@ class MonitorCallback:
         self.monitor: Monitor | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the callback as a call of `callback`; Lightning pickles callbacks when it starts
+        further processes. The monitor is not kept: it begins with the training."""
         remade = functools.partial(callback, self.photos, explainer=self.explainer, **self.options)
         return remade, ()  # its class is made here, and has no place
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Begin the monitor at the trainer's step, in the first of several processes only."""
         if trainer.is_global_zero:
             explained = pl_module if self.explainer is None else self.explainer(pl_module)
             self.monitor = Monitor(
@@ -100,6 +103,11 @@ class MonitorCallback:
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        """Let the monitor count a training step, with the loss that ``training_step`` returned.
+
+        Lightning calls it for each batch. With accumulated gradients, ``global_step`` stays the
+        same for several batches.
+        """
         if self.monitor is None:
             return
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
@@ -114,7 +122,8 @@ class MonitorCallback:
     on_exception = teardown
 
     def _close(self, *, completed: bool) -> None:
-        """Close the monitor, unless it is closed already."""
+        """Close the monitor, unless it is closed already; with a last snapshot if the training was
+        completed."""
         monitor = self.monitor
         self.monitor = None
         if monitor is not None:
@@ -131,22 +140,30 @@ class PriorCallback:
         self.inputs = inputs
 
     def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the callback as a call of `prior_callback`: its class is made at run time, and
+        cannot be imported by name."""
         return functools.partial(
             prior_callback, self.prior, network=self.network, inputs=self.inputs
         ), ()
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Replace the module's ``training_step`` by one that adds the penalty of the prior to the
+        loss, until `on_train_end`.
+
+        It is set on the instance, not the class, so that deleting it brings the method back. The
+        hooks of Lightning come too late: the loss must have the penalty before backward.
+        """
         if not pl_module.automatic_optimization:
             raise RunError(
                 "automatic_optimization must be True for a prior, got False; add prior(...) to the "
                 "loss"
             )
         network = pl_module if self.network is None else self.network(pl_module)
-        step = pl_module.training_step
+        own_training_step = pl_module.training_step
 
-        @functools.wraps(step)
+        @functools.wraps(own_training_step)
         def training_step(batch: Any, *args: Any, **kwargs: Any) -> Any:
-            result = step(batch, *args, **kwargs)
+            result = own_training_step(batch, *args, **kwargs)
             if result is None:  # Lightning skips this batch
                 return None
             penalty = self.prior(network, *(batch if self.inputs is None else self.inputs(batch)))
@@ -158,6 +175,7 @@ class PriorCallback:
         pl_module.training_step = training_step
 
     def on_train_end(self, trainer: Any, pl_module: Any, *error: BaseException) -> None:
+        """Give the module its own ``training_step`` back; called after an error too."""
         vars(pl_module).pop("training_step", None)
 
     on_exception = on_train_end
@@ -165,12 +183,19 @@ class PriorCallback:
 
 @functools.cache
 def _class(kind: type, base: type) -> Any:
-    """A class of callbacks that is a subclass of Lightning's."""
+    """A subclass of ``kind`` and of Lightning's ``Callback`` (``base``), made once.
+
+    It is made at run time since Lightning is not imported before a callback is wanted.
+    """
     return type(kind.__name__, (kind, base), {"__module__": __name__, "__doc__": kind.__doc__})
 
 
 def _base() -> type:
-    """Lightning's own class of callbacks."""
+    """The class ``Callback`` of Lightning, by its new or its old package name.
+
+    Raises:
+        RunError: neither package is installed.
+    """
     for name in ("lightning.pytorch", "pytorch_lightning"):
         with suppress(ImportError):
             return cast(type, importlib.import_module(name).Callback)

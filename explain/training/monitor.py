@@ -202,7 +202,14 @@ class Monitor:
             self._begun = False
 
     def _begin_file(self, output: Path) -> None:
-        """Open the file, and forget in it what comes after the first step."""
+        """Lock and open the file of the training for this monitor, and delete from it the snapshots
+        after the step at which the training starts.
+
+        The lock is held until `close`, so that no second training writes to the file.
+
+        Raises:
+            RunError: a new training is to begin, but the file has snapshots.
+        """
         output.parent.mkdir(parents=True, exist_ok=True)
         self._files.enter_context(locked_run(output))
         self._manifest = {"training": True, **self._photos.job.manifest}
@@ -216,7 +223,8 @@ class Monitor:
             store.go_back(self.done)
 
     def _begin_board(self) -> None:
-        """Open what writes for TensorBoard."""
+        """Open the writer for TensorBoard, or take the caller's own, and draw the photos once, on
+        which later snapshots lay their maps."""
         writer = self._files.enter_context(writer_of(self._board_or_folder))
         photos = self._photos.photos
         self._board = TensorBoardLog(
@@ -224,7 +232,16 @@ class Monitor:
         )
 
     def _take_snapshot(self, figures: dict[str, Any], *, first: bool = False) -> None:
-        """Make a snapshot, and write it."""
+        """Explain the watched photos with the network as it is, and write the snapshot.
+
+        Called at the beginning (``first``), when `step` reaches the next snapshot, and at the end.
+        ``figures`` are the caller's numbers of this step, such as the loss. It removes the hooks on
+        gradients and sets when the next snapshot is due. Errors of the first snapshot are raised;
+        later ones become warnings, since they must not end a training.
+
+        Raises:
+            RunError: a figure is no number, or at the first snapshot no photo can be explained.
+        """
         numbers = {name: _number(name, value) for name, value in figures.items()}
         self._last_snapshot = self.done
         self._next_snapshot = (self.done // self.every + 1) * self.every
@@ -245,7 +262,8 @@ class Monitor:
             self._write(snapshot)
 
     def _write(self, snapshot: TrainingSnapshot) -> None:
-        """Write a snapshot to the file and the board."""
+        """Write a snapshot to the file of the training and to TensorBoard, whichever were asked
+        for."""
         methods = self._photos.job.methods or []
         if self.output is not None:
             with self._store() as store:
@@ -256,22 +274,27 @@ class Monitor:
 
     @contextmanager
     def _warning(self) -> Iterator[None]:
-        """Warn of what fails in the block: it must not end a training."""
+        """Turn errors of writing a snapshot in this block into a warning: they must not end a
+        training."""
         try:
             yield
         except (ExplainError, OSError) as error:
             warn(f"what was seen at step {self.done} is not kept: {error}")
 
     def _watch_gradients(self) -> None:
-        """Put hooks on gradients if the next step is one of those before a snapshot."""
+        """Place the hooks that watch gradients if the next training step is one of the last
+        ``window`` steps before a snapshot; called after each step.
+
+        They stay until `_gradients` reads and removes them at the snapshot.
+        """
         if self._watched is None and self.done + 1 > self._next_snapshot - self.window:
             flow = self._hooks.enter_context(GradientFlow(self._network, scaler=self._scaler))
             units = self._hooks.enter_context(DeadUnits(self._network))
             self._watched = flow, units
 
     def _gradients(self) -> dict[str, Any]:
-        """What was seen of gradients since the hooks were put in place, which are taken away: rows
-        of a `TrainingSnapshot`."""
+        """Remove the hooks on gradients, and return what they saw as the fields ``gradients`` and
+        ``units`` of a `TrainingSnapshot`; empty where no hooks were in place."""
         watched = self._watched
         self._watched = None
         self._hooks.close()
@@ -281,7 +304,8 @@ class Monitor:
         verdicts = flow.verdicts()
         counts = units.counts()
         gradients = [
-            (name, f.rms, f.largest, f.zero, verdicts[name]) for name, f in flow.summary().items()
+            (name, mean_flow.rms, mean_flow.largest, mean_flow.zero, verdicts[name])
+            for name, mean_flow in flow.summary().items()
         ]
         return {
             "gradients": gradients,
@@ -289,13 +313,21 @@ class Monitor:
         }
 
     def _store(self) -> AbstractContextManager[TrainingStore]:
-        """The file, opened for one snapshot: a process forked between two has no part in it."""
+        """Open the file of the training for one snapshot.
+
+        It is not kept open: worker processes that are forked between two snapshots would share an
+        SQLite connection, which damages files.
+        """
         assert self.output is not None
         return closing(TrainingStore(self.output, self._manifest))
 
 
 def _must_be_whole(network: nn.Module) -> None:
-    """Refuse sharded parameters: to explain takes all of them, in all processes at once."""
+    """Refuse a network whose parameters are sharded over processes (FSDP, tensor parallel).
+
+    To explain takes all parameters, and thus all processes at once, but the monitor explains in one
+    process alone.
+    """
     for name, parameter in network.named_parameters():
         if (
             type(parameter.data).__name__ == "DTensor"
@@ -308,7 +340,8 @@ def _must_be_whole(network: nn.Module) -> None:
 
 
 def _plain(model: Any) -> Any:
-    """A module without what is wrapped around it; a name or classifier as it is."""
+    """The network inside wrappers such as DDP or ``torch.compile``, so that explaining
+    neither compiles nor waits for other processes; a name or classifier is returned as it is."""
     if not isinstance(model, nn.Module):
         return model
     with muted():
@@ -316,7 +349,8 @@ def _plain(model: Any) -> Any:
 
 
 def _number(name: str, value: Any) -> float:
-    """A figure of a training as a number."""
+    """The caller's figure ``name`` of a training step, such as the loss, as a float; a tensor of
+    one element is read from its device."""
     try:
         return float(value.detach() if isinstance(value, torch.Tensor) else value)
     except (TypeError, ValueError, RuntimeError):

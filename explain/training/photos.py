@@ -32,6 +32,11 @@ class LabelJob(Job):
     by_label = False
 
     def answers(self, photos: Sequence[Prepared]) -> list[PhotoRecord]:
+        """Explain a batch of watched photos for their labels, or for the top class where one of
+        them has no label of the model.
+
+        Called by `Job` for each batch; it replaces the targets of the job's request.
+        """
         if self.by_label:
             classes = [self.labels.first_class(photo.label) for photo in photos]
             targets = as_targets(None if None in classes else classes)
@@ -65,7 +70,12 @@ class WatchedPhotos:
         self.photos = _read(self.job)
 
     def explained(self, step: int) -> list[PhotoRecord | Failed]:
-        """Explain the photos; each is called as it is at this step."""
+        """Explain all watched photos with the network as it is now, and return a record of each, in
+        their order, as snapshots store them.
+
+        Each gets the name that `stored_name` gives it at this training step. Photos with and
+        without a known label go in separate batches, since a batch has labels for all or for none.
+        """
         labelled: list[Prepared] = []
         unlabelled: list[Prepared] = []
         names = [stored_name(step, photo.entry.name) for photo in self.photos]
@@ -80,8 +90,8 @@ class WatchedPhotos:
         return [records[name] for name in names]
 
     def scene(self, photo: Prepared, side: int) -> Scene | None:
-        """The photo at a size for looking at, and where its map lies; None for one that came as a
-        tensor."""
+        """The watched photo, reduced to ``side`` pixels, with the place of its map in it, on which
+        maps are drawn for TensorBoard; None for a photo that came as a tensor."""
         image = self.job.source.read(photo.entry).image
         if isinstance(image, torch.Tensor):
             return None
@@ -90,7 +100,11 @@ class WatchedPhotos:
 
 
 def _read(job: Job) -> Sequence[Prepared]:
-    """Read all photos of a job, which must be few."""
+    """Read and preprocess all photos that a training watches; their inputs stay in memory.
+
+    Raises:
+        RunError: there is no photo, there are more than `MOST`, or one cannot be read.
+    """
     photos: list[Prepared] = []
     for entry in entries_of(job.source):
         photo = job.preparer(entry)

@@ -20,7 +20,8 @@ PENALTIES: tuple[Penalty, ...] = get_args(Penalty)
 
 
 def mirrored(images: torch.Tensor) -> torch.Tensor:
-    """Photos or maps ``(..., H, W)``, mirrored left to right."""
+    """Return photos or maps ``(..., H, W)``, mirrored left to right: the default change for the
+    ``agreement`` of a prior."""
     return images.flip(-1)
 
 
@@ -104,8 +105,8 @@ class AttributionPrior:
         target: TargetLike = None,
         mask: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """The penalty: one number, which keeps its graph to the weights, and to ``x`` if that
-        requires a gradient.
+        """Return the penalty of a batch: one number ``()``, times ``weight``, which keeps its graph
+        to the weights of the model, and to ``x`` if that requires a gradient.
 
         Args:
             model: the network that is trained.
@@ -118,20 +119,25 @@ class AttributionPrior:
         if self.penalty == "sparsity":
             penalty = 1 - gini(values)
         elif self.penalty == "agreement":
-            other = self._values(model, self.augment(x), target)
-            changed = self.augment(values) if self.moves else values
-            penalty = 1 - F.cosine_similarity(changed.flatten(1), other.flatten(1))
+            values_of_changed = self._values(model, self.augment(x), target)
+            changed_values = self.augment(values) if self.moves else values
+            penalty = 1 - F.cosine_similarity(
+                changed_values.flatten(1), values_of_changed.flatten(1)
+            )
         else:
             outside = 1 - _at_size(mask, x, values)
             if self.penalty == "outside":
                 penalty = (values.square() * outside).flatten(1).sum(1)
             else:
-                sizes = values.abs()
-                penalty = ratio((sizes * outside).flatten(1).sum(1), sizes.flatten(1).sum(1))
+                magnitudes = values.abs()
+                penalty = ratio(
+                    (magnitudes * outside).flatten(1).sum(1), magnitudes.flatten(1).sum(1)
+                )
         return self.weight * penalty.mean()
 
     def _values(self, model: nn.Module, x: torch.Tensor, target: TargetLike) -> torch.Tensor:
-        """The maps of the images, which keep their graph."""
+        """The maps of the images by the prior's method, at the resolution of the method, with their
+        graph to the weights: the penalty is differentiated through them."""
         with muted():
             return attribute(
                 model, x, self.method, target=target, layer=self.layer, create_graph=True
@@ -139,7 +145,14 @@ class AttributionPrior:
 
 
 def _at_size(mask: torch.Tensor | None, x: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """A mask of the images ``x`` at the resolution of their maps, in a shape that meets them."""
+    """The mask of the images ``x`` (N, C, H, W) at the resolution of their maps ``values``, in a
+    shape that broadcasts with them: ``(N, h, w)``, or ``(N, 1, h, w)`` for maps with channels.
+
+    It is averaged over cells, so that its values become shares from 0 to 1.
+
+    Raises:
+        MethodError: there is no mask, or it has another shape than the images.
+    """
     if mask is not None and mask.ndim == x.ndim and mask.shape[1] == 1:
         mask = mask[:, 0]
     size = x.shape[2:]

@@ -71,12 +71,13 @@ class TrainingStore(Store):
                 self._db.execute(statement)
 
     def last(self) -> int:
-        """The last step that is there; 0 if there is none."""
+        """The last training step of which the file has a snapshot; 0 if there is none."""
         with self._translated():
             return int(self._db.execute("SELECT ifnull(max(step), 0) FROM steps").fetchone()[0])
 
     def go_back(self, step: int) -> None:
-        """Forget what comes after a step: a training that begins there goes another way."""
+        """Delete all snapshots after a training step: a training that is continued from there takes
+        another way. Maps go with their photos (by the foreign keys of the tables)."""
         with self.transaction():
             self._db.execute(
                 "DELETE FROM photos WHERE id IN (SELECT photo FROM steps WHERE step > ?)", (step,)
@@ -85,25 +86,31 @@ class TrainingStore(Store):
                 self._db.execute(f"DELETE FROM {table} WHERE step > ?", (step,))
 
     def enter(self, snapshot: TrainingSnapshot) -> None:
-        """Write all that belongs to a step at once; what was there of this step is replaced."""
-        start = len(stored_name(snapshot.step, "")) + 1
-        photo = (
+        """Write a snapshot to the file in one transaction; an earlier snapshot of the same step is
+        replaced.
+
+        Photos are stored as in any run, under `stored_name`, and the table ``steps`` says which
+        step and photo each is of; `explain.training.film` reads it.
+        """
+        name_start = len(stored_name(snapshot.step, "")) + 1
+        insert_step = (
             "INSERT OR REPLACE INTO steps SELECT id, ?, substr(name, ?) FROM photos WHERE name = ?"
         )
-        units = [
+        unit_rows = [
             (layer, count, len(dead), json.dumps(dead)) for layer, count, dead in snapshot.units
         ]
         with self.transaction():
             self.write(snapshot.photos)
             for record in snapshot.photos:
                 if isinstance(record, PhotoRecord):
-                    self._db.execute(photo, (snapshot.step, start, record.name))
+                    self._db.execute(insert_step, (snapshot.step, name_start, record.name))
             self._enter_rows("figures", snapshot.step, list(snapshot.figures.items()))
             self._enter_rows("gradients", snapshot.step, snapshot.gradients)
-            self._enter_rows("units", snapshot.step, units)
+            self._enter_rows("units", snapshot.step, unit_rows)
 
     def _enter_rows(self, table: str, step: int, rows: Sequence[tuple[Any, ...]]) -> None:
-        """Replace the rows of a step in a table."""
+        """Replace the rows that a table has of a training step; ``rows`` have the columns after
+        ``step``, in the order of ``tables.sql``. ``table`` is a name of ours, never of a user."""
         self._db.execute(f"DELETE FROM {table} WHERE step = ?", (step,))
         for row in rows:
             marks = ", ?" * len(row)
@@ -122,7 +129,11 @@ class TensorBoardLog:
         self._scenes = scenes
 
     def enter(self, snapshot: TrainingSnapshot, styles: Mapping[str, str]) -> None:
-        """Write the pictures and figures of a step; ``styles`` are those of the methods."""
+        """Write the maps, figures and gradients of a snapshot to TensorBoard; ``styles`` are the
+        names of the drawing styles by method.
+
+        Photos that could not be explained are left out. The tags are what people find on the board.
+        """
         for photo, record, scene in zip(self._photos, snapshot.photos, self._scenes, strict=True):
             if isinstance(record, PhotoRecord):
                 for result in record.results:
@@ -137,7 +148,11 @@ class TensorBoardLog:
     def _enter_map(
         self, step: int, photo: Prepared, result: Mapping[str, Any], scene: Scene | None, style: str
     ) -> None:
-        """Write the score, the probability and the picture of one map."""
+        """Write the score, the probability and, where the photo has a scene, the picture of one map
+        to TensorBoard.
+
+        ``result`` is the map's row as the store has it, ``style`` the name of its drawing style.
+        """
         tag = f"{photo.entry.name}/{result['method']}/{result['target']}"
         self._writer.add_scalar(f"score/{tag}", result["score"], step)
         if result["probability"] is not None:
@@ -159,8 +174,8 @@ class TensorBoardLog:
 
 
 def writer_of(board: Any) -> AbstractContextManager[Any]:
-    """Return what writes for TensorBoard while a block lasts; the end closes it if it was made
-    here.
+    """Return a context that gives a TensorBoard writer; its end closes the writer of a folder, but
+    leaves a writer of the caller's own open.
 
     Args:
         board: a folder, or a writer such as ``torch.utils.tensorboard.SummaryWriter``.
