@@ -42,12 +42,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for cannot be done whatever the photo, as with an option, method, model, layer or label that
     does not exist; 130 if interrupted.
     """
-    # before torch: its threads would spin on a busy machine
+    # set before torch is loaded: its idle threads would take processor time by spinning
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if "torch" not in sys.modules:
-        # a search for garbage among the objects of torch takes a sixth of the time
+        # the garbage collector would take a sixth of the time with the many objects of torch
         gc.set_threshold(100_000)
-        # and so does one when the process ends, which frees them all anyway
+        # and as long again at the end of the process, which frees all memory anyway
         atexit.register(gc.freeze)
     if lists.COMPLETION in os.environ:
         return lists.complete(os.environ[lists.COMPLETION])
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             # a label that the terminal cannot show is no reason to stop
             stream.reconfigure(errors="backslashreplace")
     if not logging.getLogger("PIL").handlers:
-        # its log goes to standard error otherwise
+        # otherwise Pillow's log goes to standard error
         logging.getLogger("PIL").addHandler(logging.NullHandler())
     words = list(sys.argv[1:] if arguments is None else arguments)
     end = words.index("--") if "--" in words else len(words)
@@ -75,7 +75,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _answered(words: list[str], answer: Output) -> int:
-    """Do what was typed; whatever goes wrong is part of the answer."""
+    """Run the command that was typed, and return its exit code; errors of any kind are printed and
+    put into the JSON document of ``answer``. Only a fault of this package, and a closed standard
+    output, are raised further."""
     try:
         with commands.make_context("", words, obj=answer) as context:
             return commands.invoke(context) or DONE
@@ -95,7 +97,7 @@ def _answered(words: list[str], answer: Output) -> int:
     except KeyboardInterrupt:
         answer.complain("interrupted")
         return INTERRUPTED
-    # a fault of our own: what is done is said, and the fault is shown
+    # a fault of this package: results so far are printed, and the traceback is shown
     except BaseException as error:
         answer.errors.append(raised(error))
         answer.end()

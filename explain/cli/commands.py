@@ -20,18 +20,20 @@ from explain.cli.output import Output
 
 F = TypeVar("F", bound=Callable[..., Any])
 PHOTOS = ""
-"""The name of the command that is meant where no command is named: nobody can type it."""
+"""The name of the command `explain PHOTO`, which is meant where no command is named; empty, so that
+nobody can type it."""
 COUNT = click.IntRange(min=1)
 POSITIVE = click.FloatRange(min=0, min_open=True)
 
 
 class UsageError(ExplainError):
-    """The command line cannot be meant as it was typed."""
+    """The command line cannot be done as it was typed, whatever the photo; the exit code is 2."""
 
 
 @contextmanager
 def as_usage(kinds: type[ExplainError] | tuple[type[ExplainError], ...]) -> Iterator[None]:
-    """Raise errors of these kinds as a `UsageError`."""
+    """Turn errors of these kinds within the block into a `UsageError` with the same message: for
+    errors that are due to what was typed, so that the exit code is 2."""
     try:
         yield
     except kinds as error:
@@ -39,7 +41,8 @@ def as_usage(kinds: type[ExplainError] | tuple[type[ExplainError], ...]) -> Iter
 
 
 def print_help(context: click.Context, option: click.Parameter, is_asked: bool) -> None:
-    """Say the help of a command, and end."""
+    """Print the help of a command, and end it; click calls this for --help, before all other
+    options. With --json, the help is part of the document."""
     if not is_asked or context.resilient_parsing:
         return
     answer: Output = context.obj
@@ -58,13 +61,15 @@ class Command(click.Command):
     """
 
     def __init__(self, *, key: str = "results", **settings: Any) -> None:
+        """Make a command of the command line with an option --help of its own, which goes through
+        `Output`; ``key`` names the list of results in the JSON document."""
         super().__init__(**settings)
         self.key = key
-        words = ["-h", "--help"]
+        flags = ["-h", "--help"]
         text = "show this help"
         self.params.append(
             click.Option(
-                words,
+                flags,
                 is_flag=True,
                 is_eager=True,
                 expose_value=False,
@@ -75,11 +80,16 @@ class Command(click.Command):
 
     @property
     def flags(self) -> dict[str, click.Parameter]:
-        """The options by what is typed for each."""
+        """The options of the command by what is typed for each: "--layer", "-t"."""
         return {flag: param for param in self.params for flag in param.opts if flag.startswith("-")}
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if ctx.resilient_parsing:  # a shell asks what may follow
+        """Read the words after a command's name; overrides click, which calls it.
+
+        Adds to click's reading: defaults from a file (a note says which options come from there),
+        and errors as a `UsageError` in one line.
+        """
+        if ctx.resilient_parsing:  # a shell asks for completions: nothing may be printed
             return super().parse_args(ctx, args)
         answer: Output = ctx.obj
         answer.key = self.key
@@ -95,7 +105,8 @@ class Command(click.Command):
     def _in_one_line(
         self, context: click.Context, file: str, error: click.UsageError
     ) -> UsageError:
-        """What click says of a wrong command line, with what to do."""
+        """Return click's error about a wrong command line as one line that says what to do; where
+        the value came from a file of defaults, the line names the ``file``."""
         line = error.format_message().rstrip(".")
         param = getattr(error, "param", None)
         if (
@@ -111,13 +122,16 @@ class Command(click.Command):
         return UsageError(f"{line}; {context.command_path} --help shows the options")
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the end of a command's help, the example; before it, in the help of `explain PHOTO`
+        (which is that of `explain`), the list of all other commands. Overrides click."""
         if self.name == PHOTOS:
             commands.format_commands(ctx, formatter)
         super().format_epilog(ctx, formatter)
 
 
 class Commands(click.Group):
-    """The first word may name a command; all else is about photos.
+    """The group of all commands: the first word may name one; without that, `explain PHOTO` is
+    meant.
 
     A photo with the name of a command is written with its folder, as "./run".
     """
@@ -126,32 +140,44 @@ class Commands(click.Group):
 
     @property
     def photos(self) -> Command:
-        """The command that is meant where none is named."""
+        """The command `explain PHOTO`, which is meant where no command is named."""
         command = self.commands[PHOTOS]
         assert isinstance(command, Command)
         return command
 
     def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of the commands that can be typed, sorted; overrides click, which shows
+        them in help and completions."""
         return sorted(name for name in self.commands if name != PHOTOS)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put the name of a command before the words of the command line, where the first word is
+        none; overrides click.
+
+        `explain cat.jpg` becomes the command `PHOTOS` with "cat.jpg", and --version becomes
+        `version`. A first word close to a command's name is refused as misspelt.
+        """
         words = ["version", *args[1:]] if args[:1] == ["--version"] else args
         names = self.list_commands(ctx)
         if not words or words[0] not in names:
             if words and not ctx.resilient_parsing:
                 _refuse_misspelt(words[0], names)
             words = [PHOTOS, *words]
+        # after "--", click takes all words for arguments: options belong to the command
         return super().parse_args(ctx, ["--", *words])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command's name as messages and help show it ("explain run"), the command, and
+        the words after it; overrides click. `parse_args` has put a known name first."""
         name, *rest = args
         return f"explain {name}".rstrip(), self.commands[name], rest
 
 
 def _refuse_misspelt(word: str, names: list[str]) -> None:
-    """Refuse a first word that is no file, but close to the name of a command."""
+    """Refuse a first word of the command line that is no file, but close to the name of a command;
+    it would otherwise be taken for a photo that is missing."""
     if not (word.isascii() and word.isalpha()) or os.path.lexists(word):
         return
     for name in close_to(word, names, 1):
@@ -164,20 +190,25 @@ commands = Commands("explain", add_help_option=False)
 
 
 def without_effect(flag: str, why: str) -> UsageError:
-    """The refusal of an option that would have no effect, and why not."""
+    """Return the error that refuses an option which would have no effect. ``flag`` is the option as
+    typed ("--fuse"); ``why`` goes on from "would have no effect" (" without --pictures")."""
     return UsageError(f"{flag} would have no effect{why}; leave it out")
 
 
 def is_typed(context: click.Context, name: str) -> bool:
-    """Whether an option was typed, and not left to a default or a file."""
+    """Whether an option was typed on the command line, and does not come from its default or from a
+    file of defaults. ``name`` is the parameter's: "map_format"."""
     return context.get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
 def refuse_without_effect(context: click.Context, name: str, why: str, *, unless: bool) -> None:
     """Refuse an option that was typed, unless it has an effect.
 
+    Options from a file of defaults pass: the file serves all commands. ``name`` is the parameter's
+    ("map_format"); ``why`` goes on from "would have no effect" (" without --pictures").
+
     Raises:
-        UsageError: it has none.
+        UsageError: the option was typed and has no effect.
     """
     if not unless and is_typed(context, name):
         raise without_effect(f"--{name.replace('_', '-')}", why)
@@ -188,14 +219,16 @@ CONFIGS = {"explain.toml": (), "pyproject.toml": ("tool", "explain")}
 
 
 def options_from_file(command: Command) -> tuple[str, dict[str, Any]]:
-    """Read the options that one repeats from ``explain.toml``, or ``[tool.explain]`` in
+    """Read the defaults of a command's options from ``explain.toml``, or ``[tool.explain]`` in
     ``pyproject.toml``.
 
-    Keys are long names of options; those of a table named like a command are for this command only.
-    Options of other commands do not count here.
+    Keys are long names of options, without "--"; those in a table named like a command are for that
+    command only ("explain" for `explain PHOTO`). Options that only other commands have are left
+    out.
 
     Returns:
-        The name of the file, empty without one, and the values by option.
+        The name of the file, empty without one, and the values by parameter name, as click's
+        ``default_map`` takes them.
 
     Raises:
         UsageError: the file cannot be read, or no command has such an option.
@@ -221,7 +254,8 @@ def options_from_file(command: Command) -> tuple[str, dict[str, Any]]:
 
 
 def _table(file: str, keys: tuple[str, ...]) -> dict[str, Any]:
-    """The table at these keys of a TOML file; empty where there is no file, or no such table."""
+    """Return a table of a TOML file in the current folder as a dictionary; ``keys`` lead to it from
+    the top. Without the file or the table, it is empty."""
     if not Path(file).is_file():
         return {}
     import tomllib
@@ -236,8 +270,12 @@ def _table(file: str, keys: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _defaults(command: Command, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the names and values of the options of a command; of a list, the first where it takes
-    only one."""
+    """Yield the parameter names and values for the options in a file of defaults that a command
+    has.
+
+    A list for an option that takes one text gives its first entry, and a single value for one that
+    takes several becomes a list: commands differ in that, and the file serves all of them.
+    """
     for key, value in values.items():
         param = command.flags.get(f"--{key}")
         if param is None or param.name is None:
@@ -253,10 +291,10 @@ def _defaults(command: Command, values: Mapping[str, Any]) -> Iterator[tuple[str
 
 
 def together(options: Sequence[Callable[[Any], Any]]) -> Callable[[F], F]:
-    """Several options as one decorator, in the order of the help."""
+    """Return several option decorators of click as one, which shows them in this order in help."""
 
     def decorate(function: F) -> F:
-        for option in reversed(options):
+        for option in reversed(options):  # the lowest decorator acts first
             function = option(function)
         return function
 
@@ -264,8 +302,11 @@ def together(options: Sequence[Callable[[Any], Any]]) -> Callable[[F], F]:
 
 
 def option(words: str, help: str, **settings: Any) -> Callable[[F], F]:
-    """An option as its help shows it: ``--samples N`` takes a value, ``--fuse mean|max`` one of
-    these; others none."""
+    """Return the click decorator of an option, written as help shows it: ``--samples N`` takes a
+    value, ``--fuse mean|max`` one of these words, and ``--quiet -q`` is a flag.
+
+    ``help`` is what users read; ``settings`` are those of `click.option`.
+    """
     names = [word for word in words.split() if word.startswith("-")]
     values = words.split()[len(names) :]
     if not values:
@@ -280,8 +321,9 @@ def option(words: str, help: str, **settings: Any) -> Callable[[F], F]:
 
 
 def numbers(text: Any) -> Any:
-    """Read a number, or one for each channel as in "0.5,0.4,0.3"; anything else is left to be
-    refused."""
+    """Read the text of an option such as --mean: a number, or a list of one for each channel, as in
+    "0.5,0.4,0.3". Any other text is returned as it is: `Explainer` takes words ("whole"), and
+    refuses in its own words what is wrong."""
     if not isinstance(text, str):
         return text
     try:
@@ -292,7 +334,8 @@ def numbers(text: Any) -> Any:
 
 
 def _tell_output(context: click.Context, option: click.Parameter, value: bool) -> None:
-    """Set --quiet or --verbose in the `Output`; click calls it with what was typed."""
+    """Set --quiet or --verbose in the command's `Output`; click calls this while it reads the
+    options. A shell that asks for completions has no `Output`."""
     if context.obj is not None:
         setattr(context.obj, str(option.name), value)
 
@@ -302,7 +345,8 @@ Complete = Callable[[click.Context, click.Parameter, str], list[Any]]
 
 
 def names_of(kind: str) -> Complete:
-    """Return what completes a name of "methods" or "metrics"."""
+    """Return a function for shell completion of names; ``kind`` is "methods" or "metrics". The
+    package is imported at the call: the command line must start without it."""
 
     def complete(context: click.Context, option: click.Parameter, begin: str) -> list[Any]:
         import explain
@@ -314,7 +358,7 @@ def names_of(kind: str) -> Complete:
 
 
 def complete_words(*known_words: str) -> Complete:
-    """Return what completes one of these words."""
+    """Return a function for shell completion that offers the known words that begin as typed."""
     return lambda context, option, begin: [word for word in known_words if word.startswith(begin)]
 
 
@@ -324,7 +368,8 @@ models = complete_words(
 
 
 def _first_word(context: click.Context, argument: click.Parameter, begin: str) -> list[Any]:
-    """A command, where the first word is asked for and may be one; else a file."""
+    """Return what a shell may complete the first word with: names of commands that begin as typed,
+    or otherwise files (as for all later words, since the first was a photo)."""
     may_be_command = begin and not context.params.get("images")
     names = [
         name
@@ -337,7 +382,7 @@ def _first_word(context: click.Context, argument: click.Parameter, begin: str) -
 def _at_least_one(
     context: click.Context, argument: click.Parameter, names: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """Refuse an empty list of images; click calls it with what was typed."""
+    """Refuse an empty list of images; click calls this with the names that were typed."""
     if not names:
         raise click.UsageError("name at least one image", context)
     return names
@@ -424,7 +469,8 @@ style = option(
 
 
 def output(default: str | None, metavar: str, help: str) -> Callable[[F], F]:
-    """Where to write."""
+    """Return the decorator of --output, by which each command says where it writes, with its own
+    default and help text."""
     return option(f"--output -o {metavar}", help, default=default)
 
 
@@ -446,7 +492,13 @@ MODEL_SETTINGS = (
 
 
 def model_options(*, several: bool = False, colours: bool = True) -> Callable[[F], F]:
-    """The options of a model; or of several; with or without that of the channels of its photos."""
+    """Return the options that say which model is explained and how it sees photos, as one
+    decorator.
+
+    With ``several``, --model is repeatable. Without ``colours``, --channels is left out: it means
+    something else in `explain insight`. All but --model are named in `MODEL_SETTINGS`, and go to
+    `load_explainer` by these names.
+    """
     of_colours = option(
         "--channels N",
         "1 for a model of photos in grey, 3 for colours",

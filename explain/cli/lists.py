@@ -91,7 +91,8 @@ def list_models(answer: Output, pattern: str | None) -> None:
 
 
 def _matching(names: list[str], pattern: str | None, kind: str) -> list[str]:
-    """The names that fit the pattern; all of them without one."""
+    """Return the names that match a pattern such as "*cam*", or all without a pattern; ``kind``
+    ("method", "metric", "model") is for the error if none matches."""
     if pattern is None:
         return names
     fitting = [name for name in names if fnmatch(name, pattern.lower())]
@@ -101,14 +102,16 @@ def _matching(names: list[str], pattern: str | None, kind: str) -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    """An option's value as it is typed, and as JSON has it."""
+    """Return the value of a method's option as JSON takes it: plain values as they are, objects
+    such as a baseline by the name that is typed for them."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     return getattr(value, "name", None) or str(value)
 
 
 def _options_lines(pattern: str | None, values: dict[str, Any], indent: int) -> list[str]:
-    """The options of what was asked for by name."""
+    """Return the line with the options (values by name) of a method or metric, indented by so many
+    spaces; no line in a list of all, without a pattern, or where there are no options."""
     texts = [f"{name}={value}" for name, value in values.items()]
     return [f"{'':<{indent}}options: {', '.join(texts)}"] if pattern is not None and texts else []
 
@@ -132,5 +135,7 @@ def completion(answer: Output, shell: str) -> None:
 
 
 def complete(instruction: str) -> int:
-    """Print the words that may follow, as the script of a shell asks for them."""
+    """Print the words that may follow on the command line, and return the exit code. The completion
+    script of a shell asks for them by the environment variable `COMPLETION`, whose value is the
+    ``instruction``."""
     return shell_complete(commands, {}, "explain", COMPLETION, instruction)

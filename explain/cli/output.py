@@ -19,14 +19,15 @@ INTERRUPTED = 130
 
 
 class OutputClosedError(OutputError):
-    """Standard output takes no more."""
+    """Standard output takes no more lines: it is closed, or its reader has gone."""
 
 
 class Output:
-    """What a command says on standard output, and what went wrong.
+    """What a command prints on standard output, and its errors and notes on standard error.
 
-    As lines, they are printed as they come. As JSON, ``items`` are kept for one document that ends
-    the answer, under the name ``key``, with the ``errors``.
+    Lines are printed as they come. With --json, no line is printed: ``items`` are collected for one
+    document at the end, under the name ``key``, with the ``errors``. ``quiet`` and ``verbose`` are
+    set by the options of these names.
     """
 
     def __init__(self, *, as_json: bool = False) -> None:
@@ -40,34 +41,42 @@ class Output:
         self._noted: set[str] = set()
 
     def say(self, line: object) -> None:
-        """Print a line that cannot steer the terminal, unless a document is printed instead."""
+        """Print a line on standard output, unless --json or --quiet is given. Control characters
+        are made visible: labels and file names must not steer the terminal."""
         self.say_all([line])
 
     def say_all(self, lines: Iterable[object]) -> None:
-        """Print lines, as `say` does."""
+        """Print lines on standard output, unless --json or --quiet is given."""
         if not (self.as_json or self.quiet):
             self._print(lines)
 
     def add(self, item: Any, lines: Iterable[object] = ()) -> None:
-        """Enter something in the document, or say the lines that tell the same."""
+        """Add an item to the JSON document, and print the lines that say the same to people."""
         self.items.append(item)
         self.say_all(lines)
 
     def complain(self, message: str) -> int:
-        """Say in one line on standard error what went wrong, and enter it in the document."""
+        """Print an error as one line on standard error, also with --quiet, and add it to the
+        errors of the JSON document; return the exit code of a failure."""
         self.errors.append(message)
         tell(f"explain: {' '.join(message.split())}")
         return FAILED
 
     def note(self, message: str, *, once: bool = False) -> None:
-        """Say something on standard error that is no error."""
+        """Print a note on standard error, unless --quiet is given; with ``once``, only the first
+        time that a command has this note."""
         if not self.quiet and not (once and message in self._noted):
             self._noted.add(message)
             tell(f"note: {message}")
 
     def end(self) -> None:
-        """Print the document, if there is to be one; what cannot be printed shows here, and not
-        later."""
+        """Print the JSON document, if --json is given, and flush standard output; called at the end
+        of every command.
+
+        Raises:
+            OutputClosedError: standard output takes no more. The flush shows it here, where it is
+                handled, and not when the interpreter ends.
+        """
         if self.as_json:
             from explain.data.files import json_text
 
@@ -77,26 +86,33 @@ class Output:
         self.flush()
 
     def flush(self) -> None:
-        """Let what was said be seen at once."""
+        """Flush standard output, so that lines are seen before a command that goes on running."""
         with _as_closed_output():
             if self._stream is not None:
                 self._stream.flush()
 
     def _print(self, lines: Iterable[object]) -> None:
+        """Write lines to standard output, with control characters made visible.
+
+        Raises:
+            OutputClosedError: it takes no more.
+        """
         with _as_closed_output():
-            if self._stream is not None:  # as it is where standard output was closed
+            if self._stream is not None:  # None where the process began without standard output
                 self._stream.writelines(f"{printable(line)}\n" for line in lines)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Keep standard output for what is said here; what anything else prints there goes to
-        standard error."""
+        """Reserve standard output for this command's lines within the block; whatever else prints
+        there (libraries, code of a model) goes to standard error, so that a JSON document stays
+        valid."""
         with _standard_output() as self._stream:
             try:
                 yield
             except OutputClosedError:
-                # Whoever read our output has gone, or it cannot be written; the interpreter is not
-                # to complain at exit. it may be something else than a file
+                # The reader has gone, or the output cannot be written. The rest goes to the null
+                # device, so that the interpreter does not complain when it flushes at exit. In
+                # tests and notebooks, the stream may be no file
                 with suppress(io.UnsupportedOperation, AttributeError):
                     os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())  # type: ignore[union-attr]
                 raise
@@ -104,7 +120,8 @@ class Output:
 
 @contextmanager
 def _as_closed_output() -> Iterator[None]:
-    """Raise `OutputClosedError` for whatever error a stream raises."""
+    """Turn an error of the operating system within the block, from writing to standard output, into
+    an `OutputClosedError`."""
     try:
         yield
     except OSError as error:
@@ -113,37 +130,43 @@ def _as_closed_output() -> Iterator[None]:
 
 @contextmanager
 def _standard_output() -> Iterator[TextIO | None]:
-    """Yield standard output, or None where it is closed, and send there nothing else until the
-    block ends."""
-    ours = sys.stdout
+    """Yield a stream to standard output, or None where that is closed; within the block, all that
+    others print there goes to standard error.
+
+    Where the streams are the process's own (descriptors 1 and 2), the descriptor itself is
+    redirected, since libraries in C write to its number; the yielded stream has a copy. Otherwise,
+    as in tests and notebooks, only ``sys.stdout`` is replaced.
+    """
+    original = sys.stdout
     with ExitStack() as stack:
         stack.enter_context(
             redirect_stdout(
                 sys.stderr or stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
             )
         )
-        if ours is None or _descriptor(ours) != 1 or _descriptor(sys.stderr) != 2:
-            yield ours
+        if original is None or _descriptor(original) != 1 or _descriptor(sys.stderr) != 2:
+            yield original
             return
-        ours.flush()
-        kept = os.dup(1)  # programs and libraries in C print to the number, and know no names
-        stack.callback(os.close, kept)
-        stack.callback(os.dup2, kept, 1)
+        original.flush()
+        saved_descriptor = os.dup(1)
+        # callbacks run in reverse: the descriptor is put back before its copy is closed
+        stack.callback(os.close, saved_descriptor)
+        stack.callback(os.dup2, saved_descriptor, 1)
         os.dup2(2, 1)
         output = open(  # noqa: SIM115
-            kept,
+            saved_descriptor,
             "w",
-            encoding=ours.encoding,
+            encoding=original.encoding,
             errors="backslashreplace",
             closefd=False,
-            buffering=1 if getattr(ours, "line_buffering", False) else -1,
+            buffering=1 if getattr(original, "line_buffering", False) else -1,
         )
         stack.callback(output.close)
         yield output
 
 
 def _descriptor(stream: Any) -> int | None:
-    """The file descriptor of a stream, or None where it has none."""
+    """Return the file descriptor of a stream, or None where it has none (as in a notebook)."""
     try:
         return int(stream.fileno())
     except (AttributeError, OSError, ValueError):
@@ -151,7 +174,7 @@ def _descriptor(stream: Any) -> int | None:
 
 
 def in_brackets(counts: Mapping[str, int]) -> str:
-    """The counts that are not zero, as the end of a line.
+    """Return the counts that are not zero in brackets, as the end of a printed line.
 
     >>> in_brackets({"failed": 2, "skipped": 0}), in_brackets({"failed": 0})
     (' (2 failed)', '')
@@ -161,29 +184,34 @@ def in_brackets(counts: Mapping[str, int]) -> str:
 
 
 def wrote(files: Iterable[object]) -> list[str]:
-    """The lines that name the files that were written."""
+    """Return a line "wrote FILE" for each file that a command has written."""
     return [f"wrote {file}" for file in files]
 
 
 def tell(line: str) -> None:
-    """Print a line on standard error that cannot steer the terminal."""
+    """Print a line on standard error, with control characters made visible so that they do not
+    steer the terminal."""
     if sys.stderr is not None:  # it is None where standard error was closed
         print(printable(line), file=sys.stderr)
 
 
 @contextmanager
 def notes(answer: Output, photo: str = "") -> Iterator[None]:
-    """Print the package's own warnings as notes, and keep those of libraries to themselves."""
+    """Print the warnings of this package within the block as notes, and silence those of libraries.
+
+    ``photo`` is the path of the photo that the block is about: a note that does not name its file
+    begins with it. Each note is printed once, also if the block ends with an error.
+    """
     from explain.data.scans import split_slice
 
-    heard: list[str] = []
-    file, _ = split_slice(photo)  # of a volume, whose slices have much in common
+    messages: list[str] = []
+    file, _ = split_slice(photo)  # the slices of one volume get the same notes
     try:
-        with quiet(), collect_warnings(heard):
+        with quiet(), collect_warnings(messages):
             yield
     finally:
-        for said in heard:
-            answer.note(said if file in said else f"{photo}: {said}", once=True)
+        for message in messages:
+            answer.note(message if file in message else f"{photo}: {message}", once=True)
 
 
 MOMENT = 1.0  # seconds after which the passes of one photo are shown
@@ -194,17 +222,18 @@ MINUTE = 60.0  # seconds between two lines where there is no terminal
 
 
 class RunProgress(StatusLine):
-    """The progress of a run over a data set: photos that were ``done``, and that were ``there``
-    before.
+    """The progress line of `explain run` on standard error. ``done`` counts the photos explained
+    now, and ``there`` those that the run's file had before.
 
-    Without a terminal, as in a job of the night, it is a line a minute, however long a batch takes,
-    and one at the end.
+    Without a terminal, as in a batch job, a thread prints a line a minute, however long a batch
+    takes, and the last line follows at the end.
     """
 
     done = 0
     there = 0
 
     def __init__(self) -> None:
+        """Begin the progress of a run; without a terminal, start the thread that prints it."""
         super().__init__()
         self._line = "no photo done yet"
         self._has_ended = threading.Event()
@@ -214,7 +243,8 @@ class RunProgress(StatusLine):
             self._teller.start()
 
     def close(self) -> None:
-        """End with the run."""
+        """Remove the progress line when the run has ended, and stop the thread that prints it; if
+        that has printed any line, print the last one."""
         self.wipe()
         self._has_ended.set()
         if self._teller.is_alive():
@@ -223,6 +253,8 @@ class RunProgress(StatusLine):
             tell(self._line)
 
     def __call__(self, state: Any) -> None:
+        """Show the progress of a run: `explain.run` calls this as photos get done, with its state:
+        the numbers of photos, and the seconds that have passed and are ``left``."""
         self.done = state.done
         self.there = state.there
         stored = state.there + state.done
@@ -243,7 +275,7 @@ class RunProgress(StatusLine):
         )
 
     def _tell(self) -> None:
-        """Print the line once a minute until the run has ended; runs in a thread of its own."""
+        """Print the progress line once a minute until the run has ended; the body of the thread."""
         while not self._has_ended.wait(MINUTE):
             if not self.hidden:
                 tell(self._line)
@@ -267,7 +299,8 @@ class ProgressBar(StatusLine):
         self._photo_begun = self._begun
 
     def begin(self, name: str) -> None:
-        """Begin with a photo."""
+        """Show that work on a photo begins; ``name`` stands beside the bar. Of a single photo,
+        nothing is shown until its passes take longer (`runs`)."""
         self.name = name
         self._photo_begun = self.clock()
         self._drawn = float("-inf")
@@ -275,18 +308,19 @@ class ProgressBar(StatusLine):
             self._draw(0.0, "")
 
     def runs(self, done: int, total: int) -> None:
-        """Show how many of the passes for this photo are done, once these take more than a
-        moment."""
+        """Show how many passes of the model are done for the current photo, out of ``total``, once
+        the photo takes longer than `MOMENT`; methods call this as their ``progress``."""
         if self.clock() - self._photo_begun >= MOMENT and done < total:
             self._draw(done / total, f" {done}/{total} runs")
 
     def close(self) -> None:
-        """End with a photo."""
+        """Count the current photo as done, and remove the bar, so that lines can be printed."""
         self.done += 1
         self.wipe()
 
     def _draw(self, part: float, passes: str) -> None:
-        """Draw the bar, where this share of the passes for the current photo is done."""
+        """Draw the progress bar. ``part`` is the share of the current photo that is done, 0 to 1;
+        ``passes`` is the text about its passes, or empty."""
         share = (self.done + part) / self.total
         elapsed = self.clock() - self._begun
         photos = f"{self.done}/{self.total} " if self.total > 1 else ""

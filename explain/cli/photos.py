@@ -54,9 +54,9 @@ SHEET = "contact-sheet.html"
 PICTURES = (".png", ".jpg", ".jpeg", ".pdf", ".svg")
 OTHER_FILES = (".gif", ".webp", ".bmp", ".tif", ".tiff", ".html", ".json", ".npy", ".npz", ".zip")
 """Endings that nobody means as the name of a folder."""
-FEW = 10  # photos up to which their pages have curves
-MOST_PREDICTIONS = 20  # printed of a photo; records have all
-MOST = 500  # photos of one sheet; a browser opens no more at once with ease
+FEW = 10  # up to so many photos, their pages have curves
+MOST_PREDICTIONS = 20  # how many predictions are printed for a photo; records have all
+MOST = 500  # photos on one contact sheet: a browser is slow with more
 
 
 @commands.command(
@@ -142,10 +142,12 @@ def explain_photos(context: click.Context, /, **values: Any) -> int:
     """Explain what a vision model predicts for photos: draw the evidence on them as heatmaps."""
     options = SimpleNamespace(**values)
     answer: Output = context.obj
-    models = options.model or (None,)
+    models = options.model or (None,)  # None is the default model
+    # what was typed is checked before models are loaded, which is slow
     _check_together(context, options, models)
     group, methods = methods_of(context, options)
     metrics = metrics_of(options.metric)
+    # a group chooses its methods by the first photo; whether these cover pixels is not known yet
     covering = None if group else [*methods, *metrics]
     baseline = baseline_of(context, options.baseline, options.method, covering)
     settings = {name: getattr(options, name) for name in cli.MODEL_SETTINGS}
@@ -179,7 +181,10 @@ def explain_photos(context: click.Context, /, **values: Any) -> int:
 def _check_together(
     context: click.Context, options: SimpleNamespace, models: Sequence[str | None]
 ) -> None:
-    """Refuse options that cannot both be given."""
+    """Refuse options of `explain PHOTO` that cannot be given together, and a model named twice.
+
+    ``models`` are the names typed for --model; None is the default model.
+    """
     for name in ("force", "metric", "check", "html"):
         if options.skip_existing and is_typed(context, name):
             raise UsageError(f"--{name} and --skip-existing cannot both be given; leave one out")
@@ -192,7 +197,8 @@ def _check_together(
 
 
 def _is_picture(output: str) -> bool:
-    """Whether what is to be written is named as a picture, and not as a folder."""
+    """Whether --output names one picture, and not a folder: by its ending, unless there is a
+    folder of that name."""
     path = Path(output)
     return path.suffix.lower() in PICTURES and not path.is_dir()
 
@@ -200,7 +206,10 @@ def _is_picture(output: str) -> bool:
 def _check_single(
     context: click.Context, options: SimpleNamespace, photos: Photos, has_methods: bool
 ) -> None:
-    """Refuse what gives more than the one picture that --output names.
+    """Refuse options of `explain PHOTO` that give more than one picture, where --output names one.
+
+    ``has_methods`` says whether there are several methods. Also clears ``options.html`` and
+    ``options.skip_existing``: typed ones are refused, but a file of defaults may set them.
 
     Raises:
         UsageError: there are several results, or files of another kind.
@@ -227,14 +236,18 @@ def _check_single(
 
 
 class ContactSheet:
-    """Makes the page of each photo, and collects what the page with all photos shows.
+    """Makes the HTML page of each photo, and collects what the page with all photos shows.
 
-    ``steps`` are those of the curves: None for the usual number, 0 for none.
+    ``entries`` has for each photo what the overview and what its own part of that page take;
+    ``steps`` is the number of steps of the deletion and insertion curves: None for the usual
+    number, 0 for no curves.
     """
 
     def __init__(
         self, options: SimpleNamespace, answer: Output, count: int, *, has_models: bool
     ) -> None:
+        """Prepare the HTML pages of ``count`` photos; ``has_models`` says whether several models
+        explain each. With --html and many photos, a note says that pages have no curves."""
         self.options = options
         self.answer = answer
         self.has_models = has_models
@@ -257,8 +270,16 @@ class ContactSheet:
         model: str,
         bar: ProgressBar,
     ) -> str:
-        """Return the page of one photo, with what metrics say of its maps; keep what the page with
-        all takes."""
+        """Return the HTML page of one photo, with the tables of metrics for its maps, and keep its
+        entry for the page of all photos (`write`).
+
+        Args:
+            explanation: the photo's maps.
+            name: the file name of the page, to which the entry links.
+            tables: the metrics' figures, a table for each target.
+            model: the name of the model, shown where several explain the photo.
+            bar: shows the passes of the model that curves take.
+        """
         from explain.report import pages
 
         figures = [pages.figures_in(table) for table in tables]
@@ -270,7 +291,10 @@ class ContactSheet:
         return pages.page_of(explanation, steps=self.steps, figures=figures, progress=bar.runs)
 
     def write(self) -> int:
-        """Write the page with all photos, if there are several; return the exit code."""
+        """Write the HTML page with all photos, if there are at least two; return the exit code.
+
+        Called once, after the last photo. A page that cannot be written is reported, not raised.
+        """
         if len(self.entries) < 2:
             return DONE
         from explain.report import pages
@@ -291,9 +315,10 @@ class ContactSheet:
 
 @dataclass(eq=False)
 class PhotoWork:
-    """What is done for each photo with one model: explain, evaluate, check, save.
+    """What `explain PHOTO` does for each photo with one model: explain, evaluate, check, save.
 
-    ``group`` is the name of a group, whose ``methods`` are chosen by the first photo.
+    ``group`` is the name of a group of methods; then ``methods`` is empty until the first photo,
+    which chooses them. ``name`` is the model's in file names and columns.
     """
 
     options: SimpleNamespace
@@ -306,9 +331,11 @@ class PhotoWork:
     metrics: "list[Metric]"
     baseline: "Baseline | None"
     explanation: "Explanation | None" = None
-    """The last one."""
+    """The explanation of the last photo; `_compare` reads it."""
 
     def __post_init__(self) -> None:
+        """Fit what was typed to this model: the baseline in its input values, for all methods and
+        metrics that cover pixels, and the targets by its labels (a UsageError for unknown ones)."""
         from explain.baselines.replacements import get_baseline
         from explain.data.files import slug
 
@@ -321,6 +348,12 @@ class PhotoWork:
         self.targets: Any = targets_of(options.target, self.explainer.categories, options.text)
 
     def __call__(self, path: str, stem: str, bar: ProgressBar) -> PhotoResult:
+        """Explain the photo at ``path`` with one model and save its files; return what is printed.
+
+        Called by `for_all` for each photo. The names of the files begin with ``stem``, to which the
+        names of the model and of a target that was asked for are added. With --skip-existing, a
+        photo whose results are in the folder is only reported.
+        """
         from explain.data.files import slug
         from explain.report.pages import tables_of
 
@@ -354,10 +387,10 @@ class PhotoWork:
         if options.html:
             html = self.sheet.page(explanation, f"{stem}.html", tables, str(self.model), bar)
         drawing = ("largest_side", "style", "alpha", "colormap")
-        how: dict[str, Any] = {name: getattr(options, name) for name in drawing}
-        how["overwrite"] = options.force
+        save_options: dict[str, Any] = {name: getattr(options, name) for name in drawing}
+        save_options["overwrite"] = options.force
         if _is_picture(options.output):
-            files = [explanation.save_picture(options.output, **how)]
+            files = [explanation.save_picture(options.output, **save_options)]
         else:
             files = explanation.save(
                 options.output,
@@ -365,15 +398,19 @@ class PhotoWork:
                 html=html,
                 picture_format=options.picture_format,
                 map_format=options.map_format,
-                **how,
+                **save_options,
             )
         self.explanation = explanation
         written = list(map(str, files))
         return _result(path, explanation, written, tables, verdicts, verbose=self.answer.verbose)
 
     def _keys(self) -> dict[str, str]:
-        """A key for each method: a digest of all that was asked, by which records of the same are
-        recognised."""
+        """Return for each method, by name, a digest (SHA-256) of everything that was asked for.
+
+        Records keep it as ``request``, and --skip-existing compares it with theirs: another order
+        or another entry in ``asked`` means that no results saved before are recognised. The batch
+        size is left out, since maps do not depend on it.
+        """
         from explain.attribution.encoding import encode, name_of_callable
         from explain.attribution.records import sha256_of
 
@@ -400,7 +437,8 @@ class PhotoWork:
         return keys
 
     def _stored(self, path: str, stem: str, photo: "Image.Image") -> PhotoResult | None:
-        """What to say of a photo whose results are all there; None where they are not."""
+        """Return what is printed for a photo whose results are all in the folder already, which
+        --skip-existing skips; None if any are missing or are of another request."""
         from explain.explanation.loading import stored_results
 
         options = self.options
@@ -419,7 +457,8 @@ class PhotoWork:
         return PhotoResult(document, [f"  {message}"], skipped=True, summary=message)
 
     def _of_group(self, photo: "Image.Image") -> "list[Method]":
-        """Choose the methods of the group for the model by a photo, and say which are left out."""
+        """Return the methods of the group ("all" or "everything") that fit the model, chosen by the
+        first photo; notes say which are left out and why."""
         from explain.attribution.selection import select
         from explain.methods.base import get_method
 
@@ -438,7 +477,10 @@ class PhotoWork:
         return [with_baseline(get_method(name), self.baseline) for name in selection.methods]
 
     def _checked(self, explanation: "Explanation", bar: ProgressBar) -> "list[Verdict]":
-        """Check the maps of each target, and say before what that takes."""
+        """Run the sanity checks of --check on the maps of each target; return a verdict for each.
+
+        A note says first, once for all photos, how many passes of the model that takes at most.
+        """
         from explain.metrics.checking import most_passes
 
         size = self.options.batch_size
@@ -456,8 +498,13 @@ class PhotoWork:
 
 
 def _compare(works: Sequence[PhotoWork], path: str, stem: str, bar: ProgressBar) -> PhotoResult:
-    """Explain a photo by several models: without a target, all of them for the best class of the
-    first."""
+    """Explain a photo by several models (--model repeated), and save a picture that compares them.
+
+    There is a work for each model, in the order typed. Without a target, all models explain the
+    best class of the first, or their own best where they do not have that label; each work's
+    ``targets`` are set for it. Called by `for_all` for each photo; the document has the results of
+    each model under ``by_model``.
+    """
     from explain.data.files import Files
     from explain.explanation.comparison import compare
 
@@ -496,8 +543,13 @@ def _result(
     *,
     verbose: bool,
 ) -> PhotoResult:
-    """What is printed of a photo, and its part of the document, with the tables and verdicts of
-    each target."""
+    """Return what `explain PHOTO` prints for a photo that was explained, and its part of the JSON
+    document.
+
+    ``files`` were written; ``tables`` (metrics) and ``verdicts`` (checks) are one for each target,
+    or empty. Of several photos, only the summary is printed: predictions, sizes of evidence sets,
+    figures and answers in one line.
+    """
     from explain.attribution.pictures import sentence
     from explain.attribution.result import set_figures
 
@@ -534,7 +586,8 @@ def _result(
 
 
 def _predictions(explanation: "Explanation") -> tuple[str, list[str]]:
-    """The predictions for a photo: the best two in short, and a line for each of the first few."""
+    """Return the printed predictions for a photo: the best two as a short text, and a line for each
+    of the first `MOST_PREDICTIONS`, with label, probability or number, and a detector's box."""
     from explain.targets.outputs import THRESHOLD, percent
 
     predicted = explanation.predicted
@@ -556,7 +609,8 @@ def _predictions(explanation: "Explanation") -> tuple[str, list[str]]:
 
 
 def _by_target(tables: Sequence[Sequence[str]], targets: Sequence[str]) -> list[str]:
-    """The lines of a table or verdict of each target, under its label where there are several."""
+    """Return the printed lines of the tables or verdicts of several targets, one after the other,
+    each indented under the label of its target; a single one stands without label."""
     lines = []
     for table, target in zip(tables, targets, strict=True):
         if len(tables) > 1:
@@ -566,7 +620,8 @@ def _by_target(tables: Sequence[Sequence[str]], targets: Sequence[str]) -> list[
 
 
 def _figures(table: "Mapping[str, Mapping[str, Any]]") -> list[str]:
-    """The figures of each method, for the line of a photo among many."""
+    """Return a text for each method with its figures in a table of metrics, as "gradcam: deletion
+    0.12"; these are parts of the one line that is printed for each of several photos."""
     parts = []
     for method, row in table.items():
         figures = ", ".join(f"{name} {value.item():.3g}" for name, value in row.items())

@@ -24,10 +24,14 @@ BUDGET = ("samples", "tolerance", "max_seconds")
 def methods_of(
     context: click.Context, options: SimpleNamespace
 ) -> "tuple[str | None, list[Method]]":
-    """Return the group of methods that was named, or the methods.
+    """Return what --method and --evidence ask for: the name of a group ("all", "everything") and no
+    methods, or None and the methods, each once; "gradcam" by default.
+
+    Options that no method uses are refused if typed; if they come from a file of defaults, some are
+    set to None in ``options``.
 
     Raises:
-        UsageError: one is unknown, or an option has no effect with them.
+        UsageError: a method or style is unknown, or an option has no effect with these methods.
     """
     from explain.attribution.pictures import Look
     from explain.attribution.selection import GROUPS
@@ -50,7 +54,12 @@ def methods_of(
 def _refuse_unheeded(
     context: click.Context, options: SimpleNamespace, methods: "Sequence[Method]"
 ) -> None:
-    """Refuse the first option that none of these methods heeds."""
+    """Refuse a typed option that has no effect with any of these methods; the message says why.
+
+    The order of ``effects`` decides which is refused first. Options of the budget, opacity and
+    colour map that come from a file of defaults are set to None instead: the library would refuse
+    them.
+    """
     from explain.engine.perturbations import Attributions, Scores, Searches
     from explain.methods.base import options as options_of
     from explain.methods.base import uses_layer
@@ -61,8 +70,8 @@ def _refuse_unheeded(
     layers = options.layer
     has_several = len(layers) > 1 or any(re.search(r"[*?\[]", layer) for layer in layers)
     fuses = has_several or (not layers and any(method.fusion for method in methods))
-    many = (Attributions, Scores, Searches)  # what takes more than the photo itself
-    reruns = any(isinstance(need, many) for method in methods for need in method.needs)
+    repeated = (Attributions, Scores, Searches)  # needs for which the model is run many times
+    reruns = any(isinstance(need, repeated) for method in methods for need in method.needs)
     evaluates = bool(options.metric or getattr(options, "check", False))
     has_layer = any(uses_layer(method) or method.layer_optional for method in methods)
     has_colours = bool(options.style) or any(hasattr(style, "colormap") for style in styles)
@@ -86,10 +95,11 @@ def _refuse_unheeded(
 
 
 def metrics_of(names: Sequence[str], *, has_boxes: bool = False) -> "list[Metric]":
-    """Return the metrics that were named; boxes may come with the photos.
+    """Return the metrics that --metric names, each once; ``has_boxes`` says whether the photos may
+    come with the boxes of objects, as in a data set.
 
     Raises:
-        UsageError: one is unknown, or needs boxes.
+        UsageError: a metric is unknown, or needs boxes where there are none.
     """
     if not names:
         return []
@@ -109,8 +119,10 @@ def metrics_of(names: Sequence[str], *, has_boxes: bool = False) -> "list[Metric
 def baseline_of(
     context: click.Context, name: str | None, methods: Sequence[str], covering: Sequence[Any] | None
 ) -> "Baseline | None":
-    """Return the baseline that was named; ``covering`` are the methods and metrics, or None for a
-    group.
+    """Return the baseline that --baseline names, which pixels are covered with; None without it.
+
+    ``methods`` are the texts of --method; ``covering`` are the methods and metrics, of which one
+    must cover pixels, or None for a group, whose methods are chosen later.
 
     Raises:
         UsageError: there is none of that name, a method has its own already, or nothing is covered.
@@ -136,12 +148,14 @@ def baseline_of(
 
 
 def _covers(part: Any) -> bool:
-    """Whether a method, or the method within it, or a metric covers pixels."""
+    """Whether a method or metric covers pixels (has a baseline), itself or by the method that it
+    wraps."""
     return hasattr(part, "baseline") or (hasattr(part, "method") and _covers(part.method))
 
 
 def with_baseline(part: Any, baseline: "Baseline | None") -> Any:
-    """The same method or metric with another baseline, if it covers pixels."""
+    """Return a method or metric with another baseline, also within the method that it wraps; it is
+    returned as it is without a baseline, or if it covers no pixels."""
     if baseline is None or not _covers(part):
         return part
     if hasattr(part, "baseline"):
@@ -150,7 +164,8 @@ def with_baseline(part: Any, baseline: "Baseline | None") -> Any:
 
 
 def target_of(name: str | None) -> int | str | None:
-    """A target as the library takes it: a whole number is the index of a class."""
+    """Return the text of --target as the library takes it: the index of a class if it is a whole
+    number, else a label; None without any."""
     if name is not None and re.fullmatch(r"-?\d+", name):
         return int(name)
     return name
@@ -159,10 +174,13 @@ def target_of(name: str | None) -> int | str | None:
 def targets_of(
     names: Sequence[str], categories: Sequence[str] | None, texts: Sequence[str] = ()
 ) -> "list[Target] | None":
-    """The targets that were named, each once; None without any.
+    """Return the targets that --target and --text name, each once, in that order; None without any,
+    which means the best class.
+
+    ``categories`` are the labels of the model, by which names are looked up.
 
     Raises:
-        UsageError: a label is none of the model's.
+        UsageError: the model has no such label.
     """
     from explain.targets import Text
     from explain.targets.resolve import as_targets
@@ -175,7 +193,8 @@ def targets_of(
 
 
 def call_options(options: SimpleNamespace) -> dict[str, Any]:
-    """The options of `explain.attribute` that go to it as they are."""
+    """Return the options of the command line that an explainer takes under the same names, with
+    the layers and the precision in its form."""
     names = ("fuse", "batch_size", "top_k", *BUDGET)
     values = {name: getattr(options, name) for name in names}
     return {

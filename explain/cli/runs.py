@@ -40,7 +40,7 @@ from explain.cli.several import ASKED, blaming, load_explainer
 if TYPE_CHECKING:
     from explain import Run
 
-LISTED = 20  # failures that are told; the rest is in the file
+LISTED = 20  # how many failures are printed; the file of the run has all
 
 source_option = option("--source SOURCE", "the source of photos that had no file")
 target_option = option(
@@ -145,7 +145,7 @@ def run(context: click.Context, /, **values: Any) -> int:
     begun = time.monotonic()
     try:
         with (
-            as_usage(ASKED),  # which hold for every photo
+            as_usage(ASKED),  # a run raises these for what would fail for every photo
             closing(line),
             notes(answer),
             blaming(options.model),
@@ -178,7 +178,8 @@ def run(context: click.Context, /, **values: Any) -> int:
 
 
 def _manifest_of(file: str) -> dict[str, Any]:
-    """What fixes the run that a file holds; nothing where it has no photos."""
+    """Return the manifest of the run in a file before it is continued (model, methods, options),
+    with which the new one is compared; empty without a run, or without photos in it."""
     import explain
 
     with suppress(RunError):
@@ -188,7 +189,8 @@ def _manifest_of(file: str) -> dict[str, Any]:
 
 
 def _check_run(context: click.Context, options: SimpleNamespace) -> None:
-    """Refuse options that have no effect without others, and what cannot be meant."""
+    """Refuse options of `explain run` that have no effect without others, and values that cannot
+    work; before the model is loaded."""
     from explain.runs.exporting import check_table
     from explain.runs.result import choice
 
@@ -199,7 +201,7 @@ def _check_run(context: click.Context, options: SimpleNamespace) -> None:
     refuse_without_effect(
         context, "force", " without --pictures or --table", unless=draws or has_table
     )
-    if has_table:  # at once, and not at the end of a night
+    if has_table:  # at once: the table is written at the end, perhaps hours later
         with as_usage(ExplainError):
             check_table(options.table, photos=True, overwrite=options.force)
     for name in ("actors", "gpus"):
@@ -219,7 +221,8 @@ def _check_run(context: click.Context, options: SimpleNamespace) -> None:
 
 
 def _so_far(file: str) -> str:
-    """What an interrupted run has done."""
+    """Return the end of the message for an interrupted run: how many photos its file has, and that
+    the same command continues it; empty where there is no run yet."""
     import explain
 
     with suppress(RunError):
@@ -229,7 +232,12 @@ def _so_far(file: str) -> str:
 
 
 def _pictures(options: SimpleNamespace, finished: "Run", source: Any, answer: Output) -> list[str]:
-    """Draw the photos that were asked for, in a folder beside the run."""
+    """Draw the maps of the photos that --pictures names, in a folder beside the run's file; return
+    the paths of the pictures, which is empty without the option.
+
+    ``source`` is where the run's photos come from, to be read again. Photos that cannot be drawn
+    are reported as errors.
+    """
     if options.pictures is None:
         return []
     folder = f"{os.path.splitext(options.output)[0]}-pictures"
@@ -245,7 +253,12 @@ def _pictures(options: SimpleNamespace, finished: "Run", source: Any, answer: Ou
 def _summary(
     output: str, finished: "Run", line: RunProgress, seconds: float, answer: Output
 ) -> dict[str, Any]:
-    """Say what came of it, and return the same for the document."""
+    """Print how a run went, and return its part of the JSON document.
+
+    Failures are printed as errors (the first `LISTED`), the first of the run's notes as a note, and
+    one line with the number of photos and rows. ``line`` has counted the photos explained now
+    (``done``) and before (``there``); ``seconds`` is how long the run took.
+    """
     failures = finished.failures
     for name, reason in list(failures.items())[:LISTED]:
         answer.complain(reason if repr(name) in reason else f"{name}: {reason}")

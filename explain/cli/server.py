@@ -62,6 +62,8 @@ def serve(
             url = address(host, socket.getsockname()[1], access.token)
 
             def begin() -> None:
+                """Print the address of the app, and open it with --open. `listen` calls this when
+                the socket is bound, just before the server runs."""
                 names = ", ".join(explainer.name for explainer in explainers)
                 answer.say_all([f"{names}: {url}", "Ctrl-C ends it."])
                 answer.flush()
@@ -74,7 +76,8 @@ def serve(
 
 
 def _photos_of(folder: str | None) -> dict[str, Path]:
-    """The photos of a folder by their names, the first few."""
+    """Return the first `MOST_EXAMPLES` photos of the folder that --examples names, paths by file
+    names, which the app offers to pick from; empty without the option."""
     if folder is None:
         return {}
     from explain.data.opening import photos_in

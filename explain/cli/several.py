@@ -35,11 +35,13 @@ if TYPE_CHECKING:
 
 STDIN = "-"
 ASKED = (LabelsError, LayerError, MethodError, TargetError)
-"""Errors that may be about what was asked for, rather than about a photo."""
+"""Errors that may be due to the command line (a label, layer, method or target), and not to a
+photo."""
 
 
 Photos = tuple[list[str], list[str]]
-"""The paths of photos, "-" for standard input; and what is wrong with other names."""
+"""The paths of photos ("-" for standard input), and a message for each name that stands for no
+photo."""
 
 
 def find_photos(
@@ -50,12 +52,15 @@ def find_photos(
     slices: str = "",
     in_volumes: bool = False,
 ) -> Photos:
-    """Return the photos that names of files and folders stand for, and what is wrong with the other
-    names. Of a volume, these are all slices, or those that ``slices`` says; with ``in_volumes``,
-    they are one photo.
+    """Return the photos that the typed names of files and folders stand for, each once, and what is
+    wrong with other names.
 
-    Of a folder, hidden files are left out; with ``recursive``, its folders are looked into too, but
-    for hidden ones and the folder ``apart_from``, where results are written.
+    Args:
+        names: as they were typed; "-" is standard input.
+        recursive: search the folders inside a folder too. Hidden files and folders are left out.
+        apart_from: a folder that is not searched, since results are written there.
+        slices: which slices of a volume are taken, as "10:20"; all by default. Each is a photo.
+        in_volumes: take a volume, or those slices of it, as one photo, for models of volumes.
 
     Raises:
         UsageError: ``recursive`` has no folder to look into, or ``slices`` no volume.
@@ -97,11 +102,15 @@ def find_photos(
 
 
 def _files_of(name: str, recursive: bool, apart_from: str) -> Iterator[tuple[str, str]]:
-    """Yield the paths of the files that a name stands for, each with what is wrong with it, which
-    is empty for most."""
+    """Yield the paths of the files that a typed name stands for, each with a message that says what
+    is wrong with it, or an empty one.
+
+    A folder stands for the photos in it; without any, its own path comes with a message.
+    ``apart_from`` is a folder that is not searched.
+    """
     from explain.data.opening import EXTENSIONS, SCANS, photos_in
 
-    if not name:  # as a path, it would be the folder we are in
+    if not name:  # as a path, it would be the current folder
         yield name, "image must be a file or folder, got an empty name; check the command"
         return
     if re.match(r"\w+://", name):
@@ -125,13 +134,16 @@ def _files_of(name: str, recursive: bool, apart_from: str) -> Iterator[tuple[str
 
 
 def photo_label(path: str) -> str:
-    """How messages call a photo."""
+    """Return the name of a photo in messages: its path, or "standard input"."""
     return "standard input" if path == STDIN else path
 
 
 def read_photo(path: str, answer: Output, explainer: "Explainer") -> "Image.Image":
-    """Read a photo; where it comes from stays with it. What libraries print about it shortens to a
-    note."""
+    """Read the photo at a path ("-" is standard input), as the model of ``explainer`` takes it.
+
+    Its path is kept in ``filename``, which records and file names use. A photo without contrast
+    gives a note, and so does what libraries print about a damaged file.
+    """
     from explain.data.greys import NO_CONTRAST, has_contrast
     from explain.data.opening import hushed, troubles
 
@@ -146,10 +158,10 @@ def read_photo(path: str, answer: Output, explainer: "Explainer") -> "Image.Imag
 
 
 def _piped() -> bytes:
-    """Return what standard input gives.
+    """Return the bytes of a photo that is piped into standard input.
 
     Raises:
-        ImageError: there cannot be a photo.
+        ImageError: standard input is a terminal or closed, or cannot be read.
     """
     if sys.stdin is None or sys.stdin.isatty():
         raise ImageError(
@@ -170,10 +182,17 @@ def load_explainer(
     ablate: Sequence[str] = (),
     **settings: Any,
 ) -> "Explainer":
-    """Load the model.
+    """Load the model that a command's options name, as an `Explainer`; its warnings become notes.
+
+    Args:
+        answer: prints the notes.
+        model: its name; None is the default model.
+        labels: a file with the labels of the classes.
+        ablate: the texts of --ablate, layers or units that the model is explained without.
+        settings: the other options of `model_options`, which `Explainer` takes by these names.
 
     Raises:
-        UsageError: it, its weights or its labels cannot be used.
+        UsageError: the model, its weights or its labels cannot be used.
         ExplainError: code of the user's own raised something.
     """
     import explain
@@ -184,11 +203,12 @@ def load_explainer(
 
 
 def ablation(text: str) -> "Ablate":
-    """Read what to ablate, as ``layer3`` or ``layer3[12,40]``, ``attn[heads 1]``, ``layer2[region
-    40,30,90,80]``.
+    """Read the text of --ablate as the layer, or the units of it, that a model is explained
+    without: ``layer3``, ``layer3[12,40]`` (channels), ``attn[heads 1]``, ``layer2[region
+    40,30,90,80]`` (left, top, right, bottom).
 
     Raises:
-        UsageError: it is written in another way.
+        UsageError: the text has another form.
 
     >>> ablation("layer3[12,40]").channels
     (12, 40)
@@ -218,7 +238,12 @@ def ablation(text: str) -> "Ablate":
 
 @contextmanager
 def blaming(model: str | None) -> Iterator[None]:
-    """Say in one line what a factory or module of the user's own raises; it may be anything."""
+    """Turn any error that a model's own code raises within the block into an `ExplainError` of one
+    line that names the model (None: the default one); errors of this package pass as they are.
+
+    The command line shows one line for an error in the user's code, and a traceback only for its
+    own faults.
+    """
     try:
         yield
     except (ExplainError, MemoryError):
@@ -231,10 +256,11 @@ def blaming(model: str | None) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class PhotoResult:
-    """What came of a photo: its part of the document, and lines. ``files`` were written; or all
-    were there before.
+    """The result of a command for one photo: its part of the JSON document, and the printed lines.
 
-    Where there are several photos, ``summary`` is said instead of the lines.
+    ``files`` were written; with ``skipped``, none were, since all results were there before. Where
+    there are several photos, ``summary`` is printed instead of the lines, unless --verbose is
+    given.
     """
 
     document: dict[str, Any]
@@ -245,18 +271,24 @@ class PhotoResult:
 
 
 Work = Callable[[str, str, ProgressBar], PhotoResult]
-"""Of the path of a photo and of what the names of its results begin with; runs are told to the
-bar."""
+"""The work of a command on one photo: of its path, of the beginning of its files' names, and of the
+bar that shows its passes."""
 
 
 def for_all(photos: Photos, work: Work, answer: Output, verb: str, folder: str = "") -> int:
-    """Do the work on each photo and say what came of it, and at the end how it went with all of
-    them.
+    """Do a command's work on each photo and print its result, and at the end a line about all;
+    return the exit code.
 
-    What fails for one photo is told, and the others still get done. Where no file can be written,
-    or the first two photos fail in the same way on account of the model, the layer or the target,
-    the rest is left. What was asked for and cannot be done with this model is a matter of usage,
-    and not of the photo. ``verb`` says in the last line what has been done.
+    A photo that fails is reported, and the others still get done. But the command stops where no
+    file can be written, or where the first two photos fail with the same error, which is then due
+    to the model, the layer or the target. If it is due to what was typed, the exit code is 2.
+
+    Args:
+        photos: from `find_photos`; the names that are no photos count as failed.
+        work: what is done with each photo.
+        answer: prints results and errors.
+        verb: the last line begins with it: "explained 3 of 4 photos".
+        folder: where files are written, named in that line; empty if none are.
     """
     paths, problems = photos
     for problem in problems:
@@ -277,7 +309,9 @@ def for_all(photos: Photos, work: Work, answer: Output, verb: str, folder: str =
 
 
 def _work_on(paths: Sequence[str], work: Work, tally: "_Tally") -> None:
-    """Do the work on one photo after the other, until one failed as all of them would."""
+    """Do a command's work on one photo after the other and enter each in the tally, until the tally
+    says that the rest would fail too. The names of a photo's files begin with its own name,
+    numbered where two photos have the same."""
     from explain.data.files import distinct, slug
     from explain.data.scans import stem_of
 
@@ -306,7 +340,8 @@ def _work_on(paths: Sequence[str], work: Work, tally: "_Tally") -> None:
 
 @dataclass
 class _Tally:
-    """What has become of several photos so far."""
+    """How many photos of a command are done, skipped and failed so far; prints the result of
+    each."""
 
     answer: Output
     total: int
@@ -314,21 +349,24 @@ class _Tally:
     files: int = 0
     done: int = 0
     skipped: int = 0
-    common_error: str = ""  # which may be that of all photos
+    common_error: str = ""  # the error of the first photo, which all others may have too
     is_refused: bool = False  # what was asked for cannot be done, whatever the photo
 
     @property
     def left(self) -> int:
+        """How many photos have not been tried."""
         return self.total - self.done - self.skipped - self.failed
 
     def rest(self, folder: str) -> str:
-        """The end of the last line: how many photos were not done, and how many files written."""
+        """Return the end of a command's last line: how many photos failed, were skipped or not
+        tried, and how many files were written to ``folder``."""
         counts = {"failed": self.failed, "skipped": self.skipped, "not looked at": self.left}
         written = f"; {self.files} files written to {folder}" if folder and self.files else ""
         return in_brackets(counts) + written
 
     def succeed(self, path: str, result: PhotoResult) -> bool:
-        """Say what came of a photo; the others go on."""
+        """Count a photo as done or skipped, and print its result: the lines for a single photo or
+        with --verbose, else the summary. Returns True: the command goes on, as `fail` may not."""
         self.skipped += result.skipped
         self.done += not result.skipped
         self.files += len(result.files)
@@ -340,7 +378,13 @@ class _Tally:
         return True
 
     def fail(self, path: str, error: ExplainError) -> bool:
-        """Say why a photo failed; return whether the others may go better."""
+        """Count a photo as failed and print why; return whether the command goes on.
+
+        It stops where the folder of results cannot be written. It also stops at the second photo if
+        no photo is done yet and both have the same error, unless that is about the photo or a file.
+        If such an error is one of `ASKED`, ``is_refused`` is set, also for a single photo, and the
+        exit code becomes 2.
+        """
         self.failed += 1
         message = str(error) if repr(path) in str(error) else f"{photo_label(path)}: {error}"
         stops = isinstance(error, FolderError)

@@ -34,7 +34,7 @@ def list_layers(answer: Output, /, images: tuple[str, ...], **model: Any) -> Non
     if len(images) > 1:
         raise UsageError(f"layers are listed for one photo, got {len(images)}; name one, or none")
     explainer = load_explainer(answer, **model)
-    photo = Image.new("RGB", (256, 256), "gray")
+    photo = Image.new("RGB", (256, 256), "gray")  # most models call the same layers for any photo
     if images:
         photo = read_photo(images[0], answer, explainer)
     x = explainer.as_input(photo)
@@ -71,6 +71,7 @@ def inspect(answer: Output, /, images: tuple[str, ...], recursive: bool, **model
     photos = find_photos(images, recursive=recursive, in_volumes=explainer.sees_volumes)
 
     def work(path: str, stem: str, bar: ProgressBar) -> PhotoResult:
+        """Return the outputs of all layers for one photo, as the lines of `explain inspect`."""
         photo = read_photo(path, answer, explainer)
         with blaming(model["model"]):
             inspection = explainer.inspect(photo)
@@ -113,6 +114,7 @@ def draw_concepts(
     photos = find_photos(images, recursive=recursive, apart_from=output, in_volumes=in_volumes)
 
     def work(path: str, stem: str, bar: ProgressBar) -> PhotoResult:
+        """Find and save the concepts in one photo, as files that begin with ``stem``."""
         photo = read_photo(path, answer, explainer)
         with blaming(model["model"]):
             concepts = explainer.concepts(photo, count, layer=layer)
