@@ -19,7 +19,7 @@ from explain.store.reading import Row
 from explain.targets import ClassTarget, Difference
 
 SHARE = 0.1
-"""The share of the pixels of a photo that hold its evidence, where nothing else is asked for."""
+"""The share of the pixels of a photo that are covered as its evidence, by default."""
 PARTS = {
     "evidence": "without the {share} of the pixels with most evidence",
     "object": "without the object, {share} of the pixels",
@@ -31,7 +31,7 @@ NOTHING = (
     "choose others"
 )
 Masks = Callable[[Batch], torch.Tensor]
-"""What is covered of the photos of a batch, ``(N, 1, H, W)``."""
+"""Returns which pixels of the photos of a batch to cover, a bool tensor ``(N, 1, H, W)``."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,51 +62,60 @@ class AblationResult:
 
     @property
     def photos(self) -> int:
+        """The number of maps that count: photos, each with one target."""
         return len(self.keys)
 
     @property
     def share(self) -> float:
+        """The mean share of a photo that the part covers."""
         return float(self.covered.mean())
 
     @property
     def gives_class(self) -> torch.Tensor:
-        """For which photos the model gave the class, ``(N, 3)``."""
+        """Whether the model gave the class that is asked about, ``(N, 3)``: of the photo as it is,
+        without the part, and without the same area elsewhere."""
         return self.answers == self.wanted[:, None]
 
     @property
     def _shares(self) -> tuple[float, ...]:
-        """The shares of photos for which it did: as they are, without the part, and without as much
-        elsewhere."""
+        """The shares of photos whose class the model gave: as they are, without the part, and
+        without the same area elsewhere."""
         return tuple(self.gives_class.double().mean(0).tolist())
 
     @property
     def intact(self) -> float:
+        """The share of photos whose class the model gives as they are."""
         return self._shares[0]
 
     @property
     def after(self) -> float:
+        """The share of photos whose class the model gives without the part."""
         return self._shares[1]
 
     @property
     def control(self) -> float:
+        """The share of photos whose class the model gives without the same area elsewhere."""
         return self._shares[2]
 
     @property
     def chance(self) -> float:
         # McNemar's test: among the photos where the two differ, each is as likely to be the one
         # that changes.
+        """The probability that ``after`` falls as far below ``control`` by chance, by McNemar's
+        test."""
         _, after, control = self.gives_class.unbind(1)
         return sign_test(control, after)
 
     @property
     def accuracy(self) -> tuple[float, ...]:
-        """The shares of photos for which the model gave the label, as for `intact`, `after` and
-        `control`."""
+        """The shares of photos whose label the model gave, in the order of `intact`, `after` and
+        `control`; NaN where no label is known."""
         right = (self.answers == self.labels[:, None])[self.labels >= 0]
         return tuple(right.double().mean(0).tolist())
 
     def of(self, wanted: Collection[tuple[str, str]]) -> "AblationResult":
-        """The same for some of these photos only, by names and targets.
+        """Return the result for those photos only that ``wanted`` names, as pairs of name and
+        target; the model does not run again.
 
         Raises:
             RunError: none of them is among these.
@@ -190,11 +199,13 @@ def removed(
         rows = (row for row in rows if 0 < object_of(row).float().mean() < 1)
 
     def mask(row: Row) -> torch.Tensor:
+        """The pixels of a photo to cover, ``(H, W)``."""
         if what == "evidence":
             return _highest_pixels(row.heatmap, size)
         return object_of(row) if what == "object" else ~object_of(row)
 
     def class_of(row: Row) -> int | None:
+        """The class that is asked about; None counts as a class that the model never gives."""
         return row.target_class if as_predicted or row.label_class is None else row.label_class
 
     return _ablated(
@@ -230,6 +241,8 @@ def corrected(
     lead = Difference(ClassTarget(pair.prediction_class), ClassTarget(pair.label_class))
 
     def masks(batch: Batch) -> torch.Tensor:
+        """The pixels that speak most for the wrong class over the right one, for a batch of
+        photos."""
         with muted():  # of maps that are zero, of which the first pixels are covered
             heatmaps = attribute(photos.explainer.model, batch.x, method, target=lead).heatmap
         return _as_masks(_highest_pixels(heatmap, share) for heatmap in heatmaps)
@@ -250,8 +263,12 @@ def _ablated(
     class_of: Callable[[Row], int | None],
     baseline: BaselineLike,
 ) -> AblationResult:
-    """Run photos as they are, covered, and covered elsewhere, and note the class that the model
-    gives."""
+    """Run the model on photos as they are, with ``masks`` covered, and with the same area covered
+    elsewhere; note the class that it gives each time.
+
+    The control mask is the mask rolled by half the height and width. ``class_of`` says which class
+    is asked about, and ``what`` is a key of `PARTS`.
+    """
     filling = get_baseline(baseline)
     model = photos.explainer.model
     counted: list[Row] = []
@@ -282,7 +299,8 @@ def _ablated(
 
 
 def _checked_share(share: float | None) -> float:
-    """The share of the pixels to cover; that of `SHARE` where it is None."""
+    """Return the share of the pixels to cover, `SHARE` if None is given; refuse what does not lie
+    between 0 and 1."""
     share = SHARE if share is None else share
     if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share < 1:
         raise RunError(f"share must lie between 0 and 1, got {shown(share)}; 0.1 is usual")
@@ -290,13 +308,13 @@ def _checked_share(share: float | None) -> float:
 
 
 def _as_masks(masks: Iterable[torch.Tensor]) -> torch.Tensor:
-    """Masks ``(H, W)`` of some photos as one tensor ``(N, 1, H, W)``."""
+    """Join the masks ``(H, W)`` of the photos of a batch to ``(N, 1, H, W)``."""
     return torch.stack([*masks])[:, None]
 
 
 def _highest_pixels(heatmap: torch.Tensor, share: float) -> torch.Tensor:
-    """The mask of the share of the pixels ``(H, W)`` with the highest values; of equal ones, the
-    first."""
+    """Mark the ``share`` of the pixels of a heatmap ``(H, W)`` with the highest values, at least
+    one; of equal ones, the first. A bool tensor ``(H, W)``."""
     count = max(1, round(share * heatmap.numel()))
     covered = torch.zeros(heatmap.numel(), dtype=torch.bool, device=heatmap.device)
     covered[heatmap.flatten().argsort(descending=True, stable=True)[:count]] = True
@@ -304,14 +322,15 @@ def _highest_pixels(heatmap: torch.Tensor, share: float) -> torch.Tensor:
 
 
 def sign_test(first: torch.Tensor, second: torch.Tensor) -> float:
-    """How probable it is that so many or more of the photos ``(N,)`` that differ are true of the
-    first alone, if both were as likely (McNemar's test).
+    """Return the one-sided p-value of McNemar's test: among the photos for which only one of two
+    bool tensors ``(N,)`` is true, how probable it is that ``first`` is true at least so often, if
+    both were as likely.
 
     >>> yes = torch.tensor([True, True, True])
     >>> sign_test(yes, ~yes), sign_test(yes, yes)
     (0.125, 1.0)
     """
-    falls = int((first & ~second).sum())
-    many = int((first ^ second).sum())
-    as_many: int = sum(math.comb(many, k) for k in range(falls, many + 1))
-    return float(as_many / 2**many)
+    only_first = int((first & ~second).sum())
+    differing = int((first ^ second).sum())
+    outcomes: int = sum(math.comb(differing, k) for k in range(only_first, differing + 1))
+    return float(outcomes / 2**differing)

@@ -26,7 +26,7 @@ class MeanWithError:
 
     @classmethod
     def of(cls, values: torch.Tensor) -> "MeanWithError":
-        """The mean of those that are not NaN.
+        """Return the mean of those values ``(N,)`` that are not NaN, and its standard error.
 
         >>> MeanWithError.of(torch.tensor([1.0, float("nan"), 3.0]))
         MeanWithError(value=2.0, error=1.0)
@@ -37,6 +37,7 @@ class MeanWithError:
         return cls(float(defined.mean()) if count else math.nan, error)
 
     def __format__(self, spec: str) -> str:
+        """In a template of ``sections.toml``: the mean alone."""
         return format(self.value, spec)
 
     def to_dict(self) -> dict[str, float | None]:
@@ -61,7 +62,8 @@ class MapStatistics:
 
     @classmethod
     def of(cls, maps: RunMaps, **figures: Any) -> Self:
-        """The statistics of some maps, and what else is known of them."""
+        """Make the statistics of some maps, all of one class; ``figures`` are the further fields of
+        a subclass."""
         return cls(
             target=maps.targets[0],
             accuracy=MeanWithError.of(maps.correct).value,
@@ -112,19 +114,19 @@ def class_mean_maps(maps: RunMaps) -> list[ClassStatistics]:
     """
     object_size = torch.where(maps.object_size <= FILLED, maps.object_size, math.nan)
     excess = (maps.on_object - object_size) / (1 - object_size)
-    boxed = bool((~excess.isnan()).any())
-    usual = MeanWithError.of(excess).value
-    total = maps.values.double().sum(0)
-    squares = (maps.values.double() ** 2).sum(0)
+    has_boxes = bool((~excess.isnan()).any())
+    mean_excess = MeanWithError.of(excess).value
+    map_sum = maps.values.double().sum(0)
+    square_sum = (maps.values.double() ** 2).sum(0)
     statistics = []
     for rows in maps.of_target.values():
         if len(rows) < LEAST:
             continue
         of_class = maps[rows]
         beyond = MeanWithError.of(excess[rows])
-        apart = _apart(of_class.values.double(), total, squares, len(maps))
-        below = usual - (beyond.value + SURE * beyond.error) if boxed else apart
-        mean_of_others = (total - of_class.values.double().sum(0)) / max(1, len(maps) - len(rows))
+        apart = _apart(of_class.values.double(), map_sum, square_sum, len(maps))
+        below = mean_excess - (beyond.value + SURE * beyond.error) if has_boxes else apart
+        mean_of_others = (map_sum - of_class.values.double().sum(0)) / max(1, len(maps) - len(rows))
         statistics.append(
             ClassStatistics.of(
                 of_class,
@@ -140,20 +142,30 @@ def class_mean_maps(maps: RunMaps) -> list[ClassStatistics]:
     return sorted(statistics, key=lambda look: (-look.striking, -look.apart, look.target))
 
 
-def _apart(values: torch.Tensor, total: torch.Tensor, squares: torch.Tensor, count: int) -> float:
-    """How far the mean of some maps lies from that of all others, less what chance gives.
+def _apart(
+    values: torch.Tensor, map_sum: torch.Tensor, square_sum: torch.Tensor, count: int
+) -> float:
+    """How far the mean of the maps ``values`` ``(n, 16, 16)`` of a class lies from that of all
+    other maps of a run, less what chance alone gives.
 
-    The square of the distance of two means is on average the square of the true distance, and their
-    variances.
+    ``map_sum`` and ``square_sum`` ``(16, 16)`` are the sums of all ``count`` maps and of their
+    squares, so that the others need not be gone through. On average, the squared distance of two
+    means is the squared true distance plus the variances of both means, which are taken off.
     """
     rest_count = count - len(values)
     if rest_count < 2 or len(values) < 2:
         return 0.0
     mean = values.mean(0)
-    rest = (total - values.sum(0)) / rest_count
-    noise = values.var(0) / len(values)
-    of_rest = ((squares - (values**2).sum(0)) / rest_count - rest**2) / (rest_count - 1)
-    true = ((mean - rest) ** 2 - noise - of_rest.clamp(min=0)).sum().clamp(min=0)
+    mean_of_rest = (map_sum - values.sum(0)) / rest_count
+    variance_of_mean = values.var(0) / len(values)
+    variance_of_rest = ((square_sum - (values**2).sum(0)) / rest_count - mean_of_rest**2) / (
+        rest_count - 1
+    )
+    squared_distance = (
+        ((mean - mean_of_rest) ** 2 - variance_of_mean - variance_of_rest.clamp(min=0))
+        .sum()
+        .clamp(min=0)
+    )
     # The root of the places brings it to the scale of a sum over them: 1 for two even maps that
     # each fill another half of the photo, and more where maps fill less.
-    return float((true * mean.numel()).sqrt() / 2)
+    return float((squared_distance * mean.numel()).sqrt() / 2)

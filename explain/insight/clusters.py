@@ -10,8 +10,8 @@ from explain.insight.class_statistics import MapStatistics
 from explain.insight.maps import Names, RunMaps
 from explain.methods.score_cam import means
 
-FLOOR = 1e-3  # below it, eigenvalues count as the same: as zero
-STARTS = 10  # of the means, of which the best end is taken
+FLOOR = 1e-3  # is added to eigenvalues, so that much smaller ones all count as zero
+STARTS = 10  # random starts of k-means, of which the best result is taken
 
 
 def distances(maps: torch.Tensor) -> torch.Tensor:
@@ -73,29 +73,30 @@ def number_of_groups(values: torch.Tensor) -> tuple[int, float]:
 
 
 def cluster_numbers(vectors: torch.Tensor, count: int, seed: int = 0) -> torch.Tensor:
-    """Put points into groups by their places among the first eigenvectors ``(N, E)``: a number for
-    each, ``(N,)``.
+    """Group points by k-means in the space of the first ``count`` eigenvectors ``(N, E)`` of
+    `spectrum`: the number of a group for each, ``(N,)``.
 
-    Each point is brought to length 1 there (Ng, Jordan and Weiss, NIPS 2001).
+    There, each point is scaled to length 1 (Ng, Jordan and Weiss, NIPS 2001).
     """
     best = torch.zeros(len(vectors), dtype=torch.long)
     least = math.inf
     places = vectors[:, :count] / vectors[:, :count].norm(dim=1, keepdim=True).clamp(min=1e-12)
     for start in range(STARTS if count > 1 else 0):
-        apart = torch.cdist(places, means(places, count, seed + start))
-        total = float(apart.amin(1).square().sum())
+        to_centres = torch.cdist(places, means(places, count, seed + start))
+        total = float(to_centres.amin(1).square().sum())
         if total < least:
-            best = apart.argmin(1)
+            best = to_centres.argmin(1)
             least = total
     return best
 
 
 def silhouettes(apart: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
-    """How well each point fits its group, ``(N,)``: 1 if the others are far away, below 0 if
-    another group is nearer.
+    """Return how well each of N points fits its group, ``(N,)``: 1 if other groups are far away,
+    below 0 if another group is nearer.
 
-    The mean distance to the nearest other group less that to its own, over the larger (Rousseeuw,
-    1987); 0 for a point that is alone.
+    ``apart`` ``(N, N)`` has their distances, ``groups`` ``(N,)`` their numbers of groups. The value
+    is the mean distance to the nearest other group less that to its own, over the larger
+    (Rousseeuw, 1987); 0 for a point that is alone in its group.
     """
     numbers: torch.Tensor = torch.unique(groups)
     if len(numbers) < 2:
@@ -112,7 +113,7 @@ def silhouettes(apart: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
 
 LEAST_MAPS = 20
 """Maps of a class without which no clusters are looked for."""
-SMALLEST = 4  # photos of a cluster that is told
+SMALLEST = 4  # photos of a cluster that is listed
 MOST = 8  # clusters of a class
 AT_ONCE = 2000
 """Maps of a class that are clustered: of more, as many are drawn by chance."""
@@ -165,7 +166,8 @@ def map_clusters(maps: RunMaps, *, seed: int = 0) -> list[Cluster]:
 
 
 def clusters_of(maps: RunMaps, rows: torch.Tensor, seed: int = 0) -> list[Cluster]:
-    """Cluster the maps with these numbers; those of one class that has a single cluster are none.
+    """Cluster those maps of a class whose numbers are ``rows``; no clusters if they form a single
+    group.
 
     A silhouette says how much nearer the maps of a group are to each other than to the rest, and
     not how far that is. So a group whose mean map shows the same places as that of the others has

@@ -26,11 +26,11 @@ from explain.layers.layouts import enlarge
 from explain.render.sheets import Group, Layout, Tile, contact_sheet
 from explain.store.reading import Row
 
-INNER = 30  # steps by which the places of a batch follow the concepts
-OUTER = 5  # steps by which the concepts follow the batches so far
+INNER = 30  # multiplicative updates of the strengths in a batch, for fixed concepts
+OUTER = 5  # multiplicative updates of the concepts after each batch
 KEPT = 0.5
-"""How much what was found in a round counts in the next: its places were those of concepts that
-have moved since."""
+"""The weight of the sums of earlier rounds in the next one: their strengths were fitted to concepts
+that have changed since."""
 TINY = 1e-12
 TILE = 140  # pixels of a photo in a picture
 
@@ -73,7 +73,8 @@ class SharedConcepts:
 
     @property
     def table(self) -> list[list[str]]:
-        """The rows of the table, under its head in ``sections.toml``."""
+        """The cells of the table of concepts: number, share, what most of its photos show, and two
+        of their names; the head is in ``sections.toml``."""
         table: list[list[str]] = []
         for share, examples in zip(self.shares, self.examples, strict=True):
             rows = [example.row for example in examples]
@@ -131,8 +132,9 @@ def shared_concepts(
     check_whole_number("count", count, 1, optional=False)
     model = photos.explainer.model
     name = ""
-    # the concepts (K, C); and sums over all places so far, by which they follow them
-    what: torch.Tensor | None = None
+    # the concepts (K, C); and sums over all places so far, from which they are updated: products of
+    # the strengths of concepts (K, K), and of strengths and activations (K, C)
+    concepts: torch.Tensor | None = None
     gram = torch.zeros(())
     cross = torch.zeros(())
     for _ in range(rounds):
@@ -143,78 +145,86 @@ def shared_concepts(
             rows = _rows(feature_maps(model, batch.x, name))
             if not rows.any():
                 continue
-            if what is None:
+            if concepts is None:
                 if count > min(rows.shape):
                     raise RunError(
                         f"count must be at most {min(rows.shape)} at layer {name}, got {count}; 8 "
                         "is usual"
                     )
-                what = factorise(rows, count, seed)[1]
-                what = what / what.norm(dim=1, keepdim=True).clamp(min=TINY)
-            where = concept_strengths(rows, what)
-            gram = gram + where.T @ where
-            cross = cross + where.T @ rows
+                concepts = factorise(rows, count, seed)[1]
+                concepts = concepts / concepts.norm(dim=1, keepdim=True).clamp(min=TINY)
+            strengths = concept_strengths(rows, concepts)
+            gram = gram + strengths.T @ strengths
+            cross = cross + strengths.T @ rows
             for _ in range(OUTER):
-                what = what * cross / (gram @ what).clamp(min=TINY)
+                concepts = concepts * cross / (gram @ concepts).clamp(min=TINY)
             # concepts of length 1, and the sums to the places of these
-            length = what.norm(dim=1).clamp(min=TINY)
-            what = what / length[:, None]
+            length = concepts.norm(dim=1).clamp(min=TINY)
+            concepts = concepts / length[:, None]
             gram = gram * length[:, None] * length
             cross = cross * length[:, None]
-    if what is None:
+    if concepts is None:
         raise RunError(
             "photos must be active somewhere in the layer for concepts, but none is; choose "
             "another layer"
         )
-    return _measured(photos, name, what, examples)
+    return _measured(photos, name, concepts, examples)
 
 
-def concept_strengths(rows: torch.Tensor, what: torch.Tensor) -> torch.Tensor:
-    """How strong concepts ``(K, C)`` are at each place ``(P, C)``: ``(P, K)``, none negative."""
-    cross = rows @ what.T
-    gram = what @ what.T
-    where = cross.clamp(min=TINY)
+def concept_strengths(rows: torch.Tensor, concepts: torch.Tensor) -> torch.Tensor:
+    """Return how strong K concepts ``(K, C)`` are at each of P places, whose activations are
+    ``rows`` ``(P, C)``: ``(P, K)``, none negative, by multiplicative updates."""
+    cross = rows @ concepts.T
+    gram = concepts @ concepts.T
+    strengths = cross.clamp(min=TINY)
     for _ in range(INNER):
-        where = where * cross / (where @ gram).clamp(min=TINY)
-    return where
+        strengths = strengths * cross / (strengths @ gram).clamp(min=TINY)
+    return strengths
 
 
-def _measured(photos: RunPhotos, name: str, what: torch.Tensor, most: int) -> SharedConcepts:
-    """Go through all photos once more: how strong each concept is, where, and what is left over."""
+def _measured(photos: RunPhotos, name: str, concepts: torch.Tensor, most: int) -> SharedConcepts:
+    """Go through all photos once more for the final concepts ``(K, C)``: how strong each is, in
+    which photos and where, and how much of the layer is left over.
+
+    Concepts are sorted here, the largest share first; ``most`` photos are kept for each.
+    """
     model = photos.explainer.model
-    totals = torch.zeros(len(what), dtype=torch.double)
-    left = 0.0
-    whole = 0.0
+    totals = torch.zeros(len(concepts), dtype=torch.double)
+    residual = 0.0
+    norm = 0.0
     count = 0
-    examples: list[list[Example]] = [[] for _ in what]
+    examples: list[list[Example]] = [[] for _ in concepts]
     for batch in photos.batches():
         maps = feature_maps(model, batch.x, name)
         rows = _rows(maps)
-        where = concept_strengths(rows, what)
-        totals += where.sum(0) * what.sum(1)
-        left += float((rows - where @ what).square().sum())
-        whole += float(rows.square().sum())
+        strengths = concept_strengths(rows, concepts)
+        totals += strengths.sum(0) * concepts.sum(1)
+        residual += float((rows - strengths @ concepts).square().sum())
+        norm += float(rows.square().sum())
         count += len(batch.rows)
-        placed = where.reshape((len(maps), *maps.shape[2:], len(what))).movedim(-1, 1)
+        strength_maps = strengths.reshape((len(maps), *maps.shape[2:], len(concepts))).movedim(
+            -1, 1
+        )
         for number, strongest in enumerate(examples):
-            strongest += _strongest(batch, placed[:, number], most)
+            strongest += _strongest(batch, strength_maps[:, number], most)
             strongest.sort(key=lambda example: -example.strength)
             del strongest[most:]
-    order = totals.argsort(descending=True)
-    shares = totals[order] / totals.sum().clamp(min=TINY)
+    by_total = totals.argsort(descending=True)
+    shares = totals[by_total] / totals.sum().clamp(min=TINY)
     return SharedConcepts(
         layer=name,
         photos=count,
-        vectors=what[order].float(),
+        vectors=concepts[by_total].float(),
         shares=tuple(shares.tolist()),
-        error=(left / max(whole, TINY)) ** 0.5,
-        examples=tuple(tuple(examples[number]) for number in order.tolist()),
+        error=(residual / max(norm, TINY)) ** 0.5,
+        examples=tuple(tuple(examples[number]) for number in by_total.tolist()),
     )
 
 
 def _strongest(batch: Batch, maps: torch.Tensor, most: int) -> list[Example]:
-    """The photos of a batch in which a concept with these maps ``(N, h, w)`` is strongest, by its
-    sum over places."""
+    """Return the ``most`` photos of a batch in which one concept is strongest, by the sum of its
+    map in ``maps`` ``(N, h, w)`` over places, the strongest first; maps are enlarged to the
+    input."""
     strength = maps.flatten(1).sum(1)
     examples = []
     for i in strength.argsort(descending=True)[:most].tolist():
@@ -225,5 +235,6 @@ def _strongest(batch: Batch, maps: torch.Tensor, most: int) -> list[Example]:
 
 
 def _rows(maps: torch.Tensor) -> torch.Tensor:
-    """The part of feature maps ``(N, C, h, w)`` that is not negative, a row for each place."""
+    """The activations at each place of feature maps ``(N, C, h, w)``, negative ones as 0: ``(N * h
+    * w, C)``, float64, on the CPU."""
     return maps.clamp(min=0).movedim(1, -1).reshape(-1, maps.shape[1]).double().cpu()

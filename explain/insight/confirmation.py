@@ -17,7 +17,7 @@ from explain.insight.reattribution import RunPhotos, in_parts
 from explain.insight.spurious_regions import MarkedPhotos, marked_photos
 from explain.targets.base import find_logits
 
-TRIED = 5  # clusters, and as many classes
+TRIED = 5  # clusters that are tried, and as many classes
 HOSTS = 64  # photos that get the mark of each
 CHANCE = 0.05
 
@@ -83,10 +83,12 @@ def _trial(
     target: int,
     photos: RunPhotos,
 ) -> TriedFinding:
-    """Put the mark of a finding on other photos, and count the answers."""
+    """Put the mark of a finding on photos of other classes, and measure how many the model then
+    takes for class ``target``: with the mark, and with a patch of another photo as a control."""
     explainer = photos.explainer
 
     def scores(x: torch.Tensor) -> torch.Tensor:
+        """The class scores ``(N, K)`` of inputs ``(N, C, H, W)``."""
         return find_logits(explainer.model(explainer._placed(x)), len(x))
 
     exchanged = marks.exchanged()

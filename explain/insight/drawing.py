@@ -20,11 +20,11 @@ from explain.store.reading import Row
 from explain.targets import outputs
 
 SIDE = 180  # pixels of a mean map
-PHOTOS = 4  # that stand for a class or a cluster
-TILE = 200
+PHOTOS = 4  # photos that stand for a class or a cluster
+TILE = 200  # pixels of a photo in a picture
 CARD = 150  # pixels of a photo on a card, which has two abreast
-GROUPS = 6  # of a picture
-MISTAKES = 2  # of a pair of classes
+GROUPS = 6  # classes, clusters or pairs of a picture
+MISTAKES = 2  # photos of a pair of classes
 
 Key = tuple[str, str]
 """The name of a photo, and the target."""
@@ -39,7 +39,8 @@ class Album:
     empty: bool = False
 
     def rows(self, wanted: Collection[Key]) -> dict[Key, Row]:
-        """The rows with these names and targets."""
+        """Read the rows of the method with these names and targets, by name and target; those that
+        the run does not have are missing."""
         return {
             (row.name, row.target): row
             for row in self.photos.run.rows(self.method)
@@ -47,7 +48,8 @@ class Album:
         }
 
     def photo(self, row: Row) -> Image.Image | None:
-        """A photo, or None where it cannot be read."""
+        """The upright photo of a row; None where it cannot be read, or the album is ``empty``. The
+        reason is noted in ``photos.missing``."""
         if self.empty:
             return None
         try:
@@ -117,8 +119,12 @@ def draw_clusters(clusters: Sequence[Cluster], album: Album) -> Image.Image | No
 
 
 def _draw_means(title: str, means: Sequence[MeanMap], album: Album) -> Image.Image | None:
-    """Draw mean maps, each with what is said of it, in the heading where there is room for it, and
-    with photos."""
+    """Draw a sheet with a group for each mean map: the map, and the photos that stand for it, with
+    their own maps on them.
+
+    The figures stand in the heading if there are photos, and otherwise under the map, which is too
+    narrow for a long heading. None where there is nothing to draw.
+    """
     rows = album.rows({key for mean in means for key in mean.keys})
     groups = []
     for mean in means:
@@ -162,7 +168,11 @@ def draw_mistakes(pairs: Sequence[Confusion], album: Album) -> Image.Image | Non
 
 def draw_label_mistakes(mistakes: Sequence[LabelMistakes], album: Album) -> dict[str, Image.Image]:
     """Draw a card for each label and kind of mistake: photos, the surest mistake first, with what
-    speaks for the label in them, where that is known."""
+    speaks for the label in them, where that is known.
+
+    Returns the cards by "labels" and the heading of the kind; pages find the section of a picture
+    by the first word.
+    """
     keys = {(name, one.label) for one in mistakes for _, photos in one.kinds for name in photos}
     with_map = album.rows(keys)
     names = {name for name, _ in keys}
@@ -191,6 +201,7 @@ def draw_label_mistakes(mistakes: Sequence[LabelMistakes], album: Album) -> dict
 
 
 def _drawn(title: str, groups: Sequence[Group]) -> Image.Image | None:
-    """A sheet of the groups that have tiles; None where none has."""
+    """Draw a contact sheet of the groups that have tiles, under a title; None where no group
+    has."""
     full = tuple(group for group in groups if group.tiles)
     return contact_sheet(Layout(title, "", full), TILE) if full else None

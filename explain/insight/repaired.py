@@ -30,8 +30,8 @@ from explain.store.reading import Row
 from explain.targets import TopClass
 from explain.targets.labels import class_label
 
-SHOWN = 3  # photos of each kind
-SIDE = 180
+SHOWN = 3  # photos of each kind that are drawn
+SIDE = 180  # pixels of a photo in a picture
 GROUPS = {
     "marked": "photos of the finding",
     "without": "the same without the mark",
@@ -52,11 +52,13 @@ class Answers:
 
     @property
     def accuracy(self) -> tuple[float, float]:
-        """The shares of answers that are the classes of the photos, before and after."""
+        """The shares of predictions that are the classes of the photos, before and after the
+        repair."""
         return self.share(self.classes[:, None])
 
     def share(self, target: int | torch.Tensor) -> tuple[float, float]:
-        """The shares of answers that are this class, or each photo's of these."""
+        """The shares of predictions, before and after the repair, that are the class ``target``:
+        one for all photos, or ``(N, 1)`` with one for each."""
         old, new = (self.predictions == target).double().mean(0).tolist()
         return old, new
 
@@ -116,7 +118,7 @@ class Repair:
 
     @property
     def rows(self) -> list[list[str]]:
-        """The table of accuracies, with its heading."""
+        """The cells of the table of accuracies, with its head, for the page and the terminal."""
         table = [["accuracy", "photos", "before", "after"]]
         for name, answers in self.answers.items():
             old, new = answers.accuracy
@@ -206,7 +208,8 @@ class Repair:
     def _section(
         self, heading: str, content: str, draw: Callable[["Repair"], Image.Image]
     ) -> Section:
-        """A section with a picture; without, where the photos are tensors or gone."""
+        """A section of the page with the picture that ``draw`` makes; without a picture, where the
+        photos are tensors or gone."""
         try:
             return Section(heading, content, pictures=[(draw(self), heading)])
         except ExplainError as error:  # of photos that are tensors, or gone
@@ -225,23 +228,26 @@ class _Case:
 
 
 def draw_regions(repair: Repair) -> Image.Image:
-    """Photos of the finding with the region of the mark, and others that were given it."""
+    """Draw the mark: the frame of its region in photos of the finding, and in other photos that
+    were given it."""
 
     def tiles(case: _Case) -> list[Tile]:
+        """The photo of a case with the frame of the region, and its label."""
         return [Tile(_framed(case.photo, case.region), case.row.label or "")]
 
     return _sheet(f"photos of the finding ({repair.finding})", repair, tiles)
 
 
 def draw_maps(repair: Repair) -> Image.Image:
-    """What both models read their top class from, in photos of the finding and in others with its
-    mark."""
+    """Draw which pixels the old and the repaired model read their top class from, in photos of the
+    finding and in others with its mark; by the first method of the run."""
     explainer = repair.photos.explainer
     run = repair.photos.run
     method = method_in(run, run.methods[0])
 
     def tiles(case: _Case) -> list[Tile]:
-        of_models = []
+        """The maps of a case before and after the repair, with the class that each model gives."""
+        model_tiles = []
         whole = Box.whole(case.photo.size)
         scene = Scene(case.photo, whole, (whole,))
         for name, model in (("before", explainer.model), ("after", repair.model)):
@@ -251,14 +257,15 @@ def draw_maps(repair: Repair) -> Image.Image:
             picture = scene.overlay(attribution, get_style(attribution.style))
             answer = class_label(explainer.categories, int(attribution.target[0]))
             label = f"label: {case.row.label}" if case.row.label else ""
-            of_models.append(Tile(picture, f"{name}: {answer}", label))
-        return of_models
+            model_tiles.append(Tile(picture, f"{name}: {answer}", label))
+        return model_tiles
 
     return _sheet("photos of the finding", repair, tiles)
 
 
 def bars(repair: Repair) -> Image.Image:
-    """The accuracies before and after, on each kind of photos."""
+    """Draw a bar chart of the accuracies before and after the repair, with a pair of bars for each
+    group of photos in `GROUPS`."""
     count = len(repair.answers)
     figure = empty((6.4, 0.7 + 0.45 * count), "Bars of the accuracies before and after the repair")
     axes = figure.subplots()
@@ -276,7 +283,8 @@ def bars(repair: Repair) -> Image.Image:
 
 
 def _sheet(title: str, repair: Repair, tiles: Callable[[_Case], list[Tile]]) -> Image.Image:
-    """Some photos of the finding under a title, and others with its mark: the tiles of each."""
+    """Draw a contact sheet: some photos of the finding under ``title``, and some other photos with
+    its mark. ``tiles`` makes the tiles of each."""
     kinds = {title: _carriers(repair), "others with its mark": _marked_hosts(repair)}
     groups = tuple(
         Group(words, tuple(tile for case in cases for tile in tiles(case)))
@@ -286,7 +294,7 @@ def _sheet(title: str, repair: Repair, tiles: Callable[[_Case], list[Tile]]) -> 
 
 
 def _carriers(repair: Repair) -> list[_Case]:
-    """Some photos of the finding."""
+    """The first `SHOWN` photos of the finding, of those that the repair is measured on."""
     carriers = repair.marks.carriers[:SHOWN]
     return [
         _Case(row, _as_seen(repair, row), carriers.regions[i], carriers.x[i])
@@ -295,12 +303,17 @@ def _carriers(repair: Repair) -> list[_Case]:
 
 
 def _marked_hosts(repair: Repair) -> list[_Case]:
-    """Some hosts with the mark; those whose answer the repair changed come first."""
+    """`SHOWN` photos of other classes with the mark pasted in; those whose prediction the repair
+    changed come first.
+
+    The seed is that of the repair, so that marks and predictions are those of
+    ``answers["moved"]``.
+    """
     exchanged = repair.marks.exchanged(repair.seed)
     answers = repair.answers["moved"].predictions
-    same = (answers[:, 0] == answers[:, 1]).int()
+    is_unchanged = (answers[:, 0] == answers[:, 1]).int()
     cases = []
-    for i in same.argsort(stable=True)[:SHOWN].tolist():
+    for i in is_unchanged.argsort(stable=True)[:SHOWN].tolist():
         row = repair.marks.hosts.rows[i]
         host = np.asarray(_as_seen(repair, row))
         donor = np.asarray(_as_seen(repair, repair.marks.carriers.rows[int(exchanged.donors[i])]))
@@ -312,14 +325,14 @@ def _marked_hosts(repair: Repair) -> list[_Case]:
 
 
 def _as_seen(repair: Repair, row: Row) -> Image.Image:
-    """The part of a photo that the model saw, in the size of its input."""
+    """The part of a photo that the model saw, in RGB, resized to the model's input."""
     height, width = row.input_size
     box = tuple(map(round, astuple(row.box)))
     return repair.photos.picture(row).convert("RGB").crop(box).resize((width, height))
 
 
 def _framed(photo: Image.Image, region: torch.Tensor) -> Image.Image:
-    """A photo with the edge of a region ``(1, H, W)`` drawn in it."""
+    """A copy of a photo, enlarged, with the outline of a region ``(1, H, W)`` drawn in it."""
     scale = max(1, SIDE // max(photo.size))
     large = photo.resize((photo.width * scale, photo.height * scale), Image.Resampling.NEAREST)
     whole = Box.whole(large.size)

@@ -21,8 +21,8 @@ from explain.store.reading import Row, StoredRun
 
 CORE = 0.4
 """The share of its peak from which on the excess of a mean map counts as the mark."""
-CARRIERS = 32  # photos in which a direction is strongest
-LEAST = 2  # photos of each part
+CARRIERS = 32  # photos that count as bearing a direction: those in which it is strongest
+LEAST = 2  # photos of each of the parts to fit, to choose and to prove
 FIT = 0.5
 CHOOSE = 0.25
 PROVE = 0.25
@@ -45,7 +45,7 @@ class PhotosWithRegions:
         return len(self.rows)
 
     def __getitem__(self, which: torch.Tensor | slice) -> "PhotosWithRegions":
-        """The photos with these numbers."""
+        """Return the photos with these numbers, a tensor of indices or a slice."""
         numbers = torch.arange(len(self))[which].tolist()
         return PhotosWithRegions(
             [self.rows[i] for i in numbers], self.x[which], self.classes[which], self.regions[which]
@@ -53,7 +53,7 @@ class PhotosWithRegions:
 
 
 ReadSome = Callable[[list[Row]], PhotosWithRegions]
-"""Reads some photos of these rows, drawn at random."""
+"""Reads photos of these rows as inputs; of more than the caller's ``most``, a random choice."""
 
 
 class ExchangedRegions(NamedTuple):
@@ -89,41 +89,48 @@ class MarkedPhotos:
     """The layer and the vector ``(C,)`` of the mark, where the finding has one."""
 
     def __len__(self) -> int:
+        """The number of hosts, the photos without the mark."""
         return len(self.hosts)
 
     def parts(self, seed: int) -> "Iterator[MarkedPhotos]":
-        """Three parts without a photo in common: to fit, to choose, and to prove."""
+        """Split the photos at random into three parts without a photo in common: to fit a repair
+        (`FIT`), to choose it (`CHOOSE`), and to measure the result (`PROVE`), in this order. The
+        seed fixes the split."""
         generator = torch.Generator().manual_seed(seed)
         kinds = {"carriers": self.carriers, "of_class": self.of_class, "hosts": self.hosts}
         orders = {
             name: torch.randperm(len(of_kind), generator=generator)
             for name, of_kind in kinds.items()
         }
-        first = 0.0
+        begin_share = 0.0
         for share in (FIT, CHOOSE, PROVE):
-            last = first + share
+            end_share = begin_share + share
             part: dict[str, Any] = {}
             for name, of_kind in kinds.items():
-                start = round(first * len(of_kind))
-                end = round(last * len(of_kind))
+                start = round(begin_share * len(of_kind))
+                end = round(end_share * len(of_kind))
                 part[name] = of_kind[orders[name][start:end]]
             yield replace(self, **part)
-            first = last
+            begin_share = end_share
 
     def exchanged(self, seed: int = 0) -> ExchangedRegions:
-        """Give each host the region of a marked photo, and of another host instead, which are drawn
-        at random."""
+        """Paste the region of a random marked photo into each host; and, as a control, the same
+        region of another host.
+
+        The seed fixes the draws: pages draw the same pairs again as were measured.
+        """
         generator = torch.Generator().manual_seed(seed)
         donors = torch.randint(len(self.carriers), (len(self),), generator=generator)
-        steps = torch.randint(1, len(self), (len(self),), generator=generator)
-        controls = (torch.arange(len(self)) + steps) % len(self)
+        shifts = torch.randint(1, len(self), (len(self),), generator=generator)
+        control_donors = (torch.arange(len(self)) + shifts) % len(self)
         regions = self.hosts.regions if self.from_host else self.carriers.regions[donors]
         marked = torch.where(regions, self.carriers.x[donors], self.hosts.x)
-        control = torch.where(regions, self.hosts.x[controls], self.hosts.x)
+        control = torch.where(regions, self.hosts.x[control_donors], self.hosts.x)
         return ExchangedRegions(marked, control, regions, donors)
 
     def without(self, seed: int = 0) -> torch.Tensor:
-        """The marked photos with the pixels of others in place of the mark."""
+        """The inputs ``(N, C, H, W)`` of the marked photos without the mark: its region has the
+        pixels of random hosts."""
         hosts = torch.randint(
             len(self), (len(self.carriers),), generator=torch.Generator().manual_seed(seed)
         )
@@ -133,7 +140,8 @@ class MarkedPhotos:
 def marked_photos(
     finding: Finding, photos: RunPhotos, *, layer: str | None = None, most: int = 400, seed: int = 0
 ) -> MarkedPhotos:
-    """Collect the photos of a finding and others.
+    """Collect the photos that bear the mark of a finding, the region of the mark in them, and
+    photos without it.
 
     Args:
         finding: a cluster, whose region is where its maps exceed the others of the class; a class,
@@ -152,6 +160,7 @@ def marked_photos(
     rows = list(one_for_each_photo(photos.run))
 
     def read_some(rows: list[Row]) -> PhotosWithRegions:
+        """Read photos of these rows as inputs: ``most`` of them at random, if there are more."""
         order = permutation(len(rows), seed)[:most]
         return _read_photos(photos, [rows[i] for i in order.tolist()])
 
@@ -177,17 +186,22 @@ def _of_excess(
     rows: list[Row],
     read_some: ReadSome,
 ) -> MarkedPhotos:
-    """The marked photos of a mean map: those with the names ``members`` bear the mark, where the
-    mean map exceeds that of others by ``excess`` ``(16, 16)``."""
+    """Collect the marked photos of a finding whose mark is one region for all photos: where
+    ``excess`` ``(16, 16)``, a mean map less that of others, is at least `CORE` of its peak.
+
+    Photos with the names ``members`` bear the mark; other photos of class ``target`` do not, and
+    those of other classes are the hosts.
+    """
     region = (excess >= CORE * excess.max())[None, None].float()
     carriers = read_some([row for row in rows if row.name in members])
-    covers = F.interpolate(region, carriers.x.shape[2:]) > 0
-    carriers = _with_regions(carriers, covers)
+    mask = F.interpolate(region, carriers.x.shape[2:]) > 0
+    carriers = _with_regions(carriers, mask)
     rest = [row for row in rows if row.name not in members]
 
     def covered(rows: list[Row]) -> PhotosWithRegions:
+        """Photos of these rows with the region of the mark; none where there are no rows."""
         photos = read_some(rows)
-        return _with_regions(photos, covers) if len(photos) else carriers[:0]
+        return _with_regions(photos, mask) if len(photos) else carriers[:0]
 
     of_class = covered([row for row in rest if class_of(row) == target])
     hosts = covered([row for row in rest if class_of(row) != target])
@@ -195,7 +209,8 @@ def _of_excess(
 
 
 def _around_object(photos: PhotosWithRegions) -> PhotosWithRegions:
-    """The photos, with all but their objects as the region."""
+    """Return photos with all pixels outside their boxes as the region: for a class that looks away
+    from its object."""
     return _with_regions(photos, torch.stack([~object_of(row) for row in photos.rows])[:, None])
 
 
@@ -206,8 +221,9 @@ def _of_vector(
     rows: list[Row],
     read_some: ReadSome,
 ) -> MarkedPhotos:
-    """The marked photos of a vector of a layer's channels: those in which it is strongest bear the
-    mark, where it is."""
+    """Collect the marked photos of a channel or concept vector of a layer: in the `CARRIERS` photos
+    in which it is strongest, the mark is where it reaches half of its peak. The other photos are
+    the hosts."""
     layer = finding.layer if isinstance(finding, Direction) else layer
     if layer is None:
         raise LayerError(
@@ -224,11 +240,11 @@ def _of_vector(
     else:
         target = _class_called(finding.target, photos.run)
         vector = finding.vector
-    along = torch.einsum("nchw,c->nhw", maps, vector.to(maps))
-    order = along.flatten(1).amax(1).argsort(descending=True)
+    projections = torch.einsum("nchw,c->nhw", maps, vector.to(maps))
+    order = projections.flatten(1).amax(1).argsort(descending=True)
     count = min(CARRIERS, len(order) // 4)
-    large = enlarge(along[:, None], tuple(candidates.x.shape[2:]))
-    candidates = _with_regions(candidates, large >= large.amax((2, 3), keepdim=True) / 2)
+    enlarged = enlarge(projections[:, None], tuple(candidates.x.shape[2:]))
+    candidates = _with_regions(candidates, enlarged >= enlarged.amax((2, 3), keepdim=True) / 2)
     return _check_enough(
         MarkedPhotos(
             target,
@@ -242,12 +258,13 @@ def _of_vector(
 
 
 def _class_called(target: str, run: StoredRun) -> int | None:
-    """The class of the model that a target of a run is; None where there is none."""
+    """The model's class number of a target of a run, by its name; None where it has none."""
     return next((row.target_class for row in run.rows() if row.target == target), None)
 
 
 def _read_photos(photos: RunPhotos, rows: Sequence[Row]) -> PhotosWithRegions:
-    """Read photos as inputs of one size."""
+    """Read photos of a run as inputs of one size, without regions (all False); those that cannot be
+    read are left out."""
     batches = list(photos.batches(rows))
     if len({batch.x.shape[1:] for batch in batches}) > 1:
         raise RunError(
@@ -261,12 +278,13 @@ def _read_photos(photos: RunPhotos, rows: Sequence[Row]) -> PhotosWithRegions:
 
 
 def _with_regions(photos: PhotosWithRegions, regions: torch.Tensor) -> PhotosWithRegions:
-    """The photos with other regions: ``(N, 1, H, W)``, or one for all."""
+    """Return photos with other regions: ``(N, 1, H, W)``, or ``(1, 1, H, W)`` for all."""
     return replace(photos, regions=regions.expand_as(photos.regions))
 
 
 def _check_enough(marks: MarkedPhotos) -> MarkedPhotos:
-    """Refuse a finding with too few photos that bear the mark, or that do not."""
+    """Return the marked photos, or refuse a finding with too few photos that bear the mark, or that
+    do not: each of three parts needs `LEAST`."""
     for name, photos in (("of the finding", marks.carriers), ("without it", marks.hosts)):
         if len(photos) < 4 * LEAST:
             raise RunError(

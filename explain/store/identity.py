@@ -23,7 +23,7 @@ from explain.hooks.preserve import untouched
 from explain.store.manifest import digest_of_model
 
 SIZES = ((160, 120), (300, 400))  # of the test pictures: width and height
-WAVES = 4  # numbers in the summary of a tensor
+WAVES = 4  # cosine sums in the summary of a tensor
 CHANGED = "changed by training"
 
 
@@ -79,13 +79,14 @@ def preprocessing_identity(
 
 
 def _test_inputs(explainer: Explainer) -> list[Any]:
-    """What the preprocessing makes of the test pictures, or the names of the errors that it
-    raises."""
+    """What the preprocessing makes of each test picture: an input, or a text with the name of the
+    error that it raises."""
     return [_result(explainer.preprocess, picture) for picture in _pictures()]
 
 
 def _result(function: Callable[[Any], Any], argument: Any) -> Any:
-    """The result of a function, or the name of the error that it raises."""
+    """Call a function with fixed random numbers: return its result, or "raises" with the name of
+    its error. Random numbers of the caller stay as they were."""
     try:
         with quiet(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
@@ -98,21 +99,27 @@ def _result(function: Callable[[Any], Any], argument: Any) -> Any:
 
 
 def _summary(value: Any) -> dict[str, Any]:
-    """A few numbers of a tensor that change with any of its elements, or with all of them; the
-    first is its size."""
+    """Summarise a tensor by its shape and five numbers, so that another tensor is noticed, and
+    rounding is not: its norm, and its products with cosines of `WAVES` frequencies, over the root
+    of its size. Zeros for what is no tensor.
+
+    Manifests keep these numbers; `explain.store.manifest.alike` compares them, relative to the
+    first.
+    """
     if not isinstance(value, torch.Tensor):
         return {
             "shape": value if isinstance(value, str) else type(value).__name__,
             "numbers": [0.0] * (WAVES + 1),
         }
     flat = value.detach().cpu().double().reshape(-1).nan_to_num()
-    phases = torch.arange(WAVES).double()[:, None] * torch.arange(len(flat))
-    numbers = torch.cat([flat.norm()[None], phases.cos() @ flat]) / max(1, len(flat)) ** 0.5
+    angles = torch.arange(WAVES).double()[:, None] * torch.arange(len(flat))
+    numbers = torch.cat([flat.norm()[None], angles.cos() @ flat]) / max(1, len(flat)) ** 0.5
     return {"shape": list(value.shape), "numbers": numbers.tolist()}
 
 
 def _pictures() -> list[Image.Image]:
-    """Pictures with edges, flat parts and fine structure, which are always the same."""
+    """Two test pictures in RGB with edges, flat parts and fine structure. They must stay the same:
+    manifests keep what models make of them."""
     where = (-2.2, -1.5, 1.0, 1.5)
     return [
         Image.merge(
@@ -123,7 +130,8 @@ def _pictures() -> list[Image.Image]:
 
 
 def named_layer(model: nn.Module, layer: Any) -> Any:
-    """Return the names of layers that were given as modules or names."""
+    """Return a layer, or a nested list of layers, by names for the manifest: a module becomes its
+    name in the model, or that of its class if it is not in it."""
     if isinstance(layer, (list, tuple)):
         return [named_layer(model, part) for part in layer]
     if isinstance(layer, nn.Module):

@@ -18,12 +18,12 @@ from explain.targets.labels import class_label
 
 TOLERANCES = {"test_inputs": 1e-4, "test_scores": 5e-3}  # devices differ in the last digits
 MAY_DIFFER = frozenset(["begun", "ended", "device", "batch_size"])
-"""Keys that may differ when a run is continued: they do not change the results."""
+"""Keys of a manifest that may differ when a run is continued: they do not change the results."""
 
 
 def alike(key: str, one: Any, other: Any) -> bool:
-    """Whether two values under a key of `model_identity` are the same, up to the rounding of
-    different devices.
+    """Whether two values under a key of a manifest are the same; for summaries of tensors, up to
+    the rounding of different devices (`TOLERANCES`).
 
     >>> alike("weights", 1.0, 1.000001)
     False
@@ -32,14 +32,15 @@ def alike(key: str, one: Any, other: Any) -> bool:
         return bool(one == other)
     if [summary["shape"] for summary in one] != [summary["shape"] for summary in other]:
         return False
-    numbers = np.array([summary["numbers"] for summary in one])
+    one_numbers = np.array([summary["numbers"] for summary in one])
     other_numbers = np.array([summary["numbers"] for summary in other])
-    size = np.maximum(numbers, other_numbers)[:, :1]
-    return bool((np.abs(numbers - other_numbers) <= TOLERANCES[key] * size).all())
+    norm = np.maximum(one_numbers, other_numbers)[:, :1]
+    return bool((np.abs(one_numbers - other_numbers) <= TOLERANCES[key] * norm).all())
 
 
 def digest_of_model(model: nn.Module) -> str:
-    """Return the SHA-256 of all parameters and buffers of a model, with their names.
+    """Return the SHA-256 of the names, types, shapes and values of all parameters and buffers of a
+    model; manifests keep it as ``weights``.
 
     >>> (
     ...     digest_of_model(nn.ReLU()) == digest_of_model(nn.Tanh()),
@@ -60,7 +61,8 @@ def digest_of_model(model: nn.Module) -> str:
 
 
 def tensor_bytes(value: Any) -> Any:
-    """The bytes of a tensor, or of anything else as PyTorch saves it."""
+    """The bytes of a tensor's values, wherever it is stored, for a digest; of anything else, and of
+    tensors that are quantised or sparse, the bytes of a file of PyTorch."""
     try:
         return value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
     except (AttributeError, RuntimeError, TypeError, ValueError):  # quantised, sparse, or no tensor
@@ -70,7 +72,8 @@ def tensor_bytes(value: Any) -> Any:
 
 
 def described_method(method: Method) -> dict[str, Any]:
-    """Return a method in plain values: its class in this package, and its options."""
+    """Return a method in plain values, as manifests and the table ``methods`` keep it: its class in
+    this package, and its options."""
     return {"class": class_name(method), "options": encode_fields(method)}
 
 
@@ -104,21 +107,22 @@ def must_agree(
 
 
 def _names_to_add(stored: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """A clause that lists the methods or metrics to ask for so that the new ones are added; empty
-    where something else differs too."""
-    both = {
+    """A clause for the message of `must_agree`: which methods or metrics, old and new, to ask for,
+    so that the run only adds the new ones. Empty where something else differs too, so that this
+    would not help."""
+    old_and_new = {
         name: {**stored[name], **now[name]}
         for name in ("methods", "metrics")
         if isinstance(stored.get(name), Mapping) and isinstance(now.get(name), Mapping)
     }
-    if changes_in_words(stored, {**now, **both}, more=True):
+    if changes_in_words(stored, {**now, **old_and_new}, more=True):
         return ""
-    joined = [
+    phrases = [
         f"the {name} {_in_words([*all_of_them], None)}"
-        for name, all_of_them in both.items()
+        for name, all_of_them in old_and_new.items()
         if all_of_them.keys() > stored[name].keys() and all_of_them.keys() > now[name].keys()
     ]
-    return f", name {' and '.join(joined)} to add what is new" if joined else ""
+    return f", name {' and '.join(phrases)} to add what is new" if phrases else ""
 
 
 MOST_CHANGES = 3  # that a message names
@@ -163,19 +167,21 @@ def changes_in_words(
         if name in DIGESTS:
             lines.append(f"{WORDS.get(name, name)}: others than before")
             continue
-        named = ("methods", "metrics")
-        if name in named and list(stored.get(name) or ()) != list(now.get(name) or ()):
+        collections = ("methods", "metrics")
+        if name in collections and list(stored.get(name) or ()) != list(now.get(name) or ()):
             keys = [name]  # not what belongs to each of them
         for key in keys:
             earlier = _in_words(old.get(key, stored.get(key)), categories)
             later = _in_words(new.get(key, now.get(key)), categories)
-            said = key.replace(", options", "").replace("explainer, arguments, ", "")
-            lines.append(f"{said}: {earlier} before, {later} now")
+            shown_key = key.replace(", options", "").replace("explainer, arguments, ", "")
+            lines.append(f"{shown_key}: {earlier} before, {later} now")
     return lines
 
 
 def _in_words(value: Any, categories: Sequence[str] | None) -> str:
-    """A value of a manifest for people; a long text, as of a path, keeps its beginning and end."""
+    """A value of a manifest in words for a message: "none" for nothing, methods and targets by
+    their names, at most five of several; a long text, such as a path, keeps its beginning and
+    end."""
     if value is None or value in ([], {}):
         return "none"
     if isinstance(value, Mapping) and value.keys() == {"class", "options"}:
@@ -192,7 +198,9 @@ def _in_words(value: Any, categories: Sequence[str] | None) -> str:
 def _target_in_words(
     name: str | None, options: Mapping[str, Any], categories: Sequence[str] | None
 ) -> str:
-    """A target of a manifest for people, from its class and its options."""
+    """A target, or another class with options, of a manifest in words: "the top class", the label
+    of a class, or the class with its options. ``categories`` are the labels of the model, if it has
+    any."""
     if name == "TopClass":
         rank = options.get("rank", 0)
         return "the top class" if not rank else f"class {rank + 1} from the top"
@@ -206,8 +214,8 @@ def _target_in_words(
 
 
 def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """The values inside nested dictionaries, each with the keys that lead to it, joined by
-    commas."""
+    """Flatten nested dictionaries: each value with the keys that lead to it, joined by ", ";
+    `changes_in_words` splits them there."""
     if isinstance(value, Mapping):
         for name, nested_value in value.items():
             yield from _leaves(f"{key}, {name}" if key else name, nested_value)

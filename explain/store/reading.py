@@ -62,7 +62,8 @@ _CHECKED["results"] = (
     f"SELECT p.name, {_RESULT}, r.digest FROM results r NOT INDEXED LEFT JOIN photos p ON p.id = "
     "r.photo"
 )
-"""The rows of each table: the columns that its digest is of, and the digest."""
+"""The statement for the rows of each table: the columns that its digest is made of, and the
+digest."""
 _ROW = """
 SELECT r.*, r.class AS target_class, p.probability AS prediction_probability, p.*
 FROM results r JOIN photos p ON p.id = r.photo WHERE r.id = ?
@@ -122,14 +123,15 @@ class Row:
 
     @property
     def correct(self) -> bool | None:
-        """Whether the prediction is the label, where both are classes of the model."""
+        """Whether the predicted class is the label; None unless both are classes of the model."""
         if self.label_class is None or self.prediction_class is None:
             return None
         return self.label_class == self.prediction_class
 
     def is_right(self, threshold: float) -> bool | None:
-        """Whether the prediction is right, as `correct` says. A model with a single label is right
-        where this label is true and its probability is at least ``threshold``, or neither."""
+        """Whether the prediction is right, as `correct` says, also for a model with a single label:
+        right if this label is true and its probability is at least ``threshold``, or neither. None
+        where that is not known."""
         photo = None if self.correct is not None else LabelledPhoto.of(self.columns)
         if photo is None or len(photo.probabilities) > 1 or photo.uncertain:
             return self.correct
@@ -137,7 +139,8 @@ class Row:
 
     @cached_property
     def attribution(self) -> Attribution:
-        """The values with their metadata, as a batch of one."""
+        """The map with its metadata, as a batch of one, for the functions that draw and measure
+        attributions."""
         return Attribution(
             method=self.method,
             values=self.values[None],
@@ -152,7 +155,7 @@ class Row:
 
     @property
     def heatmap(self) -> torch.Tensor:
-        """``(H, W)`` float32 in [0, 1] at the resolution of the model's input."""
+        """The map ``(H, W)``, float32 in [0, 1], at the resolution of the model's input."""
         return self.attribution.heatmap[0]
 
     def overlay(self, style: Style, photo: Any = None) -> Image.Image:
@@ -197,23 +200,24 @@ class LabelledPhoto(NamedTuple):
 
     @classmethod
     def of(cls, columns: Mapping[str, Any]) -> "LabelledPhoto | None":
-        """Read the columns of ``photos``; None where only one class can be true, or no label is
-        known."""
+        """Make it from a row of the table ``photos``; None where only one class can be true, or no
+        label is known. Labels that are none of the model's are left out."""
         if columns["labels"] is None:
             return None
         probabilities = json.loads(columns["probabilities"] or "{}").get("labels")
         if probabilities is None:
             return None
-        groups: tuple[set[int], set[int]] = (set(), set())
-        for number, _, *doubt in json.loads(columns["labels"]):
+        true_and_uncertain: tuple[set[int], set[int]] = (set(), set())
+        for number, _, *uncertain_mark in json.loads(columns["labels"]):
             if number is not None and number < len(probabilities):
-                groups[bool(doubt)].add(number)
-        true, uncertain = map(frozenset, groups)
+                true_and_uncertain[bool(uncertain_mark)].add(number)
+        true, uncertain = map(frozenset, true_and_uncertain)
         return cls(columns["name"], np.array(probabilities), true, uncertain)
 
     def mistakes(self, threshold: float) -> tuple[list[int], list[int]]:
-        """The classes that are missed, and those that are predicted and not there, where a class is
-        predicted from a probability of ``threshold`` on.
+        """The classes that are missed (true and not predicted), and the false alarms (predicted,
+        neither true nor uncertain), each in ascending order. A class is predicted from a
+        probability of ``threshold`` on.
 
         >>> photo = LabelledPhoto("a", np.array([0.1, 0.9, 0.7]), frozenset([0]), frozenset([2]))
         >>> photo.mistakes(0.5)
@@ -254,6 +258,7 @@ class StoredRun:
         self._checked: tuple[str | None, ...] = ()
 
     def __len__(self) -> int:
+        """The number of rows: one for each photo, method and target."""
         return self._count("results")
 
     def __repr__(self) -> str:
@@ -266,6 +271,8 @@ class StoredRun:
         )
 
     def _repr_html_(self) -> str:
+        """What a notebook shows: a table of the methods with their numbers of maps and photos, and
+        the failures."""
         counts = (
             "SELECT method, count(*), count(DISTINCT photo) FROM results GROUP BY method "
             "ORDER BY min(id)"
@@ -280,12 +287,13 @@ class StoredRun:
 
     @property
     def photos(self) -> int:
-        """How many photos have been explained."""
+        """The number of photos that have been explained, without failures."""
         return self._count("photos")
 
     @property
     def methods(self) -> list[str]:
-        """The names of the methods, in the order of the call."""
+        """The names of the methods of which there are maps, in the order in which they were asked
+        for; an insight, and the page of a repair, take the first by default."""
         statement = "SELECT method FROM results NOT INDEXED GROUP BY method ORDER BY min(id)"
         return [name for (name,) in self.query(statement)]
 
@@ -298,37 +306,42 @@ class StoredRun:
 
     @property
     def failures(self) -> dict[str, str]:
-        """Why photos could not be explained, by their names."""
+        """The reasons why photos could not be explained, by the names of the photos."""
         return dict(self.query("SELECT name, reason FROM failures ORDER BY name"))
 
     @property
     def notes(self) -> list[str]:
-        """Warnings about single photos, such as why a map is zero."""
+        """The warnings about single photos that the run stored, such as why a map is zero."""
         return [note for (note,) in self.query("SELECT note FROM notes")]
 
     @property
     def manifest(self) -> dict[str, Any]:
-        """What fixes the run: its source, model, weights, methods, targets, options and
-        versions."""
+        """What fixes the run: its source, model, weights, methods, targets, options and versions;
+        each value is checked against its digest."""
         with self._reading() as db:
             return {key: json.loads(value) for key, value in self._verified(db, "manifest")}
 
     @property
     def ended(self) -> bool:
-        """Whether the run went through all photos of its source."""
+        """Whether the last call of the run went through all photos of its source."""
         return any(self.query("SELECT 1 FROM manifest WHERE key = 'ended'"))
 
     @property
     def identified(self) -> dict[str, StoredPhoto]:
-        """What identifies each photo when the run is continued, by their names."""
+        """The columns that tell whether a photo is still the same, by the names of photos; a
+        continued run compares them with its source."""
         rows = self.query(f"SELECT name, {', '.join(StoredPhoto._fields)} FROM photos")
         return {name: StoredPhoto._make(rest) for name, *rest in rows}
 
     def lacking(
         self, methods: Collection[str], metrics: Collection[str]
     ) -> dict[str, frozenset[str]]:
-        """The photos that lack some of these methods, or some of these metrics of their maps, and
-        which methods."""
+        """Find photos without a map of some of these methods, or with maps that lack some of these
+        metrics: the methods to run on each, by the names of photos. Photos that lack nothing are
+        left out.
+
+        A continued run explains these again by these methods.
+        """
         complete: dict[str, set[str]] = {
             name: set() for (name,) in self.query("SELECT name FROM photos")
         }
@@ -336,7 +349,10 @@ class StoredRun:
         for name, method, figures in self.query(rows):
             if json.loads(figures).keys() >= set(metrics):
                 complete[name].add(method)
-        missing = {name: frozenset(methods) - there for name, there in complete.items()}
+        missing = {
+            name: frozenset(methods) - complete_methods
+            for name, complete_methods in complete.items()
+        }
         return {name: names for name, names in missing.items() if names}
 
     def rows(
@@ -375,7 +391,8 @@ class StoredRun:
         return self._rows(f"{where} ORDER BY {ORDERS[order]}, r.id", list(wanted.values()))
 
     def photo_columns(self) -> Iterator[dict[str, Any]]:
-        """Give the columns of each photo, those of JSON as text.
+        """Give the row of each photo in the table ``photos``, by the names of its columns, in the
+        order of the source; columns of JSON stay text.
 
         Raises:
             RunError: the file is damaged.
@@ -394,7 +411,8 @@ class StoredRun:
         yield from filter(None, map(LabelledPhoto.of, self.photo_columns()))
 
     def label_of(self, number: int) -> str:
-        """The label of a class of the model."""
+        """The label of class number ``number`` of the model; the number as text where the model has
+        no labels."""
         return class_label(self._categories, number)
 
     @cached_property
@@ -418,19 +436,22 @@ class StoredRun:
             yield from db.execute(statement, values)
 
     def _count(self, table: str) -> int:
-        """How many rows a table has."""
+        """The number of rows of a table; it is counted without an index, which a damaged file may
+        have wrong."""
         (row,) = self.query(f"SELECT count(*) FROM {table} NOT INDEXED")
         return int(row[0])
 
     def _check_digests(self) -> None:
-        """Notice rows that are damaged or missing, apart from the maps, which are compared as they
-        are read.
+        """Compare all rows but the maps with their digests, and their numbers with those that the
+        run noted at its end; maps are compared as they are read.
+
+        Done again only when the files of the database have changed.
 
         Raises:
             RunError: some are.
         """
-        state = tuple(stamp_of(f"{self.path}{ending}") for ending in ("", "-wal"))
-        if state == self._checked:
+        file_stamps = tuple(stamp_of(f"{self.path}{ending}") for ending in ("", "-wal"))
+        if file_stamps == self._checked:
             return
         with self._reading() as db:
             db.execute("BEGIN")  # so that all is read in one state
@@ -446,27 +467,32 @@ class StoredRun:
                 raise self._damaged(
                     f"it has {counts[table]} {table}, but {ended[0][table]} were written"
                 )
-        self._checked = state
+        self._checked = file_stamps
 
     def _verified(self, db: sqlite3.Connection, table: str) -> Iterator[list[Any]]:
-        """The rows of a table, each checked against its digest."""
+        """The cells of all rows of a table, without their digest, which each row is compared
+        with."""
         for *cells, expected in db.execute(_CHECKED[table]):
             if digest_of_cells(cells) != expected:
                 raise self._damaged(f"a row of the {table} has changed since it was written")
             yield cells
 
     def _rows(self, clause: str, values: Sequence[str]) -> Iterator[Row]:
-        """The rows that a clause of SQL selects, in its order. Each map is compared with its digest
-        as it is read."""
+        """Read the rows of results that match ``clause``, an SQL text of WHERE and ORDER BY with
+        placeholders for ``values``. Each map is compared with its digest as it is read.
+
+        Numbers of rows are read first, and then one row at a time, so that no more than one map is
+        in memory.
+        """
         with self._reading() as db:
             db.execute("BEGIN")  # rows that are written meanwhile are for the next reader
             db.row_factory = sqlite3.Row
             methods = {
                 method["name"]: method for method in db.execute("SELECT * FROM methods NOT INDEXED")
             }
-            # without an index:
+            # without an index, which may be damaged
             chosen = "SELECT r.id FROM results r NOT INDEXED CROSS JOIN photos p ON p.id = r.photo"
-            for (number,) in db.execute(chosen + clause, values).fetchall():  # it may be damaged
+            for (number,) in db.execute(chosen + clause, values).fetchall():
                 columns = db.execute(_ROW, (number,)).fetchone()
                 if columns is None or content_digest(columns["map"]) != columns["content"]:
                     raise self._damaged(f"the map of row {number} has changed since it was written")
@@ -475,7 +501,7 @@ class StoredRun:
                 yield row_of(dict(columns), method["style"], uncentred)
 
     def _damaged(self, reason: str) -> RunError:
-        """The error of a file that is damaged."""
+        """The error to raise about a file that is damaged, with the reason, and what to do."""
         return RunError(
             f"run {path_text(self.path)!r} is damaged: {reason}; take another copy of it, or run "
             "it again"
@@ -485,7 +511,9 @@ class StoredRun:
     def _reading(
         self, what: str = "run", remedy: str = "take another copy of it"
     ) -> Iterator[sqlite3.Connection]:
-        """Open the file for reading. Errors of SQLite and of damaged cells become a `RunError`."""
+        """Open the file for reading while a block lasts. Errors of SQLite in the block, and of
+        cells that cannot be parsed, become a `RunError`, whose message begins with ``what`` and
+        ends with ``remedy``."""
         try:
             with closing(self._connect()) as db:
                 yield db
@@ -499,10 +527,11 @@ class StoredRun:
             raise self._damaged(f"a cell cannot be read ({reason_of(error)})") from None
 
     def _connect(self) -> sqlite3.Connection:
-        """Open the file for reading, as an immutable one where nothing can be written beside it.
+        """Open the file for reading, or, where nothing can be written beside it, as a file that
+        nobody changes.
 
-        SQLite removes its files beside the database when the last one who may write closes it, so
-        we may write, and promise not to.
+        The connection may write, and promises not to: SQLite removes its own files beside the
+        database only when the last connection that may write is closed.
         """
         address = self.path.absolute().as_uri()
         try:
@@ -517,13 +546,16 @@ class StoredRun:
 
 
 def columns_of_row(photo: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns of a photo and a result by the names of `Row`, as a query gives them."""
+    """Join the columns of a photo and of one of its results into what `row_of` takes, as the query
+    of a row does: the class of the result is ``target_class``, and the photo's probability
+    ``prediction_probability``."""
     renamed = {"target_class": result["class"], "prediction_probability": photo["probability"]}
     return {**photo, **result, **renamed}
 
 
 def row_of(columns: Mapping[str, Any], style: str | None = None, uncentred: bool = False) -> Row:
-    """Return a row from the columns of its photo and its result."""
+    """Make a `Row` of the joined columns of a photo and a result. ``style`` and ``uncentred`` are
+    those of the method, and needed for drawing only."""
     layer = columns["layer"]
     if layer is not None and layer.startswith("["):
         layer = tuple(json.loads(layer))
@@ -561,11 +593,14 @@ class PhotoReader:
 
     @cached_property
     def _entries(self) -> dict[str, Entry]:
+        """The entries of the source by their names, listed once; those that cannot be read are left
+        out."""
         entries = () if self.source is None else entries_of(self.source)
         return {entry.name: entry for entry in entries if entry.problem is None}
 
     def read(self, row: Row) -> Any:
-        """The photo of a row as the source has it: a path, an image or a tensor.
+        """Read the photo of a row as the source has it, or return the path of its file: a path, an
+        image or a float tensor ``(C, H, W)``.
 
         Raises:
             RunError: it has no file, and the source does not have it.
@@ -579,7 +614,7 @@ class PhotoReader:
         return path_of(row.path)
 
     def picture(self, row: Row) -> Image.Image:
-        """The photo of a row, to be drawn.
+        """Read the photo of a row as an upright RGB picture, to be drawn.
 
         Raises:
             ExplainError: it cannot be read, or its source has a tensor.
