@@ -157,7 +157,12 @@ def communicate(
 
 
 def _recorded(exchange: "Exchange", recorder: Recorder) -> "Hook":
-    """A communication hook that makes an exchange, and notes what it took."""
+    """Return a DDP communication hook that exchanges a bucket of gradients, and records it as
+    `Sent` when its average has arrived.
+
+    DDP calls the hook in backward for each full bucket. Some hooks of torch give their result in a
+    list, of which DDP takes the tensor.
+    """
 
     def hook(state: Any, bucket: "GradBucket") -> "Future":
         start = time.perf_counter()
@@ -179,27 +184,32 @@ def _recorded(exchange: "Exchange", recorder: Recorder) -> "Hook":
 def _of_torch(
     name: str, options: dict[str, Any], group: dist.ProcessGroup
 ) -> "tuple[Any, Exchange]":
-    """The exchange of one of torch's own hooks, and the state that it keeps."""
+    """Return the state and the exchange of one of torch's own communication hooks, by its name in
+    `READY`.
+
+    The state is what DDP gives the hook first: the process group, or for PowerSGD an object made
+    with ``options``. How many bytes are sent is not known.
+    """
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
     if name not in READY:
         raise HookError(f"how {name!r} is unknown; {did_you_mean(name, READY)}")
     state: Any = group
-    ready: Any
+    torch_hook: Any
     if name == "powersgd":
-        ready = powerSGD_hook.powerSGD_hook
+        torch_hook = powerSGD_hook.powerSGD_hook
         state = powerSGD_hook.PowerSGDState(process_group=group, **options)
     elif name == "allreduce":
-        ready = default_hooks.allreduce_hook
+        torch_hook = default_hooks.allreduce_hook
     else:
-        ready = getattr(default_hooks, f"{name}_compress_hook")
+        torch_hook = getattr(default_hooks, f"{name}_compress_hook")
     # PowerSGD's callbacks wait for further messages on the threads that deliver them. Gloo has two:
     # with two buckets under way nothing is left to deliver it, and all ranks wait forever. So there
     # is one bucket under way at a time.
     one_by_one = name == "powersgd" and dist.get_backend(group) == "gloo"
 
     def exchange(state: Any, bucket: "GradBucket") -> "tuple[Future, None]":
-        future = ready(state, bucket)
+        future = torch_hook(state, bucket)
         if one_by_one:
             future.wait()
         return future, None
@@ -208,7 +218,12 @@ def _of_torch(
 
 
 def _of_caller(fn: "Hook", group: dist.ProcessGroup) -> "Exchange":
-    """The exchange of a hook of the user's, which is named when it fails."""
+    """Return the exchange of a communication hook of the user's; errors name the function and this
+    rank.
+
+    Raises:
+        HookError: ``fn`` does not take a state and a bucket.
+    """
     guarded = guard.Hook(fn, f"rank {group.rank()} of {group.size()}", "communication")
     guarded.must_take(["state", "bucket"])
 
@@ -224,7 +239,11 @@ def _of_caller(fn: "Hook", group: dist.ProcessGroup) -> "Exchange":
 
 
 def _of_codec(codec: Codec, group: dist.ProcessGroup) -> "Exchange":
-    """An exchange that sends what the codec encoded, and averages before or after it is decoded."""
+    """Return the exchange of a codec: encode a bucket, send it to all ranks, decode and average.
+
+    It is done when the future is returned, so that an error of the codec on one rank is raised on
+    all (`_together`). The codec gets a copy of the bucket, which it may change.
+    """
 
     def exchange(state: Any, bucket: "GradBucket") -> "tuple[Future, int]":
         buffer = bucket.buffer()
@@ -238,7 +257,8 @@ def _of_codec(codec: Codec, group: dist.ProcessGroup) -> "Exchange":
 
 
 def _exchange(group: dist.ProcessGroup, codec: Codec, encoded: torch.Tensor) -> list[torch.Tensor]:
-    """The encoded buckets of all ranks, or their mean alone."""
+    """Send this rank's encoded bucket, and return those of all ranks in their order, or with
+    ``all_reduce`` a list with their mean alone. A collective call: every rank must make it."""
     if not codec.all_reduce:
         gathered = [torch.empty_like(encoded) for _ in range(group.size())]
         dist.all_gather(gathered, encoded, group=group)
@@ -254,21 +274,27 @@ def _exchange(group: dist.ProcessGroup, codec: Codec, encoded: torch.Tensor) -> 
     return [share]
 
 
-def _average(exchanged: list[torch.Tensor], codec: Codec, like: torch.Tensor) -> torch.Tensor:
-    """The mean ``(n,)`` of decoded buckets."""
-    total = torch.zeros_like(like)
+def _average(exchanged: list[torch.Tensor], codec: Codec, bucket: torch.Tensor) -> torch.Tensor:
+    """Decode the buckets that were exchanged, and return their mean as a flat tensor ``(n,)`` of
+    the type and length of ``bucket``, this rank's own.
+
+    Raises:
+        ValueError: the codec gives another number of values; `_together` tells all ranks.
+    """
+    total = torch.zeros_like(bucket)
     for encoded in exchanged:
         decoded = _tensor(codec.decode(encoded))
-        if decoded.numel() != like.numel():
+        if decoded.numel() != bucket.numel():
             raise ValueError(
-                f"the bucket has {like.numel()} values, but {decoded.numel()} came back"
+                f"the bucket has {bucket.numel()} values, but {decoded.numel()} came back"
             )
-        total += decoded.reshape(-1).to(like.dtype) / len(exchanged)
+        total += decoded.reshape(-1).to(bucket.dtype) / len(exchanged)
     return total
 
 
 def _tensor(value: Any) -> torch.Tensor:
-    """A tensor that a codec returned, contiguous; anything else is refused."""
+    """Return what a codec's function gave as a contiguous tensor, which collectives need; a
+    TypeError for anything else, which `_together` tells all ranks."""
     if not isinstance(value, torch.Tensor):
         raise TypeError(f"a tensor must be returned, got {type(value).__name__}")
     return value.contiguous()
@@ -277,8 +303,15 @@ def _tensor(value: Any) -> torch.Tensor:
 def _together(
     group: dist.ProcessGroup, name: str, work: Callable[[], torch.Tensor]
 ) -> torch.Tensor:
-    """Do some work on every rank, and raise on all of them if it failed on one, or if results
-    differ in their kind."""
+    """Call ``work``, a step of a codec, on every rank, and return this rank's result.
+
+    A collective call, which compares the outcomes before the next exchange: a rank that failed
+    alone would leave the others waiting for it. ``name`` is what messages call the step: "encode"
+    or "decode".
+
+    Raises:
+        HookError: it failed on some rank, or shapes or types differ; raised on every rank.
+    """
     result = torch.empty(0)
     try:
         result = work()
@@ -289,12 +322,14 @@ def _together(
         outcome = f"{name} {raised(error)}"
     outcomes: list[Any] = [None] * group.size()
     dist.all_gather_object(outcomes, (failed, outcome), group=group)
-    for rank, (has_failed, problem) in enumerate(outcomes):
+    for rank, (has_failed, outcome_text) in enumerate(outcomes):
         if has_failed:
             raise HookError(
-                f"communication hook failed on rank {rank} of {group.size()}: {problem}"
+                f"communication hook failed on rank {rank} of {group.size()}: {outcome_text}"
             )
     if len(set(outcomes)) > 1:
-        listed = ", ".join(f"{kind} on rank {rank}" for rank, (_, kind) in enumerate(outcomes))
+        listed = ", ".join(
+            f"{shape_and_type} on rank {rank}" for rank, (_, shape_and_type) in enumerate(outcomes)
+        )
         raise HookError(f"{name} must give the same shape and type on every rank, got {listed}")
     return result

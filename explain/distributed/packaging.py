@@ -196,15 +196,20 @@ def import_package(path: str | os.PathLike[str]) -> Packaged:
 
 
 def _report_of(values: Mapping[str, Any]) -> PackageReport:
-    """The report that was written into an archive."""
+    """Return the report as an object, from its JSON in an archive or from what `_noted` filled."""
     interned = tuple(values["interned"])
     externed = tuple(values["externed"])
     return PackageReport(interned, externed, tuple(values["mocked"]), values["versions"])
 
 
 def _check_archive(path: str | os.PathLike[str]) -> None:
-    """Refuse a damaged file: the reader of torch compares no checksums, so weights could change
-    unnoticed."""
+    """Refuse an archive whose file is damaged or no ZIP archive, before torch reads it.
+
+    The reader of torch compares no checksums, so that weights could change unnoticed.
+
+    Raises:
+        ModelError: the file is damaged, no archive, or cannot be read.
+    """
     try:
         with open_for_reading(Path(path)) as file, zipfile.ZipFile(file) as archive:
             damaged = archive.testzip()
@@ -218,7 +223,12 @@ def _check_archive(path: str | os.PathLike[str]) -> None:
 
 
 def _check_model(model: nn.Module) -> None:
-    """Refuse hooks, which would go into the archive, and modules out of another archive."""
+    """Refuse a model that must not be packaged: one with hooks on its modules or parameters, which
+    would be pickled into the archive, or with modules out of another archive.
+
+    Raises:
+        HookError: it is such a model, or no module.
+    """
     from torch.package.analyze.is_from_package import is_from_package
 
     if not isinstance(model, nn.Module):
@@ -243,7 +253,12 @@ def _check_model(model: nn.Module) -> None:
 
 
 def _labels(categories: Sequence[str] | None) -> list[str] | None:
-    """The labels as a list; refuse anything but texts."""
+    """Return the labels of the model's classes as a list for the JSON in the archive; None where
+    there are none.
+
+    Raises:
+        HookError: they are a single string, or not all of them are strings.
+    """
     if categories is None:
         return None
     labels = list(categories)
@@ -256,7 +271,8 @@ def _labels(categories: Sequence[str] | None) -> list[str] | None:
 
 
 def _row(title: str, text: str) -> str:
-    """A line of a report, wrapped below its title."""
+    """A line of the text of a `PackageReport`: its title in 14 columns, and the text beside it, "-"
+    for none, wrapped at 110 columns."""
     return fill(
         text or "-",
         110,
@@ -272,18 +288,23 @@ def _written(
     patterns: dict[str, Patterns],
     callbacks: "dict[str, Callback | None]",
 ) -> tuple[bytes, PackageReport]:
-    """Return the archive, and its report.
+    """Write the model's ``torch.package`` archive in memory, and return its bytes and its report.
 
-    Patterns and callbacks are for "mock", "extern" and "intern", in this order of precedence.
+    Patterns and callbacks are for "mock", "extern" and "intern", in this order of precedence: the
+    first pattern that matches a module decides. The order of the calls matters: hooks first, then
+    patterns, then the model, and last the module `HOME`, at which `_noted` writes the report.
+
+    Raises:
+        HookError: the model cannot be packaged, or a pattern matches no module.
     """
     from torch.package.package_exporter import EmptyMatchError, PackageExporter, PackagingError
 
     # torch.package reads sources through this cache, which may hold an older version
     linecache.checkcache()
-    file = io.BytesIO()
+    buffer = io.BytesIO()
     try:
-        with quiet(), PackageExporter(file) as exporter:
-            modules = _noted(exporter, labels)
+        with quiet(), PackageExporter(buffer) as exporter:
+            report_values = _noted(exporter, labels)
             for kind, callback in callbacks.items():
                 if callback is not None:
                     getattr(exporter, f"register_{kind}_hook")(_guarded(kind, callback))
@@ -306,36 +327,46 @@ def _written(
         ) from None
     except PackagingError as error:
         raise _unpackageable(error) from None
-    return file.getvalue(), _report_of(modules)
+    return buffer.getvalue(), _report_of(report_values)
 
 
 def _noted(exporter: "PackageExporter", labels: list[str] | None) -> dict[str, Any]:
-    """Let hooks note what becomes of each module, and write it down when the last has come."""
+    """Register hooks that note what becomes of each module of code, and return the dictionary that
+    they fill while the exporter saves: the report in plain values.
+
+    The exporter calls the hooks when it is closed. `HOME` is saved last: at its call the report is
+    complete, and is written into the archive with the labels, as ``about.json``, which
+    `import_package` reads.
+    """
     versions = {
         "explain": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
-    modules: dict[str, Any] = {"interned": [], "externed": [], "mocked": [], "versions": versions}
+    report: dict[str, Any] = {"interned": [], "externed": [], "mocked": [], "versions": versions}
 
     def intern(exporter: "PackageExporter", name: str) -> None:
         if name == HOME:
             for kind in ("interned", "externed", "mocked"):
-                modules[kind].sort()
+                report[kind].sort()
             exporter.save_text(
-                HOME, "about.json", json.dumps({"report": modules, "categories": labels}, indent=2)
+                HOME, "about.json", json.dumps({"report": report, "categories": labels}, indent=2)
             )
         elif not name.startswith("<"):  # which would be the pickled model
-            modules["interned"].append(name)
+            report["interned"].append(name)
 
     exporter.register_intern_hook(intern)
-    exporter.register_extern_hook(lambda exporter, name: modules["externed"].append(name))
-    exporter.register_mock_hook(lambda exporter, name: modules["mocked"].append(name))
-    return modules
+    exporter.register_extern_hook(lambda exporter, name: report["externed"].append(name))
+    exporter.register_mock_hook(lambda exporter, name: report["mocked"].append(name))
+    return report
 
 
 def _guarded(kind: str, callback: "Callback") -> "Callable[[PackageExporter, str], None]":
-    """Return the user's own hook, named when it fails, and called for the model's modules only."""
+    """Return the caller's ``on_intern``, ``on_extern`` or ``on_mock`` as a hook of
+    ``torch.package`` that is called for the modules of the model only, and named when it raises.
+
+    ``kind`` is "intern", "extern" or "mock".
+    """
     hook = Hook(callback, "the modules of the archive", kind)
     hook.must_take(["exporter", "name"])
 
@@ -347,12 +378,18 @@ def _guarded(kind: str, callback: "Callback") -> "Callable[[PackageExporter, str
 
 
 def _choose(exporter: "PackageExporter", patterns: Mapping[str, Patterns]) -> None:
-    """Tell the exporter which modules go in, stay out or are mocked."""
+    """Give the exporter the patterns by which modules go into the archive, stay out or are mocked.
+
+    The first that matches counts, so the caller's patterns come before the defaults. Each of the
+    caller's must match a module, else the exporter raises when it is closed.
+    """
     exporter.deny("__main__")  # to import a script's code would be to run the script
     # what torch.package does by itself with torch and the rest of the standard library
     exporter.extern(["sys", "io"])
-    for kind, several in patterns.items():
-        for pattern in [several] if isinstance(several, str) else several:
+    for kind, patterns_of_kind in patterns.items():
+        for pattern in (
+            [patterns_of_kind] if isinstance(patterns_of_kind, str) else patterns_of_kind
+        ):
             try:
                 getattr(exporter, kind)(pattern, allow_empty=False)
             except (ValueError, TypeError):
@@ -364,7 +401,8 @@ def _choose(exporter: "PackageExporter", patterns: Mapping[str, Patterns]) -> No
 
 
 def _unpackageable(error: "PackagingError") -> HookError:
-    """Say in one line which module cannot be packaged."""
+    """Return an error of one line that names the first module that ``torch.package`` could not
+    package, and the remedy; its own message is a list of many lines."""
     nodes = error.dependency_graph.nodes.items()
     name, node = next((name, node) for name, node in nodes if "error" in node)
     reason = " ".join(f"{node['error'].value} {node.get('error_context') or ''}".split())
