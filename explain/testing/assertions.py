@@ -32,7 +32,7 @@ class Interval:
 
     @classmethod
     def of(cls, values: torch.Tensor) -> "Interval":
-        """The interval of some values ``(N,)``.
+        """Return the mean of the values ``(N,)`` of N photos with its 95 % interval.
 
         >>> print(Interval.of(torch.tensor([0.0, 1.0] * 8)))
         50.0 points (95 %: 22.5 to 77.5)
@@ -49,7 +49,8 @@ class Interval:
 
 
 def points(share: float) -> str:
-    """A share in hundredths.
+    """A share from 0 to 1, or a difference of shares, as text in hundredths ("points") with one
+    decimal place; the messages of assertions print it.
 
     >>> points(0.123), points(-0.0001)
     ('12.3', '0.0')
@@ -257,12 +258,12 @@ def assert_agrees(
     old = ModelUnderTest(old_model, photos)
     new = ModelUnderTest(new_model, photos)
     changes = []
-    moved = []
-    usual = []
+    moved_shares = []
+    usual_shares = []
     other_answers = 0
-    for few in old.batches():
-        x = torch.stack([photo.x for photo in few])
-        new_x = torch.stack([new.photos[photo.place].x for photo in few])
+    for batch in old.batches():
+        x = torch.stack([photo.x for photo in batch])
+        new_x = torch.stack([new.photos[photo.place].x for photo in batch])
         probabilities = old.probabilities(x)
         new_probabilities = new.probabilities(new_x)
         if probabilities.shape != new_probabilities.shape:
@@ -276,14 +277,14 @@ def assert_agrees(
         if method is not None:
             maps = _shares(old.heatmaps(x, method, classes))
             new_maps = _shares(new.heatmaps(new_x, method, classes))
-            moved.append((maps - new_maps).abs().sum((1, 2)) / 2)
-            usual.append((maps - maps.roll(1, 0)).abs().sum((1, 2)) / 2)
+            moved_shares.append((maps - new_maps).abs().sum((1, 2)) / 2)
+            usual_shares.append((maps - maps.roll(1, 0)).abs().sum((1, 2)) / 2)
     name = _name(method)
     agreement = Agreement(
         photos=len(old.photos),
         change=Interval.of(torch.cat(changes)),
-        moved=Interval.of(_defined(torch.cat(moved), name)) if moved else None,
-        usual=float(torch.cat(usual).nanmean()) if usual else math.nan,
+        moved=Interval.of(_defined(torch.cat(moved_shares), name)) if moved_shares else None,
+        usual=float(torch.cat(usual_shares).nanmean()) if usual_shares else math.nan,
         other_answers=other_answers,
         limit=limit,
         map_limit=map_limit,
@@ -300,15 +301,20 @@ def assert_agrees(
 
 
 def _name(method: MethodLike | None) -> str:
-    """What a method is called; empty where there is none."""
+    """The name of a method, given by name or as an object, for the messages of an assertion; empty
+    where no map is asked for."""
     return method if isinstance(method, str) else getattr(method, "name", "")
 
 
 def _check_decided(figure: Interval, limit: float, result: object) -> None:
-    """Refuse a figure whose true value may lie on either side of its limit.
+    """Refuse to decide an assertion whose figure may truly lie on either side of its limit.
+
+    Called after the clear violations are raised; ``result`` is what the message prints at its end.
+    The number of photos that would do is estimated from the interval, which shrinks with the root
+    of their number.
 
     Raises:
-        ExplainError: it may.
+        ExplainError: the limit lies within the figure's interval.
     """
     if not figure.low <= limit < figure.high:
         return
@@ -335,7 +341,13 @@ def _region_use(
     placements: int,
     seed: int,
 ) -> RegionUse:
-    """Measure how much a model uses a region."""
+    """Measure how much a model uses a region of photos, for `assert_ignores` and `assert_uses`,
+    whose arguments these are.
+
+    In batches, it covers the region and equal areas elsewhere, and takes the share of the map in
+    the region. ``limit`` is only noted in the result. The places elsewhere depend on the seed and
+    the order of the photos.
+    """
     if placements < 1:
         raise ArgumentError(f"placements must be 1 or more, got {placements}; 5 is usual")
     subject = ModelUnderTest(model, photos, region)
@@ -343,12 +355,12 @@ def _region_use(
     if not fillings:
         raise ArgumentError("baselines must name what covers pixels, got none; 'mean' is usual")
     generator = seeded(seed)
-    figures = []  # of each batch (4, N)
-    for few in subject.batches():
-        x = torch.stack([photo.x for photo in few])
-        classes = subject.classes(few, x, target)
-        region_masks = torch.stack([photo.mask for photo in few])
-        places = [masks_elsewhere(photo.mask, placements, generator) for photo in few]
+    figures = []  # by batch (4, N): change without the region, without a control, share, area
+    for batch in subject.batches():
+        x = torch.stack([photo.x for photo in batch])
+        classes = subject.classes(batch, x, target)
+        region_masks = torch.stack([photo.mask for photo in batch])
+        places = [masks_elsewhere(photo.mask, placements, generator) for photo in batch]
         without, control = subject.changes(x, classes, region_masks, torch.stack(places), fillings)
         shares = torch.full_like(without, math.nan)
         if method is not None:
@@ -375,10 +387,11 @@ def _region_use(
 
 
 def _defined(values: torch.Tensor, method: str) -> torch.Tensor:
-    """The values of photos whose map is not zero.
+    """Return those of the values ``(N,)`` of N photos that are not NaN, as they are where a map is
+    zero all over; ``method`` is the name of its method.
 
     Raises:
-        ExplainError: too few maps are not zero.
+        ExplainError: fewer than `LEAST` are left, too few to decide.
     """
     defined = values[~values.isnan()]
     if len(defined) < LEAST:
@@ -390,6 +403,8 @@ def _defined(values: torch.Tensor, method: str) -> torch.Tensor:
 
 
 def _shares(heatmaps: torch.Tensor) -> torch.Tensor:
-    """Heatmaps ``(N, H, W)`` on one grid, each of which adds up to 1."""
+    """Return heatmaps ``(N, H, W)`` averaged to the cells of `GRID`, each divided by its sum, so
+    that maps of models with different input sizes can be compared; a map that is zero becomes
+    NaN."""
     small = F.adaptive_avg_pool2d(heatmaps, GRID)
     return small / small.sum((1, 2), keepdim=True)

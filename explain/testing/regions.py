@@ -23,7 +23,10 @@ MUST = "a box (x0, y0, x1, y1), a mask (H, W), a function of the photo, or one f
 
 
 def region_for(region: RegionLike, photo: Any, place: int) -> PartOfPhoto:
-    """Return the region of one photo: the one of all, what a function returns, or one of a list.
+    """Return the region of one photo from what a caller of an assertion gave: one region for all
+    photos, a function of the photo, or a list with one for each photo.
+
+    ``photo`` is what the function gets, and ``place`` the photo's index in the list.
 
     Raises:
         ArgumentError: a list has none at this place.
@@ -43,7 +46,8 @@ def region_for(region: RegionLike, photo: Any, place: int) -> PartOfPhoto:
 
 
 def is_one_region(region: Any) -> bool:
-    """Whether something is one region, and not a list or an array of several.
+    """Whether a caller's region is a single one (a box, a mask, an image), and not a list or an
+    array of one for each photo. An array ``(N, 4)`` counts as N boxes.
 
     >>> is_one_region((0, 0, 2, 2)), is_one_region([(0, 0, 2, 2), (0, 0, 3, 3)])
     (True, False)
@@ -98,7 +102,10 @@ def mask_on_photo(region: PartOfPhoto, size: tuple[int, int]) -> torch.Tensor:
 
 
 def mask_on_input(mask: torch.Tensor, seen: Box, size: tuple[int, int]) -> torch.Tensor:
-    """Return which pixels of an input of ``size`` show anything of a mask of the photo.
+    """Return which pixels of a model's input of ``size`` show anything of a region that is given as
+    a mask of the photo: a bool tensor of ``size``.
+
+    The sums of the mask over rectangles come from its cumulative sums.
 
     Args:
         mask: ``(H, W)``, of the photo.
@@ -121,8 +128,12 @@ def mask_on_input(mask: torch.Tensor, seen: Box, size: tuple[int, int]) -> torch
 def _pixels_between(
     start: float, length: float, count: int, most: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The first pixel of the photo that each of so many pixels of the input shows, and the one
-    behind the last."""
+    """Along one axis, the first pixel of the photo that each of ``count`` pixels of the input
+    shows, and the pixel behind the last, both ``(count,)``.
+
+    ``start`` and ``length`` are the part of the photo that the input shows, in pixels of the photo,
+    and ``most`` is the photo's length. A millionth of a pixel is left out against rounding.
+    """
     edges = start + torch.arange(count + 1, dtype=torch.float64) * length / count
     first = (edges[:-1] + 1e-6).floor().clamp(0, most).long()
     last = (edges[1:] - 1e-6).ceil().clamp(0, most).long()
@@ -130,8 +141,9 @@ def _pixels_between(
 
 
 def masks_elsewhere(mask: torch.Tensor, count: int, generator: torch.Generator) -> torch.Tensor:
-    """Return masks ``(count, H, W)`` of the same shape and area, at random among the places that
-    have least in common with the mask itself.
+    """Return masks ``(count, H, W)`` of the same shape and area as a region's mask ``(H, W)``,
+    moved to random places among those that have least in common with it: the controls of an
+    assertion.
 
     Where there is room, they have nothing in common with it, and lie within the image. A shape for
     which there is no such place, such as a frame, leaves one side and comes in at the other.
@@ -142,16 +154,21 @@ def masks_elsewhere(mask: torch.Tensor, count: int, generator: torch.Generator) 
     """
     height, width = mask.shape
     transformed = torch.fft.rfft2(mask.double())
-    common = torch.fft.irfft2(transformed.conj() * transformed, s=(height, width)).round()
-    down = mask.any(1).nonzero()[:, 0]
-    across = mask.any(0).nonzero()[:, 0]
-    within = torch.zeros_like(mask)
-    steps_down = torch.arange(-int(down[0]), height - int(down[-1])) % height
-    steps_across = torch.arange(-int(across[0]), width - int(across[-1])) % width
-    within[steps_down[:, None], steps_across] = True
-    free = within & (common == 0)
-    allowed = free if free.any() else common <= common.min() + 0.02 * mask.sum()
-    places = allowed.nonzero()
-    order = torch.randperm(len(places), generator=generator)
-    chosen = places[order.repeat(math.ceil(count / len(places)))[:count]].tolist()
-    return torch.stack([mask.roll((step, side), (0, 1)) for step, side in chosen])
+    # how many pixels each shift has in common with the mask: its autocorrelation, by FFT
+    overlap = torch.fft.irfft2(transformed.conj() * transformed, s=(height, width)).round()
+    mask_rows = mask.any(1).nonzero()[:, 0]
+    mask_columns = mask.any(0).nonzero()[:, 0]
+    stays_inside = torch.zeros_like(mask)
+    shifts_down = torch.arange(-int(mask_rows[0]), height - int(mask_rows[-1])) % height
+    shifts_right = torch.arange(-int(mask_columns[0]), width - int(mask_columns[-1])) % width
+    stays_inside[shifts_down[:, None], shifts_right] = True
+    without_overlap = stays_inside & (overlap == 0)
+    allowed_shifts = (
+        without_overlap if without_overlap.any() else overlap <= overlap.min() + 0.02 * mask.sum()
+    )
+    shifts = allowed_shifts.nonzero()
+    order = torch.randperm(len(shifts), generator=generator)
+    chosen_shifts = shifts[order.repeat(math.ceil(count / len(shifts)))[:count]].tolist()
+    return torch.stack(
+        [mask.roll((shift_down, shift_right), (0, 1)) for shift_down, shift_right in chosen_shifts]
+    )

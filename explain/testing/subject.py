@@ -72,7 +72,15 @@ class ModelUnderTest:
             )
 
     def _photo(self, image: Any, region: RegionLike | None, place: int) -> PhotoUnderTest:
-        """A photo as an input, with the region in it."""
+        """Preprocess the photo at this place of the list, and find its region on the input.
+
+        ``image`` is a path, a PIL image or a tensor ``(C, H, W)`` that is an input already. A
+        region is in pixels of the photo; the mask is on the pixels of the input.
+
+        Raises:
+            ArgumentError: the photo becomes several inputs, or the region lies outside of what the
+                model sees, or is larger than `LARGEST` of it.
+        """
         if isinstance(image, torch.Tensor):
             photo: Any = image
             x = self.explainer._placed(image[None])
@@ -107,14 +115,16 @@ class ModelUnderTest:
         return PhotoUnderTest(place, x[0], mask)
 
     def batches(self) -> Iterator[list[PhotoUnderTest]]:
-        """The photos, together where their inputs have one shape."""
+        """Yield the photos in batches of at most `BATCH`, whose inputs all have one shape, so that
+        they can be stacked."""
         return in_batches(self.photos, lambda photo: photo.x.shape, lambda photo: BATCH)
 
     def probabilities(self, x: torch.Tensor) -> torch.Tensor:
-        """The probabilities ``(N, K)`` of inputs.
+        """Run the model on inputs ``(N, C, H, W)``, and return the probabilities ``(N, K)`` of its
+        classes, in float64 on the CPU.
 
         Raises:
-            ModelError: the model gives none.
+            ModelError: its outputs are no probabilities of classes.
         """
         model = self.explainer.model
         with untouched(model), torch.no_grad(), intervene(model, self.explainer.interventions):
@@ -127,25 +137,34 @@ class ModelUnderTest:
             )
         return probabilities.double().cpu()
 
-    def classes(self, few: Sequence[PhotoUnderTest], x: torch.Tensor, target: Any) -> torch.Tensor:
-        """The class ``(N,)`` of each of some photos: the target, or what the model says."""
-        wanted = as_target(target, self.explainer.categories)
-        if isinstance(wanted, TopClass):
+    def classes(
+        self, batch: Sequence[PhotoUnderTest], x: torch.Tensor, target: Any
+    ) -> torch.Tensor:
+        """Return the class ``(N,)`` of each photo of a batch, whose probability is compared: the
+        caller's target, or the model's top class where it is None.
+
+        ``x`` are the inputs of the batch. A list of targets has one for each photo of all batches.
+
+        Raises:
+            ArgumentError: the target is no class, or their number is not that of the photos.
+        """
+        class_target = as_target(target, self.explainer.categories)
+        if isinstance(class_target, TopClass):
             return self.probabilities(x).argmax(1)
-        if not isinstance(wanted, ClassTarget):
+        if not isinstance(class_target, ClassTarget):
             raise ArgumentError(
                 f"target must be a class, or one for each photo, got {shown(target)}; None takes "
                 "the model's own"
             )
-        index = wanted.index
-        if not isinstance(index, tuple):
-            return torch.full((len(few),), int(index))
-        if len(index) != len(self.photos):
+        class_index = class_target.index
+        if not isinstance(class_index, tuple):
+            return torch.full((len(batch),), int(class_index))
+        if len(class_index) != len(self.photos):
             raise ArgumentError(
-                f"target must be a class, or one for each photo, got {len(index)} for "
+                f"target must be a class, or one for each photo, got {len(class_index)} for "
                 f"{len(self.photos)} photos"
             )
-        return torch.tensor([index[photo.place] for photo in few])
+        return torch.tensor([class_index[photo.place] for photo in batch])
 
     def changes(
         self,
@@ -155,43 +174,49 @@ class ModelUnderTest:
         controls: torch.Tensor,
         fillings: Sequence[Baseline],
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """By how much the probability of each photo's class changes.
+        """Return by how much the probability of each photo's class changes (its magnitude) where a
+        region is covered, and where an equal area elsewhere is.
 
         Args:
             x: inputs ``(N, C, H, W)``.
-            classes: ``(N,)``.
+            classes: the class of each photo ``(N,)``.
             regions: what is covered, ``(N, H, W)``.
-            controls: what is covered instead, ``(N, P, H, W)``.
+            controls: what is covered instead, one after another at P places, ``(N, P, H, W)``.
             fillings: what stands for covered pixels.
 
         Returns:
             The change without the region ``(N,)``, and that without a control ``(N,)``, the median
             of its places; both are means over what covers them.
         """
-        rows = torch.arange(len(x), device=x.device)
+        image_indices = torch.arange(len(x), device=x.device)
         masks = torch.cat([regions[:, None], controls], 1).to(x.device)
         probabilities = self.probabilities(x)
-        count = probabilities.shape[1]
+        class_count = probabilities.shape[1]
         target_list = classes.tolist()
-        if not 0 <= min(target_list) <= max(target_list) < count:
+        if not 0 <= min(target_list) <= max(target_list) < class_count:
             raise ArgumentError(
-                f"target must be a class from 0 to {count - 1}, got {shown(target_list)}; give "
-                "another"
+                f"target must be a class from 0 to {class_count - 1}, got {shown(target_list)}; "
+                "give another"
             )
-        intact = probabilities.gather(1, classes[:, None])[:, 0]
-        of_fillings = []
+        intact_probabilities = probabilities.gather(1, classes[:, None])[:, 0]
+        changes_by_filling = []
         for filling in fillings:
             cover = filling.covering(x)
             changes = []
             for mask in masks.unbind(1):
-                covered = self.probabilities(cover(rows, (~mask[:, None]).to(x)))
-                changes.append((covered.gather(1, classes[:, None])[:, 0] - intact).abs())
-            of_fillings.append(torch.stack([changes[0], torch.stack(changes[1:]).median(0).values]))
-        without, control = torch.stack(of_fillings).mean(0)
+                covered = self.probabilities(cover(image_indices, (~mask[:, None]).to(x)))
+                changes.append(
+                    (covered.gather(1, classes[:, None])[:, 0] - intact_probabilities).abs()
+                )
+            changes_by_filling.append(
+                torch.stack([changes[0], torch.stack(changes[1:]).median(0).values])
+            )
+        without, control = torch.stack(changes_by_filling).mean(0)
         return without, control
 
     def heatmaps(self, x: torch.Tensor, method: MethodLike, classes: torch.Tensor) -> torch.Tensor:
-        """The heatmaps ``(N, H, W)`` of each photo's class."""
+        """Return the heatmap of each photo's class by a method, ``(N, H, W)`` from 0 to 1, in
+        float64 on the CPU; 0 all over where a map is zero."""
         explainer = self.explainer
         chosen = explainer._methods(method)[0]
         with muted(), intervene(explainer.model, explainer.interventions):
@@ -206,7 +231,8 @@ class ModelUnderTest:
 
 
 def _explainer(model: ModelLike, photos: Any) -> Explainer:
-    """The explainer of a model; how photos become inputs does not matter where they are some."""
+    """Return the explainer of the model under test. Where the photos are tensors, they are inputs
+    already, so that the warning of an unknown preprocessing is muted."""
     if isinstance(model, Explainer):
         return model
     first = photos[0] if isinstance(photos, list | tuple) and photos else photos
