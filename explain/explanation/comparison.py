@@ -19,22 +19,26 @@ from explain.report.pages import Section, document
 
 @dataclass(frozen=True)
 class Comparison:
-    """What differs between models: ``summary`` in plain values, ``lines`` for people, a row of
-    ``tiles`` for a map."""
+    """What differs between the explanations that several models have for one photo.
+
+    ``summary`` is for JSON: the models, their predictions, and for each map the share of the heat
+    ``elsewhere``. ``lines`` say the same to people. ``tiles`` has a row for each target and method,
+    as `picture` shows it.
+    """
 
     summary: Mapping[str, Any]
     lines: list[str]
     tiles: list[list[Tile]] = field(repr=False)
 
     def picture(self) -> Image.Image:
-        """The map of each model, and then the difference of each other from the first; targets and
-        methods in rows."""
+        """Return a table of pictures, with a row for each target and method: the map of each model,
+        and then the difference of each later model from the first."""
         first, *later_models = self.summary["models"]
         headings = [first, *later_models, *(f"{name} − {first}" for name in later_models)]
         return sheets.table(self.tiles, headings, tile=300)
 
     def to_html(self) -> str:
-        """A page with the lines and the picture."""
+        """Return an HTML page with the lines and the picture of the comparison."""
         title = " and ".join(self.summary["models"])
         pictures = [(self.picture(), f"maps of {title}, and their differences")]
         return document(
@@ -43,16 +47,22 @@ class Comparison:
 
 
 def heat(models: Mapping[str, Explanation], target: int, method: str) -> list[np.ndarray[Any, Any]]:
-    """The heatmap of each model in pixels of the photo, zero where one of them did not see it."""
+    """Return the heatmap of each model, ``(height, width)`` in pixels of the photo, in [0, 1].
+
+    ``target`` is the position of the target. Where one of the models did not see the photo, all are
+    zero, so that different crops do not count as differences.
+    """
     cells = np.ones((1, 1), np.float32)
-    shown = np.logical_and.reduce(
+    seen_by_all = np.logical_and.reduce(
         [styles.mask_above(cells, 1, one.photo.size, one.box) for one in models.values()]
     )
     heatmaps = []
     for one in models.values():
         values = array(one.results[target][method].heatmap[0])
         heatmaps.append(
-            styles.resampled_on_photo(values, one.photo.size, one.box) / np.float32(255) * shown
+            styles.resampled_on_photo(values, one.photo.size, one.box)
+            / np.float32(255)
+            * seen_by_all
         )
     return heatmaps
 
@@ -109,10 +119,12 @@ def compare(models: Mapping[str, Explanation]) -> Comparison:
 
 
 def _share(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """A heatmap that adds up to one; zero stays zero."""
+    """Return a heatmap divided by its sum; a heatmap of zeros stays as it is."""
     return values / (values.sum() or 1)
 
 
 def _difference(photo: Image.Image, values: np.ndarray[Any, Any]) -> Image.Image:
+    """Draw the difference of two heatmaps in pixels of the photo, in [-1, 1], on it: red where the
+    later model has more heat than the first, blue where it has less."""
     whole = Box.whole(photo.size)
     return overlays.draw_marked(photo, values, styles.get_style("signed"), whole, [whole])

@@ -20,8 +20,12 @@ from explain.targets.outputs import Activation, Prediction
 
 @dataclass(frozen=True)
 class Located:
-    """What was found on one photo; and for each target what it is called, the box that it is, and
-    the box or region as a target, which explains the same again."""
+    """What a detector or segmenter finds on one photo, and what the targets are there.
+
+    ``detections`` are all boxes, best first. For each target, in the order asked: ``names`` is what
+    it is called ("cup@2"), ``boxes`` is its box (None for a region), and ``targets`` is the box or
+    region as a target, with which another call explains the same.
+    """
 
     detections: tuple[Prediction, ...]
     names: tuple[str, ...]
@@ -37,15 +41,21 @@ def located(
     categories: Sequence[str] | None,
     activation: Activation | None = None,
 ) -> list[Located]:
-    """Run a model that gives no class scores once more, and say of each input what its targets are
-    in the photo.
+    """Run a model that gives no class scores, such as a detector, and return for each input what it
+    finds and which box or region each target is.
 
-    ``seen`` is the part of each photo that its input shows.
+    Args:
+        model: left as it is; runs once, without gradients.
+        x: inputs ``(N, C, H, W)``.
+        targets: those of `attribute`, the same for all inputs.
+        seen: the part of each photo that its input shows; boxes are returned in its pixels.
+        categories: the labels of the classes.
+        activation: what makes probabilities of the outputs, as for an `Explainer`.
     """
     size = tuple(x.shape[2:])
     count = len(x)
     inputs = Inputs((x,))
-    hits: list[Any] = [[] for _ in range(count)]
+    hits: list[Any] = [[] for _ in range(count)]  # for each input: (number of the box, category)
     with (
         preserve.untouched(model),
         torch.no_grad(),
@@ -87,7 +97,12 @@ def located(
 
 
 def _resolved(target: Target, output: Any, count: int, size: tuple[int, ...]) -> Target:
-    """A target with its choices made; a class of a segmenter stays as it is."""
+    """Return a target with the box that it means chosen in each of ``count`` inputs, by the model's
+    ``output``; ``size`` is the height and width of the inputs.
+
+    For a detector, a class means its best box and "the best class" the best box of all. A class of
+    a segmenter, which has no boxes, stays as it is.
+    """
     if isinstance(target, (ClassTarget, TopClass)):
         if find_layout(output, count, size) is None:
             return target
@@ -99,7 +114,8 @@ def _resolved(target: Target, output: Any, count: int, size: tuple[int, ...]) ->
 
 
 def _scores(target: Target, output: Any, count: int) -> torch.Tensor | None:
-    """The scores ``(N,)`` of detections; None of other targets."""
+    """Return the scores ``(N,)`` in the model's output of the boxes that a resolved target means;
+    None if it means no boxes."""
     return (
         replace(target, of="score").pick(output, count)[0] if isinstance(target, Detected) else None
     )
@@ -108,7 +124,12 @@ def _scores(target: Target, output: Any, count: int) -> torch.Tensor | None:
 def _region(
     target: Target, resolved: Target, image: int, categories: Sequence[str] | None
 ) -> tuple[str, Target]:
-    """The name of a target that is no box, and the target that explains the same again."""
+    """Return the name of a target that is no box, on input number ``image``, and the target with
+    which another call explains the same.
+
+    ``target`` is as it was asked for, ``resolved`` the one of `_resolved`. A class becomes the
+    region where a segmenter sees that class.
+    """
     if isinstance(resolved, TopClass):
         index: Any = 0
     elif isinstance(resolved, ClassTarget):
@@ -128,7 +149,13 @@ def _box(
     part: Box,
     categories: Sequence[str] | None,
 ) -> tuple[Prediction, Target]:
-    """A detection on one photo, and the target that explains the same again."""
+    """Return the detection that a target means on input number ``image``, with its name and its box
+    in pixels of the photo, and the target with which another call explains the same.
+
+    ``score`` is the box's; ``size`` is the height and width of the input, and ``part`` what it
+    shows of the photo. A box among the photo's ``detections`` takes its name ("cup@2"); where
+    several have the same box and class, by ``rank``. Another box is named by its edges.
+    """
     category = resolved.labels[image]
     label = class_label(categories, category)
     corners = resolved.boxes[image]
@@ -152,7 +179,8 @@ def _box(
 
 
 def _numbered(labels: Sequence[str]) -> str:
-    """The last label as a target that means this detection: "cup", and "cup@2" for the second.
+    """Return the last label as it can be typed for that detection: "cup", and "cup@2" for the
+    second of this label.
 
     >>> _numbered(["cup"]), _numbered(["cup", "tie"]), _numbered(["cup", "tie", "cup"])
     ('cup', 'tie', 'cup@2')

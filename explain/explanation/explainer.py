@@ -173,13 +173,14 @@ class Explainer:
             "std": std,
             "interpolation": interpolation,
         }
+        # the command line reads volumes by it: as one photo, or else each slice as a photo
         self.sees_volumes = (
             layout is None
             and huggingface.config_of(self.model) is None
             and isinstance(attached.first_convolution(self.model), nn.Conv3d)
         )
-        callers = None if preprocess is None else attached.as_preprocess(preprocess)
-        self.preprocess = attached.resolve_preprocessing(loaded, callers, **view)
+        callers_preprocess = None if preprocess is None else attached.as_preprocess(preprocess)
+        self.preprocess = attached.resolve_preprocessing(loaded, callers_preprocess, **view)
         labels = check_categories(categories)
         self.categories = loaded.categories if labels is None else labels
         if text.is_image_text(self.model):
@@ -194,7 +195,8 @@ class Explainer:
         self._activation_of_caller = activation or loaded.activation
         self.activation = self._activation_of_caller
         self.unit = unit or ""
-        self._outputs: Outputs | None = None
+        self._outputs: Outputs | None = None  # known from the first outputs on
+        # from here on: what records keep, so that they can load the explainer again
         arguments: dict[str, Any] = {
             "activation": activation,
             "unit": unit or None,
@@ -241,6 +243,7 @@ class Explainer:
         return other
 
     def __repr__(self) -> str:
+        """Return the model's name and class in one line."""
         return f"Explainer({self.name!r}, {type(self.model).__name__})"
 
     @overload
@@ -331,37 +334,45 @@ class Explainer:
         top_k: int | None = None,
         **options: Any,
     ) -> PhotoRequest:
-        """Check the arguments of a call, and turn them into a request."""
+        """Check the arguments of a call of the explainer, and return them as a request, in which
+        methods and targets are objects.
+
+        May change the explainer's state: a target that asks for an activation decides how a model
+        of numbers is read from now on, unless the caller named an activation. Runs over data sets
+        call this too.
+        """
         options.setdefault("interventions", self.interventions)
         wanted = as_targets(target, targets, top_k, self.categories)
         listed = one_per_image(target)
         of_each = None if listed is None else as_targets(targets=listed, categories=self.categories)
         if self._outputs is None or self._outputs.kind == "numbers":
-            asked = {one.activation for one in (*wanted, *(of_each or ()))} - {None}
-            activation = self._activation_of_caller or next(iter(asked), None)
+            activations = {one.activation for one in (*wanted, *(of_each or ()))} - {None}
+            activation = self._activation_of_caller or next(iter(activations), None)
             if activation != self._activation_of_caller:
                 self.activation = activation
                 self._outputs = None
         is_group = isinstance(methods, str) and methods in GROUPS
         chosen: Any = methods if is_group else self._methods(methods)
         if options.setdefault("precision", "full") == "bfloat16":
-            options["precision"] = "bf16"  # one word in records and runs
+            options["precision"] = "bf16"  # records and runs know this word alone
         return PhotoRequest(chosen, wanted, options, of_each)
 
     def _methods(self, methods: Methods) -> list[Method]:
-        """The methods, with the input values of black and white where an option needs them."""
+        """Return the methods as objects, fitted to the preprocessing: black baselines become the
+        input values of black, and methods that use the range of inputs get the values of black and
+        white. `explain.testing` calls this too."""
         listed = (
             [methods]
             if isinstance(methods, str) or not isinstance(methods, Iterable)
             else list(methods)
         )
-        ends = range_of(self.preprocess)
+        black_and_white = range_of(self.preprocess)
         chosen = []
         for method in map(get_method, listed):
             if options(method).get("baseline") == Black():
                 method = replace(method, baseline=get_baseline(Black(), self.preprocess))  # type: ignore[call-arg]
-            elif ends is not None:
-                low, high = ends
+            elif black_and_white is not None:
+                low, high = black_and_white
                 method = method.within(low, high)
             chosen.append(method)
         return chosen
@@ -369,17 +380,24 @@ class Explainer:
     def _in_batches(
         self, images: Iterable[ImageLike], request: PhotoRequest
     ) -> Iterator[Explanation | PhotoError]:
-        """Explain photos in batches, if it is the same as explaining each alone."""
+        """Yield the explanation, or the error, of each photo in the order of ``images``.
+
+        Photos are read as they are needed. Those whose inputs have one shape are explained together
+        if that gives the same maps as each alone.
+        """
         limit = request.options.get("batch_size")
         most = min(AT_ONCE, limit) if isinstance(limit, int) and limit > 0 else AT_ONCE
 
         def read(image: ImageLike, place: int) -> Any:
+            """Return the photo with its input, or its place with the error that it cannot be read
+            for."""
             try:
                 return self._photo(image, place)
             except Exception as error:
                 return place, error
 
         def at_once(photo: Any) -> int:
+            """Return how many photos of this size make a batch: as many as `AREA` pixels hold."""
             if request.alone or photo.x.ndim != 4:
                 return 1
             area: int = photo.image.width * photo.image.height
@@ -402,17 +420,26 @@ class Explainer:
         return reported(by_place)
 
     def _photo(self, image: ImageLike, place: int = 0) -> Photo:
-        """Read a photo, and make the model's input of it; ``place`` is its number among several."""
+        """Return a photo with the model's input made of it, and its source; ``place`` is its number
+        among several, from 0, by which results are put in order."""
         photo = self._load(image)
         source = image_path(image)
         return Photo(photo, source, self.as_input(photo), source or f"photo {place}", place)
 
     def _explained_together(self, photos: list[Photo], request: PhotoRequest) -> list[Explanation]:
-        """Explain photos whose inputs have one shape in one batch."""
-        with cpu_by_default():  # a decorator would stand between the caller and warnings
+        """Return the explanations of photos whose inputs have one shape, made in one batch; tensors
+        made within are on the CPU, whatever the caller's default device."""
+        # no decorator: it would add a stack frame, by which warnings find the caller's line
+        with cpu_by_default():
             return self._explanations_of(photos, request)
 
     def _explanations_of(self, photos: list[Photo], request: PhotoRequest) -> list[Explanation]:
+        """Return the explanation of each photo of a batch: run the methods once on the inputs
+        together, and then split attributions, probabilities and detections by photo.
+
+        Where each photo has a target of its own, they become one target for the batch. Maps of
+        tiles are laid on their photo. The interventions act on the model within.
+        """
         targets = [self._targets_on(photo, request) for photo in photos]
         together = targets[0]
         names = [photos[0].source]
@@ -467,8 +494,12 @@ class Explainer:
     def _attributed(
         self, x: torch.Tensor, request: PhotoRequest, seen: Sequence[Box]
     ) -> BatchAnswers:
-        """Explain inputs of one shape together. ``seen`` is the part of each photo that its input
-        shows, if that is one; where the model gives no class scores, the targets are found there.
+        """Return the attributions, class scores and probabilities of inputs ``x`` ``(N, C, H, W)``
+        or of frames and tiles.
+
+        ``seen`` is the part of each photo that its input shows; empty for tiles. Where the model
+        gives no class scores, as a detector, the targets are located in these parts. Runs over data
+        sets call this too, without the explanations around it.
         """
         methods: Any = request.methods
         results: list[dict[str, Attribution]] = attribute(
@@ -488,16 +519,21 @@ class Explainer:
         return BatchAnswers(results, logits, self._probabilities(x, logits), places)
 
     def _in_photo(self, photos: Sequence[Photo], x: torch.Tensor) -> InPhoto:
-        """Return the function that brings a box on the input of a photo to pixels of the photo."""
+        """Return the function by which messages about detections give boxes in pixels of the photo
+        instead of pixels of the input ``x``."""
 
         def in_photo(image: int, corners: Sequence[float]) -> Sequence[float]:
+            """Return a box (left, top, right, bottom) on the input of photo number ``image`` in
+            pixels of that photo."""
             seen = locate(self.preprocess, photos[image].image.size)
             return seen.to_photo(corners, x.shape[-2:])
 
         return in_photo
 
     def _targets_on(self, photo: Photo, request: PhotoRequest) -> list[Target]:
-        """The targets of one photo; places in it are in pixels of its input."""
+        """Return the targets of one photo, its own where each photo has one. Places such as
+        "person@320,200" are given in pixels of the photo, and are returned in pixels of its
+        input."""
         targets = list(request.targets)
         if request.of_each is not None:
             targets = [request.of_each[photo.place]]
@@ -545,8 +581,13 @@ class Explainer:
         return inspect(unwrap.unwrapped(self.model), x)
 
     def _probabilities(self, x: torch.Tensor, logits: torch.Tensor | None) -> torch.Tensor | None:
-        """The probabilities ``(N, K)`` of the model's outputs, if they have some; what they are is
-        decided once."""
+        """Return the probabilities ``(N, K)`` that the model's outputs ``logits`` stand for, or
+        None where there are no outputs for classes, or where these are numbers.
+
+        What the outputs are (scores, probabilities or numbers) is found out by the first call, and
+        kept in ``_outputs`` and ``activation`` for all later photos; repairs and tests of a model
+        call this for that. Labels that do not match the number of classes are refused.
+        """
         if logits is None:
             return None
         classifier.check_labels(self.categories, logits.shape[1])
@@ -561,8 +602,9 @@ class Explainer:
     def _answers(
         self, count: int, probabilities: torch.Tensor | None, logits: torch.Tensor | None
     ) -> list[Prediction | None]:
-        """The best answer for each of the photos: a class, yes or no, or a number; None without
-        any."""
+        """Return the model's best answer for each of ``count`` photos: a class, yes or no, or a
+        number; None for each where the model gives no outputs for classes. Runs over data sets call
+        this."""
         outputs = self._outputs or Outputs()
         values = logits if outputs.kind == "numbers" else probabilities
         if values is None:
@@ -570,12 +612,17 @@ class Explainer:
         return [outputs.answer(row, self.categories) for row in values]
 
     def _inputs(self, x: torch.Tensor) -> InputsLike:
-        """Inputs, with the layout that the caller said."""
+        """Return inputs as `attribute` takes them, with the caller's layout of frames and channels
+        if there is one."""
         return x if self.layout is None else Inputs((x,), layout=self.layout)
 
     def _tiles(self, photo: Photo) -> tuple[Box, ...]:
-        """Where the tiles of a photo lie in it; one that is repeated as the frames of a video is
-        there often."""
+        """Return where each tile or frame of a photo's input lies in the photo, in its pixels, in
+        the order of the input.
+
+        Slices of a volume lie side by side in its picture (``cells``); tiles come from the
+        preprocessing; a photo that is repeated as the frames of a video has the same box for each.
+        """
         cells = getattr(photo.image, "cells", None)
         if cells is not None:
             left, top, right, bottom = cells[0]
@@ -623,17 +670,19 @@ class Explainer:
             if self.layout is None:
                 return x
             x = x[:, None]
-        if x.shape[1] == 1:  # a photo is a film that stands still
+        if x.shape[1] == 1:  # one photo for a model of videos: all frames are the same
             frames = getattr(config, "num_frames", getattr(config, "frames_per_clip", 1))
             x = x.repeat_interleave(frames, 1)
         return x.transpose(1, 2) if self.layout == "NCTHW" else x
 
     def _load(self, image: ImageLike) -> Image.Image:
-        """A photo in the window; of a model of volumes, a volume as a stack of slices."""
+        """Return a photo read as RGB, a scan within the window of grey values; for a model of
+        volumes, a volume as a picture of all its slices."""
         return load_image(image, self.window, stack=self.sees_volumes)
 
     def _placed(self, x: torch.Tensor) -> torch.Tensor:
-        """Return inputs on the model's device and in its precision."""
+        """Return inputs on the model's device and in its precision; other rooms (runs, insight,
+        store, testing) call this for their batches."""
         parameter = next((p for p in self.model.parameters() if p.is_floating_point()), None)
         return x if parameter is None else x.to(parameter.device, parameter.dtype)
 
@@ -658,4 +707,6 @@ def explain(
 
 @cache
 def _default_explainer() -> Explainer:
+    """Return the explainer of the default model, which is loaded at the first call of `explain` and
+    then kept."""
     return Explainer()

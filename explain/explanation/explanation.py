@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 SHOWN_PREDICTIONS = 5
-CAPTIONED = 8.0  # cm of a map as a figure of its own
+CAPTIONED = 8.0  # cm: the width of one map as a figure
 PictureFormat = Literal["png", "jpg", "pdf", "svg"]
 FIGURE_FORMATS = ("pdf", "svg")
 
@@ -84,6 +84,8 @@ class Explanation(Reportable):
     numbers: torch.Tensor | None = None
 
     def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy or pickle of an explanation holds: tensors on the CPU with memory of
+        their own, and neither the explainer nor the request, so that no model is stored."""
         results = tuple(
             {name: attribution.converted(alone) for name, attribution in result.items()}
             for result in self.results
@@ -112,9 +114,11 @@ class Explanation(Reportable):
         return iter(self.results[0])
 
     def __len__(self) -> int:
+        """Return the number of methods."""
         return len(self.results[0])
 
     def __contains__(self, method: object) -> bool:
+        """Return whether there is a map of the method of this name."""
         return method in self.results[0]
 
     @property
@@ -138,8 +142,9 @@ class Explanation(Reportable):
         return [self.answer(index).label for index in range(len(self.results))]
 
     def target_at(self, index: int) -> Any:
-        """The target at a position, for another call: the class that was explained, or what was
-        asked for."""
+        """Return the target at a position in `targets`, for another call of the explainer or of
+        `attribute`: the index of the class that was explained, or the target as it was asked
+        for."""
         classes = next(iter(self.results[index].values())).target
         is_class = self.asked[index] is None and isinstance(classes, torch.Tensor)
         return int(classes[0]) if is_class else self.request.targets[index]
@@ -157,7 +162,9 @@ class Explanation(Reportable):
 
     @property
     def predicted(self) -> list[Prediction]:
-        """The same with the class of each; None for the "no" of a model with one output."""
+        """The predictions with their classes and amounts, best first; of a detector, the
+        detections. The class is None for the "no" of a model with one output. There are at least as
+        many as targets, so that each class of ``top_k`` is among them."""
         if self._scores is None:
             return list(self.detections)
         return self.outputs.predicted(
@@ -216,7 +223,12 @@ class Explanation(Reportable):
         *,
         caption: bool,
     ) -> Image.Image:
-        """One map on the photo, as `overlay` gives it."""
+        """Return one map drawn on the photo, as `overlay` and `save` give it, with or without its
+        caption.
+
+        ``index`` is the position of the target; ``look`` says how maps are drawn. With a caption, a
+        style of evidence sets shows the photo without the first set beside the map.
+        """
         style = look.of(attribution.style)
         check_whole_number("largest_side", largest_side, 1, error=ExplainError)
         scene = self.scene.fitted(largest_side)
@@ -244,8 +256,9 @@ class Explanation(Reportable):
 
     @cached_property
     def scene(self) -> Scene:
-        """The photo, where maps lie on it, which parts of it the model saw, and what was detected
-        in it."""
+        """What pictures of the maps are drawn on: the photo, the box that maps cover, the parts
+        that the model saw, the boxes of the targets, and those of all detections by their
+        labels."""
         boxes = tuple(None if prediction is None else prediction.box for prediction in self.boxes)
         detected = {f"{one.label} {one.amount}": one.box for one in self.detections if one.box}
         return Scene(self.photo, self.box, self.crops or (self.box,), boxes, detected)
@@ -349,16 +362,17 @@ class Explanation(Reportable):
         )
 
     def _captioned_figure(self, attribution: Attribution, target: int, look: Look) -> "Figure":
-        """One map as a figure, with what its caption says."""
+        """Return a matplotlib figure of one map with its caption, which `save` writes as PDF or
+        SVG. ``target`` is the position of the target."""
         style = look.of(attribution.style)
         title, amount = self._title(target)
-        said = pictures.sentence(attribution, title, self.categories)
+        sentence = pictures.sentence(attribution, title, self.categories)
         marks = self._marks(attribution.method, target)
         scene = self.scene.fitted(LARGEST_SIDE)
         tiles = tuple(pictures.tiles_of(scene, attribution, style, marks, target))
         layout = Layout(
             f"{title}{amount}",
-            " · ".join(filter(None, (said, self._model))),
+            " · ".join(filter(None, (sentence, self._model))),
             (Group("", tiles),),
             abreast=len(tiles),
         )
@@ -372,7 +386,8 @@ class Explanation(Reportable):
 
     @property
     def alternative(self) -> str:
-        """The alternative text of the pictures."""
+        """The alternative text of the pictures, for those who cannot see them: the photo's file,
+        the targets and the methods."""
         source = f"the photo {Path(self.source).name}" if self.source else "a photo"
         return (
             f"{source} with maps of the evidence for {' and '.join(self.targets)}: "
@@ -455,8 +470,8 @@ class Explanation(Reportable):
         look: Look,
         largest_side: int | None,
     ) -> None:
-        """Add one map with its caption to the files, as a figure or a picture by the ending of its
-        name."""
+        """Add one map with its caption to the files to be written: as a figure of matplotlib where
+        ``name`` ends in .pdf or .svg, else as a picture. ``index`` is the target's position."""
         ending = Path(name).suffix[1:].lower()
         if ending not in FIGURE_FORMATS:
             picture = self._drawn(attribution, index, look, largest_side, caption=True)
@@ -479,7 +494,14 @@ class Explanation(Reportable):
         largest_side: int | None = LARGEST_SIDE,
         **options: Unpack[StyleOptions],
     ) -> Files:
-        """Add what `save` writes to the files."""
+        """Add what `save` writes to the files, and return them: for each target and method a
+        picture, the values and a record; then the sheet, if there are several; then the page.
+
+        Their order is that of the paths that `save` returns. `explain.load` and --skip-existing
+        rely on the names, and --skip-existing on the sheet coming after all maps: where it is
+        there, these are complete. "npz" rounds values to float16, and the record then has the
+        digest of the rounded values.
+        """
         source = stem_of(self.source) if self.source else "image"
         photo = slug(str(stem) if stem else source)
         several = len(self.results) > 1
@@ -537,6 +559,7 @@ class Explanation(Reportable):
         ).to_dict()
 
     def __repr__(self) -> str:
+        """Return the explanation in one short line: source, methods, targets and model."""
         source = f"{self.source!r}, " if self.source else ""
         targets = ", ".join(self._titles)
         text = f"Explanation({source}{', '.join(self.methods)}; {targets}; {self.origin.name})"
@@ -546,7 +569,12 @@ class Explanation(Reportable):
         return widget(self, self.sheet(tile=260), self.alternative)
 
     def _target(self, target: int | str) -> int:
-        """The position of a target that was explained, by position or label."""
+        """Return the position in ``results`` of a target that was explained, given by its position
+        or label.
+
+        Raises:
+            TargetError: there is no such target; the message names those that there are.
+        """
         if isinstance(target, str):
             try:
                 return find_label(target, self.targets)
@@ -564,7 +592,13 @@ class Explanation(Reportable):
         return target
 
     def _attribution(self, method: str | None, target: int) -> Attribution:
-        """The attribution of a method, by its name with or without options; None is the first."""
+        """Return the attribution of a method, for the target at position ``target``.
+
+        ``method`` is a name, with or without options, or a method; None is the first one.
+
+        Raises:
+            NotExplainedError: the explanation has no map of that method.
+        """
         result = self.results[target]
         name = ""
         if method is None:
@@ -580,8 +614,8 @@ class Explanation(Reportable):
         return result[name]
 
     def _marks(self, method: str, index: int) -> tuple[captions.Mark, ...]:
-        """The results of the checks of a map as marks under its picture; none before it was
-        checked."""
+        """Return the results of a map's sanity checks as marks to be drawn under its picture; none
+        before `check` was called for the target at position ``index``."""
         if index not in self.verdicts:
             return ()
         return tuple(
@@ -590,8 +624,8 @@ class Explanation(Reportable):
         )
 
     def answer(self, target: int) -> Prediction:
-        """What the model says of a target: its label, with the probability, the number or the box
-        that it has."""
+        """Return what the model says about the target at a position: its label with the
+        probability, the number or the detected box, as far as it has one."""
         box = self.boxes[target] if target < len(self.boxes) else None
         if box is not None:
             return box
@@ -608,27 +642,29 @@ class Explanation(Reportable):
 
     @property
     def _scores(self) -> torch.Tensor | None:
-        """The probabilities, or the numbers, of a model that gives either."""
+        """The outputs ``(K,)`` that predictions are made of: probabilities, or the numbers of a
+        model of numbers; None where the model gives neither, as a detector."""
         return self.probabilities if self.numbers is None else self.numbers
 
     def amount(self, target: int) -> str:
-        """The probability of a target as people read it, or its number with the unit; empty where
-        it has neither."""
+        """Return the probability of the target at a position as text ("87 %"), or its number with
+        the unit; empty where it has neither."""
         return self.answer(target).amount
 
     def _title(self, target: int) -> tuple[str, str]:
-        """The label of a target, and what follows it: its probability, or its number."""
+        """Return the two parts of a target's title in captions: its label, and ", 87 %" with its
+        probability or number (or an empty text), which is never cut where the label is."""
         answer = self.answer(target)
         return answer.label, answer.amount and f", {answer.amount}"
 
     @property
     def _titles(self) -> list[str]:
-        """The label of each target with its probability, or its number."""
+        """The titles of all targets: each label with its probability or number."""
         return ["".join(self._title(index)) for index in range(len(self.results))]
 
     @property
     def _all_attributions(self) -> list[Attribution]:
-        """The attributions of all methods and targets."""
+        """The attributions of all targets and methods in one list, target by target."""
         return [attribution for result in self.results for attribution in result.values()]
 
     def _look(
@@ -639,18 +675,27 @@ class Explanation(Reportable):
         alpha: float | None = None,
         colormap: str | None = None,
     ) -> Look:
-        """How these are shown; options that do nothing for any of them are refused."""
+        """Return how these attributions are drawn: in the given style, the explanation's, or each
+        method's own, with the colour map and the opacity ``alpha``.
+
+        Raises:
+            ExplainError: an option has no effect on any of them.
+        """
         look = Look(self.style if style is None else style, colormap, alpha)
         look.refuse_unused([attribution.style for attribution in attributions])
         return look
 
     @property
     def _model(self) -> str:
+        """The model's name in captions, with the names of the caller's hooks that were on it, since
+        these may change the maps."""
         hooks = f" with hooks ({', '.join(self.origin.hooks)})" if self.origin.hooks else ""
         return self.origin.name.split(" ")[0] + hooks
 
 
 def _check_format(option: str, value: str, formats: Sequence[str]) -> None:
+    """Refuse a file format that is not one of ``formats``; ``option`` names the argument in the
+    message."""
     if value not in formats:
         raise OutputError(
             f"{option} must be one of {', '.join(formats)}, got {shown(value)}; choose one"

@@ -40,7 +40,7 @@ from explain.methods.evidence import EvidenceSets
 from explain.models.files import is_file_or_code
 from explain.targets.resolve import TargetLike
 
-TOLERANCE = 1e-3  # of the largest value, from which on a map that is repeated is another one
+TOLERANCE = 1e-3  # share of a map's largest value by which a repeated map may differ
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +81,7 @@ class Saved:
                 self.values, options["reasons"], [vars(region_set) for region_set in record.sets]
             )
         for name, value in options.items():
-            # the caller's own, or no longer known: as the record has it
+            # an object of the caller's own, or one that is no longer known, stays encoded
             with suppress(RecordError):
                 options[name] = decode(value)
         fields = {name: getattr(record, name) for name in records.FIELDS}
@@ -175,14 +175,15 @@ class Saved:
 
     @property
     def _name(self) -> str:
+        """The record in messages, by its path."""
         return f"record {str(self.path)!r}"
 
     def _explainer(self) -> Explainer:
-        """Load the model by its name.
+        """Load the explainer of the record again: its model by name, with the recorded arguments.
 
         Raises:
-            RecordError: it, or a part of the explainer, was the caller's own, or cannot be loaded
-                by these arguments.
+            RecordError: the model or another part was an object of the caller's own, or the model
+                is a file or code, which no record may run, or the arguments are refused.
         """
         origin = self.content.explainer
         parts = [
@@ -205,8 +206,9 @@ class Saved:
             raise RecordError(f"it must hold arguments of an Explainer, but {got}") from None
 
     def _check_same(self, what: str, recorded: Any, now: Any) -> None:
-        """Refuse an explainer that differs; weights are the same wherever their file is, if they
-        have its digest."""
+        """Refuse an explainer that differs from the recorded one in ``what``, a word for messages;
+        None on either side is not known, and passes. Of weights with a digest, only this is
+        compared: their file may have moved."""
         if recorded is None or now is None:
             return
         if str(recorded).rpartition(" (sha256 ")[2] != str(now).rpartition(" (sha256 ")[2]:
@@ -216,8 +218,8 @@ class Saved:
             )
 
     def _warn_of_difference(self, explanation: Explanation) -> None:
-        """Warn where the map is another one, and say what may be the reason: samples, or hooks of
-        the caller's."""
+        """Warn if the repeated map differs from the saved one by more than `TOLERANCE`, and name
+        what may be the reason: hooks of the caller's own, or the number of samples."""
         values = explanation.values.float().cpu()
         if values.shape != self.values.shape:
             return
@@ -289,8 +291,12 @@ def load(file: str | os.PathLike[str]) -> Saved:
 
 
 def _read_record(path: Path) -> records.Record:
-    """Read a record, and refuse it without a field that is needed, or with a value that none
-    has."""
+    """Read a record from its JSON file.
+
+    Raises:
+        RecordError: the file cannot be read or holds no JSON, is of another version or of concepts,
+            or a field is missing or has a value that it cannot have.
+    """
     name = f"record {str(path)!r}"
     try:
         with open_for_reading(path) as file:
@@ -320,7 +326,13 @@ def _read_record(path: Path) -> records.Record:
 
 
 def _read_values(path: Path) -> np.ndarray[Any, Any]:
-    """Read an array of float32, or as `halved` has left it in ``.npz``."""
+    """Read the values of an attribution as float32 from ``.npy``, or from ``.npz``, where they are
+    float16 with a scale (`halved`). Nothing in the file is run, and a damaged one takes no more
+    memory than its size.
+
+    Raises:
+        RecordError: the file cannot be read, or holds anything else.
+    """
     try:
         with open_for_reading(path) as file:  # which refuses pipes and devices
             if path.suffix == ".npz":
@@ -343,7 +355,7 @@ def _read_values(path: Path) -> np.ndarray[Any, Any]:
 
 
 CLOSE = 5e-3
-"""The difference of two scores, as a share, that devices may make."""
+"""By how much the scores of one photo may differ between devices, as a share of the score."""
 
 
 def stored_results(
@@ -355,25 +367,27 @@ def stored_results(
     count: int,
     formats: tuple[str, str] = ("png", "npy"),
 ) -> tuple[list[dict[str, Any]], list[str]] | None:
-    """Return the records of a photo in a folder and all their files, or None where some are missing
-    or do not hold.
+    """Return the records of a photo whose results are all in a folder, and all their files; None if
+    any are missing or no longer valid. ``explain PHOTO --skip-existing`` calls this.
 
-    There must be a record of these very pixels and of the same question, with its values and
-    picture, for each method and target; several have a sheet, which is written last. The model must
-    still give the scores of the records, which takes a forward pass.
+    For each method and target, there must be a record of the same pixels and the same request, with
+    its values and picture beside it. Several maps have a sheet, which is written last: without it,
+    a run was interrupted. The model must still give the scores of the records, which takes a
+    forward pass.
 
     Args:
-        folder: where they would be.
-        stem: what their names begin with.
+        folder: where the results would be.
+        stem: the beginning of their file names.
         photo: as `explain.data.images.load_image` reads it.
-        explainer: the model.
-        keys: for each method what is asked, as the ``request`` of its record has it.
+        explainer: has the model.
+        keys: for each method, by name, the digest of what is asked, which must be the ``request``
+            of its record.
         count: the number of targets.
-        formats: of pictures and of values.
+        formats: the endings of pictures and of values.
     """
     pixels = records.sha256_of(photo.tobytes())
     results: list[Saved] = []
-    # those of photos with longer names are among them
+    # records of photos with longer names match as well; their pixels differ
     for path in sorted(Path(folder).glob(f"{escape(stem)}-*.json")):
         with suppress(RecordError):
             saved = load(path)
@@ -398,15 +412,17 @@ def stored_results(
 
 
 def _still_hold(results: list[Saved], photo: Image.Image, explainer: Explainer) -> bool:
-    """Whether the model gives the scores that the records have."""
+    """Whether the model gives the scores that the records have, up to differences between devices
+    (`CLOSE`); one forward pass, without gradients, which leaves the model as it is."""
     contents = [saved.content for saved in results]
     targets = [
         record.target if record.asked is None else decode(record.asked) for record in contents
     ]
     x = explainer._inputs(explainer.as_input(photo))
-    how: Any = {"categories": explainer.categories, "activation": explainer.activation}
+    settings: Any = {"categories": explainer.categories, "activation": explainer.activation}
     with intervene(explainer.model, explainer.interventions):
-        request = requested(explainer.model, x, "saliency", None, targets, None, **how)
+        # any method will do: the request resolves the targets
+        request = requested(explainer.model, x, "saliency", None, targets, None, **settings)
         with request._reading(), preserve.untouched(request.model), torch.no_grad():
             output = request.inputs.call(request.model)
             scores = [

@@ -37,22 +37,24 @@ class PhotoConcepts:
     categories: Sequence[str] | None = field(default=None, repr=False)
 
     def __iter__(self) -> Iterator[Any]:
+        """Yield the picture and the concepts: ``picture, concepts = explainer.concepts(photo)``."""
         return iter((self.picture, self.concepts))
 
     @property
     def labels(self) -> list[str]:
-        """The best classes of each concept."""
+        """A label for each concept: the names of the classes that it contributes most to."""
         return name_concepts(self.concepts, self.categories)
 
     @property
     def title(self) -> str:
+        """The title of pictures: the number of concepts and the layer."""
         count = len(self.concepts)
         return f"{count} concept{'s' * (count > 1)} in {self.concepts.layer}"
 
     @property
     def picture(self) -> Image.Image:
-        """The photo with each place in the colour of its strongest concept; each one's share and
-        classes below."""
+        """The photo with each place in the colour of its strongest concept, and below a line for
+        each concept with its share and classes. A small photo is enlarged."""
         concepts = self.concepts
         scene = Scene(self.photo, self.box, (self.box,)).enlarged(
             captions.enlargement(self.photo.size)
@@ -69,7 +71,8 @@ class PhotoConcepts:
         )
 
     def record(self) -> dict[str, Any]:
-        """Return what was done, in plain values."""
+        """Return the photo, the model, the layer and the concepts in plain values, for a JSON file;
+        ``kind`` tells this record from those of attributions, which `explain.load` reads."""
         concepts = self.concepts
         maps = array(concepts.maps[0])
         parts = zip(concepts.shares, concepts.classes(5).tolist(), self.labels, strict=True)

@@ -32,9 +32,9 @@ from explain.targets import ClassTarget, Target, TopClass
 
 # photos in a batch: on a CPU, larger ones are no faster, and their activations have to fit
 AT_ONCE = 8
-AREA = 64_000_000  # pixels of photos that are in memory at once, if they are more than one
-WAITING = 2  # batches of photos that may wait for others of their shape
-NAMED = 3  # failures in one message
+AREA = 64_000_000  # pixels that the photos of one batch may have together, for the memory
+WAITING = 2  # how many batches of photos may wait for others of their shape
+NAMED = 3  # how many failures one message names
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -42,11 +42,12 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class PhotoRequest:
-    """What is asked of photos before there are inputs: the arguments of `attribute` that make a
-    `Request` of the inputs of each batch.
+    """The checked arguments of a call of an `Explainer`, before there are inputs; with those of a
+    batch, `attribute` makes a `Request` of them.
 
-    ``methods`` are these, or the name of a group, which is resolved by the inputs. ``of_each`` has
-    one target for each photo, where ``target`` was a list.
+    ``methods`` is a list, or the name of a group ("all"), whose methods the inputs decide.
+    ``targets`` are those for every photo; ``of_each`` has one target for each photo, where
+    ``target`` was a list, and is None otherwise. ``options`` are further arguments of `attribute`.
     """
 
     methods: list[Method] | str
@@ -56,8 +57,9 @@ class PhotoRequest:
 
     @cached_property
     def alone(self) -> bool:
-        """Whether each photo is explained on its own, since the target or a method may treat the
-        images of a batch differently."""
+        """Whether each photo must be explained on its own: in a batch, maps could change where a
+        target is no plain class, or where an option of a method holds a tensor, which may be meant
+        for one image."""
         if any(not isinstance(target, ClassTarget | TopClass) for target in self.targets):
             return True
         methods = self.methods
@@ -68,8 +70,8 @@ class PhotoRequest:
 
 @dataclass(frozen=True, eq=False)
 class Photo:
-    """A photo, upright and in RGB, its source, and the model's input ``(1, C, H, W)``; ``name`` is
-    for messages."""
+    """A photo, upright and in RGB, with the path of its file and the model's input ``x`` ``(1, C,
+    H, W)``. ``name`` is for messages; ``place`` is its number among several photos, from 0."""
 
     image: Image.Image
     source: str | None
@@ -80,9 +82,12 @@ class Photo:
 
 @dataclass(frozen=True, eq=False)
 class BatchAnswers:
-    """What a model says of N photos: attributions by method for each target, its class scores and
-    probabilities ``(N, K)``, if it gives any; and where the targets are in each photo, if it gives
-    none."""
+    """The results for a batch of N photos.
+
+    ``results`` has for each target the attributions by method. ``logits`` and ``probabilities``
+    ``(N, K)`` are the model's for its classes, or None. ``places`` has for each photo where the
+    targets are, for a model without class scores (a detector), and None otherwise.
+    """
 
     results: list[dict[str, Attribution]]
     logits: torch.Tensor | None
@@ -90,8 +95,9 @@ class BatchAnswers:
     places: Sequence[Located | None]
 
     def results_of(self, image: int) -> list[dict[str, Attribution]]:
-        """The attributions of one photo, a batch of one, by method for each target; boxes and
-        regions are called by their names in the photo."""
+        """Return the attributions of photo number ``image`` in the batch, each as a batch of one:
+        for each target, by method. Targets that are boxes or regions get their names in that
+        photo."""
         results = self.results
         if len(self.places) > 1:
             results = converted(results, itemgetter(image))
@@ -107,22 +113,23 @@ class BatchAnswers:
 def converted(
     results: Iterable[Mapping[str, Attribution]], convert: Callable[[Attribution], Attribution]
 ) -> list[dict[str, Attribution]]:
-    """The attributions by method for each target, each converted."""
+    """Return attributions, for each target by method, each passed through ``convert``."""
     return [{name: convert(maps) for name, maps in of_target.items()} for of_target in results]
 
 
 def photos_for_targets(images: Iterable[ImageLike], request: PhotoRequest) -> Iterator[ImageLike]:
-    """Yield photos, and check that there are as many as targets, where there is one for each.
+    """Yield the photos of a call, and check that there are as many as targets, if each photo has a
+    target of its own.
 
     Raises:
-        TargetError: there are more photos, or fewer; before the first photo where their number is
-            known.
+        TargetError: there are more photos than targets, or fewer. It is raised before the first
+            photo where their number is known, otherwise when the photos have been taken.
     """
     if request.of_each is None:
         yield from images
         return
     count = len(request.of_each)
-    number = len(images) if isinstance(images, Sized) else 0
+    number = len(images) if isinstance(images, Sized) else 0  # 0 where it is not known
     if number in (0, count):
         for number, image in enumerate(images, 1):
             if number > count:
@@ -143,21 +150,23 @@ def explained(
     at_once: Callable[[T], int],
     apart: Callable[[T], bool],
 ) -> Iterator[list[tuple[T, R | Exception | None]]]:
-    """Explain photos in batches, as they come: each photo of a batch with its result, or with its
-    own error.
+    """Explain photos in batches, and yield for each batch its photos, each with its result or its
+    own error. Batches come as they are full, so that photos may change their order; `reported`
+    restores it.
 
     Args:
-        photos: read as they are needed; those that could not be read may be among them.
-        explain: returns a result for each photo of a batch.
-        alike: what the photos of a batch have in common, such as the shape of their inputs; None of
-            a photo that failed already, which is passed on with None.
-        at_once: how many photos like this one make a batch.
-        apart: whether a photo like this one gives the same beside others as alone; asked once.
+        photos: taken as they are needed; those that could not be read may be among them.
+        explain: takes a batch, and returns a result for each photo of it.
+        alike: returns what all photos of a batch must share, such as the shape of their inputs;
+            None for a photo that could not be read, which is passed on alone with None.
+        at_once: returns how many photos like this one make a batch.
+        apart: returns whether photos like this one have the same results in a batch as alone; it is
+            asked once, for the first batch of several. Without that, photos are explained alone.
 
     >>> list(
     ...     explained(
     ...         [1, 0],
-    ...         lambda few: [1 / x for x in few],
+    ...         lambda batch: [1 / x for x in batch],
     ...         alike=type,
     ...         at_once=lambda x: 8,
     ...         apart=bool,
@@ -180,7 +189,12 @@ def explained(
 def in_batches(
     photos: Iterable[T], alike: Callable[[T], object], at_once: Callable[[T], int]
 ) -> Iterator[list[T]]:
-    """Group photos as they come; those that failed already are passed on at once."""
+    """Yield photos in batches of the same key ``alike(photo)``, which is the shape of their inputs.
+
+    A batch is full with ``at_once(photo)`` photos. A photo with the key None could not be read, and
+    is passed on at once. Where too many photos wait for others of their shape (`WAITING`), the
+    batch that has waited longest is yielded as it is, for the memory.
+    """
     waiting: dict[object, list[T]] = {}
     for photo in photos:
         key = alike(photo)
@@ -198,10 +212,14 @@ def in_batches(
 
 
 def reported(batches: Iterable[Iterable[tuple[int, Any]]]) -> Iterator[Any]:
-    """Yield results in the order of their places, and a `PhotoError` for each error.
+    """Yield the result of each photo in the order of their places, with a `PhotoError` instead of
+    each error.
+
+    Each batch has pairs of a photo's place (0, 1, ...) and its result or error.
 
     Raises:
-        Exception: no photo could be explained before this error, and it is none of reading a photo.
+        Exception: an error of a photo, if no photo has succeeded before: it is then due to the
+            arguments. Errors of reading a photo and of memory are never raised.
     """
     succeeded = False
     waiting: dict[int, Any] = {}
@@ -226,8 +244,9 @@ def reported(batches: Iterable[Iterable[tuple[int, Any]]]) -> Iterator[Any]:
 
 
 def each_tried(photos: list[T], work: Callable[[list[T]], Iterable[R]]) -> list[R | Exception]:
-    """Do the work on a batch; if it fails, on each photo alone, so that one cannot spoil the
-    others.
+    """Return the results of ``work`` for a batch; if that fails, of ``work`` for each photo alone,
+    with its error where this fails too, so that one photo does not cost the others their results.
+    An error that a signal has caused (an interrupt, a time limit) is raised.
 
     >>> each_tried([1, 0], lambda numbers: [1 / number for number in numbers])
     [1.0, ZeroDivisionError('division by zero')]
@@ -243,10 +262,11 @@ def each_tried(photos: list[T], work: Callable[[list[T]], Iterable[R]]) -> list[
 
 
 def collected(outcomes: Iterable[Any]) -> list[Any]:
-    """Return the results of all photos.
+    """Return the results of all photos as a list.
 
     Raises:
-        PhotosError: some failed; it holds the results of the others.
+        PhotosError: some photos failed; it holds the results of the others, with None in the place
+            of each that failed, and the errors by place.
 
     >>> collected(iter(["a", "b"]))
     ['a', 'b']
@@ -267,11 +287,11 @@ def collected(outcomes: Iterable[Any]) -> list[Any]:
 
 
 def rows_are_apart(model: nn.Module, x: torch.Tensor) -> bool:
-    """Whether a model's output for an image ``x`` ``(1, C, H, W)`` is the same next to another
-    image as alone.
+    """Whether a model's output for an image ``x`` ``(1, C, H, W)`` is the same in a batch with
+    another image (the negated mirror image) as alone; only then are photos explained in batches.
 
-    It is not where the model normalises over the batch, draws random numbers, or takes one image
-    only.
+    The output differs where the model normalises over the batch, draws random numbers, or takes one
+    image only. This takes two forward passes; the model is left as it is.
     """
     try:
         with untouched(model), torch.no_grad():

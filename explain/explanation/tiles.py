@@ -13,11 +13,13 @@ from explain.layers.layouts import enlarge
 def tiles_on_photo(
     attribution: Attribution, boxes: Sequence[Box], size: tuple[int, int]
 ) -> Attribution:
-    """Lay the maps of tiles where the tiles lie in their photo.
+    """Return the attribution of a photo's tiles, frames or patches as one for the whole photo, each
+    map laid where its tile lies.
 
     Args:
-        attribution: that of one photo whose T tiles, frames or patches have a map each.
-        boxes: where each lies; of frames that show the same, the same.
+        attribution: a batch of one photo whose T tiles have a map each.
+        boxes: where each of the T tiles lies in the photo, in its pixels; frames that show the same
+            have the same box.
         size: the photo's (width, height).
 
     Returns:
@@ -39,8 +41,10 @@ def tiles_on_photo(
     scale = height / finest.height, width / finest.width
 
     def laid(values: torch.Tensor) -> torch.Tensor:
+        """Return the values of the tiles, a batch of one, on the canvas of the photo."""
         if pixels:
             tiles = values[0] if attribution.frames_first else values[0].transpose(0, 1)
+            # `_laid` divides by the number of tiles, but contributions of pixels are summed
             return _laid(tiles, boxes, canvas, scale) * len(boxes)
         if len(values[0]) != len(boxes):  # a layer with fewer steps in time
             values = enlarge(values[:, None], (len(boxes), *values.shape[2:]))[:, 0]
@@ -63,11 +67,13 @@ def _laid(
     canvas: tuple[int, int],
     scale: tuple[float, float],
 ) -> torch.Tensor:
-    """Lay values of tiles, ``(T, C, H, W)`` of pixels or maps ``(T, h, w)``, down in their photo:
-    the mean over all of them, or for maps over those that show a place.
+    """Lay the values of T tiles where these lie in their photo.
 
-    ``canvas`` is the photo's height and width in cells of the finest tile, and ``scale`` how many
-    of these a pixel of the photo has, down and across.
+    Values of pixels ``(T, C, H, W)`` give ``(1, C, height, width)``: their sum at each place,
+    divided by T. Maps of a layer ``(T, h, w)`` give ``(1, height, width)``: the mean over the tiles
+    that show a place. ``boxes`` are in pixels of the photo; ``canvas`` is the photo's height and
+    width in cells of the finest tile, and ``scale`` the number of these cells for a pixel of the
+    photo, down and across.
     """
     pixels = values.ndim == 4
     height, width = canvas
@@ -77,7 +83,7 @@ def _laid(
     for part, box in zip(values if pixels else values[:, None], boxes, strict=True):
         sides = max(1, round(box.height * down)), max(1, round(box.width * across))
         spread = part[None] if tuple(part.shape[1:]) == sides else enlarge(part[None], sides)
-        if pixels:  # the places that a value is spread over share it
+        if pixels:  # a pixel's value is divided among its cells, so that the sum stays
             spread = spread * (part[0].numel() / spread[0, 0].numel())
         rows, own_rows = _overlap(round(box.top * down), sides[0], height)
         columns, own_columns = _overlap(round(box.left * across), sides[1], width)
@@ -87,8 +93,9 @@ def _laid(
 
 
 def _overlap(start: int, length: int, whole: int) -> tuple[slice, slice]:
-    """The places of the whole that a part from ``start`` covers, and the places of the part that
-    lie in the whole.
+    """Return, along one axis, the cells of a whole (0 to ``whole``) that a part covers, and the
+    cells of the part that lie within the whole. The part begins at ``start``, which may be
+    negative, and has ``length`` cells.
 
     >>> _overlap(-2, 5, 8), _overlap(4, 5, 8)
     ((slice(0, 3, None), slice(2, 5, None)), (slice(3, 8, None), slice(0, 5, None)))
