@@ -101,7 +101,8 @@ class ClassStatistics(MapStatistics):
 
 
 def class_mean_maps(maps: RunMaps) -> list[ClassStatistics]:
-    """Say where each class looks, the most striking first.
+    """Compute the mean map of each class, and how much of its evidence is on the object; the most
+    striking class first.
 
     Where boxes are known, a class is the more striking, the less of its evidence is on the object:
     classes are ordered by how far their excess (see `ClassStatistics`) lies below that of all
@@ -122,21 +123,25 @@ def class_mean_maps(maps: RunMaps) -> list[ClassStatistics]:
     for rows in maps.of_target.values():
         if len(rows) < LEAST:
             continue
-        of_class = maps[rows]
-        beyond = MeanWithError.of(excess[rows])
-        apart = _apart(of_class.values.double(), map_sum, square_sum, len(maps))
-        below = mean_excess - (beyond.value + SURE * beyond.error) if has_boxes else apart
-        mean_of_others = (map_sum - of_class.values.double().sum(0)) / max(1, len(maps) - len(rows))
+        class_maps = maps[rows]
+        class_excess = MeanWithError.of(excess[rows])
+        apart = _apart(class_maps.values.double(), map_sum, square_sum, len(maps))
+        striking = (
+            mean_excess - (class_excess.value + SURE * class_excess.error) if has_boxes else apart
+        )
+        mean_of_others = (map_sum - class_maps.values.double().sum(0)) / max(
+            1, len(maps) - len(rows)
+        )
         statistics.append(
             ClassStatistics.of(
-                of_class,
+                class_maps,
                 photos=len(rows),
-                spread=of_class.values.std(0),
-                object_size=MeanWithError.of(of_class.object_size),
-                excess=beyond,
+                spread=class_maps.values.std(0),
+                object_size=MeanWithError.of(class_maps.object_size),
+                excess=class_excess,
                 apart=apart,
-                striking=-math.inf if math.isnan(below) else below,
-                beyond_others=of_class.values.mean(0) - mean_of_others.float(),
+                striking=-math.inf if math.isnan(striking) else striking,
+                beyond_others=class_maps.values.mean(0) - mean_of_others.float(),
             )
         )
     return sorted(statistics, key=lambda look: (-look.striking, -look.apart, look.target))

@@ -48,24 +48,29 @@ def spectrum(apart: torch.Tensor, most: int = 8) -> tuple[torch.Tensor, torch.Te
         and the eigenvectors ``(N, E)``.
     """
     count = len(apart)
-    near = min(count - 1, max(5, round(2 * math.log(count))))
-    order = apart.clone().fill_diagonal_(math.inf).topk(near, largest=False)
-    scale = order.values[:, -1].clamp(min=1e-12)
-    close = torch.exp(-order.values.square() / (scale[:, None] * scale[order.indices]))
-    weights = torch.zeros_like(apart).scatter_(1, order.indices, close)
+    neighbours = min(count - 1, max(5, round(2 * math.log(count))))
+    nearest = apart.clone().fill_diagonal_(math.inf).topk(neighbours, largest=False)
+    scale = nearest.values[:, -1].clamp(min=1e-12)
+    similarity = torch.exp(-nearest.values.square() / (scale[:, None] * scale[nearest.indices]))
+    weights = torch.zeros_like(apart).scatter_(1, nearest.indices, similarity)
     weights = (weights + weights.T) / 2
-    degree = weights.sum(1).clamp(min=1e-12).rsqrt()
-    laplacian = torch.eye(count, dtype=apart.dtype) - degree[:, None] * weights * degree
+    inverse_root_degree = weights.sum(1).clamp(min=1e-12).rsqrt()
+    laplacian = (
+        torch.eye(count, dtype=apart.dtype)
+        - inverse_root_degree[:, None] * weights * inverse_root_degree
+    )
     values, vectors = torch.linalg.eigh(laplacian)
     return values[: most + 1].clamp(min=0), vectors[:, : most + 1]
 
 
 def number_of_groups(values: torch.Tensor) -> tuple[int, float]:
-    """Return how many groups there are, 2 or more, and the largest gap between the eigenvalues of
-    `spectrum` that follow each other, which is behind as many of them.
+    """Choose the number of groups, 2 or more, by the largest gap between successive eigenvalues
+    ``values`` ``(E,)`` of `spectrum`: there are as many groups as eigenvalues before the gap.
+    Return the number and the gap.
 
     A gap is the factor by which an eigenvalue is larger than the one before. Differences would say
     less: eigenvalues lie the further apart, the larger they are, also where there are no groups.
+    Where there are only two eigenvalues, the number is 1.
     """
     gaps = (values[1:] + FLOOR) / (values[:-1] + FLOOR)
     count = int(gaps[1:].argmax()) + 2 if len(gaps) > 1 else 1

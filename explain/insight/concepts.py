@@ -85,7 +85,8 @@ class SharedConcepts:
         return table
 
     def picture(self, photos: RunPhotos) -> Image.Image:
-        """Each concept in the photos in which it is strongest."""
+        """Draw a contact sheet with a row for each concept: the photos in which it is strongest,
+        with its map on them."""
         groups: list[Group] = []
         for share, examples in zip(self.shares, self.examples, strict=True):
             tiles = []
@@ -135,11 +136,11 @@ def shared_concepts(
     # the concepts (K, C); and sums over all places so far, from which they are updated: products of
     # the strengths of concepts (K, K), and of strengths and activations (K, C)
     concepts: torch.Tensor | None = None
-    gram = torch.zeros(())
-    cross = torch.zeros(())
+    strength_products = torch.zeros(())
+    activation_products = torch.zeros(())
     for _ in range(rounds):
-        gram = gram * KEPT
-        cross = cross * KEPT
+        strength_products = strength_products * KEPT
+        activation_products = activation_products * KEPT
         for batch in photos.batches():
             name = name or one_layer(model, as_inputs(batch.x[:1]), layer)
             rows = _rows(feature_maps(model, batch.x, name))
@@ -154,15 +155,17 @@ def shared_concepts(
                 concepts = factorise(rows, count, seed)[1]
                 concepts = concepts / concepts.norm(dim=1, keepdim=True).clamp(min=TINY)
             strengths = concept_strengths(rows, concepts)
-            gram = gram + strengths.T @ strengths
-            cross = cross + strengths.T @ rows
+            strength_products = strength_products + strengths.T @ strengths
+            activation_products = activation_products + strengths.T @ rows
             for _ in range(OUTER):
-                concepts = concepts * cross / (gram @ concepts).clamp(min=TINY)
-            # concepts of length 1, and the sums to the places of these
-            length = concepts.norm(dim=1).clamp(min=TINY)
-            concepts = concepts / length[:, None]
-            gram = gram * length[:, None] * length
-            cross = cross * length[:, None]
+                concepts = (
+                    concepts * activation_products / (strength_products @ concepts).clamp(min=TINY)
+                )
+            # scale concepts to length 1, and the sums with them, as strengths scale inversely
+            norms = concepts.norm(dim=1).clamp(min=TINY)
+            concepts = concepts / norms[:, None]
+            strength_products = strength_products * norms[:, None] * norms
+            activation_products = activation_products * norms[:, None]
     if concepts is None:
         raise RunError(
             "photos must be active somewhere in the layer for concepts, but none is; choose "

@@ -37,6 +37,7 @@ class TriedFinding:
     chance: float
 
     def __str__(self) -> str:
+        """The outcome in words, for messages and the terminal."""
         finding = self.finding
         what = "the class" if isinstance(finding, ClassStatistics) else f"{finding.size} photos of"
         return (

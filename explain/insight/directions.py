@@ -165,6 +165,7 @@ class Direction:
         return math.fsum(map(abs, self.random_gains)) / len(self.random_gains)
 
     def __str__(self) -> str:
+        """The direction in one line for the terminal."""
         gain = f"gain by the concept, {self.gain:+.2g} on average (p = {self.chance:.2g})"
         apart = f"{in_percent(self.told_apart)} of the examples are told apart in {self.layer}"
         return f"{in_percent(self.score)} of {self.photos} photos of {self.target} {gain}; {apart}"
@@ -217,40 +218,40 @@ def concept_direction(
         raise RunError(f"examples must be at least {LEAST} photos, got {len(examples)}; give more")
     check_whole_number("draws", draws, 1, optional=False)
     check_whole_number("fakes", fakes, 20, optional=False)
-    number, label = class_in(photos.explainer, target)
+    class_number, label = class_in(photos.explainer, target)
     model = photos.explainer.model
     xs = [photos.explainer.as_input(image) for image in examples]
     where = one_layer(model, as_inputs(xs[0]), layer)
-    of_examples = torch.cat([_means(feature_maps(model, x, where)) for x in xs])
-    of_others, slopes = _others_and_slopes(photos, where, number, most)
-    if len(of_others) < 3 * len(of_examples):
+    example_means = torch.cat([_means(feature_maps(model, x, where)) for x in xs])
+    other_means, slopes = _others_and_slopes(photos, where, class_number, most)
+    if len(other_means) < 3 * len(example_means):
         raise RunError(
-            f"run must have {3 * len(of_examples)} photos of other classes, got "
-            f"{len(of_others)}; give fewer examples"
+            f"run must have {3 * len(example_means)} photos of other classes, got "
+            f"{len(other_means)}; give fewer examples"
         )
-    vector = of_examples.mean(0) - of_others.mean(0)
-    scale = torch.cat([of_examples, of_others]).std(0).clamp(min=1e-6)
+    vector = example_means.mean(0) - other_means.mean(0)
+    scale = torch.cat([example_means, other_means]).std(0).clamp(min=1e-6)
     # so that no channel counts more by its size
-    of_examples = of_examples / scale
-    of_others = of_others / scale
+    example_means = example_means / scale
+    other_means = other_means / scale
     slopes = slopes * scale
     generator = torch.Generator().manual_seed(seed)
-    all_others = torch.arange(len(of_others))
+    all_others = torch.arange(len(other_means))
     score, gain, told_apart = _trial(
-        of_examples[None], of_others, [all_others], slopes, draws, generator
+        example_means[None], other_means, [all_others], slopes, draws, generator
     )
     random_scores, random_gains = _by_chance(
-        of_others, slopes, len(of_examples), draws, fakes, generator
+        other_means, slopes, len(example_means), draws, fakes, generator
     )
-    as_large = int((random_gains.abs() >= gain.abs() * (1 - SLACK)).sum())
+    at_least_as_large = int((random_gains.abs() >= gain.abs() * (1 - SLACK)).sum())
     return Direction(
         layer=where,
         target=label,
-        examples=len(of_examples),
+        examples=len(example_means),
         photos=len(slopes),
         score=float(score),
         gain=float(gain),
-        chance=(1 + as_large) / (1 + fakes),
+        chance=(1 + at_least_as_large) / (1 + fakes),
         told_apart=float(told_apart),
         random_scores=tuple(random_scores.tolist()),
         random_gains=tuple(random_gains.tolist()),
@@ -357,22 +358,24 @@ def _others_and_slopes(
     of the class; both on the CPU.
     """
     model = photos.explainer.model
-    of_others: list[torch.Tensor] = []
+    other_means: list[torch.Tensor] = []
     slopes: list[torch.Tensor] = []
     count_of_class = 0
     for batch in photos.batches():
-        of_class = [i for i, row in enumerate(batch.rows) if class_of(row) == target]
-        rest = [i for i in range(len(batch.rows)) if i not in of_class]
-        if rest:
-            of_others.append(_means(feature_maps(model, batch.x[rest], layer)))
-        of_class = of_class[: max(0, most - count_of_class)]
-        if of_class:
+        class_numbers = [i for i, row in enumerate(batch.rows) if class_of(row) == target]
+        other_numbers = [i for i in range(len(batch.rows)) if i not in class_numbers]
+        if other_numbers:
+            other_means.append(_means(feature_maps(model, batch.x[other_numbers], layer)))
+        class_numbers = class_numbers[: max(0, most - count_of_class)]
+        if class_numbers:
             target_class = ClassTarget(target)
-            evidence = at_layer(model, batch.x[of_class], layer, target_class, [LayerGradients()])
+            evidence = at_layer(
+                model, batch.x[class_numbers], layer, target_class, [LayerGradients()]
+            )
             slopes.append(evidence.gradients.flatten(2).sum(2).float().cpu())
-            count_of_class += len(of_class)
-    if not slopes or not of_others:
+            count_of_class += len(class_numbers)
+    if not slopes or not other_means:
         raise RunError(
             f"target must be a class of which the run has photos, among others, got {target}"
         )
-    return torch.cat(of_others), torch.cat(slopes)
+    return torch.cat(other_means), torch.cat(slopes)

@@ -80,7 +80,8 @@ class MeanMap:
 def draw_class_means(
     looks: Sequence[ClassStatistics], maps: RunMaps, album: Album
 ) -> Image.Image | None:
-    """Draw where classes look: the mean map, and the photos whose maps are the nearest to it."""
+    """Draw a sheet of where classes look: the mean map of each class, and the photos whose maps are
+    the nearest to it. None where there are no classes."""
     means = []
     for look in looks[:GROUPS]:
         of_class = maps[maps.of_target[look.target]]
@@ -101,7 +102,8 @@ def draw_class_means(
 
 
 def draw_clusters(clusters: Sequence[Cluster], album: Album) -> Image.Image | None:
-    """Draw clusters of reasons: the mean map of each, and photos that stand for it."""
+    """Draw a sheet of clusters of reasons: the mean map of each, and photos whose maps are typical
+    of it. None where there are no clusters."""
     means = []
     for cluster in clusters[:GROUPS]:
         figures = f"{cluster.size} photos, {in_percent(cluster.share)} of the class"
@@ -145,7 +147,8 @@ def _draw_means(title: str, means: Sequence[MeanMap], album: Album) -> Image.Ima
 
 
 def draw_mistakes(pairs: Sequence[Confusion], album: Album) -> Image.Image | None:
-    """Draw what spoke for the wrong class and for the right one, where mistakes were explained."""
+    """Draw a sheet of mistakes that were explained: in each photo, what spoke for the wrong class
+    and for the right one. None where no mistake was explained."""
     groups = []
     for pair in pairs[:GROUPS]:
         tiles = []

@@ -48,6 +48,8 @@ class RunPhotos(PhotoReader):
     def __init__(
         self, run: StoredRun, explainer: Explainer | None = None, source: Any = None
     ) -> None:
+        """Refuse an explainer that is not that of the run; ``missing`` will have the reason for
+        each photo that cannot be read, by its name."""
         super().__init__(run, source)
         self._explainer = explainer
         self.missing: dict[str, str] = {}
@@ -139,7 +141,8 @@ def in_parts(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) 
 
 
 def class_in(explainer: Explainer, target: int | str) -> tuple[int, str]:
-    """The number and the label of a class that is given by either.
+    """Return the number and the label of a class of the model that the caller gives as either; the
+    number as text where the model has no label for it.
 
     Raises:
         TargetError: there is no such label.
@@ -162,12 +165,14 @@ def class_of(row: Row) -> int | None:
 
 
 def class_tensor(numbers: Iterable[int | None]) -> torch.Tensor:
-    """Classes as a tensor ``(N,)``: -1 where there is none."""
+    """Return class numbers as an integer tensor ``(N,)``, with -1, which equals no class, for
+    None."""
     return torch.tensor([-1 if number is None else number for number in numbers])
 
 
 def one_for_each_photo(run: StoredRun, **which: Any) -> Iterator[Row]:
-    """The first row of each photo; arguments as for `explain.Run.rows`."""
+    """Give the first row (map) of each photo of a run, for those who want photos rather than maps;
+    arguments as for `explain.Run.rows`."""
     seen: set[str] = set()
     for row in run.rows(**which):
         if row.name not in seen:
@@ -176,7 +181,7 @@ def one_for_each_photo(run: StoredRun, **which: Any) -> Iterator[Row]:
 
 
 def method_in(run: StoredRun, name: str) -> Method:
-    """The method of a run with the options that it had.
+    """Return a method of a run, made again of its stored name and options.
 
     Raises:
         ExplainError: it was the caller's own, and is not registered.

@@ -41,10 +41,13 @@ class _BatchRunner:
     """
 
     def __init__(self, photos: RunPhotos, x: torch.Tensor) -> None:
+        """Run the old model on ``x`` ``(N, C, H, W)`` once, to decide whether its outputs are
+        scores or probabilities. ``self.place`` moves inputs to the model's device and type."""
         explainer = photos.explainer
         self.place = explainer._placed
         x = self.place(x)
         with torch.inference_mode():
+            # sets explainer._outputs
             explainer._probabilities(x, find_logits(explainer.model(x), len(x)))
         self._outputs = explainer._outputs or Outputs()
 

@@ -246,7 +246,9 @@ class Insight:
         )
 
     def confirmed(self) -> TriedFinding:
-        """Return the finding that `finding` takes if none is named, and what its mark does.
+        """Return the finding that `finding` takes if none is named, and what its mark does: of the
+        clusters that stand out most, and the classes whose maps differ most from the others, it is
+        the one whose mark draws most photos to its class.
 
         Raises:
             RunError: none is confirmed, or the insight has no model.
@@ -388,7 +390,7 @@ def insight(
     threshold: float | None = None,
     seed: int = 0,
 ) -> Insight:
-    """Say what the maps of a run say together: where classes look, clusters of reasons, mistakes.
+    """Summarise the maps of a run: where classes look, clusters of reasons, mistakes.
 
     Args:
         run: the run.

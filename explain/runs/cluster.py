@@ -72,6 +72,8 @@ class PartExplainer:
     """
 
     def __init__(self, job: Job, folder: Storage, device: str | None = None) -> None:
+        """Keep the job and the folder, and move the model to ``device`` ("cuda" or None), once for
+        all pieces of this process."""
         self.job = job
         self.folder = folder
         if device is not None:
@@ -344,6 +346,12 @@ class _RayActors:
     """`Actors` of Ray, which begin when they are needed."""
 
     def __init__(self, ray: Any, job: Job, folder: Storage, count: int | None, gpus: float) -> None:
+        """Check that the cluster has what ``count`` actors with a share ``gpus`` of a GPU need, and
+        send it the job; actors start with their first piece.
+
+        ``_free`` has actors without a piece, ``_running`` the actor and the piece of each Ray
+        future.
+        """
         if count is None:
             resources = ray.cluster_resources()
             count = int(resources.get("GPU", 0) / gpus if gpus else resources.get("CPU", 1))
@@ -366,6 +374,7 @@ class _RayActors:
         return len(self._running) >= self._count
 
     def send(self, piece: Piece) -> None:
+        """Send a piece to a free actor, or start one: see `Actors.send`."""
         actor = (
             self._free.pop()
             if self._free
@@ -374,6 +383,8 @@ class _RayActors:
         self._running[actor.report.remote(piece)] = (actor, piece)
 
     def receive(self) -> tuple[Piece, Report | None] | None:
+        """Wait for any piece: see `Actors.receive`. An actor that died is dropped, and `send`
+        starts another; other errors of Ray end the run."""
         if not self._running:
             return None
         (future,), _ = self._ray.wait(list(self._running))

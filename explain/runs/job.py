@@ -77,6 +77,13 @@ class Job:
         metrics: Iterable[Metric | str] = (),
         **options: Any,
     ) -> None:
+        """Check all arguments of a run before a photo is read, and make what `answers` needs; the
+        class says what the arguments are.
+
+        ``self.methods`` stays None for a group of methods, which the first photo chooses.
+        ``self._independent`` is None until it is known whether photos of a batch influence each
+        other.
+        """
         self.source = source_of(source)
         self.explainer = explainer if isinstance(explainer, Explainer) else Explainer(explainer)
         if self.explainer.layout is not None:

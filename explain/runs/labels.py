@@ -36,12 +36,18 @@ class Labels:
     """Whether mistakes are counted for each label."""
 
     def __post_init__(self) -> None:
+        """Index the model's labels by their words as `_plain` writes them: a whole label counts
+        before a part between commas, and a word of several labels means none (None).
+
+        ``_by_name`` says that numbers of the source are read by the source's names, since the model
+        knows some of these.
+        """
         self._class_of_word: dict[str, int | None] = {}  # None where it means several
         self._notes: dict[str, str] = {}
-        for exact in (False, True):  # a complete label counts more than a part of one
+        for whole_label in (False, True):  # a complete label counts more than a part of one
             classes_of_words: dict[str, int | None] = {}
             for index, category in enumerate(self.categories or ()):
-                for word in [category] if exact else category.split(","):
+                for word in [category] if whole_label else category.split(","):
                     plain = _plain(word)
                     classes_of_words[plain] = None if plain in classes_of_words else index
             self._class_of_word.update(classes_of_words)

@@ -46,6 +46,7 @@ class Storage:
     """
 
     def __init__(self, address: str | os.PathLike[str], *, make: bool = True) -> None:
+        """Find the file system of the address; the class says what the arguments are."""
         self.name = os.fspath(address)
         if "://" not in self.name:
             self.name = os.path.realpath(self.name)

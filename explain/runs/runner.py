@@ -60,7 +60,8 @@ class State:
 
     @property
     def left(self) -> float | None:
-        """The seconds for the remaining photos at this rate; None while nothing is known.
+        """The estimated seconds for the remaining photos, at the rate so far; None while that is
+        unknown, or the source does not know its number of photos.
 
         >>> State(10, 0, 50, 100, 5.0).left
         20.0
@@ -177,6 +178,13 @@ class RunCall:
     def __init__(
         self, job: Job, store: Store, progress: Callable[[State], None] | bool | None
     ) -> None:
+        """Read from the store which photos it has and what they lack, before the first one is
+        written.
+
+        ``_done``, ``_failed`` and ``_there`` count the photos explained, failed and kept in this
+        call; ``_names`` collects all names of the source, and ``_confirmed`` the entries whose new
+        stamps are written at the end.
+        """
         stored = Run(store.file)
         methods = [method.name for method in job.methods or ()]
         self.job = job

@@ -64,10 +64,10 @@ def read_ahead(
     Which photo a worker died of is not known: all that were sent are prepared once more, one at a
     time in a single process, to find it. If no process can be started, photos are prepared here.
     """
-    broken: list[Exception] = []
-    sent: deque[Entry] = deque()
-    suspects: deque[Entry] = deque()
-    entries = _until_broken(entries, broken)
+    source_errors: list[Exception] = []
+    sent: deque[Entry] = deque()  # to workers, and not yet back
+    suspects: deque[Entry] = deque()  # sent when a worker died: one of them is the reason
+    entries = _until_broken(entries, source_errors)
     while True:
         one_by_one = bool(suspects)
         next_entries = _drained(suspects) if one_by_one else entries
@@ -98,17 +98,17 @@ def read_ahead(
             continue
         if not one_by_one:
             break
-    if broken:
-        raise broken[0]
+    if source_errors:
+        raise source_errors[0]
 
 
-def _until_broken(entries: Iterator[Entry], broken: list[Exception]) -> Iterator[Entry]:
+def _until_broken(entries: Iterator[Entry], source_errors: list[Exception]) -> Iterator[Entry]:
     """Pass on the entries of a source. An error of the source ends them, and is put into
-    ``broken``: it is raised after the photos before it are explained."""
+    ``source_errors``: it is raised after the photos before it are explained."""
     try:
         yield from entries
     except Exception as error:  # of the caller's own source
-        broken.append(error)
+        source_errors.append(error)
 
 
 def _drained(entries: deque[Entry]) -> Iterator[Entry]:

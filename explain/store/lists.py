@@ -66,6 +66,7 @@ class PhotoList(Source):
     kind = "list"
 
     def __init__(self, file: str | os.PathLike[str]) -> None:
+        """Refuse a file that does not exist; it is read when it is first needed."""
         _check_exists(file, "a list of photos")
         self.file = Path(os.path.realpath(file))
 
@@ -74,6 +75,7 @@ class PhotoList(Source):
         return len(self._listed)
 
     def entries(self) -> Iterator[Entry]:
+        """The listed photos with the stamps of their files, as they are now."""
         for entry in self._listed.values():
             yield replace(entry, stamp=stamp_of(entry.where))
 
@@ -305,6 +307,8 @@ class PathIndex:
     """
 
     def __init__(self, of_paths: Mapping[str, Any]) -> None:
+        """Index the values of ``of_paths`` by whole path, and by each end of a path: an end that
+        several paths share has None."""
         self.by_path: dict[str, Any] = {}
         self._by_end: dict[str, Any] = {}
         for path, value in of_paths.items():
@@ -349,6 +353,9 @@ class AnnotatedSource(Source):
     kind = "annotated"
 
     def __init__(self, source: Source, file: str | os.PathLike[str]) -> None:
+        """Read the list, and count for each of its photos how many photos of the source its path
+        fits, in ``_claims``: where there are several, only the one of the same name gets its
+        labels. Sources that only stream are not counted."""
         self.source = source
         self.list = PhotoList(file)
         self.by_file = source.by_file  # type: ignore[misc]  # as of the source
@@ -370,6 +377,8 @@ class AnnotatedSource(Source):
         return self.source.count
 
     def entries(self) -> Iterator[Entry]:
+        """The entries of the source with label and boxes of the list; those that it does not have
+        get none."""
         for entry in self.source.entries():
             listed = self._listed(entry) or Entry("")
             yield replace(entry, label=listed.label, boxes=listed.boxes)
@@ -410,6 +419,8 @@ class Shards(Source):
     kind = "shards"
 
     def __init__(self, shards: Sequence[str | os.PathLike[str]]) -> None:
+        """Resolve the paths of the shards, which must exist; ``_top`` is their common folder, from
+        which names of photos begin."""
         self.shards = [os.path.realpath(shard) for shard in shards]
         self._top = os.path.commonpath([os.path.dirname(shard) for shard in self.shards])
         for shard in self.shards:
@@ -454,6 +465,8 @@ class Shards(Source):
                 yield Entry(name, problem=problem)
 
     def read(self, entry: Entry) -> Content:
+        """Read the bytes of a picture from its place in the tar file; several processes may do so
+        at once."""
         shard, start, size = entry.where
         with open(shard, "rb") as file:
             file.seek(start)

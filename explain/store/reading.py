@@ -240,6 +240,8 @@ class StoredRun:
     """
 
     def __init__(self, file: str | os.PathLike[str]) -> None:
+        """Check that the file is a run in this format; its digests are checked when rows are
+        read."""
         self.path = Path(file)
         if not self.path.is_file():
             raise RunError(
@@ -262,6 +264,8 @@ class StoredRun:
         return self._count("results")
 
     def __repr__(self) -> str:
+        """One line: the file, how many photos, methods and failures it has, and whether it is
+        finished."""
         failures = f", {len(self.failures)} failed" if self.failures else ""
         unfinished = "" if self.ended else ", not finished"
         methods = ", ".join(self.methods)
@@ -586,6 +590,8 @@ class PhotoReader:
     """
 
     def __init__(self, run: "StoredRun", source: Any = None) -> None:
+        """Take the window of grey values that the run was made with from its manifest, so that
+        photos look the same."""
         self.run = run
         arguments = run.manifest["explainer"]["arguments"]
         self.window: Window | None = decode(arguments.get("window"))

@@ -123,19 +123,19 @@ class Source(ABC):
 
 
 def entries_of(source: Source) -> Iterator[Entry]:
-    """Return the entries of a source by names that are all different: of two "a.png", the second is
-    "a.png (2)".
+    """Give the entries of a source with names that are all different: of two "a.png", the second
+    becomes "a.png (2)". Runs list photos by these names, so the source must keep its order.
 
     >>> [entry.name for entry in entries_of(Photos(["a.png", "a.png", "b.png"]))]
     ['a.png', 'a.png (2)', 'b.png']
     """
-    taken: dict[str, int] = {}
+    name_counts: dict[str, int] = {}
     for entry in source.entries():
         name = entry.name
-        while name in taken:
-            taken[entry.name] += 1
-            name = f"{entry.name} ({taken[entry.name]})"
-        taken[name] = 1
+        while name in name_counts:
+            name_counts[entry.name] += 1
+            name = f"{entry.name} ({name_counts[entry.name]})"
+        name_counts[name] = 1
         yield entry if name == entry.name else replace(entry, name=name)
 
 
@@ -153,6 +153,7 @@ class Folder(Source):
     kind = "folder"
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
+        """Resolve the path, with symbolic links: it is the identity of the source."""
         self.folder = os.path.realpath(folder)
 
     @cached_property
@@ -545,6 +546,7 @@ class Photos(Source):
     kind = "photos"
 
     def __init__(self, photos: Iterable[Any], columns: Columns | None = None) -> None:
+        """Keep the photos as they are: nothing is read yet."""
         self.photos = photos
         self.columns = columns or Columns()
         self.classes = self.columns.classes
@@ -608,6 +610,8 @@ class DataSet(Source):
     by_file = False  # it may transform what is in its files
 
     def __init__(self, items: Any) -> None:
+        """Find the data set behind subsets, the columns of one of Hugging Face, and the names of
+        the classes, of which several names of one class are joined by commas."""
         self.items = items
         self.inner, _ = innermost_dataset(items, 0)
         self.is_hugging_face = hasattr(items, "features") and hasattr(items, "column_names")

@@ -197,6 +197,8 @@ class Store:
     def __init__(
         self, file: Path, manifest: Mapping[str, Any], *, more: bool = True, compare: bool = True
     ) -> None:
+        """Open or make the file, compare its manifest, and remove the mark of a finished run, which
+        `end` sets again. The caller holds the lock of `locked_run`."""
         self.file = file
         with self._translated():
             self._db = sqlite3.connect(file, timeout=PATIENCE, isolation_level=None)
