@@ -114,6 +114,7 @@ class Command(click.Command):
             and context.get_parameter_source(param.name) is ParameterSource.DEFAULT_MAP
         ):
             return UsageError(f"{file}: {line}")
+        # an option that only `explain PHOTO` has is refused as one without effect
         if isinstance(error, click.NoSuchOption):
             if error.option_name in commands.photos.flags:
                 return without_effect(error.option_name, f" with {context.command_path}")
@@ -294,6 +295,7 @@ def together(options: Sequence[Callable[[Any], Any]]) -> Callable[[F], F]:
     """Return several option decorators of click as one, which shows them in this order in help."""
 
     def decorate(function: F) -> F:
+        """Add all the options to a command's function."""
         for option in reversed(options):  # the lowest decorator acts first
             function = option(function)
         return function
@@ -349,6 +351,7 @@ def names_of(kind: str) -> Complete:
     package is imported at the call: the command line must start without it."""
 
     def complete(context: click.Context, option: click.Parameter, begin: str) -> list[Any]:
+        """Return the names that begin as typed, as click asks for them."""
         import explain
 
         names: list[str] = getattr(explain, f"list_{kind}")(f"{begin}*")

@@ -31,6 +31,7 @@ class Output:
     """
 
     def __init__(self, *, as_json: bool = False) -> None:
+        """Prepare what a command prints; ``as_json`` says whether --json is given."""
         self.as_json = as_json
         self.key = "results"
         self.quiet = False
@@ -291,6 +292,7 @@ class ProgressBar(StatusLine):
     """
 
     def __init__(self, total: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """Begin the progress of ``total`` photos; nothing is drawn before `begin`."""
         super().__init__(clock)
         self.total = total
         self.done = 0

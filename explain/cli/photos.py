@@ -547,8 +547,8 @@ def _result(
     document.
 
     ``files`` were written; ``tables`` (metrics) and ``verdicts`` (checks) are one for each target,
-    or empty. Of several photos, only the summary is printed: predictions, sizes of evidence sets,
-    figures and answers in one line.
+    or empty. Scripts read the keys of the document. Of several photos, only the summary is printed:
+    predictions, sizes of evidence sets, figures and answers in one line.
     """
     from explain.attribution.pictures import sentence
     from explain.attribution.result import set_figures

@@ -257,7 +257,8 @@ def _summary(
 
     Failures are printed as errors (the first `LISTED`), the first of the run's notes as a note, and
     one line with the number of photos and rows. ``line`` has counted the photos explained now
-    (``done``) and before (``there``); ``seconds`` is how long the run took.
+    (``done``) and before (``there``); ``seconds`` is how long the run took. Scripts read the keys
+    of the document.
     """
     failures = finished.failures
     for name, reason in list(failures.items())[:LISTED]:

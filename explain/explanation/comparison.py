@@ -54,13 +54,16 @@ def heat(models: Mapping[str, Explanation], target: int, method: str) -> list[np
     """
     cells = np.ones((1, 1), np.float32)
     seen_by_all = np.logical_and.reduce(
-        [styles.mask_above(cells, 1, one.photo.size, one.box) for one in models.values()]
+        [
+            styles.mask_above(cells, 1, explanation.photo.size, explanation.box)
+            for explanation in models.values()
+        ]
     )
     heatmaps = []
-    for one in models.values():
-        values = array(one.results[target][method].heatmap[0])
+    for explanation in models.values():
+        values = array(explanation.results[target][method].heatmap[0])
         heatmaps.append(
-            styles.resampled_on_photo(values, one.photo.size, one.box)
+            styles.resampled_on_photo(values, explanation.photo.size, explanation.box)
             / np.float32(255)
             * seen_by_all
         )
@@ -68,7 +71,8 @@ def heat(models: Mapping[str, Explanation], target: int, method: str) -> list[np
 
 
 def compare(models: Mapping[str, Explanation]) -> Comparison:
-    """Compare the explanations of one photo for the same targets, by the names of the models.
+    """Compare the explanations of one photo for the same targets by several models, given by the
+    models' names; the first model is the one that the others are compared with.
 
     The share of a model's heat in other places than that of the first is half of |p - q| over all
     pixels, where p and q are the heatmaps, each divided by its sum.
@@ -97,8 +101,12 @@ def compare(models: Mapping[str, Explanation]) -> Comparison:
                 }
             )
             row = [
-                Tile(one.overlay(method, number), title_of(method), one.targets[number])
-                for one in explanations
+                Tile(
+                    explanation.overlay(method, number),
+                    title_of(method),
+                    explanation.targets[number],
+                )
+                for explanation in explanations
             ]
             for index, name in enumerate(names[1:], 1):
                 difference = _difference(explanations[0].photo, heatmaps[index] - heatmaps[0])

@@ -69,13 +69,13 @@ def located(
         if layout is not None:
             hits = [Detections(size=size).detected(output, count, image) for image in range(count)]
     results = []
-    for image, part in enumerate(seen):
+    for image, seen_part in enumerate(seen):
         detections: list[Prediction] = []
         labels: list[str] = []
         for query, category in hits[image]:
             assert layout is not None
             labels.append(class_label(categories, category))
-            box = part.to_photo(layout.boxes[image][query].tolist(), size)
+            box = seen_part.to_photo(layout.boxes[image][query].tolist(), size)
             score = float(layout.scores[image][query, category])
             detections.append(Prediction(_numbered(labels), score, category, box))
         names: list[str] = []
@@ -85,7 +85,9 @@ def located(
             prediction = None
             if of_images is not None and isinstance(choice, Detected):
                 score = float(of_images[image])
-                prediction, again = _box(choice, score, image, size, detections, part, categories)
+                prediction, again = _box(
+                    choice, score, image, size, detections, seen_part, categories
+                )
                 name = prediction.label
             else:
                 name, again = _region(target, choice, image, categories)
@@ -146,20 +148,20 @@ def _box(
     image: int,
     size: tuple[int, ...],
     detections: Sequence[Prediction],
-    part: Box,
+    seen_part: Box,
     categories: Sequence[str] | None,
 ) -> tuple[Prediction, Target]:
     """Return the detection that a target means on input number ``image``, with its name and its box
     in pixels of the photo, and the target with which another call explains the same.
 
-    ``score`` is the box's; ``size`` is the height and width of the input, and ``part`` what it
+    ``score`` is the box's; ``size`` is the height and width of the input, and ``seen_part`` what it
     shows of the photo. A box among the photo's ``detections`` takes its name ("cup@2"); where
     several have the same box and class, by ``rank``. Another box is named by its edges.
     """
     category = resolved.labels[image]
     label = class_label(categories, category)
     corners = resolved.boxes[image]
-    box = part.to_photo(corners.tolist(), size)
+    box = seen_part.to_photo(corners.tolist(), size)
     rank = resolved.ranks[image]
     same = [item.label for item in detections if item.category == category and item.box == box]
     name = f"{label} box {','.join(f'{edge:.0f}' for edge in box)}"

@@ -223,8 +223,11 @@ class Explainer:
         )
 
     def with_crop(self, crop: preprocessing.CropLike) -> "Explainer":
-        """Return an explainer that shows the same model another part of a photo; ``crop`` is as
-        above, and "center" leaves the part as it is.
+        """Return an explainer that shows the same model another part of a photo; this explainer
+        stays as it is.
+
+        ``crop`` is "whole" or a share, as for an `Explainer`; "center" leaves the part as it is.
+        The new crop is part of what records keep.
 
         Raises:
             ModelError: there is no such crop, or the preprocessing cannot be changed.
@@ -346,7 +349,9 @@ class Explainer:
         listed = one_per_image(target)
         of_each = None if listed is None else as_targets(targets=listed, categories=self.categories)
         if self._outputs is None or self._outputs.kind == "numbers":
-            activations = {one.activation for one in (*wanted, *(of_each or ()))} - {None}
+            activations = {
+                asked_target.activation for asked_target in (*wanted, *(of_each or ()))
+            } - {None}
             activation = self._activation_of_caller or next(iter(activations), None)
             if activation != self._activation_of_caller:
                 self.activation = activation
@@ -386,7 +391,7 @@ class Explainer:
         if that gives the same maps as each alone.
         """
         limit = request.options.get("batch_size")
-        most = min(AT_ONCE, limit) if isinstance(limit, int) and limit > 0 else AT_ONCE
+        largest_batch = min(AT_ONCE, limit) if isinstance(limit, int) and limit > 0 else AT_ONCE
 
         def read(image: ImageLike, place: int) -> Any:
             """Return the photo with its input, or its place with the error that it cannot be read
@@ -401,7 +406,7 @@ class Explainer:
             if request.alone or photo.x.ndim != 4:
                 return 1
             area: int = photo.image.width * photo.image.height
-            return min(most, max(1, AREA // area))
+            return min(largest_batch, max(1, AREA // area))
 
         every_image = enumerate(photos_for_targets(images, request))
         batches = explained(
@@ -441,18 +446,18 @@ class Explainer:
         tiles are laid on their photo. The interventions act on the model within.
         """
         targets = [self._targets_on(photo, request) for photo in photos]
-        together = targets[0]
+        batch_targets = targets[0]
         names = [photos[0].source]
         if len(photos) > 1:
             names = [photo.name for photo in photos]
             if request.of_each is not None:
-                together = [as_target([of_photo[0] for of_photo in targets])]
+                batch_targets = [as_target([of_photo[0] for of_photo in targets])]
         x = torch.cat([photo.x for photo in photos])
         with intervene(self.model, request.options["interventions"]):
             tiles = self._tiles(photos[0]) if x.ndim == 5 else ()
             seen = [locate(self.preprocess, photo.image.size) for photo in photos if not tiles]
             with naming(names), showing(self._in_photo(photos, x)):
-                answers = self._attributed(x, replace(request, targets=together), seen)
+                answers = self._attributed(x, replace(request, targets=batch_targets), seen)
             hooks = tuple(unwrap.callers_hooks(self.model))
         outputs = self._outputs or Outputs()
         probabilities = answers.probabilities

@@ -260,7 +260,11 @@ class Explanation(Reportable):
         that the model saw, the boxes of the targets, and those of all detections by their
         labels."""
         boxes = tuple(None if prediction is None else prediction.box for prediction in self.boxes)
-        detected = {f"{one.label} {one.amount}": one.box for one in self.detections if one.box}
+        detected = {
+            f"{detection.label} {detection.amount}": detection.box
+            for detection in self.detections
+            if detection.box
+        }
         return Scene(self.photo, self.box, self.crops or (self.box,), boxes, detected)
 
     @keywords(StyleOptions)
@@ -268,7 +272,9 @@ class Explanation(Reportable):
         """Return the contents of `sheet` and `figure`: the photo and all maps, with titles and
         legends; ``abreast`` is how many stand side by side at most."""
         titles = self._titles
-        predictions = ", ".join(f"{one.label} {one.amount}" for one in self.predicted)
+        predictions = ", ".join(
+            f"{prediction.label} {prediction.amount}" for prediction in self.predicted
+        )
         return Layout(
             title=titles[0] if len(titles) == 1 else " · ".join(self.targets),
             detail=f"{self._model}: {predictions}" if predictions else self._model,
@@ -566,6 +572,8 @@ class Explanation(Reportable):
         return printable(text if len(text) <= 200 else f"{text[:198]}…)")
 
     def _repr_html_(self) -> str:
+        """Return what a notebook displays: the page of the explanation, with the sheet as a picture
+        where pages cannot be shown."""
         return widget(self, self.sheet(tile=260), self.alternative)
 
     def _target(self, target: int | str) -> int:

@@ -230,14 +230,14 @@ class Saved:
             return
         estimate = self.content.estimate
         samples = explanation.attributions[explanation.methods[0]].samples
-        then = f"hooks {', '.join(self.content.explainer.hooks) or 'none'}"
-        now = f"hooks {', '.join(explanation.origin.hooks) or 'none'}"
+        recorded = f"hooks {', '.join(self.content.explainer.hooks) or 'none'}"
+        repeated = f"hooks {', '.join(explanation.origin.hooks) or 'none'}"
         if estimate is not None:
-            then += f" and {estimate.get('samples')} samples"
-            now += f" and {samples} samples"
+            recorded += f" and {estimate.get('samples')} samples"
+            repeated += f" and {samples} samples"
         warn(
-            f"{self._name} must be repeated as it was made, with {then}, got {now}, and the "
-            f"map differs by {difference:.3g} of its maximum"
+            f"{self._name} must be repeated as it was made, with {recorded}, got {repeated}, and "
+            f"the map differs by {difference:.3g} of its maximum"
         )
 
 

@@ -92,8 +92,8 @@ class PhotoConcepts:
     def save(
         self, folder: str | os.PathLike[str], *, stem: str | None = None, overwrite: bool = False
     ) -> list[Path]:
-        """Write the picture (PNG), the maps ``(K, h, w)`` and vectors ``(K, C)`` (``.npy``), and a
-        record (JSON).
+        """Write the files of a photo's K concepts: the picture (PNG), the maps ``(K, h, w)`` and
+        the vectors ``(K, C)`` (``.npy``), and a record (JSON).
 
         The names begin with ``stem``, by default the photo's own name. Each file appears complete
         or not at all.
@@ -114,6 +114,8 @@ class PhotoConcepts:
         return files.write()
 
     def _repr_html_(self) -> str:
+        """Return what a notebook displays: the picture, with the concepts and their shares as its
+        alternative text."""
         lines = (
             f"{label} ({share:.0%})"
             for label, share in zip(self.labels, self.concepts.shares, strict=True)

@@ -80,11 +80,11 @@ def _laid(
     down, across = scale
     total = values.new_zeros(1, values.shape[1] if pixels else 1, height, width)
     count = values.new_zeros(height, width)
-    for part, box in zip(values if pixels else values[:, None], boxes, strict=True):
+    for tile, box in zip(values if pixels else values[:, None], boxes, strict=True):
         sides = max(1, round(box.height * down)), max(1, round(box.width * across))
-        spread = part[None] if tuple(part.shape[1:]) == sides else enlarge(part[None], sides)
+        spread = tile[None] if tuple(tile.shape[1:]) == sides else enlarge(tile[None], sides)
         if pixels:  # a pixel's value is divided among its cells, so that the sum stays
-            spread = spread * (part[0].numel() / spread[0, 0].numel())
+            spread = spread * (tile[0].numel() / spread[0, 0].numel())
         rows, own_rows = _overlap(round(box.top * down), sides[0], height)
         columns, own_columns = _overlap(round(box.left * across), sides[1], width)
         total[:, :, rows, columns] += spread[:, :, own_rows, own_columns]

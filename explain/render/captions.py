@@ -104,8 +104,8 @@ def text_picture(
     line: float = 1.35,
     top: float = 0,
 ) -> Image.Image:
-    """Draw a text as a picture ``line`` times its size in height; ``top`` pixels above it stay
-    empty."""
+    """Draw a text of ``size`` pixels in one line as a picture of its own, as wide as the text and
+    ``line`` times its size high; ``top`` pixels above the text stay empty."""
     face = font(size, bold)
     picture = space(ceil(face.getlength(text)), round(size * line))
     ImageDraw.Draw(picture).text((0, top), text, color, face)

@@ -197,10 +197,10 @@ class _Page:
         move.
         """
         wide, high = self.layout.stretch
-        most = self.cell * high / wide
+        max_height = self.cell * high / wide
         sizes = {}
         for column, (_, tile) in places.items():
-            scale = min(self.cell / tile.picture.width, most / tile.picture.height)
+            scale = min(self.cell / tile.picture.width, max_height / tile.picture.height)
             sizes[column] = tile.picture.width * scale, tile.picture.height * scale
         tallest = max(height for _, height in sizes.values())
         for column, (_, tile) in places.items():
@@ -218,21 +218,21 @@ class _Page:
         legend's height in inches; ``top`` is left for the caller to move.
         """
         # narrower than the pictures, so that labels do not touch those of the next column
-        whole = 0.92 * self.cell
-        left = self._left(column) + (self.cell - whole) / 2
+        bar_width = 0.92 * self.cell
+        left = self._left(column) + (self.cell - bar_width) / 2
         thick = 0.5 * self.small / 72
         count = len(legend.labels)
-        step = whole / max(1, count)
+        step = bar_width / max(1, count)
         top = self.gap / 2
         colors_top = self.top + top
         top += thick + self.gap / 2
         write = partial(self.write, size=self.small, color=FAINT, top=top)
         if legend.ramp:
-            self.images.append((left, colors_top, whole, thick, ramp(legend, 256, 1)))
+            self.images.append((left, colors_top, bar_width, thick, ramp(legend, 256, 1)))
             inner: list[Align] = ["center"] * (count - 2)
             aligned: list[Align] = ["left", *inner, "right"]
             heights = [
-                write(label, left, whole, ha=align)
+                write(label, left, bar_width, ha=align)
                 for label, align in zip(legend.labels, aligned, strict=False)
             ]
         else:
@@ -243,10 +243,11 @@ class _Page:
             heights = [write(label, left + i * step, step) for i, label in enumerate(legend.labels)]
         texts = [*legend.labels, legend.meaning]
         widths = [_text_width(text, self.small, "normal") for text in texts]
-        in_a_line = legend.ramp and count == 2 and sum(widths) + 2 * self.gap < whole
+        # the meaning then stands in the line of the labels, and needs no height of its own
+        in_a_line = legend.ramp and count == 2 and sum(widths) + 2 * self.gap < bar_width
         if not in_a_line:
             top += max(heights, default=0.0)
-        return top + write(legend.meaning, left, whole, top=top)
+        return top + write(legend.meaning, left, bar_width, top=top)
 
     def write(
         self,
@@ -364,6 +365,7 @@ def _figure_class() -> Any:
     from matplotlib.figure import Figure
 
     def as_html(shown_figure: Any) -> str:
+        """Return a figure as HTML: a picture with the alternative text."""
         return picture_html(as_picture(shown_figure), shown_figure.alternative)
 
     def display_once(shown_figure: Any) -> None:
@@ -372,6 +374,7 @@ def _figure_class() -> Any:
         display({"text/plain": repr(shown_figure), "text/html": as_html(shown_figure)}, raw=True)
 
     def savefig(shown_figure: Any, *args: Any, **options: Any) -> None:
+        """Save a figure as matplotlib does, but with texts kept as texts in PDF and SVG."""
         # texts stay texts: in a PDF with fonts that journals take, in an SVG to be edited
         with rc_context({"svg.fonttype": "none", "pdf.fonttype": 42}):
             Figure.savefig(shown_figure, *args, **options)

@@ -297,6 +297,7 @@ class MovingOverlay:
         return files.write()[0]
 
     def _repr_png_(self) -> bytes:
+        """Return what a notebook displays of a film of overlays: its contact sheet as a PNG."""
         return png(self.sheet())
 
 

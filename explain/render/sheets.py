@@ -86,6 +86,7 @@ class Layout:
 
     @property
     def tiles(self) -> list[Tile]:
+        """The tiles of all groups, in their order."""
         return [tile for group in self.groups for tile in group.tiles]
 
     def places(self) -> list[Places]:
@@ -238,6 +239,9 @@ class _Sheet:
     """The measures of a sheet in pixels, and its parts as strips of its full width."""
 
     def __init__(self, tile: int, columns: int, stretch: tuple[float, float] = (1.0, 1.0)) -> None:
+        """Set the measures of a contact sheet in pixels: the width (``tile``) and height (``high``)
+        of a picture's space, the size of texts, the height of a line, the gap and the whole
+        width."""
         check_whole_number("tile", tile, SMALLEST, optional=False, error=ExplainError)
         self.tile = round(tile * stretch[0])
         self.high = round(tile * stretch[1])

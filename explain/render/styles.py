@@ -136,9 +136,11 @@ def _resampled(
     top = round(region.top)
     width = max(1, round(region.right) - left)
     height = max(1, round(region.bottom) - top)
-    how = cv2.INTER_LINEAR if width >= values.shape[1] else cv2.INTER_AREA
+    interpolation = cv2.INTER_LINEAR if width >= values.shape[1] else cv2.INTER_AREA
     try:
-        covered: Array = cv2.resize(values.astype(np.float32), (width, height), interpolation=how)
+        covered: Array = cv2.resize(
+            values.astype(np.float32), (width, height), interpolation=interpolation
+        )
     except cv2.error as error:
         if error.code != cv2.Error.StsNoMem:
             raise
