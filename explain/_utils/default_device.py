@@ -17,7 +17,8 @@ CALLERS_DEVICE: ContextVar[torch.device | None] = ContextVar("callers_device", d
 
 @contextmanager
 def cpu_by_default() -> Iterator[None]:
-    """Make tensors on the CPU where no device is named.
+    """Within this block, make tensors on the CPU where no device is named, and keep the caller's
+    default device in `CALLERS_DEVICE`; `keywords` calls public functions in it.
 
     >>> with torch.device("meta"), cpu_by_default():
     ...     torch.zeros(1).device, CALLERS_DEVICE.get()

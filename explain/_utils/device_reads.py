@@ -30,15 +30,19 @@ _PENDING: ContextVar[_Pending | None] = ContextVar("pending", default=None)
 
 @contextmanager
 def reading_later() -> Iterator[None]:
-    """Within this block, `require_finite` waits for the next `read_together`, or for the end of the
-    block."""
+    """Within this block, let the checks of `require_finite` wait for the next `read_together`, or
+    for the end of the block, so that they cost no read of the device of their own.
+
+    The engine runs each call in it. The checks are made where the block raises too, since a value
+    that is not finite may be the cause and its error says more; not where a signal ended it.
+    """
     token = _PENDING.set(_Pending())
     try:
         try:
             yield
         except Exception as error:
             if not came_by_signal(error):
-                read_together()  # a value that is not finite may be the cause, and says more
+                read_together()
             raise
         read_together()
     finally:
@@ -47,8 +51,12 @@ def reading_later() -> Iterator[None]:
 
 @contextmanager
 def refused_by(refuse: Callable[[], None]) -> Iterator[None]:
-    """Let ``refuse`` take the place of what `require_finite` is given within this block, and that
-    would keep large tensors alive."""
+    """After this block, let ``refuse`` stand for the functions that `require_finite` got within it
+    and that still wait.
+
+    Those functions hold large tensors for their messages; ``refuse`` computes again what it needs,
+    so that the tensors are freed.
+    """
     pending = _PENDING.get()
     if pending is None:
         yield
@@ -76,9 +84,10 @@ def require_finite(total: Tensor, refuse: Callable[[], None]) -> None:
 
 
 def read_together(*tensors: Tensor) -> list[list[float]]:
-    """The numbers in each of some tensors, as a flat list, in one read of the device.
+    """Return the numbers in each tensor as a flat list, in one read of the device.
 
-    Numbers of `require_finite` that wait are read with them, and refused first.
+    The numbers of `require_finite` that wait are read with them. The first that is not finite calls
+    its function, which raises, before anything is returned; what it reads itself is not deferred.
 
     >>> read_together(torch.tensor([[1.0, 2.0]]), torch.tensor(True))
     [[1.0, 2.0], [1.0]]
@@ -91,7 +100,7 @@ def read_together(*tensors: Tensor) -> list[list[float]]:
     if not values:
         return []
     flat = list(map(torch.flatten, map(Tensor.detach, values)))
-    for place, row in enumerate(flat):  # of a model on several devices
+    for place, row in enumerate(flat):  # a model may be on several devices
         flat[place] = row.to(flat[0].device)
     numbers = torch.cat(flat).tolist()
     rows = []

@@ -38,9 +38,9 @@ def printable(text: object) -> str:
     >>> printable("tabby\\x1b[2J\\ncat")
     'tabby\\\\x1b[2J\\\\ncat'
     """
-    steering = {c for c in str(text) if unicodedata.category(c) in _STEERING} - _JOINERS
+    hidden_characters = {c for c in str(text) if unicodedata.category(c) in _STEERING} - _JOINERS
     return str(text).translate(
-        {ord(c): c.encode("unicode_escape").decode("ascii") for c in steering}
+        {ord(c): c.encode("unicode_escape").decode("ascii") for c in hidden_characters}
     )
 
 
@@ -57,7 +57,8 @@ class ExplainError(ValueError):
     """
 
     def __str__(self) -> str:
-        # names and labels in it come from anywhere; a KeyError quotes itself
+        """The message on one line that cannot steer a terminal: names and labels in it come from
+        anywhere. (Not by ``super()``: a ``KeyError`` would put it in quotes.)"""
         return printable(Exception.__str__(self))
 
 
@@ -66,8 +67,11 @@ class ArgumentError(ExplainError, TypeError):
 
 
 def imported_later(module: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """A module's ``__getattr__`` for names that are imported when they are used; ``homes`` says
-    from where."""
+    """Return a ``__getattr__`` for a package's ``__init__`` that imports names when they are first
+    used, so that slow modules do not delay ``import explain``.
+
+    ``module`` is the package's name, and ``homes`` the module of each name.
+    """
 
     def load(name: str) -> Any:
         if name not in homes:
@@ -155,6 +159,7 @@ class PhotosError(ExplainError):
         self.errors = errors
 
     def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle with all arguments: exceptions keep only those of ``Exception.__init__``."""
         return type(self), (*self.args, self.results, self.errors)
 
 
@@ -189,13 +194,14 @@ LabelsError.__module__ = ExplainError.__module__ = ExplainWarning.__module__ = "
 
 
 def naming(images: Sequence[str | None]) -> AbstractContextManager[None]:
-    """Let messages in this thread call the images of a batch by these names; those of None by their
-    numbers."""
+    """Within this block, let error messages of this thread call the images of a batch by these
+    names (see `image_name`); images whose name is None are called by their numbers."""
     return temporarily(_here, images=images)
 
 
 def image_name(number: int) -> str:
-    """How messages call an image of a batch.
+    """Return how error messages call the image with this number in a batch: by the name that
+    `naming` gave it, else by its number.
 
     >>> with naming(["cat.jpg", "dog.jpg"]):
     ...     image_name(1)
@@ -207,12 +213,14 @@ def image_name(number: int) -> str:
 
 
 def typed() -> AbstractContextManager[None]:
-    """Let messages in this thread speak to somebody who types a command, and not Python."""
+    """Within this block, let error messages of this thread name options as on the command line
+    (``--batch-size``), not as in Python; the command line runs each command in it."""
     return temporarily(_here, typed=True)
 
 
 def either(python: str, command: str) -> str:
-    """Return what messages say to a caller from Python, or to somebody who types a command.
+    """Return the wording of a message for the one who reads it: ``python`` for a caller from
+    Python, ``command`` within `typed`, for somebody who types a command.
 
     >>> with typed():
     ...     either("pass overwrite=True", "give --force")
@@ -224,7 +232,8 @@ def either(python: str, command: str) -> str:
 
 
 def option_name(name: str) -> str:
-    """How messages call an argument: by its name, or as it is typed.
+    """Return how error messages call an argument: by its name, or within `typed` as the option of
+    the command line.
 
     >>> with typed():
     ...     option_name("batch_size")
@@ -243,7 +252,10 @@ def check_whole_number(
     optional: bool = True,
     error: type[ExplainError] = RunError,
 ) -> None:
-    """Refuse an option that is no whole number from ``least``; None may stand for a default."""
+    """Refuse an option called ``name`` whose value is no whole number from ``least``.
+
+    ``optional`` is whether None is allowed, for a default; ``error`` is the class that is raised.
+    """
     if value is None and optional:
         return
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -251,12 +263,14 @@ def check_whole_number(
 
 
 def muted() -> AbstractContextManager[None]:
-    """Keep the package's own warnings in this thread to itself."""
+    """Within this block, drop this package's own warnings (`warn`) in this thread; those of
+    libraries are not affected, for which see `quiet`."""
     return collect_warnings([])
 
 
 def collect_warnings(messages: list[str]) -> AbstractContextManager[None]:
-    """Enter the package's own warnings in this thread in a list, instead of showing them.
+    """Within this block, append this package's own warnings (`warn`) in this thread to a list of
+    the caller's, instead of showing them.
 
     >>> said: list[str] = []
     >>> with collect_warnings(said):
@@ -268,23 +282,26 @@ def collect_warnings(messages: list[str]) -> AbstractContextManager[None]:
 
 
 def quiet() -> AbstractContextManager[None]:
-    """Ignore the warnings of libraries.
+    """Within this block, ignore all Python warnings, such as those of libraries.
 
-    Filters belong to the process. (``warnings.catch_warnings`` alone would bring back what another
+    Filters belong to the process, so the first of several threads sets them and the last restores
+    them. (``warnings.catch_warnings`` alone would bring back what another
     thread had put there.)
     """
     return Shared({"warnings": _ignore_warnings})
 
 
 def _ignore_warnings() -> AbstractContextManager[Any]:
+    """Ignore Python's warnings from now on, and return the entered context whose exit restores the
+    filters; for `Shared`."""
     caught = warnings.catch_warnings(action="ignore")
     caught.__enter__()
     return caught
 
 
 def note(message: str) -> None:
-    """Say that a slower way is taken, at the level INFO of the logger "explain": it is no fault,
-    but costs time.
+    """Log a message at the level INFO of the logger "explain": that a slower way is taken, which is
+    no fault, but costs time.
 
     ``logging.basicConfig(level=logging.INFO)`` shows them.
     """
@@ -292,7 +309,12 @@ def note(message: str) -> None:
 
 
 def warn(message: str) -> None:
-    """Warn the caller of the package: the warning carries the line outside it that led here."""
+    """Give an `ExplainWarning` to the caller of this package, or append the message to the list of
+    `collect_warnings`.
+
+    Python shows with it the line outside this package that led here: ``level`` counts the frames up
+    to that line.
+    """
     if _here.collect_warnings is not None:
         _here.collect_warnings.append(printable(message))
         return
@@ -310,8 +332,8 @@ def warn(message: str) -> None:
 def keywords(
     *more: type, elsewhere: Mapping[str, str] | None = None
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Refuse keyword arguments that a function of the public surface does not have, in one line
-    with a hint; and let it make its tensors on the CPU, whatever the caller's default device is.
+    """Return a decorator for public functions: unknown keyword arguments are refused in one line
+    with a hint, and tensors are made on the CPU, whatever the caller's default device is.
 
     Args:
         more: typed dictionaries of what its ``**options`` may hold.
@@ -360,7 +382,8 @@ def keywords(
 
 
 def raised(error: BaseException) -> str:
-    """Say on one line what other code raised: the kind of error and the first line of its message.
+    """Return on one line what code other than ours raised, for the end of an error message: the
+    kind of error and the first line of its message.
 
     >>> raised(ValueError("no\\nmore"))
     'raised ValueError: no'
@@ -369,13 +392,13 @@ def raised(error: BaseException) -> str:
 
 
 def shown(value: object, width: int = 60) -> str:
-    """Show an argument's value on one short line of a message; of arrays and tensors, the kind and
-    shape.
+    """Return an argument's value as error messages print it: its ``repr`` on one line of at most
+    ``width`` characters; of arrays and tensors, the kind and shape.
 
     >>> shown("0.6"), shown([1] * 100, 12)
     ("'0.6'", '[1, 1, 1, ...')
     """
-    # whose names may be its keys
+    # a mapping may have a key "shape" that it gives as an attribute
     shape = None if isinstance(value, Mapping) else getattr(value, "shape", None)
     if isinstance(shape, tuple) and shape:
         return f"{type(value).__name__} of shape {tuple(shape)}"
@@ -384,7 +407,10 @@ def shown(value: object, width: int = 60) -> str:
 
 
 def optional(module: str, why: str, extra: str, error: type[ExplainError]) -> Any:
-    """Import a module of a package that comes with an ``extra``; ``why`` says what it is for.
+    """Import and return a module of an optional package, which comes with an ``extra`` of this one.
+
+    Where it is not installed, ``error`` is raised with the command that installs it; ``why`` ends
+    the phrase "must be installed ...".
 
     >>> optional("nothing.at.all", "for this", "app", AppError)
     Traceback (most recent call last):
@@ -413,8 +439,8 @@ def short_repr(value: Any) -> str:
     options = []
     for field in fields(value):
         if field.repr:
-            item = getattr(value, field.name)
-            is_array = isinstance(getattr(item, "shape", None), tuple)
-            text = f"<{shown(item)}>" if is_array else repr(item)
+            option = getattr(value, field.name)
+            is_array = isinstance(getattr(option, "shape", None), tuple)
+            text = f"<{shown(option)}>" if is_array else repr(option)
             options.append(f"{field.name}={text}")
     return f"{type(value).__name__}({', '.join(options)})"

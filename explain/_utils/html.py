@@ -12,7 +12,8 @@ from explain._utils.errors import printable
 
 
 def png(picture: Image.Image) -> bytes:
-    """Return a picture as a PNG file; light compression, since the time goes there."""
+    """Return the bytes of a picture as a PNG file, for pages and notebooks; lightly compressed,
+    since compression takes nearly all of the time."""
     buffer = io.BytesIO()
     picture.save(buffer, "PNG", compress_level=4)
     return buffer.getvalue()
@@ -25,8 +26,10 @@ LARGEST = 220_000
 def picture_html(
     picture: Image.Image, alternative: str, most: int = LARGEST, style: str = "max-width: 100%"
 ) -> str:
-    """Return an ``img`` with a file of at most ``most`` bytes inside: a PNG, or else a JPEG, and
-    reduced if need be.
+    """Return a picture as an HTML ``img`` that contains its file, of at most ``most`` bytes before
+    base64: a PNG, or else a JPEG, and reduced if need be.
+
+    ``alternative`` is the text for those who cannot see it, ``style`` is CSS.
 
     >>> picture_html(Image.new("RGB", (2, 1)), "a <cat>")[-46:]
     '" alt="a &lt;cat&gt;" style="max-width: 100%">'
@@ -50,7 +53,8 @@ def picture_html(
 
 
 def table_html(header: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> str:
-    """Return a table; cells that begin with a digit are aligned at the right.
+    """Return an HTML table of texts, which are escaped; cells that begin with a digit are aligned
+    at the right.
 
     >>> table_html(["layer"], [["<a>"]])
     '<table><thead><tr><th>layer</th></tr></thead><tbody><tr><td>&lt;a&gt;</td></tr></tbody></table>'
@@ -62,8 +66,8 @@ def table_html(header: Sequence[str], rows: Sequence[Sequence[str]], caption: st
 
 
 def aligned(rows: Sequence[Sequence[str]], to_the_right: Collection[int] = ()) -> list[str]:
-    """A line of text for each row of a table, with columns of equal width; those with these numbers
-    are aligned at the right.
+    """Return a table as lines of plain text, one for each row, with columns of equal width; the
+    columns with the indices ``to_the_right`` are aligned at the right.
 
     >>> aligned([("layer", "ms"), ("conv", "9")], to_the_right=[1])
     ['layer  ms', 'conv    9']
@@ -80,7 +84,8 @@ def aligned(rows: Sequence[Sequence[str]], to_the_right: Collection[int] = ()) -
 
 
 def lines_html(lines: Iterable[str]) -> str:
-    """Return lines of text as they are, broken where the page is narrow.
+    """Return lines of text as HTML that shows them as they are, escaped, and broken only where the
+    page is narrow.
 
     >>> lines_html(["a", "<b>"])
     '<pre style="white-space: pre-wrap">a\\n&lt;b&gt;</pre>'
@@ -90,10 +95,12 @@ def lines_html(lines: Iterable[str]) -> str:
 
 
 def escaped(text: str) -> str:
-    """Return a text as HTML shows it, whatever is in it."""
+    """Return a text escaped for HTML, with control characters shown as escapes: nothing in it can
+    become markup."""
     return html.escape(printable(text))
 
 
 def _cell(text: str) -> str:
+    """An HTML table cell; at the right if the text begins with a digit."""
     style = ' style="text-align: right"' if text[:1].isdigit() else ""
     return f"<td{style}>{escaped(text)}</td>"

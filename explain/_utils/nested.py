@@ -15,8 +15,10 @@ Change: TypeAlias = Callable[[Path, torch.Tensor], torch.Tensor]
 
 
 def items(value: Any) -> list[tuple[Any, Any]]:
-    """Return the items of a container by position, key or field, one level deep; an empty list for
-    anything else.
+    """Return the items of a container (mapping, list, tuple or dataclass) as pairs of key, position
+    or field name, and value, one level deep; an empty list for anything else.
+
+    Its order is that in which all functions of this module go through a container.
 
     >>> items({"a": 1}), items((2, 3)), items(4)
     ([('a', 1)], [(0, 2), (1, 3)], [])
@@ -48,7 +50,8 @@ def paths(value: Any) -> list[tuple[Path, torch.Tensor]]:
 
 
 def _collect(value: Any, path: Path, tensors: list[tuple[Path, torch.Tensor]]) -> None:
-    """Append the tensors in a container to ``tensors``; ``path`` is the way to the container."""
+    """Append the tensors in a container to ``tensors``, each with its path, depth first; ``path``
+    is the way to the container. Does the work of `paths`."""
     for key, inner in items(value):
         if isinstance(inner, torch.Tensor):
             tensors.append(((*path, key), inner))
@@ -57,8 +60,9 @@ def _collect(value: Any, path: Path, tensors: list[tuple[Path, torch.Tensor]]) -
 
 
 def constants(value: Any) -> Iterator[Any]:
-    """Yield everything but tensors and containers: switches, sizes, names, and the keys of
-    containers."""
+    """Yield everything in a module's nested inputs but tensors and containers: switches, sizes,
+    names, and the keys of containers. They are part of the key under which a network's layers are
+    remembered (`explain.data.inputs`)."""
     if not (isinstance(value, (torch.Tensor, Mapping, tuple, list)) or _is_data(value)):
         yield value
     for key, inner in items(value):
@@ -130,8 +134,11 @@ def with_items(like: Any, values: Iterable[Any]) -> Any:
 def _changed(
     value: Any, path: Path, change: Change, in_place: bool, done: dict[int, tuple[Any, Any]]
 ) -> Any:
-    """Do the work of `replace` and `edit`; ``done`` has each container by its `id`, and its
-    result."""
+    """Do the work of `replace` (a copy) and `edit` (``in_place``) for a value at ``path``.
+
+    ``done`` has by `id` each container that is finished, with its result: one that occurs twice
+    stays one object. The container is kept beside it, so that its id is not used again.
+    """
     if isinstance(value, torch.Tensor):
         return change(path, value)
     contents = items(value)
@@ -161,24 +168,29 @@ def _changed(
     return result
 
 
-def _written(into: Any, values: list[Any]) -> Any:
-    """Write other values into a container; return another one where it cannot be written into."""
+def _written(container: Any, values: list[Any]) -> Any:
+    """Write new values into a container, in the order of `items`, and return it; where it cannot be
+    written into, return a new container like it."""
     try:
-        for (key, old), new in zip(items(into), values, strict=True):
+        for (key, old), new in zip(items(container), values, strict=True):
             if new is old:
                 continue
-            if isinstance(into, (list, Mapping)):
-                into[key] = new  # type: ignore[index]
+            if isinstance(container, (list, Mapping)):
+                container[key] = new  # type: ignore[index]
             else:
-                setattr(into, key, new)
+                setattr(container, key, new)
     except Exception:  # whatever its class says of that
-        return with_items(into, values)
-    return into
+        return with_items(container, values)
+    return container
 
 
 def _made(like: Any, values: list[Any]) -> Any:
-    """A container like ``like``: a copy where it has more than its items, such as attributes, a
-    default, an order."""
+    """Return a container of the same class as ``like`` with new values, in the order of `items`.
+
+    Mappings and dataclasses are copied first, since they may have more than their items:
+    attributes, a default, an order. ``like`` keeps its own values. Named tuples take each value as
+    an argument.
+    """
     if isinstance(like, (tuple, list)):
         return type(like)(*values) if hasattr(like, "_fields") else type(like)(values)
     container = copy.copy(like)
@@ -191,9 +203,9 @@ def _made(like: Any, values: list[Any]) -> Any:
     try:
         for key, value in content.items():
             container[key] = value
-    except TypeError:  # one that does not change
+    except TypeError:  # a read-only mapping
         return content
-    # where the copy writes into the same memory
+    # the shallow copy shares its memory with ``like``: put the old values back, and make a new one
     if any(like[key] is not value for key, value in old_items):
         for key, value in old_items:
             container[key] = value
@@ -207,7 +219,8 @@ def _is_data(value: Any) -> bool:
 
 
 def first_tensor(output: Any) -> torch.Tensor | None:
-    """Return the first tensor of a module's output, as `find` does, without the way to it."""
+    """Return the first tensor of a module's output, as `find` does, without its path; None if there
+    is none. Hooks take it as the module's activation."""
     return output if isinstance(output, torch.Tensor) else (find(output) or ((), None))[1]
 
 
@@ -246,7 +259,7 @@ class SwappedInputs:
     def __init__(self, inputs: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self.pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
         args, kwargs = inputs
-        # as of most modules: there is no container of the caller's
+        # the common case, one tensor alone, needs no walk: there is no container of the caller's
         self._is_tensor = not kwargs and len(args) == 1 and isinstance(args[0], torch.Tensor)
         if self._is_tensor:
             old = args[0]
@@ -266,15 +279,17 @@ class SwappedInputs:
         self.pairs = [(old, new) for old, new in replacements.values() if new is not old]
 
     def restore(self) -> None:
-        """Put the old tensors back."""
+        """Put the old tensors back into the caller's containers, wherever the new ones still are;
+        called after the module's call."""
         if self._is_tensor:
             return
-        old = {id(new): old for old, new in self.pairs}
-        edit(self.inputs, lambda path, tensor: old.get(id(tensor), tensor))
+        old_by_new_id = {id(new): old for old, new in self.pairs}
+        edit(self.inputs, lambda path, tensor: old_by_new_id.get(id(tensor), tensor))
 
 
 def as_sources(inputs: Iterable[Any]) -> list[Any]:
-    """Return inputs with each floating-point tensor replaced by a leaf that requires a gradient."""
+    """Return a model's inputs with each floating-point tensor replaced by a detached copy that
+    requires a gradient: the leaves to which gradients of the input are computed."""
     return [
         x.detach().clone().requires_grad_()
         if isinstance(x, torch.Tensor) and x.is_floating_point()

@@ -57,10 +57,12 @@ _readers: dict[type, tuple[str, Callable[[Any], Any], Check | None]] = {}
 def register_reader(
     kind: type, words: str, plain: Callable[[Any], Any], check: Check | None = None
 ) -> None:
-    """Let options be of a type that is defined elsewhere.
+    """Let fields of `CheckedFields` have the type ``kind``, which is defined in a later room, such
+    as methods or baselines.
 
-    ``words`` are what the type is called, ``plain`` brings a value into its plain form, and
-    ``check`` refuses objects of the type that cannot be this option.
+    Called once, when that room is imported. ``words`` are what messages call the type, ``plain``
+    makes an object of it from a value or returns the value as it is, and ``check`` refuses objects
+    that cannot be this option.
     """
     _readers[kind] = words, plain, check
 
@@ -96,6 +98,8 @@ class CheckedFields:
     below."""
 
     def __init_subclass__(cls) -> None:
+        """Give the class a ``summary`` for lists: the first paragraph of its docstring, without the
+        capital and the full stop."""
         super().__init_subclass__()
         if cls.__doc__ and "summary" not in vars(cls):
             first_paragraph = cls.__doc__.partition("\n\n")[0]
@@ -105,6 +109,8 @@ class CheckedFields:
             type.__setattr__(cls, "summary", " ".join([word, *rest]))
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
+        """Refuse unknown options with a hint, before the ``__init__`` of the dataclass raises a
+        plain TypeError."""
         names = _options_of(cls).names
         if not options.keys() <= names:
             wrong = next(name for name in options if name not in names)
@@ -114,40 +120,59 @@ class CheckedFields:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
+        """Check each option against the type of its field, and store its plain form; the dataclass
+        calls it after ``__init__``. Values that are the default are not checked again."""
         for checked in _options_of(type(self)).checked:
             value = getattr(self, checked.name)
             if value is not checked.plain_default:
                 object.__setattr__(self, checked.name, self._checked(checked, value))
 
     def _checked(self, checked: "_CheckedField", value: Any) -> Any:
-        """The plain form of an option's value, which is one that the option may have."""
+        """Return the plain form of an option's value, or raise ``self.error`` with a line that says
+        what the option must be.
+
+        It checks the type, the limits of ``minimums``, ``maximums`` and ``below``, and the check of
+        a registered type.
+        """
         option = checked.name
-        of: Any = type(self)  # for mypy, a type is not hashable
-        named = getattr(of, "name", None)  # that of a wrapper may depend on an option that is wrong
-        name = named if isinstance(named, str) and named else of.__name__.lower()
-        low = self.minimums.get(option)
-        high = self.maximums.get(option)
+        own_class: Any = type(self)  # for mypy, a type is not hashable
+        # of the class: the name of an instance may depend on an option that is not checked yet
+        class_name = getattr(own_class, "name", None)
+        name = (
+            class_name if isinstance(class_name, str) and class_name else own_class.__name__.lower()
+        )
+        minimum = self.minimums.get(option)
+        maximum = self.maximums.get(option)
         try:
-            read = _read(value, checked.kind, low)
+            read = _read(value, checked.kind, minimum)
         except (BaselineError, AttributeError) as error:
             raise self.error(
                 f"{option} of {name} must be a baseline or the name of one: {error}"
             ) from None
-        # no tensor holds it
+        # more than a tensor of int64 holds; seeds are taken modulo 2**63
         too_large = type(read) is int and option != "seed" and not -(2**63) <= read < 2**63
-        if read is _REFUSED or too_large or (high is not None and read is not None and read > high):
-            most = "" if high is None else f" to {high:g}"
+        if (
+            read is _REFUSED
+            or too_large
+            or (maximum is not None and read is not None and read > maximum)
+        ):
+            most = "" if maximum is None else f" to {maximum:g}"
             raise self.error(
-                f"{option} of {name} must be {_word(checked.kind, low)}{most}, got {shown(value)}"
+                f"{option} of {name} must be {_word(checked.kind, minimum)}{most}, "
+                f"got {shown(value)}"
             )
         for kind, (_, _, check) in _readers.items():
             if check is not None and isinstance(read, kind):
                 check(name, read, option)
-        end = self.below.get(option)
+        upper_end = self.below.get(option)
         numbers = read if isinstance(read, tuple) else (read,)
-        if end is None or read is None or (numbers and all(0 < n < end for n in numbers)):
+        if (
+            upper_end is None
+            or read is None
+            or (numbers and all(0 < n < upper_end for n in numbers))
+        ):
             return read
-        below = "" if end == math.inf else f" and below {end:g}"
+        below = "" if upper_end == math.inf else f" and below {upper_end:g}"
         raise self.error(
             f"{option} of {name} must be above 0{below}, got {shown(value)}; leave it out"
         )
@@ -172,14 +197,17 @@ class _ClassOptions(NamedTuple):
 _options_by_class: dict[Any, _ClassOptions] = {}
 
 
-def _options_of(of: Any) -> _ClassOptions:
-    """The options of a class, looked up once (not by `lru_cache`: `torch.compile` warns of
-    that)."""
-    if of in _options_by_class:
-        return _options_by_class[of]
-    kinds = _kinds(of)
+def _options_of(cls: Any) -> _ClassOptions:
+    """Return the options of a class of `CheckedFields`, looked up once for each class.
+
+    Not by `lru_cache`, of which `torch.compile` warns. Fields whose type says nothing that can be
+    checked are left out of ``checked``.
+    """
+    if cls in _options_by_class:
+        return _options_by_class[cls]
+    kinds = _kinds(cls)
     checked = []
-    for option in fields(of):
+    for option in fields(cls):
         kind = kinds.get(option.name, _REFUSED)
         if kind is _REFUSED:
             continue
@@ -187,9 +215,9 @@ def _options_of(of: Any) -> _ClassOptions:
         is_plain = is_plain or typing.get_origin(kind) is typing.Literal
         default = option.default if is_plain else _REFUSED
         checked.append(_CheckedField(option.name, kind, default))
-    names = frozenset([option.name for option in fields(of) if option.init])
-    _options_by_class[of] = _ClassOptions(names, checked)
-    return _options_by_class[of]
+    names = frozenset([option.name for option in fields(cls) if option.init])
+    _options_by_class[cls] = _ClassOptions(names, checked)
+    return _options_by_class[cls]
 
 
 def by_name(
@@ -198,10 +226,10 @@ def by_name(
     error: type[ExplainError],
     what: str,
 ) -> dict[str, T]:
-    """Return methods or metrics by their names and in order.
+    """Return the methods or metrics that a caller asked for by their names, in their order.
 
-    ``wanted`` is one or several of them, which ``get`` makes objects of; ``what`` is what messages
-    call them: "method" or "metric".
+    ``wanted`` is one or several of them, as names or objects, and ``get`` returns the object of
+    each; equal ones count once. ``what`` is what messages call them: "method" or "metric".
 
     Raises:
         ExplainError: there is none, or two different ones have one name.
@@ -221,7 +249,8 @@ def by_name(
 
 
 def _are_equal(one: Any, other: Any) -> bool:
-    """Whether two methods are equal; those with different tensors among their options are not."""
+    """Whether two methods or metrics are equal; those with tensors among their options, which
+    cannot be compared by ``==``, are not."""
     try:
         return bool(one == other)
     except RuntimeError:  # ``==`` of tensors gives no single answer
@@ -229,9 +258,11 @@ def _are_equal(one: Any, other: Any) -> bool:
 
 
 def enter(registry: dict[str, Any], it: Any, what: str, **options: Any) -> Any:
-    """Enter ``it`` into a registry by its name, and return it: an object, or a class.
+    """Add ``it``, a method, metric or baseline, to a registry by its name, and return it unchanged:
+    the work of the decorators `register`.
 
-    A class becomes a frozen dataclass, and what is entered is made with these options.
+    ``it`` is an object or a class. A class becomes a frozen dataclass, and an object of it, made
+    with these options, is added. ``what`` is what messages call it, such as "method".
 
     Raises:
         ExplainError: the name is taken by another, or cannot be one.
@@ -251,20 +282,28 @@ def enter(registry: dict[str, Any], it: Any, what: str, **options: Any) -> Any:
     return it
 
 
-def _kinds(of: type) -> dict[str, Any]:
-    """The types of a class's fields. A class whose hints have a name that cannot be resolved, as of
-    one that was written inside a function, has those of its bases alone."""
+def _kinds(cls: type) -> dict[str, Any]:
+    """Return the types of a class's fields by name, with annotations that are strings resolved.
+
+    Where a name in them cannot be resolved, as in a class that was written inside a function, only
+    the fields of its bases have types, and the others are not checked.
+    """
     with suppress(NameError, TypeError):
-        return typing.get_type_hints(of, include_extras=True)
+        return typing.get_type_hints(cls, include_extras=True)
     hints: dict[str, Any] = {}
-    for base in reversed(of.__mro__):
+    for base in reversed(cls.__mro__):
         with suppress(NameError, TypeError):
             hints.update(typing.get_type_hints(base))
     return hints
 
 
 def _read(value: Any, kind: Any, least: float | None) -> Any:
-    """The value in the plain form of this type, or `_REFUSED`, as for numbers below ``least``."""
+    """Return the value of an option in the plain form of the type ``kind``, or `_REFUSED` where it
+    is not of this type, or a number below ``least``.
+
+    Of a union, the first type that takes the value counts. What a type says nothing of is returned
+    as it is. `_word` must have words for each type that is read here.
+    """
     origin = typing.get_origin(kind)
     args = typing.get_args(kind)
     if origin in _UNIONS:
@@ -292,7 +331,9 @@ def _read(value: Any, kind: Any, least: float | None) -> Any:
 
 
 def _number(value: Any, kind: type, least: float | None) -> Any:
-    """A number as one of Python: an int, or a finite int or float where ``kind`` is float."""
+    """Return a number of Python, NumPy or torch as one of Python: an int, or where ``kind`` is
+    float a finite int or float; `_REFUSED` for anything else, and below ``least``. Bools are no
+    numbers."""
     try:
         if isinstance(value, (bool, np.bool_)):
             return _REFUSED
@@ -309,7 +350,12 @@ def _number(value: Any, kind: type, least: float | None) -> Any:
 
 
 def _tuple(value: Any, kinds: Sequence[Any], least: float | None) -> Any:
-    """A tuple of items of one kind, for which one item may stand, or of a fixed number of items."""
+    """Return a list, tuple, array or single item as a tuple whose items have these ``kinds``, or
+    `_REFUSED`.
+
+    ``kinds`` are the arguments of ``tuple[...]``: one type for each item, or one and ``...`` for
+    any number of items.
+    """
     items = value.tolist() if isinstance(value, (np.ndarray, torch.Tensor)) else value
     items = items if isinstance(items, (list, tuple)) else [items]
     kinds = [kinds[0]] * len(items) if kinds[-1] is ... else kinds
@@ -320,7 +366,8 @@ def _tuple(value: Any, kinds: Sequence[Any], least: float | None) -> Any:
 
 
 def _word(kind: Any, least: float | None) -> str:
-    """What messages call a type."""
+    """Return what error messages call the type of an option, as in "must be a whole number from
+    1"; ``least`` is the smallest number allowed."""
     origin = typing.get_origin(kind)
     args = typing.get_args(kind)
     if origin is typing.Literal:
@@ -359,10 +406,13 @@ class MethodSpec:
 
 
 def read_written(text: str) -> MethodSpec:
-    """Read a name with options.
+    """Read a name with options, as people type methods, metrics and baselines: "rise(samples=500)".
+
+    Nothing is looked up: whether there is such a method is for the caller to find out.
 
     Raises:
-        SpecError: it is none; the message begins with "must", and callers put before it what must.
+        SpecError: the text has another form. The message begins with "must"; callers put the name
+            of the argument before it.
 
     >>> read_written("Smooth(gradcam++(), samples=5)")
     MethodSpec(name='smooth', values=('gradcam++()',), options={'samples': 5})
@@ -392,10 +442,14 @@ def read_written(text: str) -> MethodSpec:
 
 
 def _parts(arguments: str, text: str) -> Iterator[str]:
-    """Split the ``arguments`` of a name at the outermost commas; ``text``, the whole, is for
-    messages."""
+    """Yield the ``arguments`` between the brackets of a typed name, split at commas that are in no
+    quotes and no inner brackets; ``text`` is the whole, for messages.
+
+    Raises:
+        SpecError: brackets or quotes are not closed.
+    """
     start = 0
-    open_ = list[str]()
+    closing_brackets = list[str]()
     quote = ""
     for place, character in enumerate(arguments):
         if quote:
@@ -403,16 +457,16 @@ def _parts(arguments: str, text: str) -> Iterator[str]:
         elif character in "'\"":
             quote = character
         elif character in _ENDS:
-            open_.append(_ENDS[character])
+            closing_brackets.append(_ENDS[character])
         elif character in ")]":
-            if not open_ or open_.pop() != character:
+            if not closing_brackets or closing_brackets.pop() != character:
                 raise SpecError(
                     f"must have a closing bracket for each opening one, got {shown(text)}"
                 )
-        elif character == "," and not open_:
+        elif character == "," and not closing_brackets:
             yield arguments[start:place]
             start = place + 1
-    if open_ or quote:
+    if closing_brackets or quote:
         raise SpecError(
             f"must have closing brackets and quotes for all opening ones, got {shown(text)}"
         )
@@ -421,7 +475,14 @@ def _parts(arguments: str, text: str) -> Iterator[str]:
 
 
 def _value(written: str, text: str) -> Any:
-    """The value of a literal; plain words and names with options stay texts."""
+    """Return the value of a typed option: a Python literal, or True, False and None in any
+    capitals; plain words and names with options stay texts. Nothing is evaluated.
+
+    ``text`` is the whole name with options, for messages.
+
+    Raises:
+        SpecError: it is neither, such as an expression.
+    """
     word = written.strip()
     if word.lower() in _PLAIN_WORDS:
         return _PLAIN_WORDS[word.lower()]
@@ -438,6 +499,8 @@ def _value(written: str, text: str) -> Any:
 
 
 def _is_plain(value: Any) -> bool:
+    """Whether the value of a typed option is a number, text, bool or None, or a list or tuple of
+    these; dicts, sets, bytes and ``...`` are not."""
     if isinstance(value, (tuple, list)):
         return all(map(_is_plain, value))
     return value is None or isinstance(value, (bool, int, float, str))

@@ -9,7 +9,7 @@ PAUSE = 0.1  # seconds between two drawings
 
 
 def duration(seconds: float) -> str:
-    """Return a time in readable units.
+    """Return a time in seconds as text in the unit that people would choose.
 
     >>> duration(4.24), duration(42), duration(200), duration(9000)
     ('4.2 s', '42 s', '3 min', '2.5 h')
@@ -33,8 +33,12 @@ class StatusLine:
         self.clock = clock
 
     def draw(self, share: float | None, text: str) -> None:
-        """Draw a bar, if the share that is done is known, and a text; not more often than the eye
-        follows."""
+        """Draw the status line anew: a bar, if the ``share`` from 0 to 1 that is done is known, and
+        a text.
+
+        Nothing is drawn sooner than `PAUSE` seconds after the last drawing, outside of terminals
+        (unless ``anywhere``), or where it is hidden.
+        """
         now = self.clock()
         seen = sys.stderr is not None and (self.anywhere or sys.stderr.isatty())
         if self.hidden or not seen or now - self._drawn < PAUSE:
@@ -46,7 +50,7 @@ class StatusLine:
         self._shown = True
 
     def wipe(self) -> None:
-        """Remove the line, so that others can be printed."""
+        """Remove the status line from the terminal, so that other lines can be printed."""
         if self._shown:
             print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
         self._shown = False
@@ -62,14 +66,19 @@ class ProgressLine(StatusLine):
     _last = 0  # what was done at the last call
 
     def __call__(self, done: int, total: int | None) -> None:
+        """Draw how much of a piece of work is done, with an estimate of the time left; the engine
+        calls it as its ``progress`` callback.
+
+        A ``done`` that does not grow begins a new piece of work. The last call ends the line.
+        """
         if done <= self._last or not self._last:  # something else has begun
             self._first = (done, self.clock())
             self._drawn = float("-inf")
-        begun, since = self._first
+        first_done, first_time = self._first
         self._last = done
         if done == total:
             self._drawn = float("-inf")
-        rate = (done - begun) / ((self.clock() - since) or 1)
+        rate = (done - first_done) / ((self.clock() - first_time) or 1)
         left = (
             f", about {duration((total - done) / rate)} left"
             if total and rate and done < total

@@ -7,23 +7,29 @@ import torch
 
 
 def seeded(seed: int, draw: int | None = None) -> torch.Generator:
-    """Return a generator on the CPU for any whole number as a seed; with ``draw``, one of several
-    for the same seed."""
+    """Return a random generator on the CPU for any whole number as a seed; with ``draw``, the one
+    of this number among several independent generators of the same seed.
+
+    Results of methods depend on it: another formula would change the maps of every seed.
+    """
     return torch.Generator("cpu").manual_seed(
         (seed if draw is None else seed * 1_000_003 + draw) % 2**63
     )
 
 
 def permutation(count: int, seed: int) -> torch.Tensor:
-    """Return the numbers below ``count`` in random order, on the CPU."""
+    """Return the numbers below ``count`` in random order ``(count,)``, on the CPU; the same for the
+    same seed."""
     return torch.randperm(count, generator=seeded(seed), device="cpu")
 
 
 def uniform(shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
-    """Draw from [0, 1), in float32 on the CPU."""
+    """Draw uniform random numbers from [0, 1) in this shape, in float32 on the CPU whatever the
+    caller's defaults are; the caller moves them to its device."""
     return torch.rand(tuple(shape), generator=generator, dtype=torch.float32, device="cpu")
 
 
 def normal(shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
-    """Draw from the standard normal distribution, in float32 on the CPU."""
+    """Draw standard normal random numbers in this shape, in float32 on the CPU whatever the
+    caller's defaults are; the caller moves them to its device."""
     return torch.randn(tuple(shape), generator=generator, dtype=torch.float32, device="cpu")

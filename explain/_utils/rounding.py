@@ -12,7 +12,7 @@ up to 6 rounding errors of their mean magnitude times the root of n."""
 
 
 def finite_or_none(number: float | None) -> float | None:
-    """A number as JSON has it: None for NaN and infinity.
+    """Return a number as JSON can hold it: None for NaN, infinity and None.
 
     >>> finite_or_none(0.5), finite_or_none(math.nan)
     (0.5, None)
@@ -21,8 +21,8 @@ def finite_or_none(number: float | None) -> float | None:
 
 
 def rounding_error(terms: Tensor, dim: Dims) -> Tensor:
-    """How large the mean of terms may be that cancel: of all terms along some dimensions, or of a
-    part of them.
+    """Return how large the mean of terms along ``dim`` may be by rounding alone where the terms
+    cancel; also for the mean of a part of these terms. ``dim`` is removed from the shape.
 
     >>> terms = torch.tensor([[0.1, 0.2, -0.3], [0.1, 0.2, 0.3]])
     >>> terms.mean(1).abs() <= rounding_error(terms, dim=1)
@@ -33,10 +33,11 @@ def rounding_error(terms: Tensor, dim: Dims) -> Tensor:
 
 
 def all_cancel(means: Tensor, terms: Tensor) -> Tensor:
-    """Whether all means ``(N, ...)`` of an image may be rounding errors: ``(N,)``, by the terms
-    ``(N, ...)``.
+    """Return for each of N images whether all of its means ``(N, ...)`` may be nothing but rounding
+    errors: bool ``(N,)``. ``terms`` ``(N, ...)`` are those that the means were taken of.
 
-    In some channels, the terms themselves may be such errors; so all terms of an image count.
+    `explain.attribution.diagnostics` says by it why a map is empty. In some
+    channels, the terms themselves may be such errors; so all terms of an image count.
 
     >>> terms = torch.tensor([[[0.1, 0.2, -0.3], [1e-9, 0, 0]], [[0.1, 0.2, -0.3], [0.1, 0, 0]]])
     >>> all_cancel(terms.mean(2), terms)

@@ -191,7 +191,8 @@ class _Temporarily(SignalSafe[None]):
 
 
 def temporarily(holder: object, **values: Any) -> AbstractContextManager[None]:
-    """Give attributes of an object other values while a block lasts."""
+    """Within this block, give attributes of an object other values; its end restores the earlier
+    ones, also where a signal comes in between. The object must have them already."""
     return _Temporarily(holder, values)
 
 
@@ -272,15 +273,19 @@ _WHOLE: set[CodeType] = {SignalSafe.__enter__.__code__, SignalSafe.__exit__.__co
 
 
 def _stack(frame: FrameType | None) -> Iterator[FrameType]:
-    """Yield a frame and those that have called it, the innermost first."""
+    """Yield a Python frame and those that have called it, the innermost first."""
     while frame is not None:
         yield frame
         frame = frame.f_back
 
 
 def _is_amid(frame: FrameType | None) -> bool:
-    """Whether a frame is inside something that must not be split; a handler of the caller's is
-    not."""
+    """Whether a frame, which a signal has interrupted, runs inside a beginning or end that must not
+    be split (`_WHOLE`).
+
+    A signal handler of the caller's that runs there may be split: the frames are looked at from the
+    innermost on, up to the call of such a handler.
+    """
     for caller in _stack(frame):
         if caller.f_code in _WHOLE or (caller.f_code is _handle.__code__ and caller is not frame):
             return caller.f_code in _WHOLE
@@ -314,28 +319,37 @@ def _is_where_errors_are_lost(frame: FrameType | None) -> bool:
 
 
 def _step_in_front() -> tuple[tuple[int, _InFront], ...]:
-    """Put a handler of ours in front of each of the caller's that has none there yet; return the
-    new ones."""
+    """Put a handler of ours (`_InFront`) before each of the caller's signal handlers that has none
+    yet, and return the new ones with the numbers of their signals.
+
+    Called at the beginning of every `SignalSafe` block; blocks inside another find all in place.
+    Nothing is done outside of the main thread.
+    """
     if threading.get_ident() != _main:
         return ()
-    placed: list[tuple[int, _InFront]] = []
+    new_handlers: list[tuple[int, _InFront]] = []
     try:
-        for number in _SIGNALS:
-            theirs = _signal.getsignal(number)
+        for signal_number in _SIGNALS:
+            theirs = _signal.getsignal(signal_number)
             if theirs.__class__ not in (int, _InFront) and callable(theirs):
                 ours = _InFront(theirs)
-                placed.append((number, ours))
-                _signal.signal(number, ours)
+                new_handlers.append((signal_number, ours))
+                _signal.signal(signal_number, ours)
     except ValueError:  # an interpreter inside another one has no signals
         return ()
     except BaseException:  # raised by a caller's handler that ours was about to replace
-        _step_aside(tuple(placed), None)
+        _step_aside(tuple(new_handlers), None)
         raise
-    return tuple(placed)
+    return tuple(new_handlers)
 
 
 def _step_aside(in_front: tuple[tuple[int, _InFront], ...], caller: FrameType | None) -> None:
-    """Let the caller's handlers take what waits for them, and their places again."""
+    """Call the caller's handlers for the signals that have waited, and put them back in place of
+    ours; called at the end of the block that has placed ``in_front``.
+
+    ``caller`` is the frame that the block is in, or None where no handler is to be called. What a
+    handler raises leaves from here.
+    """
     try:
         if caller is not None and _waiting:
             _hand_over(caller)
@@ -351,7 +365,8 @@ def _step_aside(in_front: tuple[tuple[int, _InFront], ...], caller: FrameType | 
 
 
 def _give_back(in_front: tuple[tuple[int, _InFront], ...]) -> None:
-    """Put the caller's handlers back, where ours still stand."""
+    """Put the caller's signal handlers back, except where somebody has set another one meanwhile;
+    in the main thread only, as Python demands."""
     # ours goes on handing over where another thread ends a block
     for number, ours in in_front if threading.get_ident() == _main else ():
         if _signal.getsignal(number) is ours:
@@ -359,8 +374,11 @@ def _give_back(in_front: tuple[tuple[int, _InFront], ...]) -> None:
 
 
 def _hand_over(caller: FrameType | None) -> None:
-    """Call the handlers that have waited, unless the caller too is inside something that must not
-    be split."""
+    """Call the caller's handlers for the signals that have waited, in their order, unless the frame
+    ``caller`` is itself inside something that must not be split: then they wait on.
+
+    All are called, even if one raises.
+    """
     if not _waiting or threading.get_ident() != _main or _is_amid(caller):
         return
     number, theirs = _waiting.pop(0)
@@ -373,7 +391,8 @@ def _hand_over(caller: FrameType | None) -> None:
 def _handle(
     number: int, theirs: Callable[[int, FrameType | None], Any], frame: FrameType | None
 ) -> None:
-    """Call a handler of the caller's, and mark what it raises; see `came_by_signal`."""
+    """Call ``theirs``, the caller's handler of the signal ``number``, with the interrupted frame,
+    and mark what it raises for `came_by_signal`."""
     try:
         theirs(number, frame)
     except Exception as error:
@@ -382,8 +401,12 @@ def _handle(
 
 
 def _begin_child() -> None:
-    """A process that has just been forked waits for nothing, and has its signals and settings as
-    they were."""
+    """In a process that has just been forked, drop the signals that wait, and restore the caller's
+    handlers and the settings that blocks of the parent had changed.
+
+    Those blocks end in the parent, not here. The lock was taken before the fork, and is released
+    here.
+    """
     global _main
     _main = threading.get_ident()
     _waiting.clear()
@@ -400,8 +423,8 @@ def _begin_child() -> None:
 
 
 def at_fork(**callbacks: Callable[[], Any]) -> None:
-    """Call functions when this process is forked, as `os.register_at_fork` does, where there are
-    forks."""
+    """Call functions when this process is forked, as `os.register_at_fork` does; on systems without
+    forks, do nothing."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(**callbacks)
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:
-    """Return a clause that suggests the closest of the candidates for a misspelt name, or lists the
-    first few.
+    """Return the end of an error message about an unknown name: the closest candidates as a
+    question, or else a list of the first eight.
 
     Capitals, dashes, dots, spaces and underlines make no difference.
 
@@ -29,8 +29,8 @@ def did_you_mean(name: str, candidates: Iterable[str]) -> str:
 
 
 def close_to(name: str, candidates: Iterable[str], count: int = 3) -> list[str]:
-    """Return the candidates that a misspelt name may stand for, the closest first; one that is the
-    same, alone.
+    """Return at most ``count`` candidates that a misspelt name may stand for, the closest first; a
+    candidate that differs only in capitals or marks is returned alone.
 
     >>> close_to("centre", ["center", "whole"])
     ['center']
@@ -46,5 +46,6 @@ def close_to(name: str, candidates: Iterable[str], count: int = 3) -> list[str]:
 
 
 def _plain(name: str) -> str:
-    """A name without what makes no difference: capitals, and marks between letters."""
+    """A name without what makes no difference between names: capitals, and dashes, dots, spaces and
+    underlines between letters."""
     return re.sub(r"(?<=\w)[-_. ]+(?=\w)", "", name.casefold())
