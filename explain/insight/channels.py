@@ -64,7 +64,8 @@ def feature_maps(model: nn.Module, x: torch.Tensor, layer: str) -> torch.Tensor:
 
 
 def receptive_field(model: nn.Module, x: torch.Tensor, layer: str) -> Box:
-    """The part of an input that the middle of a layer's feature maps can see, in pixels.
+    """Find the part of an input, in its pixels, that the middle place of a layer's feature maps
+    depends on: its receptive field, as a box.
 
     It is found by the gradients of that place in some inputs of noise, so that it holds for any
     network. Layers that are not ``(N, C, h, w)``, such as those of transformers, are taken to see
@@ -141,12 +142,13 @@ class Channel:
 
     @property
     def shows(self) -> str:
-        """What most of the patches show."""
+        """In a table: the two most frequent captions (labels, predictions or names) of the photos
+        of the patches."""
         return most_frequent([patch.row for patch in self.patches], 2)
 
     @property
     def photos(self) -> Names:
-        """The photos of the patches."""
+        """The names of the photos that the patches are cut from."""
         return Names(patch.row.name for patch in self.patches)
 
 
@@ -165,14 +167,16 @@ class ChannelReport:
 
     @property
     def table(self) -> tuple[Channel, ...]:
-        """The rows of the table; see ``sections.toml``."""
+        """The rows of the table "channels" of an insight, whose templates in ``sections.toml`` read
+        their attributes."""
         return self.channels
 
     def to_dict(self) -> dict[str, Any]:
         return fields_of(self)
 
     def picture(self, photos: RunPhotos) -> Image.Image:
-        """The patches of the first channels, a row for each."""
+        """Draw a contact sheet with the patches of the first `DRAWN` channels, a row for each, cut
+        from the photos of the run."""
         groups = []
         for channel in self.channels[:DRAWN]:
             tiles = tuple(
@@ -218,7 +222,8 @@ def channels(
     count: int = 12,
     patches: int = 6,
 ) -> ChannelReport:
-    """Say what the channels of a layer see that do most for a class.
+    """List the channels of a layer that do most for a class, with the patches of photos that excite
+    each most.
 
     Args:
         photos: the photos of a run, and the model.

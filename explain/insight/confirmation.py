@@ -24,8 +24,9 @@ CHANCE = 0.05
 
 @dataclass(frozen=True, eq=False)
 class TriedFinding:
-    """A finding, and the shares of other photos that get its class: with its mark, and with another
-    patch.
+    """A finding whose mark was put on photos of other classes, and the shares of these that the
+    model then takes for its class: ``taken`` with the mark, ``control`` with a patch of another
+    photo.
 
     ``chance`` is the probability of so large a difference if the mark had no effect (McNemar's
     test).
@@ -49,8 +50,8 @@ class TriedFinding:
 def confirmed_finding(
     findings: Sequence[Cluster | ClassStatistics], photos: RunPhotos
 ) -> TriedFinding:
-    """Return the finding whose mark draws most other photos to its class, of those that do so more
-    than another patch.
+    """Try findings on the model, and return the one whose mark draws most photos of other classes
+    to its class, of those that do so more than another patch beyond chance.
 
     Args:
         findings: clusters and classes; of two that draw as many, the first is taken.
@@ -59,19 +60,19 @@ def confirmed_finding(
     Raises:
         RunError: no mark draws photos to its class beyond chance (Bonferroni's correction).
     """
-    results = []
+    trials = []
     for finding in findings:
         try:
             marks = marked_photos(finding, photos, most=HOSTS)
         except RunError:  # too few photos
             continue
         if marks.target is not None:
-            results.append(_trial(finding, marks, marks.target, photos))
-    results.sort(key=lambda result: result.control - result.taken)
-    confirmed = [result for result in results if result.chance * len(results) <= CHANCE]
+            trials.append(_trial(finding, marks, marks.target, photos))
+    trials.sort(key=lambda result: result.control - result.taken)
+    confirmed = [result for result in trials if result.chance * len(trials) <= CHANCE]
     if confirmed:
         return confirmed[0]
-    best = f" (the most: {results[0]})" if results else ", which have too few photos"
+    best = f" (the most: {trials[0]})" if trials else ", which have too few photos"
     raise RunError(
         f"finding must be named: the model is not shown to read any of the {len(findings)} that "
         f"stand out{best}; explain more photos, or another layer, where marks are in the same place"

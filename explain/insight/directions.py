@@ -112,17 +112,17 @@ SLACK = 1e-9  # relative: equal gains may differ in their last digits
 
 @dataclass(frozen=True)
 class Direction:
-    """What a concept means for a class.
+    """What a concept, given by examples, means for a class.
 
     ``score`` is the share of the photos of the class whose logit rises if the layer moves towards
     the concept, and ``gain`` by how much it rises for a step of length 1, where each channel is
     measured in its own standard deviation; both are means over sets of counterexamples.
-    ``random_scores`` and ``random_gains`` have the same of concepts that mean nothing: as many
-    random photos in place of the examples. ``chance`` is the share of such concepts, the one in
-    question among them, whose gain is as large or larger, up or down. ``told_apart`` is how well
-    the vectors tell examples that they were not made from: about 0.5, the layer does not know the
-    concept, whatever the gain says. ``vector`` ``(C,)`` is the mean of the examples less that of
-    other photos: the concept as a pattern of the layer.
+    ``random_scores`` and ``random_gains`` are those of random concepts: as many random photos in
+    place of the examples. ``chance`` is the p-value of a permutation test: the share of concepts,
+    the random ones and this one, whose gain is as large or larger, up or down. ``told_apart`` is
+    the share of held-out photos that the vectors put on the right side: about 0.5, the layer does
+    not know the concept, whatever the gain says. ``vector`` ``(C,)`` is the mean of the examples
+    less that of other photos: the concept as a pattern of the layer.
     """
 
     layer: str
@@ -155,7 +155,8 @@ class Direction:
 
     @property
     def table(self) -> "list[Direction]":
-        """The rows of the table; see ``sections.toml``."""
+        """The rows of the table "direction" of an insight: this one alone; the templates in
+        ``sections.toml`` read its attributes."""
         return [self]
 
     @property
@@ -182,7 +183,8 @@ def concept_direction(
     most: int = 200,
     seed: int = 0,
 ) -> Direction:
-    """Find out whether a class is read from what the user's examples have in common.
+    """Test whether a class is read from a concept, which is what the user's examples have in common
+    (TCAV).
 
     A linear classifier tells the examples from random photos of the run, by the means of the
     layer's channels; its normal is the concept vector. The score is the share of the photos of the

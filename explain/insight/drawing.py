@@ -32,7 +32,8 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True)
 class Album:
-    """Reads rows of one method, and their photos; ``empty`` has no photos."""
+    """Reads the rows of one method of a run, and their photos, for pictures; with ``empty``, no
+    photo is drawn, so that pictures may be published where photos may not."""
 
     photos: RunPhotos
     method: str
@@ -61,7 +62,8 @@ class Album:
 
 @dataclass(frozen=True, eq=False)
 class MeanMap:
-    """A mean map ``(16, 16)`` with what is said of it, and photos that stand for it."""
+    """A mean map ``(16, 16)`` to draw: the class, a text of figures for the heading, a remark for
+    under the map, and the names and targets of photos that stand for it."""
 
     target: str
     figures: str

@@ -64,7 +64,8 @@ def short(name: str) -> str:
 
 
 def caption_of_row(row: Row) -> str:
-    """What a photo shows, as far as it is known: its label, what the model says, or its name."""
+    """The caption of a photo in pictures and tables: its label, or else the prediction, or else its
+    name."""
     return row.label or row.prediction or row.name
 
 
@@ -87,7 +88,7 @@ filled = _FigureFormatter().format
 
 
 def in_percent(share: float, digits: int = 0) -> str:
-    """A share in per cent; "–" where it is not a number.
+    """Write a share as text in per cent, with ``digits`` decimals; "–" where it is not a number.
 
     >>> in_percent(0.256)
     '26 %'
@@ -144,14 +145,14 @@ class RunMaps:
 
     @cached_property
     def at_border(self) -> torch.Tensor:
-        """The share of each map in the outer eighth of the photo, ``(N,)``; of an even map, it is
-        7/16."""
+        """The share of each map's evidence in the outer eighth of the photo on each side, ``(N,)``;
+        of an even map, it is 7/16."""
         return 1 - self.values[:, EDGE:-EDGE, EDGE:-EDGE].sum((1, 2))
 
     @cached_property
     def entropy(self) -> torch.Tensor:
-        """How far each map is spread, ``(N,)``: 0 where all lies in one place, 1 where all places
-        have the same."""
+        """The normalised entropy of each map, ``(N,)``: 0 where all evidence is in one place, 1
+        where all places have the same."""
         places = self.values.flatten(1)
         spread: torch.Tensor = torch.special.entr(places).sum(1) / math.log(places.shape[1])
         return spread
@@ -166,7 +167,8 @@ class RunMaps:
         return {target: torch.tensor(rows) for target, rows in numbers.items()}
 
     def __getitem__(self, which: torch.Tensor) -> "RunMaps":
-        """Return the maps with these numbers."""
+        """Return the maps with these numbers, an integer tensor; ``empty`` and ``repeated`` stay
+        those of the run."""
         rows = which.tolist()
         return replace(
             self,

@@ -103,8 +103,8 @@ def pairs(run: StoredRun) -> list[Confusion]:
 def with_reasons(
     confusions: Sequence[Confusion], photos: RunPhotos, method: MethodLike
 ) -> list[Confusion]:
-    """Explain the mistakes of some pairs: the difference of the two scores is the target, either
-    way round.
+    """Explain the mistakes of some pairs with the model, for the photos that each pair names: maps
+    of the difference of the two classes' scores, either way round, go into ``spoken``.
 
     Args:
         confusions: the pairs.
@@ -207,8 +207,9 @@ def unknown_labels(run: StoredRun) -> dict[str, int]:
 
 
 def label_mistakes(run: StoredRun, threshold: float) -> list[LabelMistakes] | None:
-    """Say which labels are missed and which are false alarms, those with the most mistakes first;
-    None for a run in which no photo has several labels, or none that the model knows.
+    """List each label with its misses and false alarms, those with the most mistakes first; labels
+    without mistakes are left out. None for a run in which no photo has several labels, or none that
+    the model knows.
 
     Args:
         run: the run.
@@ -267,7 +268,10 @@ def label_mistakes(run: StoredRun, threshold: float) -> list[LabelMistakes] | No
 def with_label_maps(
     mistakes: Sequence[LabelMistakes], photos: RunPhotos, method: MethodLike
 ) -> list[LabelMistakes]:
-    """Explain the labels of some mistakes in the photos of which the run has no map of the label.
+    """Explain each label in those of its missed photos and false alarms of which the run has no map
+    of that label; the maps go into ``maps``.
+
+    ``method`` is the run's. Called by `insight` if it has the model.
 
     Raises:
         ExplainError: the method cannot explain the model.
@@ -291,8 +295,7 @@ def with_label_maps(
 
 @dataclass(frozen=True)
 class OddEvidence:
-    """A photo of which the part that is enough lies off the object, or whose answer needs nothing
-    of the object.
+    """A photo whose smallest evidence is off the object: ``finding`` says in which way.
 
     ``size`` is the share of the photo in the set of regions, and ``on_object`` the share of the set
     on the object; NaN for an answer that needs nothing of the whole photo.
@@ -310,12 +313,12 @@ class OddEvidence:
 
 
 def odd_evidence(run: StoredRun) -> list[OddEvidence] | None:
-    """List photos whose smallest evidence is not on the object; None for a run without `Sufficient`
-    and `Necessary`.
+    """List photos whose smallest evidence (a map of `Sufficient` or `Necessary`) is not on the
+    object, the worst of each kind first; None for a run without these methods.
 
-    That is where less than half of what is enough lies in the boxes of the object, where nothing of
-    what is needed does, and where the answer is the same without the whole photo. Photos without
-    boxes are left out of the first two.
+    That is where less than half of a sufficient set lies in the boxes of the object, where nothing
+    of a necessary set does, and where the answer is the same without the whole photo. Photos
+    without boxes are left out of the first two.
     """
     methods = [name for name in ("sufficient", "necessary") if name in run.methods]
     if not methods:

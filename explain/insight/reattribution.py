@@ -130,8 +130,8 @@ def _is_own(identity: Mapping[str, Any]) -> bool:
 
 
 def in_parts(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-    """Return what a function gives for photos ``(N, C, H, W)``: in batches, without gradients, and
-    on the CPU.
+    """Apply ``function`` to photos ``(N, C, H, W)`` in batches of `BATCH`, without gradients, and
+    return the joined results on the CPU.
 
     >>> in_parts(lambda part: part.flatten(1).sum(1), torch.ones(2, 1, 2, 2))
     tensor([4., 4.])

@@ -136,8 +136,9 @@ class LayerStatistics:
     covariance: torch.Tensor
 
     def projection(self, rank: int, strength: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """The matrix ``(C, C)`` and offset ``(C,)`` that take the first directions out, and change
-        all else least.
+        """Return the matrix ``(C, C)`` and the offset ``(C,)`` of the affine map of channels that
+        takes out the first ``rank`` patterns of the mark, by the share ``strength`` (1 is all), and
+        changes all else least.
 
         The filters that measure a direction are those with the least variance over photos without
         the mark (Haufe et al., NeuroImage 2014): its part beyond the mean is taken out (P-ClArC,
@@ -165,7 +166,8 @@ def _statistics(
     """
 
     def maps(x: torch.Tensor) -> torch.Tensor:
-        """The feature maps ``(N, C, P)`` of some photos."""
+        """The feature maps of a batch of inputs, float64 on the CPU, with P places in one
+        dimension: ``(N, C, P)``."""
         return feature_maps(model, run.place(x), layer).double().cpu().flatten(2)
 
     exchanged = marks.exchanged(seed)
@@ -342,7 +344,8 @@ def repair(
     max_seconds: float = 600.0,
     seed: int = 0,
 ) -> Repair:
-    """Make a model without a finding, and measure what that does.
+    """Make a copy of a model that no longer reads a finding, and measure what that does to its
+    answers.
 
     The mark of the finding is a region of its photos. It is put on other photos, whose class it
     should not change, and taken off its own, by exchanging the pixels of the region. The repaired

@@ -44,8 +44,8 @@ GROUPS = {
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """What the models before and after said of some photos: their classes ``(N,)`` and both answers
-    ``(N, 2)``."""
+    """The classes ``(N,)`` of some photos, and ``predictions`` ``(N, 2)``: the classes that the
+    model gave before the repair and after it."""
 
     classes: torch.Tensor
     predictions: torch.Tensor
@@ -93,8 +93,9 @@ class Repair:
 
     @property
     def taken(self) -> tuple[float, float, float]:
-        """The share of other photos that get the class of the finding: with its mark before and
-        after, and without."""
+        """The shares of photos of other classes that are taken for the class of the finding: with
+        its mark before the repair, with its mark after it, and with another patch before it. NaN
+        where the finding has no class."""
         if self.target is None:
             return float("nan"), float("nan"), float("nan")
         old, new = self.answers["moved"].share(self.target)
@@ -103,11 +104,11 @@ class Repair:
 
     @property
     def chance(self) -> float:
-        """How likely it is that the mark of a class without effect draws as many photos to it
-        (McNemar's test).
+        """The p-value of McNemar's test: how likely it is that a mark without effect draws so many
+        more photos than another patch to the class of the finding, for the old model.
 
         Above 0.05, it was not shown that the old model reads the mark: there may be nothing to
-        repair.
+        repair. NaN where the finding has no class.
         """
         if self.target is None:
             return float("nan")
@@ -184,7 +185,8 @@ class Repair:
         return files.write()
 
     def to_html(self) -> str:
-        """The page: what the mark is, what the repair did to the answers, and to the maps.
+        """Return the page of a repair as HTML: what the mark is, what the repair did to the
+        answers, and to the maps.
 
         Photos that are tensors, or gone, are left out.
         """
@@ -218,8 +220,9 @@ class Repair:
 
 @dataclass(frozen=True, eq=False)
 class _Case:
-    """A photo of the proof, which may have been given the mark, as the model saw it; the region of
-    the mark ``(1, H, W)``, and the input ``(C, H, W)``."""
+    """A photo to draw, of those that the repair is measured on, cropped as the model saw it and
+    perhaps with the mark pasted in; ``region`` ``(1, H, W)`` is that of the mark, and ``x`` ``(C,
+    H, W)`` the input."""
 
     row: Row
     photo: Image.Image

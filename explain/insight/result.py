@@ -222,7 +222,8 @@ class Insight:
         return sections
 
     def finding(self, which: int | str | None = None) -> Cluster | ClassStatistics:
-        """Return a finding: what `explain.insight.repair` takes.
+        """Return a finding, a cluster or a class of this insight, as `explain.insight.repair` takes
+        it.
 
         Args:
             which: the number of a cluster, from 1, or the label of a class. None tries the clusters
@@ -260,7 +261,8 @@ class Insight:
         return confirmed_finding([*self.reasons[:TRIED], *classes[:TRIED]], self.photos)
 
     def lines(self, most: int = 10) -> list[str]:
-        """The tables as lines for people; see `parts`."""
+        """The insight as lines of text for a terminal: summary, headlines, and each table with at
+        most ``most`` rows."""
         lines = [self.summary, *(f"  {line}" for line in self.headlines)]
         for part in self.parts(most).values():
             lines += ["", part.heading]
@@ -268,8 +270,9 @@ class Insight:
         return lines
 
     def pictures(self, source: Any = None, *, photos: bool = True) -> dict[str, Image.Image]:
-        """Draw "looks", "reasons", "mistakes" where they were explained, and "channels" and
-        "concepts" if requested.
+        """Draw the pictures of the insight, by their names: "looks", "reasons", "mistakes" where
+        they were explained, a card for each label that is mistaken, and "channels" and "concepts"
+        if requested.
 
         Args:
             source: where photos come from that had no file.
@@ -350,7 +353,8 @@ def _check_requested(
     target: int | str | None,
     layer: Where | None,
 ) -> None:
-    """Refuse options of `insight` that lack another one, or have no effect."""
+    """Refuse options of `insight` that lack another one, or have no effect; called before any work
+    is done. ``channels`` and ``concepts`` are counts, 0 if they were not requested."""
     requested = [name for name, value in (("channels", channels), ("concepts", concepts)) if value]
     if examples is not None:
         requested.append("examples")

@@ -57,8 +57,8 @@ ReadSome = Callable[[list[Row]], PhotosWithRegions]
 
 
 class ExchangedRegions(NamedTuple):
-    """Hosts in which a region was replaced: ``marked`` ``(N, C, H, W)`` has the pixels of a marked
-    photo there, and ``control`` those of another host.
+    """Hosts (photos without the mark) in which a region was replaced: ``marked`` ``(N, C, H, W)``
+    has the pixels of a marked photo there, and ``control`` those of another host.
 
     ``regions`` are ``(N, 1, H, W)``, and ``donors`` ``(N,)`` the numbers of the marked photos.
     """
@@ -71,13 +71,12 @@ class ExchangedRegions(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class MarkedPhotos:
-    """The photos that bear the mark of a finding; ``of_class``, others of the class; and ``hosts``,
-    those of other classes.
+    """The photos that bear the mark of a finding, ``carriers``; other photos of its class,
+    ``of_class``; and ``hosts``, photos of other classes, on which the mark is put.
 
-    To put the mark on another photo, its region there is replaced by the pixels of a marked photo:
-    by ``from_host``, the region is that of the other photo (such as all but its object), else that
-    of the marked one. To take it off, the region is replaced by the pixels of a photo without the
-    mark.
+    To put the mark on a host, a region of it is replaced by the pixels of a marked photo. With
+    ``from_host``, the region is that of the host (such as all but its object), else that of the
+    marked photo. To take the mark off, its region is replaced by the pixels of a host.
     """
 
     target: int | None

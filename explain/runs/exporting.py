@@ -159,7 +159,7 @@ def arrow_schema(arrow: Any, metrics: Sequence[str]) -> Any:
 
 
 def arrow_modules() -> tuple[Any, Any]:
-    """Return ``pyarrow`` and ``pyarrow.parquet``.
+    """Import ``pyarrow`` and ``pyarrow.parquet``, which are optional, and return both.
 
     Raises:
         RunError: they are not installed.

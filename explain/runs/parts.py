@@ -213,7 +213,8 @@ def describe(folder: Storage, store: Store, names: Iterable[str]) -> None:
 
 
 def index_file(folder: Storage) -> Path:
-    """Where the SQLite file of a folder is.
+    """Return the path of the SQLite file (the index) that a folder of Parquet files is read
+    through; it need not exist yet.
 
     It is ``_run.sqlite`` in the folder, or a file in ``~/.cache/explain`` where the folder cannot
     be written or is an address.

@@ -55,7 +55,7 @@ class State:
 
     @property
     def rate(self) -> float:
-        """Photos a second."""
+        """How many photos this call has explained, or failed on, in a second."""
         return (self.done + self.failed) / self.seconds if self.seconds > 0 else 0.0
 
     @property

@@ -31,7 +31,8 @@ class CannotBeginError(Exception):
 
 
 class EndedError(Exception):
-    """A worker died, or takes too long for the next photo; the message says which.
+    """A worker process died, or takes too long for the next photo; the message completes "image
+    NAME ...".
 
     ``is_next`` says that it is the fault of the next photo; else any that was sent may be it.
     """
@@ -42,8 +43,8 @@ class EndedError(Exception):
 
 
 def default_workers() -> int:
-    """Return half of the processors that this process may use, since the network needs the
-    others."""
+    """Return the number of worker processes by default: half of the processors that this process
+    may use, since the network needs the others, 1 at least and `MOST` at most."""
     # on Linux
     count = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

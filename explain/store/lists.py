@@ -242,8 +242,8 @@ def _labels_in(cell: str) -> Label:
 
 
 def coco_rows(annotations: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return annotations as COCO has them as the rows of a list: the path of each photo, the names
-    of its categories, and its boxes with theirs.
+    """Turn annotations in COCO's format into rows of a list, one for each photo: its path, the
+    names of its categories, and its boxes x0 y0 x1 y1 with the names of theirs.
 
     >>> coco_rows(
     ...     {
@@ -318,8 +318,9 @@ class PathIndex:
                 self._by_end[end] = None if end in self._by_end else value
 
     def find(self, path: str, name: str | None = None) -> Any:
-        """Return what belongs to a path, the longest that fits; else to one that ends in ``name``,
-        if it is the only one; else None."""
+        """Return the value of the longest end of ``path`` that is a whole path of the index; else
+        the value of the only indexed path that ends in the last part of ``name`` (by default, of
+        ``path``); else None."""
         for end in _ends(path):
             if end in self.by_path:
                 return self.by_path[end]
@@ -480,8 +481,9 @@ class Shards(Source):
 
 
 def shard_names(pattern: str) -> list[str] | None:
-    """Return the shards that a name with a range or with wildcards stands for, or None for any
-    other name.
+    """Return the paths of the shards that a name with a range or with wildcards stands for, or None
+    for any other name. Shards of a range need not exist; the list is empty where no file fits the
+    wildcards.
 
     >>> shard_names("train-{008..010}.tar")
     ['train-008.tar', 'train-009.tar', 'train-010.tar']
@@ -543,7 +545,8 @@ def _labelled(entry: Entry, files: Mapping[str, Any]) -> Entry:
 
 
 def _check_exists(path: str | os.PathLike[str], kind: str) -> None:
-    """Refuse a path at which there is no file; ``kind`` says what it should be."""
+    """Refuse a source at whose path there is no file; ``kind`` says in the message what it should
+    be."""
     if not os.path.isfile(path):
         raise RunError(
             f"source {path_text(path)!r} must be {kind}, but there is no such file; check the path"

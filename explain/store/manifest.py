@@ -80,8 +80,8 @@ def described_method(method: Method) -> dict[str, Any]:
 def must_agree(
     stored: Mapping[str, Any], now: Mapping[str, Any], file: str, *, more: bool = False
 ) -> None:
-    """Refuse to continue a run that was begun with other options, or with some that cannot be
-    compared.
+    """Refuse to continue a run whose stored manifest differs from ``now``, or that has functions or
+    classes of the caller's own, which cannot be compared.
 
     With ``more``, there may be further methods and metrics.
 
@@ -140,7 +140,8 @@ WORDS = {"test_inputs": "preprocessed photos", "test_scores": "answers of the mo
 def changes_in_words(
     stored: Mapping[str, Any], now: Mapping[str, Any], *, more: bool = False
 ) -> list[str]:
-    """Say what differs between what a run was begun with and what is asked for now.
+    """List what differs between the manifest with which a run was begun, ``stored``, and that of
+    this call, ``now``: a phrase for each key, for messages. Empty where the run can be continued.
 
     With ``more``, there may be further methods and metrics.
 

@@ -368,7 +368,8 @@ class StoredRun:
         correct: bool | None = None,
         order: str = "source",
     ) -> Iterator[Row]:
-        """Give the result for each photo, method and target, one after the other.
+        """Give the result for each photo, method and target, one after the other; each is compared
+        with its digest.
 
         Args:
             method: of this method only.
@@ -387,12 +388,12 @@ class StoredRun:
         if order not in ORDERS:
             raise RunError(f"order must be one of {', '.join(ORDERS)}, got {order!r}")
         columns = {"r.method": method, "p.label": label, "p.prediction": prediction}
-        wanted = {column: value for column, value in columns.items() if value is not None}
-        terms = [f"{column} = ?" for column in wanted]
+        equal_columns = {column: value for column, value in columns.items() if value is not None}
+        terms = [f"{column} = ?" for column in equal_columns]
         if correct is not None:
             terms.append(f"p.label_class {'=' if correct else '<>'} p.prediction_class")
         where = f" WHERE {' AND '.join(terms)}" if terms else ""
-        return self._rows(f"{where} ORDER BY {ORDERS[order]}, r.id", list(wanted.values()))
+        return self._rows(f"{where} ORDER BY {ORDERS[order]}, r.id", list(equal_columns.values()))
 
     def photo_columns(self) -> Iterator[dict[str, Any]]:
         """Give the row of each photo in the table ``photos``, by the names of its columns, in the
@@ -407,7 +408,7 @@ class StoredRun:
             yield dict(zip(names, cells, strict=True))
 
     def labelled_photos(self) -> Iterator[LabelledPhoto]:
-        """Give the photos whose labels are known, where several may be true of one.
+        """Give the photos of which several labels may be true, and some label is known.
 
         Raises:
             RunError: the file is damaged.

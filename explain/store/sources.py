@@ -287,11 +287,11 @@ def plain_key(key: Any) -> str:
 
 
 def content_of(item: Any, image: str | None = None, label: str | None = None) -> Content:
-    """Return what an item holds: an image, a pair of an image and a label, or a dictionary with
-    both.
+    """Return the image, label and boxes of an item of a data set or list: an image, a pair of an
+    image and a label, or a dictionary with both.
 
     A dictionary may have ``boxes``, perhaps as JSON, or the edges of one: ``x0``, ``y0``, ``x1``,
-    ``y1``.
+    ``y1``. Its empty cells count as missing.
 
     Args:
         item: what a data set or a list gives.
@@ -513,8 +513,8 @@ class Columns:
 
     @classmethod
     def of(cls, features: Mapping[str, Any]) -> "Columns":
-        """Return the columns of a data set of Hugging Face that are images and labels, by their
-        features.
+        """Return the first columns with images and with class labels of a data set of Hugging Face,
+        by its ``features``.
 
         Raises:
             RunError: none holds images.

@@ -404,8 +404,8 @@ class Store:
 
 @contextmanager
 def locked_run(file: Path) -> Iterator[None]:
-    """Let no other run write a file while the block lasts, in this process or another; the folder
-    of the file is made.
+    """Keep every other run, in this process or another, from writing a file while the block lasts;
+    make the file's folder.
 
     The lock ends with the process that holds it and its workers, however they end. It is on a file
     beside the run, since SQLite has locks of its own on the run.
