@@ -52,7 +52,7 @@ def heat(models: Mapping[str, Explanation], target: int, method: str) -> list[np
     ``target`` is the position of the target. Where one of the models did not see the photo, all are
     zero, so that different crops do not count as differences.
     """
-    cells = np.ones((1, 1), np.float32)
+    cells = np.ones((1, 1), np.float32)  # a map of one cell covers all that a model saw
     seen_by_all = np.logical_and.reduce(
         [
             styles.mask_above(cells, 1, explanation.photo.size, explanation.box)

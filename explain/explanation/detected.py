@@ -80,21 +80,23 @@ def located(
             detections.append(Prediction(_numbered(labels), score, category, box))
         names: list[str] = []
         boxes: list[Prediction | None] = []
-        concrete: list[Target] = []
-        for target, choice, of_images in zip(targets, resolved, scores, strict=True):
+        repeatable_targets: list[Target] = []
+        for target, choice, box_scores in zip(targets, resolved, scores, strict=True):
             prediction = None
-            if of_images is not None and isinstance(choice, Detected):
-                score = float(of_images[image])
-                prediction, again = _box(
+            if box_scores is not None and isinstance(choice, Detected):
+                score = float(box_scores[image])
+                prediction, repeatable = _box(
                     choice, score, image, size, detections, seen_part, categories
                 )
                 name = prediction.label
             else:
-                name, again = _region(target, choice, image, categories)
+                name, repeatable = _region(target, choice, image, categories)
             names.append(name)
             boxes.append(prediction)
-            concrete.append(again)
-        results.append(Located(tuple(detections), tuple(names), tuple(boxes), tuple(concrete)))
+            repeatable_targets.append(repeatable)
+        results.append(
+            Located(tuple(detections), tuple(names), tuple(boxes), tuple(repeatable_targets))
+        )
     return results
 
 
@@ -169,7 +171,7 @@ def _box(
         name = same[min(rank, len(same) - 1)]
     if resolved.of != "score":
         name = f"{resolved.of} of {name}"
-    again = Detections(
+    repeatable = Detections(
         Category(category, label),
         tuple(corners.tolist()),
         rank,
@@ -177,7 +179,7 @@ def _box(
         of=resolved.of,
         overlap=resolved.overlap,
     )
-    return Prediction(name, score, category, box), again
+    return Prediction(name, score, category, box), repeatable
 
 
 def _numbered(labels: Sequence[str]) -> str:

@@ -106,14 +106,14 @@ class Explainer:
             such as ``(40, 400)`` in Hounsfield units; see `explain.data.images.load_image`.
         device: where to run, as for ``torch.device``.
         activation: what makes probabilities of the model's outputs: "softmax" where one class is
-            true of a photo, "sigmoid" where several labels may be or there is one output for yes or
-            no, "none" where they are probabilities already, or numbers. A softmax or sigmoid that
-            the network ends with is seen, a warning says so, and it is not applied again. By
-            default, other outputs get a softmax, and one alone is a number.
-        unit: of the numbers that a model of numbers gives, such as "years"; ``categories`` are
-            their names.
-        style: the style of its pictures, such as "contour"; see `Explanation.overlay`.
-        interventions: what layers of the model give instead, in all that it explains; see
+            true of a photo, "sigmoid" where several labels may be true or one output means yes or
+            no, "none" where the outputs are probabilities already, or numbers. A softmax or sigmoid
+            at the end of the network is recognised with a warning, and is not applied again. By
+            default, other outputs get a softmax, and a single output is a number.
+        unit: the unit of the numbers that a model of numbers gives, such as "years";
+            ``categories`` are the names of these numbers.
+        style: the style of pictures, such as "contour"; see `Explanation.overlay`.
+        interventions: changes to the outputs of layers, in everything that is explained; see
             `explain.hooks.intervene`.
         layout: of a model of videos, tiles or bags of patches: "NTCHW" where these come before the
             channels, or "NCTHW". ``preprocess`` may return ``(T, C, H, W)``, tiles of a photo,
@@ -320,9 +320,9 @@ class Explainer:
         >>> from PIL import Image
         >>> photos = [Image.new("RGB", (30, 20), "red"), b"no photo"]
         >>> [
-        ...     str(found)[:41]
-        ...     for found in Explainer().each(photos, "saliency", 0)
-        ...     if isinstance(found, Exception)
+        ...     str(outcome)[:41]
+        ...     for outcome in Explainer().each(photos, "saliency", 0)
+        ...     if isinstance(outcome, Exception)
         ... ]
         ['photo 1: image of 8 bytes is not an image']
         """
@@ -394,15 +394,16 @@ class Explainer:
         largest_batch = min(AT_ONCE, limit) if isinstance(limit, int) and limit > 0 else AT_ONCE
 
         def read(image: ImageLike, place: int) -> Any:
-            """Return the photo with its input, or its place with the error that it cannot be read
-            for."""
+            """Return the photo with its input, or a pair of its place and the error if it cannot be
+            read."""
             try:
                 return self._photo(image, place)
             except Exception as error:
                 return place, error
 
         def at_once(photo: Any) -> int:
-            """Return how many photos of this size make a batch: as many as `AREA` pixels hold."""
+            """Return how many photos of this size make a batch: as many as fit into `AREA` pixels,
+            one where the request or the input (frames, tiles) does not allow batches."""
             if request.alone or photo.x.ndim != 4:
                 return 1
             area: int = photo.image.width * photo.image.height
@@ -418,8 +419,12 @@ class Explainer:
             at_once=at_once,
             apart=lambda photo: rows_are_apart(self.model, photo.x),
         )
+        # what could not be read is a pair of its place and the error already
         by_place = (
-            [(p.place, result) if isinstance(p, Photo) else p for p, result in batch]
+            [
+                (photo.place, result) if isinstance(photo, Photo) else photo
+                for photo, result in batch
+            ]
             for batch in batches
         )
         return reported(by_place)
@@ -562,8 +567,8 @@ class Explainer:
             the `Concepts`.
 
         >>> from PIL import Image
-        >>> picture, found = Explainer().concepts(Image.new("RGB", (60, 40), "orange"), 2)
-        >>> len(found), picture.width
+        >>> picture, concepts = Explainer().concepts(Image.new("RGB", (60, 40), "orange"), 2)
+        >>> len(concepts), picture.width
         (2, 360)
         """
         photo = self._photo(image)

@@ -66,16 +66,18 @@ class Explanation(Reportable):
 
     ``explanation["gradcam"]`` is the attribution of a method for the first target, and iterating
     gives the methods' names. ``results`` has a dictionary of attributions by method for each
-    target. ``box`` is the part of the photo that the model saw and that the maps cover; where it
-    saw several, ``crops`` are these, and ``box`` is the whole photo. ``probabilities`` ``(K,)`` are
-    those of the classes, where the model has any; where it gives numbers, ``numbers`` ``(K,)`` are
-    these. ``outputs`` says what they are. ``style`` replaces each method's own style in pictures.
-    ``explainer`` made this, and can explain the photo further; ``request`` are its arguments.
-    ``asked`` are the targets that were more than a class, as records have them; ``key`` recognises
-    a request later. ``detections`` are what a detector finds on the photo, best first, and
-    ``boxes`` those of the targets, in pixels of the photo. Everything else works without explainer
-    and request: a copy and a pickle hold the data, on the CPU, and never the model; there, both are
-    None. ``verdicts`` are those of `check`, by the index of the target.
+    target. ``box`` is the part of the photo that the model saw and that the maps cover; if the
+    model saw several parts, these are ``crops``, and ``box`` is the whole photo. ``probabilities``
+    ``(K,)`` are those of the classes, and ``numbers`` ``(K,)`` the outputs of a model of numbers;
+    each is None for other models. ``outputs`` says what the outputs mean. ``style`` replaces each
+    method's own style in pictures. ``explainer`` made the explanation, and can explain the photo
+    further; ``request`` has its arguments. ``asked`` are the targets that were more than a class,
+    as records have them; ``key`` recognises a request later. ``detections`` are what a detector
+    finds on the photo, best first, and ``boxes`` those of the targets, in pixels of the photo.
+    ``verdicts`` are those of `check`, by the index of the target.
+
+    Everything else works without explainer and request: a copy and a pickle hold the data, on the
+    CPU, and never the model; in them, both are None.
     """
 
     style: StyleLike | None = None
@@ -154,9 +156,9 @@ class Explanation(Reportable):
         """The best labels with their probabilities, best first; empty for a model that gives no
         class scores.
 
-        Where several may be true of one photo, all that are more probable than not; of one
-        probability alone, yes and no. Of a detector, all detections. Of a model with one number,
-        its name and the number itself.
+        Where several labels may be true of one photo, these are all that are more probable than
+        not; for a single probability, yes and no; for a detector, all detections; for a model with
+        one number, its name and the number itself.
         """
         return [(prediction.label, prediction.value) for prediction in self.predicted]
 
@@ -303,10 +305,10 @@ class Explanation(Reportable):
         """Run sanity checks: do the maps depend on the model and the class, are they faithful and
         stable?
 
-        A map is supported, or contradicted, or neither is shown with so many masked photos, which
-        all maps share. Where they do not decide, the areas that a map marks are covered as well.
-        Each method runs eleven times in other settings. From then on, the record, captions and
-        sheets contain the answers. See `explain.metrics`.
+        A map is supported or contradicted, or ``samples`` masked photos, which all maps share, are
+        too few to decide. Then the areas that a map marks are covered as well. Each method runs
+        eleven times in other settings. The record, captions and sheets contain the answers
+        afterwards. See `explain.metrics`.
 
         Args:
             methods: which of `methods`; all of them by default.

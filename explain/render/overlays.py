@@ -283,11 +283,11 @@ class MovingOverlay:
         Args:
             path: ends in ``.gif`` or ``.webp``.
             seconds: how long each frame is shown; the last one four times as long.
-            overwrite: replace a file that is there.
+            overwrite: replace a file that exists.
 
         Raises:
-            ImageError: it ends in something else, or the time is none.
-            OutputError: the file is there already, or cannot be written.
+            ImageError: the path ends in something else, or ``seconds`` is not from 0.02 to 60.
+            OutputError: the file exists and ``overwrite`` is not set, or it cannot be written.
         """
         path = Path(path)
         pairs = zip(self.pictures, self.names, strict=True)
@@ -320,19 +320,19 @@ def film(
 
     Args:
         frames: a list of images; or a tensor or array ``(T, H, W)``, ``(T, H, W, 3)``, or as a
-            model takes it ``(C, T, H, W)`` or ``(T, C, H, W)`` with one or three channels. All
-            values but uint8 are scaled from their least to their largest one.
-        heatmap: ``(T, H, W)``, the maps of all frames; one scale for all of them.
+            model takes it ``(C, T, H, W)`` or ``(T, C, H, W)`` with one or three channels. Values
+            other than uint8 are scaled from their least to their largest one.
+        heatmap: ``(T, H, W)``, the maps of all frames, which share one scale.
         style, colormap, alpha: as for `explain.render.overlay`.
         unit: what a frame is called.
-        layout: "NTCHW" where the frames come before the channels, or "NCTHW"; None tells it by
-            their number, and takes three of three for channels first.
+        layout: "NTCHW" where the frames come before the channels, or "NCTHW". By default, the sizes
+            of the axes decide; where both could be channels, the channels come first.
 
     Raises:
-        ImageError: there are not as many frames as maps, or they are no pictures.
+        ImageError: there are not as many frames as maps, or the frames are no pictures.
 
-    >>> found = film(np.zeros((1, 4, 8, 6)), np.ones((4, 8, 6)), unit="slice")
-    >>> len(found), found.names[-1], found.pictures[0].size  # small frames are enlarged
+    >>> moving = film(np.zeros((1, 4, 8, 6)), np.ones((4, 8, 6)), unit="slice")
+    >>> len(moving), moving.names[-1], moving.pictures[0].size  # small frames are enlarged
     (4, 'slice 4 of 4', (240, 320))
     """
     chosen = get_style(style, colormap=colormap, alpha=alpha)

@@ -158,8 +158,11 @@ CONTRAST = 0.35  # how much of the photo's contrast is left where it is pale
 
 
 def mark_unseen(picture: Image.Image, photo: Image.Image, seen: Sequence[Box]) -> Image.Image:
-    """Return a picture of a photo in which what the model did not see is pale and hatched, with a
-    line around the parts that it has ``seen``.
+    """Return a picture in which the parts of the photo that the model did not see are pale and
+    hatched, with a line around those that it has ``seen``.
+
+    ``picture`` is the photo with a map on it, of the photo's size; it is returned itself where the
+    model saw everything.
 
     >>> white = Image.new("RGB", (40, 20), "white")
     >>> mark_unseen(white, white, [Box(0, 0, 40, 20)]) is white
@@ -781,9 +784,11 @@ def _areas(
     that the map covers; what lies beside the photo does not count.
     """
     values = fine(values)
-    least = thresholds(np.abs(part_on_photo(values, size, region)), shares)
+    share_thresholds = thresholds(np.abs(part_on_photo(values, size, region)), shares)
     return [
-        mask_above(side * values, threshold, size, region) for threshold in least for side in sides
+        mask_above(side * values, threshold, size, region)
+        for threshold in share_thresholds
+        for side in sides
     ]
 
 
