@@ -74,6 +74,8 @@ def imported_later(module: str, homes: Mapping[str, str]) -> Callable[[str], Any
     """
 
     def load(name: str) -> Any:
+        """Import and return the object of this name; Python calls it for names that the package
+        does not have yet."""
         if name not in homes:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         return getattr(importlib.import_module(homes[name]), name)
@@ -352,6 +354,7 @@ def keywords(
     """
 
     def mark(function: Callable[P, R]) -> Callable[P, R]:
+        """Return the function with the check around it; the names that it accepts are read once."""
         kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         parameters = inspect.signature(function).parameters.items()
         accepted = dict.fromkeys(name for name, parameter in parameters if parameter.kind in kinds)
@@ -361,6 +364,8 @@ def keywords(
 
         @functools.wraps(function)
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+            """Call the function if it has all keyword arguments, with the CPU as the default device
+            where the caller has set one."""
             if not kwargs.keys() <= accepted.keys():
                 wrong = next(name for name in kwargs if name not in accepted)
                 hint = (elsewhere or {}).get(wrong) or did_you_mean(wrong, accepted)

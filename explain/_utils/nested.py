@@ -257,6 +257,12 @@ class SwappedInputs:
     """
 
     def __init__(self, inputs: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Replace the tensors in a module's ``inputs``, its arguments and keyword arguments, by
+        ``change``.
+
+        The caller's lists, mappings and dataclasses are edited until `restore`. ``change`` is
+        called once for each tensor, however often it occurs.
+        """
         self.pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
         args, kwargs = inputs
         # the common case, one tensor alone, needs no walk: there is no container of the caller's
@@ -271,6 +277,7 @@ class SwappedInputs:
         replacements: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
         def replaced(path: Path, tensor: torch.Tensor) -> torch.Tensor:
+            """Return what takes the place of a tensor: the same for each place where it occurs."""
             if id(tensor) not in replacements:
                 replacements[id(tensor)] = tensor, change(tensor)
             return replacements[id(tensor)][1]

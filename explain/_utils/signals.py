@@ -105,6 +105,11 @@ class SignalSafe(Generic[T]):
     on_exit: Callable[[BaseException | None], None]
 
     def __enter__(self) -> T:
+        """Begin the block by ``on_enter``, while signals wait; return what it returns.
+
+        Signals that came meanwhile are handled before the block begins; where their handlers or
+        ``on_enter`` raise, ``on_exit`` is called.
+        """
         self._in_front = _step_in_front()
         try:
             bound = self.on_enter()
@@ -119,6 +124,7 @@ class SignalSafe(Generic[T]):
         return bound
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        """End the block by ``on_exit``, while signals wait; they are handled afterwards."""
         try:
             self.on_exit(error)
         finally:
@@ -136,6 +142,12 @@ class _FromGenerator(SignalSafe[T]):
         return next(self._steps)
 
     def on_exit(self, error: BaseException | None) -> None:
+        """Let the generator go on after its ``yield``, or raise the block's error there, as
+        `contextlib.contextmanager` does.
+
+        The error that comes back out of the generator is not raised here: the ``with`` statement
+        raises it again.
+        """
         if error is None:
             next(self._steps, None)
             return
@@ -179,6 +191,8 @@ class _Temporarily(SignalSafe[None]):
     """See `temporarily`."""
 
     def __init__(self, holder: object, values: dict[str, Any]) -> None:
+        """Note the attributes of ``holder`` that are to be changed, with the values that they have
+        now."""
         self._attributes = vars(holder)
         self._values = values
         self._previous = {name: getattr(holder, name) for name in values}
@@ -223,6 +237,8 @@ class Shared(SignalSafe[None]):
         self._held: list[Any] = []
 
     def on_enter(self) -> None:
+        """Change each setting that no block has changed yet, and count this block for all of
+        them."""
         with lock:
             for setting, change in self._changes.items():
                 if setting not in _shared:
@@ -231,6 +247,8 @@ class Shared(SignalSafe[None]):
                 self._held.append(setting)
 
     def on_exit(self, error: BaseException | None) -> None:
+        """Count this block off, and restore each setting that no other block needs; only settings
+        that ``on_enter`` has got to are touched."""
         with lock:
             for setting in reversed(self._held):
                 changed = _shared.get(setting)
@@ -258,6 +276,7 @@ def deferring_signals(function: Callable[P, T]) -> Callable[P, T]:
 
     @wraps(function)
     def whole(*args: P.args, **kwargs: P.kwargs) -> T:
+        """Call the function while signals wait, and handle them when it has returned or raised."""
         in_front = _step_in_front()
         try:
             return function(*args, **kwargs)

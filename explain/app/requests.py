@@ -172,6 +172,11 @@ class CoveredRegion(CheckedFields):
     error: ClassVar[type[ExplainError]] = ExplainError
 
     def __post_init__(self) -> None:
+        """Check the fields of the covered region in a request of the page: their types, and that
+        the corners are shares from 0 to 1 in order.
+
+        The dataclass calls it after ``__init__``.
+        """
         super().__post_init__()
         left, top, right, bottom = self.region
         if not (0 <= left < right <= 1 and 0 <= top < bottom <= 1):

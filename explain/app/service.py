@@ -59,6 +59,12 @@ class Cache(Generic[T]):
         size_of: Callable[[T], float] = lambda item: 0,
         age: float = math.inf,
     ) -> None:
+        """Make an empty cache of at most ``most`` items.
+
+        ``kind`` is what the message about a missing item calls it, such as "photo". ``size_of``
+        gives an item's size, in the unit of ``size``, the limit of all together. ``age`` is in
+        seconds.
+        """
         self._kind = kind
         self._most = most
         self._size = size
@@ -147,6 +153,12 @@ class Service:
         limits: Limits | None = None,
         examples: Mapping[str, Path] | None = None,
     ) -> None:
+        """Serve these models to the page of the app, and start the thread that removes expired
+        items.
+
+        ``examples`` are files of photos by the names that the page shows; requests choose a model
+        by its place in ``explainers``. `close` ends the threads.
+        """
         self.limits = limits = limits or Limits()
         self.models = [ServedModel(explainer, limits) for explainer in explainers]
         self.examples = dict(examples or {})

@@ -167,6 +167,8 @@ class ServedModel:
     """A model that answers all requests, one after the other."""
 
     def __init__(self, explainer: Explainer, limits: Limits) -> None:
+        """Start the two threads in which tasks of this model run, for quick and for slow methods;
+        the scheduler lets only one of them use the model at a time."""
         self.explainer = explainer
         self.scheduler = Scheduler()
         self.quick = WorkerThread("quick", limits.waiting)
@@ -308,6 +310,11 @@ class PageTask:
     """
 
     def __init__(self, served: ServedModel, send: SendStep) -> None:
+        """Make a task that is not running yet; `Service` queues it.
+
+        ``send`` passes a step of the answer to the page, from any thread. ``notes`` collects the
+        warnings that the next step shows, and ``_sent`` is when progress was sent last.
+        """
         self.served = served
         self.send = send
         self.stopped = False
@@ -473,6 +480,13 @@ class ExplainTask(PageTask):
         keep: Callable[[ShownAnswer], str],
         earlier: ShownAnswer | None,
     ) -> None:
+        """Prepare to explain the photo of a request; nothing is computed yet.
+
+        The photo is covered here if the request asks for it. Maps and curves of the earlier answer
+        are taken over: the caller has checked that they fit (`ShownAnswer.fits`).
+
+        It raises an `ExplainError` where the model has no such crop.
+        """
         super().__init__(served, send)
         self.request = request
         self.photo = photo
@@ -677,6 +691,8 @@ class CheckTask(PageTask):
     def __init__(
         self, request: CheckRequest, served: ServedModel, send: SendStep, answer: ShownAnswer
     ) -> None:
+        """Prepare the curve or the checks of one map of an answer; an `ExplainError` where the
+        answer has no such map."""
         super().__init__(served, send)
         self.request = request
         self._answer = answer

@@ -263,6 +263,8 @@ class Handlers:
         """
 
         async def handle(request: Any) -> Any:
+            """Check a request's token and headers, and pass it to the handler if they are
+            allowed."""
             token = request.cookies.get(COOKIE)
             if request.url.path == "/":
                 token = request.query_params.get("token", token)
@@ -348,6 +350,10 @@ class Handlers:
         """
 
         async def handle(request: Any) -> Any:
+            """Queue the task of a request, and stream its steps to the browser.
+
+            The steps come from worker threads through a queue of this request's event loop.
+            """
             from starlette.responses import StreamingResponse
 
             loop = asyncio.get_running_loop()
@@ -360,13 +366,15 @@ class Handlers:
             name = await asyncio.to_thread(begin, await self._values(request), send)
 
             async def lines() -> AsyncIterator[str]:
+                """Yield each step as a line of JSON until the last; drop the job at the end, also
+                if the visitor has left."""
                 step: Mapping[str, Any] = {}
                 try:
                     while not step.get("end"):
                         step = await steps.get()
                         yield json.dumps(step, separators=(",", ":"), allow_nan=False) + "\n"
                 finally:
-                    self._service.drop(name)  # the reader may have gone
+                    self._service.drop(name)
 
             return StreamingResponse(lines(), media_type="application/x-ndjson", headers=HEADERS)
 

@@ -82,6 +82,8 @@ class Recorder:
     buckets: list[Sent] = field(default_factory=list)
 
     def __str__(self) -> str:
+        """The number of buckets of gradients that this rank exchanged, their size before encoding,
+        and the seconds that all took together, as text."""
         total = sum(sent.bytes for sent in self.buckets)
         seconds = sum(sent.seconds for sent in self.buckets)
         return f"{len(self.buckets)} buckets, {total / 1e6:.2f} MB of gradients, {seconds:.3f} s"
@@ -165,12 +167,16 @@ def _recorded(exchange: "Exchange", recorder: Recorder) -> "Hook":
     """
 
     def hook(state: Any, bucket: "GradBucket") -> "Future":
+        """Start the exchange of a full bucket, and return the future of its average; DDP calls
+        it."""
         start = time.perf_counter()
         buffer = bucket.buffer()
         norm = torch.linalg.vector_norm(buffer, dtype=torch.float64).item()
         future, bytes_sent = exchange(state, bucket)
 
         def note(finished: "Future") -> torch.Tensor:
+            """Record the exchange that has finished, and return the tensor of the averaged
+            bucket."""
             seconds = time.perf_counter() - start
             recorder.buckets.append(Sent(bucket.index(), buffer.nbytes, bytes_sent, seconds, norm))
             value: Any = finished.value()
@@ -209,6 +215,7 @@ def _of_torch(
     one_by_one = name == "powersgd" and dist.get_backend(group) == "gloo"
 
     def exchange(state: Any, bucket: "GradBucket") -> "tuple[Future, None]":
+        """Start torch's own hook for a bucket; the bytes that it sends are not known."""
         future = torch_hook(state, bucket)
         if one_by_one:
             future.wait()
@@ -228,6 +235,7 @@ def _of_caller(fn: "Hook", group: dist.ProcessGroup) -> "Exchange":
     guarded.must_take(["state", "bucket"])
 
     def exchange(state: Any, bucket: "GradBucket") -> "tuple[Future, None]":
+        """Call the user's hook for a bucket, and refuse a result that is no future of torch."""
         future = guarded(state, bucket)
         if not isinstance(future, torch._C.Future):
             raise HookError(
@@ -246,6 +254,8 @@ def _of_codec(codec: Codec, group: dist.ProcessGroup) -> "Exchange":
     """
 
     def exchange(state: Any, bucket: "GradBucket") -> "tuple[Future, int]":
+        """Encode, exchange, decode and average a bucket; return a future that is done, and the
+        bytes that this rank sent."""
         buffer = bucket.buffer()
         encoded = _together(group, "encode", lambda: _tensor(codec.encode(buffer.clone())))
         exchanged = _exchange(group, codec, encoded)

@@ -50,6 +50,8 @@ class PackageReport:
     versions: Mapping[str, str]
 
     def __str__(self) -> str:
+        """The report as lines of text: for each kind how many modules there are and their names,
+        and last the versions that wrote the archive."""
         kinds = {"interned": self.interned, "externed": self.externed, "mocked": self.mocked}
         lines = [
             _row(f"{kind:<8} {len(names):>3}", ", ".join(names)) for kind, names in kinds.items()
@@ -346,6 +348,8 @@ def _noted(exporter: "PackageExporter", labels: list[str] | None) -> dict[str, A
     report: dict[str, Any] = {"interned": [], "externed": [], "mocked": [], "versions": versions}
 
     def intern(exporter: "PackageExporter", name: str) -> None:
+        """Note a module whose source goes into the archive; at `HOME`, the last one, write the
+        report."""
         if name == HOME:
             for kind in ("interned", "externed", "mocked"):
                 report[kind].sort()

@@ -62,8 +62,8 @@ class Section:
 
 
 def document(title: str, introduction: str, sections: Sequence[Section]) -> str:
-    """Return a static HTML page of texts, tables and pictures as one text, without any script, such
-    as the card of a model or the report of a run.
+    """Return a static HTML page of texts, tables and pictures as one text, without any script:
+    what was found in a run, or a comparison of explanations.
 
     Args:
         title: the heading.

@@ -80,6 +80,8 @@ class RegionUse:
     settings: str = field(repr=False)
 
     def __str__(self) -> str:
+        """The figures in one line, in points (hundredths), as the assertions about a region print
+        them."""
         covered = (
             f"without the region, the probability changes by {points(self.without)} points, "
             f"without an equal area elsewhere by {points(self.control)}: more by {self.change}"
@@ -112,6 +114,7 @@ class Agreement:
     method: str
 
     def __str__(self) -> str:
+        """The figures in one line, in points (hundredths), as `assert_agrees` prints them."""
         answers = (
             f"the largest probability changes by {self.change}, limit {points(self.limit)}, and "
             f"{self.other_answers} answers are others"

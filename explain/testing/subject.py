@@ -57,6 +57,12 @@ class ModelUnderTest:
     """
 
     def __init__(self, model: ModelLike, photos: Any, region: RegionLike | None = None) -> None:
+        """Preprocess the photos for the model, and find the region on each; see the class for
+        errors.
+
+        ``region`` is one for all photos, a function of the photo, or a list with one for each; None
+        for assertions without a region.
+        """
         self.explainer = _explainer(model, photos)
         self.photos = [
             self._photo(image, region, place)

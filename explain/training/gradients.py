@@ -56,6 +56,12 @@ class OnParameters(SignalSafe[Any]):
     def __init__(
         self, model: nn.Module, hook: Callable[[str, torch.Tensor], torch.Tensor | None]
     ) -> None:
+        """Place ``hook`` on the gradient of each parameter that requires one.
+
+        It is called in backward with the parameter's name and gradient, before the gradient is
+        accumulated, and returns what takes its place, or None to leave it.
+        """
+
         def watched(name: str, gradient: torch.Tensor) -> torch.Tensor | None:
             if gradient.layout != torch.strided:
                 raise HookError(
@@ -235,6 +241,7 @@ class DeadUnits(OnParameters):
         return {name: len(alive) for name, alive in self._in_order()}
 
     def __repr__(self) -> str:
+        """How many of the watched units got no gradient so far, as text."""
         dead = sum(map(len, self.dead().values()))
         total = sum(self.counts().values())
         return f"DeadUnits({dead} of {total} units get no gradient)"
@@ -346,6 +353,8 @@ class GradientFlow(OnParameters):
         return mean_flows
 
     def __repr__(self) -> str:
+        """How many backward passes were watched, and how many parameters got each verdict, as text;
+        also the caption of the figure."""
         counts = Counter(self.verdicts().values())
         judged = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
         return f"GradientFlow({len(self.steps)} steps{f'; {judged}' if judged else ''})"

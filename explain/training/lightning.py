@@ -163,6 +163,8 @@ class PriorCallback:
 
         @functools.wraps(own_training_step)
         def training_step(batch: Any, *args: Any, **kwargs: Any) -> Any:
+            """Return what the module's own training step returns, with the penalty of the prior
+            added to its loss, and log the penalty."""
             result = own_training_step(batch, *args, **kwargs)
             if result is None:  # Lightning skips this batch
                 return None

@@ -140,6 +140,7 @@ class Monitor:
         self.close(completed=error is None)
 
     def __repr__(self) -> str:
+        """How many photos are watched, how often, and the step of the training, as text."""
         where = str(self.output or "a board")
         return (
             f"Monitor({len(self._photos.photos)} photos every {self.every} steps, to {where!r}; "

@@ -64,6 +64,11 @@ class WatchedPhotos:
         target: Any,
         **options: Any,
     ) -> None:
+        """Make the job that explains the photos, and read them.
+
+        They are explained for their labels (``by_label``) only where the caller asked for no target
+        in any way.
+        """
         self.job = LabelJob(source, explainer, methods, target, **options)
         asked = (target, options.get("targets"), options.get("top_k"))
         self.job.by_label = asked == (None, None, None)

@@ -65,6 +65,8 @@ class TrainingStore(Store):
     """The file of a watched training, opened for writing; as `Store`."""
 
     def __init__(self, file: Path, manifest: Mapping[str, Any]) -> None:
+        """Open the file, or make it, with the tables of a run and those of ``tables.sql`` for a
+        training; ``manifest`` is the description that the run keeps."""
         super().__init__(file, manifest)
         with self.transaction():
             for statement in TABLES:
@@ -124,6 +126,11 @@ class TensorBoardLog:
     def __init__(
         self, writer: Any, photos: Sequence[Prepared], scenes: Sequence[Scene | None]
     ) -> None:
+        """Write by a TensorBoard ``writer``, which stays the caller's to close.
+
+        ``scenes`` has the drawn photo of each of ``photos``, in their order; None where maps are
+        not drawn.
+        """
         self._writer = writer
         self._photos = photos
         self._scenes = scenes
