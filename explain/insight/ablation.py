@@ -134,6 +134,8 @@ class AblationResult:
         )
 
     def to_dict(self) -> dict[str, Any]:
+        """The figures of an ablation in plain values of JSON, without those of single photos;
+        "before" is `intact`."""
         return {
             **fields_of(self, "what photos share"),
             "before": json_value(self.intact),
@@ -141,6 +143,7 @@ class AblationResult:
         }
 
     def __str__(self) -> str:
+        """The outcome of an ablation in one line, for the terminal."""
         part = PARTS[self.what].format(share=in_percent(self.share))
         after = (
             f"{in_percent(self.after)} {part}, {in_percent(self.control)} without as many elsewhere"

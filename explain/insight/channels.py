@@ -113,6 +113,8 @@ class ChannelPatch:
     box: Box
 
     def to_dict(self) -> dict[str, Any]:
+        """The patch in plain values of JSON: the photo's name, the activation, and the box in
+        pixels of the photo."""
         return {
             "name": self.row.name,
             "value": json_value(self.value),
@@ -138,6 +140,7 @@ class Channel:
     patches: tuple[ChannelPatch, ...] = field(repr=False)
 
     def to_dict(self) -> dict[str, Any]:
+        """The channel with its patches in plain values of JSON, for ``insight.json``."""
         return {"channel": self.number, **fields_of(self, "weight patches")}
 
     @property
@@ -172,6 +175,7 @@ class ChannelReport:
         return self.channels
 
     def to_dict(self) -> dict[str, Any]:
+        """All fields of the report in plain values of JSON, for ``insight.json``."""
         return fields_of(self)
 
     def picture(self, photos: RunPhotos) -> Image.Image:

@@ -75,6 +75,8 @@ class MapStatistics:
         )
 
     def to_dict(self) -> dict[str, Any]:
+        """The statistics in plain values of JSON, for ``insight.json``; "map" is the mean map, as a
+        list of rows."""
         return {**fields_of(self), "map": json_value(self.mean)}
 
 

@@ -62,6 +62,8 @@ class SharedConcepts:
     examples: tuple[tuple[Example, ...], ...] = field(repr=False)
 
     def to_dict(self) -> dict[str, Any]:
+        """The concepts in plain values of JSON, for ``insight.json``: share and photos of each,
+        without the vectors."""
         concepts = []
         for share, examples in zip(self.shares, self.examples, strict=True):
             photos = [

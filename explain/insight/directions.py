@@ -148,6 +148,8 @@ class Direction:
         return self.chance < 0.05 and self.told_apart > 0.5
 
     def to_dict(self) -> dict[str, Any]:
+        """The figures of a concept's direction in plain values of JSON, for ``insight.json``,
+        without the vector."""
         figures = (
             "layer target examples photos score gain chance told_apart random_scores random_gains"
         )

@@ -72,6 +72,8 @@ class Confusion:
     spoken: tuple[ClassEvidence, ...] = field(default=(), repr=False)
 
     def to_dict(self) -> dict[str, Any]:
+        """The pair of classes in plain values of JSON, for ``insight.json``; "spoken" has figures
+        of the explained photos, without their maps."""
         document = fields_of(self, "label prediction count of back probability photos")
         if self.spoken:
             document["spoken"] = [
@@ -169,10 +171,12 @@ class LabelMistakes:
 
     @property
     def missed_in(self) -> Names:
+        """The names of the photos in which the label is missed, as a table shows them."""
         return Names(self.missed_photos)
 
     @property
     def alarm_in(self) -> Names:
+        """The names of the photos in which the label is a false alarm, as a table shows them."""
         return Names(self.alarm_photos)
 
     @property
@@ -192,6 +196,8 @@ class LabelMistakes:
         return [(words, photos) for words, photos in kinds if photos]
 
     def to_dict(self) -> dict[str, Any]:
+        """The mistakes of one label in plain values of JSON, for ``insight.json``, without the
+        maps."""
         return fields_of(self)
 
 
@@ -309,6 +315,7 @@ class OddEvidence:
 
     @property
     def name(self) -> str:
+        """The end of the photo's name, as a table shows it."""
         return short(self.photo)
 
 

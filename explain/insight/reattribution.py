@@ -48,8 +48,12 @@ class RunPhotos(PhotoReader):
     def __init__(
         self, run: StoredRun, explainer: Explainer | None = None, source: Any = None
     ) -> None:
-        """Refuse an explainer that is not that of the run; ``missing`` will have the reason for
-        each photo that cannot be read, by its name."""
+        """Keep a run and its explainer, to read the photos again and run the model on them; refuse
+        an explainer that is not that of the run.
+
+        ``missing`` gets the reason for each photo that cannot be read, by its name. Without an
+        explainer, photos can only be drawn.
+        """
         super().__init__(run, source)
         self._explainer = explainer
         self.missing: dict[str, str] = {}

@@ -129,6 +129,8 @@ class Repair:
         return table
 
     def to_dict(self) -> dict[str, Any]:
+        """The figures of a repair in plain values of JSON, for ``--json`` of the command line;
+        "accuracy" has those of each group of photos in `GROUPS`."""
         accuracy = {}
         for name, answers in self.answers.items():
             old, new = answers.accuracy
@@ -154,6 +156,7 @@ class Repair:
         return f"{done}. {moved}; with another patch, {control} (p = {self.chance:.2g}).{doubt}"
 
     def __str__(self) -> str:
+        """The repair as lines for the terminal: a summary, and the table of accuracies."""
         return "\n".join([f"{self.finding}: {self.summary}", *table_lines(self.rows)])
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> list[Path]:

@@ -42,6 +42,7 @@ class PhotosWithRegions:
     regions: torch.Tensor
 
     def __len__(self) -> int:
+        """The number of photos."""
         return len(self.rows)
 
     def __getitem__(self, which: torch.Tensor | slice) -> "PhotosWithRegions":

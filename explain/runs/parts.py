@@ -46,7 +46,9 @@ class Storage:
     """
 
     def __init__(self, address: str | os.PathLike[str], *, make: bool = True) -> None:
-        """Find the file system of the address; the class says what the arguments are."""
+        """Find the file system of a folder's path or address (``s3://...``), and make the folder if
+        ``make``. ``path`` is the folder within that file system, and ``name`` the whole address,
+        which other machines use as well."""
         self.name = os.fspath(address)
         if "://" not in self.name:
             self.name = os.path.realpath(self.name)

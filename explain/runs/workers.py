@@ -38,6 +38,8 @@ class EndedError(Exception):
     """
 
     def __init__(self, message: str, *, is_next: bool) -> None:
+        """An error about a worker process that died or is too slow; `read_ahead` reads ``is_next``:
+        whether the next photo is to blame, or any that was sent."""
         super().__init__(message)
         self.is_next = is_next
 
@@ -139,6 +141,7 @@ class _Reader(Dataset[bytes]):
     file, of which there may be few."""
 
     def __init__(self, preparer: Preparer) -> None:
+        """Keep the preparer, which is copied into each worker process."""
         self._preparer = preparer
 
     def __getitem__(self, sent: bytes) -> bytes:

@@ -72,6 +72,7 @@ class PhotoList(Source):
 
     @property
     def count(self) -> int:
+        """The number of photos that the list has."""
         return len(self._listed)
 
     def entries(self) -> Iterator[Entry]:
@@ -80,6 +81,7 @@ class PhotoList(Source):
             yield replace(entry, stamp=stamp_of(entry.where))
 
     def identity(self) -> dict[str, Any]:
+        """The kind of the source and the path of the list, as the manifest of a run keeps them."""
         return {"kind": self.kind, "path": path_text(self.file)}
 
     @cached_property
@@ -375,6 +377,7 @@ class AnnotatedSource(Source):
 
     @property
     def count(self) -> int | None:
+        """The number of photos of the inner source."""
         return self.source.count
 
     def entries(self) -> Iterator[Entry]:
@@ -385,9 +388,13 @@ class AnnotatedSource(Source):
             yield replace(entry, label=listed.label, boxes=listed.boxes)
 
     def read(self, entry: Entry) -> Content:
+        """Read the photo from the inner source, without the label that it has there: that of the
+        list counts, and is in the entry."""
         return Content(self.source.read(entry).image)
 
     def identity(self) -> dict[str, Any]:
+        """The identity of the inner source and the path of the list, as the manifest of a run keeps
+        them."""
         return {**self.source.identity(), "boxes": path_text(self.list.file)}
 
     def _listed(self, entry: Entry) -> Entry | None:
@@ -477,6 +484,8 @@ class Shards(Source):
         return Content(content)
 
     def identity(self) -> dict[str, Any]:
+        """The kind of the source and the paths of its shards, as the manifest of a run keeps
+        them."""
         return {"kind": self.kind, "paths": [path_text(shard) for shard in self.shards]}
 
 

@@ -368,8 +368,8 @@ class StoredRun:
         correct: bool | None = None,
         order: str = "source",
     ) -> Iterator[Row]:
-        """Give the result for each photo, method and target, one after the other; each is compared
-        with its digest.
+        """Give the result for each photo, method and target, one after the other, when all rows of
+        the run are checked against their digests.
 
         Args:
             method: of this method only.
@@ -591,8 +591,8 @@ class PhotoReader:
     """
 
     def __init__(self, run: "StoredRun", source: Any = None) -> None:
-        """Take the window of grey values that the run was made with from its manifest, so that
-        photos look the same."""
+        """Keep a run and, for photos that had no file, their source. The window of grey values
+        comes from the manifest of the run, so that photos of scans look as they did then."""
         self.run = run
         arguments = run.manifest["explainer"]["arguments"]
         self.window: Window | None = decode(arguments.get("window"))

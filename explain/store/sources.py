@@ -172,6 +172,7 @@ class Folder(Source):
 
     @property
     def count(self) -> int:
+        """The number of photos in the folder and in those inside it."""
         return self._survey[0]
 
     def entries(self) -> Iterator[Entry]:
@@ -193,6 +194,7 @@ class Folder(Source):
                 yield Entry(path_text(relative_path), path, path_text(path), stamp_of(path), label)
 
     def identity(self) -> dict[str, Any]:
+        """The kind of the source and the folder's path, as the manifest of a run keeps them."""
         return {"kind": self.kind, "path": path_text(self.folder)}
 
 
@@ -553,6 +555,7 @@ class Photos(Source):
 
     @property
     def count(self) -> int | None:
+        """The number of photos in a sequence; None for an iterator."""
         return len(self.photos) if isinstance(self.photos, Sequence) else None
 
     def entries(self) -> Iterator[Entry]:
@@ -587,6 +590,8 @@ class Photos(Source):
         return content_of(item, self.columns.image, self.columns.label)
 
     def identity(self) -> dict[str, Any]:
+        """Only the kind: nothing is known of a list in Python. Photos of a continued run are
+        compared one by one."""
         return {"kind": self.kind}
 
 
@@ -629,6 +634,7 @@ class DataSet(Source):
 
     @property
     def count(self) -> int:
+        """The number of items."""
         return len(self.items)
 
     def entries(self) -> Iterator[Entry]:
@@ -651,6 +657,7 @@ class DataSet(Source):
                 yield Entry(f"item {number}", place)
 
     def read(self, entry: Entry) -> Content:
+        """Get an item of the data set by its number, and return its image, label and boxes."""
         return content_of(self.items[entry.where], self.columns.image, self.columns.label)
 
     def identity(self) -> dict[str, Any]:

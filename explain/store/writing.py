@@ -164,6 +164,7 @@ class PhotoRecord:
 
     @property
     def name(self) -> str:
+        """The name of the photo, by which the run finds it again."""
         return str(self.photo["name"])
 
 
