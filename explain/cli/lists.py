@@ -47,6 +47,7 @@ def list_methods(answer: Output, pattern: str | None) -> None:
             suffix = f"; for {method.only_for}" if method.only_for else ""
             line = f"  {method.name:<{width}}  {method.summary} ({method.paper}){suffix}"
             answer.add(document, [line, *_options_lines(pattern, values, width + 4)])
+    # lines go by family, the document by name
     answer.items.sort(key=lambda item: str(item["name"]))
     if pattern is None:
         answer.say("any of them")

@@ -175,6 +175,7 @@ def explain_photos(context: click.Context, /, **values: Any) -> int:
     ]
     work = works[0] if len(works) == 1 else partial(_compare, works)
     code = for_all(photos, work, answer, "explained", options.output)
+    # the sheet is written also if some photos failed, whose exit code is kept
     return sheet.write() or code
 
 

@@ -129,6 +129,7 @@ def run(context: click.Context, /, **values: Any) -> int:
         )
     metrics = metrics_of(options.metric, has_boxes=True)
     source = source_of(options.source, options.boxes)
+    # loading a model is slow: what can be checked without it comes before
     settings = {name: getattr(options, name) for name in cli.MODEL_SETTINGS}
     explainer = load_explainer(answer, model=options.model, **settings)
     line = RunProgress()
@@ -141,7 +142,7 @@ def run(context: click.Context, /, **values: Any) -> int:
             actors=options.actors,
             gpus=options.gpus or 0.0,
         )
-    earlier = _manifest_of(options.output)
+    earlier = _manifest_of(options.output)  # read before the run changes it
     begun = time.monotonic()
     try:
         with (
@@ -450,6 +451,7 @@ def repair(
     with notes(answer), blaming(model["model"]):
         photos = RunPhotos(run, explainer, source)
         insight = replace(run.insight(method), photos=photos)
+        # without --finding, findings are tried on the model: its result says which and why
         tried = insight.confirmed() if finding is None else None
         chosen = insight.finding(finding) if tried is None else tried.finding
         result = repaired(

@@ -70,7 +70,7 @@ def serve(
                 if open:
                     webbrowser.open(url)
 
-            service.prepare()
+            service.prepare()  # in threads: the first photo is then as fast as the others
             with suppress(KeyboardInterrupt):
                 listen(app, socket, begin)
 
