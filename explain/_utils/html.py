@@ -24,10 +24,10 @@ LARGEST = 220_000
 
 
 def picture_html(
-    picture: Image.Image, alternative: str, most: int = LARGEST, style: str = "max-width: 100%"
+    picture: Image.Image, alternative: str, max_bytes: int = LARGEST, style: str = "max-width: 100%"
 ) -> str:
-    """Return a picture as an HTML ``img`` that contains its file, of at most ``most`` bytes before
-    base64: a PNG, or else a JPEG, and reduced if need be.
+    """Return a picture as an HTML ``img`` that contains its file, of at most ``max_bytes`` bytes
+    before base64: a PNG, or else a JPEG, and reduced if need be.
 
     ``alternative`` is the text for those who cannot see it, ``style`` is CSS.
 
@@ -37,7 +37,7 @@ def picture_html(
     content = png(picture)
     kind = "png"
     scale = 1.0
-    while len(content) > most and scale > 0.05:
+    while len(content) > max_bytes and scale > 0.05:
         buffer = io.BytesIO()
         smaller = picture.convert("RGB").resize(
             [max(1, round(scale * side)) for side in picture.size]

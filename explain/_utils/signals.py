@@ -387,9 +387,9 @@ def _give_back(in_front: tuple[tuple[int, _InFront], ...]) -> None:
     """Put the caller's signal handlers back, except where somebody has set another one meanwhile;
     in the main thread only, as Python demands."""
     # ours goes on handing over where another thread ends a block
-    for number, ours in in_front if threading.get_ident() == _main else ():
-        if _signal.getsignal(number) is ours:
-            _signal.signal(number, ours.theirs)
+    for signal_number, ours in in_front if threading.get_ident() == _main else ():
+        if _signal.getsignal(signal_number) is ours:
+            _signal.signal(signal_number, ours.theirs)
 
 
 def _hand_over(caller: FrameType | None) -> None:
@@ -400,20 +400,22 @@ def _hand_over(caller: FrameType | None) -> None:
     """
     if not _waiting or threading.get_ident() != _main or _is_amid(caller):
         return
-    number, theirs = _waiting.pop(0)
+    signal_number, callers_handler = _waiting.pop(0)
     try:
-        _handle(number, theirs, caller)
+        _handle(signal_number, callers_handler, caller)
     finally:
         _hand_over(caller)
 
 
 def _handle(
-    number: int, theirs: Callable[[int, FrameType | None], Any], frame: FrameType | None
+    signal_number: int,
+    callers_handler: Callable[[int, FrameType | None], Any],
+    frame: FrameType | None,
 ) -> None:
-    """Call ``theirs``, the caller's handler of the signal ``number``, with the interrupted frame,
+    """Call the caller's handler of a signal with the interrupted frame,
     and mark what it raises for `came_by_signal`."""
     try:
-        theirs(number, frame)
+        callers_handler(signal_number, frame)
     except Exception as error:
         error._came_by_signal = True  # type: ignore[attr-defined]
         raise

@@ -68,8 +68,8 @@ class TooLargeError(ImageError):
     """A photo or a request has more bytes or pixels than the app takes."""
 
 
-def check_byte_count(what: str, count: int, most: int) -> None:
-    """Refuse the body of a web request that has more than ``most`` bytes; ``what`` is what the
+def check_byte_count(what: str, count: int, max_bytes: int) -> None:
+    """Refuse the body of a web request that has more than ``max_bytes`` bytes; ``what`` is what the
     message calls it, such as "photo".
 
     Called for each part that arrives, with the bytes so far, so that no more is kept in memory.
@@ -77,9 +77,9 @@ def check_byte_count(what: str, count: int, most: int) -> None:
     Raises:
         TooLargeError: ``count`` is above ``most``; the app replies with status 413.
     """
-    if count > most:
+    if count > max_bytes:
         raise TooLargeError(
-            f"{what} must have at most {most / 2**20:g} MiB, got more; make it smaller"
+            f"{what} must have at most {max_bytes / 2**20:g} MiB, got more; make it smaller"
         )
 
 
@@ -124,7 +124,10 @@ def decode_upload(
 
 
 def file_name(name: str) -> str:
-    r"""Return the last part of a path, without control characters.
+    r"""Return the name under which the app shows and records an uploaded file: the last part of the
+    path that the browser sent, without control characters, or "photo".
+
+    Paths are of any system, and may be hostile; the name is never used to open a file.
 
     >>> file_name("C:\\photos\\cat.jpg"), file_name("../../etc/passwd"), file_name("/..")
     ('cat.jpg', 'passwd', 'photo')
@@ -271,10 +274,10 @@ class ExplainRequest(CheckedFields):
             "targets": (len(request.targets), limits.targets),
             "seconds": (request.seconds, limits.seconds),
         }
-        for name, (amount, most) in amounts.items():
-            if amount > most:
+        for name, (amount, largest) in amounts.items():
+            if amount > largest:
                 raise ExplainError(
-                    f"{name} of request must be at most {most:g}, got {amount:g}; use the page"
+                    f"{name} of request must be at most {largest:g}, got {amount:g}; use the page"
                 )
         return request
 

@@ -675,14 +675,14 @@ def classes_of(explanation: Explanation) -> list[Any]:
     """
     request = explanation.request
     has_texts = request is not None and any(isinstance(target, Text) for target in request.targets)
-    named = has_texts or any(explanation.boxes)
-    chosen = [next(iter(result.values())).target for result in explanation.results]
-    if any(isinstance(target, str) for target in chosen) and not named:
+    has_named_targets = has_texts or any(explanation.boxes)
+    explained_targets = [next(iter(result.values())).target for result in explanation.results]
+    if any(isinstance(target, str) for target in explained_targets) and not has_named_targets:
         raise ExplainError(
             "model must give class scores or boxes for slow methods in the app; use "
             "explain.attribute"
         )
-    return [target if isinstance(target, str) else int(target[0]) for target in chosen]
+    return [target if isinstance(target, str) else int(target[0]) for target in explained_targets]
 
 
 class CheckTask(PageTask):

@@ -402,16 +402,16 @@ def _download(stem: str, content: str | bytes, ending: str, kind: str) -> Any:
     return _reply(content, kind, headers={"content-disposition": disposition})
 
 
-async def _body(request: Any, what: str, most: int) -> bytes:
+async def _body(request: Any, what: str, max_bytes: int) -> bytes:
     """Return the body of a web request; ``what`` is what messages call it.
 
     Raises:
-        TooLargeError: it has more than ``most`` bytes; the rest is not read.
+        TooLargeError: it has more than ``max_bytes`` bytes; the rest is not read.
     """
     body = bytearray()
     async for part in request.stream():
         body += part
-        requests.check_byte_count(what, len(body), most)
+        requests.check_byte_count(what, len(body), max_bytes)
     return bytes(body)
 
 

@@ -142,19 +142,19 @@ def curves(
         return {}
     from explain.metrics import Deletion, Insertion  # slow to load
 
-    of_class = subject.probabilities is not None and len(subject.probabilities) > 1
-    of_class = of_class and isinstance(subject.target_at(index), int)
-    score: Literal["probability", "logit"] = "probability" if of_class else "logit"
+    is_probability = subject.probabilities is not None and len(subject.probabilities) > 1
+    is_probability = is_probability and isinstance(subject.target_at(index), int)
+    score: Literal["probability", "logit"] = "probability" if is_probability else "logit"
     metrics = [Deletion(steps=steps, score=score), Insertion(steps=steps, score=score)]
     try:
         table = table_of(subject, index, maps, metrics, progress=progress)
     except ExplainError:  # a map or target without this metric has no curve
         return {}
-    of_methods = {}
+    curves_by_method = {}
     for name in maps:
         pixel_shares, deletion = table.curve(name, "deletion")
         _, insertion = table.curve(name, "insertion")
-        of_methods[name] = {
+        curves_by_method[name] = {
             "at": _rounded(pixel_shares),
             "deletion": _rounded(deletion[0]),
             "insertion": _rounded(insertion[0]),
@@ -162,9 +162,9 @@ def curves(
                 kind: round(float(table[name][kind][0]), DIGITS)
                 for kind in ("deletion", "insertion")
             },
-            "reading": "probability" if of_class else "score",
+            "reading": "probability" if is_probability else "score",
         }
-    return of_methods
+    return curves_by_method
 
 
 def _rounded(values: torch.Tensor) -> list[float]:
@@ -340,10 +340,10 @@ def item(
     maps: list[list[dict[str, Any]]] = [[] for _ in targets]
     for index, result in enumerate(subject.results):
         values = figures[index] if index < len(figures) else {}
-        of_methods = curves(subject, index, result, steps if live else 0, progress)
+        curves_by_method = curves(subject, index, result, steps if live else 0, progress)
         for record, (name, attribution) in zip(records[index], result.items(), strict=True):
             map_values = {**_map(attribution, detail), **_sets(attribution, subject, index)}
-            map_values["curve"] = of_methods.get(name)
+            map_values["curve"] = curves_by_method.get(name)
             map_values["figures"] = dict(values.get(name, {}))
             map_values["verdict"] = record.get("verdict")
             maps[index].append(map_values)

@@ -182,17 +182,17 @@ def _layer_options(attributions: Sequence[Attribution]) -> dict[str, Any]:
     One call has one layer for all methods. So it is left out where methods had different layers, or
     where one that had none would take it and give another map.
     """
-    of_layers = [attribution for attribution in attributions if attribution.layer is not None]
-    of_pixels = [attribution for attribution in attributions if attribution.layer is None]
+    maps_of_layers = [attribution for attribution in attributions if attribution.layer is not None]
+    maps_of_pixels = [attribution for attribution in attributions if attribution.layer is None]
     would_move = any(
-        method_or_unknown(attribution.method).layer_optional for attribution in of_pixels
+        method_or_unknown(attribution.method).layer_optional for attribution in maps_of_pixels
     )
-    if len({attribution.layer for attribution in of_layers}) != 1 or would_move:
+    if len({attribution.layer for attribution in maps_of_layers}) != 1 or would_move:
         return {}
-    layer = of_layers[0].layer
+    layer = maps_of_layers[0].layer
     if isinstance(layer, str):
         return {"layer": layer}
-    fuses = {attribution.fuse for attribution in of_layers}
+    fuses = {attribution.fuse for attribution in maps_of_layers}
     return {"layer": list(layer or ()), **({"fuse": fuses.pop()} if len(fuses) == 1 else {})}
 
 

@@ -126,17 +126,17 @@ def mask_on_input(mask: torch.Tensor, seen: Box, size: tuple[int, int]) -> torch
 
 
 def _pixels_between(
-    start: float, length: float, count: int, most: int
+    start: float, length: float, input_length: int, photo_length: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Along one axis, the first pixel of the photo that each of ``count`` pixels of the input
-    shows, and the pixel behind the last, both ``(count,)``.
+    """Along one axis, the first pixel of the photo that each of ``input_length`` pixels of the
+    input shows, and the pixel behind the last, both ``(input_length,)``.
 
     ``start`` and ``length`` are the part of the photo that the input shows, in pixels of the photo,
-    and ``most`` is the photo's length. A millionth of a pixel is left out against rounding.
+    and ``photo_length`` is its whole length. A millionth of a pixel is left out against rounding.
     """
-    edges = start + torch.arange(count + 1, dtype=torch.float64) * length / count
-    first = (edges[:-1] + 1e-6).floor().clamp(0, most).long()
-    last = (edges[1:] - 1e-6).ceil().clamp(0, most).long()
+    edges = start + torch.arange(input_length + 1, dtype=torch.float64) * length / input_length
+    first = (edges[:-1] + 1e-6).floor().clamp(0, photo_length).long()
+    last = (edges[1:] - 1e-6).ceil().clamp(0, photo_length).long()
     return first, last
 
 

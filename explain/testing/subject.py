@@ -91,12 +91,12 @@ class ModelUnderTest:
             photo: Any = image
             x = self.explainer._placed(image[None])
             height, width = image.shape[-2:]
-            seen = Box.whole((width, height))
+            visible_box = Box.whole((width, height))
         else:
             photo = load_image(image)
             x = self.explainer.as_input(photo)
             width, height = photo.size
-            seen = locate(self.explainer.preprocess, photo.size)
+            visible_box = locate(self.explainer.preprocess, photo.size)
         if x.ndim != 4:
             raise ArgumentError(
                 f"photos must become inputs (C, H, W), got {tuple(x.shape[1:])}; frames and tiles "
@@ -105,18 +105,19 @@ class ModelUnderTest:
         size = (int(x.shape[2]), int(x.shape[3]))
         mask = torch.zeros(size, dtype=torch.bool)
         if region is not None:
-            on_photo = mask_on_photo(region_for(region, photo, place), (height, width))
-            mask = mask_on_input(on_photo, seen, size)
-            share = float(mask.double().mean())
-            if share == 0:
+            photo_mask = mask_on_photo(region_for(region, photo, place), (height, width))
+            mask = mask_on_input(photo_mask, visible_box, size)
+            region_share = float(mask.double().mean())
+            if region_share == 0:
                 raise ArgumentError(
                     f"region must lie in the part of photo {place} that the model sees, got one "
                     "outside; give another one, or Explainer(model, crop='whole')"
                 )
-            if share > LARGEST:
+            if region_share > LARGEST:
                 raise ArgumentError(
                     f"region must be at most {LARGEST:.0%} of what the model sees, so that the "
-                    f"same area fits elsewhere, got {share:.0%} of photo {place}; test the rest"
+                    f"same area fits elsewhere, got {region_share:.0%} of photo {place}; "
+                    "test the rest"
                 )
         return PhotoUnderTest(place, x[0], mask)
 

@@ -79,6 +79,7 @@ class MonitorCallback:
     def __init__(
         self, photos: Any, explainer: Callable[[Any], Any] | None, options: Mapping[str, Any]
     ) -> None:
+        """Keep what `callback` was given; the `Monitor` is made when the training starts."""
         super().__init__()
         self.photos = photos
         self.explainer = explainer
@@ -134,6 +135,7 @@ class PriorCallback:
     """Adds a penalty to what ``training_step`` returns, while a training runs."""
 
     def __init__(self, prior: AttributionPrior, network: Any, inputs: Any) -> None:
+        """Keep what `prior_callback` was given; nothing is changed before the training starts."""
         super().__init__()
         self.prior = prior
         self.network = network
