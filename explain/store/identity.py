@@ -28,7 +28,9 @@ CHANGED = "changed by training"
 
 
 def model_identity(explainer: Explainer, *, trained: bool = False) -> dict[str, Any]:
-    """Return what identifies the model of an explainer and its preprocessing, in plain values.
+    """Return what identifies the model of an explainer and its preprocessing, in plain values: the
+    part of a run's manifest that a continued run must have the same. The model runs once, on a test
+    picture, unless ``trained``.
 
     Args:
         explainer: the model with all that belongs to it.
@@ -64,6 +66,7 @@ def preprocessing_identity(
     explainer: Explainer, inputs: Sequence[Any] | None = None
 ) -> dict[str, Any]:
     """Return the part of `model_identity` that is about the preprocessing; the model does not run.
+    An insight compares it with the manifest of the run.
 
     Args:
         explainer: the model with all that belongs to it.

@@ -247,7 +247,7 @@ class Store:
         try:
             tables = self._number("SELECT count(*) FROM sqlite_master")
             application = self._number("PRAGMA application_id")
-        except sqlite3.OperationalError:
+        except sqlite3.OperationalError:  # such as a locked file, which may be a run
             raise
         except sqlite3.DatabaseError:  # no database
             pass
