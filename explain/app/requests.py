@@ -75,7 +75,7 @@ def check_byte_count(what: str, count: int, max_bytes: int) -> None:
     Called for each part that arrives, with the bytes so far, so that no more is kept in memory.
 
     Raises:
-        TooLargeError: ``count`` is above ``most``; the app replies with status 413.
+        TooLargeError: ``count`` is above ``max_bytes``; the app replies with status 413.
     """
     if count > max_bytes:
         raise TooLargeError(
