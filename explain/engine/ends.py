@@ -143,11 +143,12 @@ class OriginTracer(Tracer):
         return result
 
     def _weights_of(self, tensors: Sequence[Tensor]) -> int:
-        """The weights of the model that some tensors depend on, as a number with one bit for each
-        parameter.
+        """Return the weights of the model that some tensors depend on, as a number with one bit for
+        each parameter, and note these weights as used.
 
         A tensor of unknown origin, made past the tracer, may depend on all weights that were used
-        so far. It tells class scores from features, which fewer weights made.
+        so far. By its weights, `OutputReader` tells class scores from features, which fewer weights
+        made.
         """
         weights = 0
         for tensor in tensors:

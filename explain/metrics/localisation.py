@@ -356,6 +356,7 @@ class AUC(LocalisationMetric):
         ranks = mid_ranks(maps)
         object_size = region.sum(1).double()
         rest_size = region.shape[1] - object_size
+        # ranks begin at 0: those of the object among itself, 0 + 1 + ..., are no wins
         wins = (ranks * region).sum(1) - object_size * (object_size - 1) / 2
         value = ratio(wins, object_size * rest_size).to(maps)
         why = "the object takes the whole photo"
