@@ -33,8 +33,8 @@ class StatusLine:
         self.clock = clock
 
     def draw(self, share: float | None, text: str) -> None:
-        """Draw the status line anew: a bar, if the ``share`` from 0 to 1 that is done is known, and
-        a text.
+        """Draw the status line again: a bar, if the ``share`` from 0 to 1 that is done is known,
+        and a text.
 
         Nothing is drawn sooner than `PAUSE` seconds after the last drawing, outside of terminals
         (unless ``anywhere``), or where it is hidden.

@@ -308,7 +308,7 @@ class Inputs:
 
     def _with(self, tensors: dict[Path, torch.Tensor]) -> "Inputs":
         """Return inputs with the same arguments but other ``tensors``, which must have the same
-        paths. Nothing is checked or found anew: what was cached stays, but for `_OF_TENSORS`."""
+        paths. Nothing is checked or found again: what was cached stays, but for `_OF_TENSORS`."""
         if len(tensors) == len(self.args) + len(self.kwargs) and not self._has_containers:
             args = tuple([tensors[i,] for i in range(len(self.args))])
             kwargs = {name: tensors[name,] for name in self.kwargs} if self.kwargs else {}

@@ -171,7 +171,7 @@ class TargetAccumulators:
         """The needs that use more rows: those that share a stream get no more than each would get
         alone.
 
-        Asked anew for each batch, so accumulators may finish at different times; `enough` and
+        Asked again for each batch, so accumulators may finish at different times; `enough` and
         `needed` follow it.
         """
         unfinished = []

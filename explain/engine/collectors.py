@@ -578,7 +578,7 @@ def _hessian_product(total: Tensor, forward: Forward, layer: str | None) -> Tens
     except RuntimeError as error:
         if "derivative for" not in str(error):
             raise
-        got = f"but {str(error).split()[2]} has none; use gradcam, or sdpa_kernel(SDPBackend.MATH)"
+        got = f"but {str(error).split()[2]} has none; use gradcam"
         raise MethodError(
             f"shapleycam must have second derivatives behind the layer, {got}"
         ) from None

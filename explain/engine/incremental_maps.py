@@ -472,7 +472,7 @@ class _Operator:
         None for transposed convolutions, for averages that count padding apart, and if the box is
         no small part. Padding is done by `ChangedBox.at` with the pooling's or convolution's own
         value, so the operator itself gets none. The core of incremental inference: only these
-        windows are computed anew.
+        windows are computed again.
         """
         names = [argument.name for argument in self.function._schema.arguments]
         named = dict(zip(names, self.args, strict=False))

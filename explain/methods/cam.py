@@ -389,7 +389,7 @@ class ShapleyCAM(ClassActivationMap):
 
     residual_softmax: bool = True
 
-    only_for = "networks with second derivatives (no fused attention behind the layer)"
+    only_for = "networks with second derivatives"
     adds_up = True
 
     @property

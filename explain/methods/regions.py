@@ -246,7 +246,7 @@ class GivenRegions(Regions):
 
 
 def in_a_row(labels: torch.Tensor) -> torch.Tensor:
-    """Number the regions in ``labels`` ``(...)`` anew from 0 on, without gaps, in the order of
+    """Number the regions in ``labels`` ``(...)`` again from 0 on, without gaps, in the order of
     their old numbers."""
     return torch.unique(labels, return_inverse=True)[1]  # type: ignore[no-any-return]
 

@@ -303,8 +303,8 @@ def _description(folder: Storage) -> dict[str, Any]:
 
 
 def _remove(file: Path) -> None:
-    """Remove an SQLite file with the files that SQLite has beside it, so that it is made anew; make
-    its folder if there is none."""
+    """Remove an SQLite file with the files that SQLite has beside it, so that it is made again;
+    make its folder if there is none."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         for ending in ("", "-wal", "-shm"):

@@ -221,7 +221,7 @@ class Store:
         """Make the tables and write the manifest, unless the file holds photos already; return
         whether it did.
 
-        A run without photos is begun anew: its manifest, failures and notes are removed.
+        A run without photos is begun again: its manifest, failures and notes are removed.
         """
         exists = self._is_run()
         if exists and self._number("SELECT count(*) FROM photos"):

@@ -19,6 +19,8 @@ def test_dead_units_are_those_whose_activations_are_never_above_zero() -> None:
     parts = {"first": nn.Conv2d(3, 4, 3), "second": nn.Conv2d(4, 5, 3), "unused": nn.Linear(2, 2)}
     model = Made(functional, **parts, last=nn.Linear(5, 2))
     with torch.no_grad():
+        model.first.bias.fill_(3.0)
+        model.second.bias.fill_(3.0)
         model.first.bias[[0, 2]] = -100.0
         model.second.bias[3] = -100.0
     with DeadUnits(model) as units:
