@@ -41,12 +41,16 @@ class Page(Tab):
     def state(self, name: str) -> Any:
         return self.tab.evaluate(f"explainPage.viewer.state.{name}")
 
+    def settle(self) -> None:
+        """Wait until everything that was asked for is drawn."""
+        self.tab.evaluate("new Promise(requestAnimationFrame)")
+        self.tab.evaluate("explainPage.viewer ? explainPage.viewer.draw() : null")
+
     def press(self, keys: str) -> None:
         """Press keys, and wait after each until everything that was asked for is drawn."""
         for key in keys.split(" "):
             self.tab.keyboard.press(key)
-            self.tab.evaluate("new Promise(requestAnimationFrame)")
-            self.tab.evaluate("explainPage.viewer ? explainPage.viewer.draw() : null")
+            self.settle()
 
     @property
     def address(self) -> dict[str, str]:
@@ -87,6 +91,7 @@ def test_the_page_draws_what_the_package_draws(
     """The stage, pixel by pixel, is the overlay that Python draws, but for the JPEG and the
     smoothing of a screen; a map that is turned is not taken for it."""
     page = opens(files["page"], "#method=2" if view == "signed" else f"#view={view}")
+    page.settle()
     page.tab.evaluate(MARKS)
     shown = page.screenshot(".stage")
     large = explanation.photo.resize(shown.size, Image.Resampling.BILINEAR)
@@ -112,9 +117,11 @@ def test_methods_targets_views_and_layers_are_switched_by_click_and_by_keys(
     page = opens(files["page"])
     page.tab.get_by_role("radio", name="LayerCAM").check(force=True)
     page.tab.get_by_text("Contour").click()
+    page.settle()
     assert page.address == {"method": "1", "view": "contour"}
     assert page.tab.locator(".lines path.thin").count() == 3
     page.tab.get_by_role("radio", name=HOSTILE).check(force=True)
+    page.settle()
     assert page.tab.locator("h1").inner_text() == f"Why {HOSTILE}?"
     for key, name, value in (
         ("m", "method", 2),
@@ -188,6 +195,7 @@ def test_nothing_is_in_the_way_of_a_screen_reader_and_no_page_is_too_wide(
     address: str,
 ) -> None:
     page = opens(files[which], address, size=size, color_scheme=scheme)
+    page.settle()
     assert page.violations == []
     assert page.tab.evaluate("document.documentElement.scrollWidth") == size["width"]
 
@@ -201,7 +209,7 @@ def test_the_page_looks_as_it_did(
     again."""
     plain = explainer(photo(180, 120), ["gradcam", "inputxgradient"], targets=[0])
     page = opens(plain.to_html(tmp_path / "plain.html"), size=size, color_scheme=scheme)
-    page.tab.wait_for_timeout(200)
+    page.settle()
     tenth = (size["width"] // 10, size["height"] // 10)
     small = page.screenshot().resize(tenth, Image.Resampling.BOX)
     name = "desktop" if size == DESKTOP else "phone"
