@@ -113,7 +113,10 @@ def added_constants(model: nn.Module, steps: Sequence[Step]) -> list[AddedConsta
         elif row.has("adds") or row.has("adds to first"):
             constant = _term(step)
         elif step.kind in ("join", "choice"):
-            constant = _beside_signals(step)
+            part = constant_part(step)
+            if part is not None:  # tokens that are constant, such as a class token, lie on no place
+                edge = GradientEdge(step.node, step.output)
+                constant = AddedConstant(part, edge, lies_on_input=part.ndim > 3)
         if constant is not None:
             on_input = constant.lies_on_input and step.node not in nodes_before_softmax
             storage = _storage_of_constant(step)
@@ -165,24 +168,22 @@ def _term(step: Step) -> AddedConstant | None:
     return AddedConstant(term, GradientEdge(step.node, step.output), lies_on_input=is_map)
 
 
-def _beside_signals(step: Step) -> AddedConstant | None:
-    """The constants that a step "join" or "choice" puts beside signals, such as a class token, in
-    the shape of the result; None without any.
+def constant_part(step: Step) -> Tensor | None:
+    """What a step "join" or "choice" gives for its constants alone, such as a class token, in the
+    shape of its result: signals count as zero. None without constants.
 
-    The result is their sum with the result for the signals alone. Tokens are not laid on the photo:
-    those that are constant, such as a class token, lie beside it.
+    The step's result is the sum of this and of what it gives for its signals alone. Also used by
+    LRP's rule for constants.
     """
-    mask = step.options.get("mask" if step.function == "masked_fill" else "condition")
-    constants = [value for value in step.constants.values() if value is not mask]
-    if step.kind == "join":
-        constants = [value for value in constants if isinstance(value, Tensor)]
-    if not constants:
+    # the numbers of a join say along which dimension, and masks say what is chosen
+    types = Tensor if step.kind == "join" else (int, float, Tensor)
+    constants = [value for value in step.constants.values() if isinstance(value, types)]
+    if all(isinstance(value, Tensor) and value.dtype == torch.bool for value in constants):
         return None
     no_signals = {place: torch.zeros_like(step.call.flat[place]) for place in step.dependent}
     with torch.no_grad():
-        value = step.call.make(no_signals)
-    edge = GradientEdge(step.node, step.output)
-    return AddedConstant(value, edge, lies_on_input=value.ndim > 3)
+        part: Tensor = step.call.make(no_signals)
+    return part
 
 
 def constant_terms(step: Step) -> list[Any]:

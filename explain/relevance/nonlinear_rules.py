@@ -7,7 +7,6 @@ that leaves a step is the one that arrives, times the step's result over its inp
 et al., CVPR 2021).
 """
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
@@ -20,7 +19,7 @@ from explain.hooks.attention_parts import fused_scores
 from explain.hooks.preserve import detached
 from explain.relevance.batch_layout import numbers_of
 from explain.relevance.calls import Call, along
-from explain.relevance.constants import constant_terms
+from explain.relevance.constants import constant_part, constant_terms
 from explain.relevance.propagation import (
     Answer,
     RelevanceFlow,
@@ -312,68 +311,16 @@ class ConstantTerms(RelevanceRule):
     def fits(self, step: Step) -> bool:
         """Whether a step is a sum, a concatenation or a choice by a mask, with a constant among its
         arguments that takes relevance."""
-        return step.kind in _ADDED and bool(step.constants)
+        return step.kind in ("sum", "join", "choice") and bool(step.constants)
 
     def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Sent:
         """LRP at a sum, concatenation or choice: its constants take their relevance as "biases";
         gradients stay."""
-        for relevance in _ADDED[step.kind](step, gradient):
-            flow.take("biases", relevance)
+        for term in constant_terms(step) if step.kind == "sum" else [constant_part(step)]:
+            if term is not None:
+                # Masks add minus infinity to scores that do not count: 0 times that is NaN.
+                flow.take("biases", torch.where(gradient == 0, 0, gradient * term))
         return None
-
-
-def _summands(step: Step, gradient: Tensor) -> list[Tensor]:
-    """The relevance that each constant term of a sum takes, in the shape of the gradient: gradient
-    times term."""
-    # Masks add minus infinity to scores that do not count: 0 times that is NaN.
-    return [torch.where(gradient == 0, 0, gradient * term) for term in constant_terms(step)]
-
-
-def _joined(step: Step, gradient: Tensor) -> list[Tensor]:
-    """The relevance of each constant that is concatenated or stacked with signals: its piece of the
-    gradient, times its values."""
-    # `torch.cat` ignores an empty tensor of one dimension, such as a cache at its start.
-    tensors = step.call.flat
-    places = [i for i in step.call.tensor_places if tensors[i].numel() or i in step.dependent]
-    dim = step.options.get("dim", 0)
-    if step.function == "stack":
-        pieces = gradient.unbind(dim)
-    else:
-        pieces = torch.split(gradient, [tensors[i].shape[dim] for i in places], dim)
-    constants = step.constants
-    return [piece * constants[i] for i, piece in zip(places, pieces, strict=True) if i in constants]
-
-
-def _chosen(step: Step, gradient: Tensor) -> list[Tensor]:
-    """The relevance of the constant in ``torch.where`` or ``masked_fill``: gradient times constant,
-    where the mask chose it.
-
-    An empty list unless there is exactly one constant besides the mask.
-    """
-    mask = step.options["mask" if step.function == "masked_fill" else "condition"]
-    values = {
-        i: value for i, value in step.constants.items() if value is not mask and not _is_mask(value)
-    }
-    if len(values) != 1:
-        return []
-    ((place, value),) = values.items()
-    if step.function == "where" and place > step.dependent[0]:
-        mask = ~mask
-    return [torch.where(mask & (gradient != 0), gradient * value, 0)]
-
-
-def _is_mask(value: object) -> bool:
-    """Whether an argument is a tensor of truth values."""
-    return isinstance(value, Tensor) and value.dtype == torch.bool
-
-
-_ADDED: Mapping[str, Callable[[Step, Tensor], list[Tensor]]] = {
-    "sum": _summands,
-    "join": _joined,
-    "choice": _chosen,
-}
-"""The gradient times each constant that was added, in the rows of the gradient, by the kind of
-step."""
 
 
 class ElementwisePassThrough(_OfOneSignal):
