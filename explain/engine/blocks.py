@@ -13,7 +13,7 @@ from explain._utils.nested import first_tensor, replace_first
 from explain.data.inputs import Inputs
 from explain.engine.settings import raise_unless_of_network
 from explain.hooks import HookGroup
-from explain.hooks.attention import attention, by_image, heads_together
+from explain.hooks.attention import attention, heads_together, joined_heads
 from explain.hooks.capturing import read_outputs
 from explain.hooks.graph import Reach, differentiate, graph, normalises_over_rows
 from explain.hooks.preserve import untouched
@@ -205,11 +205,9 @@ def _read_out(
     for start in starts:
         reach = Reach([start])
         of_block = heads_together([record for record in reached if reach.of(record.node)])
-        for heads in of_block[:1]:
-            of_heads = [
-                by_image(head.gradient, len(inputs)) for head in heads if head.gradient is not None
-            ]
-            gradients.append(torch.cat(of_heads, 1))
+        if of_block:
+            of_heads = [head.gradient for head in of_block[0] if head.gradient is not None]
+            gradients.append(joined_heads(of_heads, len(inputs)))
     if len(gradients) != len(chosen):
         raise MethodError(
             f"legrad must see the attention of each of the {len(chosen)} blocks, got "

@@ -20,7 +20,7 @@ from explain.engine.forward import Forward, ResolvedTarget
 from explain.engine.hooked_gradients import hooked_input_gradient, hooked_layer_gradient
 from explain.engine.needs import NeedAtLayer, at_least_float32
 from explain.hooks import HookGroup
-from explain.hooks.attention import AttentionRecord, by_image, heads_together
+from explain.hooks.attention import AttentionRecord, heads_together, joined_heads
 from explain.hooks.capturing import Source, read_outputs
 from explain.hooks.graph import Reach, differentiate, graph
 from explain.hooks.layer_names import name_of_call
@@ -196,8 +196,7 @@ def _layer_relevance(
     maps = _activations(forward, resolved, need, gradients)
     gradient = _layer_gradients(forward, resolved, need, gradients)
     reach = Reach(forward.sources.values())
-    starts = forward.layers.sources_of(forward.records[need.layer or ""])
-    nodes = [start.grad_fn if isinstance(start, Tensor) else start.node for start in starts]
+    nodes = forward.layers.nodes_of(forward.records[need.layer or ""])
     if not any(map(reach.of, nodes)):
         raise LayerError(
             f"layer {need.layer!r} must depend on the input through differentiable operations for "
@@ -385,27 +384,23 @@ def _attention_map(
 
     ``share_of_fused`` is the part of the gradient that counts for heads of a fused kernel.
     """
-    gradients = [
-        None if head.gradient is None else head.gradient * (share_of_fused if head.fused else 1)
-        for head in heads
-    ]
-    if any(gradient is not None for gradient in gradients):  # no gradient arrives at some heads
-        gradients = [
-            torch.zeros_like(head.weights) if gradient is None else gradient
-            for head, gradient in zip(heads, gradients, strict=True)
-        ]
 
-    def join_heads(tensors: Sequence[Tensor | None]) -> Tensor | None:
-        by_images = [by_image(tensor, count) for tensor in tensors if tensor is not None]
-        return torch.cat(by_images, 1) if len(by_images) == len(tensors) else None
+    def gradient_of(head: AttentionRecord) -> Tensor:
+        """The gradient in a head's weights; zero where none arrived."""
+        if head.gradient is None:
+            return torch.zeros_like(head.weights)
+        return share_of_fused * head.gradient if head.fused else head.gradient
 
-    weights = join_heads([head.weights for head in heads])
-    assert weights is not None
+    gradient = None
+    if any(head.gradient is not None for head in heads):
+        gradient = joined_heads([gradient_of(head) for head in heads], count)
+    queries = [head.query for head in heads if head.query is not None]
+    keys = [head.key for head in heads if head.key is not None]
     return needs.AttentionMap(
-        weights=weights,
-        gradient=join_heads(gradients),
-        query=join_heads([head.query for head in heads]),
-        key=join_heads([head.key for head in heads]),
+        weights=joined_heads([head.weights for head in heads], count),
+        gradient=gradient,
+        query=joined_heads(queries, count) if len(queries) == len(heads) else None,
+        key=joined_heads(keys, count) if len(keys) == len(heads) else None,
     )
 
 

@@ -128,6 +128,12 @@ def _depends_on(record: AttentionRecord, earlier: Sequence[AttentionRecord]) -> 
     return reach.of(record.node)
 
 
+def joined_heads(maps: Sequence[torch.Tensor], count: int) -> torch.Tensor:
+    """Attention maps of the heads of one attention, as `heads_together` groups them, as one tensor
+    ``(N, heads, queries, keys)`` of ``count`` images."""
+    return torch.cat([by_image(of_head, count) for of_head in maps], 1)
+
+
 def by_image(maps: torch.Tensor, count: int) -> torch.Tensor:
     """Attention maps ``(N * heads, queries, keys)`` of ``count`` images as ``(N, heads, queries,
     keys)``; maps of four dimensions as they are.

@@ -226,7 +226,8 @@ class Detections(CheckedTarget):
         if key not in boxes.detections:
             scores = _of_label(boxes.scores[image].detach(), label)
             detections = suppressed(scores, boxes.boxes[image].detach(), threshold, boxes.dense)
-            (boxes.detections[key],) = tee(detections, 1)
+            # a copy of it repeats what other copies have yielded
+            boxes.detections[key] = tee(detections, 1)[0]
         return copy(boxes.detections[key])
 
     def _check_in_image(self, wanted: torch.Tensor | None, image: int) -> None:
