@@ -175,7 +175,11 @@ def _backward_in_graph(search: LayerSearch, layers: Sequence[str]) -> _Backward 
     }
     with preserve.untouched(search.model, grad=True):
         total = _total(search.score, recorded.output)
-        if total is None or not total.requires_grad or not edges:
+        if total is None:
+            return _Backward(total, recorded.output, {}, {})
+        if not total.requires_grad:  # behind a `detach()`: the graph must begin at a layer
+            return None
+        if not edges:
             return _Backward(total, recorded.output, {}, {})
         try:
             results = differentiate(total, list(edges.values()), retain_graph=True)
@@ -275,7 +279,7 @@ def numbers_read(score: Tensor, output: Any) -> int:
     tensors = [tensor for _, tensor in nested.paths(output) if tensor.requires_grad]
     gradients = (
         torch.autograd.grad(score.sum(), tensors, retain_graph=True, allow_unused=True)
-        if tensors
+        if tensors and score.requires_grad
         else ()
     )
     return sum(int((gradient != 0).sum()) for gradient in gradients if gradient is not None)

@@ -149,3 +149,37 @@ def test_the_layer_is_one_that_the_target_comes_from(blocks: int) -> None:
     assert model.passes == 1  # the layer of classes is kept
     with pytest.raises(LayerError, match="layer 'decoder' must"):
         explain.attribute(model, x, "gradcam", target=3, layer="decoder")
+
+
+def one_live_head(model: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Boxes of a head that learns from detached features, and what both heads gave, as YOLOv10."""
+    features = model.stem(x)
+    order = sorted(model.heads, reverse=model.live_head_first)
+    given = {name: model.heads[name](features.detach()) for name in order}
+    return given["live"].flatten(2), [*given.values()]
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("live_head_first", [False, True])
+def test_the_layer_of_a_score_behind_detach_is_found_on_every_photo(
+    frozen: bool, live_head_first: bool
+) -> None:
+    def head() -> nn.Module:
+        return nn.Sequential(
+            nn.Conv2d(8, 12, 3, padding=1), nn.SiLU(), nn.Conv2d(12, 6, 3, padding=1)
+        )
+
+    parts = {
+        "stem": nn.Sequential(nn.Conv2d(3, 8, 4, 4), nn.SiLU()),
+        "heads": nn.ModuleDict({"idle": head(), "live": head()}),
+    }
+    model = settled(Made(one_live_head, **parts, live_head_first=live_head_first)).double().eval()
+    model.requires_grad_(not frozen)
+    for _ in range(3):
+        x = torch.rand(1, 3, 32, 32, dtype=torch.float64)
+        found = explain.attribute(model, x, SIGNED, target=lambda o: o[0][:, 5].amax(1))
+        assert found.layer == "heads.live.1"
+        features = model.heads["live"][:2](model.stem(x)).detach().requires_grad_()
+        model.heads["live"][2](features)[:, 5].amax().backward()
+        expected = (features * features.grad.mean((2, 3), keepdim=True)).sum(1)
+        torch.testing.assert_close(found.values, expected.detach())
