@@ -512,10 +512,10 @@ class Capture:
         is wanted. With ``every``, all tensors of the output are recorded.
         """
         first_output = nested.first_tensor(output)
-        if first_output is None:
+        if first_output is None or first_output.is_nested:
+            kind = type(output).__name__ if first_output is None else "a nested tensor"
             raise LayerError(
-                f"layer {layer!r} must return a tensor, got {type(output).__name__}; choose "
-                "another layer"
+                f"layer {layer!r} must return a tensor, got {kind}; choose another layer"
             )
         record = self._recorded(layer, first_output)
         if record is None:

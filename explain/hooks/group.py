@@ -19,7 +19,7 @@ from explain.hooks.full_backward import GateHook, Gates
 from explain.hooks.guard import ForwardHook, GradientHook, Hook, ModuleGradientHook, is_ours
 from explain.hooks.handles import Handle, Registered
 from explain.hooks.layer_names import LayerPlace, Where, find_places
-from explain.hooks.preserve import is_under_way
+from explain.hooks.preserve import is_under_way, plain_sequences
 from explain.hooks.unwrap import submodule
 
 
@@ -80,6 +80,8 @@ class HookGroup(SignalSafe["HookGroup"]):
     def on_enter(self) -> "HookGroup":
         """Enter the block; inside an explanation, a forked child process will remove these
         hooks."""
+        self._plain_sequences = plain_sequences(self._model)
+        self._plain_sequences.on_enter()
         if is_under_way():
             _of_explanations.add(self)
         return self
@@ -89,6 +91,7 @@ class HookGroup(SignalSafe["HookGroup"]):
         error."""
         message = self._unfired_hooks() if self._handles and error is None else None
         self._remove()
+        self._plain_sequences.on_exit(error)
         _of_explanations.discard(self)
         if message is not None:
             warn(message)

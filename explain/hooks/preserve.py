@@ -306,6 +306,29 @@ def _note_random_state(device: torch.device) -> ExitStack:
     return stack
 
 
+def _plain_sequences(modules: Iterable[nn.Module]) -> dict[Any, Callable[[], Any]]:
+    """The setting under which `nn.TransformerEncoder` keeps padded sequences in plain tensors.
+
+    Its fast path makes a nested tensor of them, which has no shape that a hook could read.
+    """
+    has_encoder = any(isinstance(module, nn.TransformerEncoder) for module in modules)
+    return {"fast path": _without_fast_path} if has_encoder else {}
+
+
+def _without_fast_path() -> ExitStack:
+    """Turn the fast path of attention off; closing the stack restores it."""
+    fast_path = torch.backends.mha
+    stack = ExitStack()
+    stack.callback(fast_path.set_fastpath_enabled, fast_path.get_fastpath_enabled())
+    fast_path.set_fastpath_enabled(False)
+    return stack
+
+
+def plain_sequences(model: nn.Module | None) -> Shared:
+    """Let hooks on a model see padded sequences as plain tensors, while the block lasts."""
+    return Shared({} if model is None else _plain_sequences(modules_of(model)))
+
+
 class _LeftAsFound(SignalSafe[None]):
     """See `untouched`."""
 
@@ -370,7 +393,7 @@ class _LeftAsFound(SignalSafe[None]):
                     settings[parameter.device] = partial(_note_random_state, parameter.device)
         if not is_transforming():
             settings["state", id(self._model)] = partial(_WrittenState, modules)
-        return settings
+        return settings | _plain_sequences(modules)
 
     def on_exit(self, error: BaseException | None) -> None:
         """Leave `untouched`: restore all, and turn known errors of torch into a `ModelError` with a

@@ -79,8 +79,8 @@ def run_noting_calls(
 
     def note_call(name: str, module: nn.Module, args: Any, output: Any) -> None:
         path, tensor = nested.find(output) or ((), None)
-        # tensors deeper down are no output of the module's own
-        if tensor is not None and len(path) < 2:
+        # tensors deeper down are no output of the module's own, and nested ones have no shape
+        if tensor is not None and len(path) < 2 and not tensor.is_nested:
             note((name, numbers[name]), module, output, tensor)
             numbers[name] += 1
 
