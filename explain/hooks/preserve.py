@@ -16,6 +16,7 @@ from torch import nn
 from explain._utils.default_device import CALLERS_DEVICE
 from explain._utils.errors import ExplainError, HookError, ModelError
 from explain._utils.signals import Shared, SignalSafe, at_fork, lock, signal_safe
+from explain.hooks.handles import Registered
 from explain.hooks.unwrap import module_names, modules_of
 
 DEVICES = ("cpu", "cuda")
@@ -32,6 +33,10 @@ _used_threads = False
 _EAGER = "eager"
 _CPU = torch.device("cpu")
 
+_DISTURBED = (
+    "model must stay in evaluation mode, but another thread called its train(); explain a copy of "
+    "it: explain.hooks.copied(model)"
+)
 _REMEDIES = {
     "fork-based multiprocessing": (
         "gradients must be computed in a process that torch can start threads in, but this one was "
@@ -69,6 +74,42 @@ class _HeldMode:
     blocks: int = 0
     disturbed: bool = False
     """Whether another thread has called ``train()`` meanwhile."""
+    guard: Any = None
+    """The handle of `_check` on a normalisation, once another thread has called ``train()``."""
+    statistics: "_WrittenState | None" = None
+    """Its buffers as they were then."""
+    trained: bool = False
+    """Whether another thread has run it since."""
+
+    def disturb(self) -> None:
+        """Note that another thread calls ``train()``, just before it does.
+
+        Normalisations write their statistics from now on. They refuse to run in explanations, and
+        what one that runs just now writes is undone at the end.
+        """
+        self.disturbed = True
+        if self.guard is None and isinstance(self.module, nn.modules.batchnorm._NormBase):
+            self.statistics = _WrittenState([self.module], normalisations=True)
+            register = partial(self.module.register_forward_pre_hook, prepend=True)
+            self.guard = Registered(self._check, register, None).handle
+
+    def _check(self, module: nn.Module, args: Any) -> None:
+        """Refuse to run a normalisation in training mode in an explanation, and note that another
+        thread runs it: a forward-pre hook."""
+        if _current.block is None:
+            self.trained = True
+        elif module.training:
+            raise ModelError(_DISTURBED)
+
+    def give_back(self) -> None:
+        """Set the module's own mode, when no block holds it any more. Statistics that another
+        thread has trained meanwhile stay as they are."""
+        if self.module.training != self.training:
+            self.module.training = self.training
+        if self.guard is not None:
+            self.guard.remove()
+        if self.statistics is not None and not self.trained:
+            self.statistics.__exit__()
 
 
 _held_modes: dict[int, _HeldMode] = {}
@@ -120,14 +161,13 @@ def _release_modes(held_modes: Iterable[_HeldMode]) -> bool:
 
 
 def _give_back_modes(held_modes: Iterable[_HeldMode]) -> None:
-    """Set the training flags of modules that no block holds any more; restore `nn.Module.train` if
-    none is held at all.
+    """Give back modules that no block holds any more; restore `nn.Module.train` if none is held at
+    all.
 
     ``lock`` must be held, but for a process that has just been forked.
     """
     for held in held_modes:
-        if held.module.training != held.training:
-            held.module.training = held.training
+        held.give_back()
     if not _held_modes and nn.Module.train is _train:
         nn.Module.train = _plain_train  # type: ignore[method-assign]
 
@@ -137,11 +177,13 @@ def _train(module: nn.Module, mode: bool = True) -> Any:
     """Replaces `nn.Module.train` while modules are held: notes the mode that another thread sets,
     to restore that one later."""
     with lock:
-        result = _plain_train(module, mode)
         held = _held_modes.get(id(module))
-        if held is not None and _current.block is None:
+        is_from_outside = held is not None and _current.block is None
+        if held is not None and is_from_outside and mode is True:
+            held.disturb()
+        result = _plain_train(module, mode)
+        if held is not None and is_from_outside:
             held.training = module.training
-            held.disturbed |= module.training
     return result
 
 
@@ -154,17 +196,18 @@ class _WrittenState:
     that have some.
 
     Quantisation observers, running averages and counters are such. Normalisations write nothing in
-    evaluation mode.
+    evaluation mode: they are left out, unless ``normalisations`` is given.
     """
 
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
+    def __init__(self, modules: Iterable[nn.Module], *, normalisations: bool = False) -> None:
         """Copy the buffers of ``modules``, and note their other attributes."""
         self._values: list[tuple[nn.Module, dict[str, Any], dict[str, Any]]] = []
         """Modules with their buffers and their other attributes."""
         self._copies: list[tuple[torch.Tensor, torch.Tensor, int]] = []
         for module in modules:
             buffers = module._buffers
-            if not buffers or isinstance(module, nn.modules.batchnorm._NormBase):
+            is_normalisation = isinstance(module, nn.modules.batchnorm._NormBase)
+            if not buffers or (is_normalisation and not normalisations):
                 continue
             self._values.append((module, dict(buffers.items()), {**vars(module)}))
             for tensor in buffers.values():
@@ -416,11 +459,7 @@ class _LeftAsFound(SignalSafe[None]):
             if remedy is not None:
                 raise ModelError(remedy) from None
         if error is None and disturbed:
-            remedy = "explain a copy of it: explain.hooks.copied(model)"
-            raise ModelError(
-                "model must stay in evaluation mode, but another thread called its train(); "
-                f"{remedy}"
-            )
+            raise ModelError(_DISTURBED)
 
 
 def untouched(
@@ -442,7 +481,8 @@ def untouched(
 
     Raises:
         ExplainError: a block that must be alone begins inside another one.
-        ModelError: another thread put the model in training mode meanwhile; or torch refuses to
+        ModelError: another thread put the model in training mode meanwhile, and the statistics
+            are as they were, unless that thread has trained them; or torch refuses to
             compute gradients in this process, which was forked from one that had done so.
 
     >>> model = nn.Sequential(nn.Dropout())

@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import explain
-from explain import ExplainError, ExplainWarning
+from explain import ExplainError, ExplainWarning, ModelError
 from explain.distributed.communication import communicate
 from tests.conftest import Made, TinyNet, in_threads, settled, snapshot
 
@@ -121,6 +122,78 @@ def test_eval_and_train_that_another_thread_calls_meanwhile_hold_afterwards(
     assert all("must stay in evaluation mode" in error for error in errors)
     assert snapshot(net)["hooks"] == hooks
     assert nn.Module.train is train
+
+
+class Switched(nn.BatchNorm2d):
+    """A normalisation that has begun to run when another thread calls a function."""
+
+    during: Callable[[], object] | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.during is not None:
+            in_thread(self.during)
+        return super().forward(x)
+
+
+def in_thread(work: Callable[[], object]) -> None:
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+
+def normalised() -> nn.Sequential:
+    torch.manual_seed(0)
+    layers = [
+        nn.Conv2d(3, 4, 3),
+        nn.BatchNorm2d(4),
+        Switched(4),
+        nn.InstanceNorm2d(4, track_running_stats=True),
+        nn.Flatten(),
+        nn.Linear(4 * 6 * 6, 5),
+    ]
+    net = nn.Sequential(*layers).double()
+    net(torch.rand(4, 3, 8, 8, dtype=torch.float64))  # which sets the statistics
+    return net.eval()
+
+
+@pytest.mark.parametrize("method", ["saliency", "scorecam", "lrp"])
+@pytest.mark.parametrize("place", [0, 2])
+def test_statistics_stay_where_another_thread_calls_train_amid_a_pass(
+    method: str, place: int
+) -> None:
+    net = normalised()
+    x = torch.rand(2, 3, 8, 8, dtype=torch.float64)
+    expected = net(x)
+    before = copy.deepcopy(net.state_dict())
+    if place == 2:
+        net[2].during = lambda: net.train()  # just before it looks whether it is in training mode
+        restore: Callable[[], object] = partial(setattr, net[2], "during", None)
+    else:
+        handle = net[0].register_forward_hook(lambda *arguments: in_thread(lambda: net.train()))
+        restore = handle.remove
+    with pytest.raises(ModelError, match="train"):
+        explain.attribute(net, x, method, target=1, layer="0" if method == "scorecam" else None)
+    restore()
+    assert all(module.training for module in net.modules())
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    assert torch.equal(net.eval()(x), expected)
+    assert not any(module._forward_pre_hooks for module in net.modules())
+
+
+def test_what_another_thread_trains_meanwhile_is_kept() -> None:
+    net = normalised()
+    x = torch.rand(2, 3, 8, 8, dtype=torch.float64)
+    other = copy.deepcopy(net).train()
+    other(x)
+
+    def train(*arguments: object) -> None:
+        if not net.training:
+            in_thread(lambda: net.train()(x))
+
+    with net[0].register_forward_hook(train), pytest.raises(ModelError, match="train"):
+        explain.attribute(net, x, "saliency", target=1)
+    for name, value in other.state_dict().items():
+        assert torch.equal(net.state_dict()[name], value), name
 
 
 def test_a_distributed_model_is_looked_into_and_trains_on(
