@@ -39,9 +39,9 @@ class HookGroup(SignalSafe["HookGroup"]):
 
     A copy of the model that is made meanwhile has none of the hooks. When a block ends without an
     error although some hook on modules, tensors or Nodes never fired, an `ExplainWarning` names it
-    and says why. It does so only if there is a sign that something ran (another hook fired,
-    autograd recorded operations, or a gradient was accumulated), and if no hook of the same
-    function, or on the same place, fired either.
+    and says why. It does so only if there is a sign that something ran (another hook or a module
+    around the layer, autograd recorded operations, or a gradient was accumulated), and if no hook
+    of the same function, or on the same place, fired either.
 
     Args:
         model: the model whose layers are hooked.
@@ -76,6 +76,8 @@ class HookGroup(SignalSafe["HookGroup"]):
         self._closed = False
         self._signs_at_first_hook: Any = None
         """See `_signs_of_work`; None as long as no hook has been registered that should fire."""
+        self._has_run = False
+        """Whether a module that holds a hooked layer has run."""
 
     def on_enter(self) -> "HookGroup":
         """Enter the block; inside an explanation, a forked child process will remove these
@@ -450,6 +452,7 @@ class HookGroup(SignalSafe["HookGroup"]):
                     hooks,
                 )
             self._count(handle, module, counter)
+            self._note_runs_around(handle, place.module)
         return handle
 
     def _on_attention(
@@ -510,6 +513,7 @@ class HookGroup(SignalSafe["HookGroup"]):
             gates = self._gates.setdefault(module, Gates(self._thread, module))
             handle.undo.append(gates.add(hook, direction, first=prepend))
             self._count(handle, module, counter)
+            self._note_runs_around(handle, place.module)
         return handle
 
     def _count(self, handle: Handle, module: nn.Module, counter: "CallCounter | None") -> None:
@@ -528,6 +532,18 @@ class HookGroup(SignalSafe["HookGroup"]):
             )
 
     # Hooks that never fired
+
+    def _note_runs_around(self, handle: Handle, layer: str) -> None:
+        """Note when a module runs that holds a caller's hooked layer, whose name is given: without
+        gradients, nothing else shows that something has run."""
+        while handle.hooks and layer and self._model is not None:
+            layer = layer.rpartition(".")[0]
+            module = submodule(self._model, layer)
+            handle.place(module.register_forward_pre_hook, self._note_run, self._thread)
+
+    def _note_run(self, module: nn.Module, args: Any) -> None:
+        """Note that a module with a hooked layer in it runs: a forward-pre hook."""
+        self._has_run = True
 
     def _signs_of_work(self) -> Any:
         """A value that changes when this thread records operations, or when a gradient of the model
@@ -552,7 +568,8 @@ class HookGroup(SignalSafe["HookGroup"]):
         handles = [handle for handle in self._handles if handle.hooks]
         fired = {kind for handle in handles if handle.fired for kind in _kinds(handle)}
         unfired = [handle for handle in handles if not _kinds(handle) & fired]
-        if not unfired or not (fired or self._signs_of_work() != self._signs_at_first_hook):
+        has_run = self._has_run or self._signs_of_work() != self._signs_at_first_hook
+        if not unfired or not (fired or has_run):
             return None
         more = f"; nor did {len(unfired) - 1} more" if len(unfired) > 1 else ""
         return f"{unfired[0]} never fired: {unfired[0].hooks[0].unfired}{more}"

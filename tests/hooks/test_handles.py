@@ -133,13 +133,13 @@ def test_a_handle_removes_its_own_hook_alone_and_names_its_function() -> None:
     with HookGroup(model) as group:
         with group.forward("2", functools.partial(doubled, 2)) as first:
             group.forward(nn.Linear, nothing)
-            assert len(group) == hooks_on(model) == 3
+            assert len(group) == sum(len(layer._forward_hooks) for layer in model) == 3
             assert "doubled" in repr(first)
             assert "doubled" in repr(model[2]._forward_hooks)
             assert first.id in model[2]._forward_hooks
             assert model(ones()).item() == 2 * 57
         first.remove()
-        assert (first.removed, len(group), hooks_on(model)) == (True, 2, 2)
+        assert (first.removed, len(group), len(model[2]._forward_hooks)) == (True, 2, 1)
         assert model(ones()).item() == 57
 
 
@@ -240,6 +240,26 @@ def test_a_hook_that_never_fired_is_named(register: Any, message: str) -> None:
     y = ones() * 2
     (warning,) = told(model, lambda group: register(group, y), lambda: model[0](torch.ones(1, 2)))
     assert message in warning
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+@pytest.mark.parametrize("called", ["", "layers.1", "layers.1.self_attn"])
+def test_a_layer_that_is_left_out_is_named_without_gradients_too(mode: Any, called: str) -> None:
+    encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = nn.TransformerEncoder(encoder, 2).eval()
+    hooked = "layers.1.self_attn.out_proj"
+    tokens = torch.rand(2, 5, 8)
+    inputs = [tokens] * (3 if called.endswith("attn") else 1)
+    hooks = [lambda g: g.forward(hooked, nothing), lambda g: g.forward_pre(hooked, nothing)]
+    for register in (*hooks, lambda g: g.backward(hooked, nothing)):
+        with mode():
+            (message,) = told(model, register, lambda: model.get_submodule(called)(*inputs))
+            assert hooked in message
+            assert told(model, register, lambda: None) == []
+            assert told(model, register, lambda: model.layers[0](tokens)) == (
+                [message] if torch.is_grad_enabled() else []
+            )
+    assert not any(module._forward_pre_hooks for module in model.modules())
 
 
 def test_hooks_that_could_not_have_fired_are_nothing_to_tell_about() -> None:
