@@ -149,7 +149,7 @@ def _read(model: nn.Module, inputs: Inputs, last_block: str, values: torch.Tenso
         group.forward(
             last_block, lambda module, args, output: replace_first(output, values.clone())
         )
-        return find_logits(inputs.call(model), len(values)).cpu()
+        return find_logits(inputs.call(model), len(values)).clone().cpu()
 
 
 def _read_tokens(

@@ -183,6 +183,7 @@ def trace(
             .resolved(output, 1)
         )
         clean_score, classes = resolved.pick(output, 1)[:2]
+        clean_score = clean_score.clone()  # the next pass may overwrite the model's answer
         x = corrupted_inputs.x.clone().requires_grad_()
         with torch.enable_grad(), capture(model, names) as corrupted_pass:
             corrupted_score = resolved.pick(corrupted_inputs.replaced(x).call(model), 1)[0][0]

@@ -158,7 +158,7 @@ class TargetAccumulators:
             classes=None if resolved.classes is None else resolved.classes[images],
             target=resolved.name,
             grids=forward.grids,
-            logits=at_least_float32(find_logits(output, len(images)).detach())
+            logits=at_least_float32(find_logits(output, len(images)).detach().clone())
             if has_logits
             else None,
             find_outputs=self._context.find_outputs,

@@ -73,8 +73,9 @@ class ResolvedTarget:
 
     def scores_in(self, images: Tensor, output: Any) -> Tensor:
         """The scores ``(b,)`` that the target picks from the model's ``output`` for rows that
-        belong to these images."""
-        return at_least_float32(self.of_rows(images).pick(output, len(images))[0].detach())
+        belong to these images; a copy, since the next pass may overwrite the output."""
+        scores = self.of_rows(images).pick(output, len(images))[0].detach()
+        return at_least_float32(scores.clone())
 
 
 @dataclass(eq=False)
@@ -133,7 +134,8 @@ class Forward:
             # the largest score must be finite; others may be minus infinity, as of impossible
             # classes
             require_finite(logits.amax(), partial(self._refuse, logits, allowed=-math.inf))
-            self.logits = at_least_float32(logits)
+            # a model may answer in a buffer of its own, which its next pass overwrites
+            self.logits = at_least_float32(logits.clone())
 
     @cached_property
     def outputs(self) -> Outputs:
@@ -210,7 +212,7 @@ class Forward:
             total = score.sum()
         require_finite(total, partial(self._refuse, score.detach()))
         width = 0 if self.logits is None else self.logits.shape[1]
-        score = at_least_float32(detached(score))
+        score = at_least_float32(detached(score).clone())
         return ResolvedTarget(target.name, choice, score, total, classes, width)
 
     def resolve_all(self, targets: Sequence[Target]) -> list[ResolvedTarget]:

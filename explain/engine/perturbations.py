@@ -480,13 +480,14 @@ class GivenRows(Perturbation):
         return replace(self.perturbed_rows, build=lambda images, numbers: x[images])
 
 
-def given_rows(perturbed: Tensor, words: str, inputs: Tensor) -> GivenRows:
-    """A perturbation with one row for each image of ``inputs``: ``perturbed`` ``(N, ...)``, made
-    already.
+def given_row(row: Tensor, image: int, words: str, inputs: Tensor) -> GivenRows:
+    """A perturbation with a single ``row``, made already, of one image of ``inputs``.
 
-    ``words`` describes the rows in a plan.
+    ``words`` describes it in a plan.
     """
-    return GivenRows(one_row_each(perturbed), words, inputs)
+    owner = torch.tensor([image], device=row.device)
+    rows = PerturbedRows(owner, torch.zeros_like(owner), lambda images, numbers: row[None].clone())
+    return GivenRows(rows, words, inputs)
 
 
 Steps = Generator[Scores, Any, None]

@@ -1,6 +1,7 @@
 """What is built on integrated gradients: a path that the network chooses (GIG), changes of the
 score shared out by direction (IDGI), and regions that are ranked (XRAI)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from explain._utils.errors import MethodError, short_repr
 from explain.baselines.base import Baseline
 from explain.engine import Accumulator, Attributions, Evidence, Need, Reducer
-from explain.engine.perturbations import Scores, Search, Searches, Steps, given_rows
+from explain.engine.perturbations import Scores, Search, Searches, Steps, given_row
 from explain.methods.base import GRADIENTS, Method, check_range, ratio, register
 from explain.methods.path import (
     CompleteMethod,
@@ -86,12 +87,13 @@ class GuidedIntegratedGradients(CompleteMethod):
         return frozenset({Searches(self), self.baseline_score})
 
     def searches(self, evidence: Evidence) -> list[Search]:
-        """One search of `GuidedIntegratedGradients` for all images together, since each step needs
-        the gradients of the step before."""
-        return [Walk(self, evidence)]
+        """One search of `GuidedIntegratedGradients` for each image. Rounding differs with the
+        number of images that a network runs at once, and so little decides which values are next:
+        an image on its own has the same path in any batch."""
+        return [Walk(self, evidence, image) for image in range(len(evidence.inputs))]
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        return evidence[Searches(self)][0].map()
+        return joined(evidence[Searches(self)])
 
     def further(
         self, share: torch.Tensor, gradient: torch.Tensor, way: torch.Tensor, step: int
@@ -130,8 +132,8 @@ class GuidedIntegratedGradients(CompleteMethod):
 
 
 class Walk(Search):
-    """The search along a guided path. It adds up gradients times steps, or with ``changes``, shares
-    out the changes of the score along the path."""
+    """The search along a guided path of one image. It adds up gradients times steps, or
+    ``by_direction``, shares out the changes of the score along the path."""
 
     has_result = False
 
@@ -139,47 +141,52 @@ class Walk(Search):
         self,
         method: GuidedIntegratedGradients,
         evidence: Evidence,
-        changes: "_Changes | None" = None,
+        image: int,
+        *,
+        by_direction: bool = False,
     ) -> None:
-        """For guided integrated gradients, begin at the baseline; with ``changes``, the changes of
-        the score are shared out (`IDGI`), else gradients times steps are added up."""
+        """For guided integrated gradients, begin at the baseline of an ``image``; ``by_direction``
+        shares out the changes of the score (`IDGI`), else gradients times steps are added up."""
         self._method = method
-        self._x = evidence.inputs
-        self._start = method.start.perturbed(evidence)
-        self._changes = changes
-        self._values = torch.zeros_like(evidence.inputs)
-        self.images = len(evidence.inputs)
+        self._inputs = evidence.inputs
+        self._image = image
+        self._start = method.start.perturbed(evidence)[image]
+        self._changes = _Changes(evidence) if by_direction else None
+        self._values = torch.zeros_like(self._start)
 
     @property
     def planned(self) -> int:
-        return self._method.steps * self.images
+        return self._method.steps
 
     def steps(self) -> Steps:
         """For guided integrated gradients, ask the engine for the score and gradient at the present
-        point of every image, and move on; the path depends on the answers."""
-        x = self._x
+        point of the image, and move on; the path depends on the answers."""
+        x = self._inputs[self._image]
         way = x - self._start
+        images = torch.tensor([self._image], device=x.device)
         share = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
         for step in range(self._method.steps):
             point = self._start + share.to(x) * way
-            scores_and_gradients = yield Scores(
-                given_rows(point, "points of a path", x), ScoreAndGradient()
-            )
-            gradient = scores_and_gradients[:, 1:].reshape(x.shape)
-            moved = [
-                self._method.further(share[i], gradient[i], way[i], step)
-                for i in range(self.images)
-            ]
-            further = torch.stack(moved)
+            row = given_row(point, self._image, "points of a path", self._inputs)
+            score_and_gradient = yield Scores(row, ScoreAndGradient())
+            gradient = score_and_gradient[0, 1:].reshape(x.shape)
+            further = self._method.further(share, gradient, way, step)
             if self._changes is None:
                 self._values += gradient * ((further - share).to(x) * way)
             else:
-                images = torch.arange(self.images)
-                self._changes.add(images, images, scores_and_gradients)
+                self._changes.add(images, images, score_and_gradient)
             share = further
 
     def map(self) -> torch.Tensor:
-        return self._values if self._changes is None else self._changes.result()
+        """The values of the image ``(1, C, H, W)``."""
+        if self._changes is None:
+            return self._values[None]
+        return self._changes.result()[self._image, None]
+
+
+def joined(searches: Sequence[Search]) -> torch.Tensor:
+    """The values of guided paths, one image after the other ``(N, C, H, W)``."""
+    return torch.cat([search.map() for search in searches])
 
 
 @dataclass(frozen=True)
@@ -300,14 +307,16 @@ class IDGI(CompleteMethod):
         from the search along it."""
         changes = self._changes
         if changes is None:
-            return evidence[Searches(self)][0].map()
+            return joined(evidence[Searches(self)])
         return evidence[changes]  # type: ignore[no-any-return]
 
     def searches(self, evidence: Evidence) -> list[Search]:
-        """For `IDGI`, the search along a guided path; called only where the path is guided, since
-        only then `needs` has a search."""
+        """For `IDGI`, a search along the guided path of each image; called only where the path is
+        guided, since only then `needs` has a search."""
         assert isinstance(self.path, GuidedIntegratedGradients)
-        return [Walk(self.path, evidence, _Changes(evidence))]
+        path = self.path
+        images = range(len(evidence.inputs))
+        return [Walk(path, evidence, image, by_direction=True) for image in images]
 
 
 SCALES = (50, 100, 150, 250, 500, 1200)

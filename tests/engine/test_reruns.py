@@ -17,6 +17,7 @@ import explain
 from explain import ModelError
 from explain.engine.blocks import with_first
 from explain.methods import (
+    IDGI,
     AblationCAM,
     Augmented,
     IntegratedGradients,
@@ -336,3 +337,52 @@ def test_the_first_argument_of_a_block_is_changed_where_keywords_alone_are_given
 
     changed = with_first(Block(), (), {"mask": 1, "hidden": 2}, lambda hidden: value)
     assert changed == (None if value is None else ((), {"mask": 1, "hidden": 5}))
+
+
+class Answer(torch.autograd.Function):
+    """Copies an output to the tensor that is kept for as many rows, as wrappers of CUDA graphs
+    do."""
+
+    @staticmethod
+    def forward(ctx: Any, output: torch.Tensor, kept: dict[int, torch.Tensor]) -> torch.Tensor:
+        answer = kept.setdefault(len(output), torch.empty_like(output)).copy_(output)
+        return answer.view_as(answer)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return gradients[0], None
+
+
+class Buffered(Small):
+    """Answers in tensors of its own, which the next pass of as many rows overwrites."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        kept: dict[int, torch.Tensor] = {}
+        self.answer = lambda output: Answer.apply(output, kept)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.answer(super().forward(x))
+
+
+@pytest.mark.parametrize("batch_size", [None, 1, 3])
+@pytest.mark.parametrize("images", [1, 3])
+def test_an_answer_that_the_next_pass_overwrites_is_copied(
+    images: int, batch_size: int | None
+) -> None:
+    plain = small()
+    model = Buffered().double().eval()
+    model.load_state_dict(plain.state_dict())
+    x = X[:images]
+    methods = [asked for asked, _ in PLAIN.values()] + [IDGI(IntegratedGradients(4)), "deeplift"]
+    how = {"layer": "conv", "batch_size": batch_size}
+    maps = explain.attribute(model, x, methods, target=1, **how)
+    expected = explain.attribute(plain, x, methods, target=1, **how)
+    with torch.no_grad():
+        score, score_of_zeros = plain(x)[:, 1], plain(0 * x)[:, 1]
+    for name, attribution in maps.items():
+        torch.testing.assert_close(attribution.score, score, **EXACT)
+        torch.testing.assert_close(attribution.values, expected[name].values, **EXACT)
+        if name in ("idgi", "integratedgradients", "deeplift"):
+            missed = attribution.values.sum((1, 2, 3)) - (score - score_of_zeros)
+            torch.testing.assert_close(attribution.delta, missed, **EXACT)

@@ -18,6 +18,7 @@ from explain.methods import (
     DeepLIFTSHAP,
     ExpectedGradients,
     GradientSHAP,
+    GuidedIntegratedGradients,
     IntegratedGradients,
 )
 from tests.conftest import Made, TinyNet, settled
@@ -81,3 +82,43 @@ def test_baselines_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(explain.MethodError, match="baseline must be"):
         method = IntegratedGradients(2, torch.zeros(shape))
         explain.attribute(model, random(0, 2, 3, 6, 5), method, target=1)
+
+
+class RoundsInBatches(torch.autograd.Function):
+    """The identity, whose gradient has other rounding errors where several images run at once, as
+    other kernels make them."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        (gradient,) = gradients
+        if len(gradient) == 1:
+            return gradient
+        generator = torch.Generator().manual_seed(0)
+        errors = torch.randn(gradient.shape, generator=generator)
+        return gradient + 1e-6 * gradient.abs().amax() * errors
+
+
+@pytest.mark.parametrize("batch_size", [None, 1, 2])
+@pytest.mark.parametrize(
+    "along", [GuidedIntegratedGradients(30), IDGI(GuidedIntegratedGradients(30))]
+)
+def test_rounding_errors_of_batches_do_not_choose_the_path(
+    along: Any, batch_size: int | None
+) -> None:
+    """Many values have the same gradient in networks with rectifiers, and none of them is next."""
+    pooled = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 5))
+    layers = [nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 16, 3), nn.ReLU(), pooled]
+    torch.manual_seed(0)
+    convolutions = settled(nn.Sequential(*layers)).eval()
+    model = Made(lambda net, x: net.layers(RoundsInBatches.apply(x)), layers=convolutions).eval()
+    x = torch.rand(3, 3, 24, 24, generator=torch.Generator().manual_seed(1))
+    together = explain.attribute(model, x, along, target=1, batch_size=batch_size)
+    for i, image in enumerate(x):
+        alone = explain.attribute(model, image[None], along, target=1)
+        largest = float(alone.values.abs().max())
+        assert_close(together.values[[i]], alone.values, rtol=0, atol=1e-5 * largest)
+        assert_close(together.delta[[i]], alone.delta, rtol=0, atol=1e-5)
