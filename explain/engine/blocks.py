@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -16,6 +17,7 @@ from explain.hooks import HookGroup
 from explain.hooks.attention import attention, heads_together, joined_heads
 from explain.hooks.capturing import read_outputs
 from explain.hooks.graph import Reach, differentiate, graph, normalises_over_rows
+from explain.hooks.layer_names import place_of
 from explain.hooks.preserve import untouched
 from explain.layers.grids import NetworkGrids
 from explain.layers.summary import summary_of
@@ -142,8 +144,8 @@ def _read_out(
     """The gradients of `attention_gradients` for the blocks with the indices ``chosen``, in one
     forward pass.
 
-    Hooks cut the graph before each block, and put the averaged tokens of all chosen blocks, one
-    batch after the other, in place of the last block's output.
+    Hooks let the graph begin before each block's attention, and put the averaged tokens of all
+    chosen blocks, one batch after the other, in place of the last block's output.
     """
     grids = NetworkGrids(model, inputs)
     # a layer that is known by its name has its grid whatever the shape
@@ -151,41 +153,44 @@ def _read_out(
     image_dim = 1 if any(grid is not None and grid.of_images for grid in block_grids) else 0
     starts: list[Tensor] = []
     means: list[Tensor] = []
+    nodes: list[Any] = []
+    """Where in the graph each block's result is."""
 
-    def cut_graph(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Pre-hook of each transformer block in LeGrad: let its input tokens be a new leaf, so that
-        its graph begins there.
+    def start(value: Any) -> Tensor:
+        """A new leaf with the tokens that a block is given, to which its gradients go."""
+        tokens = _tokens(value)
+        if nodes and not Reach([], nodes[-1:]).of(tokens.grad_fn):
+            raise MethodError(
+                "legrad must have blocks that follow each other, got others; use attnlrp"
+            )
+        starts.append(tokens.detach().requires_grad_())
+        return starts[-1]
 
-        So one backward pass gives each block's gradients apart from those of the others. The leaves
-        are collected in ``starts``.
-        """
-
-        def start(value: Any) -> Tensor:
-            starts.append(_tokens(value).detach().requires_grad_())
-            return starts[-1]
-
-        return with_first(module, args, kwargs, start)
-
-    def put_means_in(module: nn.Module, args: Any, output: Any) -> Any:
-        """Hook of each transformer block in LeGrad: note its mean token, and at the last block go
-        on with the means.
-
-        The last block returns the means of the chosen blocks as one batch, each repeated for all
-        tokens; other blocks' outputs stay as they are.
-        """
-        tokens = _tokens(first_tensor(output))
+    def end(value: Any) -> Tensor | None:
+        """Note the mean token that a block gives; at the last block, the means of all chosen ones,
+        each repeated for all tokens, in one batch."""
+        tokens = _tokens(value)
         if means and tokens.shape != means[0].shape:
             raise MethodError(
                 f"legrad must have blocks of one size, got also {tuple(tokens.shape)}; use attnlrp"
             )
+        nodes.append(tokens.grad_fn)
         means.append(tokens.mean(1 - image_dim, keepdim=True).expand_as(tokens))
-        chosen_means = [means[i] for i in chosen] if len(means) == len(blocks) else []
-        return replace_first(output, torch.cat(chosen_means, image_dim)) if chosen_means else None
+        is_last = len(means) == len(blocks)
+        return torch.cat([means[i] for i in chosen], image_dim) if is_last else None
+
+    def leave(module: nn.Module, args: Any, output: Any) -> Any:
+        new = end(first_tensor(output))
+        return None if new is None else replace_first(output, new)
 
     with HookGroup(model) as group, torch.enable_grad():
-        for name in blocks:
-            group.forward_pre(name, cut_graph, with_kwargs=True)
-            group.forward(name, put_means_in)
+        for first, last in _block_ends(model, inputs, blocks):
+            group.forward_pre(first, partial(with_first, change=start), with_kwargs=True)
+            if place_of(last, model).part:
+                after = place_of(last, model).module
+                group.forward_pre(after, partial(with_first, change=end), with_kwargs=True)
+            else:
+                group.forward(last, leave)
         output = inputs.call(model)
         wanted: Target = target(
             torch.arange(len(inputs), device=inputs.x.device).repeat(len(chosen))
@@ -196,24 +201,50 @@ def _read_out(
             "legrad must have a network that does not normalise over its batch, but it does; use "
             "attnlrp"
         )
+    gradients = []
     with HookGroup() as group:
         records = attention(total, group)
-        differentiate(total, starts)
-    # No gradient reaches the attention of a text tower, as it does not depend on the blocks.
-    reached = [record for record in records if record.gradient is not None]
-    gradients = []
-    for start in starts:
-        reach = Reach([start])
-        of_block = heads_together([record for record in reached if reach.of(record.node)])
-        if of_block:
-            of_heads = [head.gradient for head in of_block[0] if head.gradient is not None]
-            gradients.append(joined_heads(of_heads, len(inputs)))
+        chosen_means = [means[i] for i in chosen]
+        of_means = differentiate(total, chosen_means, retain_graph=True)
+        # one block after the other: in a block that is no module, shortcuts lead past its start
+        for i, gradient_of_mean in zip(chosen, of_means, strict=True):
+            for record in records:
+                record.gradient = None
+            differentiate(means[i], [starts[i]], gradient_of_mean, retain_graph=True)
+            # none reaches the attention of a text tower, as it does not depend on the blocks
+            reached = [record for record in records if record.gradient is not None]
+            for heads in heads_together(reached)[:1]:
+                of_heads = [head.gradient for head in heads if head.gradient is not None]
+                gradients.append(joined_heads(of_heads, len(inputs)))
     if len(gradients) != len(chosen):
         raise MethodError(
             f"legrad must see the attention of each of the {len(chosen)} blocks, got "
             f"{len(gradients)}"
         )
     return gradients
+
+
+def _block_ends(model: nn.Module, inputs: Inputs, blocks: Sequence[str]) -> list[tuple[str, str]]:
+    """For each block, the module that is given its tokens, and the layer that gives its result.
+
+    A list of modules is never called itself: the block begins with the first of them that is, and
+    ends with the input of what is called next, or with the output of the module that holds all.
+    """
+    called = [call.name for call in summary_of(model, inputs).calls]
+    ends = []
+    for block in blocks:
+        parts = [i for i, name in enumerate(called) if name.startswith(f"{block}.")]
+        if block in called or not parts:
+            ends.append((block, block))
+            continue
+        first = next(name for name in called if name.rpartition(".")[0] == block)
+        after = called[parts[-1] + 1] if parts[-1] + 1 < len(called) else ""
+        if not f"{block}.".startswith(f"{after}."):
+            outermost = accumulate(after.split("."), "{}.{}".format)
+            beside = [name for name in outermost if not f"{block}.".startswith(f"{name}.")]
+            after = f"{next(name for name in beside if name in called)}:input"
+        ends.append((first, after))
+    return ends
 
 
 def with_first(

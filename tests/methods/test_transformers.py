@@ -86,6 +86,76 @@ def test_heads_that_are_computed_one_by_one_are_one_attention(method: str) -> No
         assert_close(of_image.flatten(), expected, rtol=1e-5, atol=1e-9)
 
 
+class Added(nn.Module):
+    """What an attention, or two linear layers, of a block add to its tokens."""
+
+    def __init__(self, block: plain.AttentionBlock, added: str) -> None:
+        super().__init__()
+        self.added = added
+        self.block = block
+
+    def forward(self, x: Tensor) -> Tensor:
+        step = self.block.walk(x)
+        if self.added == "attention":
+            return step["added"]
+        return self.block.down(F.gelu(self.block.up(self.block.two(x))))
+
+
+class AttentionOf(Added):
+    """The attention of a block, without its shortcut."""
+
+
+class InOneLoop(nn.Module):
+    """The same blocks as pairs of modules in a list, whose shortcuts are written in the loop."""
+
+    def __init__(self, blocks: nn.Sequential, *more: nn.Module) -> None:
+        super().__init__()
+        pairs = ([AttentionOf(block, "attention"), Added(block, "more")] for block in blocks)
+        self.layers = nn.ModuleList(nn.ModuleList(pair) for pair in pairs)
+        self.more = nn.ModuleList(more)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for attention, linear in self.layers:
+            x = attention(x) + x
+            x = linear(x) + x
+        for module in self.more:
+            x = module(x)
+        return x
+
+
+@pytest.mark.parametrize("normalises", [True, False])
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_block_may_be_a_list_of_modules(frozen: bool, fused: bool, normalises: bool) -> None:
+    model = transformer(fused=fused).requires_grad_(not frozen)
+    model.blocks = InOneLoop(model.blocks, *([model.norm] if normalises else []))
+    if normalises:
+        model.norm = nn.Identity()
+    x = random(0, 2, 3, 6, 6)
+    values = explain.attribute(model, x, "legrad", target=3).values
+    for of_image, image in zip(values, x, strict=True):
+        expected = plain.legrad(transformer(fused=False), image, 3)
+        assert_close(of_image.flatten(), expected, rtol=1e-5, atol=1e-9)
+
+
+class SideBySide(nn.Module):
+    """Blocks of which none sees what another gives."""
+
+    def __init__(self, blocks: nn.Sequential) -> None:
+        super().__init__()
+        self.blocks = blocks
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([block(x) for block in self.blocks]).sum(0)
+
+
+def test_blocks_beside_each_other_are_refused() -> None:
+    model = transformer(fused=True)
+    model.blocks = SideBySide(model.blocks)
+    with pytest.raises(MethodError, match="legrad must"):
+        explain.attribute(model, random(0, 1, 3, 6, 6), "legrad", target=3)
+
+
 class AttentionInOneProduct(plain.AttentionBlock):
     """The same attention, whose scores come from an operation that no rule of relevance covers."""
 
