@@ -51,13 +51,10 @@ def photo_tokens(
         len(shapes) != 1
         or tokens[0] != tokens[1]
         or grid is None
-        or any(len(m) != len(evidence.inputs) for m in maps)
+        or any(len(m) != len(evidence.inputs) or m.shape[-1] != tokens[1] for m in maps)
     ):
-        got = (
-            "none"
-            if not shapes
-            else "of shapes " + ", ".join(str(shape) for shape in sorted(shapes)[:4])
-        )
+        all_shapes = sorted({tuple(weights.shape[-2:]) for weights in maps})
+        got = "of shapes " + ", ".join(map(str, all_shapes[:4])) if all_shapes else "none"
         raise MethodError(
             f"{method} must have attention among all tokens, got {got}; use it for vision "
             "transformers"
