@@ -23,10 +23,11 @@ def unwrapped(model: nn.Module) -> nn.Module:
     the model itself.
 
     A compiled model is explained through the module that it was compiled from, which computes the
-    same; a warning says so, since it takes longer.
+    same; a warning says so, since it takes longer. A scripted one, which takes no hooks, is put
+    into a module that does.
 
     Raises:
-        ModelError: the model is scripted, or is not a module: there is nothing to hook.
+        ModelError: the model is no module: there is nothing to hook.
 
     >>> layer = nn.Linear(2, 2)
     >>> unwrapped(nn.DataParallel(layer)) is layer
@@ -35,11 +36,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise ModelError(f"model must be a torch.nn.Module, got {_description(model)}")
     if isinstance(model, torch.jit.ScriptModule):
-        raise ModelError(
-            f"model must be of Python code, got a scripted one ({model.original_name}); pass "
-            "what it was made from, or nn.Sequential(model) for methods that do not look "
-            "inside"
-        )
+        return nn.Sequential(model)
     if isinstance(model, (DataParallel, DistributedDataParallel)):
         return unwrapped(model.module)
     # what torch.compile keeps; its class has no public name

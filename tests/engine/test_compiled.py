@@ -124,6 +124,23 @@ def test_with_opaque_parts_methods_are_exact_or_refused_where_they_look_inside(
             explain.attribute(net, X, method, target=1)
 
 
+@pytest.mark.parametrize("close", [torch.jit.script, lambda net: torch.jit.trace(net, X)])
+def test_a_closed_network_is_explained_by_what_needs_scores_and_gradients_alone(
+    close: Callable[[nn.Module], nn.Module],
+) -> None:
+    net = close(plain())
+    methods = ["saliency", "integratedgradients", "occlusion"]
+    expected = explain.attribute(plain(), X, methods, target=1)
+    for _ in range(3):  # scripted code runs in another way once it has run
+        for name, a in explain.attribute(net, X, methods, target=1).items():
+            assert_close(a.values, expected[name].values, rtol=1e-9, atol=1e-14, msg=name)
+    for method in (*LOOKING, "lrp", "deeplift"):
+        with pytest.raises(MethodError, match=f"{method} must see .* scripted"):
+            explain.attribute(net, X, method, target=1)
+    with pytest.raises(LayerError, match="hidden"):
+        explain.attribute(net, X, "gradcam", target=1)
+
+
 def test_a_part_under_vmap_is_explained_exactly_or_refused() -> None:
     assert_exact(calling(lambda part, x: torch.vmap(part)(x)), OTHERS)
     rectified = calling(lambda part, x: torch.vmap(lambda row: part(row).clamp(min=0))(x))
