@@ -499,6 +499,15 @@ def _of_images(
     the photo, which are then summed for each image.
     """
     count = forward.count
+    labels = constant.images
+    if labels is not None and not fits(labels, term.shape):
+        labels = None
+    # as many images as rows that are none; the grids of layers know how these are laid out
+    if labels is not None and len(labels) == 1 and len(term) == count and constant.module is None:
+        if labels.shape != (1, count, 1):
+            return summed(term, labels, count)[:, None], None
+        term = term.transpose(0, 1)
+        labels = None
     if constant.attention is not None and term.ndim == 2 and len(term) % count == 0:
         term = term.reshape(-1, count, term.shape[1]).transpose(0, 1)
         grid = forward.grids.of_layer(constant.attention)
@@ -533,8 +542,7 @@ def _of_images(
         raise MethodError(
             f"fullgrad must see layer {constant.module!r} give {rows}; explain one image at a time"
         )
-    labels = constant.images
-    if labels is not None and fits(labels, term.shape):
+    if labels is not None:
         return summed(term, labels, count)[:, None], None
     return (term.transpose(0, 1) if has_images_second else term).reshape(count, -1), None
 

@@ -63,6 +63,7 @@ from explain.hooks.preserve import keeping_state, own_statistics, recording, unt
 from explain.hooks.unwrap import has_hooks, scripted, sharded
 from explain.layers.grids import NetworkGrids
 from explain.layers.recording import executed_modules
+from explain.relevance.batch_layout import BatchLayout
 from explain.relevance.composites import propagate
 from explain.relevance.constants import Influence
 from explain.relevance.deeplift import propagate_differences
@@ -304,17 +305,17 @@ class _Passes:
         kinds = [need.kind for need in self.plan.answered_at_once]
         backwards = self.plan.backwards
         leaves = list(explained.values())
-        images = len(inputs)
+        layout = BatchLayout(len(inputs))
         if any(isinstance(kind, needs.Attention) and kind.unreached for kind in kinds):
             recorded.unreached = stack.enter_context(ZeroLeaves(leaves)).leaves
         has_bias_terms = any(isinstance(kind, needs.BiasTerms) for kind in kinds)
         if has_bias_terms:
             influence = Influence([*leaves, *inputs.other_tensors.values()])
-            constant_recorder = StepRecorder(model, influence, kinds=(), images=images)
+            constant_recorder = StepRecorder(model, influence, kinds=(), layout=layout)
             recorded.adding = stack.enter_context(constant_recorder).steps
         if any(backward.reference is not None for backward in backwards):
             compared_recorder = StepRecorder(
-                model, Dependence(leaves), kinds=COMPARED, images=images
+                model, Dependence(leaves), kinds=COMPARED, layout=layout
             )
             recorded.compared = stack.enter_context(compared_recorder).steps
         composites_of_plan = [
@@ -325,7 +326,7 @@ class _Passes:
                 *(composite.kinds for composite in composites_of_plan)
             )
             step_recorder = StepRecorder(
-                model, Dependence(leaves), kinds=replaced_kinds, images=images
+                model, Dependence(leaves), kinds=replaced_kinds, layout=layout
             )
             recorded.steps = stack.enter_context(step_recorder).steps
         has_rules = any(backward.rule is not None for backward in backwards)
@@ -538,7 +539,7 @@ class _Passes:
             self.forward.model,
             Dependence(list(reference_inputs.values())),
             kinds=COMPARED,
-            images=len(inputs),
+            layout=BatchLayout(len(inputs)),
         )
         with recording(True), autocast(inputs.x, self._precision), recorder:
             output = inputs.replaced(reference_inputs).call(self.forward.model)

@@ -44,6 +44,12 @@ class BatchLayout:
         """
         return self._known.get(tensor) if self._seen_any else None
 
+    def note_same(self, tensor: Tensor, copy: Tensor) -> None:
+        """Note that the values of ``copy`` belong to the images of those of ``tensor``."""
+        numbers = self.of(tensor)
+        if numbers is not None:
+            self._known[copy] = numbers
+
     def see(self, call: Call, dependent: Sequence[int], result: Any) -> None:
         """Follow the image numbers through a call that has been made.
 
@@ -53,13 +59,18 @@ class BatchLayout:
         """
         if self._count == 1 or not dependent:
             return
+        with torch._C.DisableTorchFunction():  # other recorders are not to see the numbers
+            self._follow(call, dependent, result)
+
+    def _follow(self, call: Call, dependent: Sequence[int], result: Any) -> None:
+        """Note the image numbers of each result of a call."""
         source = call.flat[dependent[0]]
         if call.info.kind == "sampling" and isinstance(result, tuple):
             result = result[0]  # the pooled boxes; the other result is indices
         if call.info.has("joins"):
             self._note(result, self._joined(call, dependent))
         elif call.info.has("moves"):
-            numbers = self._numbers(source)
+            numbers = self._numbers(source) if dependent[0] == 0 else None
             if numbers is not None:  # move the image numbers as the values are moved
                 results = [result] if isinstance(result, Tensor) else result
                 labels = moved_labels(call, {0: numbers.expand(source.shape)})

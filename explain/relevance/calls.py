@@ -30,10 +30,11 @@ _BY_OPERATOR = frozenset(
 class Call:
     """A call of a function: the operation's name, and the arguments.
 
-    ``flat`` are the positional arguments, then those by name, with the elements of lists of tensors
-    one by one. An argument's place is its index in it; ``tensor_places`` are those of tensors, and
-    ``tensors`` what is there. ``info`` is what the table says of the operation. ``in_place`` says
-    whether it is a function of PyTorch's that overwrites its first argument.
+    ``flat`` are the positional arguments, then those by name in the order of the function's own
+    parameters, with the elements of lists of tensors one by one. An argument's place is its index
+    in it; ``tensor_places`` are those of tensors, and ``tensors`` what is there. ``info`` is what
+    the table says of the operation. ``in_place`` says whether it is a function of PyTorch's that
+    overwrites its first argument.
     """
 
     def __init__(
@@ -44,10 +45,10 @@ class Call:
         self.function = function
         self.name = name
         self.args = args
-        self.kwargs = kwargs
         self.info: OperationInfo = info(name)
+        self.kwargs = _in_order(kwargs, self.info) if len(kwargs) > 1 else kwargs
         self.flat: list[Any] = []
-        for value in (*args, *kwargs.values()):
+        for value in (*args, *self.kwargs.values()):
             if isinstance(value, (list, tuple)) and _holds_tensors(value):
                 self.flat += value
             else:
@@ -135,6 +136,14 @@ class Call:
         plain = getattr(torch, {"truediv": "div"}.get(name, name), None) or getattr(F, name, None)
         plain = plain or getattr(torch._C._nn, name, None)
         return None if plain is None else Call(plain, self.name, self.args, self.kwargs)
+
+
+def _in_order(kwargs: Mapping[str, Any], row: OperationInfo) -> dict[str, Any]:
+    """The arguments by name in the order of the operation's own parameters, as far as the table
+    names them; what it is computed from comes first."""
+    names = ("self", *(row.arguments or ("input",)))
+    places = {name: place for place, name in enumerate(names)}
+    return dict(sorted(kwargs.items(), key=lambda item: places.get(item[0], len(names))))
 
 
 @functools.lru_cache(1024)

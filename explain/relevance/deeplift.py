@@ -252,15 +252,14 @@ def _maximum(pair: StepPair, gradient: Tensor) -> dict[int, Tensor]:
         if name not in ("input", "return_indices")
     }
     (y, at), (y0, at0) = (pooling(signal, **options, return_indices=True) for signal in (x, x0))
-    flat_x = x.flatten(2)
-    flat_reference = x0.flatten(2)
-    maxima = y.flatten(2), at.flatten(2)
-    reference_maxima = y0.flatten(2), at0.flatten(2)
-    return {
-        0: _to_holders(
-            flat_x, flat_reference, maxima, reference_maxima, gradient.flatten(2)
-        ).reshape(x.shape)
-    }
+    first_place = -int(pair.step.function[-2])  # of "max_pool2d": the last two dimensions
+    flat_x = x.flatten(first_place)
+    flat_reference = x0.flatten(first_place)
+    maxima = y.flatten(first_place), at.flatten(first_place)
+    reference_maxima = y0.flatten(first_place), at0.flatten(first_place)
+    flat_gradient = gradient.flatten(first_place)
+    multipliers = _to_holders(flat_x, flat_reference, maxima, reference_maxima, flat_gradient)
+    return {0: multipliers.reshape(x.shape)}
 
 
 def _over_dimensions(x: Tensor, x0: Tensor, options: Mapping[str, Any], gradient: Any) -> Tensor:

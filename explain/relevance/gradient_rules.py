@@ -20,6 +20,7 @@ from torch.autograd.graph import Node
 from explain.hooks import HookGroup
 from explain.hooks.graph import graph
 from explain.hooks.tracer import Tracer
+from explain.relevance.calls import Call
 from explain.relevance.operations import Operation, operations_of
 from explain.relevance.steps import Dependence
 from explain.relevance.table import operation_name
@@ -180,16 +181,13 @@ class ZeroLeaves(Tracer):
 
         `Tracer` calls this in place of every PyTorch function. The values stay the same.
         """
-        if (
-            operation_name(func) in ("softmax", "scaled_dot_product_attention")
-            and torch.is_grad_enabled()
-        ):
-            tensors = [
-                argument for argument in (*args, *kwargs.values()) if isinstance(argument, Tensor)
-            ]
-            reached = any(map(self._dependence.of, tensors))
-            if args and args[0] is tensors[0] and not reached:
-                leaf = torch.zeros_like(tensors[0], requires_grad=True)
+        name = operation_name(func)
+        is_attention = name in ("softmax", "scaled_dot_product_attention")
+        if is_attention and torch.is_grad_enabled():
+            call = Call(func, name, args, kwargs)
+            if not any(map(self._dependence.of, call.tensors)):
+                first = call.tensors[0]
+                leaf = torch.zeros_like(first, requires_grad=True)
                 self.leaves.append(leaf)
-                args = (tensors[0] + leaf, *args[1:])
+                return call.make({call.tensor_places[0]: first + leaf})
         return func(*args, **kwargs)

@@ -264,7 +264,7 @@ class Rectifiers:
     def seen(self, call: Call, result: Any) -> None:
         """Remember the mask that a call has made, if it is the sign of a tensor (``x > 0``, its
         cast or its negation)."""
-        if not isinstance(result, Tensor) or not call.args:
+        if not isinstance(result, Tensor) or not call.flat:
             return
         row = call.info
         if row.has("greater") or row.has("less"):
@@ -275,7 +275,7 @@ class Rectifiers:
             if _is_zero(second) and isinstance(first, Tensor):
                 self._signs[result] = _Sign(first.detach(), side)
         elif row.has("casts") or row.has("negates"):
-            sign = self._sign(call.args[0])
+            sign = self._sign(call.flat[0])
             if sign is not None:
                 self._signs[result] = _Sign(
                     sign.of, -sign.side if row.has("negates") else sign.side

@@ -281,7 +281,9 @@ class Step:
         }
         constants = {i: value for i, value in values.items() if i not in self.dependent}
         return {
-            i: calls.detach(v) for i, v in constants.items() if isinstance(v, (int, float, Tensor))
+            i: calls.detach(v)
+            for i, v in constants.items()
+            if isinstance(v, (int, float, complex, Tensor))
         }
 
 
@@ -290,7 +292,7 @@ class StepRecorder(Tracer):
 
     Steps of some ``kinds`` are given their inputs through entrances, and what they are given and
     give is kept; of `COMPARED` kinds, constants too. ``dependence`` tells constants from what
-    depends on the input. ``images`` is how many there are in the batch.
+    depends on the input, and ``layout`` follows the images of the batch.
 
     >>> x, F = torch.randn(2, 3, requires_grad=True), torch.nn.functional
     >>> layer = nn.Linear(3, 3)
@@ -306,13 +308,13 @@ class StepRecorder(Tracer):
         dependence: Dependence,
         *,
         kinds: Collection[str] = ENTERED,
-        images: int = 1,
+        layout: batch_layout.BatchLayout | None = None,
     ) -> None:
         """Prepare to record the steps of a forward pass of ``model``, for LRP, DeepLIFT
         (``kinds=COMPARED``) or FullGrad (no kinds).
 
-        ``dependence`` tells what depends on the explained inputs, ``images`` is the size of the
-        batch.
+        ``dependence`` tells what depends on the explained inputs, ``layout`` which image a value
+        belongs to; recorders of one pass share it.
         """
         self._kinds = kinds
         self._compares = kinds is COMPARED
@@ -321,7 +323,7 @@ class StepRecorder(Tracer):
         self._dependence = dependence
         self._keeper = Snapshots()
         self._maps: dict[Node, tuple[Step, int]] = {}
-        self._layout = batch_layout.BatchLayout(images)
+        self._layout = layout or batch_layout.BatchLayout(1)
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Make a call of the forward pass, and note it as a step where a rule needs it.
@@ -405,6 +407,8 @@ class StepRecorder(Tracer):
             values = self._values(kind, call, dependent, replaced)
             replaced |= {i: entrance(replaced.get(i, call.flat[i])) for i in dependent}
             entrances = {i: replaced[i].grad_fn for i in dependent}
+            for i in dependent:  # for other recorders, which are shown the entrances
+                self._layout.note_same(call.flat[i], replaced[i])
         elif call.in_place and 0 not in dependent:  # the result will overwrite it
             values = {0: Snapshot(detached(first_argument).clone())}
         scales = _scales(kind, call, dependent) if entrances else {}
@@ -462,8 +466,9 @@ class StepRecorder(Tracer):
             value = replaced.get(i, call.flat[i])
             if isinstance(value, Tensor) and (i < 3 or kind != "attention"):
                 values[i] = self._keeper.keep(value)
-            elif isinstance(value, (int, float)) and not isinstance(value, bool):
-                values[i] = Snapshot(torch.tensor(value).to(call.tensors[0]))
+            elif isinstance(value, (int, float, complex)) and not isinstance(value, bool):
+                dtype = torch.result_type(call.tensors[0], value)
+                values[i] = Snapshot(call.tensors[0].new_tensor(value, dtype=dtype))
         return values
 
     def _keep_result(self, step: Step, result: Tensor) -> None:

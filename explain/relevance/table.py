@@ -137,6 +137,7 @@ LAYOUT_NODES = (
 )
 """Nodes of operations that give the values of their input in another layout."""
 SCORE_NODES = (
+    "_Entrance",
     "View",
     "UnsafeView",
     "Add",
@@ -149,7 +150,8 @@ SCORE_NODES = (
     "Unsqueeze",
     "Squeeze",
 )
-"""Nodes of what is done to scores of attention before their softmax."""
+"""Nodes of what is done to scores of attention before their softmax, and the entrances of other
+recorders."""
 _UNKNOWN = OperationInfo("")
 _names: dict[Any, str] = {}
 

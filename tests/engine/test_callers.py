@@ -232,10 +232,10 @@ def test_a_default_device_of_the_caller_is_that_of_the_model_alone(
 
     def forward(outer: Any, x: torch.Tensor) -> torch.Tensor:
         devices.add(torch.get_default_device().type)
-        return outer.net(x)
+        return outer.net(x / 2)
 
     model = Made(forward, net=net)
-    names = ["gradcam", "occlusion(window=6)", "featurepermutation"]
+    names = ["gradcam", "occlusion(window=6)", "featurepermutation", "deeplift"]
     metrics = ["deletion", "sparseness", "mprt"]
     expected = explain.attribute(model, x, names, target=1)
     scores = explain.evaluate(model, x, ["gradcam"], metrics, target=1)

@@ -3,10 +3,12 @@ up to."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import explain
@@ -57,6 +59,55 @@ def test_differences_add_up_through_maxima_over_dimensions(dim: Any, keepdim: bo
     x = random(5, 3, 3, 5, 6)
     model = settled(Made(forward, conv=nn.Conv2d(3, 4, 3))).double()
     a = explain.attribute(model, x, DeepLIFT(random(6, 3, 5, 6)), target=0)
+    assert a.delta.abs().max() <= 1e-9 * a.values.abs().sum()
+
+
+POOLINGS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "max_pool1d": lambda y: F.max_pool1d(y.flatten(-2), 3, 2),
+    "max_pool2d": lambda y: F.max_pool2d(y, 2),
+    "max_pool3d": lambda y: F.max_pool3d(y.unsqueeze(-4), 2, 1),
+    "adaptive_max_pool2d": lambda y: F.adaptive_max_pool2d(y, (2, 3)),
+}
+
+
+@pytest.mark.parametrize("pooled", POOLINGS.values(), ids=POOLINGS)
+def test_images_that_are_pooled_one_by_one_are_those_of_a_batch(
+    pooled: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    def one_by_one(net: Any, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([pooled(y) for y in net.conv(x).tanh()]).flatten(1).cumsum(1)[:, -1:]
+
+    def together(net: Any, x: torch.Tensor) -> torch.Tensor:
+        return pooled(net.conv(x).tanh()).flatten(1).cumsum(1)[:, -1:]
+
+    x = random(5, 2, 3, 6, 6)
+    values = []
+    for forward in (one_by_one, together):
+        model = settled(Made(forward, conv=nn.Conv2d(3, 4, 3))).double()
+        a = explain.attribute(model, x, DeepLIFT(random(6, 3, 6, 6)), target=0)
+        assert a.delta.abs().max() <= 1e-9 * a.values.abs().sum()
+        values.append(a.values)
+    assert torch.allclose(*values, rtol=1e-9, atol=1e-12)
+
+
+COMPLEX: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "1j * y": lambda y: (1j * y).imag,
+    "y * (0.5 + 2j)": lambda y: (y * (0.5 + 2j)).abs(),
+    "y / 2j": lambda y: (y / 2j).imag,
+    "y + 1j": lambda y: (y + 1j).abs().square(),
+}
+
+
+@pytest.mark.parametrize("function", COMPLEX.values(), ids=COMPLEX)
+def test_differences_add_up_through_complex_numbers(
+    function: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    def forward(net: Any, x: torch.Tensor) -> torch.Tensor:
+        return function(net.conv(x).tanh()).flatten(1).cumsum(1)[:, -1:]
+
+    model = settled(Made(forward, conv=nn.Conv2d(3, 4, 3))).double()
+    a = explain.attribute(model, random(5, 2, 3, 6, 6), DeepLIFT(), target=0)
+    assert a.values.any()
     assert a.delta.abs().max() <= 1e-9 * a.values.abs().sum()
 
 

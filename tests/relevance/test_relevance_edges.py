@@ -229,6 +229,96 @@ def test_what_rules_miss_is_counted_for_the_image_whose_token_it_was() -> None:
         explain.attribute(model, x[:1], DeepLIFT(), target=1)
 
 
+def test_methods_that_record_together_find_what_each_finds_alone() -> None:
+    """What one recorder looks at for itself is no operation of the network to the other."""
+    experts = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+    ends = {"stem": nn.Conv2d(2, 4, 1), "gate": nn.Linear(4, 2), "head": nn.Linear(4, 2)}
+    model = settled(Made(routed, experts=experts, **ends)).double().eval()
+    x = random(3, 3, 2, 4, 4)
+    for methods in (["lrp", "fullgrad"], ["guidedbackprop", "fullgrad", "lrp"]):
+        for name, a in explain.attribute(model, x, methods, target=1).items():
+            expected = explain.attribute(model, x, name, target=1)
+            assert_close(a.values, expected.values, msg=name)
+
+
+def spelled(by_name: bool) -> Forward:
+    """A network of functions, called as usual, or with all arguments by name, in any order."""
+
+    def usual(net: Any, x: Tensor) -> Tensor:
+        y = F.conv2d(x, net.conv.weight, net.conv.bias, padding=1)
+        norm = net.norm
+        y = F.batch_norm(y, norm.running_mean, norm.running_var, norm.weight, norm.bias)
+        y = F.conv_transpose2d(F.leaky_relu(y, 0.1), net.up.weight, net.up.bias, 2)
+        y = F.max_pool2d(y, 2)
+        y = torch.where(y > 0, y, 0.1 * y)
+        t = y.flatten(2).transpose(1, 2)
+        t = F.layer_norm(t, (4,), net.layer.weight, net.layer.bias)
+        mixed = F.scaled_dot_product_attention(t, torch.mul(t, 0.5), net.value(t), scale=0.7)
+        scores = torch.matmul(torch.div(t, 3.0), mixed.mT)
+        t = torch.matmul(F.softmax(scores, -1), torch.add(mixed, net.layer.bias, alpha=2))
+        t = torch.sub(t, net.layer.weight).clamp(0)
+        return F.linear(torch.mean(t, 1), net.head.weight, net.head.bias)
+
+    def named(net: Any, x: Tensor) -> Tensor:
+        y = F.conv2d(weight=net.conv.weight, bias=net.conv.bias, padding=1, input=x)
+        norm = net.norm
+        statistics = {"running_var": norm.running_var, "running_mean": norm.running_mean}
+        y = F.batch_norm(bias=norm.bias, weight=norm.weight, **statistics, input=y)
+        y = F.leaky_relu(negative_slope=0.1, input=y)
+        y = F.conv_transpose2d(bias=net.up.bias, stride=2, weight=net.up.weight, input=y)
+        y = F.max_pool2d(kernel_size=2, input=y)
+        is_positive = torch.gt(other=0, input=y)
+        y = torch.where(other=torch.mul(other=0.1, input=y), condition=is_positive, input=y)
+        t = torch.transpose(dim0=1, dim1=2, input=torch.flatten(start_dim=2, input=y))
+        layer = net.layer
+        t = F.layer_norm(bias=layer.bias, normalized_shape=(4,), weight=layer.weight, input=t)
+        mixed = F.scaled_dot_product_attention(
+            scale=0.7, value=net.value(t), key=torch.mul(other=0.5, input=t), query=t
+        )
+        scores = torch.matmul(other=mixed.mT, input=torch.div(other=3.0, input=t))
+        t = torch.matmul(
+            other=torch.add(alpha=2, other=layer.bias, input=mixed),
+            input=F.softmax(dim=-1, input=scores),
+        )
+        t = torch.clamp(min=0, input=torch.sub(other=layer.weight, input=t))
+        pooled = torch.mean(dim=1, input=t)
+        return F.linear(bias=net.head.bias, weight=net.head.weight, input=pooled)
+
+    return named if by_name else usual
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        LRP("EpsilonPlus"),
+        LRP("EpsilonAlpha2Beta1"),
+        "attnlrp",
+        "deeplift",
+        "fullgrad",
+        "guidedbackprop",
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore:deeplift misses")  # what a mask chooses
+def test_arguments_may_come_by_name_in_any_order(method: Any) -> None:
+    x = random(4, 3, 3, 4, 4)
+    values = []
+    for by_name in (False, True):
+        parts = {
+            "conv": nn.Conv2d(3, 4, 3),
+            "norm": nn.BatchNorm2d(4),
+            "up": nn.ConvTranspose2d(4, 4, 2),
+            "layer": nn.LayerNorm(4),
+            "value": nn.Linear(4, 4),
+            "head": nn.Linear(4, 3),
+        }
+        values.append(
+            explain.attribute(network(spelled(by_name), **parts), x, method, target=1).values
+        )
+    assert values[0].any()
+    assert_close(values[1], values[0], rtol=1e-9, atol=1e-12)
+
+
 def test_fullgrad_counts_what_is_added_to_each_image_where_a_network_doubles_its_batch() -> None:
     """The mean of the scores of each image and of its mirror image, which run in one batch."""
     body = nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 2))
