@@ -26,7 +26,7 @@ from torch import nn
 
 import explain
 from explain.methods import Method
-from explain.methods.base import get_method
+from explain.methods.base import get_method, uses_layer
 
 ROOT = Path(__file__).resolve().parents[1]
 ALONG_PATHS = {
@@ -116,6 +116,12 @@ class Made(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(self, *args, **kwargs)
+
+
+def layer_for(methods: Any, layer: str | None) -> str | None:
+    """The layer, where one of the methods looks at a layer; it is refused where none does."""
+    several = methods if isinstance(methods, (list, tuple)) else [methods]
+    return layer if any(uses_layer(get_method(method).in_layer()) for method in several) else None
 
 
 def in_threads(count: int, work: Callable[[int], object]) -> None:

@@ -25,8 +25,8 @@ from explain import (
     OutputError,
     TargetError,
 )
-from explain.methods import GradCAM
-from tests.conftest import ROOT, Made, TinyNet, settled, snapshot
+from explain.methods import GradCAM, Smooth
+from tests.conftest import ROOT, Made, TinyNet, layer_for, settled, snapshot
 
 CAT = str(ROOT / "assets" / "chelsea.png")
 
@@ -96,7 +96,7 @@ ON_TENSORS: dict[str, tuple[Callable[[torch.Tensor], Any], type[ExplainError], s
         "model",
     ),
     "two methods of one name": (
-        lambda x: wrong(x, [GradCAM(), GradCAM(relu=False)]),
+        lambda x: wrong(x, [Smooth(GradCAM()), Smooth(GradCAM(relu=False))]),
         MethodError,
         "methods",
     ),
@@ -199,7 +199,7 @@ def test_what_the_users_model_raises_comes_through_as_it_is(
     model, error = failing(where, after)
     before = snapshot(model)
     with pytest.raises(CallersError) as caught:
-        explain.attribute(model, x, method, target=1, layer="net.layer2")
+        explain.attribute(model, x, method, target=1, layer=layer_for(method, "net.layer2"))
     assert caught.value is error
     assert snapshot(model) == before
 

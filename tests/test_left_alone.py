@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.modules import module as torch_modules
 
 import explain
-from tests.conftest import HOOK_DICTS, Made, settled
+from tests.conftest import HOOK_DICTS, Made, layer_for, settled
 
 GLOBAL_DICTS = [
     hooks
@@ -96,10 +96,10 @@ def test_hooks_that_change_what_flows_are_part_of_the_model(
         model[2].register_forward_hook(lambda *_: None)
     model[2].register_forward_hook(lambda module, args, output: 2 * output - 1, prepend=prepend)
     before = hooks_of(model)
-    values = explain.attribute(model, x, method, target=2, layer="2").values
+    values = explain.attribute(model, x, method, target=2, layer=layer_for(method, "2")).values
     assert hooks_of(model) == before
     same = plain(Made(lambda made, maps: 2 * maps - 1))
-    expected = explain.attribute(same, x, method, target=2, layer="3").values
+    expected = explain.attribute(same, x, method, target=2, layer=layer_for(method, "3")).values
     torch.testing.assert_close(values, expected)
 
 

@@ -166,7 +166,7 @@ REFUSED = {
     "--mean 300": "--mean must",
     "--labels two.txt": "--labels must",
     "--method drise": "drise is for detectors",
-    "--method gradcam --method gradcam(relu=False)": "--output",
+    "--method smooth(gradcam) --method smooth(gradcam(relu=False))": "--output",
 }
 
 

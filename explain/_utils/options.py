@@ -225,32 +225,64 @@ def by_name(
     get: Callable[[Any], T],
     error: type[ExplainError],
     what: str,
+    *,
+    tell_apart: bool = False,
 ) -> dict[str, T]:
     """Return the methods or metrics that a caller asked for by their names, in their order.
 
     ``wanted`` is one or several of them, as names or objects, and ``get`` returns the object of
-    each; equal ones count once. ``what`` is what messages call them: "method" or "metric".
+    each; equal ones count once. ``what`` is what messages call them: "method" or "metric". With
+    ``tell_apart``, different ones of one name get the options in which they differ: "rise(seed=1)".
 
     Raises:
         ExplainError: there is none, or two different ones have one name.
     """
-    chosen: dict[str, T] = {}
+    items: list[T] = []
     is_one = isinstance(wanted, str) or not isinstance(wanted, Iterable)
     for item in map(get, [wanted] if is_one else wanted):
+        if not any(item is other or _are_equal(item, other) for other in items):
+            items.append(item)
+    chosen: dict[str, T] = {}
+    for item in items:
         name = item.name  # type: ignore[attr-defined]
-        if chosen.setdefault(name, item) is not item and not _are_equal(chosen[name], item):
+        of_one_name = [other for other in items if other.name == name]  # type: ignore[attr-defined]
+        if tell_apart and len(of_one_name) > 1:
+            name = _with_differences(item, of_one_name)
+        if name in chosen:
             turns = either("two calls", "two commands, the second with another --output")
             raise error(
                 f"{what}s must have different names, got two of {name!r}; run them in {turns}"
             )
+        chosen[name] = item
     if not chosen:
         raise error(f"{what}s must name at least one {what}, got none; see explain.list_{what}s()")
     return chosen
 
 
+def _with_differences(item: Any, of_one_name: Sequence[Any]) -> str:
+    """The name of a method with the options in which it differs from of_one_name of this name, as people
+    type them; defaults, and options that cannot be typed, are left out."""
+    differences = []
+    for option in fields(item):
+        value = getattr(item, option.name)
+        if _are_equal(value, option.default) or all(
+            _are_equal(getattr(other, option.name, _REFUSED), value) for other in of_one_name
+        ):
+            continue
+        name_of_value = getattr(value, "name", value)
+        if _is_plain(name_of_value):
+            is_word = isinstance(name_of_value, str) and _NAME.fullmatch(name_of_value)
+            differences.append(f"{option.name}={name_of_value if is_word else repr(value)}")
+    name: str = item.name
+    if not differences:
+        return name
+    start = f"{name[:-1]}, " if name.endswith(")") else f"{name}("
+    return f"{start}{', '.join(differences)})"
+
+
 def _are_equal(one: Any, other: Any) -> bool:
-    """Whether two methods or metrics are equal; those with tensors among their options, which
-    cannot be compared by ``==``, are not."""
+    """Whether two methods, metrics or options are equal; tensors, and what has some among its
+    options, cannot be compared by ``==``, and are not."""
     try:
         return bool(one == other)
     except RuntimeError:  # ``==`` of tensors gives no single answer

@@ -92,7 +92,8 @@ def attribute(
             them, as tiles and bags of patches have; see ``layout``.
         method: a name from `list_methods` or a method object, or a list of these; "all" for the
             methods that the network can be explained with in fewer than 200 passes each, or
-            "everything" for the others too.
+            "everything" for the others too. Several of one name are called by the options in which
+            they differ, such as "occlusion(window=8)".
         target: a class index or label for all images, a callable ``output -> (N,)``, one of
             `explain.targets` (a class in a region, a detection, a difference, a similarity), or
             None for each image's top class; or a list or tensor of N of these, one for each image.
@@ -101,7 +102,7 @@ def attribute(
             the k best detections, or as many as there are.
         layer: a dotted name, a pattern, a module, or several, whose maps are fused; None finds the
             last feature map. A layer that is called several times stands for its last call, and
-            ``"name@0"`` for its first.
+            ``"name@0"`` for its first. Refused where no method looks at a layer.
         fuse: how the maps of several layers become one, each divided by its maximum: "mean" (None
             takes the method's own way, and else the mean), "max" or "product".
         categories: the labels of the model's classes, for a target given as a label.

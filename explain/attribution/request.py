@@ -114,7 +114,7 @@ class Request:
         layers = None
         if settings.layer is not None:  # a wrong name is reported even if no method uses a layer
             layers = find_layers(model, inputs, settings.layer)
-        methods_by_name = by_name(methods, get_method, MethodError, "method")
+        methods_by_name = by_name(methods, get_method, MethodError, "method", tell_apart=True)
         methods_by_name = _within(methods_by_name, settings)
         for name, method in methods_by_name.items():
             if layers is not None:
@@ -124,6 +124,11 @@ class Request:
             methods_by_name[name] = method
             if settings.create_graph or len(inputs.paths) > 1:
                 _check_method(method, name, inputs, settings)
+        if layers is not None and not any(map(uses_layer, methods_by_name.values())):
+            raise MethodError(
+                f"layer must go with a method that looks at a layer, such as gradcam, got "
+                f"{', '.join(methods_by_name)}; leave it out"
+            )
         sized_targets = list(targets)
         for number, target in enumerate(() if are_classes else targets):
             sized_targets[number] = target.for_input_size(tuple(inputs.x.shape[2:]))
@@ -411,6 +416,8 @@ class Request:
         rounding = (
             plan.rounding(name, all_evidence[0].rounding) if all_evidence[0].rounding else None
         )
+        if name != attribution.method:
+            attribution = replace(attribution, method=name)
         if rounding is None:
             return attribution
         runs_again = any(isinstance(need, Searches) for need in method.needs)

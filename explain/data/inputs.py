@@ -214,6 +214,14 @@ class Inputs:
             path: new if new is tensors[path] else new.contiguous() for path, new in turned.items()
         }
 
+    def in_single_precision(self) -> "Inputs":
+        """Return the inputs with tensors of half precision in float32."""
+        halves = (torch.float16, torch.bfloat16)
+        tensors = self._tensors.items()
+        return self._with(
+            {path: tensor.float() if tensor.dtype in halves else tensor for path, tensor in tensors}
+        )
+
     def detached(self) -> "Inputs":
         """Return the inputs without the caller's graph."""
         if not any(map(attrgetter("requires_grad"), self._tensors.values())):

@@ -1,6 +1,7 @@
 """`Explanation`: the attributions of one photo; as pictures, files and records."""
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -517,7 +518,8 @@ class Explanation(Reportable):
         stems = distinct(f"{photo}-{slug(label)}" if several else photo for label in self.targets)
         for index, result in enumerate(self.results):
             for name, attribution in result.items():
-                file = f"{stems[index]}-{name.replace('(', '-').replace(')', '')}"
+                # options among them, where several methods have one name
+                file = f"{stems[index]}-{re.sub(r'[^a-z0-9_.+=-]+', '-', name.lower()).strip('-')}"
                 values = array(attribution.values[0])
                 record = self.record(name, index)
                 if map_format == "npz":
@@ -614,7 +616,7 @@ class Explanation(Reportable):
         if method is None:
             name = self.methods[0]
         elif isinstance(method, str):
-            name = method.lower()
+            name = method if method in result else method.lower()
         if name not in result and (not name or "(" in name):
             name = get_method(method or name).name  # without options
         if name not in result:

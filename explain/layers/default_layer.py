@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from explain._utils.errors import LayerError
+from explain._utils.signals import came_by_signal
 from explain.data.inputs import Inputs, InputsLike, as_inputs
+from explain.hooks.preserve import copied
 from explain.layers.frames import with_layout
 from explain.layers.influence import (
     CANDIDATES,
@@ -147,10 +149,34 @@ def _begin(
     """
     recorded = summary.chosen.pop(GRAPH, None)
     if shared_by == ALL_SCORES:
-        return LayerSearch(
-            model, inputs.first() if summary.alone else inputs, summary, None, recorded
-        )
-    return LayerSearch(model, inputs, summary, score, recorded if len(inputs) == 1 else None)
+        score = None
+        inputs = inputs.first() if summary.alone else inputs
+    elif len(inputs) > 1:
+        recorded = None
+    precise = _in_single_precision(model, inputs)
+    if precise is not None:
+        return LayerSearch(*precise, summary, score, None)
+    return LayerSearch(model, inputs, summary, score, recorded)
+
+
+def _in_single_precision(model: nn.Module, inputs: Inputs) -> tuple[nn.Module, Inputs] | None:
+    """A copy of a network in half precision, and its inputs, in float32: there, rounding decides
+    nothing about which layer shows where a score comes from.
+
+    None for other networks, and for those that can't be copied or run so.
+    """
+    tensors = [inputs.x, *model.parameters()]
+    if not any(tensor.dtype in (torch.float16, torch.bfloat16) for tensor in tensors):
+        return None
+    try:
+        precise_model = copied(model).float()
+        precise_inputs = inputs.in_single_precision()
+        summary_of(precise_model, precise_inputs)
+    except Exception as error:  # the network may fix a precision, or be too large
+        if came_by_signal(error):
+            raise
+        return None
+    return precise_model, precise_inputs
 
 
 @dataclass(frozen=True, eq=False)
@@ -312,7 +338,7 @@ def _last_feature_map(search: LayerSearch) -> tuple[str, bool]:
     last_tokens = _before_attention(candidates)[-1:]
     latest = _latest_first([*maps[-1:], *last_tokens])[:1]
     if not latest:
-        raise _no_map(search.model, len(search.summary.calls))
+        raise _no_map(search.model, search.summary.calls)
     other_maps = [
         candidate for candidate in candidates if candidate.is_map and candidate not in maps
     ]
@@ -364,7 +390,7 @@ def _map_of_one_answer(search: LayerSearch, score: Score) -> str:
         candidate.name: math.prod(candidate.grid.size) for candidate in ordered if candidate.grid
     }
     if not positions:
-        raise _no_map(search.model, len(summary.calls))
+        raise _no_map(search.model, summary.calls)
     reads_few_numbers = False
 
     def noting_score(output: Any) -> Tensor:
@@ -393,13 +419,14 @@ def _map_of_one_answer(search: LayerSearch, score: Score) -> str:
     )
 
 
-def _no_map(model: nn.Module, calls: int) -> LayerError:
-    """The error for a model none of whose layers gives a map, after ``calls`` calls of modules were
-    seen.
+def _no_map(model: nn.Module, calls: Sequence[ModuleCall]) -> LayerError:
+    """The error for a model none of whose layers gives a map, after these calls of modules; it
+    names what helps.
 
     Callers of `default_layer` catch it to leave out methods that need a layer.
     """
-    hides_layers = any(
+    is_graph = isinstance(model, torch.fx.GraphModule) and not calls
+    hides_layers = is_graph or any(
         isinstance(module, torch.jit.ScriptModule) or hasattr(module, "hidden_layers")
         for module in model.modules()
     )
@@ -408,7 +435,20 @@ def _no_map(model: nn.Module, calls: int) -> LayerError:
             "layer must be of a network in Python, but this one is scripted, exported or ONNX, and "
             "its layers are hidden; use a method without layers, such as occlusion or rise"
         )
+    inner = [f"model.{name}" for name, module in model.named_children() if any(module.children())]
+    if inner and not calls:
+        return LayerError(
+            f"model must run its own modules, but {type(model).__name__} ran none of them; give "
+            f"the network in it ({', '.join(inner)})"
+        )
+    rows = {call.shape[0] for call in calls if len(call.shape) > 3}
+    if inner and rows and 1 not in rows:
+        return LayerError(
+            f"model must give each image a row in its layers, got {min(rows)} rows for one image, "
+            f"as of crops or windows; give the network in it ({', '.join(inner)}), for windows "
+            "within explain.models.Stitched"
+        )
     return LayerError(
         "layer must be given for this model: none of its layers gives a spatial map "
-        f"({calls} calls seen); name one, or use saliency or occlusion"
+        f"({len(calls)} calls seen); name one, or use saliency or occlusion"
     )

@@ -526,13 +526,18 @@ def to_spatial(tensor: Tensor, grids: Grids, layer: str) -> Tensor:
         LayerError: the output has no spatial map.
     """
     shape = tuple(tensor.shape)
+    if tensor.is_complex():
+        raise LayerError(
+            f"layer {layer!r} must give a map of real numbers, got {tensor.dtype}; choose one "
+            "before or behind the transform, since the values of a spectrum lie nowhere"
+        )
     grid = grids.grid(shape, layer)
     if grid is not None:
         is_laid_out = grid.layout == "NCHW" and not grid.folded
         return tensor if is_laid_out else grid.spread(tensor)
     must = (
-        f"a spatial map, got shape {shape}; choose a convolutional layer (explain.list_layers "
-        "shows which have one)"
+        f"a spatial map, got shape {shape}; choose a layer with a grid (explain.list_layers shows "
+        "which have one)"
     )
     doubt = grids.doubt_about(layer)
     if doubt:

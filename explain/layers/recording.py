@@ -212,7 +212,8 @@ class ModuleCallRecorder:
             shape = (frames or 1, *shape[1:])
         elif len(shape) == 3 and shape[1] == self._count:
             shape = (shape[0], 1, shape[2])
-        reading = self._read(module, shape)
+        # the values of a spectrum lie nowhere
+        reading = LayoutReading() if tensor.is_complex() else self._read(module, shape)
         if reading.open:
             self.open[key] = reading
         grid = None if reading.open else reading.likeliest  # open layouts are decided later
@@ -307,7 +308,8 @@ def _figures(tensor: Tensor) -> tuple[float, float]:
     Inside a transform of `torch.func`, of all that it maps. In float64, so that equal runs give
     equal numbers.
     """
-    values = without_proxy(tensor).double().flatten()
+    values = without_proxy(torch.view_as_real(tensor) if tensor.is_complex() else tensor)
+    values = values.double().flatten()
     weights = torch.linspace(1, 2, len(values), dtype=torch.float64, device=values.device)
     return float(values.sum()), float((values * weights).sum())
 

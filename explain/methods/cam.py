@@ -53,9 +53,15 @@ BOTH: frozenset[Need[Any]] = frozenset({Activations(), LayerGradients()})
 
 def weighted_maps(weights: torch.Tensor, evidence: Evidence, *, relu: bool) -> torch.Tensor:
     """The sum over channels of a layer's feature maps with ``weights`` ``(N, C)``: a class
-    activation map ``(N, h, w)``; only its positive part with ``relu``."""
-    maps = evidence.activations
-    cam = torch.bmm(weights[:, None], maps.flatten(2)).reshape(maps.shape[:1] + maps.shape[2:])
+    activation map ``(N, h, w)``; only its positive part with ``relu``.
+
+    Of two precisions, as where a network mixes them, the higher one counts.
+    """
+    dtype = torch.promote_types(weights.dtype, evidence.activations.dtype)
+    maps = evidence.activations.to(dtype)
+    cam = torch.bmm(weights[:, None].to(dtype), maps.flatten(2)).reshape(
+        maps.shape[:1] + maps.shape[2:]
+    )
     return cam.clamp(min=0) if relu else cam
 
 

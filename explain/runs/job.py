@@ -11,7 +11,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from explain._utils.errors import RunError, TargetError, collect_warnings, naming, shown
+from explain._utils.errors import (
+    MethodError,
+    RunError,
+    TargetError,
+    collect_warnings,
+    naming,
+    shown,
+)
+from explain._utils.options import by_name
 from explain._utils.rounding import finite_or_none
 from explain.attribution.encoding import encode
 from explain.attribution.records import versions
@@ -22,7 +30,7 @@ from explain.explanation.detected import Located
 from explain.explanation.explainer import Explainer
 from explain.explanation.photos import explained, rows_are_apart
 from explain.hooks import intervene
-from explain.methods.base import Method, MethodLike
+from explain.methods.base import Method, MethodLike, get_method
 from explain.metrics import Metric, ReattributionMetric, evaluate, get_metric
 from explain.models import Classifier
 from explain.runs import preparing
@@ -101,6 +109,8 @@ class Job:
             raise RunError(f"source must have photos, but {where!r} has none; check its content")
         self.request = request
         self.methods = None if isinstance(request.methods, str) else request.methods
+        if self.methods is not None:  # maps are stored under the names of methods
+            by_name(self.methods, get_method, MethodError, "method")
         self.metrics = list({metric.name: metric for metric in map(get_metric, metrics)}.values())
         self.labels = Labels(
             self.explainer.categories,

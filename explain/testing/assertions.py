@@ -158,7 +158,8 @@ def assert_ignores(
             most.
         target: a class, or one for each photo; by default the one that the model gives each photo.
         limit: of both figures; 0.05 is five hundredths of a probability, and of a map.
-        method: whose map; None leaves the map out.
+        method: whose map; None leaves the map out, as does a model none of whose layers has a map
+            where the method looks at one.
         baselines: what stands for the covered pixels.
         placements: how many places elsewhere.
         seed: of these places.
@@ -244,7 +245,7 @@ def assert_agrees(
         photos: as for `assert_ignores`.
         limit: of the mean change of a probability.
         map_limit: of the mean share of the map.
-        method: whose map; None leaves the map out.
+        method: whose map; None leaves the map out, as for `assert_ignores`.
 
     Returns:
         The figures; they print themselves.
@@ -260,6 +261,7 @@ def assert_agrees(
     """
     old = ModelUnderTest(old_model, photos)
     new = ModelUnderTest(new_model, photos)
+    method = old.fitting(new.fitting(method))
     changes = []
     moved_shares = []
     usual_shares = []
@@ -354,6 +356,7 @@ def _region_use(
     if placements < 1:
         raise ArgumentError(f"placements must be 1 or more, got {placements}; 5 is usual")
     subject = ModelUnderTest(model, photos, region)
+    method = subject.fitting(method)
     fillings = [get_baseline(baseline, subject.explainer.preprocess) for baseline in baselines]
     if not fillings:
         raise ArgumentError("baselines must name what covers pixels, got none; 'mean' is usual")

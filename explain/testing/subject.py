@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from explain._utils.errors import ArgumentError, ModelError, muted, shown
+from explain._utils.errors import ArgumentError, LayerError, ModelError, muted, shown
 from explain.attribution.api import attribute
 from explain.baselines.base import Baseline
 from explain.data.boxes import Box, locate
@@ -17,8 +17,10 @@ from explain.explanation.explainer import Explainer
 from explain.explanation.photos import in_batches
 from explain.hooks import intervene
 from explain.hooks.preserve import untouched
+from explain.hooks.unwrap import unwrapped
 from explain.insight.reattribution import images_of
-from explain.methods.base import MethodLike
+from explain.layers import default_layer
+from explain.methods.base import MethodLike, get_method, uses_layer
 from explain.models import Classifier
 from explain.targets import ClassTarget, TopClass, as_target
 from explain.targets.base import find_logits
@@ -220,6 +222,17 @@ class ModelUnderTest:
             )
         without, control = torch.stack(changes_by_filling).mean(0)
         return without, control
+
+    def fitting(self, method: MethodLike | None) -> MethodLike | None:
+        """Return the method; None where it looks at a layer, and none of the model's has a map, so
+        that covering alone decides."""
+        if method is None or not uses_layer(get_method(method)):
+            return method
+        try:
+            default_layer(unwrapped(self.explainer.model), self.photos[0].x[None])
+        except LayerError:
+            return None
+        return method
 
     def heatmaps(self, x: torch.Tensor, method: MethodLike, classes: torch.Tensor) -> torch.Tensor:
         """Return the heatmap of each photo's class by a method, ``(N, H, W)`` from 0 to 1, in

@@ -10,7 +10,7 @@ import explain
 from explain.attribution.selection import select
 from explain.data.inputs import as_inputs
 from explain.layers.costs import cost_after
-from tests.conftest import Made, TinyNet, settled
+from tests.conftest import Made, TinyNet, layer_for, settled
 
 
 def wide(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -28,7 +28,8 @@ def counted(model: nn.Module, x: torch.Tensor, method: str) -> float:
     rows = []
     with explain.hooks.HookGroup(model) as group:
         group.forward_pre("", lambda module, args: rows.append(len(args[0])))
-        explain.attribute(model, x, method, target=1, layer="first", batch_size=1000)
+        layer = layer_for(method, "first")
+        explain.attribute(model, x, method, target=1, layer=layer, batch_size=1000)
     return sum(rows)
 
 
@@ -55,7 +56,7 @@ def test_costs_are_what_the_network_is_run_on(method: str, forward: int, back: i
     cost = select(WIDE, X).costs[method]
     assert cost == forward + back
     # a layer is looked for and rows are proved apart
-    explain.attribute(WIDE, X[:1], method, target=1, layer="first")
+    explain.attribute(WIDE, X[:1], ["gradcam", method], target=1, layer="first")
     assert forward <= counted(WIDE, X[:1], method) <= forward + 4
 
 

@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 import explain
 from explain import ExplainWarning
-from tests.conftest import Made
+from tests.conftest import Made, layer_for
 
 STEP = 1e-6
 
@@ -157,9 +157,10 @@ def test_a_backward_that_is_not_the_derivative_is_named(name: str, method: str) 
     x = torch.rand(2, 3, 8, 8).double()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        explain.attribute(through(function), x, method, target=1, layer="conv")
+        how = {"target": 1, "layer": layer_for(method, "conv")}
+        explain.attribute(through(function), x, method, **how)
         if is_derivative:
-            explain.attribute(through(function).float(), x.float(), method, target=1, layer="conv")
+            explain.attribute(through(function).float(), x.float(), method, **how)
     said = [str(warning.message) for warning in caught]
     assert any("derivative" in each for each in said) != is_derivative
     assert is_derivative <= all("zero everywhere" in each for each in said)

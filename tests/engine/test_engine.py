@@ -15,7 +15,7 @@ from explain import ExplainWarning, LayerError, ModelError, TargetError
 from explain.attribution.selection import select
 from explain.methods import GradCAM, Occlusion
 from explain.targets import ScoreTarget
-from tests.conftest import Made, TinyNet, settled
+from tests.conftest import Made, TinyNet, layer_for, settled
 
 
 def test_scores_that_cannot_be_explained_say_why(net: TinyNet, x: torch.Tensor) -> None:
@@ -62,7 +62,7 @@ def test_gradients_that_are_not_finite_are_not_drawn(x: torch.Tensor) -> None:
     nn.init.ones_(root.conv.bias)
     for method in ("gradcam", "layercam", "saliency", "guidedbackprop", "fullgrad", "shapleycam"):
         with pytest.raises(ModelError, match=f"but {method} found NaN or infinity"):
-            explain.attribute(root, x, method, target=0, layer="conv")
+            explain.attribute(root, x, method, target=0, layer=layer_for(method, "conv"))
 
 
 def test_a_wrong_layer_is_told_even_where_no_method_looks_at_it(

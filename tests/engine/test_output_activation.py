@@ -22,7 +22,7 @@ from explain import ExplainWarning, ModelError, TargetError
 from explain.methods import Occlusion
 from explain.metrics import Deletion
 from explain.models import CenterCrop, Classifier
-from tests.conftest import Made
+from tests.conftest import Made, layer_for
 
 SIDE = 8
 PLAIN = CenterCrop(SIDE, 1.0, (0.0,) * 3, (1.0,) * 3)
@@ -247,7 +247,7 @@ def test_features_are_not_explained_as_classes(give: Any) -> None:
     # with a graph, with a part of it, without
     for method in ("saliency", "gradcam", Occlusion(4, 4, score="probability")):
         a, expected = (
-            explain.attribute(model, x, method, target=[1, 3], layer="conv")
+            explain.attribute(model, x, method, target=[1, 3], layer=layer_for(method, "conv"))
             for model in (heads(give), plain)
         )
         assert_close(a.score, plain(x)[[0, 1], [1, 3]].detach())

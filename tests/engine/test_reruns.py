@@ -25,7 +25,7 @@ from explain.methods import (
     Smooth,
 )
 from explain.methods.wrappers import noise
-from tests.conftest import settled
+from tests.conftest import layer_for, settled
 
 X = torch.randn(3, 3, 6, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 EXACT = {"rtol": 1e-9, "atol": 1e-12}
@@ -152,7 +152,7 @@ def test_every_batch_size_gives_the_plain_computation(method: str, batch_size: i
     rows = zip(X, classes, strict=True)
     expected = torch.cat([plain(model, x[None], target) for x, target in rows])
     assert expected.any()
-    how = {"layer": "conv", "batch_size": batch_size}
+    how = {"layer": layer_for(asked, "conv"), "batch_size": batch_size}
     for target in (classes, lambda output: output[torch.arange(3), classes]):
         values = explain.attribute(model, X, asked, target=target, **how).values
         torch.testing.assert_close(values, expected, **EXACT)
@@ -261,7 +261,8 @@ def test_pieces_that_do_not_fit_are_halved_and_counted_once(
 
     model.head = limited  # type: ignore[method-assign]
     steps: list[tuple[int, int]] = []
-    how = {"layer": "conv", "batch_size": batch_size, "progress": noting(steps)}
+    where = layer_for(asked, "conv")
+    how = {"layer": where, "batch_size": batch_size, "progress": noting(steps)}
     values = explain.attribute(model, X[:1], asked, target=1, **how).values
     torch.testing.assert_close(values, expected, **EXACT)
     assert failures

@@ -26,7 +26,7 @@ from explain import ExplainError, ExplainWarning
 from explain.hooks.layer_names import place_of
 from explain.methods import LRP, DeepLIFT, DeepLIFTSHAP
 from explain.relevance import COMPOSITES
-from tests.conftest import registered_backwards, snapshot
+from tests.conftest import layer_for, registered_backwards, snapshot
 from tests.fuzz.expected import METHODS, MOST_PLACES, NotLinearError, Slow, class_weights
 from tests.fuzz.programs import Network, Program, Step, scores_in, sees, shapes
 from tests.fuzz.pure import Pure
@@ -224,7 +224,7 @@ class Ready:
     def attribute(self, method: Any, images: int | None = None, **changes: Any) -> Any:
         """Explain in the state that the case says, refused or not; nothing else may be raised."""
         target = self.target[:images] if isinstance(self.target, Tensor) else self.target
-        options = {"target": target, "layer": self.case.layer} | changes
+        options = {"target": target, "layer": layer_for(method, self.case.layer)} | changes
         with quietly(), caller(self.case.mode):
             try:
                 return explain.attribute(self.model, self.inputs(images), method, **options)

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 import explain
 from explain.hooks import capture
-from tests.conftest import Made, in_threads, snapshot
+from tests.conftest import Made, in_threads, layer_for, snapshot
 
 
 def network(way: str) -> nn.Module:
@@ -59,7 +59,9 @@ def test_methods_by_full_backward_hooks_are_those_by_autograd_or_refused(way: st
     before = snapshot(model)
     for plain, hooked in METHODS.items():
         for targets in ([2], [0, 4]):  # of several, each has hooks of its own
-            run = partial(explain.attribute, model, x, targets=targets, layer="layer")
+            run = partial(
+                explain.attribute, model, x, targets=targets, layer=layer_for(plain, "layer")
+            )
             if way == "a function" and plain == "guidedbackprop":
                 with pytest.raises(explain.ExplainError, match="full-backward"):
                     run(hooked)

@@ -15,6 +15,8 @@ from torch import nn
 
 import explain
 from explain import LayerError
+from explain.layers.default_layer import default_layer, stage_layers
+from explain.layers.summary import forget_summary
 from explain.methods import GradCAM
 from explain.targets import Segmentation
 from tests.conftest import Made, settled
@@ -183,3 +185,34 @@ def test_the_layer_of_a_score_behind_detach_is_found_on_every_photo(
         model.heads["live"][2](features)[:, 5].amax().backward()
         expected = (features * features.grad.mean((2, 3), keepdim=True)).sum(1)
         torch.testing.assert_close(found.values, expected.detach())
+
+
+# --- precision
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("builder", ["shufflenet_v2_x1_0", "mobilenet_v3_small", "resnet18"])
+def test_the_layers_of_a_network_do_not_depend_on_its_precision(
+    builder: str, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    model = torchvision.models.get_model(builder).eval()
+    x = torch.rand(1, 3, 96, 96)
+    expected = default_layer(model, x), stage_layers(model, x)
+    assert len(expected[1]) > 2
+    before = model.to(dtype).state_dict()
+    for photo in (x, x.flip(3), 0.1 * x):
+        forget_summary(model)
+        assert (default_layer(model, photo.to(dtype)), stage_layers(model, photo.to(dtype))) == (
+            expected
+        )
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_a_network_that_fixes_half_precision_has_a_default_layer() -> None:
+    def forward(made: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return made.head(made.body(x.to(torch.bfloat16)).relu().mean((2, 3)))
+
+    parts = {"body": nn.Conv2d(3, 8, 3), "head": nn.Linear(8, 5)}
+    model = settled(Made(forward, **parts)).to(torch.bfloat16)
+    assert default_layer(model, torch.rand(1, 3, 8, 8)) == "body"

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,11 +12,12 @@ from explain import LayerError
 from explain.attribution.api import attribute
 from explain.data.inputs import as_inputs
 from explain.hooks import HookGroup
-from explain.layers import default_layer
+from explain.layers import default_layer, list_layers
 from explain.layers.recording import executed_modules
 from explain.layers.summary import summary_is_current
-from explain.methods import FullGrad, GradCAM, HiResCAM
-from tests.conftest import Made, TinyNet
+from explain.methods import FullGrad, GradCAM, HiResCAM, list_methods
+from explain.methods.base import get_method, uses_layer
+from tests.conftest import Made, TinyNet, settled
 
 
 @pytest.mark.parametrize(
@@ -103,6 +106,67 @@ def test_a_batch_that_goes_another_way_than_its_first_image_is_looked_at_whole()
 def test_a_model_without_maps_must_be_told_its_layer() -> None:
     with pytest.raises(LayerError, match="none of its layers gives a"):
         default_layer(nn.Sequential(nn.Flatten(), nn.Linear(12, 2)), torch.zeros(1, 3, 2, 2))
+
+
+def crops(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """The mean over each photo and its mirror image, in one batch."""
+    scores = model.net(torch.cat([x, x.flip(3)]))
+    return scores.unflatten(0, (2, len(x))).mean(0)
+
+
+class Predicts(nn.Module):
+    """Answers without running its own modules, as an object that keeps another copy of them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = nn.Sequential(model)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mean((2, 3))
+
+
+@pytest.mark.parametrize(
+    ("made", "remedy"),
+    [
+        (lambda net, x: Made(crops, net=nn.Sequential(net)), r"model\.net"),
+        (lambda net, x: Predicts(net), r"model\.model"),
+        (lambda net, x: torch.export.export(net, (x,)).module(), "occlusion"),
+    ],
+)
+def test_what_hides_its_layers_is_told_what_to_give(
+    made: Any, remedy: str, net: TinyNet, x: torch.Tensor
+) -> None:
+    model = made(net, x)
+    with pytest.raises(LayerError, match=remedy) as caught:
+        attribute(model, x, "gradcam", target=1)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_layer_that_sees_several_crops_of_a_photo_is_refused_as_such(
+    net: TinyNet, x: torch.Tensor
+) -> None:
+    model = Made(crops, net=net)
+    with pytest.raises(LayerError, match="for each of"):
+        attribute(model, x, "eigencam", target=1, layer="net.layer2")
+
+
+def spectral(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    spectrum = model.spectrum(torch.fft.fft2(model.conv(x)))
+    return model.fc(torch.fft.ifft2(spectrum).real.square().mean((2, 3)))
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_spectrum_lies_nowhere() -> None:
+    parts = {"conv": nn.Conv2d(3, 4, 3), "spectrum": nn.Identity(), "fc": nn.Linear(4, 5)}
+    model = settled(Made(spectral, **parts)).double().eval()
+    x = torch.rand(2, 3, 8, 8, dtype=torch.float64)
+    for name in list_methods():
+        if not uses_layer(get_method(name).in_layer()) or name in ("vitcx",):
+            continue
+        with pytest.raises(LayerError, match="complex"):
+            attribute(model, x, name, target=1, layer="spectrum")
+    assert default_layer(model, x) == "conv"
+    assert [call.grid is None for call in list_layers(model, x)][:2] == [False, True]
 
 
 @pytest.mark.parametrize("channels", [2, 4, 5])

@@ -21,7 +21,7 @@ from explain.methods import (
     list_methods,
     register,
 )
-from explain.methods.base import get_method, options
+from explain.methods.base import get_method, options, uses_layer
 
 
 def test_names_find_methods_and_patterns_list_them() -> None:
@@ -88,8 +88,38 @@ def test_options_that_cannot_be_meant_are_refused_by_name(text: str) -> None:
 @pytest.mark.parametrize("inner", ["integratedgradients", "smooth(inputxgradient)"])
 def test_what_is_made_of_maps_refuses_pixels(outer: Any, inner: str, net: Any, x: Any) -> None:
     with pytest.raises(MethodError, match=rf"cam of {outer.name} must give a map"):
-        explain.attribute(net, x, outer(inner), target=1, layer="layer2")
-    assert explain.attribute(net, x, outer("fullgrad"), target=1, layer="layer2").values.any()
+        explain.attribute(net, x, outer(inner), target=1)
+    assert explain.attribute(net, x, outer("fullgrad"), target=1).values.any()
+
+
+def test_methods_of_one_name_are_told_apart_by_their_options(net: Any, x: Any) -> None:
+    methods = ["occlusion(window=8)", "saliency", "occlusion(window=4, stride=4)", "occlusion"]
+    methods += [Smooth("saliency", samples=2), Smooth("saliency", samples=3)]
+    found = explain.attribute(net, x, [*methods, "occlusion(window=8)"], target=1)
+    names = ["occlusion(window=8)", "saliency", "occlusion(window=4, stride=4)", "occlusion"]
+    names += ["smooth(saliency, samples=2)", "smooth(saliency, samples=3)"]
+    assert list(found) == names
+    for name, method in zip(names, methods, strict=True):
+        alone = explain.attribute(net, x, method, target=1)
+        assert get_method(name) == get_method(method) == found[name].applied()
+        assert found[name].method == name
+        torch.testing.assert_close(found[name].values, alone.values)
+
+
+def test_methods_that_no_typed_option_tells_apart_are_refused(net: Any, x: Any) -> None:
+    methods = [Smooth(GradCAM()), Smooth(GradCAM(relu=False))]
+    with pytest.raises(MethodError, match="different names"):
+        explain.attribute(net, x, methods, target=1)
+
+
+def test_a_layer_that_no_method_looks_at_is_refused(net: Any, x: Any) -> None:
+    for method in list_methods():
+        if uses_layer(get_method(method).in_layer()):
+            continue
+        with pytest.raises(MethodError, match=method.replace("+", r"\+")):
+            explain.attribute(net, x, method, target=1, layer="layer2")
+    both = explain.attribute(net, x, ["saliency", "gradcam"], target=1, layer="conv1")
+    assert both["gradcam"].layer == "conv1"
 
 
 # --- options of the wrong type

@@ -147,3 +147,30 @@ def test_integrated_gradients_in_half_precision_add_up_in_single_precision(
     ).values
     bound = (1 + torch.finfo(dtype).eps / 2) ** 3 - 1
     assert ((found.double() - expected).abs() <= (bound + 1e-6) * expected.abs()).all()
+
+
+@pytest.mark.parametrize("other", [torch.float64, torch.float16])
+@pytest.mark.parametrize("part", ["one", "two", "fc"])
+@pytest.mark.filterwarnings("ignore:.*ablationcam divides by the score")
+def test_a_network_of_two_precisions_has_the_maps_of_one(part: str, other: torch.dtype) -> None:
+    """Layers that are more precise than the photo, or less; the score may be either."""
+
+    def in_turn(net: Any, x: Tensor) -> Tensor:
+        maps = F.relu(net.one(x.to(net.one.weight.dtype)))
+        maps = net.relu(net.two(maps.to(net.two.weight.dtype)))
+        return net.fc(maps.mean((2, 3)).to(net.fc.weight.dtype))
+
+    parts = {"one": nn.Conv2d(3, 4, 3), "two": nn.Conv2d(4, 4, 3), "fc": nn.Linear(4, 5)}
+    expected_from = settled(Made(in_turn, relu=nn.ReLU(), **parts)).double().eval()
+    names = ["cam", "gradcam", "scorecam", "sscam(samples=2)", "iscam", "ablationcam", "xgradcam"]
+    options: Any = {"target": 1, "layer": "relu"}
+    expected = explain.attribute(expected_from, X, names, **options)
+    mixed = expected_from.float()
+    getattr(mixed, part).to(other)
+    # ablationcam divides differences of the score by the score
+    rtol = 100 * max(torch.finfo(torch.float32).eps, torch.finfo(other).eps)
+    for name, found in explain.attribute(mixed, X.float(), names, **options).items():
+        scale = float(expected[name].values.abs().max())
+        assert_close(
+            found.values.double(), expected[name].values, rtol=0, atol=rtol * scale, msg=name
+        )

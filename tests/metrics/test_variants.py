@@ -29,7 +29,7 @@ from explain.metrics import (
 from explain.metrics.maps import spearman
 from explain.metrics.randomised import Randomised, layer_groups
 from explain.targets import Segmentation
-from tests.conftest import Made
+from tests.conftest import Made, layer_for
 
 CAM = "layer1"
 TARGETS = [4, 0, 2]
@@ -37,7 +37,9 @@ TARGETS = [4, 0, 2]
 
 def map_of(model: nn.Module, photo: torch.Tensor, method: Any, target: int) -> torch.Tensor:
     """The values of one photo; of values for each channel, the largest magnitudes."""
-    values = explain.attribute(model, photo[None], method, target=target, layer=CAM).values[0]
+    values = explain.attribute(
+        model, photo[None], method, target=target, layer=layer_for(method, CAM)
+    ).values[0]
     return values.abs().amax(0) if values.ndim == 3 else values
 
 

@@ -32,7 +32,7 @@ from explain.targets import (
     as_target,
 )
 from explain.targets.base import find_logits
-from tests.conftest import Made, TinyNet, settled
+from tests.conftest import Made, TinyNet, layer_for, settled
 from tests.targets.test_detections import Small
 
 SIGNED = [Saliency(absolute=False), GradCAM(relu=False), IntegratedGradients(steps=4)]
@@ -166,8 +166,9 @@ def test_a_difference_of_top_classes_stays_with_those_of_the_unaltered_image(
 ) -> None:
     best, second = net(x).topk(2).indices.T
     for method in ("integratedgradients", "scorecam", "ablationcam"):
-        maps = values(net, x, method, Difference(None, TopClass(1)), layer="layer2")
-        expected = values(net, x, method, Difference(best.tolist(), second), layer="layer2")
+        layer = layer_for(method, "layer2")
+        maps = values(net, x, method, Difference(None, TopClass(1)), layer=layer)
+        expected = values(net, x, method, Difference(best.tolist(), second), layer=layer)
         assert_close(maps, expected, **EXACT)
 
 

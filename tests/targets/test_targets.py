@@ -30,6 +30,7 @@ from explain.targets.base import Sum
 from explain.targets.functions import Contrast
 from explain.targets.labels import find_label
 from explain.targets.per_image import Separate, take
+from tests.conftest import layer_for
 
 LOGITS = torch.tensor([[0.1, 3.0, 2.0], [5.0, 1.0, 4.0]])
 LABELS = ["tabby cat", "Egyptian cat", "red panda", "crane", "crane"]
@@ -180,7 +181,9 @@ class OfImages(nn.Module):
 
 @pytest.mark.parametrize("method", ["integratedgradients(steps=3)", "scorecam", "ablationcam"])
 def test_callables_may_take_the_images_of_rows(method: str, net: nn.Module, x: Tensor) -> None:
-    run = partial(explain.attribute, net, x, method, layer="layer2", batch_size=4)
+    run = partial(
+        explain.attribute, net, x, method, layer=layer_for(method, "layer2"), batch_size=4
+    )
     expected = run(target=PICKED)
     for function in (of_images, of_images_by_keyword, OfImages(), partial(of_images)):
         assert_close(run(target=function).values, expected.values, rtol=1e-10, atol=1e-12)
@@ -221,9 +224,10 @@ def test_what_has_a_default_is_no_second_argument(function: Callable[..., Tensor
 def test_a_list_of_callables_has_one_for_each_image(net: nn.Module, x: Tensor) -> None:
     targets = [lambda y: y[:, 1] - y[:, 0], lambda y: y.logsumexp(1), 3]
     for method in ("integratedgradients(steps=3)", AblationCAM(relu=False)):
-        together = explain.attribute(net, x, method, target=targets, layer="layer2", batch_size=3)
+        layer = layer_for(method, "layer2")
+        together = explain.attribute(net, x, method, target=targets, layer=layer, batch_size=3)
         for i, target in enumerate(targets):
-            alone = explain.attribute(net, x[i : i + 1], method, target=target, layer="layer2")
+            alone = explain.attribute(net, x[i : i + 1], method, target=target, layer=layer)
             assert_close(together.values[i], alone.values[0], rtol=1e-10, atol=1e-12)
             assert_close(together.score[i], alone.score[0], rtol=1e-10, atol=1e-12)
         assert together.target == "<lambda>, <lambda>, 3"

@@ -17,7 +17,7 @@ from explain import ExplainError
 from explain.data.boxes import Box
 from explain.testing import assert_agrees, assert_ignores, assert_uses
 from explain.testing.regions import mask_on_input, masks_elsewhere
-from tests.conftest import snapshot
+from tests.conftest import Made, snapshot
 from tests.runs.networks import as_it_is
 
 SIDE = 12
@@ -213,6 +213,19 @@ def test_places_elsewhere_have_the_same_shape_and_least_in_common() -> None:
             assert int((one & mask).sum()) == least
             if mask is blob:  # none leaves the image at one side, to come in at the other
                 assert np.ptp(one.any(1).nonzero().tolist()) == 2
+
+
+def test_a_model_without_maps_is_covered_all_the_same() -> None:
+    """None of its layers has one to look at, and the figures of covering are those without."""
+    reader = Reader(CENTRE)
+    model = Made(lambda made, x: made.fc(x.flatten(1)), fc=reader.fc)
+    found = assert_ignores(model, photos(), CORNER)
+    assert found.excess is None
+    assert found.change == assert_ignores(reader, photos(), CORNER, method=None).change
+    assert assert_uses(model, photos(), CENTRE).change.low > 0.05
+    with pytest.raises(AssertionError, match="uses it"):
+        assert_ignores(model, photos(), CENTRE)
+    assert assert_agrees(reader, model, photos()).moved is None
 
 
 def test_models_agree_or_do_not() -> None:
