@@ -162,6 +162,7 @@ class TargetAccumulators:
             if has_logits
             else None,
             find_outputs=self._context.find_outputs,
+            find_probability=resolved.of_rows(images).probability,
         )
         row_images = images[first : first + len(indices)]
         return self.read(row_images, indices, lambda *place: evidence, first)

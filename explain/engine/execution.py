@@ -191,6 +191,7 @@ def _evidence(
         answers=answers,
         origin=origin,
         find_outputs=(lambda: forward.outputs) if origin is None else origin.outputs,
+        find_probability=resolved.target.probability,
         rounding=resolved.rounding,
         inexact=inexact,
     )

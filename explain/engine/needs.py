@@ -6,7 +6,7 @@ kind of need.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import (
     Any,
@@ -425,6 +425,9 @@ class Evidence:
     """For perturbed rows, the images that they were made of."""
     find_outputs: Callable[[], Outputs] = Outputs
     """Finds out how the class scores become probabilities."""
+    find_probability: Callable[[Tensor], Tensor | None] = lambda probabilities: None
+    """Finds the probability ``(N,)`` of the target, if it has one, from those ``(N, K)`` of all
+    classes."""
     rounding: Mapping[Any, float] = field(default_factory=dict)
     """By how much scores in bfloat16 are off, by the perturbation of the rows that have been run
     so."""
@@ -440,6 +443,14 @@ class Evidence:
         """How the class scores become probabilities; for perturbed rows, as for the images that
         they were made of."""
         return self.find_outputs()
+
+    @property
+    def probability(self) -> Tensor | None:
+        """The probability ``(N,)`` of the target, without temperature; None where it has none."""
+        if self.logits is None:
+            return None
+        probabilities = replace(self.outputs, temperature=1.0).probabilities(self.logits)
+        return None if probabilities is None else self.find_probability(probabilities)
 
     @property
     def size(self) -> tuple[int, ...]:

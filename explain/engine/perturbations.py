@@ -322,7 +322,8 @@ class ScoreOf:
     """The score of each perturbed row, ``(b,)``: as the target picks it, or of another kind.
 
     ``category`` stands in place of the target's class, if it is given. "all" gives the logits ``(b,
-    K)``. Of targets that are no class, such as a detected box, it is the score, whatever the kind.
+    K)``. Of targets that are no class, such as a detected box, it is the score, whatever the kind;
+    but sums of classes, and "no", have a probability.
     """
 
     kind: ScoreKind = "logit"
@@ -341,8 +342,11 @@ class ScoreOf:
         logits = evidence.logits
         if self.kind == "all" and logits is not None:
             return logits
-        if logits is None or classes is None or self.kind == "logit":
+        if logits is None or self.kind == "logit":
             return evidence.score
+        if classes is None:
+            own = evidence.probability if self.kind == "probability" else None
+            return evidence.score if own is None else own
         if self.category is not None:
             classes = torch.full_like(classes, self.category)
         if self.kind == "probability":

@@ -113,7 +113,7 @@ def _resolved(target: Target, output: Any, count: int, size: tuple[int, ...]) ->
         if isinstance(target, TopClass):
             target = Detections(index=target.rank)
         else:
-            target = Detections(target.index)
+            target = Detections(target.index, categories=target.categories)
     return target.for_input_size(size).resolved(output, count)
 
 

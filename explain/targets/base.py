@@ -11,6 +11,7 @@ import torch
 from explain._utils import nested
 from explain._utils.errors import ModelError, TargetError
 from explain._utils.options import CheckedFields
+from explain.targets.labels import from_start
 from explain.targets.outputs import Activation
 
 Picked: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
@@ -86,6 +87,14 @@ class Target:
             f"{type(self).__name__} has no class_scores, and so no of_classes"
         )
 
+    def probability(self, probabilities: torch.Tensor) -> torch.Tensor | None:
+        """Return the probability ``(count,)`` of what is explained, from those of all classes
+        ``(count, K)``; of a sum, the sum of its parts' probabilities.
+
+        None where the score belongs to no classes: then it stands for itself.
+        """
+        return None
+
     activation: ClassVar[Activation | None] = None
     """What makes probabilities of the model's outputs, where asking for this target says it."""
 
@@ -149,6 +158,15 @@ class Sum(Target):
         """The weighted sum ``(count,)`` of the targets' scores; it belongs to no class."""
         scores = [weight * target.pick(output, count)[0] for weight, target in self.terms]
         return torch.stack(scores).sum(0), None
+
+    def probability(self, probabilities: torch.Tensor) -> torch.Tensor | None:
+        parts = []
+        for weight, target in self.terms:
+            part = target.probability(probabilities)
+            if part is None:
+                return None
+            parts.append(weight * part)
+        return torch.stack(parts).sum(0)
 
     def mapped(self, change: Callable[[Target], Target]) -> "Sum":
         return Sum(tuple((weight, change(target)) for weight, target in self.terms))
@@ -338,11 +356,13 @@ def summary_of_output(output: Any) -> str:
     return f"{kind} with {', '.join(parts)}" if parts else kind
 
 
-def check_class(index: int, classes: int) -> None:
-    """Refuse a class index that the model, which has ``classes``, does not have."""
-    if not 0 <= index < classes:
-        last = classes - 1
+def class_index(index: int, classes: int) -> int:
+    """Return a class index from 0 on; refuse one that the model, which has ``classes``, does not
+    have."""
+    from_zero: int = from_start(index, classes)
+    if not 0 <= from_zero < classes:
         raise TargetError(
-            f"target must be a class from 0 to {last} here, got {index}; leave it out for the top "
-            "class"
+            f"target must be a class from 0 to {classes - 1} here, got {index}; leave it out for "
+            "the top class"
         )
+    return from_zero

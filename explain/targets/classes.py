@@ -14,8 +14,8 @@ from explain.targets.base import (
     Labels,
     Picked,
     Target,
-    check_class,
     check_one_per_image,
+    class_index,
     find_logits,
     find_tensor,
     need_tensor,
@@ -64,14 +64,13 @@ class ClassTarget(Target):
         if isinstance(self.index, str):
             return self.labelled(None).pick(output, count)
         scores = find_logits(output, count)
+        classes = scores.shape[1]
         if isinstance(self.index, int):  # indexing by an int spares a copy to the device
-            check_class(self.index, scores.shape[1])
-            return scores[:, self.index], torch.full((count,), self.index, device=scores.device)
-        indices = self.index
-        if len(indices) != count:
-            check_one_per_image("target", len(indices), count)
-        for index in dict.fromkeys(indices):
-            check_class(index, scores.shape[1])
+            index = class_index(self.index, classes)
+            return scores[:, index], torch.full((count,), index, device=scores.device)
+        if len(self.index) != count:
+            check_one_per_image("target", len(self.index), count)
+        indices = [class_index(index, classes) for index in self.index]
         chosen = torch.tensor(indices, device=scores.device)
         return scores.gather(1, chosen[:, None])[:, 0], chosen
 
@@ -81,6 +80,9 @@ class ClassTarget(Target):
         if isinstance(output, torch.Tensor) and output.ndim == 2:
             return self
         return _elsewhere(output, count, self.index, categories=self.categories) or self
+
+    def probability(self, probabilities: torch.Tensor) -> torch.Tensor:
+        return self.pick(probabilities, len(probabilities))[0]
 
     def rows(self, images: torch.Tensor) -> "ClassTarget":
         """The class as the target for a batch of perturbed copies of the given images."""
@@ -93,7 +95,7 @@ class ClassTarget(Target):
         output become a `BinaryLogit`."""
         label = self.index
         if not isinstance(label, str):
-            return self
+            return self if categories is None else ClassTarget(label, categories)
         may_be_yes_or_no = categories is None or (len(categories) == 1 and label != categories[0])
         if may_be_yes_or_no and label in ("yes", "no", label_of_no(categories)):
             return BinaryLogit(label == "yes")
@@ -127,6 +129,9 @@ class ChosenClasses(Target):
         if len(self.indices) != count:
             check_one_per_image("target", len(self.indices), count)
         return scores.gather(1, self.indices[:, None])[:, 0], self.indices
+
+    def probability(self, probabilities: torch.Tensor) -> torch.Tensor:
+        return self.pick(probabilities, len(probabilities))[0]
 
     def rows(self, images: torch.Tensor) -> "ChosenClasses":
         return ChosenClasses(self.indices[images], self.width)
@@ -221,6 +226,10 @@ class BinaryLogit(CheckedTarget):
             )
         yes = logits[:, 0]
         return (yes, torch.zeros_like(yes, dtype=torch.long)) if self.positive else (-yes, None)
+
+    def probability(self, probabilities: torch.Tensor) -> torch.Tensor:
+        yes = probabilities[:, 0]
+        return yes if self.positive else 1 - yes
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,6 +3,7 @@ what of it counts; and a place on the image as text: the second cup, the person 
 in a box."""
 
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -23,7 +24,7 @@ from explain.targets.base import (
     check_one_per_image,
 )
 from explain.targets.detector_outputs import Boxes, Decode, Size, find_layout, read
-from explain.targets.labels import class_label, find_category
+from explain.targets.labels import class_label, find_category, from_start
 from explain.targets.regions import Segmentation
 
 Part: TypeAlias = Literal[
@@ -163,6 +164,10 @@ class Detections(CheckedTarget):
         boxes = read(output, count, self.size, self.decode, self.name)
         if boxes.doubt and self.decode is None:
             warn(boxes.doubt)
+        return self._counted(boxes)._resolved(boxes, count)
+
+    def _resolved(self, boxes: Boxes, count: int) -> Target:
+        """As `resolved`, on the ``boxes`` in the output."""
         if isinstance(self.label, tuple):
             check_one_per_image("label", len(self.label), count)
         wanted: Any = [None] * count
@@ -206,7 +211,24 @@ class Detections(CheckedTarget):
         """Return the detections with this target's label in one image, best first: pairs of
         position among the output's boxes and class."""
         boxes = read(output, count, self.size, self.decode, self.name)
-        return list(self._detected(boxes, image, self._label(image)))
+        target = self._counted(boxes)
+        return list(target._detected(boxes, image, target._label(image)))
+
+    def _counted(self, boxes: Boxes) -> "Detections":
+        """The target with classes that count from the last one as indices from 0 on.
+
+        Raises:
+            TargetError: it has them, and boxes after suppression do not show how many there are.
+        """
+        if boxes.dense:
+            return replace(self, label=from_start(self.label, boxes.scores[0].shape[1]))
+        label = from_start(self.label, len(self.categories or ()))
+        if label != from_start(label, sys.maxsize):
+            raise TargetError(
+                "label must count from 0 for boxes after suppression, which do not say how many "
+                f"classes there are, got {label}; give categories= for that"
+            )
+        return replace(self, label=label)
 
     def _label(self, image: int) -> int | None:
         """The class index that the target asks for in one image; None for any class."""

@@ -144,6 +144,19 @@ def _fitting(label: str, categories: Sequence[str]) -> list[int]:
     return []
 
 
+def from_start(index: Any, count: int) -> Any:
+    """Return an index, or each of a tuple, that may count from the end of ``count`` items, as
+    Python's do, counted from the start; what lies outside or is no index stays as it is.
+
+    >>> from_start(-1, 5), from_start((3, -2, -6), 5)
+    (4, (3, 3, -6))
+    """
+    if isinstance(index, tuple):
+        return tuple(from_start(item, count) for item in index)
+    counts_from_end = isinstance(index, int) and -count <= index < 0
+    return index + count if counts_from_end else index
+
+
 def find_category(category: Any, categories: Sequence[str] | None) -> Any:
     """Return the index of a class that may be named by its label; an index or None stays as it is.
 

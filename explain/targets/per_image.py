@@ -54,7 +54,8 @@ class Element(Target):
             return self.resolved(output, count).pick(output, count)
         dimensions = len(self.index) + 1
         tensor = need_tensor(output, count, (dimensions,), self, f"{dimensions} dimensions")
-        if any(not 0 <= i < size for i, size in zip(self.index, tensor.shape[1:], strict=True)):
+        sizes = tensor.shape[1:]
+        if any(not -size <= i < size for i, size in zip(self.index, sizes, strict=True)):
             got = tuple(tensor.shape)
             raise TargetError(
                 f"target {self.name} must lie within the output, got one of shape {got}; count "
@@ -118,6 +119,18 @@ class Separate(Target):
                 return picked, None
             indices.append(image_classes[row])
         return picked, torch.stack(indices)
+
+    def probability(self, probabilities: torch.Tensor) -> torch.Tensor | None:
+        count = len(probabilities)
+        all_first_image = torch.zeros(count, dtype=torch.long)
+        rows = []
+        for row, image in enumerate(self._images(count)):
+            target = self.targets[image].rows(all_first_image)
+            of_all_rows = target.probability(probabilities)
+            if of_all_rows is None:
+                return None
+            rows.append(of_all_rows[row])
+        return torch.stack(rows)
 
     def resolved(self, output: Any, count: int) -> "Separate":
         """Resolve each image's target on the row of its image alone."""

@@ -13,8 +13,8 @@ from explain.targets.base import (
     CheckedTarget,
     Labels,
     Picked,
-    check_class,
     check_one_per_image,
+    class_index,
     find_tensor,
     items_named,
     unsuitable,
@@ -238,9 +238,7 @@ class Segmentation(CheckedTarget):
             category = find_category(self.category, None)
             chosen = category if isinstance(category, tuple) else (category,) * count
             check_one_per_image("category", len(chosen), count)
-            for index in chosen:
-                check_class(index, classes)
-            return tuple(chosen)
+            return tuple(class_index(index, classes) for index in chosen)
         if class_maps.quality is not None:
             return tuple(class_maps.quality.argmax(1).tolist())
         predicted = class_maps.maps.argmax(1)

@@ -69,9 +69,8 @@ def as_target(target: TargetLike, categories: Sequence[str] | None = None) -> Ta
     if isinstance(target, Target):
         return target.labelled(categories)
     if isinstance(target, (*ARRAYS, int, Sequence)):
-        return _from_numbers(
-            target.tolist() if isinstance(target, ARRAYS) else target, target, categories
-        )
+        numbers = target.tolist() if isinstance(target, ARRAYS) else target
+        return _from_numbers(numbers, target, categories).labelled(categories)
     if callable(target):
         return ScoreTarget(target)
     raise TargetError(

@@ -285,7 +285,7 @@ def test_fillers_are_no_detections_and_a_box_without_an_area_is_itself() -> None
     output["labels"] = torch.tensor([-1, 0, 1])  # what fills up a list
     assert float(Detections().pick([output], 1)[0]) == pytest.approx(0.8)
     assert len(Detections().detected([output], 1, 0)) == 2
-    with pytest.raises(TargetError, match="detected"):
+    with pytest.raises(TargetError, match="categories"):
         Detections(-1).pick([output], 1)
 
 

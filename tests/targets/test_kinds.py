@@ -20,7 +20,7 @@ from torchvision.models.detection import fasterrcnn_mobilenet_v3_large_320_fpn
 
 import explain
 from explain import TargetError
-from explain.methods import GradCAM, IntegratedGradients, Saliency
+from explain.methods import GradCAM, IntegratedGradients, Occlusion, Saliency
 from explain.targets import (
     BinaryLogit,
     ClassTarget,
@@ -258,3 +258,75 @@ Named = namedtuple("Named", ["features", "logits"])
 def test_class_scores_are_found_among_other_things(output: Any) -> None:
     assert find_logits(output, 2) is LOGITS
     assert torch.equal(as_target(None).pick(output, 2)[0], LOGITS.amax(1))
+
+
+def yes(scores: Tensor) -> Tensor:
+    """The probability of a yes, from its logit."""
+    return scores[:, 0].sigmoid()
+
+
+@pytest.mark.parametrize(
+    ("target", "score", "classes"),
+    [
+        (BinaryLogit(positive=False), lambda scores: 1 - yes(scores), 1),
+        (BinaryLogit() - BinaryLogit(positive=False), lambda scores: 2 * yes(scores) - 1, 1),
+        (Difference(2, 0), lambda scores: scores.softmax(1)[:, 2] - scores.softmax(1)[:, 0], 5),
+        (
+            [Difference(2, 0), 1],
+            lambda scores: (
+                scores.softmax(1) * torch.tensor([[-1, 0, 1, 0, 0], [0, 1, 0, 0, 0]])
+            ).sum(1),
+            5,
+        ),
+    ],
+)
+def test_the_probability_of_a_sum_of_classes_is_the_sum_of_theirs(
+    target: Any, score: Any, classes: int
+) -> None:
+    layers = [nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, classes)]
+    model = settled(nn.Sequential(*layers), seed=3).double().eval()
+    x = torch.arange(2 * 3 * 64, dtype=torch.float64).sin().reshape(2, 3, 8, 8)
+    method = Occlusion(window=4, stride=4, baseline=0.0, score="probability")
+    activation = "sigmoid" if classes == 1 else None
+    maps = values(model, x, method, target, activation=activation)[:, ::4, ::4]
+    with torch.no_grad():
+        for row in (0, 1):
+            for column in (0, 1):
+                covered = x.clone()
+                covered[:, :, 4 * row : 4 * row + 4, 4 * column : 4 * column + 4] = 0
+                drop = score(model(x)) - score(model(covered))
+                assert_close(maps[:, row, column], drop, **EXACT)
+
+
+# --- indices that count from the last class
+
+
+def test_a_negative_index_is_the_class_that_it_is_in_python(net: TinyNet, x: Tensor) -> None:
+    classes = net(x).shape[1]
+    for given, same in ((-1, classes - 1), ([-1, 0, -classes], [classes - 1, 0, 0])):
+        a = explain.attribute(net, x, "integratedgradients", target=given)
+        expected = explain.attribute(net, x, "integratedgradients", target=same)
+        assert_close(a.values, expected.values, rtol=0, atol=0)
+        assert a.target.tolist() == expected.target.tolist()
+    contrast = values(net, x, "saliency", Difference(-1, -2))
+    assert_close(contrast, values(net, x, "saliency", Difference(classes - 1, classes - 2)))
+    for index in (-classes - 1, classes):
+        with pytest.raises(TargetError, match=str(index)):
+            values(net, x, "saliency", index)
+
+
+def test_a_negative_index_counts_maps_boxes_and_places_too(dense: nn.Module, x: Tensor) -> None:
+    mask = torch.ones(x.shape[-2:])
+    of_last = Segmentation(-1, mask).resolved(of_maps(dense, x), 3)
+    assert of_last.category == (3, 3, 3)
+    assert_close(of_last.pick(of_maps(dense, x), 3)[0], dense(x)["out"][:, 3].mean((1, 2)))
+    place = as_target((-1, -2, 0)).pick(dense(x)["aux"], 3)[0]
+    assert_close(place, dense(x)["aux"][:, -1, -2, 0])
+    boxes = torch.tensor([[[0.0, 0, 4, 4], [5, 5, 9, 9]]])
+    dense_output = {"scores": torch.tensor([[[0.9, 0.1, 0.2], [0.4, 0.1, 0.8]]]), "boxes": boxes}
+    found = Detections(-1).resolved(dense_output, 1)
+    assert (found.labels, found.name) == ((2,), "best 2 detection")
+    kept = {"boxes": boxes[0], "scores": torch.tensor([0.9, 0.8]), "labels": torch.tensor([0, 2])}
+    with pytest.raises(TargetError, match="categories"):
+        Detections(-1).resolved([kept], 1)
+    assert as_target(-2, ["cup", "tie", "cat", "dog"]).resolved([kept], 1).labels == (2,)

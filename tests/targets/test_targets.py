@@ -87,7 +87,7 @@ DETECTED = [{"boxes": CORNERS, "labels": torch.zeros(2), "scores": torch.ones(2)
     ("target", "output", "message"),
     [
         (3, LOGITS, "class"),
-        (-1, LOGITS, "class"),
+        (-4, LOGITS, "class"),
         ([1, 2, 0], LOGITS, "images"),
         (TopClass(3), LOGITS, "classes"),
         (0, {"loss": torch.zeros(3, 3)}, "callable"),
