@@ -3,6 +3,8 @@ explained."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -86,3 +88,82 @@ def test_a_network_for_a_fixed_number_of_images_is_looked_at_with_as_many() -> N
     # the model's own refusal, unchanged
     with pytest.raises(AssertionError, match="Guard failed"):
         explain.attribute(fixed, X[:1], SIGNED, target=1)
+
+
+PHOTO = torch.rand(3, 16, 20, generator=torch.Generator().manual_seed(2))
+
+
+@pytest.mark.parametrize(
+    ("first", "x", "remedy", "mended"),
+    [
+        (nn.Conv2d(3, 4, 3), PHOTO, r"x\[None\]", PHOTO[None]),
+        (nn.Conv2d(3, 4, 3), PHOTO.permute(1, 2, 0), "permute", PHOTO[None]),
+        (nn.Conv2d(3, 4, 3), PHOTO.permute(1, 2, 0)[None], "movedim", PHOTO[None]),
+        (nn.Conv2d(3, 4, 3), PHOTO.permute(1, 2, 0).numpy(), "from_numpy", PHOTO[None]),
+        (nn.Conv1d(16, 4, 3), PHOTO, r"x\[:, None\]", None),
+        (nn.Linear(20, 4), PHOTO, r"x\[:, None\]", None),
+        (nn.Linear(20, 4), PHOTO[:1], r"x\[:, None\]", None),
+    ],
+)
+def test_what_an_input_lacks_is_said_by_what_the_network_takes(
+    first: nn.Module, x: Any, remedy: str, mended: torch.Tensor | None
+) -> None:
+    model = nn.Sequential(first, nn.Tanh(), nn.Flatten())
+    with pytest.raises(ImageError, match=remedy):
+        explain.attribute(model, x, "saliency", target=1)
+    if mended is None:  # what the message says of sequences
+        model = nn.Sequential(nn.Flatten(1, 2), model)
+        mended = x[:, None]
+    assert explain.attribute(model, mended, "saliency", target=1).values.shape == mended.shape
+
+
+def test_data_sets_and_loaders_are_for_runs() -> None:
+    data = torch.utils.data.TensorDataset(X)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten()).double()
+    for given in (torch.utils.data.DataLoader(data), data):
+        with pytest.raises(ImageError, match=r"explain\.run"):
+            explain.Explainer(model, preprocess=lambda image: X[0])(given, "saliency", target=1)
+    with pytest.raises(ImageError, match=r"explain\.run"):
+        explain.attribute(model, torch.utils.data.DataLoader(data), "saliency", target=1)
+
+
+def test_a_wrapper_with_a_call_of_its_own_names_the_network_inside() -> None:
+    class Predictor(nn.Module):
+        """As ultralytics' YOLO: no forward, and a ``__call__`` that gives results."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten()).double()
+
+        def __call__(self, source: torch.Tensor) -> list[str]:
+            with torch.inference_mode():
+                return [str(row.argmax()) for row in self.model(source)]
+
+    for method in ("saliency", "gradcam", "occlusion"):
+        with pytest.raises(ModelError, match=r"model\.model"):
+            explain.attribute(Predictor(), X, method, target=1)
+    with pytest.raises(ModelError, match="forward"):
+        explain.attribute(nn.ModuleList([nn.Identity()]), X, "saliency", target=1)
+    assert explain.attribute(Predictor().model, X, "saliency", target=1).values.shape == X.shape
+
+
+def test_arguments_as_other_packages_call_them_are_translated() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten()).double()
+    for theirs, ours in {"target_layers": "layer", "target_category": "target"}.items():
+        with pytest.raises(explain.ArgumentError, match=f"'{ours}'"):
+            explain.attribute(model, X, "gradcam", **{theirs: 1})
+    with pytest.raises(explain.ArgumentError, match="layer="):
+        GradCAM(target_layers=[model[0]])
+
+
+def test_levels_up_to_255_are_told_once_for_each_model() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten()).double()
+    levels = 255 * torch.rand(X.shape, generator=torch.Generator().manual_seed(3)).double()
+    with pytest.warns(explain.ExplainWarning, match="255"):
+        explain.attribute(model, levels, "saliency", target=1)
+    explain.attribute(model, levels, "saliency", target=1)
+    with pytest.warns(explain.ExplainWarning, match="255"):
+        explain.attribute(nn.Sequential(model), levels, ["gradcam", "occlusion"], target=1)
+    for others in (X, levels / 255, levels - 128, 1000 * levels, levels[:, :2]):  # scans, spectra
+        first = nn.Conv2d(others.shape[1], 4, 3).double()
+        explain.attribute(nn.Sequential(first, nn.Flatten()), others, "saliency", target=1)

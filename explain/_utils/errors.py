@@ -331,6 +331,14 @@ def warn(message: str) -> None:
     warnings.warn(printable(message), ExplainWarning, stacklevel=level)
 
 
+CALLED_ELSEWHERE = {
+    **dict.fromkeys(("target_layer", "target_layers", "layers", "layer_name"), "layer"),
+    **dict.fromkeys(("target_category", "class_idx", "class_index", "label"), "target"),
+    **dict.fromkeys(("input_tensor", "inputs", "input"), "x"),
+}
+"""Arguments as other packages call them, and what they are here."""
+
+
 def keywords(
     *more: type, elsewhere: Mapping[str, str] | None = None
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -368,7 +376,8 @@ def keywords(
             where the caller has set one."""
             if not kwargs.keys() <= accepted.keys():
                 wrong = next(name for name in kwargs if name not in accepted)
-                hint = (elsewhere or {}).get(wrong) or did_you_mean(wrong, accepted)
+                meant = CALLED_ELSEWHERE.get(wrong, wrong)
+                hint = (elsewhere or {}).get(wrong) or did_you_mean(meant, accepted)
                 # of a constructor, its class
                 name = re.sub(r"\.__\w+__$", "", function.__qualname__)
                 raise ArgumentError(f"{name} has no argument {wrong!r}; {hint}")

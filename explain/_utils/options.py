@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from explain._utils.errors import (
+    CALLED_ELSEWHERE,
     ArgumentError,
     BaselineError,
     ExplainError,
@@ -114,9 +115,10 @@ class CheckedFields:
         names = _options_of(cls).names
         if not options.keys() <= names:
             wrong = next(name for name in options if name not in names)
-            raise ArgumentError(
-                f"{cls.__name__} has no option {wrong!r}; {did_you_mean(wrong, sorted(names))}"
-            )
+            hint = did_you_mean(wrong, sorted(names))
+            if CALLED_ELSEWHERE.get(wrong, wrong) == "layer":
+                hint = "explain.attribute(layer=...) takes it"
+            raise ArgumentError(f"{cls.__name__} has no option {wrong!r}; {hint}")
         return super().__new__(cls)
 
     def __post_init__(self) -> None:

@@ -94,9 +94,10 @@ def attribute(
             methods that the network can be explained with in fewer than 200 passes each, or
             "everything" for the others too. Several of one name are called by the options in which
             they differ, such as "occlusion(window=8)".
-        target: a class index or label for all images, a callable ``output -> (N,)``, one of
-            `explain.targets` (a class in a region, a detection, a difference, a similarity), or
-            None for each image's top class; or a list or tensor of N of these, one for each image.
+        target: a class index (-1 is the last) or label for all images, a callable ``output ->
+            (N,)``, one of `explain.targets` (a class in a region, a detection, a difference, a
+            similarity), or None for each image's top class; or a list or tensor of N of these, one
+            for each image.
         targets: several targets for every image, instead of ``target``.
         top_k: the k best classes of each image, instead of ``target``; of a detector and one image,
             the k best detections, or as many as there are.

@@ -98,6 +98,8 @@ def load_image(
     remedy = "name the photo's file"
     if isinstance(image, torch.Tensor):
         remedy = "use explain.attribute(model, x)"
+    elif hasattr(image, "__getitem__") or hasattr(image, "dataset"):
+        remedy = "use explain.run(dataset, explainer, methods) for a data set"
     raise ImageError(
         f"image must be a path, bytes, a PIL image or an array (H, W, 3), got {kind}; {remedy}"
     )

@@ -8,6 +8,7 @@ from functools import cached_property
 from operator import attrgetter
 from typing import Any, Literal, TypeAlias, get_args
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -19,6 +20,8 @@ InputLayout: TypeAlias = Literal["NTCHW", "NCTHW"]
 """Where inputs of five dimensions have their channels: behind the frames, or before them."""
 
 
+COLOURS = (1, 3, 4)
+"""How many channels photos have: in grey, in colours, with transparency."""
 _OF_TENSORS = ("x", "other_tensors", "sizes")
 """The cached properties that are computed again where an argument's tensors are others."""
 
@@ -355,9 +358,14 @@ class Inputs:
             )
         kinds = [type(value).__name__ for value in self._arguments.values()]
         got = ", ".join(kinds) or "nothing"
-        raise ImageError(
-            f"x must be a tensor (N, C, H, W), got {got}; use explainer.preprocess(image)[None]"
-        )
+        remedy = "use explainer.preprocess(image)[None]"
+        if any(isinstance(value, np.ndarray) for value in self._arguments.values()):
+            remedy = "use torch.from_numpy(x)"
+        elif any(hasattr(value, "dataset") for value in self._arguments.values()):
+            remedy = (
+                "use explain.run(x.dataset, explainer, methods), or explain each of its batches"
+            )
+        raise ImageError(f"x must be a tensor (N, C, H, W), got {got}; {remedy}")
 
 
 def check_layout(layout: Any) -> InputLayout | None:
@@ -391,6 +399,38 @@ def as_inputs(x: InputsLike) -> Inputs:
     return Inputs(tuple(x) if isinstance(x, (tuple, list)) else (x,))
 
 
+def check_dimensions(model: nn.Module, x: torch.Tensor, name: str) -> None:
+    """Refuse an input, called ``name`` in messages, that is no batch of images, videos or volumes.
+
+    Raises:
+        ImageError: it has not four or five dimensions.
+    """
+    if x.ndim in (4, 5):
+        return
+    remedy = "use explainer.preprocess(image)[None]"
+    if x.ndim == 3:
+        _, first = _first_convolution(model)
+        channels = COLOURS if first is None else (first.in_channels,)
+        weight = next((weight for weight in model.parameters() if weight.ndim > 1), None)
+        # such as spectrograms (N, F, T), or bags of vectors (N, T, D)
+        takes_sequences = first is None and weight is not None and weight.shape[1] in x.shape[1:]
+        if x.shape[0] in channels and not takes_sequences:
+            remedy = "add the batch dimension with x[None]"
+        elif x.shape[-1] in channels and not takes_sequences:
+            remedy = "put the channels first with x.permute(2, 0, 1)[None]"
+        else:
+            remedy = "for sequences, give x[:, None] to a module that takes x[:, 0] of it"
+    raise ImageError(f"{name} must have the shape (N, C, H, W), got {tuple(x.shape)}; {remedy}")
+
+
+def _first_convolution(model: nn.Module) -> tuple[str, nn.Conv2d | nn.Conv3d | None]:
+    """The first plain convolution in two or three dimensions, with its name; None without one."""
+    for name, module in model.named_modules():
+        if isinstance(module, (nn.Conv2d, nn.Conv3d)):
+            return name, module
+    return "", None
+
+
 # What torch says where an input has another precision than weights, or other dimensions, or other
 # channels.
 _PRECISION = re.compile(
@@ -412,13 +452,8 @@ def _misfits(model: nn.Module, x: torch.Tensor, name: str) -> Iterator[tuple[re.
     if weight is not None and weight.dtype != x.dtype:
         message = f"{name} must be {weight.dtype} as the weights are, got {x.dtype}"
         yield _PRECISION, f"{message}; use x.to({weight.dtype})"
-    convolutions = (
-        (layer_name, module)
-        for layer_name, module in model.named_modules()
-        if type(module) in (nn.Conv2d, nn.Conv3d)
-    )
-    layer, first = next(convolutions, ("", None))
-    if not isinstance(first, (nn.Conv2d, nn.Conv3d)):
+    layer, first = _first_convolution(model)
+    if first is None:
         return
     for_convolution = f"for the model's first convolution ({layer})"
     dims = len(first.kernel_size) + 2
@@ -441,6 +476,8 @@ def _misfits(model: nn.Module, x: torch.Tensor, name: str) -> Iterator[tuple[re.
         other = f"give it the channels that it was trained with, photos by {preprocess}"
         is_of_photos = first.in_channels == 3 and x.ndim == 4
         remedy = remedies.get(x.shape[1], other) if is_of_photos else other
+        if x.shape[-1] == first.in_channels:
+            remedy = "put the channels first with x.movedim(-1, 1)"
         channels = f"{first.in_channels} channel{'s' * (first.in_channels > 1)}"
         yield (
             _CHANNELS,

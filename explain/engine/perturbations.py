@@ -345,8 +345,8 @@ class ScoreOf:
         if logits is None or self.kind == "logit":
             return evidence.score
         if classes is None:
-            own = evidence.probability if self.kind == "probability" else None
-            return evidence.score if own is None else own
+            probability = evidence.probability if self.kind == "probability" else None
+            return evidence.score if probability is None else probability
         if self.category is not None:
             classes = torch.full_like(classes, self.category)
         if self.kind == "probability":

@@ -1,5 +1,6 @@
 """Refuses inputs that cannot be explained, before anything runs."""
 
+import weakref
 from dataclasses import replace
 from functools import partial
 
@@ -8,10 +9,23 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from explain._utils.device_reads import require_finite
-from explain._utils.errors import ImageError, ModelError
-from explain.data.inputs import InputLayout, Inputs, InputsLike, as_inputs, dotted
+from explain._utils.errors import ImageError, ModelError, warn
+from explain.data.inputs import (
+    COLOURS,
+    InputLayout,
+    Inputs,
+    InputsLike,
+    as_inputs,
+    check_dimensions,
+    dotted,
+)
 from explain.hooks import preserve, unwrap
 from explain.layers.frames import with_layout
+
+BRIGHT = 8.0
+"""The mean of an input from which on it may hold levels from 0 to 255, which are not scaled."""
+_warned: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+"""The models of which a warning has said that their inputs may not be scaled."""
 
 
 def check_inputs(
@@ -40,13 +54,7 @@ def check_inputs(
         inputs = replace(inputs, layout=layout)
     x = inputs.x
     name = "x" if inputs.name is None else f"input {inputs.name}"
-    if x.ndim not in (4, 5):
-        remedy = (
-            "add the batch dimension with x[None]"
-            if x.ndim == 3
-            else "use explainer.preprocess(image)[None]"
-        )
-        raise ImageError(f"{name} must have the shape (N, C, H, W), got {tuple(x.shape)}; {remedy}")
+    check_dimensions(model, x, name)
     if x.numel() == 0:
         raise ImageError(
             f"{name} must hold at least one image, got shape {tuple(x.shape)}; leave empty batches "
@@ -74,16 +82,27 @@ def check_inputs(
             raise ImageError(
                 f"{name} must have {len(inputs)} rows, got {tuple(tensor.shape)}; leave it out"
             )
-        # the sum is quick, and finite only if all values are
-        require_finite(tensor.detach().sum(), partial(_refuse, tensor, name))
+        # the sum is quick, finite only if all values are, and small of preprocessed images
+        total = tensor.detach().sum()
+        total = total.masked_fill(total > BRIGHT * tensor.numel(), torch.nan)
+        require_finite(total, partial(_check_values, model, tensor, name))
     return with_layout(model, inputs) if x.ndim == 5 else inputs
 
 
-def _refuse(tensor: Tensor, name: str) -> None:
-    """Raise an error for an input with NaN or infinity; return if only its sum has overflown."""
+def _check_values(model: nn.Module, tensor: Tensor, name: str) -> None:
+    """Refuse an input with NaN or infinity, and warn once for each model of one with values from 0
+    to 255; called where the sum is not finite, or large."""
     if not tensor.isfinite().all():
         raise ImageError(
             f"{name} must hold finite values, got NaN or infinity; check the preprocessing"
+        )
+    least, most = tensor.aminmax()
+    is_of_bytes = tensor.shape[1] in COLOURS and least >= 0 and BRIGHT < most <= 255
+    if is_of_bytes and model not in _warned:
+        _warned.add(model)
+        warn(
+            f"{name} has values up to {most:g}, as photos without preprocessing; use x / 255 or "
+            "the model's preprocessing, unless the model itself scales them"
         )
 
 

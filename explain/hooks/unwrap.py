@@ -27,7 +27,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
     into a module that does.
 
     Raises:
-        ModelError: the model is no module: there is nothing to hook.
+        ModelError: the model is no module, or has no forward: there is nothing to hook.
 
     >>> layer = nn.Linear(2, 2)
     >>> unwrapped(nn.DataParallel(layer)) is layer
@@ -39,6 +39,13 @@ def unwrapped(model: nn.Module) -> nn.Module:
         return nn.Sequential(model)
     if isinstance(model, (DataParallel, DistributedDataParallel)):
         return unwrapped(model.module)
+    # a container, or a wrapper around a network with a __call__ of its own, as ultralytics' YOLO
+    if getattr(model.forward, "__func__", None) is nn.Module.forward:
+        parts = [f"model.{name}" for name, _ in model.named_children()]
+        raise ModelError(
+            f"model must have a forward, got {type(model).__name__} without one; give the network "
+            f"in it{', ' * bool(parts)}{' or '.join(parts[:3])}"
+        )
     # what torch.compile keeps; its class has no public name
     inner = model._modules.get("_orig_mod")
     if isinstance(inner, nn.Module):
