@@ -109,7 +109,7 @@ class CheckedFields:
                 word = word.lower()
             type.__setattr__(cls, "summary", " ".join([word, *rest]))
 
-    def __new__(cls, *args: Any, **options: Any) -> Self:
+    def __new__(cls, /, *args: Any, **options: Any) -> Self:
         """Refuse unknown options with a hint, before the ``__init__`` of the dataclass raises a
         plain TypeError."""
         names = _options_of(cls).names
