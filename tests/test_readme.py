@@ -1,5 +1,5 @@
-"""README, CONTRIBUTING and CHANGELOG are true: their code runs, their links lead somewhere, and the
-README is short."""
+"""README, CONTRIBUTING, CHANGELOG and SECURITY are true: their code runs, their links lead
+somewhere, and the README is short."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 import explain
 from tests.conftest import ROOT
 
-PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"]
+PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"]
 
 
 def blocks_of(page: str, language: str) -> list[str]:

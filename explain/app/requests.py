@@ -41,9 +41,12 @@ class Limits:
     pixels, both checked before it is decoded. ``photos`` and ``kept_pixels`` limit the photos in
     memory and their pixels together; ``explanations`` and ``kept_values`` limit the answers in
     memory and the values of their maps together. All of these expire after ``age`` seconds without
-    use. ``waiting`` requests may wait for a model; ``decoders`` photos are decoded at a time. A
-    request has at most ``body`` bytes, ``methods`` methods and ``targets`` targets, and a slow
-    method may take ``seconds``.
+    use. ``waiting`` requests may wait for a model; ``decoders`` photos are decoded at a time, all
+    but one of them for the same visitor. A request has at most ``body`` bytes, ``methods`` methods
+    and ``targets`` targets, and a slow method may take ``seconds``. What is sent with a request
+    must arrive within ``arrival`` seconds; what arrives, or has arrived and is still being read,
+    has at most ``pending`` bytes together, half of them from one visitor. Visitors are told apart
+    by their network addresses.
 
     >>> Limits().upload
     33554432
@@ -57,8 +60,10 @@ class Limits:
     kept_values: int = 100_000_000
     age: float = 3600.0
     waiting: int = 64
-    decoders: int = 2
+    decoders: int = 3
     body: int = 64 * 2**10
+    arrival: float = 120.0
+    pending: int = 512 * 2**20
     methods: int = 16
     targets: int = 8
     seconds: float = 120.0
@@ -66,6 +71,14 @@ class Limits:
 
 class TooLargeError(ImageError):
     """A photo or a request has more bytes or pixels than the app takes."""
+
+
+class TooSlowError(ExplainError):
+    """A photo or a request has not arrived in time."""
+
+
+class BusyError(ExplainError):
+    """Too many requests wait or arrive already."""
 
 
 def check_byte_count(what: str, count: int, max_bytes: int) -> None:
@@ -221,7 +234,8 @@ class CoveredRegion(CheckedFields):
 def _region(values: Any) -> Any:
     """The `CoveredRegion` of a JSON object, for `register_reader`: requests are checked as options
     are. Anything else is returned as it is, and refused there."""
-    return CoveredRegion(**values) if isinstance(values, Mapping) else values
+    has_region = isinstance(values, Mapping) and "region" in values
+    return CoveredRegion(**values) if has_region else values
 
 
 register_reader(CoveredRegion, "a region and its fill", _region)

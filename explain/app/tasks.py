@@ -25,7 +25,7 @@ from explain._utils.errors import (
     raised,
 )
 from explain._utils.rounding import finite_or_none
-from explain.app.requests import CROPS, CheckRequest, ExplainRequest, Limits
+from explain.app.requests import CROPS, BusyError, CheckRequest, ExplainRequest, Limits
 from explain.attribution.pictures import array
 from explain.attribution.selection import select
 from explain.data.boxes import locate
@@ -51,10 +51,6 @@ from explain.targets.text import Text, is_image_text
 
 PATIENCE = 2.0
 """Seconds that a slow task waits for quick ones, however many come."""
-
-
-class BusyError(ExplainError):
-    """Too many requests wait already."""
 
 
 class Scheduler:

@@ -8,21 +8,25 @@ import logging
 import re
 import secrets
 import socket
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from importlib import resources
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote, unquote
+from weakref import WeakValueDictionary
 
 from explain._utils.errors import AppError, ExplainError, optional
 from explain.app import requests
+from explain.app.connections import CONNECTIONS, limited
 from explain.app.service import ExpiredError, Service
-from explain.app.tasks import BusyError, SendStep
+from explain.app.tasks import SendStep
 from explain.report.pages import SCRIPTS, STYLES, PageTemplate, page, static
 
-COOKIE = "explain-token"
+T = TypeVar("T")
 HEADER = "x-explain"
 """A header that the page sends with every request that changes something: other sites cannot add
 it."""
@@ -103,6 +107,17 @@ class Access:
         return False
 
 
+def cookie_name(host: str) -> str:
+    """Return the name of the cookie that holds the token, with the port of the ``Host`` header:
+    browsers send the cookies of one app on a machine to those on other ports too.
+
+    >>> cookie_name("box:8000"), cookie_name("[::1]")
+    ('explain-token-8000', 'explain-token')
+    """
+    port = re.search(r":([0-9]{1,5})$", host)
+    return f"explain-token-{port[1]}" if port else "explain-token"
+
+
 def host_name(host: str) -> str | None:
     """Return the name in a ``Host`` header, without its port; None where there is none.
 
@@ -165,7 +180,14 @@ HEADERS = {
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
 }
-STATUS = {ExpiredError: 404, requests.TooLargeError: 413, BusyError: 503}
+STATUS = {
+    ExpiredError: 404,
+    requests.TooSlowError: 408,
+    requests.TooLargeError: 413,
+    requests.BusyError: 503,
+}
+THREADS = 32
+"""How many requests may read photos or wait for a model at the same time."""
 
 
 def _reply(
@@ -206,6 +228,7 @@ def application(service: Service, access: Access | None = None) -> Any:
     """
     starlette = _package("starlette.applications")
     routing = _package("starlette.routing")
+    left = _package("starlette.requests").ClientDisconnect
     handlers = Handlers(service, access or Access())
     gets = {
         "/": handlers.index,
@@ -229,17 +252,30 @@ def application(service: Service, access: Access | None = None) -> Any:
     ]
     for name, handler in posts.items():
         routes.append(routing.Route(f"/api/{name}", handlers.guarded(handler), methods=["POST"]))
-    app = starlette.Starlette(routes=routes, exception_handlers={ExplainError: _refused})
+    replies = {ExplainError: _refused, left: _to_nobody}
+    app = starlette.Starlette(routes=routes, exception_handlers=replies)
     # a path that begins with two slashes would name another host
     app.router.redirect_slashes = False
     return app
 
 
-def _refused(request: Any, error: ExplainError) -> Any:
+async def _refused(request: Any, error: ExplainError) -> Any:
     """The response to a request that raised an error of this package: its message, with the status
     of its class in `STATUS`, else 400. Starlette calls it."""
     status = next((code for kind, code in STATUS.items() if isinstance(error, kind)), 400)
     return _reply(str(error), "text/plain", status)
+
+
+async def _to_nobody(request: Any, error: Exception) -> Any:
+    """The response to a request whose visitor has left before all of it was sent, which nobody
+    reads. Starlette calls it."""
+    return _reply("", "text/plain", 400)
+
+
+def _address_of(request: Any) -> str:
+    """The network address that a request comes from, by which visitors are told apart; "" where it
+    has none."""
+    return request.client.host if request.client else ""
 
 
 class Handlers:
@@ -248,7 +284,12 @@ class Handlers:
     def __init__(self, service: Service, access: Access) -> None:
         self._service = service
         self._access = access
+        self._threads = ThreadPoolExecutor(THREADS, "explain-request")
         self._decoders = asyncio.Semaphore(service.limits.decoders)
+        self._decoders_of = WeakValueDictionary[str, asyncio.Semaphore]()
+        """Those that one visitor may use, by address, while a photo waits or is decoded."""
+        self._pending = Counter[str]()
+        """The bytes that `_body` holds, by address."""
 
     @cached_property
     def _page(self) -> str:
@@ -265,8 +306,8 @@ class Handlers:
         async def handle(request: Any) -> Any:
             """Check a request's token and headers, and pass it to the handler if they are
             allowed."""
-            token = request.cookies.get(COOKIE)
-            if request.url.path == "/":
+            token = request.cookies.get(cookie_name(request.headers.get("host", "")))
+            if request.scope["path"] == "/":
                 token = request.query_params.get("token", token)
             refusal = self._access.refusal(request.method, dict(request.headers), token)
             return (
@@ -291,28 +332,81 @@ class Handlers:
             )
         reply = _reply("", "text/plain", 303, {"location": "/"})
         if self._access.token is not None:
-            reply.set_cookie(COOKIE, self._access.token, httponly=True, samesite="strict")
+            cookie = cookie_name(request.headers["host"])
+            reply.set_cookie(cookie, self._access.token, httponly=True, samesite="strict")
         return reply
 
     async def upload(self, request: Any) -> Any:
         """Keep the photo that is the body of a request, and reply with its random name and size.
 
         The name of its file is in the header ``x-name``, quoted as in a URL. At most
-        ``Limits.decoders`` photos are decoded at a time.
+        ``Limits.decoders`` photos are decoded at a time, and one visitor leaves one of these to
+        others.
         """
-        content = await _body(request, "photo", self._service.limits.upload)
+        limits = self._service.limits
         name = unquote(request.headers.get("x-name", ""))
-        async with self._decoders:  # a photo takes hundreds of megabytes while it is decoded
-            return _json(await asyncio.to_thread(self._service.upload, content, name))
+        async with self._body(request, "photo", limits.upload) as content:
+            decoders = self._decoders_of.setdefault(
+                _address_of(request), asyncio.Semaphore(max(1, limits.decoders - 1))
+            )
+            # a photo takes hundreds of megabytes while it is decoded
+            async with decoders, self._decoders:
+                return _json(await self._in_thread(self._service.upload, content, name))
+
+    @asynccontextmanager
+    async def _body(self, request: Any, what: str, max_bytes: int) -> AsyncIterator[bytes]:
+        """Read the body of a web request, which messages call ``what``. Until the block ends, it
+        counts against ``Limits.pending``.
+
+        Raises:
+            TooSlowError: it has not arrived in time.
+        """
+        seconds = self._service.limits.arrival
+        body = bytearray()
+        try:
+            async with asyncio.timeout(seconds) as limit:
+                await self._read(request, what, max_bytes, body)
+            yield bytes(body)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise requests.TooSlowError(
+                f"{what} must arrive within {seconds:g} seconds, but did not; make it smaller"
+            ) from None
+        finally:
+            self._pending[_address_of(request)] -= len(body)
+            self._pending += Counter()  # which forgets addresses without any
+
+    async def _read(self, request: Any, what: str, max_bytes: int, body: bytearray) -> None:
+        """Add the parts of a request's body to ``body`` as they arrive, and count them.
+
+        Raises:
+            TooLargeError: it has more than ``max_bytes`` bytes; the rest is not read.
+            BusyError: the app holds too many bytes already, of this visitor or of all.
+        """
+        address = _address_of(request)
+        most = self._service.limits.pending
+        async for part in request.stream():
+            body += part
+            self._pending[address] += len(part)
+            requests.check_byte_count(what, len(body), max_bytes)
+            if self._pending[address] > most / 2 or self._pending.total() > most:
+                raise requests.BusyError(
+                    f"{what} must wait, since too much is being sent; try again in a moment"
+                )
+
+    async def _in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Call a function in a thread of the app, so that other requests are answered meanwhile."""
+        call = partial(function, *arguments)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
     def picture(self, function: Callable[[str], bytes]) -> Handler:
         """Return a handler that replies with a JPEG, which ``function`` returns for the name in the
         address."""
 
         async def handle(request: Any) -> Any:
-            return _reply(
-                await asyncio.to_thread(function, request.path_params["name"]), "image/jpeg"
-            )
+            content = await self._in_thread(function, request.path_params["name"])
+            return _reply(content, "image/jpeg")
 
         return handle
 
@@ -322,11 +416,11 @@ class Handlers:
         Raises:
             ExplainError: the body is something else, or too long.
         """
-        body = await _body(request, "request", self._service.limits.body)
-        with suppress(ValueError, RecursionError):
-            values = json.loads(body)
-            if isinstance(values, dict):
-                return values
+        async with self._body(request, "request", self._service.limits.body) as body:
+            with suppress(ValueError, RecursionError):
+                values = json.loads(body)
+                if isinstance(values, dict):
+                    return values
         raise ExplainError("request must be an object of JSON, got something else; use the page")
 
     def call(self, function: Callable[[Any], Any]) -> Handler:
@@ -335,7 +429,7 @@ class Handlers:
         values as JSON."""
 
         async def handle(request: Any) -> Any:
-            result = await asyncio.to_thread(function, await self._values(request))
+            result = await self._in_thread(function, await self._values(request))
             return result if callable(result) else _json(result)
 
         return handle
@@ -363,7 +457,7 @@ class Handlers:
                 with suppress(RuntimeError):  # the app has ended meanwhile
                     loop.call_soon_threadsafe(steps.put_nowait, step)
 
-            name = await asyncio.to_thread(begin, await self._values(request), send)
+            name = await self._in_thread(begin, await self._values(request), send)
 
             async def lines() -> AsyncIterator[str]:
                 """Yield each step as a line of JSON until the last; drop the job at the end, also
@@ -402,22 +496,7 @@ def _download(stem: str, content: str | bytes, ending: str, kind: str) -> Any:
     return _reply(content, kind, headers={"content-disposition": disposition})
 
 
-async def _body(request: Any, what: str, max_bytes: int) -> bytes:
-    """Return the body of a web request; ``what`` is what messages call it.
-
-    Raises:
-        TooLargeError: it has more than ``max_bytes`` bytes; the rest is not read.
-    """
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        requests.check_byte_count(what, len(body), max_bytes)
-    return bytes(body)
-
-
 BACKLOG = 128
-CONNECTIONS = 512
-"""Connections at the same time; the server refuses more."""
 
 
 def address(host: str, port: int, token: str | None = None) -> str:
@@ -463,6 +542,32 @@ def bound(host: str, port: int) -> socket.socket:
         ) from None
 
 
+def server(application: Any) -> Any:
+    """Return a server of uvicorn for the app, with the limits of `explain.app.connections`.
+
+    Raises:
+        AppError: uvicorn is not installed.
+    """
+    uvicorn = _package("uvicorn")
+    http_protocol = _package("uvicorn.protocols.http.h11_impl").H11Protocol
+    config = uvicorn.Config(
+        application,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        lifespan="off",
+        http=limited(http_protocol),
+        ws="none",
+        timeout_graceful_shutdown=1,
+        proxy_headers=False,
+        limit_concurrency=CONNECTIONS + 1,
+    )
+    server = uvicorn.Server(config)
+    # Once it ends, it reports each answer that it cuts off by a traceback.
+    logging.getLogger("uvicorn.error").addFilter(lambda record: not server.should_exit)
+    return server
+
+
 def listen(
     application: Any, bound_socket: socket.socket, on_start: Callable[[], None] = lambda: None
 ) -> None:
@@ -473,20 +578,6 @@ def listen(
     Raises:
         AppError: uvicorn is not installed.
     """
-    uvicorn = _package("uvicorn")
-    config = uvicorn.Config(
-        application,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        lifespan="off",
-        ws="none",
-        timeout_graceful_shutdown=1,
-        proxy_headers=False,
-        limit_concurrency=CONNECTIONS,
-    )
-    server = uvicorn.Server(config)
-    # Once it ends, it reports each answer that it cuts off by a traceback.
-    logging.getLogger("uvicorn.error").addFilter(lambda record: not server.should_exit)
+    own_server = server(application)
     on_start()
-    server.run(sockets=[bound_socket])
+    own_server.run(sockets=[bound_socket])

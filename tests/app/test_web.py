@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import zipfile
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from PIL import Image
 
 import explain
 from explain import AppError
+from explain.app.requests import CheckRequest, ExplainRequest
 from explain.app.service import Service
 from explain.app.web import Access, access_for, address, bound
 from tests.app.conftest import LIMITS, encoded
@@ -119,6 +122,72 @@ def test_questions_that_are_none_are_refused(client: Any, body: bytes) -> None:
         assert client.post(f"/api/{path}", content=body, headers=SELF).status_code == 400, path
 
 
+ODD: list[Any] = [
+    None,
+    True,
+    -1,
+    0.5,
+    1e300,
+    10**30,
+    "",
+    "x",
+    "\ud800",
+    "gradcam(",
+    "\0",
+    [],
+    [[]],
+    [{}],
+    [None, "gradcam"],
+    {},
+    {"region": {}},
+    {"region": [0, 0, 1, "1"]},
+    {"region": None, "fill": 3},
+    {"region": [0, 0, 1, 1], "fill": []},
+    {"": 1},
+    {"cls": 1},
+    {"self": 1},
+]
+FIELDS = {
+    "explain": [field.name for field in fields(ExplainRequest)],
+    "check": [field.name for field in fields(CheckRequest)],
+    "layers": ["photo", "model", "crop"],
+    "methods": ["model"],
+    "examples": ["name"],
+    "stop": ["work"],
+    "save": ["answer"],
+    "report": ["answer"],
+}
+
+
+@pytest.mark.parametrize("path", FIELDS)
+def test_odd_values_of_each_field_are_refused_in_one_line(path: str, client: Any) -> None:
+    name = send(client).json()["photo"]
+    good = {"photo": name}
+    if path in ("check", "save", "report"):
+        *_, line = post(client, "explain", photo=name).text.splitlines()
+        good = {"answer": json.loads(line)["answer"]}
+    for field in [*FIELDS[path], "nothing", "", "cls", "self"]:
+        for value in ODD:
+            values = {**good, field: value}
+            content = json.dumps(values).encode()
+            reply = client.post(f"/api/{path}", content=content, headers=SELF)
+            words = reply.text
+            if reply.status_code == 200:
+                has_steps = path in ("explain", "check")
+                last = json.loads(words.splitlines()[-1]) if has_steps else {}
+                words = last.get("error", "none")
+            else:
+                assert reply.status_code in (400, 404), values
+            assert re.fullmatch(".+", words), values
+            assert not words.startswith("the model "), (values, words)
+
+
+@pytest.mark.parametrize("host", ["[", "a:b:c", "::1", "x:99999999", "\xff", "localhost:²", ""])
+def test_hosts_that_are_none_are_refused(client: Any, host: str) -> None:
+    reply = client.get("/", headers={"host": host.encode("latin-1")})
+    assert reply.status_code == 421
+
+
 def test_the_token_leaves_the_address_and_becomes_a_cookie(service: Service) -> None:
     from starlette.testclient import TestClient
 
@@ -134,6 +203,23 @@ def test_the_token_leaves_the_address_and_becomes_a_cookie(service: Service) -> 
         assert "samesite=strict" in reply.headers["set-cookie"].lower()
         assert client.get("/").status_code == 200
         assert send(client).status_code == 200
+
+
+def test_apps_on_two_ports_of_a_machine_keep_their_tokens(service: Service) -> None:
+    from starlette.testclient import TestClient
+
+    from explain.app import application
+
+    kept: Any = None
+    for _ in range(2):
+        for port, token in ((8000, "first"), (8001, "second")):
+            app = application(service, Access(("box",), token))
+            base = f"http://box:{port}"
+            with TestClient(app, base_url=base, cookies=kept, follow_redirects=False) as client:
+                if kept is None or len(kept) < 2:
+                    client.get(f"/?token={token}")
+                assert client.get("/").status_code == 200
+                kept = client.cookies
 
 
 def test_only_this_machine_is_listened_to_without_a_token() -> None:
