@@ -262,7 +262,7 @@ def by_name(
 
 
 def _with_differences(item: Any, of_one_name: Sequence[Any]) -> str:
-    """The name of a method with the options in which it differs from of_one_name of this name, as people
+    """The name of a method with the options in which it differs from others of this name, as people
     type them; defaults, and options that cannot be typed, are left out."""
     differences = []
     for option in fields(item):
