@@ -39,12 +39,13 @@ def unwrapped(model: nn.Module) -> nn.Module:
         return nn.Sequential(model)
     if isinstance(model, (DataParallel, DistributedDataParallel)):
         return unwrapped(model.module)
-    # a container, or a wrapper around a network with a __call__ of its own, as ultralytics' YOLO
-    if getattr(model.forward, "__func__", None) is nn.Module.forward:
+    has_forward = getattr(model.forward, "__func__", None) is not nn.Module.forward
+    # a wrapper around a network, which a call of its own runs, as ultralytics' YOLO
+    if type(model).__call__ is not nn.Module.__call__ and not has_forward:
         parts = [f"model.{name}" for name, _ in model.named_children()]
         raise ModelError(
             f"model must have a forward, got {type(model).__name__} without one; give the network "
-            f"in it{', ' * bool(parts)}{' or '.join(parts[:3])}"
+            f"in it, {' or '.join(parts[:3])}"
         )
     # what torch.compile keeps; its class has no public name
     inner = model._modules.get("_orig_mod")
