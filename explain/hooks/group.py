@@ -13,7 +13,7 @@ from torch.jit import RecursiveScriptModule  # type: ignore[attr-defined]
 
 from explain._utils.errors import HookError, LayerError, warn
 from explain._utils.nested import SwappedInputs, first_tensor
-from explain._utils.signals import SignalSafe, at_fork, deferring_signals
+from explain._utils.signals import Shared, SignalSafe, at_fork, deferring_signals
 from explain.hooks.attention_parts import NO_ATTENTION, AttentionTracer
 from explain.hooks.full_backward import GateHook, Gates
 from explain.hooks.guard import ForwardHook, GradientHook, Hook, ModuleGradientHook, is_ours
@@ -74,6 +74,7 @@ class HookGroup(SignalSafe["HookGroup"]):
         """What removes the hooks that `put` has registered."""
         self._gates: dict[nn.Module, Gates] = {}
         self._closed = False
+        self._plain_sequences: Shared | None = None
         self._signs_at_first_hook: Any = None
         """See `_signs_of_work`; None as long as no hook has been registered that should fire."""
         self._has_run = False
@@ -82,10 +83,11 @@ class HookGroup(SignalSafe["HookGroup"]):
     def on_enter(self) -> "HookGroup":
         """Enter the block; inside an explanation, a forked child process will remove these
         hooks."""
-        self._plain_sequences = plain_sequences(self._model)
-        self._plain_sequences.on_enter()
         if is_under_way():
             _of_explanations.add(self)
+        elif self._model is not None:
+            self._plain_sequences = plain_sequences(self._model)
+            self._plain_sequences.on_enter()
         return self
 
     def on_exit(self, error: BaseException | None) -> None:
@@ -93,7 +95,8 @@ class HookGroup(SignalSafe["HookGroup"]):
         error."""
         message = self._unfired_hooks() if self._handles and error is None else None
         self._remove()
-        self._plain_sequences.on_exit(error)
+        if self._plain_sequences is not None:
+            self._plain_sequences.on_exit(error)
         _of_explanations.discard(self)
         if message is not None:
             warn(message)

@@ -31,6 +31,7 @@ class _Current(threading.local):
 _current = _Current()
 _used_threads = False
 _EAGER = "eager"
+_FAST_PATH = "fast path"
 _CPU = torch.device("cpu")
 
 _DISTURBED = (
@@ -349,15 +350,6 @@ def _note_random_state(device: torch.device) -> ExitStack:
     return stack
 
 
-def _plain_sequences(modules: Iterable[nn.Module]) -> dict[Any, Callable[[], Any]]:
-    """The setting under which `nn.TransformerEncoder` keeps padded sequences in plain tensors.
-
-    Its fast path makes a nested tensor of them, which has no shape that a hook could read.
-    """
-    has_encoder = any(isinstance(module, nn.TransformerEncoder) for module in modules)
-    return {"fast path": _without_fast_path} if has_encoder else {}
-
-
 def _without_fast_path() -> ExitStack:
     """Turn the fast path of attention off; closing the stack restores it."""
     fast_path = torch.backends.mha
@@ -367,9 +359,13 @@ def _without_fast_path() -> ExitStack:
     return stack
 
 
-def plain_sequences(model: nn.Module | None) -> Shared:
-    """Let hooks on a model see padded sequences as plain tensors, while the block lasts."""
-    return Shared({} if model is None else _plain_sequences(modules_of(model)))
+def plain_sequences(model: nn.Module) -> Shared:
+    """Let hooks see padded sequences of `nn.TransformerEncoder` as plain tensors, inside the block.
+
+    Its fast path makes a nested tensor of them, which has no shape that a hook could read.
+    """
+    encoders = [module for module in modules_of(model) if isinstance(module, nn.TransformerEncoder)]
+    return Shared({_FAST_PATH: _without_fast_path} if encoders else {})
 
 
 class _LeftAsFound(SignalSafe[None]):
@@ -431,12 +427,14 @@ class _LeftAsFound(SignalSafe[None]):
         if "torch._dynamo" in sys.modules:
             settings[_EAGER] = partial(torch.compiler.set_stance, "force_eager")
         for module in modules:
+            if isinstance(module, nn.TransformerEncoder):  # see `plain_sequences`
+                settings[_FAST_PATH] = _without_fast_path
             for parameter in module._parameters.values():
                 if parameter is not None and parameter.is_cuda:
                     settings[parameter.device] = partial(_note_random_state, parameter.device)
         if not is_transforming():
             settings["state", id(self._model)] = partial(_WrittenState, modules)
-        return settings | _plain_sequences(modules)
+        return settings
 
     def on_exit(self, error: BaseException | None) -> None:
         """Leave `untouched`: restore all, and turn known errors of torch into a `ModelError` with a
