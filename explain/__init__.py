@@ -8,6 +8,7 @@ The package map; each room imports only from rooms above it:
     _utils/         errors, spelling, containers of tensors, signals, method specs, the version
     data/           image files and arrays to RGB, model inputs, files that appear whole
     render/         styles, overlays, captions, sheets, figures: arrays and PIL images only
+    recording/      one forward pass as a list of operations, below Python's names
     hooks/          every hook handle: groups, capture, extractor, inspect, timeline, left as found
     relevance/      a pass recorded as operations and steps; rules, composites, DeepLIFT
     distributed/    communication hooks between processes, models in archives
@@ -78,6 +79,7 @@ _ROOMS = {
     "methods",
     "metrics",
     "models",
+    "recording",
     "relevance",
     "render",
     "report",

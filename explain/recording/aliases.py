@@ -1,0 +1,256 @@
+"""Which value a tensor holds, after writes in place and through views.
+
+Tensors that share memory are views of it. A write makes a new value of the written tensor, and all
+other tensors in its memory are read anew: from the memory as one flat value, of which each is a
+strided part.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from explain.recording.values import Value
+
+aten = torch.ops.aten
+Note = Callable[..., Value]
+"""Notes a step without running it: the operator, its arguments, and the shape and type of its
+result."""
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """How a tensor lies in its memory: sizes, strides and offset, in elements of its type."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "Geometry":
+        """The geometry of a tensor; sparse and other tensors without strides count as
+        contiguous."""
+        size = tuple(tensor.shape)
+        if tensor.layout == torch.strided:
+            return cls(size, tuple(tensor.stride()), int(tensor.storage_offset()), tensor.dtype)
+        return cls(size, tuple(torch.empty(size, device="meta").stride()), 0, tensor.dtype)
+
+    def fills(self, count: int) -> bool:
+        """Whether each of ``count`` elements of the memory belongs to the tensor exactly once."""
+        expected = 1
+        for stride, size in sorted(zip(self.stride, self.size, strict=True)):
+            if size != 1:
+                if stride != expected:
+                    return False
+                expected *= size
+        return self.offset == 0 and expected == count
+
+    @property
+    def order(self) -> list[int]:
+        """The dimensions from the largest stride to the smallest."""
+        return sorted(range(len(self.size)), key=lambda axis: (-self.stride[axis], axis))
+
+
+@dataclass(eq=False)
+class Memory:
+    """Memory that tensors share, and the value that it holds."""
+
+    value: Value
+    """The value that was written or bound last, as a whole."""
+    geometry: Geometry
+    storage: Any
+    version: int = 0
+    """How often it has been written to."""
+    flat: Value | None = None
+    """All of it in one dimension, if a part of it was written or read anew."""
+    views: list[Value] = field(default_factory=list)
+    """The values whose tensors lie in it."""
+
+
+@dataclass(eq=False)
+class _Binding:
+    """A tensor that holds a value as long as its memory has this version."""
+
+    tensor: Tensor  # kept, so that its id is not used again
+    value: Value
+    memory: Memory
+    version: int
+
+
+class Aliases:
+    """The values of tensors. ``note`` adds a step for what only moves values about."""
+
+    def __init__(self, note: Note, constant: Callable[[Tensor], Value]) -> None:
+        self._note = note
+        self._constant = constant
+        self._bindings: dict[int, _Binding] = {}
+        self._memories: dict[int, Memory] = {}
+
+    def read(self, tensor: Tensor) -> Value | None:
+        """The value that a tensor holds now; None if its memory is unknown."""
+        memory = self._memories.get(_key(tensor))
+        binding = self._bindings.get(id(tensor))
+        if memory is None:
+            return None
+        if binding is not None and binding.memory is memory and binding.version == memory.version:
+            return binding.value
+        value = self._part(memory, Geometry.of(tensor))
+        if not tensor.requires_grad and torch.is_grad_enabled():
+            # x.data, or another way past autograd
+            value = self._note(aten.detach.default, value, shape=value.shape, dtype=value.dtype)
+        value.kept = tensor.detach()
+        self.bind(tensor, value)
+        return value
+
+    def bind(self, tensor: Tensor, value: Value) -> None:
+        """Let a tensor hold a value, until its memory is written to."""
+        key = _key(tensor)
+        memory = self._memories.get(key)
+        if memory is None:
+            storage = tensor.untyped_storage() if tensor.layout == torch.strided else None
+            memory = Memory(value, Geometry.of(tensor), storage)
+            self._memories[key] = memory
+        memory.views.append(value)
+        self._bindings[id(tensor)] = _Binding(tensor, value, memory, memory.version)
+
+    def before_write(self, tensor: Tensor) -> None:
+        """Keep what is still needed of a tensor's memory, just before it is written to."""
+        memory = self._memories.get(_key(tensor))
+        if memory is None:
+            return
+        if memory.flat is None and not Geometry.of(tensor).fills(_count(tensor)):
+            self._flatten(memory)
+        for value in memory.views:
+            needed = value.is_read or value.step is None
+            if value.kept is not None:
+                value.kept = value.kept.clone() if needed else None
+        memory.views.clear()
+
+    def written(self, tensor: Tensor, value: Value) -> None:
+        """Let a tensor hold the value that was written into it; other views of its memory are
+        read anew."""
+        memory = self._memories.get(_key(tensor))
+        if memory is None:
+            self.bind(tensor, value)
+            return
+        geometry = Geometry.of(tensor)
+        memory.version += 1
+        if geometry.fills(_count(tensor)):
+            memory.value = value
+            memory.geometry = geometry
+            memory.flat = None
+        else:
+            assert memory.flat is not None
+            memory.flat = self._note(
+                aten.as_strided_scatter.default,
+                self._reinterpreted(memory.flat, geometry.dtype),
+                value,
+                geometry.size,
+                geometry.stride,
+                geometry.offset,
+                shape=(_count(tensor),),
+                dtype=geometry.dtype,
+            )
+        self.bind(tensor, value)
+
+    def changed_outside(self, tensor: Tensor) -> None:
+        """Forget what a tensor's memory holds: constants were written into it."""
+        self._memories.pop(_key(tensor), None)
+
+    @property
+    def with_gradient(self) -> set[Value]:
+        """The values whose tensors autograd has a gradient of."""
+        bindings = self._bindings.values()
+        return {binding.value for binding in bindings if binding.tensor.requires_grad}
+
+    def _part(self, memory: Memory, geometry: Geometry) -> Value:
+        """The value of the tensor that lies at ``geometry`` in a memory."""
+        if geometry == memory.geometry and memory.flat is None:
+            return memory.value
+        flat = memory.flat or self._flatten(memory)
+        return self._note(
+            aten.as_strided.default,
+            self._reinterpreted(flat, geometry.dtype),
+            geometry.size,
+            geometry.stride,
+            geometry.offset,
+            shape=geometry.size,
+            dtype=geometry.dtype,
+        )
+
+    def _flatten(self, memory: Memory) -> Value:
+        """All of a memory in one dimension, in its own order."""
+        geometry = memory.geometry
+        count = memory.storage.nbytes() // geometry.dtype.itemsize
+        if geometry.fills(count):
+            sizes = tuple(geometry.size[axis] for axis in geometry.order)
+            ordered = self._note(
+                aten.permute.default,
+                memory.value,
+                geometry.order,
+                shape=sizes,
+                dtype=geometry.dtype,
+            )
+            contiguous = self._note(
+                aten.clone.default,
+                ordered,
+                memory_format=torch.contiguous_format,
+                shape=sizes,
+                dtype=geometry.dtype,
+            )
+            memory.flat = self._note(
+                aten.view.default, contiguous, [count], shape=(count,), dtype=geometry.dtype
+            )
+        else:
+            around = torch.empty(0, dtype=geometry.dtype, device=memory.storage.device)
+            around.set_(memory.storage, 0, (count,), (1,))
+            memory.flat = self._note(
+                aten.as_strided_scatter.default,
+                self._constant(around.clone()),
+                memory.value,
+                geometry.size,
+                geometry.stride,
+                geometry.offset,
+                shape=(count,),
+                dtype=geometry.dtype,
+            )
+        return memory.flat
+
+    def _reinterpreted(self, flat: Value, dtype: torch.dtype) -> Value:
+        """A flat value read as complex numbers, or complex numbers as pairs of real ones."""
+        if flat.dtype == dtype:
+            return flat
+        (count,) = flat.shape
+        if flat.dtype.is_complex:
+            pairs = self._note(
+                aten.view_as_real.default, flat, shape=(count, 2), dtype=dtype
+            )
+            return self._note(
+                aten.view.default, pairs, [2 * count], shape=(2 * count,), dtype=dtype
+            )
+        halved = count // 2
+        pairs = self._note(
+            aten.view.default, flat, [halved, 2], shape=(halved, 2), dtype=flat.dtype
+        )
+        return self._note(aten.view_as_complex.default, pairs, shape=(halved,), dtype=dtype)
+
+
+def _key(tensor: Tensor) -> int:
+    """What tensors that share memory have in common; tensors without memory of their own are
+    alone."""
+    if tensor.layout != torch.strided or type(tensor).__torch_dispatch__ is not _PLAIN:
+        return id(tensor)
+    return int(tensor.untyped_storage()._cdata)
+
+
+_PLAIN = Tensor.__torch_dispatch__
+
+
+def _count(tensor: Tensor) -> int:
+    """How many elements of a tensor's type its memory has."""
+    if tensor.layout != torch.strided:
+        return tensor.numel()
+    return tensor.untyped_storage().nbytes() // tensor.dtype.itemsize

@@ -1,0 +1,90 @@
+"""Functions with a derivative of their own: one step in the place of what they compute inside."""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from explain.recording.values import Step, Value, tensors_in, with_tensors
+
+
+@dataclass(eq=False)
+class FunctionSteps:
+    """A call of a `torch.autograd.Function`: its arguments as values, and the steps inside."""
+
+    function: type[torch.autograd.Function]
+    args: Any
+    steps: list[Step] = field(default_factory=list)
+
+
+def with_functions(
+    functions: Iterable[FunctionSteps],
+    steps: Sequence[Step],
+    outputs: Iterable[Value],
+    with_gradient: Collection[Value],
+) -> list[Step]:
+    """The steps of a pass, with one step for each call of a function with a derivative of its own.
+
+    A function that computes something else when it is called again stays as the steps inside, in
+    which no gradient is recorded.
+    """
+    first_steps: dict[Step, Step] = {}
+    inside: set[Step] = set()
+    wanted = set(outputs)
+    for call in functions:
+        whole = _as_step(call, steps, wanted, with_gradient)
+        if whole is not None:
+            first_steps[call.steps[0]] = whole
+            inside |= set(call.steps)
+    result: list[Step] = []
+    for step in steps:
+        if step in first_steps:
+            result.append(first_steps[step])
+        elif step not in inside:
+            result.append(step)
+    return result
+
+
+def _as_step(
+    call: FunctionSteps,
+    steps: Sequence[Step],
+    outputs: set[Value],
+    with_gradient: Collection[Value],
+) -> Step | None:
+    """A call of a function as one step; None if its results are not found again."""
+    inside = set(call.steps)
+    made = {value for step in call.steps for value in step.results}
+    leaving = made & outputs
+    for step in steps:
+        if step not in inside:
+            leaving |= made & set(step.inputs)
+    args = with_tensors(call.args, lambda value: value.tensor.detach())
+    with torch.no_grad():
+        again = list(tensors_in(call.function.apply(*args)))
+    results = [_same(tensor, leaving) for tensor in again]
+    if leaving - set(results):
+        return None
+    first = call.steps[0]
+    step = Step(
+        call.function,
+        call.args,
+        {},
+        first.module,
+        first.call,
+        any(value in with_gradient for value in leaving),
+        results=tuple(results),
+    )
+    for value in leaving:
+        value.step = step
+    return step
+
+
+def _same(tensor: Tensor, values: set[Value]) -> Value | None:
+    """The value that has the contents of a tensor."""
+    for value in sorted(values, key=lambda value: value.number):
+        alike = value.shape == tuple(tensor.shape) and value.dtype == tensor.dtype
+        if alike and torch.equal(value.tensor, tensor):
+            return value
+    return None

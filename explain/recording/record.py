@@ -1,0 +1,62 @@
+"""`record`: run a model once, and note what it computes."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from explain._utils import nested
+from explain.recording.functions import with_functions
+from explain.recording.recorder import Recorder
+from explain.recording.recording import Recording
+
+
+def record(model: nn.Module, *args: Any, **kwargs: Any) -> Recording:
+    """Run a model once on inputs, and return the operations that it computed.
+
+    All tensors in ``args`` and ``kwargs`` are inputs, in their order; the model runs on copies of
+    them. It runs in the mode that it is in, with or without gradients as the caller, and is not put
+    back: what it writes into its buffers stays.
+
+    >>> import torch
+    >>> model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.ReLU(inplace=True))
+    >>> recording = record(model, torch.rand(1, 1, 4, 4))
+    >>> print(*recording.steps, sep="\\n")
+    %3 = convolution(%0, 0.weight, 0.bias, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+    %4 = relu(%3)
+    >>> other = torch.rand(1, 1, 4, 4)
+    >>> torch.equal(recording.replay(other), model(other))
+    True
+    """
+    recorder = Recorder(model)
+    copied_args, copied_kwargs = nested.replace((args, kwargs), lambda _, tensor: _source(tensor))
+    for _, tensor in nested.paths((copied_args, copied_kwargs)):
+        recorder.add_input(tensor)
+    with recorder:
+        output = model(*copied_args, **copied_kwargs)
+    return finished(recorder, output)
+
+
+def finished(recorder: Recorder, output: Any) -> Recording:
+    """The recording of a pass that has returned ``output``."""
+    outputs = {path: recorder.value_of(tensor) for path, tensor in nested.paths(output)}
+    steps = with_functions(
+        recorder.functions, recorder.steps, outputs.values(), recorder.with_gradient
+    )
+    recording = Recording(
+        inputs=tuple(recorder.inputs),
+        steps=tuple(steps),
+        outputs=outputs,
+        output=nested.replace(output, lambda _, tensor: tensor.detach()),
+        unseen=tuple(recorder.unseen),
+    )
+    recorder.close()
+    return recording
+
+
+def _source(tensor: Tensor) -> Tensor:
+    """A copy of an input that a gradient can be asked for, and that may be written into."""
+    source = tensor.detach().clone()
+    if not (source.is_floating_point() or source.is_complex()):
+        return source
+    return source.requires_grad_().clone()

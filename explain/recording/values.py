@@ -1,0 +1,173 @@
+"""What a recording is made of: values, and the steps that computed them."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+Kind = Literal["input", "parameter", "buffer", "constant", "result"]
+"""Where a value comes from: the caller, the model, elsewhere, or a step."""
+
+
+@dataclass(eq=False)
+class Value:
+    """A tensor of a recorded pass, as it was when it was made.
+
+    ``number`` counts the values of a recording from 0. ``kind`` says where the value comes from,
+    and ``name`` is that of a parameter or buffer.
+    """
+
+    number: int
+    kind: Kind
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    depends: bool
+    """Whether it was computed from an input, through whatever operations."""
+    name: str | None = None
+    step: "Step | None" = None
+    """The step that computed it; None for inputs, parameters, buffers and constants."""
+    kept: Tensor | None = field(default=None, repr=False)
+    """The tensor; None once it has been overwritten, if no other step had read it before."""
+    is_read: bool = False
+    """Whether an operation that is no view has read it."""
+
+    @property
+    def tensor(self) -> Tensor:
+        """The tensor of this shape and type, detached; one that was overwritten is computed again.
+
+        Parameters are themselves.
+        """
+        if self.kept is not None:
+            return self.kept
+        assert self.step is not None
+        return self.step.run(lambda value: value.tensor)[self]
+
+    def __str__(self) -> str:
+        return self.name or f"%{self.number}"
+
+
+Argument: TypeAlias = Any
+"""An argument of a step: a `Value`, a number, a list of these, …"""
+
+
+@dataclass(eq=False)
+class Step:
+    """One operation of a recorded pass.
+
+    ``args`` and ``kwargs`` are the operator's arguments, with a `Value` in the place of each
+    tensor. ``results`` are the tensors that the operator returns, then those that it writes into:
+    a write is a new value, and `run` writes into copies.
+    """
+
+    operator: Any
+    """The ATen operator, an operator of a library, or a subclass of `torch.autograd.Function`."""
+    args: tuple[Argument, ...]
+    kwargs: dict[str, Argument]
+    module: str
+    """The dotted path of the innermost module that ran it; "" outside of all parts of the model."""
+    call: int
+    """Which call of that module it was, counted from 0."""
+    has_gradient: bool
+    """Whether gradients were recorded: neither under ``no_grad`` nor behind ``detach``."""
+    writes: tuple[int | str, ...] = ()
+    """The arguments that the operator writes into: positions, or names of keyword arguments."""
+    results: tuple[Value | None, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The operation's name in the table: that of the operator, the same for its in-place form.
+
+        Operators of libraries have their namespace: ``torchvision::nms``.
+        """
+        if isinstance(self.operator, torch._ops.OpOverload):
+            name = self.operator._schema.name
+            stem = name[:-1] if self.writes and name.endswith("_") else name
+            return stem.removeprefix("aten::")
+        return getattr(self.operator, "__name__", str(self.operator))
+
+    @property
+    def inputs(self) -> list[Value]:
+        """The values among the arguments, in their order."""
+        return list(values_in((self.args, self.kwargs)))
+
+    def run(self, tensor_of: Callable[[Value], Tensor]) -> dict[Value, Tensor]:
+        """Compute the results from other tensors: ``tensor_of`` gives the tensor of each argument.
+
+        Nothing is written into the tensors that it gives.
+        """
+        args, kwargs = with_tensors((self.args, self.kwargs), tensor_of)
+        written: list[Any] = []
+        args = list(args)
+        for place in self.writes:
+            holder: Any = kwargs if isinstance(place, str) else args
+            holder[place] = _copied(holder[place])
+            written += holder[place] if isinstance(holder[place], list) else [holder[place]]
+        call = getattr(self.operator, "apply", self.operator)
+        returned = call(*args, **kwargs)
+        tensors = [*tensors_in(returned), *written]
+        pairs = zip(self.results, tensors, strict=True)
+        return {value: tensor for value, tensor in pairs if value is not None}
+
+    def __str__(self) -> str:
+        results = ", ".join(str(value) for value in dict.fromkeys(self.results) if value)
+        shown = [_shown(argument) for argument in self.args]
+        shown += [f"{name}={_shown(argument)}" for name, argument in self.kwargs.items()]
+        return f"{results} = {self.name}({', '.join(shown)})"
+
+
+def _copied(argument: Any) -> Any:
+    """A copy of a tensor, or of each in a list, to write into."""
+    if isinstance(argument, list):
+        return [tensor.clone() for tensor in argument]
+    return argument.clone()
+
+
+def _shown(argument: Argument) -> str:
+    """An argument, as the table of a recording shows it."""
+    if isinstance(argument, (list, tuple)):
+        return f"[{', '.join(map(_shown, argument))}]"
+    return str(argument)
+
+
+def values_in(argument: Argument) -> Iterator[Value]:
+    """Yield the values in the arguments of a step, in their order."""
+    if isinstance(argument, Value):
+        yield argument
+    elif isinstance(argument, (list, tuple)):
+        for part in argument:
+            yield from values_in(part)
+    elif isinstance(argument, dict):
+        yield from values_in(list(argument.values()))
+
+
+def tensors_in(result: Any) -> Iterator[Tensor]:
+    """Yield the tensors in what an operator returns, in their order."""
+    if isinstance(result, Tensor):
+        yield result
+    elif isinstance(result, (list, tuple)):
+        for part in result:
+            yield from tensors_in(part)
+
+
+def mapped(argument: Any, change: Callable[[Any], Any]) -> Any:
+    """An operator's arguments with ``change`` applied to all that is no list, tuple or dict."""
+    if isinstance(argument, (list, tuple)):
+        parts = [mapped(part, change) for part in argument]
+        return parts if isinstance(argument, list) else tuple(parts)
+    if isinstance(argument, dict):
+        return {key: mapped(part, change) for key, part in argument.items()}
+    return change(argument)
+
+
+def with_tensors(argument: Argument, tensor_of: Callable[[Value], Tensor]) -> Any:
+    """The arguments of a step with tensors in the place of values."""
+    return mapped(
+        argument, lambda part: tensor_of(part) if isinstance(part, Value) else part
+    )
+
+
+def last_uses(steps: Iterable[Step]) -> dict[Value, Step]:
+    """For each value, the last step that reads it."""
+    return {value: step for step in steps for value in step.inputs}
