@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import BaseTorchFunctionMode
 
 from explain._utils import nested
 from explain.recording.functions import with_functions
@@ -32,7 +33,8 @@ def record(model: nn.Module, *args: Any, **kwargs: Any) -> Recording:
     copied_args, copied_kwargs = nested.replace((args, kwargs), lambda _, tensor: _source(tensor))
     for _, tensor in nested.paths((copied_args, copied_kwargs)):
         recorder.add_input(tensor)
-    with recorder:
+    # the fused kernels of transformer layers are for calls that no function mode sees
+    with BaseTorchFunctionMode(), recorder:
         output = model(*copied_args, **copied_kwargs)
     return finished(recorder, output)
 

@@ -142,27 +142,21 @@ def _attention_on_gpu(original: Any) -> Callable[..., Any]:
 
 
 def _dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
-    """Dropout as a product with a random mask."""
-    if train is False:
-        return x.clone(), torch.ones_like(x, dtype=torch.bool)
-    mask = torch.empty_like(x).bernoulli_(1 - p)
-    return x * (mask / (1 - p) if p < 1 else mask), mask.bool()
+    """Dropout as a product with a mask that the kernel has drawn."""
+    scale = 1 if train is False else 1 / (1 - p) if p < 1 else 0
+    drawn = torch.empty_like(x)
+    mask = torch.empty_like(x, dtype=torch.bool)
+    aten.native_dropout.out(x, p, train, out0=drawn, out1=mask)
+    return x * (mask * scale), mask
 
 
-def _random_leaky_relu(
-    x: Tensor,
-    noise: Tensor,
-    lower: float = 0.125,
-    upper: float = 1 / 3,
-    training: bool = False,
-    generator: torch.Generator | None = None,
-) -> Tensor:
-    """A leaky ReLU with a random slope for each value, which is kept in ``noise``."""
-    if not training:
-        return aten.leaky_relu(x, (lower + upper) / 2)
-    slopes = torch.empty_like(x).uniform_(lower, upper, generator=generator)
-    noise.copy_(torch.where(x.detach() <= 0, slopes, torch.ones_like(slopes)))
-    return x * noise
+def _random_leaky_relu(x: Tensor, noise: Tensor, *options: Any, **named: Any) -> Tensor:
+    """A leaky ReLU as a product with slopes that the kernel has drawn and keeps in ``noise``."""
+    result = torch.empty_like(x)
+    aten.rrelu_with_noise.out(x, noise, *options, out=result, **named)
+    is_training = named.get("training", options[2] if len(options) > 2 else False)
+    lower, upper = [*options, 0.125, 1 / 3][:2] if len(options) > 1 else (0.125, 1 / 3)
+    return x * noise if is_training else aten.leaky_relu(x, (lower + upper) / 2)
 
 
 @cache
