@@ -5,7 +5,7 @@ other tensors in its memory are read anew: from the memory as one flat value, of
 strided part.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -145,7 +145,7 @@ class Aliases:
         else:
             assert memory.flat is not None
             memory.flat = self._note(
-                aten.as_strided_scatter.default,
+                as_strided_scatter,
                 self._reinterpreted(memory.flat, geometry.dtype),
                 value,
                 geometry.size,
@@ -208,7 +208,7 @@ class Aliases:
             around = torch.empty(0, dtype=geometry.dtype, device=memory.storage.device)
             around.set_(memory.storage, 0, (count,), (1,))
             memory.flat = self._note(
-                aten.as_strided_scatter.default,
+                as_strided_scatter,
                 self._constant(around.clone()),
                 memory.value,
                 geometry.size,
@@ -236,6 +236,18 @@ class Aliases:
             aten.view.default, flat, [halved, 2], shape=(halved, 2), dtype=flat.dtype
         )
         return self._note(aten.view_as_complex.default, pairs, shape=(halved,), dtype=dtype)
+
+
+def as_strided_scatter(
+    flat: Tensor, part: Tensor, size: Sequence[int], stride: Sequence[int], offset: int
+) -> Tensor:
+    """A copy of ``flat`` with ``part`` in it, as the operator of this name.
+
+    The operator's own derivative is wrong for parts with gaps (PyTorch 2.14).
+    """
+    result = flat.clone()
+    result.as_strided(size, stride, offset).copy_(part)
+    return result
 
 
 def _key(tensor: Tensor) -> int:
