@@ -19,6 +19,8 @@ from explain.recording.torch_internals import (
 from explain.recording.values import Kind, Step, Value, mapped, tensors_in, values_in
 
 aten = torch.ops.aten
+_COPIES = frozenset(["clone", "roll", "constant_pad_nd"])
+"""Operations whose results are not kept: copying again is cheaper than the memory."""
 _OVERWRITE = frozenset(["copy", "fill", "zero"])
 """Operations whose result does not depend on what they write over."""
 
@@ -113,7 +115,7 @@ class Recorder(TorchDispatchMode):
         )
         inputs = step.inputs
         over = self._aliases_of(written)
-        if not facts.is_view:
+        if not facts.is_view and step.name != "clone":
             for value in inputs:
                 value.is_read |= value not in over
         if not facts.moves_itself:
@@ -175,8 +177,12 @@ class Recorder(TorchDispatchMode):
             if id(tensor) not in values:
                 value = values[id(tensor)] = self._new("result", tensor, depends=depends)
                 self._aliases.bind(tensor, value)
+        is_view = facts_of(step.operator).is_view
+        is_copy = step.name in _COPIES or (is_view and step.inputs[0].kept is None)
         for value in values.values():
             value.step = step
+            if is_copy:
+                value.kept = None
         step.results = tuple(values[id(tensor)] for tensor in [*returned, *written])
 
     # Values
