@@ -122,7 +122,7 @@ def test_a_name_is_given_once_in_a_module() -> None:
 def test_every_room_is_on_the_map() -> None:
     assert {room_of(path) for path in FILES.values()} - {"__init__"} == set(ROOMS)
     names = {path.name for path in PACKAGE.iterdir() if path.name != "__pycache__"}
-    assert len(names) <= 25
+    assert len(names) <= 26
 
 
 def test_no_hook_is_registered_outside_the_hooks_room() -> None:
@@ -158,7 +158,7 @@ def test_public_things_are_documented_with_examples() -> None:
         explain.nonsense  # noqa: B018
 
 
-def test_there_are_at_most_251_public_names() -> None:
+def test_there_are_at_most_270_public_names() -> None:
     rooms = [importlib.import_module(f"explain.{room}") for room in ROOMS]
     names = {name for room in [explain, *rooms] for name in getattr(room, "__all__", ())}
-    assert 150 < len(names) <= 251
+    assert 150 < len(names) <= 270

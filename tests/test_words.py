@@ -53,6 +53,8 @@ def test_no_class_and_no_public_function_has_the_name_of_another() -> None:
 
 
 SHARED = {
+    "record": "`explain.hooks.record` leaves the model as it was, `explain.recording.record` does not",
+    "class Step": "that of `explain.recording` is an operation, that of `explain.relevance` has rules",
     "register": "a decorator, in each room for what the room lists",
     "load": "`explain.load` reads explanations, `explain.models.load` reads models",
     "film": "`explain.render.film` is of frames, `explain.training.film` of checkpoints",

@@ -6,6 +6,7 @@
     capturing      `capture`: activations and gradients of layers, call by call, and where the graph
                    begins for them
     extraction     `FeatureExtractor`: a model cut off after the last layer of interest
+    recorded       `record`: the operations of a pass, below Python's names
     inspection     `inspect` and `timeline`: a model as a table, and the order in which its hooks
                    fire
 
@@ -39,6 +40,7 @@ from explain.hooks.inspection import inspect, timeline
 from explain.hooks.intervening import intervene
 from explain.hooks.interventions import Ablate, Intervention, Patch, Project, Replace, Steer
 from explain.hooks.preserve import copied
+from explain.hooks.recorded import record
 
 __all__ = [
     "Ablate",
@@ -54,5 +56,6 @@ __all__ = [
     "graph",
     "inspect",
     "intervene",
+    "record",
     "timeline",
 ]

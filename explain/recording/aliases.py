@@ -225,9 +225,7 @@ class Aliases:
             return flat
         (count,) = flat.shape
         if flat.dtype.is_complex:
-            pairs = self._note(
-                aten.view_as_real.default, flat, shape=(count, 2), dtype=dtype
-            )
+            pairs = self._note(aten.view_as_real.default, flat, shape=(count, 2), dtype=dtype)
             return self._note(
                 aten.view.default, pairs, [2 * count], shape=(2 * count,), dtype=dtype
             )

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from explain.recording.values import Step, Value, tensors_in, with_tensors
+from explain.recording.values import Step, Value, tensors_of, with_tensors
 
 
 @dataclass(eq=False)
@@ -31,18 +31,18 @@ def with_functions(
     which no gradient is recorded.
     """
     first_steps: dict[Step, Step] = {}
-    inside: set[Step] = set()
+    replaced: set[Step] = set()
     wanted = set(outputs)
     for call in functions:
         whole = _as_step(call, steps, wanted, with_gradient)
         if whole is not None:
             first_steps[call.steps[0]] = whole
-            inside |= set(call.steps)
+            replaced |= set(call.steps)
     result: list[Step] = []
     for step in steps:
         if step in first_steps:
             result.append(first_steps[step])
-        elif step not in inside:
+        elif step not in replaced:
             result.append(step)
     return result
 
@@ -54,17 +54,17 @@ def _as_step(
     with_gradient: Collection[Value],
 ) -> Step | None:
     """A call of a function as one step; None if its results are not found again."""
-    inside = set(call.steps)
-    made = {value for step in call.steps for value in step.results}
-    leaving = made & outputs
+    inner_steps = set(call.steps)
+    inner_values = {value for step in call.steps for value in step.results if value is not None}
+    leaving = inner_values & outputs
     for step in steps:
-        if step not in inside:
-            leaving |= made & set(step.inputs)
+        if step not in inner_steps:
+            leaving |= inner_values & set(step.inputs)
     args = with_tensors(call.args, lambda value: value.tensor.detach())
     with torch.no_grad():
-        again = list(tensors_in(call.function.apply(*args)))
+        again = list(tensors_of(call.function.apply(*args)))
     results = [_same(tensor, leaving) for tensor in again]
-    if leaving - set(results):
+    if not leaving <= set(results):
         return None
     first = call.steps[0]
     step = Step(

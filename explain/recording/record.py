@@ -2,13 +2,11 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.overrides import BaseTorchFunctionMode
 
 from explain._utils import nested
 from explain.recording.functions import with_functions
-from explain.recording.recorder import Recorder
+from explain.recording.recorder import PassRecorder, Watcher
 from explain.recording.recording import Recording
 
 
@@ -29,22 +27,24 @@ def record(model: nn.Module, *args: Any, **kwargs: Any) -> Recording:
     >>> torch.equal(recording.replay(other), model(other))
     True
     """
-    recorder = Recorder(model)
+    recorder = PassRecorder(model)
     copied_args, copied_kwargs = nested.replace((args, kwargs), lambda _, tensor: _source(tensor))
     for _, tensor in nested.paths((copied_args, copied_kwargs)):
         recorder.add_input(tensor)
-    # the fused kernels of transformer layers are for calls that no function mode sees
-    with BaseTorchFunctionMode(), recorder:
+    with Watcher(recorder), recorder:
         output = model(*copied_args, **copied_kwargs)
     return finished(recorder, output)
 
 
-def finished(recorder: Recorder, output: Any) -> Recording:
+def finished(recorder: PassRecorder, output: Any) -> Recording:
     """The recording of a pass that has returned ``output``."""
     outputs = {path: recorder.value_of(tensor) for path, tensor in nested.paths(output)}
     steps = with_functions(
         recorder.functions, recorder.steps, outputs.values(), recorder.with_gradient
     )
+    used = set(outputs.values()).union(*(step.inputs for step in steps))
+    # autograd detaches what it saves
+    steps = [step for step in steps if step.name != "detach" or not used.isdisjoint(step.results)]
     recording = Recording(
         inputs=tuple(recorder.inputs),
         steps=tuple(steps),

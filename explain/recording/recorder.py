@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from explain.recording.aliases import Aliases
@@ -16,7 +17,7 @@ from explain.recording.torch_internals import (
     fills,
     writes_of,
 )
-from explain.recording.values import Kind, Step, Value, mapped, tensors_in, values_in
+from explain.recording.values import Kind, Step, Value, mapped, tensors_of, values_in
 
 aten = torch.ops.aten
 _COPIES = frozenset(["clone", "roll", "constant_pad_nd"])
@@ -25,7 +26,33 @@ _OVERWRITE = frozenset(["copy", "fill", "zero"])
 """Operations whose result does not depend on what they write over."""
 
 
-class Recorder(TorchDispatchMode):
+_OUTSIDE = frozenset(
+    getattr(Tensor, name) for name in ("numpy", "__array__", "__dlpack__", "tolist", "storage")
+)
+"""What gives the values of a tensor to somebody else than PyTorch."""
+
+
+class Watcher(TorchFunctionMode):
+    """Names what leaves the record, for as long as its ``with`` block lasts.
+
+    Besides, the fused kernels of transformer layers are not used where a function mode sees calls.
+    """
+
+    def __init__(self, recorder: "PassRecorder") -> None:
+        """Begin to watch the pass that ``recorder`` notes."""
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Make a call of PyTorch, and name it if it gives values to somebody else."""
+        if func in _OUTSIDE and self._recorder.value_of(args[0]).depends:
+            self._recorder.leave(f"{func.__name__}()")
+        return func(*args, **(kwargs or {}))
+
+
+class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes each operation of this thread, from what and by which module of the model, for as long
     as its ``with`` block lasts.
 
@@ -35,7 +62,8 @@ class Recorder(TorchDispatchMode):
     supports_higher_order_operators = True
 
     def __init__(self, model: nn.Module) -> None:
-        super().__init__()
+        """Prepare to record a pass of ``model``, whose parameters and buffers have names."""
+        super().__init__()  # type: ignore[no-untyped-call]
         self.steps: list[Step] = []
         self.values: list[Value] = []
         self.inputs: list[Value] = []
@@ -71,6 +99,11 @@ class Recorder(TorchDispatchMode):
         """The values that autograd has a gradient of."""
         return self._aliases.with_gradient
 
+    def leave(self, call: str) -> None:
+        """Name a call that gave values to somebody else: they may come back as constants."""
+        module = self._calls.now()[0] or "the model"
+        self.unseen[f"{call} in {module}"] = None
+
     def close(self) -> None:
         """Let go of all tensors that were only kept to tell them from each other."""
         self._calls.close()
@@ -96,12 +129,13 @@ class Recorder(TorchDispatchMode):
             self._enter(function)
         noted_args, noted_kwargs = mapped((args, kwargs), self._noted)
         written = _written(writes_of(operator, args), args, kwargs)
-        known = [value for value in values_in((noted_args, noted_kwargs)) if value.kind != "constant"]
-        if not known or fills(operator) or facts.is_random:
+        values = list(values_in((noted_args, noted_kwargs)))
+        are_constants = all(value.kind == "constant" for value in values)
+        if are_constants or fills(operator) or facts.is_random:
             return self._run_unrecorded(operator, args, kwargs, written)
         if operator is aten._local_scalar_dense.default:
-            if known[0].depends:
-                self.unseen[f"a number taken out of a tensor in {module or 'the model'}"] = None
+            if values[0].depends:
+                self.leave("item()")
             return operator(*args, **kwargs)
         noted_args, noted_kwargs = mapped((noted_args, noted_kwargs), self._as_constant)
         step = Step(
@@ -114,22 +148,22 @@ class Recorder(TorchDispatchMode):
             writes_of(operator, args),
         )
         inputs = step.inputs
-        over = self._aliases_of(written)
+        overwritten = self._values_of(written)
         if not facts.is_view and step.name != "clone":
             for value in inputs:
-                value.is_read |= value not in over
+                value.is_read |= value not in overwritten
         if not facts.moves_itself:
             for tensor in written:
                 self._aliases.before_write(tensor)
         result = operator(*args, **kwargs)
         self._add(step, function)
         if step.name in _OVERWRITE:
-            inputs = [value for value in inputs if value not in over]
+            inputs = [value for value in inputs if value not in overwritten]
         self._bind_results(step, result, written, any(value.depends for value in inputs))
         return result
 
     def _enter(self, call: FunctionCall) -> None:
-        """Note the arguments of a function with a derivative of its own, before it does anything."""
+        """Note the arguments of a function with a derivative of its own, before it computes."""
         if call not in self._functions:
             args = mapped(mapped(call.args, self._noted), self._as_constant)
             self._functions[call] = FunctionSteps(call.function, args)
@@ -140,7 +174,7 @@ class Recorder(TorchDispatchMode):
         if function is not None:
             self._functions[function].steps.append(step)
 
-    def _aliases_of(self, written: list[Tensor]) -> set[Value]:
+    def _values_of(self, written: list[Tensor]) -> set[Value]:
         """The values that written tensors hold before the write."""
         values = [self._known(tensor) for tensor in written]
         return {value for value in values if value is not None}
@@ -149,20 +183,18 @@ class Recorder(TorchDispatchMode):
         self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], written: list[Tensor]
     ) -> Any:
         """Run an operator whose results are constants."""
-        known = [self._known(tensor) for tensor in written]
+        overwritten = [self._known(tensor) for tensor in written]
         for tensor in written:
             self._aliases.before_write(tensor)
         result = operator(*args, **kwargs)
-        for tensor, value in zip(written, known, strict=True):
+        for tensor, value in zip(written, overwritten, strict=True):
             if value is not None and value.kind == "constant":
                 self._aliases.changed_outside(tensor)
             elif value is not None:
                 self._aliases.written(tensor, self._new("constant", tensor.detach().clone()))
         return result
 
-    def _bind_results(
-        self, step: Step, result: Any, written: list[Tensor], depends: bool
-    ) -> None:
+    def _bind_results(self, step: Step, result: Any, written: list[Tensor], depends: bool) -> None:
         """Give the tensors that a step has made or written their values."""
         moves_itself = facts_of(step.operator).moves_itself
         values: dict[int, Value] = {}
@@ -172,7 +204,7 @@ class Recorder(TorchDispatchMode):
                 self._aliases.bind(tensor, value)
             else:
                 self._aliases.written(tensor, value)
-        returned = list(tensors_in(result))
+        returned = list(tensors_of(result))
         for tensor in returned:
             if id(tensor) not in values:
                 value = values[id(tensor)] = self._new("result", tensor, depends=depends)
@@ -248,7 +280,7 @@ def _written(
     written: list[Tensor] = []
     for place in writes:
         if isinstance(place, str):
-            written += tensors_in(kwargs.get(place))
+            written += tensors_of(kwargs.get(place))
         elif place < len(args):
-            written += tensors_in(args[place])
+            written += tensors_of(args[place])
     return written

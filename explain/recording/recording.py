@@ -1,6 +1,6 @@
 """A recorded forward pass: what a network computed, step by step."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,10 +9,13 @@ from torch import Tensor
 
 from explain._utils import nested
 from explain._utils.errors import ArgumentError
+from explain._utils.html import aligned, table_html
 from explain.recording.values import Step, Value, last_uses
 
+_HEADER = ("value", "operation", "shape", "module")
 
-@dataclass(eq=False)
+
+@dataclass(eq=False, repr=False)
 class Recording:
     """The operations of one forward pass in their order, with what they computed.
 
@@ -40,29 +43,61 @@ class Recording:
         """
         self._check(inputs)
         tensors: dict[Value, Tensor] = dict(zip(self.inputs, inputs, strict=True))
+
+        def tensor_of(value: Value) -> Tensor:
+            """The tensor of a value in this replay; parameters and constants are as recorded."""
+            computed = tensors.get(value)
+            return value.tensor if computed is None else computed
+
         last = last_uses(self.steps)
+        outputs = set(self.outputs.values())
         for step in self.steps:
             with torch.set_grad_enabled(torch.is_grad_enabled() and step.has_gradient):
-                results = step.run(lambda value: tensors.get(value, value.kept))
+                results = step.run(tensor_of)
             tensors |= results
             for value in {*step.inputs, *results}:
                 is_done = last.get(value) in (None, step)
-                if is_done and value not in self._kept_values:
+                if is_done and value not in outputs:
                     tensors.pop(value, None)
-        return nested.replace(
-            self.output, lambda path, _: tensors.get(self.outputs[path], self.outputs[path].kept)
-        )
+        return nested.replace(self.output, lambda path, _: tensor_of(self.outputs[path]))
 
-    @property
-    def _kept_values(self) -> set[Value]:
-        return set(self.outputs.values())
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __repr__(self) -> str:
+        """How many operations and inputs there are, and what left the record."""
+        words = [f"{len(self.steps)} operations", f"{len(self.inputs)} inputs"]
+        return f"Recording({', '.join([*words, *self.unseen])})"
+
+    def __str__(self) -> str:
+        """A table of the operations: number, operation, shapes of its results, and module."""
+        return "\n".join(aligned([_HEADER, *self._rows()]))
+
+    def _repr_html_(self) -> str:
+        """The table in a notebook."""
+        return table_html(_HEADER, list(self._rows()))
+
+    def _rows(self) -> Iterator[tuple[str, ...]]:
+        """The rows of the table: the steps that lead to the output."""
+        used = set(self.outputs.values())
+        leading: list[Step] = []
+        for step in reversed(self.steps):
+            if not used.isdisjoint(step.results):
+                leading.append(step)
+                used.update(step.inputs)
+        for step in reversed(leading):
+            results, _, call = str(step).partition(" = ")
+            shapes = [value.shape for value in dict.fromkeys(step.results) if value in used]
+            sizes = [" x ".join(map(str, shape)) or "number" for shape in shapes]
+            module = f"{step.module}@{step.call}" if step.call else step.module
+            yield results, call, ", ".join(sizes), module
 
     def _check(self, inputs: Sequence[Tensor]) -> None:
         """Check that inputs are as those that were recorded."""
-        wanted = [(value.shape, value.dtype) for value in self.inputs]
-        given = [(tuple(tensor.shape), tensor.dtype) for tensor in inputs]
-        if given != wanted:
+        recorded = [(value.shape, value.dtype) for value in self.inputs]
+        shapes = [(tuple(tensor.shape), tensor.dtype) for tensor in inputs]
+        if shapes != recorded:
             raise ArgumentError(
-                f"inputs of replay must have the recorded shapes and types {wanted}, got {given}; "
-                "record the pass again for others"
+                f"inputs of replay must have the shapes and types of the record, {recorded}, got "
+                f"{shapes}; record a pass with these"
             )

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 aten = torch.ops.aten
 _MODULE_CALL = nn.Module._call_impl.__code__
+_NO_CONTEXT = torch.autograd.Function.setup_context
+"""What functions have whose ``forward`` takes the context."""
 
 
 @dataclass(frozen=True)
@@ -99,9 +101,10 @@ def _attention(
     scale: float | None,
 ) -> Tensor:
     """Attention by its definition: a softmax between two products."""
-    return aten._scaled_dot_product_attention_math(
+    attended: Tensor = aten._scaled_dot_product_attention_math(
         query, key, value, mask, dropout, is_causal, scale=scale
     )[0]
+    return attended
 
 
 def _attention_on_cpu(
@@ -122,9 +125,9 @@ def _attention_on_gpu(original: Any) -> Callable[..., Any]:
     """The definition in the place of a fused kernel, with empty results beside it."""
 
     def attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
-        given = original._schema.arguments
-        named = {argument.name: argument.default_value for argument in given[3:]}
-        named |= dict(zip([argument.name for argument in given[3:]], args, strict=False))
+        options = original._schema.arguments[3:]
+        named = {option.name: option.default_value for option in options}
+        named |= dict(zip([option.name for option in options], args, strict=False))
         named |= kwargs
         result = _attention(
             query,
@@ -144,9 +147,9 @@ def _attention_on_gpu(original: Any) -> Callable[..., Any]:
 def _dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
     """Dropout as a product with a mask that the kernel has drawn."""
     scale = 1 if train is False else 1 / (1 - p) if p < 1 else 0
-    drawn = torch.empty_like(x)
+    result = torch.empty_like(x)
     mask = torch.empty_like(x, dtype=torch.bool)
-    aten.native_dropout.out(x, p, train, out0=drawn, out1=mask)
+    aten.native_dropout.out(x, p, train, out0=result, out1=mask)
     return x * (mask * scale), mask
 
 
@@ -162,15 +165,15 @@ def _random_leaky_relu(x: Tensor, noise: Tensor, *options: Any, **named: Any) ->
 @cache
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """The operators that are recorded as others, each with a function that calls those."""
-    found = {
+    operators: dict[Any, Callable[..., Any]] = {
         aten._scaled_dot_product_flash_attention_for_cpu.default: _attention_on_cpu,
         aten.native_dropout.default: _dropout,
         aten.rrelu_with_noise.default: _random_leaky_relu,
     }
     for name in ("flash", "efficient", "cudnn"):
         operator = getattr(aten, f"_scaled_dot_product_{name}_attention").default
-        found[operator] = _attention_on_gpu(operator)
-    return found
+        operators[operator] = _attention_on_gpu(operator)
+    return operators
 
 
 # Which module runs
@@ -209,14 +212,14 @@ class CallStack:
                 frames.append(frame)
             frame = frame.f_back
         frames.reverse()
-        known = 0
-        for running, frame in zip(self._running, frames, strict=False):
-            if running.frame is not frame:
+        still_running = 0
+        for running, call_frame in zip(self._running, frames, strict=False):
+            if running.frame is not call_frame:
                 break
-            known += 1
-        del self._running[known:]
-        for frame in frames[known:]:
-            self._running.append(self._entered(frame))
+            still_running += 1
+        del self._running[still_running:]
+        for call_frame in frames[still_running:]:
+            self._running.append(self._entered(call_frame))
         if not self._running:
             return "", 0, None
         innermost = self._running[-1]
@@ -260,17 +263,14 @@ def _forward_codes(
         yield from _forward_codes(function)
 
 
-def _function_call(
-    frame: types.FrameType, function: type[torch.autograd.Function]
-) -> FunctionCall:
+def _function_call(frame: types.FrameType, function: type[torch.autograd.Function]) -> FunctionCall:
     """The call of a function with a derivative of its own, from the frame of its ``forward``."""
     code = frame.f_code
     names = code.co_varnames[: code.co_argcount]
     args = [frame.f_locals[name] for name in names]
     if code.co_flags & inspect.CO_VARARGS:
         args += frame.f_locals[code.co_varnames[code.co_argcount + code.co_kwonlyargcount]]
-    takes_context = function.setup_context is torch.autograd.function._SingleLevelFunction.setup_context
-    if takes_context:
+    if function.setup_context is _NO_CONTEXT:
         context = args.pop(0)
         function = getattr(type(context), "_forward_cls", function)
     return FunctionCall(function, tuple(args))

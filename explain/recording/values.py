@@ -74,6 +74,7 @@ class Step:
     writes: tuple[int | str, ...] = ()
     """The arguments that the operator writes into: positions, or names of keyword arguments."""
     results: tuple[Value | None, ...] = ()
+    """A result that nothing reads may be None."""
 
     @property
     def name(self) -> str:
@@ -106,7 +107,7 @@ class Step:
             written += holder[place] if isinstance(holder[place], list) else [holder[place]]
         call = getattr(self.operator, "apply", self.operator)
         returned = call(*args, **kwargs)
-        tensors = [*tensors_in(returned), *written]
+        tensors = [*tensors_of(returned), *written]
         pairs = zip(self.results, tensors, strict=True)
         return {value: tensor for value, tensor in pairs if value is not None}
 
@@ -142,13 +143,13 @@ def values_in(argument: Argument) -> Iterator[Value]:
         yield from values_in(list(argument.values()))
 
 
-def tensors_in(result: Any) -> Iterator[Tensor]:
+def tensors_of(result: Any) -> Iterator[Tensor]:
     """Yield the tensors in what an operator returns, in their order."""
     if isinstance(result, Tensor):
         yield result
     elif isinstance(result, (list, tuple)):
         for part in result:
-            yield from tensors_in(part)
+            yield from tensors_of(part)
 
 
 def mapped(argument: Any, change: Callable[[Any], Any]) -> Any:
@@ -163,9 +164,7 @@ def mapped(argument: Any, change: Callable[[Any], Any]) -> Any:
 
 def with_tensors(argument: Argument, tensor_of: Callable[[Value], Tensor]) -> Any:
     """The arguments of a step with tensors in the place of values."""
-    return mapped(
-        argument, lambda part: tensor_of(part) if isinstance(part, Value) else part
-    )
+    return mapped(argument, lambda part: tensor_of(part) if isinstance(part, Value) else part)
 
 
 def last_uses(steps: Iterable[Step]) -> dict[Value, Step]:

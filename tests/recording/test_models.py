@@ -81,7 +81,9 @@ class Shared(nn.Module):
 
 def test_steps_know_their_module_and_which_of_its_calls_they_belong_to():
     recording = record(Shared(), images(dtype=torch.float32))
-    seen = [(step.name, step.module, step.call) for step in recording.steps if step.name != "detach"]
+    seen = [
+        (step.name, step.module, step.call) for step in recording.steps if step.name != "detach"
+    ]
     assert seen == [
         ("convolution", "block.0", 0),
         ("relu", "block.1", 0),
@@ -269,7 +271,14 @@ def test_another_thread_is_not_recorded():
     assert steps == [step.name for step in record(model, x).steps]
 
 
-NETWORKS = ["resnet18", "mobilenet_v3_small", "densenet121", "efficientnet_b0", "swin_t", "vit_b_32"]
+NETWORKS = [
+    "resnet18",
+    "mobilenet_v3_small",
+    "densenet121",
+    "efficientnet_b0",
+    "swin_t",
+    "vit_b_32",
+]
 
 
 @pytest.mark.long

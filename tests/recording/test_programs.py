@@ -35,8 +35,9 @@ def check(program: Program) -> None:
     try:
         expected = gradients(network, sources, parameters)
     except RuntimeError as error:  # the network overwrites what its own backward pass needs
-        assert "inplace operation" in str(error) or "does not require grad" in str(error)
-        return
+        if "inplace operation" in str(error) or "does not require grad" in str(error):
+            return
+        raise
     for one, other in zip(gradients(recording.replay, sources, parameters), expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
-import torchvision
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
-from explain._utils.errors import ArgumentError
 from explain.recording import record
 
 FORWARDS: dict[str, Callable[[Tensor], Tensor]] = {}
@@ -218,14 +214,19 @@ def checkpointed(x):
 @forward
 def resized_and_sampled(x):
     h = F.interpolate(x, size=(11, 5), mode="bilinear")
-    grid = F.affine_grid(torch.tensor([[[0.5, 0, 0.2], [0, 0.5, 0]]]).expand(2, 2, 3), (2, 3, 4, 4), False)
+    grid = F.affine_grid(
+        torch.tensor([[[0.5, 0, 0.2], [0, 0.5, 0]]]).expand(2, 2, 3), (2, 3, 4, 4), False
+    )
     return F.grid_sample(h, grid.to(h.dtype), align_corners=False).flatten(1)
 
 
 @forward
 def pooled(x):
     h = F.max_pool2d(x, 2, return_indices=True)[0] + F.avg_pool2d(x, 2)
-    return F.adaptive_avg_pool2d(F.unfold(h, 2).view(2, 4, 3, 9), 2) + F.adaptive_max_pool2d(h, 2)[:, :1]
+    return (
+        F.adaptive_avg_pool2d(F.unfold(h, 2).view(2, 4, 3, 9), 2)
+        + F.adaptive_max_pool2d(h, 2)[:, :1]
+    )
 
 
 @forward
