@@ -68,7 +68,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    rows = [("network", "operations", "time by bare", "time by grad", "ms each", "memory", "replay")]
+    rows = [
+        ("network", "operations", "time by bare", "time by grad", "ms each", "memory", "replay")
+    ]
     for name in options.networks:
         torch.manual_seed(0)
         model = torchvision.models.get_model(name, weights=None).eval()

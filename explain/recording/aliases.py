@@ -7,7 +7,6 @@ strided part.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,15 +58,20 @@ class Memory:
     """Memory that tensors share, and the value that it holds."""
 
     value: Value
-    """The value that was written or bound last, as a whole."""
-    geometry: Geometry
-    storage: Any
+    """The value that was written last as a whole, or else bound first."""
+    tensor: Tensor
+    """The tensor that held it, without its graph."""
     version: int = 0
     """How often it has been written to."""
     flat: Value | None = None
     """All of it in one dimension, if a part of it was written or read anew."""
     views: list[Value] = field(default_factory=list)
     """The values whose tensors lie in it."""
+
+    @property
+    def geometry(self) -> Geometry:
+        """Where ``value`` lies in it."""
+        return Geometry.of(self.tensor)
 
 
 @dataclass(eq=False)
@@ -110,9 +114,7 @@ class Aliases:
         key = _key(tensor)
         memory = self._memories.get(key)
         if memory is None:
-            storage = tensor.untyped_storage() if tensor.layout == torch.strided else None
-            memory = Memory(value, Geometry.of(tensor), storage)
-            self._memories[key] = memory
+            memory = self._memories[key] = Memory(value, _without_graph(tensor, value))
         memory.views.append(value)
         self._bindings[id(tensor)] = _Binding(tensor, value, memory, memory.version)
 
@@ -140,7 +142,7 @@ class Aliases:
         memory.version += 1
         if geometry.fills(_count(tensor)):
             memory.value = value
-            memory.geometry = geometry
+            memory.tensor = _without_graph(tensor, value)
             memory.flat = None
         else:
             assert memory.flat is not None
@@ -168,7 +170,7 @@ class Aliases:
 
     def _part(self, memory: Memory, geometry: Geometry) -> Value:
         """The value of the tensor that lies at ``geometry`` in a memory."""
-        if geometry == memory.geometry and memory.flat is None:
+        if memory.flat is None and geometry == memory.geometry:
             return memory.value
         flat = memory.flat or self._flatten(memory)
         return self._note(
@@ -184,7 +186,7 @@ class Aliases:
     def _flatten(self, memory: Memory) -> Value:
         """All of a memory in one dimension, in its own order."""
         geometry = memory.geometry
-        count = memory.storage.nbytes() // geometry.dtype.itemsize
+        count = _count(memory.tensor)
         if geometry.fills(count):
             sizes = tuple(geometry.size[axis] for axis in geometry.order)
             ordered = self._note(
@@ -205,8 +207,7 @@ class Aliases:
                 aten.view.default, contiguous, [count], shape=(count,), dtype=geometry.dtype
             )
         else:
-            around = torch.empty(0, dtype=geometry.dtype, device=memory.storage.device)
-            around.set_(memory.storage, 0, (count,), (1,))
+            around = memory.tensor.as_strided((count,), (1,), 0)
             memory.flat = self._note(
                 as_strided_scatter,
                 self._constant(around.clone()),
@@ -248,15 +249,20 @@ def as_strided_scatter(
     return result
 
 
+def _without_graph(tensor: Tensor, value: Value) -> Tensor:
+    """A tensor that holds a value, without its graph."""
+    return tensor.detach() if value.kept is None else value.kept
+
+
 def _key(tensor: Tensor) -> int:
-    """What tensors that share memory have in common; tensors without memory of their own are
-    alone."""
-    if tensor.layout != torch.strided or type(tensor).__torch_dispatch__ is not _PLAIN:
+    """What tensors that share memory have in common; sparse tensors and the like are alone."""
+    if type(tensor) not in _PLAIN or tensor.layout != torch.strided:
         return id(tensor)
-    return int(tensor.untyped_storage()._cdata)
+    storage_id: int = tensor.untyped_storage()._cdata
+    return storage_id
 
 
-_PLAIN = Tensor.__torch_dispatch__
+_PLAIN = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
 def _count(tensor: Tensor) -> int:

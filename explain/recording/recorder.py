@@ -17,7 +17,7 @@ from explain.recording.torch_internals import (
     fills,
     writes_of,
 )
-from explain.recording.values import Kind, Step, Value, mapped, tensors_of, values_in
+from explain.recording.values import Kind, Step, Value, tensors_of
 
 aten = torch.ops.aten
 _COPIES = frozenset(["clone", "roll", "constant_pad_nd"])
@@ -127,9 +127,11 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         module, number, function = self._calls.now()
         if function is not None:
             self._enter(function)
-        noted_args, noted_kwargs = mapped((args, kwargs), self._noted)
-        written = _written(writes_of(operator, args), args, kwargs)
-        values = list(values_in((noted_args, noted_kwargs)))
+        values: list[Value] = []
+        noted_args = self._arguments(args, values)
+        noted_kwargs = self._arguments(kwargs, values)
+        writes = writes_of(operator, args)
+        written = _written(writes, args, kwargs) if writes else []
         are_constants = all(value.kind == "constant" for value in values)
         if are_constants or fills(operator) or facts.is_random:
             return self._run_unrecorded(operator, args, kwargs, written)
@@ -137,20 +139,13 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if values[0].depends:
                 self.leave("item()")
             return operator(*args, **kwargs)
-        noted_args, noted_kwargs = mapped((noted_args, noted_kwargs), self._as_constant)
-        step = Step(
-            operator,
-            noted_args,
-            noted_kwargs,
-            module,
-            number,
-            torch.is_grad_enabled(),
-            writes_of(operator, args),
-        )
-        inputs = step.inputs
+        noted_args = self._arguments(noted_args, values, constants=True)
+        noted_kwargs = self._arguments(noted_kwargs, values, constants=True)
+        has_gradient = torch.is_grad_enabled()
+        step = Step(operator, noted_args, noted_kwargs, module, number, has_gradient, writes)
         overwritten = self._values_of(written)
         if not facts.is_view and step.name != "clone":
-            for value in inputs:
+            for value in values:
                 value.is_read |= value not in overwritten
         if not facts.moves_itself:
             for tensor in written:
@@ -158,14 +153,14 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = operator(*args, **kwargs)
         self._add(step, function)
         if step.name in _OVERWRITE:
-            inputs = [value for value in inputs if value not in overwritten]
-        self._bind_results(step, result, written, any(value.depends for value in inputs))
+            values = [value for value in values if value not in overwritten]
+        self._bind_results(step, result, written, any(value.depends for value in values))
         return result
 
     def _enter(self, call: FunctionCall) -> None:
         """Note the arguments of a function with a derivative of its own, before it computes."""
         if call not in self._functions:
-            args = mapped(mapped(call.args, self._noted), self._as_constant)
+            args = self._arguments(call.args, [], constants=True)
             self._functions[call] = FunctionSteps(call.function, args)
 
     def _add(self, step: Step, function: FunctionCall | None) -> None:
@@ -173,6 +168,27 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.steps.append(step)
         if function is not None:
             self._functions[function].steps.append(step)
+
+    def _arguments(self, argument: Any, values: list[Value], *, constants: bool = False) -> Any:
+        """An operator's arguments with values in the place of tensors; ``values`` gets them.
+
+        Tensors that were not seen before stay, or are new ``constants``.
+        """
+        if isinstance(argument, Tensor):
+            value = self.value_of(argument) if constants else self._known(argument)
+            if value is None:
+                return argument
+            values.append(value)
+            return value
+        if isinstance(argument, (list, tuple)):
+            parts = [self._arguments(part, values, constants=constants) for part in argument]
+            return parts if isinstance(argument, list) else tuple(parts)
+        if isinstance(argument, dict):
+            named = argument.items()
+            return {
+                name: self._arguments(part, values, constants=constants) for name, part in named
+            }
+        return argument
 
     def _values_of(self, written: list[Tensor]) -> set[Value]:
         """The values that written tensors hold before the write."""
@@ -218,16 +234,6 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         step.results = tuple(values[id(tensor)] for tensor in [*returned, *written])
 
     # Values
-
-    def _noted(self, argument: Any) -> Any:
-        """An argument of an operator with values in the place of tensors that are known."""
-        if not isinstance(argument, Tensor):
-            return argument
-        return self._known(argument) or argument
-
-    def _as_constant(self, argument: Any) -> Any:
-        """An argument of a step that is noted: tensors that are not known are constants."""
-        return self._constant(argument) if isinstance(argument, Tensor) else argument
 
     def _known(self, tensor: Tensor) -> Value | None:
         """The value of a tensor that was seen before, or belongs to the model."""
