@@ -92,6 +92,7 @@ def main() -> None:
         works = {"bare": bare, "grad": with_graph, "record": recorded}
         seconds = interleaved(works, options.rounds)
         recording = recorded()
+        torch.backends.mha.set_fastpath_enabled(False)
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
             off = float((recording.replay(other) - model(other)).abs().max())
         extra = min(seconds["record"]) - min(seconds["grad"])

@@ -1,7 +1,7 @@
 """Which value a tensor holds, after writes in place and through views.
 
 Tensors that share memory are views of it. A write makes a new value of the written tensor, and all
-other tensors in its memory are read anew: from the memory as one flat value, of which each is a
+other tensors in its memory are read again: from the memory as one flat value, of which each is a
 strided part.
 """
 
@@ -64,7 +64,7 @@ class Memory:
     version: int = 0
     """How often it has been written to."""
     flat: Value | None = None
-    """All of it in one dimension, if a part of it was written or read anew."""
+    """All of it in one dimension, if a part of it was written or read again."""
     views: list[Value] = field(default_factory=list)
     """The values whose tensors lie in it."""
 
@@ -133,7 +133,7 @@ class Aliases:
 
     def written(self, tensor: Tensor, value: Value) -> None:
         """Let a tensor hold the value that was written into it; other views of its memory are
-        read anew."""
+        read again."""
         memory = self._memories.get(_key(tensor))
         if memory is None:
             self.bind(tensor, value)
