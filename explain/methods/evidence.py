@@ -92,8 +92,9 @@ class EvidenceSets:
         """Read the evidence sets of one photo back from a saved record: the masks from its map
         ``(H, W)``, whose values code ``reasons`` sets (`RegionSearch.map`), the rest from the
         ``records`` that `described` wrote."""
-        # set i has values above (reasons - i - 1) / reasons
-        set_numbers = torch.where(values > 0, reasons - (values * reasons).ceil(), -1)
+        # times ``reasons``, set i has values from reasons - i - 0.5 to reasons - i, or a little
+        # beyond where they were saved in half precision
+        set_numbers = torch.where(values > 0, reasons - (values * reasons + 0.25).round(), -1)
         masks = set_numbers == torch.arange(len(records)).to(values)[:, None, None]
         alone_and_without = [
             [math.nan if record[name] is None else record[name] for record in records]

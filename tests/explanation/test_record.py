@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import explain
 from explain import RecordError
 from explain.attribution.encoding import decode, encode, unknown
 from explain.attribution.records import FORMAT
+from explain.baselines import Zero
 from explain.methods import (
     RISE,
     Augmented,
@@ -28,10 +29,11 @@ from explain.methods import (
     LayerCAM,
     Saliency,
     Smooth,
+    Sufficient,
 )
 from explain.targets import Difference, Segmentation
 from explain.targets.labels import Category
-from tests.conftest import TinyNet, settled
+from tests.conftest import Made, TinyNet, settled
 from tests.runs.networks import as_it_is, picture
 
 
@@ -125,6 +127,30 @@ def test_what_was_saved_is_read_back_without_a_model(
     for name in ("layer", "size", "style", "target", "score"):
         assert same(getattr(saved.attribution, name), getattr(attribution, name))
     assert same(dict(saved.attribution.options), dict(attribution.options))
+
+
+def brightest_square(net: Any, x: Tensor) -> Tensor:
+    """Says class 1 where one of 2 x 2 pixels is bright."""
+    mark = nn.functional.avg_pool2d(x.mean(1), 2).amax((1, 2))
+    return torch.stack([torch.full_like(mark, 0.5), mark], 1)
+
+
+@pytest.mark.parametrize("map_format", ["npy", "npz"])
+@pytest.mark.parametrize("reasons", [1, 5, 6, 7, 9])
+def test_sets_of_evidence_are_read_back_as_they_were(
+    reasons: int, map_format: Any, tmp_path: Path
+) -> None:
+    explainer = explain.Explainer(Made(brightest_square), preprocess=as_it_is)
+    image = np.full((6, 6, 3), 255, np.uint8)
+    explanation = explainer(image, Sufficient(3, Zero(), reasons=reasons), target=1)
+    record = explanation.save(tmp_path, map_format=map_format)[2]
+    (sets,) = explanation.attributions["sufficient"].sets  # each square is one
+    (read,) = explain.load(record).attribution.sets
+    assert len(sets) == reasons
+    for first, second in zip(sets, read, strict=True):
+        assert torch.equal(first.mask, second.mask)
+        assert first.mask.sum() == 4
+        assert (first.proof, first.alone) == (second.proof, pytest.approx(second.alone))
 
 
 BASELINE = torch.linspace(-1, 1, 3 * 32 * 32).reshape(3, 32, 32)
