@@ -151,7 +151,7 @@ def slice_names(path: str) -> list[str]:
 def _count(file: Any) -> int:
     """The number of slices in an open file of NumPy or DICOM, by its header alone."""
     if is_npy(file):
-        shape, _ = _npy_header(file)
+        shape, _ = npy_header(file)
         return int(as_slices(np.broadcast_to(np.uint8(0), shape)).shape[0])
     import pydicom
 
@@ -224,7 +224,7 @@ def as_slices(array: Array) -> Array:
     return slices
 
 
-def _npy_header(file: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
+def npy_header(file: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """The shape and the type of the array in an open file of NumPy; its values are not read."""
     file.seek(0)
     version = np.lib.format.read_magic(file)
@@ -238,7 +238,7 @@ def _npy_header(file: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
 def _from_npy(file: Any, name: str, size: int) -> Scan:
     """Read a file of NumPy as a scan; objects and truncated files are refused by the header, before
     anything is loaded."""
-    shape, dtype = _npy_header(file)
+    shape, dtype = npy_header(file)
     if dtype.hasobject or dtype.kind not in "biuf":
         kind = "objects" if dtype.hasobject else f"an array of {dtype}"
         raise ImageError(f"image {name} must hold numbers, got {kind}; save it as floats")

@@ -519,7 +519,7 @@ class Explanation(Reportable):
         for index, result in enumerate(self.results):
             for name, attribution in result.items():
                 # options among them, where several methods have one name
-                file = f"{stems[index]}-{re.sub(r'[^a-z0-9_.+=-]+', '-', name.lower()).strip('-')}"
+                file = f"{stems[index]}-{method_slug(name)}"
                 values = array(attribution.values[0])
                 record = self.record(name, index)
                 if map_format == "npz":
@@ -703,6 +703,15 @@ class Explanation(Reportable):
         these may change the maps."""
         hooks = f" with hooks ({', '.join(self.origin.hooks)})" if self.origin.hooks else ""
         return self.origin.name.split(" ")[0] + hooks
+
+
+def method_slug(name: str) -> str:
+    """Return the end of the names of a method's files.
+
+    >>> method_slug("smooth(gradcam)"), method_slug("occlusion(window=8)")
+    ('smooth-gradcam', 'occlusion-window=8')
+    """
+    return re.sub(r"[^a-z0-9_.+=-]+", "-", name.lower()).strip("-")
 
 
 def _check_format(option: str, value: str, formats: Sequence[str]) -> None:

@@ -4,6 +4,7 @@ it still holds."""
 import json
 import math
 import os
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -31,8 +32,9 @@ from explain.attribution.selection import requested
 from explain.data.files import restored
 from explain.data.images import ImageLike, load_image
 from explain.data.opening import open_for_reading
+from explain.data.scans import npy_header
 from explain.explanation.explainer import Explainer
-from explain.explanation.explanation import Explanation
+from explain.explanation.explanation import Explanation, method_slug
 from explain.hooks import intervene, preserve
 from explain.hooks.interventions import Intervention
 from explain.methods.base import MethodLike
@@ -281,8 +283,16 @@ def load(file: str | os.PathLike[str]) -> Saved:
             f"{must}, got {str(path)!r} without a record beside it; read it with numpy.load"
         )
     path = path.with_suffix(".json")
-    record = _read_record(path)
-    values = _read_values(path.with_suffix(f".{record.values.format}"))
+    return _with_values(path, _read_record(path))
+
+
+def _with_values(path: Path, record: records.Record) -> Saved:
+    """Read the values that lie beside a record.
+
+    Raises:
+        RecordError: they cannot be read, or are not those of the record.
+    """
+    values = _read_values(path.with_suffix(f".{record.values.format}"), record.values)
     if not record.values.are(values):
         raise RecordError(
             f"record {str(path)!r} must lie beside its values, but they differ; save both again"
@@ -325,33 +335,52 @@ def _read_record(path: Path) -> records.Record:
     return record
 
 
-def _read_values(path: Path) -> np.ndarray[Any, Any]:
+def _read_values(path: Path, expected: records.RecordedValues) -> np.ndarray[Any, Any]:
     """Read the values of an attribution as float32 from ``.npy``, or from ``.npz``, where they are
-    float16 with a scale (`halved`). Nothing in the file is run, and a damaged one takes no more
-    memory than its size.
+    float16 with a scale (`halved`). Nothing in the file is run, and nothing is read or unpacked
+    that has another type or shape than the record says.
 
     Raises:
         RecordError: the file cannot be read, or holds anything else.
     """
     try:
         with open_for_reading(path) as file:  # which refuses pipes and devices
-            if path.suffix == ".npz":
-                with np.load(file) as arrays:  # by its name, NumPy would leave a damaged file open
-                    return restored(arrays["values"], arrays["scale"])
-        # a damaged header cannot make it take more than the file
-        content = np.load(path, mmap_mode="r")
-        if content.dtype != np.float32:
-            raise ValueError(f"got {content.dtype}")
-        values: np.ndarray[Any, Any] = np.array(content)
+            if path.suffix == ".npy":
+                return _array(file, np.float32, expected.shape)
+            with zipfile.ZipFile(file) as archive:
+                with archive.open("values.npy") as packed:
+                    halves = _array(packed, np.float16, expected.shape)
+                with archive.open("scale.npy") as packed:
+                    scale = _array(packed, np.float32, ())
+            return restored(halves, scale)
     except OSError as error:
         raise RecordError(
             f"values {str(path)!r} cannot be read: {error.strerror or error}; put them there"
         ) from None
     except Exception as error:  # the text of a damaged header may break its reader anywhere
         raise RecordError(
-            f"values {str(path)!r} must be an array of float32 ({error!s:.80}); save again"
+            f"values {str(path)!r} must be those of the record ({error!s:.120}); save both again"
         ) from None
-    return values
+
+
+MAX_VALUES = 2**28
+"""Of a record: a map in three colours has them at 9,000 x 9,000 pixels."""
+
+
+def _array(file: Any, dtype: Any, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    """Read an open file of NumPy, whose header must have this type and shape.
+
+    Raises:
+        ValueError: it has others, or too many values.
+    """
+    found_shape, found_dtype = npy_header(file)
+    if (found_dtype, found_shape) != (np.dtype(dtype), shape):
+        raise ValueError(f"{found_dtype} {found_shape} in place of {np.dtype(dtype)} {shape}")
+    if math.prod(shape) > MAX_VALUES:
+        raise ValueError(f"at most {MAX_VALUES} values can be read, got shape {shape}")
+    file.seek(0)
+    array: np.ndarray[Any, Any] = np.lib.format.read_array(file, allow_pickle=False)
+    return array
 
 
 CLOSE = 5e-3
@@ -387,17 +416,20 @@ def stored_results(
     """
     pixels = records.sha256_of(photo.tobytes())
     results: list[Saved] = []
-    # records of photos with longer names match as well; their pixels differ
-    for path in sorted(Path(folder).glob(f"{escape(stem)}-*.json")):
-        with suppress(RecordError):
-            saved = load(path)
-            key = (saved.content.request or {}).get(saved.method)
-            has_picture = path.with_suffix(f".{formats[0]}").is_file()
-            is_same = (
-                saved.content.image.sha256 == pixels and saved.content.values.format == formats[1]
-            )
-            if is_same and has_picture and key is not None and key == keys.get(saved.method):
-                results.append(saved)
+    # by their names, no other files are opened but records of photos with longer names
+    for method, key in keys.items():
+        for path in sorted(
+            Path(folder).glob(f"{escape(stem)}*-{escape(method_slug(method))}*.json")
+        ):
+            beside = [path.with_suffix(f".{ending}") for ending in formats]
+            if not all(map(Path.is_file, beside)):
+                continue
+            with suppress(RecordError):
+                record = _read_record(path)
+                request = record.request if isinstance(record.request, dict) else {}
+                asked = (record.method, record.image.sha256, record.values.format)
+                if asked == (method, pixels, formats[1]) and request.get(method) == key:
+                    results.append(_with_values(path, record))
     if len(results) < count * len(keys) or not _still_hold(results, photo, explainer):
         return None
     files = [

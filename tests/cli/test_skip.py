@@ -4,6 +4,7 @@ the same model."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -41,6 +42,28 @@ def test_results_of_which_a_file_is_gone_are_not_skipped(
     (path,) = Path("explained").glob(f"*{ending}")
     path.unlink()
     assert not is_skipped(capsys, *question(), "--method=saliency")
+
+
+def test_only_files_that_it_wrote_are_opened(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others begin with the photo's name, too; a picture or values that are missing decide
+    first."""
+    names = ("a-notes.json", "a-annotations-gradcam.json", "a-2-gradcam.json", "b-gradcam.json")
+    for name in names:
+        Path("explained", name).write_text("[" * 50)
+    Path("explained", "a-2-gradcam.npy").write_text("no array")
+    opened = []
+    read = Path.open
+
+    def noted(path: Path, *args: Any, **options: Any) -> Any:
+        opened.append(path.name)
+        return read(path, *args, **options)
+
+    monkeypatch.setattr(Path, "open", noted)
+    assert is_skipped(capsys, *question())
+    ours = [name for name in opened if name.startswith(("a-", "b-"))]
+    assert sorted(ours) == ["a-tiny-rocking-chair-gradcam.json", "a-tiny-rocking-chair-gradcam.npy"]
 
 
 def is_skipped(capsys: pytest.CaptureFixture[str], *words: str) -> bool:

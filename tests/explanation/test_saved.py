@@ -3,7 +3,11 @@ is."""
 
 from __future__ import annotations
 
+import io
 import json
+import math
+import tracemalloc
+import zipfile
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,7 +18,7 @@ import torch
 from PIL import Image
 
 import explain
-from explain import ExplainError
+from explain import ExplainError, RecordError
 from explain.models import CenterCrop
 from tests.conftest import TinyNet, settled
 from tests.fuzz import records
@@ -71,6 +75,42 @@ def test_values_are_read_in_the_order_of_fortran_too(saved: Path) -> None:
     first = explain.load(saved).values
     np.save(saved.with_suffix(".npy"), np.asfortranarray(first.numpy()))
     assert torch.equal(explain.load(saved).values, first)
+
+
+def zeros(shape: tuple[int, ...], kind: str = "<f2") -> bytes:
+    """A file of NumPy whose values are zero, without ever being in memory."""
+    header = io.BytesIO()
+    fields = {"descr": kind, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(header, fields)
+    return header.getvalue() + bytes(math.prod(shape) * np.dtype(kind).itemsize)
+
+
+@pytest.mark.parametrize(
+    ("values", "scale", "shape"),
+    [
+        (zeros((1, 1)), zeros((3000, 3000), "<f4"), [3000, 3000]),
+        (zeros((1, 1)), zeros((3000, 3000), "<f4"), [1, 1]),
+        (zeros((3000, 3000)), zeros((), "<f4"), [6, 6]),
+        (zeros((6, 6), "<f8"), zeros((), "<f4"), [6, 6]),
+        (zeros((6, 6))[:-9], zeros((), "<f4"), [6, 6]),
+        (zeros((0,)), zeros((), "<f4"), [2**60, 0]),
+        (zeros((2,))[:-4], zeros((), "<f4"), [2**40]),
+    ],
+)
+def test_an_archive_is_unpacked_only_where_the_record_says_the_same(
+    values: bytes, scale: bytes, shape: list[int], saved: Path
+) -> None:
+    record = json.loads(saved.read_text("utf-8"))
+    record["values"] = {"shape": shape, "format": "npz", "sha256": "0" * 64}
+    saved.write_text(json.dumps(record), "utf-8")
+    with zipfile.ZipFile(saved.with_suffix(".npz"), "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("values.npy", values)
+        archive.writestr("scale.npy", scale)
+    tracemalloc.start()
+    with pytest.raises(RecordError, match=r"\.npz"):
+        explain.load(saved)
+    assert tracemalloc.get_traced_memory()[1] < 2e6
+    tracemalloc.stop()
 
 
 @pytest.mark.filterwarnings("ignore:.* is zero everywhere")
