@@ -537,13 +537,24 @@ class StoredRun:
 
         The connection may write, and promises not to: SQLite removes its own files beside the
         database only when the last connection that may write is closed.
+
+        Raises:
+            RunError: a run that was interrupted left rows in a file beside it, which SQLite cannot
+                read where it may not write.
         """
         address = self.path.absolute().as_uri()
         try:
             db = sqlite3.connect(f"{address}?mode=rw", uri=True, check_same_thread=False)
             db.execute("PRAGMA query_only = ON")
             db.execute("SELECT count(*) FROM sqlite_master")
-        except sqlite3.OperationalError:
+        except sqlite3.OperationalError as error:
+            rest = self.path.with_name(f"{self.path.name}-wal")
+            if rest.is_file() and rest.stat().st_size:
+                raise RunError(
+                    f"run {path_text(self.path)!r} must lie in a folder that can be written, since "
+                    f"it was interrupted and {path_text(rest.name)!r} has a part of it ({error}); "
+                    "copy both files to another"
+                ) from None
             db = sqlite3.connect(
                 f"{address}?mode=ro&immutable=1", uri=True, check_same_thread=False
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 import explain
 from explain import ExplainError
+from explain._utils.errors import RunError
 from tests.fuzz.damage import KINDS, check
 from tests.runs.networks import explainer, picture, stored_run
 
@@ -62,3 +64,30 @@ def test_damaged_cells_raise_one_clear_error(statement: str, whole: Path, tmp_pa
     db.close()
     with pytest.raises(ExplainError, match="run"):
         list(explain.open_run(file).rows())
+
+
+@pytest.mark.parametrize("rest", ["there", "gone"])
+def test_a_run_that_was_interrupted_is_not_read_without_what_lies_beside_it(
+    rest: str, whole: Path, tmp_path: Path
+) -> None:
+    """Where SQLite may not write, as on a drive that is read-only, it cannot read that part."""
+    (tmp_path / "work").mkdir()
+    (tmp_path / "read").mkdir()
+    work = Path(shutil.copy(whole, tmp_path / "work" / "run.sqlite"))
+    file = tmp_path / "read" / "run.sqlite"
+    with closing(sqlite3.connect(work)) as db:
+        db.execute("PRAGMA wal_autocheckpoint = 0")
+        db.execute("DELETE FROM manifest WHERE key = 'ended'")
+        db.commit()
+        shutil.copy(work, file)
+        shutil.copy(f"{work}-wal", f"{file}-wal")
+    # where this is, SQLite can make no file of its own, as in such a folder
+    Path(f"{file}-shm").symlink_to("nowhere")
+    if rest == "gone":
+        Path(f"{file}-wal").write_bytes(b"")
+        assert len(explain.open_run(file)) == 12
+        return
+    with pytest.raises(RunError, match="interrupted"):
+        explain.open_run(file)
+    Path(f"{file}-shm").unlink()
+    assert not explain.open_run(file).ended
