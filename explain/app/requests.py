@@ -1,9 +1,7 @@
 """What comes to the app from anybody: its limits, uploaded photos, requests in JSON, and regions to
 cover."""
 
-import io
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import ceil, inf
@@ -19,7 +17,6 @@ from explain._utils.errors import (
     ImageError,
     collect_warnings,
     printable,
-    quiet,
     shown,
 )
 from explain._utils.options import CheckedFields, register_reader
@@ -27,6 +24,7 @@ from explain.baselines.replacements import get_baseline
 from explain.data.boxes import Box
 from explain.data.greys import NO_CONTRAST, Window, has_contrast
 from explain.data.images import load_image
+from explain.data.limits import TooLargeError
 from explain.methods.base import Method, get_method
 from explain.models import preprocessing
 
@@ -67,10 +65,6 @@ class Limits:
     methods: int = 16
     targets: int = 8
     seconds: float = 120.0
-
-
-class TooLargeError(ImageError):
-    """A photo or a request has more bytes or pixels than the app takes."""
 
 
 class TooSlowError(ExplainError):
@@ -114,21 +108,13 @@ def decode_upload(
     explain.ImageError: cat.jpg: image of 0 bytes is empty (0 bytes); get the file again
     """
     check_byte_count("photo", len(content), limits.upload)
-    width = height = 0
-    # broken files raise nearly anything; `load_image` says what is wrong
-    with suppress(Exception), quiet():
-        width, height = Image.open(io.BytesIO(content)).size
-    if width * height > limits.pixels:
-        raise TooLargeError(
-            f"photo must have at most {limits.pixels / 1e6:g} megapixels, got {width} x {height}"
-        )
     notes: list[str] = []
     base_name = file_name(name)
     try:
         with collect_warnings(notes):
-            photo = load_image(content, window)
+            photo = load_image(content, window, max_pixels=limits.pixels)
     except ImageError as error:
-        raise ImageError(f"{base_name}: {error}") from error
+        raise type(error)(f"{base_name}: {error}") from error
     if not has_contrast(photo) and NO_CONTRAST not in notes:
         notes.append(NO_CONTRAST)
     photo.notes = notes  # type: ignore[attr-defined]  # what its answers say of it

@@ -24,6 +24,7 @@ from explain.app import requests
 from explain.app.connections import CONNECTIONS, limited
 from explain.app.service import ExpiredError, Service
 from explain.app.tasks import SendStep
+from explain.data.limits import TooLargeError
 from explain.report.pages import SCRIPTS, STYLES, PageTemplate, page, static
 
 T = TypeVar("T")
@@ -183,7 +184,7 @@ HEADERS = {
 STATUS = {
     ExpiredError: 404,
     requests.TooSlowError: 408,
-    requests.TooLargeError: 413,
+    TooLargeError: 413,
     requests.BusyError: 503,
 }
 THREADS = 32

@@ -67,9 +67,10 @@ MOST = 500  # photos on one contact sheet: a browser is slow with more
 @cli.recursive
 @option(
     "--slices RANGE",
-    "the slices of a volume (.npy, .dcm), as 12, 10:20 or ::5, counted from 0",
+    "the slices of a volume (.npy, .dcm), or pages of a TIFF file or an animation, as 12, 10:20 or "
+    "::5, counted from 0",
     default="",
-    show_default="all",
+    show_default="all slices, the first page",
 )
 @cli.method
 @cli.evidence

@@ -59,7 +59,8 @@ def find_photos(
         names: as they were typed; "-" is standard input.
         recursive: search the folders inside a folder too. Hidden files and folders are left out.
         apart_from: a folder that is not searched, since results are written there.
-        slices: which slices of a volume are taken, as "10:20"; all by default. Each is a photo.
+        slices: which slices of a volume, or pages of a file, are taken, as "10:20"; by default all
+            slices, and the first page. Each is a photo.
         in_volumes: take a volume, or those slices of it, as one photo, for models of volumes.
 
     Raises:
@@ -84,7 +85,7 @@ def find_photos(
         if problem:
             problems.append(problem)
             continue
-        in_file = slice_names(path)
+        in_file = slice_names(path, pages=slices != "")
         count = len(in_file)
         if count > 1:
             has_volume = True
@@ -97,7 +98,7 @@ def find_photos(
                 in_file = [f"{path} slices {slices}" if slices else path]
         photos += in_file
     if slices and not has_volume:
-        raise without_effect("--slices", " without a scan of several slices")
+        raise without_effect("--slices", " without a file of several slices or pages")
     return list(dict.fromkeys(photos)), problems
 
 

@@ -119,9 +119,11 @@ def to_8_bits(
 
 def _extremes(values: Array) -> tuple[float, float]:
     """The smallest and the largest finite value of an array, which must have one."""
-    if values.dtype.kind == "f":
-        values = values[np.isfinite(values)]
-    return float(values.min()), float(values.max())
+    least, peak = float(values.min()), float(values.max())
+    if math.isfinite(least) and math.isfinite(peak):
+        return least, peak
+    finite = values[np.isfinite(values)]
+    return float(finite.min()), float(finite.max())
 
 
 def _range_of(

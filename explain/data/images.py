@@ -4,7 +4,8 @@ import io
 import os
 import re
 import stat
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps, TiffImagePlugin, UnidentifiedImageError
 
 from explain._utils.errors import (
     ExplainError,
@@ -23,6 +24,14 @@ from explain._utils.errors import (
     warn,
 )
 from explain.data.greys import DEEP, Window, check_window, stored_bits, to_8_bits
+from explain.data.limits import (
+    MAX_PIXELS,
+    MAX_SCANS,
+    SLOW_PIXELS,
+    Limit,
+    TooLargeError,
+    tiff_fields,
+)
 from explain.data.opening import NoFileError, open_for_reading
 from explain.data.scans import (
     Chosen,
@@ -30,6 +39,7 @@ from explain.data.scans import (
     as_slices,
     cached_scan,
     chosen_numbers,
+    page_count,
     read_scan,
     slice_name,
     split_slice,
@@ -40,27 +50,30 @@ ImageLike: TypeAlias = (
     str | os.PathLike[str] | bytes | io.IOBase | Image.Image | np.ndarray[Any, Any]
 )
 
-MAX_PIXELS = 178_956_970  # where Pillow itself calls a file a decompression bomb
-MAX_SIDE = 500_000  # pixels; captions are at least 260 wide, which costs most below thin photos
 MAX_BYTES = 2**30  # of what is not a regular file; a device may never end
 
 # Formats that Pillow recognises, but does not read, or (EPS) reads by starting another program on
 # an untrusted file.
-NO_PHOTOS = frozenset(["BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF"])
+NO_PHOTOS = frozenset(["BUFR", "EPS", "GRIB", "HDF5", "WMF"])
 
 # A pipe that this process was started with, as in ``explain <(command)``.
 _OURS = re.compile(r"/dev/stdin|/dev/fd/\d+|/proc/self/fd/\d+")
 
 
 def load_image(
-    image: ImageLike, window: Window | None = None, *, stack: bool = False
+    image: ImageLike,
+    window: Window | None = None,
+    *,
+    stack: bool = False,
+    max_pixels: int = MAX_PIXELS,
 ) -> Image.Image:
     """Return an image as an upright RGB picture.
 
     Takes a path, the bytes of a file or an open file, a PIL image, or an array ``(H, W)``, ``(H, W,
     3)``, ``(H, W, 4)`` or ``(3, H, W)``. Files may be DICOM (.dcm) or of NumPy (.npy), too; of one
     with several slices, ``"scan.dcm slice 12"`` names one. The EXIF orientation is applied; of an
-    animation the first frame is taken; transparency is laid on white. Values other than bytes and
+    animation, or a TIFF file of several pages, the first is taken unless one is named so, and a
+    warning says it; transparency is laid on white. Values other than bytes and
     floats from 0 to 1 are read in the ``window``, or in that of the file; or as 8, 10, 12, 14 or 16
     bits, the fewest that hold the brightest; or, where some are below zero, from the darkest to the
     brightest. A warning says which, unless the file does. A picture that this function has returned
@@ -71,6 +84,8 @@ def load_image(
         window: the level and the width of the values that are shown from black to white.
         stack: read several slices side by side, instead of refusing them; the picture's ``cells``
             say where each lies (left, top, right, bottom).
+        max_pixels: the most that it may have, by the header of its file; nothing that has more is
+            decoded.
 
     Raises:
         ImageError: missing, unreadable, truncated or too large; the message says which.
@@ -79,20 +94,21 @@ def load_image(
     (6, 4)
     """
     window = check_window(window)
+    limit = Limit(max_pixels)
     if isinstance(image, Image.Image):
         if hasattr(image, "is_upright"):
             return image
-        return _Reading("image", window).decode(image, window)
+        return _Reading("image", window, limit).decode(image, window)
     if isinstance(image, np.ndarray):
         scan = Scan("the array", as_slices(image))
-        return _Reading("array", window, stack).slices_of(scan)
+        return _Reading("array", window, limit, stack).slices_of(scan)
     if isinstance(image, (str, os.PathLike)):
         path = os.fsdecode(image)
-        return _Reading(repr(path), window, stack).path(path)
+        return _Reading(repr(path), window, limit, stack).path(path)
     if isinstance(image, io.IOBase):
         image = image.read()
     if isinstance(image, (bytes, bytearray, memoryview)):
-        reading = _Reading(f"of {len(image)} bytes", window, stack)
+        reading = _Reading(f"of {len(image)} bytes", window, limit, stack)
         return reading.file(io.BytesIO(image), len(image))
     kind = type(image).__name__
     remedy = "name the photo's file"
@@ -118,11 +134,12 @@ def image_path(image: ImageLike) -> str | None:
 
 @dataclass(frozen=True)
 class _Reading:
-    """How an image is read: the ``name`` that messages have for it, and the caller's ``window`` and
-    ``stack``, as `load_image` takes them."""
+    """How an image is read: the ``name`` that messages have for it, and the caller's ``window``,
+    ``limit`` and ``stack``, as `load_image` takes them."""
 
     name: str
     window: Window | None
+    limit: Limit
     stack: bool = False
 
     def path(self, path: str) -> Image.Image:
@@ -140,11 +157,7 @@ class _Reading:
                 status = os.fstat(file.fileno())
                 if chosen is not None:
                     stamp = (status.st_size, status.st_mtime_ns)
-                    return self.guarded(
-                        lambda: self.slices_of(
-                            cached_scan(file_name, repr(file_name), stamp), chosen
-                        )
-                    )
+                    return self.guarded(lambda: self._chosen(file, file_name, stamp, chosen))
                 if stat.S_ISREG(status.st_mode):
                     return self.file(file, status.st_size)
                 # our own pipe: it has no size, perhaps no end, and is not read twice
@@ -161,6 +174,27 @@ class _Reading:
         except (OSError, ValueError) as error:
             reason = f"cannot be read: {_reason(error)}"
         raise self.error(reason)
+
+    def _chosen(self, file: Any, path: str, stamp: tuple[int, int], chosen: Chosen) -> Image.Image:
+        """Read the chosen slices of an open file, or its pages where it is no scan."""
+        scan = cached_scan(path, repr(path), stamp, self.limit)
+        if scan is not None:
+            return self.slices_of(scan, chosen)
+        file.seek(0)
+        with self._opened(file, stamp[0]) as image:
+            count = page_count(image)
+            numbers = self._numbers(chosen, count if count > 1 else 0, repr(path))
+            self.limit.check_bytes(self.name, image.width * image.height * 4 * len(numbers))
+            pages = []
+            for number in numbers:
+                image.seek(number)
+                if len(numbers) == 1:
+                    return self.decode(image, self.window, file, number)
+                is_deep = image.mode in DEEP  # which all pages have one range for
+                pages.append(np.asarray(image if is_deep else self.decode(image, None, file)))
+        if len({page.shape for page in pages}) > 1:
+            raise self.error("must have pages of one size to be read together; name one")
+        return self.slices_of(Scan(repr(path), np.stack(pages)))
 
     def file(self, file: Any, size: int) -> Image.Image:
         """Read an open file of so many bytes."""
@@ -196,41 +230,113 @@ class _Reading:
         NumPy and DICOM, Pillow, then what Pillow cannot read."""
         if size == 0:
             raise self.error("is empty (0 bytes); get the file again")
-        scan = read_scan(file, self.name, size)
+        scan = read_scan(file, self.name, size, self.limit)
         if scan is not None:
             return self.slices_of(scan)
+        head = _unpacked_head(file)
+        for kind, beginning, remedy in _OTHERS:
+            if beginning.match(head):
+                raise self.error(f"must be a photo, got {kind}; {remedy}")
         file.seek(0)
         try:
-            with Image.open(file) as image:
-                if image.format in NO_PHOTOS:
-                    raise self.error(
-                        f"must be a photo, got {image.format}; convert it to PNG or JPEG"
-                    )
-                if image.format == "DDS" and size < image.width * image.height / 2:
-                    # No kind of DDS is denser; Pillow before 13 takes minutes to fill up what is
-                    # missing.
-                    raise self.error("is damaged or truncated (too short); get the file again")
+            with self._opened(file, size) as image:
+                with suppress(Exception):  # whatever is behind the first page
+                    self._tell_of_pages(page_count(image))
                 return self.decode(image, self.window, file)
         except Image.DecompressionBombError:
-            raise self.error(
-                f"is larger than {MAX_PIXELS // 10**6} megapixels; resize it first"
+            raise TooLargeError(
+                f"image {self.name} is over {self.limit.pixels // 10**6} megapixels; resize it "
+                "first"
             ) from None
         except UnidentifiedImageError:
             return self._without_pillow(file)
+
+    def _opened(self, file: Any, size: int) -> Image.Image:
+        """Open a file of ``size`` bytes with Pillow, and refuse what is no photo, or what would
+        take it minutes to decode."""
+        fields = tiff_fields(file) if _is_tiff(file) else {}
+        if (
+            fields.get(TiffImagePlugin.SAMPLESPERPIXEL, 1) > TiffImagePlugin.MAX_SAMPLESPERPIXEL
+        ):  # which Pillow prints
+            self._check_tiff(fields)
+        file.seek(0)
+        image = Image.open(file)
+        if image.format in NO_PHOTOS:
+            raise self.error(f"must be a photo, got {image.format}; convert it to PNG or JPEG")
+        decoders = {tile[0] for tile in getattr(image, "tile", ())}
+        if "fits_gzip" in decoders:  # which is inflated whole, whatever its size
+            raise self.error("is a packed FITS file; unpack it first")
+        pixels = image.width * image.height
+        # No kind of DDS is denser; Pillow before 13 takes minutes to fill up what is missing.
+        if image.format == "DDS" and size < pixels / 2:
+            raise self.error("is damaged or truncated (too short); get the file again")
+        if pixels > SLOW_PIXELS and not decoders.isdisjoint(Image.DECODERS):
+            raise TooLargeError(
+                f"image {self.name} is over {SLOW_PIXELS // 10**6} megapixels of {image.format}, "
+                "which is slow to read; convert it to PNG"
+            )
+        if image.info.get("progressive"):
+            file.seek(0)
+            if file.read().count(_SCAN) > MAX_SCANS:
+                raise self.error("has too many scans to be a photo; get the file again")
+        return image
+
+    def _tell_of_pages(self, count: int) -> None:
+        """Warn that only the first of several pages is read."""
+        if count > 1:
+            example = slice_name(self.name.strip("'"), 1)
+            # bytes have no name
+            remedy = f"name another, as {example!r}" if self.name[0] == "'" else "save another"
+            warn(f"image {self.name} has {count} pages, of which the first is read; {remedy}")
 
     def _without_pillow(self, file: Any) -> Image.Image:
         """Read an open file that Pillow does not know: a HEIC photo, or a TIFF file with floats in
         colour or of 64 bits."""
         file.seek(0)
-        head = file.read(12)
-        if _HEIC.match(head):
+        if _HEIC.match(file.read(12)):
             return self.decode(self._from_heic(file), self.window)
-        pixels = _with_opencv(file) if head[:4] in _TIFF else None
+        pixels = self._with_opencv(file) if _is_tiff(file) else None
         if pixels is None:
-            raise self.error(
-                "is not an image that Pillow can read; convert it to PNG or JPEG"
-            ) from None
+            raise self.error("is not an image that Pillow can read; convert it to PNG or JPEG")
         return self.decode(Image.fromarray(to_8_bits(pixels, window=self.window, name=self.name)))
+
+    def _with_opencv(self, file: Any, page: int = 0) -> Array | None:
+        """Decode a page of an open ``file`` with OpenCV, at its stored depth: ``(H, W)`` or ``(H,
+        W, C)`` in RGB order; None without a file, or where it cannot be read."""
+        import cv2
+
+        if file is None:
+            return None
+        if _is_tiff(file):  # whose size OpenCV does not limit
+            self._check_tiff(tiff_fields(file))
+        file.seek(0)
+        content = np.frombuffer(file.read(), np.uint8)
+        pixels: Any
+        if page:
+            _, (pixels,) = cv2.imdecodemulti(content, cv2.IMREAD_UNCHANGED, range=(page, page + 1))
+        else:
+            pixels = cv2.imdecode(content, cv2.IMREAD_UNCHANGED)
+        if pixels is not None and pixels.ndim > 2:  # OpenCV has blue first
+            blue = pixels[:, :, 0].copy()
+            pixels[:, :, 0] = pixels[:, :, 2]
+            pixels[:, :, 2] = blue
+        decoded: Array | None = pixels
+        return decoded
+
+    def _check_tiff(self, fields: Mapping[int, int]) -> None:
+        """Refuse a TIFF file by its ``fields``: one that is too large, or that is no photo."""
+        width = fields.get(TiffImagePlugin.IMAGEWIDTH, 0)
+        height = fields.get(TiffImagePlugin.IMAGELENGTH, 0)
+        bands = fields.get(TiffImagePlugin.SAMPLESPERPIXEL, 1)
+        bits = max(8, fields.get(TiffImagePlugin.BITSPERSAMPLE, 1))
+        if bands > 4:
+            raise self.error(
+                f"must have 1, 3 or 4 bands, got {bands}; save three of them as a photo, or give "
+                "all as a tensor to explain.attribute"
+            )
+        if fields.get(TiffImagePlugin.SAMPLEFORMAT, 1) in COMPLEX:
+            raise self.error("must hold real numbers, got complex ones; save their magnitudes")
+        self.limit.check(self.name, width, height, width * height * bands * bits / 8)
 
     def _from_heic(self, file: Any) -> Image.Image:
         """Open a HEIC photo with the optional package pillow-heif; the error says how to install
@@ -244,49 +350,56 @@ class _Reading:
             ) from None
         file.seek(0)
         try:
-            return open_heif(file).to_pillow()  # type: ignore[no-any-return]
+            photo = open_heif(file)
+            self.limit.check(self.name, *photo.size)
+            picture: Image.Image = photo.to_pillow()
+        except ImageError:
+            raise
         except Exception as error:
             raise self.damaged(error) from None
+        return picture
 
-    def slices_of(self, scan: Scan | None, chosen: Chosen = None) -> Image.Image:
-        """Return the chosen slice of a scan as a picture, or several as one picture with ``cells``;
-        ``scan`` is None for a file that has no slices. Several are refused unless ``stack``."""
-        count = 0 if scan is None else len(scan.slices)
-        numbers = chosen_numbers(chosen, count)
-        if scan is None or not numbers:
-            raise self.error(f"must be of the {count} slices of its file; name one")
+    def slices_of(self, scan: Scan, chosen: Chosen = None) -> Image.Image:
+        """Return the chosen slice of a scan as a picture, or several as one picture with
+        ``cells``."""
+        numbers = self._numbers(chosen, len(scan.slices), scan.name)
         if len(numbers) == 1:
             return self.decode(scan.picture(numbers[0], self.window))
-        if not self.stack:
-            example = slice_name(scan.name.strip("'"), numbers[len(numbers) // 2])
-            # bytes and arrays have no name
-            remedy = f"name one, as {example!r}" if scan.name[0] == "'" else "give them one by one"
-            raise self.error(f"must be one slice, got {len(numbers)} slices; {remedy}")
         picture, cells = scan.stack(numbers, self.window)
         decoded = self.decode(picture)
         decoded.cells = cells  # type: ignore[attr-defined]
         return decoded
 
+    def _numbers(self, chosen: Chosen, count: int, name: str) -> range:
+        """Return the numbers of the chosen slices of a file with ``count``; several are refused
+        unless ``stack``."""
+        numbers = chosen_numbers(chosen, count)
+        if not numbers:
+            raise self.error(f"must be of the {count} slices of its file; name one")
+        if len(numbers) > 1 and not self.stack:
+            example = slice_name(name.strip("'"), numbers[len(numbers) // 2])
+            # bytes and arrays have no name
+            remedy = f"name one, as {example!r}" if name[0] == "'" else "give them one by one"
+            raise self.error(f"must be one slice, got {len(numbers)} slices; {remedy}")
+        return numbers
+
     def decode(
-        self, image: Image.Image, window: Window | None = None, file: Any = None
+        self,
+        image: Image.Image,
+        window: Window | None = None,
+        file: Any = None,
+        page: int = 0,
     ) -> Image.Image:
         """Check the size of an opened image, and return it as an upright RGB picture, marked as
         such (``is_upright``) so that `load_image` returns it at once; ``file`` is the open file
-        that it is from, for deep colours."""
-        width, height = image.size
-        size = f"{width} x {height}"
-        if width * height > MAX_PIXELS:
-            raise self.error(f"is {size}, over {MAX_PIXELS // 10**6} megapixels; resize it first")
-        if max(width, height) > MAX_SIDE:
-            raise self.error(f"is {size}, over {MAX_SIDE} pixels long; cut it into pieces first")
-        if not width or not height:
-            raise self.error(f"must have at least one pixel, got {size}; get the file again")
+        that it is from, and ``page`` its number there, for deep colours."""
+        self.limit.check(self.name, *image.size)
         try:
-            picture = _to_rgb(image, window, file)
+            picture = _to_rgb(image, window, lambda: self._with_opencv(file, page))
         except (ImageError, ExplainWarning):  # a warning may be an error for the caller
             raise
         except MemoryError:
-            raise self.error(f"is {size}, too large for the memory; resize it first") from None
+            raise self.error("is too large for the memory; resize it first") from None
         except Exception as error:  # decoders raise nearly anything on damaged files
             raise self.damaged(error) from None
         # nothing is left to do: it is upright, and nothing in it is transparent
@@ -295,15 +408,54 @@ class _Reading:
         return picture
 
 
-_TIFF = (b"II*\0", b"MM\0*")
+COMPLEX = (5, 6)  # formats of TIFF's samples
+_SCAN = b"\xff\xda"  # before each scan of a JPEG, and nowhere else
 _HEIC = re.compile(rb".{4}ftyp(hei[cxms]|hev[cxms]|mif1|msf1)", re.DOTALL)
 """How photos of many phones begin, which Pillow alone does not read."""
 
 
-def _to_rgb(image: Image.Image, window: Window | None, file: Any) -> Image.Image:
+def _is_tiff(file: Any) -> bool:
+    """Whether an open file is one of TIFF, by its first bytes; moves its position."""
+    file.seek(0)
+    return file.read(4) in (b"II*\0", b"MM\0*")
+
+
+_HEAD = 352  # bytes
+_OTHERS = (
+    (
+        "a NIfTI volume",
+        re.compile(rb".{344}(n\+|ni)1\0|.{4}(n\+|ni)2\0", re.DOTALL),
+        "save its slices with numpy.save('scan.npy', nibabel.load('scan.nii').get_fdata().T)",
+    ),
+    (
+        "a video",
+        re.compile(
+            rb".{4}ftyp(iso|mp4|M4|qt|avc|3g|dash|MSNV)|.{4}moov|\x1aE\xdf\xa3|RIFF.{4}AVI|"
+            rb"\x00\x00\x01[\xb3\xba]",
+            re.DOTALL,
+        ),
+        "save its frames as photos, as ffmpeg -i film.mp4 frame-%04d.png does",
+    ),
+)
+"""Files that people have beside photos, how they begin, and what to do with them."""
+
+
+def _unpacked_head(file: Any) -> bytes:
+    """The first bytes of an open file, or of what is packed in it by gzip."""
+    file.seek(0)
+    head: bytes = file.read(_HEAD)
+    if head[:2] == b"\x1f\x8b":
+        with suppress(zlib.error):
+            return zlib.decompressobj(31).decompress(head, _HEAD)
+    return head
+
+
+def _to_rgb(
+    image: Image.Image, window: Window | None, deep_colors: Callable[[], Array | None]
+) -> Image.Image:
     """Bring an image to 8-bit RGB: deep greys and colours by the ``window`` or their own range,
-    turned upright by EXIF, transparency laid on white. ``file`` is the open file, of which colours
-    of 16 bits are read again."""
+    turned upright by EXIF, transparency laid on white. Colours of 16 bits are read again by
+    ``deep_colors``."""
     bits = stored_bits(image)
     has_deep_colors = image.mode not in DEEP and any(
         ";16" in str(tile[-1]) for tile in getattr(image, "tile", ())
@@ -314,7 +466,7 @@ def _to_rgb(image: Image.Image, window: Window | None, file: Any) -> Image.Image
         extrema: Any = image.convert("RGB").getextrema()
         # Of 16 bits, Pillow keeps the upper 8.
         if window or max(map(max, extrema)) < 64:
-            colors = _with_opencv(file)
+            colors = deep_colors()
     if colors is not None:
         pixels = to_8_bits(colors, window=window)
     elif image.mode in DEEP:
@@ -335,21 +487,6 @@ def _to_rgb(image: Image.Image, window: Window | None, file: Any) -> Image.Image
     if image.has_transparency_data:
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
     return image.convert("RGB")
-
-
-def _with_opencv(file: Any) -> Array | None:
-    """Decode an open ``file`` with OpenCV, at its stored depth: ``(H, W)`` or ``(H, W, C)`` in RGB
-    order; None without a file, or where it cannot be read."""
-    import cv2
-
-    if file is None:
-        return None
-    file.seek(0)
-    pixels = cv2.imdecode(np.frombuffer(file.read(), np.uint8), cv2.IMREAD_UNCHANGED)
-    if pixels is None or pixels.ndim == 2:
-        return pixels
-    rgb_channels = [2, 1, 0, 3][: pixels.shape[2]]  # OpenCV has blue first
-    return np.ascontiguousarray(pixels[:, :, rgb_channels])
 
 
 def _reason(error: BaseException) -> str:

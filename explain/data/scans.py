@@ -14,18 +14,19 @@ from typing import Any, TypeAlias
 import numpy as np
 from PIL import Image
 
-from explain._utils.errors import ImageError, optional
+from explain._utils.errors import ImageError, optional, quiet
 from explain.data.greys import Array, Window, to_8_bits
+from explain.data.limits import MAX_SLICES, Limit
 from explain.data.opening import SCANS
 
 Corners: TypeAlias = tuple[int, int, int, int]
 """Left, top, right and bottom of a slice in a picture of several."""
 MAX_STACKED = 64_000_000  # pixels of such a picture
-MAX_VALUES = 2**31  # values of a compressed file, checked before it is unpacked
 _NPY = b"\x93NUMPY"
 _DICOM = b"DICM"  # after 128 bytes
 _SLICE = re.compile(r"(.+) slices? ([\d:]+)", re.DOTALL)
 _RANGE = re.compile(r"(\d*):(\d*)(?::([1-9]\d*))?")
+PAGED = frozenset(["AVIF", "GIF", "PNG", "TIFF", "WEBP"])
 Chosen: TypeAlias = int | slice | None
 """The number of a slice, a range of them, or None for all."""
 
@@ -136,27 +137,39 @@ def stem_of(name: str | os.PathLike[str]) -> str:
     return os.path.splitext(os.path.basename(path))[0] + name[len(path) :]
 
 
-def slice_names(path: str) -> list[str]:
+def slice_names(path: str, *, pages: bool = False) -> list[str]:
     """Return the names under which the photos in a file are explained: of a scan with several
     slices, a name for each (`split_slice` reads them); else the path itself. Only headers are
-    read."""
-    if os.path.splitext(path)[1].lower() not in SCANS:
+    read. With ``pages``, those of any file count as slices, such as the frames of an animation."""
+    if not pages and os.path.splitext(path)[1].lower() not in SCANS:
         return [path]
     count = 1
     with suppress(Exception), open(path, "rb") as file:  # reading it says what is wrong
-        count = _count(file)
-    return [path] if count == 1 else [slice_name(path, number) for number in range(count)]
+        count = _count(file, path)
+    if not 1 < count <= MAX_SLICES:
+        return [path]
+    return [slice_name(path, number) for number in range(count)]
 
 
-def _count(file: Any) -> int:
-    """The number of slices in an open file of NumPy or DICOM, by its header alone."""
+def _count(file: Any, name: str) -> int:
+    """The number of slices in an open file of NumPy or DICOM, by its header alone, or of pages in
+    any other."""
     if is_npy(file):
         shape, _ = npy_header(file)
         return int(as_slices(np.broadcast_to(np.uint8(0), shape)).shape[0])
+    if not is_dicom(file):
+        with quiet(), Image.open(file) as image:
+            return page_count(image)
     import pydicom
 
-    file.seek(0)
+    _check_deflated(file, name, Limit())
     return int(pydicom.dcmread(file, stop_before_pixels=True).get("NumberOfFrames") or 1)
+
+
+def page_count(image: Image.Image) -> int:
+    """Return the number of pages of an opened image, such as the frames of an animation; 1 where
+    the others are no pictures of their own, such as layers, or the previews that cameras add."""
+    return getattr(image, "n_frames", 1) if image.format in PAGED else 1
 
 
 def is_npy(file: Any) -> bool:
@@ -171,23 +184,24 @@ def is_dicom(file: Any) -> bool:
     return bool(file.read(132)[128:] == _DICOM)
 
 
-def read_scan(file: Any, name: str, size: int) -> Scan | None:
+def read_scan(file: Any, name: str, size: int, limit: Limit) -> Scan | None:
     """Read an open file of ``size`` bytes as a scan if it is one of NumPy or DICOM; None where it
     is neither. ``name`` is what errors call it.
 
     Raises:
+        TooLargeError: its header says that it has more than the ``limit``.
         ImageError: it is damaged, holds no pixels, or needs a package that is not there.
     """
     if is_npy(file):
-        return _from_npy(file, name, size)
-    return _from_dicom(file, name) if is_dicom(file) else None
+        return _from_npy(file, name, size, limit)
+    return _from_dicom(file, name, limit) if is_dicom(file) else None
 
 
 @lru_cache(maxsize=1)
-def cached_scan(path: str, name: str, stamp: tuple[int, int]) -> Scan | None:
+def cached_scan(path: str, name: str, stamp: tuple[int, int], limit: Limit) -> Scan | None:
     """Read a scan of several slices, which are asked for one after the other."""
     with open(path, "rb") as file:
-        return read_scan(file, name, stamp[0])
+        return read_scan(file, name, stamp[0], limit)
 
 
 def as_slices(array: Array) -> Array:
@@ -235,32 +249,53 @@ def npy_header(file: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
     return shape, dtype
 
 
-def _from_npy(file: Any, name: str, size: int) -> Scan:
-    """Read a file of NumPy as a scan; objects and truncated files are refused by the header, before
-    anything is loaded."""
+def _from_npy(file: Any, name: str, size: int, limit: Limit) -> Scan:
+    """Read a file of NumPy as a scan; objects, truncated files and those beyond the ``limit`` are
+    refused by the header, before anything is loaded."""
     shape, dtype = npy_header(file)
     if dtype.hasobject or dtype.kind not in "biuf":
         kind = "objects" if dtype.hasobject else f"an array of {dtype}"
         raise ImageError(f"image {name} must hold numbers, got {kind}; save it as floats")
     if int(np.prod(shape, dtype=object)) * dtype.itemsize > size:
         raise ImageError(f"image {name} is damaged or truncated (too short); get the file again")
+    count, height, width = as_slices(np.broadcast_to(np.uint8(0), shape)).shape[:3]
+    limit.check(name, width, height)
+    limit.check_slices(name, count)
     file.seek(0)
     return Scan(name, as_slices(np.load(file, allow_pickle=False)))
 
 
-def _from_dicom(file: Any, name: str) -> Scan:
+def _check_deflated(file: Any, name: str, limit: Limit) -> None:
+    """Refuse an open DICOM file whose deflated data would inflate to more than the ``limit``; goes
+    back to its beginning."""
+    from pydicom.filereader import read_dataset
+    from pydicom.uid import DeflatedExplicitVRLittleEndian
+
+    file.seek(132)  # behind the mark
+    header = read_dataset(file, False, True, stop_when=lambda tag, *_: tag >> 16 != 2)
+    if header.get("TransferSyntaxUID") == DeflatedExplicitVRLittleEndian:
+        limit.check_deflated(name, file.read())
+    file.seek(0)
+
+
+def _from_dicom(file: Any, name: str, limit: Limit) -> Scan:
     """Read a DICOM file as a scan, in colour or in grey with the window that it names; sizes are
     checked before anything is unpacked."""
     why = f"for the DICOM file {name}"
     pydicom = optional("pydicom", why, "dicom", ImageError)
     decoding = optional("pydicom.pixels", why, "dicom", ImageError)
-    file.seek(0)
+    _check_deflated(file, name, limit)
     data = pydicom.dcmread(file)
     if not any(kind in data for kind in ("PixelData", "FloatPixelData", "DoubleFloatPixelData")):
         raise ImageError(f"image {name} must have pixels, got a DICOM file without; name another")
     frames = int(data.get("NumberOfFrames") or 1)
-    if frames * data.Rows * data.Columns > MAX_VALUES:
-        raise ImageError(f"image {name} has over {MAX_VALUES} values; cut it into pieces first")
+    kind = data.PhotometricInterpretation
+    is_palette = kind == "PALETTE COLOR"
+    samples = 3 if is_palette else data.get("SamplesPerPixel", 1)
+    size_of_value = data.get("BitsAllocated", 16) / 8
+    values = frames * data.Rows * data.Columns * samples
+    limit.check_slices(name, frames)
+    limit.check(name, data.Columns, data.Rows, values * size_of_value)
     try:
         pixels = decoding.pixel_array(data)
     except (RuntimeError, NotImplementedError, ImportError) as error:
@@ -269,8 +304,7 @@ def _from_dicom(file: Any, name: str) -> Scan:
             f"image {name} is compressed in a way that needs another package of pydicom's "
             f"({reason}); install it, or convert the file"
         ) from None
-    kind = data.PhotometricInterpretation
-    if kind == "PALETTE COLOR":
+    if is_palette:
         pixels = decoding.apply_color_lut(pixels, data)
         if pixels.dtype == np.uint16:  # whose upper 8 bits are the colour
             pixels = (pixels >> 8).astype(np.uint8)

@@ -22,6 +22,7 @@ from explain.attribution.pictures import sentence
 from explain.cli.output import ProgressBar
 from explain.cli.several import find_photos
 from tests.cli.conftest import Typed
+from tests.runs.networks import picture
 
 ALWAYS = ["--model", "tiny", "--size", "32"]
 
@@ -72,6 +73,20 @@ def test_slices_of_a_volume_are_photos_in_the_window_that_is_typed(typed: Typed)
     assert saved.path.name.startswith("scan-slice-2-tiny-")
     torch.testing.assert_close(saved.values, plain.values)
     torch.testing.assert_close(saved.repeat().values, plain.values)
+
+
+def test_pages_are_photos_where_they_are_typed_and_else_the_first_is_told(typed: Typed) -> None:
+    first, second = (picture(number, (24, 20)) for number in range(2))
+    first.save("a.tif", save_all=True, append_images=[second])
+    words = ["--method", "saliency", "--target", "1", "--json"]
+    code, out, err = typed("a.tif", *words)
+    assert (code, len(json.loads("\n".join(out))["results"])) == (0, 1)
+    assert any("2 pages" in line and "'a.tif slice 1'" in line for line in err)
+    code, out, err = typed("a.tif", "--slices", "1", *words)
+    (one,) = json.loads("\n".join(out))["results"]
+    assert (code, err, one["image"]) == (0, [], "a.tif slice 1")
+    plain = explain.Explainer("tiny", size=32)(second, "saliency", target=1)
+    torch.testing.assert_close(explain.load(one["files"][1]).values, plain.values)
 
 
 def test_a_model_of_volumes_sees_a_stack_of_slices(typed: Typed) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import io
 import os
 import socket
@@ -8,17 +9,20 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageChops
+from PIL import Image, ImageChops, ImageColor
 from torchvision.transforms import v2
 
 from explain import ExplainWarning, ImageError
 from explain.data.boxes import Box, locate
 from explain.data.images import MAX_PIXELS, load_image
 from explain.data.opening import hushed, photos_in
+from explain.data.scans import slice_names
 from explain.models import CenterCrop
+from tests.data.test_limits import tiff
 
 
 @pytest.fixture
@@ -53,12 +57,10 @@ def encoded(picture: Image.Image, kind: str, **options: Any) -> bytes:
     return file.getvalue()
 
 
-def test_grey_cmyk_and_animations_become_rgb(gradient: Image.Image) -> None:
-    red = Image.new("RGB", (40, 30), "red")
+def test_grey_and_cmyk_become_rgb(gradient: Image.Image) -> None:
     for content in (
         encoded(gradient.convert("L"), "PNG"),
         encoded(gradient.convert("CMYK"), "JPEG", quality=98),
-        encoded(gradient, "GIF", save_all=True, append_images=[red]),
     ):
         photo = load_image(content)
         assert photo.mode == "RGB"
@@ -95,6 +97,88 @@ def test_what_is_no_image_is_named(tmp_path: Path) -> None:
     for message, image in images.items():
         with pytest.raises(ImageError, match=message):
             load_image(image)
+
+
+@pytest.mark.parametrize("kind", ["GIF", "WEBP", "TIFF", "PNG"])
+def test_the_first_of_several_pages_is_read_with_a_note_and_any_by_its_name(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    colors = ("red", "lime", "blue")
+    first, *others = (Image.new("RGB", (40, 30), color) for color in colors)
+    options = {"lossless": True} if kind == "WEBP" else {}
+    content = encoded(first, kind, save_all=True, append_images=others, **options)
+    Path("a.file").write_bytes(content)
+    for image, remedy in ((content, "save"), ("a.file", "'a.file slice 1'")):
+        with pytest.warns(ExplainWarning, match=f"3 pages.*{remedy}"):
+            assert load_image(image).getpixel((9, 9)) == ImageColor.getrgb("red")
+    for page, color in enumerate(colors):
+        photo = load_image(f"a.file slice {page}")
+        assert (photo.size, photo.getpixel((9, 9))) == ((40, 30), ImageColor.getrgb(color))
+    with pytest.raises(ImageError, match="3 slices"):
+        load_image("a.file slice 3")
+    with pytest.raises(ImageError, match="2 slices"):
+        load_image("a.file slices 1:")
+    stack = load_image("a.file slices 1:", stack=True)
+    assert [stack.getpixel(cell[:2]) for cell in stack.cells] == [(0, 255, 0), (0, 0, 255)]
+    assert slice_names("a.file") == ["a.file"]
+    assert slice_names("a.file", pages=True) == [f"a.file slice {page}" for page in range(3)]
+
+
+def test_pages_of_deep_greys_have_one_range_and_deep_colours_are_those_of_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    levels = (1000, 5000, 60)
+    pages = [np.full((8, 9), level, np.uint16) for level in levels]
+    greys = [Image.fromarray(page) for page in pages]
+    greys[0].save("a.tif", save_all=True, append_images=greys[1:])
+    with pytest.warns(ExplainWarning, match="as 14 bits"):
+        stack = load_image("a.tif slices :", stack=True)
+    shown = [stack.getpixel(cell[:2])[0] for cell in stack.cells]
+    assert shown == [round(255 * level / (2**14 - 1)) for level in levels]
+    cv2.imwritemulti("b.tif", [np.dstack([page, page + 9, page + 1000]) for page in pages])
+    blue = load_image("b.tif slice 1", window=(5000, 10_000)).getpixel((0, 0))
+    assert blue == tuple(round(255 * level / 10_000) for level in (6000, 5009, 5000))
+
+
+BEGINNINGS = {
+    "NIfTI": [
+        bytes(344) + b"n+1\0" + bytes(900),
+        gzip.compress(bytes(344) + b"n+1\0" + np.random.default_rng(0).bytes(9000)),
+        b"\x1c\2\0\0n+2\0\r\n" + bytes(600),
+    ],
+    "video": [
+        b"\0\0\0 ftypisom\0\0\2\0isomiso2avc1mp41",
+        b"\0\0\0\x14ftypqt  \0\0\2\0",
+        b"\x1aE\xdf\xa3" + bytes(99),
+        b"RIFF\0\0\0\0AVI LIST",
+        b"\0\0\1\xba" + bytes(99),
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", BEGINNINGS)
+def test_volumes_and_films_are_named_with_what_helps(kind: str, tmp_path: Path) -> None:
+    for content in BEGINNINGS[kind]:
+        with pytest.raises(ImageError, match=f"photo, got a {kind}.*(npy|frames)"):
+            load_image(content)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"bands": 7, "kind": np.uint8, "form": 1}, "got 7"),
+        ({"bands": 5, "kind": np.float32}, "got 5"),
+        ({"bands": 1, "kind": np.complex64, "form": 6}, "complex"),
+    ],
+)
+def test_tiff_files_that_are_no_photos_are_told_without_what_libraries_print(
+    options: dict[str, Any], message: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ImageError, match=message):
+        load_image(tiff(**options))
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_decompression_bomb_is_refused_before_it_is_unpacked() -> None:
@@ -172,7 +256,8 @@ def test_photos_of_phones_are_named_and_read_where_a_package_can(
         ImageError, match="a HEIC photo, which needs the package pillow-heif; run pip"
     ):
         load_image(file)
-    reader = SimpleNamespace(open_heif=lambda file: SimpleNamespace(to_pillow=lambda: gradient))
+    opened = SimpleNamespace(to_pillow=lambda: gradient, size=gradient.size)
+    reader = SimpleNamespace(open_heif=lambda file: opened)
     monkeypatch.setitem(sys.modules, "pillow_heif", reader)
     assert load_image(file).size == gradient.size
     assert [name for name, _ in photos_in(str(tmp_path))] == ["photo.heic"]
