@@ -321,18 +321,28 @@ def _are_corners(output: Any, count: int) -> bool:
     """Whether the rows ``(N, Q, 6)`` of a detector are corners, score and label (YOLOv10), rather
     than middle, size and two shares."""
     rows = _tensor(output, count)
-    if rows is None or rows.shape[2] != 6:
+    if rows is None or rows.shape[2] != 6 + _factors(output):
         return False
     fractions = (rows[..., 5] != rows[..., 5].round()) & ~rows[..., 5].isnan()
     swapped = (rows[..., 2:4] < rows[..., :2]).any(-1)
     return not bool((fractions | swapped).any())
 
 
+def _has_more_cells_than(columns: int, output: Any, count: int) -> bool:
+    """Whether a detector's table ``(N, ..., ...)`` has more cells than columns, which are its
+    dimension number ``columns``."""
+    table = _tensor(output, count)
+    return table is not None and table.shape[columns] <= table.shape[3 - columns]
+
+
 def _end_to_end(output: Any, count: int, size: Size | None) -> Boxes | None:
     """Read YOLOv10's rows ``(N, Q, 6)``: corners, score and label of boxes that need no
-    suppression. None for other shapes."""
+    suppression.
+
+    Factors of masks may follow. None for other shapes.
+    """
     rows = _tensor(output, count)
-    if rows is None or rows.shape[2] != 6:
+    if rows is None or rows.shape[2] != 6 + _factors(output):
         return None
     labels = torch.where(rows[..., 5].isnan(), -1, rows[..., 5].long())
     return _of_results(list(zip(rows[..., :4], labels, rows[..., 4], strict=True)))
@@ -346,7 +356,7 @@ def _yolov8(output: Any, count: int, size: Size | None) -> Boxes | None:
     angle of the box.
     """
     columns = _tensor(output, count)
-    if columns is None or columns.shape[1] < 5 or columns.shape[1] > columns.shape[2]:
+    if columns is None or columns.shape[1] < 5:
         return None
     other_columns = []
     for path, tensor in nested.paths(output):
@@ -373,12 +383,9 @@ def _yolov5(output: Any, count: int, size: Size | None) -> Boxes | None:
     Factors of masks may follow, as many as the prototypes have channels. None for other outputs.
     """
     rows = _tensor(output, count)
-    if rows is None or rows.shape[2] < 6 or rows.shape[2] > rows.shape[1]:
+    if rows is None or rows.shape[2] < 6:
         return None
-    prototypes = [
-        tensor for path, tensor in nested.paths(output) if tensor.ndim == 4 and len(path) == 1
-    ]
-    classes = rows.shape[2] - 5 - sum(tensor.shape[1] for tensor in prototypes)
+    classes = rows.shape[2] - 5 - _factors(output)
     existence = rows[..., 4]
     scores = rows[..., 5 : 5 + classes]
     if classes < 1 or not (_within(existence) and _within(scores) and _in_pixels(rows)):
@@ -574,15 +581,32 @@ UNSURE: dict[str, Callable[[Any, int], bool]] = {
     "detr": _ends_in_no_object,
     "ssd": lambda output, count: False,
     "yolov10": _are_corners,
+    "yolov8": partial(_has_more_cells_than, 1),
+    "yolov5": partial(_has_more_cells_than, 2),
 }
 """Layouts that look like others, and when to try them without their name."""
+
+
+def _innermost(output: Any) -> Any:
+    """The first of the tuples in a detector's output that has no tuple as its first item, as boxes
+    and prototypes of masks in ``((boxes, prototypes), others)``."""
+    while isinstance(output, (tuple, list)) and output and isinstance(output[0], (tuple, list)):
+        output = output[0]
+    return output
 
 
 def _tensor(output: Any, count: int) -> torch.Tensor | None:
     """The first floating-point tensor of three dimensions in a detector's output, with ``count``
     rows; None without one."""
-    tensor = find_tensor(output, count, (3,), ())
+    tensor = find_tensor(_innermost(output), count, (3,), ())
     return tensor if tensor is not None and tensor.is_floating_point() else None
+
+
+def _factors(output: Any) -> int:
+    """How many factors of masks a detector gives for each box: as many as prototypes ``(N, M, h,
+    w)`` of masks have channels."""
+    parts = [part for _, part in nested.items(_innermost(output)) if isinstance(part, torch.Tensor)]
+    return sum(tensor.shape[1] for tensor in parts if tensor.ndim == 4)
 
 
 def _levels(output: Any, count: int) -> list[torch.Tensor] | None:

@@ -92,6 +92,24 @@ def masks(rand: Any) -> Any:
     return (torch.cat([raw, factors], 1), (maps, factors, prototypes)), scores, boxes
 
 
+def masks_beside(rand: Any) -> Any:
+    """As ultralytics returns them since its heads give their parts by name."""
+    (raw, maps), scores, boxes = yolov8(rand)
+    factors = rand(2, 32, 60)
+    prototypes = rand(2, 32, 8, 12)
+    parts = {"boxes": rand(2, 64, 60), "scores": rand(2, 3, 60), "feats": maps}
+    parts |= {"mask_coefficient": factors, "proto": prototypes}
+    return ((torch.cat([raw, factors], 1), prototypes), parts), scores, boxes
+
+
+def masks_of_corners(rand: Any) -> Any:
+    raw, scores, boxes = yolov10(rand)
+    factors = rand(2, 9, 32)
+    prototypes = rand(2, 32, 8, 12)
+    heads = {key: {"mask_coefficient": rand(2, 32, 60)} for key in ("one2many", "one2one")}
+    return ((torch.cat([raw, factors], 2), prototypes), heads), scores, boxes
+
+
 def turned(rand: Any) -> Any:
     (raw, maps), scores, _ = yolov8(rand)
     angle = 3 * rand(2, 1, 60) - 1
@@ -205,12 +223,15 @@ OUTPUTS: dict[str, Any] = {
     "yolov10": yolov10,
     "yolov8": yolov8,
     "masks": masks,
+    "masks beside": masks_beside,
+    "masks of corners": masks_of_corners,
     "turned": turned,
     "yolov5": yolov5,
     "yolox": yolox,
     "yolov8 maps": yolov8_maps,
 }
 NAMES = {"objects": "results", "centred": "retinanet", "masks": "yolov8", "turned": "yolov8"}
+NAMES |= {"masks beside": "yolov8", "masks of corners": "yolov10"}
 
 
 @pytest.mark.parametrize("kind", OUTPUTS)
@@ -229,6 +250,17 @@ def test_a_layout_is_found_out_and_read_as_a_slow_decoding_reads_it(kind: str, r
         cell, label = divmod(int(scores[i].argmax()), scores.shape[2])
         assert settled.labels[i] == label
         assert_close(settled.boxes[i], boxes[i, cell], **EXACT)
+
+
+def test_a_layout_with_a_name_may_have_fewer_cells_than_columns(rand: Any) -> None:
+    rows = torch.cat([40 * rand(1, 6, 4), rand(1, 6, 81)], 2)  # 6 cells, 80 classes
+    values = read(rows, 1, SIZE, "yolov5")
+    assert_close(values.scores[0], rows[0, :, 4:5] * rows[0, :, 5:], **EXACT)
+    columns = torch.cat([40 * rand(1, 4, 6), rand(1, 80, 6)], 1)
+    assert_close(read(columns, 1, SIZE, "yolov8").scores[0], columns[0, 4:].mT, **EXACT)
+    # without a name, the longer side has the cells
+    assert find_layout(torch.cat([rows] * 20, 1), 1, SIZE).layout == "yolov5"
+    assert find_layout(torch.cat([columns] * 20, 2), 1, SIZE).layout == "yolov8"
 
 
 def test_what_is_no_detection_is_refused_in_one_line(rand: Any) -> None:
