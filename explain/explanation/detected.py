@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from explain._utils.errors import muted
 from explain.data.boxes import Box
 from explain.data.inputs import Inputs
 from explain.engine.ends import reading
@@ -104,12 +105,13 @@ def _resolved(target: Target, output: Any, count: int, size: tuple[int, ...]) ->
     """Return a target with the box that it means chosen in each of ``count`` inputs, by the model's
     ``output``; ``size`` is the height and width of the inputs.
 
-    For a detector, a class means its best box and "the best class" the best box of all. A class of
-    a segmenter, which has no boxes, stays as it is.
+    For a detector, a class means its best box and "the best class" the best box of all; for a
+    segmenter its region.
     """
     if isinstance(target, (ClassTarget, TopClass)):
         if find_layout(output, count, size) is None:
-            return target
+            with muted():  # the attribution has said which class it is
+                return target.resolved(output, count)
         if isinstance(target, TopClass):
             target = Detections(index=target.rank)
         else:
@@ -134,12 +136,11 @@ def _region(
     ``target`` is as it was asked for, ``resolved`` the one of `_resolved`. A class becomes the
     region where a segmenter sees that class.
     """
-    if isinstance(resolved, TopClass):
-        index: Any = 0
-    elif isinstance(resolved, ClassTarget):
-        index = resolved.index[image] if isinstance(resolved.index, tuple) else resolved.index
-    else:
+    is_class = isinstance(target, (ClassTarget, TopClass))
+    if not is_class or not isinstance(resolved, Segmentation):
         return target.name, resolved if isinstance(target, Place) else target
+    assert isinstance(resolved.category, tuple)
+    index = resolved.category[image]
     region = Segmentation(Category(index, class_label(categories, index)))
     return region.name, region
 

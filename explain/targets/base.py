@@ -282,14 +282,16 @@ def find_logits(output: Any, count: int) -> torch.Tensor:
 
 
 def find_scores(output: Any, count: int) -> torch.Tensor | None:
-    """The tensor of class scores in a model's output, in its own shape: ``(count, K)``, or one
-    number an image; None without any.
+    """The tensor of class scores in a model's output: ``(count, K)``, or one number an image in its
+    own shape; None without any.
 
-    Where several may be, the `OutputReader` of the model decides, and else the first counts.
+    Where several may be, the `OutputReader` of the model decides, and else the first counts. A map
+    of one place ``(count, K, 1, 1)``, as of a critic that ends in a convolution, has scores.
     """
     if isinstance(output, torch.Tensor):
         if output.ndim > 2:
-            return None
+            is_one_place = len(output) == count and output.shape[2:].numel() == 1
+            return output.flatten(1) if is_one_place else None
         rows = output.shape[0] if output.ndim == 2 else output.numel()
         return output if rows == count else None
     candidates = _candidates(output, count)

@@ -17,6 +17,7 @@ from explain.targets.base import (
     check_one_per_image,
     class_index,
     find_logits,
+    find_scores,
     find_tensor,
     need_tensor,
 )
@@ -182,12 +183,18 @@ def _elsewhere(
     ``label`` is the class (None is any, or the top one), ``rank`` which of its detections.
     """
     has_boxes = isinstance(output, Mapping) and "boxes" in output
-    if not has_boxes and find_tensor(output, count, (2,)) is not None:
+    has_scores = isinstance(output, torch.Tensor) and find_scores(output, count) is not None
+    if has_scores or (not has_boxes and find_tensor(output, count, (2,)) is not None):
         return None
     if detector_outputs.find_layout(output, count) is not None:
         best = detections.Detections(label, index=rank, categories=categories)
         return best.resolved(output, count)
     if regions.read_class_maps(output, count) is not None:
+        if rank > 0:
+            raise TargetError(
+                "top_k must be 1 for a model that gives maps of classes, got more; name classes "
+                "with targets="
+            )
         return regions.Segmentation(label).resolved(output, count)
     return None
 

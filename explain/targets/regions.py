@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from explain._utils.errors import TargetError, short_repr
+from explain._utils.errors import TargetError, short_repr, warn
 from explain.targets.base import (
     READER,
     CheckedTarget,
@@ -93,8 +93,8 @@ class Segmentation(CheckedTarget):
     Args:
         category: the class: its index or label, or a tuple with an index for each image; of a
             prompted model, the number of the mask. None is the class that is predicted at the
-            point, or most in the mask; of a single map, its class; of a prompted model, the mask
-            that it expects to be the best.
+            point, or in most places of the mask or else of the image; of a single map, its class;
+            of a prompted model, the mask that it expects to be the best.
         mask: the region, true or nonzero inside: ``(H, W)``, or ``(N, H, W)`` with one for each
             image, over the model's whole input and at any resolution; of volumes with the depth
             before the height. None is where the model predicts the class in the images as they are:
@@ -244,18 +244,18 @@ class Segmentation(CheckedTarget):
         predicted = class_maps.maps.argmax(1)
         if self.point is not None:
             return tuple(predicted[_at(self.point, predicted)].tolist())
-        if self.mask is not None:
-            weights = self._weights(predicted)
-            shares = [(weights * (predicted == k)).flatten(1).sum(1) for k in range(classes)]
-            return tuple(torch.stack(shares, 1).argmax(1).tolist())
-        if classes > 1:
-            predicted_classes = sorted(set(predicted.flatten().tolist()))[:8]
-            raise TargetError(
-                f"category must be one of the {classes} classes of the model's maps, got None; "
-                f"take explain.targets.Segmentation(category); predicted here are "
-                f"{predicted_classes}"
+        if classes == 1:
+            return (0,) * count
+        weights: Any = 1 if self.mask is None else self._weights(predicted)
+        shares = [(weights * (predicted == k)).flatten(1).sum(1) for k in range(classes)]
+        most_frequent = torch.stack(shares, 1).argmax(1).tolist()
+        if self.mask is None:
+            chosen = ", ".join(map(str, dict.fromkeys(most_frequent)))
+            warn(
+                f"target is the class that is predicted in most places of the image, {chosen}; "
+                "explain.targets.Segmentation(category) is another"
             )
-        return (0,) * count
+        return tuple(most_frequent)
 
     def _predicted(self, class_maps: ClassMaps, categories: tuple[int, ...]) -> torch.Tensor:
         """The region where the class of each image is predicted, or its connected part at the

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.testing import assert_close
 
 import explain
@@ -89,6 +90,23 @@ def test_a_segmenter_explains_what_it_predicts() -> None:
         segmenter.model, segmenter.as_input(photo), "saliency", target=Segmentation(0)
     )
     assert_close(explanation.values, expected.values[0], atol=1e-6, rtol=1e-4)
+
+
+def test_of_a_segmenter_the_most_frequent_class_is_explained_and_named() -> None:
+    generator = torch.Generator().manual_seed(5)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 1))
+    for weight in model.parameters():
+        nn.init.normal_(weight, generator=generator)
+    labels = ["road", "tree", "sky", "car"]
+    segmenter = explain.Explainer(model, labels, explain.models.CenterCrop(32))
+    with pytest.warns(explain.ExplainWarning, match="in most places"):
+        explanation = segmenter(PHOTO, "saliency")
+    x = segmenter.as_input(PHOTO)
+    counts = model(x).argmax(1).flatten().bincount(minlength=4).tolist()
+    most = counts.index(max(counts))
+    assert explanation.targets == [f"{segmenter.categories[most]} where predicted"]
+    expected = explain.attribute(model, x, "saliency", target=Segmentation(most))
+    assert_close(explanation.values, expected.values[0])
 
 
 def test_a_box_has_one_colour_on_the_photo_and_on_its_map(detector: explain.Explainer) -> None:

@@ -182,6 +182,15 @@ def test_labels_are_found_wherever_they_are_named() -> None:
     assert pickle.loads(pickle.dumps(target)).name == copy.deepcopy(target).name == target.name
 
 
+def test_maps_of_one_place_are_class_scores(net: TinyNet, x: Tensor) -> None:
+    model = wrapping(net, lambda y: y[:, :, None, None])
+    for target in (None, 2, Difference(2, -1)):
+        attribution = explain.attribute(model, x, "integratedgradients", target=target)
+        expected = explain.attribute(net, x, "integratedgradients", target=target)
+        assert_close(attribution.values, expected.values, **EXACT)
+        assert_close(attribution.logits, expected.logits, **EXACT)
+
+
 # --- one number, and likeness
 
 
@@ -189,7 +198,11 @@ def wrapping(net: nn.Module, wrap: Any) -> nn.Module:
     return Made(lambda model, x: wrap(model.net(x)), net=net).eval()
 
 
-@pytest.mark.parametrize("wrap", [lambda y: y[:, 0], lambda y: (y[:, :1], None)])
+@pytest.mark.parametrize(
+    "wrap",
+    [lambda y: y[:, 0], lambda y: (y[:, :1], None), lambda y: y[:, :1, None, None]],
+    ids=["alone", "among others", "as a map of one place"],
+)
 def test_one_number_per_image_needs_no_target(wrap: Any, net: TinyNet, x: Tensor) -> None:
     model = wrapping(net, wrap)
     method = Saliency(absolute=False)

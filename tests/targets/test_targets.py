@@ -101,7 +101,7 @@ DETECTED = [{"boxes": CORNERS, "labels": torch.zeros(2), "scores": torch.ones(2)
         (Similarity(torch.ones(4)), LOGITS, "embedding must have the shape"),
         (Similarity(torch.ones(4)), {"mask": torch.zeros(2)}, "returns embeddings"),
         (BinaryLogit(), LOGITS, "one logit"),
-        (Segmentation(), MAPS, "category must"),
+        (TopClass(1), MAPS, "top_k must"),
         (Segmentation((0, 1, 2)), MAPS, "category must"),
         (Segmentation(9), MAPS, "class"),
         (Segmentation("cat"), MAPS, "labels are not known"),
