@@ -12,7 +12,15 @@ from explain.attribution.result import Attribution
 from explain.engine import Activations, Attributions, Evidence, InputGradients, LayerGradients
 from explain.engine.needs import RelevanceCoverage, RuleCoverage, Uninspected
 from explain.engine.perturbations import Attributor
-from explain.methods import DeepLIFT, DeepLIFTSHAP, IntegratedGradients, Method
+from explain.methods import (
+    LRP,
+    BlurIntegratedGradients,
+    DeepLIFT,
+    DeepLIFTSHAP,
+    GuidedIntegratedGradients,
+    IntegratedGradients,
+    Method,
+)
 from explain.methods.base import spatial_dims
 from explain.relevance.gradient_rules import Coverage
 
@@ -119,11 +127,14 @@ def _is_saturated(evidence: Evidence, image: int) -> bool:
     return min(abs(probability), abs(1 - probability)) < 1e-4
 
 
+_OF_PATHS = (IntegratedGradients, BlurIntegratedGradients, GuidedIntegratedGradients)
 _MISSED = 0.05
-"""The share of the difference of the scores from which on DeepLIFT says what it misses."""
+"""The share of the score, or of the difference of two, from which on LRP and DeepLIFT say what they
+miss."""
 _MISSED_BY_POINTS = 0.2
-"""The share from which on it is seen whether the points of a path are too few, or the backward is
-no derivative."""
+"""The share from which on it is seen whether the backward is no derivative."""
+_TOO_FEW_POINTS = 0.5
+"""The share from which on the points of a path are said to be too few."""
 _POINTS = 20
 """Of fewer points, a path misses much by itself."""
 _STABILISED = 0.01
@@ -132,6 +143,8 @@ _ROUNDED = 0.1
 """By how much of their largest change scores in bfloat16 are off where it is said."""
 _ROUNDING = 1000
 """How many of the last bits of the sizes that are added up may be rounding errors."""
+_EXCUSED = 0.01
+"""The share of the scores up to which these are rounding errors, however large the sizes are."""
 
 
 def warn_of_half_precision(methods: Mapping[str, Method], x: torch.Tensor) -> None:
@@ -247,11 +260,9 @@ def to_be_read(
     score = attribution.score
     if method.by_score:
         tensors["negative"] = (score < 0) & attribution.values.flatten(1).any(1)
-    has_few_points = isinstance(method, IntegratedGradients) and method.steps < _POINTS
-    adds_up = isinstance(method, (DeepLIFT, DeepLIFTSHAP, IntegratedGradients))
-    if adds_up and attribution.delta is not None and not has_few_points:
-        expected_sum: Any = method.expected_sum(evidence[0])
-        tensors["missed"] = _misses(method, attribution, expected_sum.abs())
+    promised = _promised_sum(method, attribution, evidence)
+    if promised is not None:
+        tensors["missed"] = _misses(method, attribution, promised)
     if attribution.coverage is not None and "stabiliser" in attribution.coverage.taken:
         share = attribution.coverage.taken["stabiliser"].abs() / score.abs()
         tensors["stabiliser"] = share > _STABILISED
@@ -286,10 +297,8 @@ def warn_of_result(
             "gradcam"
         )
     if "missed" in doubtful:
-        expected_sum: Any = method.expected_sum(evidence[0])
-        _warn_of_missed(
-            method, attribution, doubtful["missed"], expected_sum.abs(), follows_gradient
-        )
+        promised: Any = _promised_sum(method, attribution, evidence)
+        _warn_of_missed(method, attribution, doubtful["missed"], promised, follows_gradient)
     if attribution.rounding is not None and attribution.rounding > _ROUNDED:
         warn(f"{name} has {attribution.rounded}; use precision='full'")
     taken = {} if attribution.coverage is None else attribution.coverage.taken
@@ -329,52 +338,79 @@ def warn_of_result(
         warn(f"{name} is zero everywhere for image {', '.join(images)}: {reason}")
 
 
-def _misses(method: Method, attribution: Attribution, expected_sum: torch.Tensor) -> torch.Tensor:
-    """Whether each image's attribution misses the sum that it promises, ``expected_sum`` ``(N,)``:
-    truth values ``(N,)``.
+def _promised_sum(
+    method: Method, attribution: Attribution, evidence: Sequence[Evidence]
+) -> torch.Tensor | None:
+    """The size of what the values promise to add up to, ``(N,)``: the difference of the scores; for
+    LRP the score, a part of which has names.
 
-    A share of the sum may be missing, and what rounding explains. `_warn_of_missed` may still find
-    that a path of few points is the cause.
+    None where nothing is promised, few points miss much by themselves, or operations without a rule
+    are named already.
+    """
+    coverage = attribution.coverage
+    if attribution.delta is None or (coverage is not None and coverage.missed):
+        return None
+    if isinstance(method, LRP):
+        return attribution.score.abs()
+    follows_path = isinstance(method, _OF_PATHS) and method.steps >= _POINTS
+    if not follows_path and not isinstance(method, (DeepLIFT, DeepLIFTSHAP)):
+        return None
+    expected_sum: Any = method.expected_sum(evidence[0])
+    size: torch.Tensor = expected_sum.abs()
+    return size
+
+
+def _misses(method: Method, attribution: Attribution, promised: torch.Tensor) -> torch.Tensor:
+    """Whether each image's attribution misses the sum that it ``promised`` ``(N,)``: truth values
+    ``(N,)``.
+
+    A share of the sum may be missing, and what rounding explains: of huge values that cancel, no
+    more than a small share of the scores. `_warn_of_missed` may still find that a path of few
+    points is the cause.
     """
     assert attribution.delta is not None
     missed = attribution.delta.abs()
     parts = [part.values for part in attribution.parts.values()] or [attribution.values]
-    sizes = sum((part.abs().flatten(1).sum(1) for part in parts), attribution.score.abs())
-    share = _MISSED_BY_POINTS if isinstance(method, IntegratedGradients) else _MISSED
-    return missed > torch.maximum(
-        share * expected_sum, _ROUNDING * torch.finfo(missed.dtype).eps * sizes
+    score = attribution.score.abs()
+    sizes = sum((part.abs().flatten(1).sum(1) for part in parts), score)
+    rounding = torch.minimum(
+        _ROUNDING * torch.finfo(missed.dtype).eps * sizes, _EXCUSED * (score + promised)
     )
+    share = _MISSED_BY_POINTS if isinstance(method, _OF_PATHS) else _MISSED
+    return missed > torch.maximum(share * promised, rounding)
 
 
 def _warn_of_missed(
     method: Method,
     attribution: Attribution,
     wrong: torch.Tensor,
-    expected_sum: torch.Tensor,
+    promised: torch.Tensor,
     follows_gradient: Callable[[], bool],
 ) -> None:
-    """Warn of images whose values do not add up to the difference of the scores, ``expected_sum``
-    ``(N,)``.
+    """Warn of images whose values do not add up to what they ``promised`` ``(N,)``.
 
-    If the gradient is the derivative of the score, a path of few points misses the sum by itself:
-    then nothing is said, and ``delta`` alone tells it.
+    If the gradient is the derivative of the score, a path of few points misses a part of the sum by
+    itself: then nothing is said up to a half of it, and ``delta`` alone tells it.
     """
     assert attribution.delta is not None
     missed = attribution.delta.abs()
-    follows = follows_gradient()
-    if follows and isinstance(method, IntegratedGradients):
-        return
-    worst = int(torch.where(wrong, missed, -1).argmax())
-    amount = (
-        f"by up to {float(missed[worst]):.2g} of {float(expected_sum[worst]):.2g} for image "
-        f"{image_names(wrong)}"
-    )
     reason = (
         "operations without a rule take it, or rounding errors; try double precision or "
         "integratedgradients"
     )
-    if not follows:
+    if not follows_gradient():
         reason = (
             "the model's backward is not the derivative of its score; take occlusion or kernelshap"
         )
-    warn(f"{attribution.method} misses the difference of the scores {amount}: {reason}")
+    elif isinstance(method, _OF_PATHS):
+        wrong = wrong & (missed > _TOO_FEW_POINTS * promised)
+        reason = "the score changes fast, or jumps, between its points; take more steps"
+    if not wrong.any():
+        return
+    worst = int(torch.where(wrong, missed, -1).argmax())
+    amount = (
+        f"by up to {float(missed[worst]):.2g} of {float(promised[worst]):.2g} for image "
+        f"{image_names(wrong)}"
+    )
+    what = "the score" if isinstance(method, LRP) else "the difference of the scores"
+    warn(f"{attribution.method} misses {what} {amount}: {reason}")

@@ -290,7 +290,8 @@ class IntegratedGradients(CompleteMethod):
     difference.
 
     :math:`(x - b) \odot \int_0^1 \nabla y\bigl(b + t(x - b)\bigr)\,dt`; the values add up to
-    :math:`y(x) - y(b)`, and by how much the quadrature misses that is the attribution's ``delta``.
+    :math:`y(x) - y(b)`, and by how much the quadrature misses that is the attribution's ``delta``;
+    a warning says so where it is more than half.
 
     Args:
         steps: the number of points.

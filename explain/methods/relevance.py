@@ -39,8 +39,9 @@ class LRP(Method):
     what they lose is in ``coverage.taken`` by their names, and those that lose more than a
     thousandth are named in a warning and in ``coverage.missed``. So are all operators that
     libraries register with torch, except those of torchvision, which are linear where their
-    positions and masks are held constant. Of a `torch.autograd.Function` written by hand, what it
-    loses is in ``delta`` alone.
+    positions and masks are held constant, and gradients that the model itself takes. Of a
+    `torch.autograd.Function` written by hand, what it loses is in ``delta`` alone. A ``delta`` of
+    more than a twentieth of the score is warned of.
 
     Rules at the input (``Flat``, ``Box``) give relevance to what the first linear map is given. It
     goes back to the pixels through what is done to the photo before (flips, crops, zooms,

@@ -16,7 +16,7 @@ from explain._utils import nested
 from explain._utils.errors import MethodError
 from explain.hooks.graph import differentiate
 from explain.hooks.preserve import detached
-from explain.relevance.table import OperationInfo, info, is_library_operator
+from explain.relevance.table import OperationInfo, info, is_library_operator, is_opaque
 
 _BY_OPERATOR = frozenset(
     name
@@ -248,10 +248,10 @@ def is_watched(call: Call) -> bool:
     """Whether a call that no LRP rule covers is noted as a step "other", so that the relevance it
     loses is counted.
 
-    It is one of PyTorch's own functions or a registered operator, it may lose relevance, and it can
-    be made out of place.
+    It is one of PyTorch's own functions that may lose relevance and can be made out of place, a
+    registered operator, or a gradient that the model itself takes.
     """
-    if is_library_operator(call.name):
+    if is_library_operator(call.name) or is_opaque(call.name):
         return True
     if (
         call.info.traits & {"linear", "effect"}

@@ -319,7 +319,7 @@ def propagate(
         if step.call not in counted:  # one call may have several results
             counted.add(step.call)
             covered["gradient" if rule is None else rule.name, name] += 1
-            missed[name] += is_library_operator(name)
+            missed[name] += is_library_operator(name) or (has_no_rule and not step.entrances)
         if rule is not None:
             if getattr(rule, "by_sign", False):
                 flow.signed.append(step)

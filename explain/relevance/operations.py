@@ -30,7 +30,7 @@ from explain.relevance.table import (
     RECTIFIER_NODES,
     TABLE,
     info,
-    is_library_operator,
+    is_opaque,
     operation_name,
     operator_of_node,
 )
@@ -101,7 +101,7 @@ class OperationRecorder(Tracer):
     """Notes the operations that this thread's functional calls make, until it is left, by the Nodes
     that they left.
 
-    These are operators of libraries that the table does not know, and ``rectifiers``.
+    These are operations that nobody can look into, and ``rectifiers``.
 
     >>> x = torch.randn(3, requires_grad=True)
     >>> with OperationRecorder(nn.Identity()) as recorder:
@@ -114,20 +114,20 @@ class OperationRecorder(Tracer):
 
     def __init__(self, model: nn.Module, *, rectifiers: bool = True) -> None:
         """Prepare to note the operations of a forward pass of ``model``, with ``rectifiers`` or
-        library operators alone."""
+        without."""
         self.noted: dict[Node, Operation] = {}
         self._running = ModuleTracker(model)
         self._rectifiers = Rectifiers() if rectifiers else None
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Make a call of the forward pass, and note the rectifier or library operator that it is.
+        """Make a call of the forward pass, and note the rectifier or opaque operation that it is.
 
         `Tracer` calls this in place of every PyTorch function. A rectifier that overwrites a view
         runs out of place, since its Node would be hidden.
         """
         name = operation_name(func)
-        if is_library_operator(name) and name not in TABLE:
-            return self._note_operator(Call(func, name, args, kwargs))
+        if is_opaque(name):
+            return self._note_opaque(Call(func, name, args, kwargs))
         if self._rectifiers is None or not (name in _BOUNDS or info(name).traits & _TRAITS):
             return func(*args, **kwargs)
         call = Call(func, name, args, kwargs)
@@ -158,9 +158,8 @@ class OperationRecorder(Tracer):
             )
         return result if out_of_place_call is None else first_argument.copy_(result)
 
-    def _note_operator(self, call: Call) -> Any:
-        """Make a call of a library's operator that the table does not know, and note it at the
-        Nodes of its results."""
+    def _note_opaque(self, call: Call) -> Any:
+        """Make a call that nobody can look into, and note it at the Nodes of its results."""
         result = call.make()
         nodes = [tensor.grad_fn for tensor in call.results(result) if tensor.grad_fn is not None]
         if nodes:

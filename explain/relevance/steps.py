@@ -389,7 +389,8 @@ class StepRecorder(Tracer):
         lose their input; the result is then written where the model expects it. Dependent arguments
         are replaced by entrances, at which a rule can replace the gradient that leaves.
         """
-        if kind == "other" and is_library_operator(call.name) and call.overwritten:
+        has_no_copy = is_library_operator(call.name) and call.overwritten
+        if kind == "other" and (has_no_copy or call.name == "grad"):
             return self._record_name(call, dependent)
         first_argument = call.flat[0]
         call_to_run = call
@@ -498,8 +499,12 @@ class StepRecorder(Tracer):
         )
 
     def _record_name(self, call: Call, dependent: Sequence[int]) -> Any:
-        """Make a call of a library's operator that overwrites its input or returns a view, and note
-        its name alone, as a step without entrances."""
+        """Make a call that cannot be given other inputs, and note its name alone, as a step without
+        entrances.
+
+        These are operators of libraries that overwrite their input or return a view, and gradients
+        that the model itself takes.
+        """
         result = self._follow(call, dependent)
         for tensor in call.results(result):
             if tensor.grad_fn is not None:

@@ -191,6 +191,12 @@ def is_library_operator(name: str) -> bool:
     return "::" in name
 
 
+def is_opaque(name: str) -> bool:
+    """Whether nobody can look into an operation: an operator of a library that the table does not
+    know, or a gradient that the model itself takes."""
+    return name == "grad" or (is_library_operator(name) and name not in TABLE)
+
+
 def _registered_name(func: Any) -> str | None:
     """The name ``library::operator`` of an operator that a library registered with PyTorch; None
     for other functions and PyTorch's own operators."""

@@ -77,6 +77,7 @@ MOVED: dict[str, Function] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:lrp misses the score")  # that of each image lies in the other
 @pytest.mark.parametrize("composite", COMPOSITES)
 @pytest.mark.parametrize("name", MOVED)
 def test_relevance_lies_where_the_pixels_lay(name: str, composite: str) -> None:

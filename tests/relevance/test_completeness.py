@@ -1,0 +1,114 @@
+"""What values should add up to is judged by the scores: what is missed is said, however large the
+values are that cancel."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import explain
+from explain import ExplainWarning
+from explain.methods import BlurIntegratedGradients, DeepLIFT, IntegratedGradients
+from tests.conftest import Made, settled
+from tests.relevance.test_relevance import random
+
+
+def normalised(depth: int) -> nn.Module:
+    """Convolutions with instance normalisations, whose deviations for a black photo are tiny."""
+    torch.manual_seed(1)
+    blocks: list[nn.Module] = []
+    for number in range(depth):
+        blocks += [nn.Conv2d(8 if number else 3, 8, 3, padding=1), nn.InstanceNorm2d(8), nn.ReLU()]
+    return nn.Sequential(*blocks, nn.Flatten(), nn.Linear(8 * 16 * 16, 4)).eval()
+
+
+def messages(model: nn.Module, x: Tensor, method: Any) -> tuple[explain.Attribution, list[str]]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        a = explain.attribute(model, x, method, target=1)
+    return a, [str(warning.message) for warning in caught]
+
+
+def test_huge_values_do_not_excuse_what_is_missed() -> None:
+    """In double precision the same values add up, and nothing is said."""
+    model = normalised(5)
+    x = random(0, 2, 3, 16, 16).sigmoid().float()
+    exact, said = messages(model.double(), x.double(), DeepLIFT())
+    difference = (model(x.double()) - model(torch.zeros_like(x.double())))[:, 1].detach()
+    assert torch.allclose(exact.values.flatten(1).sum(1), difference, atol=1e-4)
+    assert not said
+    a, said = messages(model.float(), x, DeepLIFT())
+    missed = a.values.double().flatten(1).sum(1) - difference
+    assert (missed.abs() > 0.5 * difference.abs()).any()
+    assert len(said) == 1
+    assert "misses the difference of the scores" in said[0]
+
+
+@pytest.mark.parametrize("method", [IntegratedGradients(), BlurIntegratedGradients()], ids=str)
+def test_a_path_whose_points_miss_the_change_of_the_score_says_so(method: Any) -> None:
+    """The score jumps between two points; nearly all of its change is in no gradient."""
+    model = Made(lambda net, x: torch.cat([x.mean((1, 2, 3))[:, None]] * 2, 1) + jump(x))
+
+    def jump(x: Tensor) -> Tensor:
+        return 9.0 * (x.amax((1, 2, 3)) > 0.9).to(x)[:, None]
+
+    x = random(1, 2, 3, 12, 12).sigmoid() * 0.5
+    x[1, :, 5, 5] = 1.0
+    a, said = messages(model, x, method)
+    assert a.delta[1] < -8
+    assert len(said) == 1
+    assert f"{a.method} misses" in said[0]
+    assert "image 1:" in said[0]
+    smooth = settled(nn.Sequential(nn.Conv2d(3, 4, 3), nn.GELU(), nn.Flatten(), nn.Linear(400, 2)))
+    assert messages(smooth.double(), x, method)[1] == []
+
+
+INNER: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "softplus": F.softplus,
+    "tanh": torch.tanh,
+}
+
+
+def descended(net: Any, x: Tensor) -> Tensor:
+    """What a step along the gradient of an energy makes of feature maps."""
+    y = net.first(x).relu()
+    with torch.enable_grad():
+        y = y if y.requires_grad else y.requires_grad_()
+        energy = net.function_of(net.second(y)).sum()
+        (slope,) = torch.autograd.grad(energy, y, create_graph=True)
+    return net.head((y - 0.5 * slope).mean((2, 3)))
+
+
+@pytest.mark.parametrize("method", ["lrp", "fullgrad", "guidedbackprop"])
+@pytest.mark.parametrize("name", INNER)
+def test_a_gradient_that_the_model_itself_takes_is_named(name: str, method: str) -> None:
+    parts = {"first": nn.Conv2d(3, 4, 3), "second": nn.Conv2d(4, 4, 3), "head": nn.Linear(4, 3)}
+    model = settled(Made(descended, **parts)).double().eval()
+    model.function_of = INNER[name]
+    a, said = messages(model, random(2, 2, 3, 8, 8), method)
+    assert a.coverage.missed == {"grad": 1}
+    assert any(f"{method} " in message and "(1 x grad)" in message for message in said)
+
+
+def test_relevance_that_is_lost_where_nobody_can_look_is_told() -> None:
+    """A hook of the model's own halves what comes back to it."""
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        y = net.first(x).relu()
+        if y.requires_grad:
+            y.register_hook(lambda gradient: gradient / 2)
+        return net.head(y.mean((2, 3)))
+
+    model = settled(Made(forward, first=nn.Conv2d(3, 4, 3), head=nn.Linear(4, 3))).double()
+    with torch.no_grad():
+        model.head.bias.zero_()
+    with pytest.warns(ExplainWarning, match="lrp misses the score"):
+        a = explain.attribute(model, random(3, 2, 3, 8, 8), "lrp", target=1)
+    assert torch.allclose(a.delta, -a.score / 2, rtol=1e-4)
