@@ -106,8 +106,10 @@ class OriginTracer(Tracer):
 
         ``origins`` has the weights of a tensor as a number with one bit for each parameter, in the
         order of ``model.parameters()``, so that sets of weights are joined fast; buffers depend on
-        none. This tells probabilities from class scores, and scores from features.
+        none. This tells probabilities from class scores, and scores from features. ``coarse`` says
+        whether something was computed in half precision.
         """
+        self.coarse = False
         self.origins: Any = WeakIdKeyDictionary()
         for number, parameter in enumerate(model.parameters()):
             self.origins[parameter] = Origin(None, 1 << number)
@@ -135,6 +137,7 @@ class OriginTracer(Tracer):
             else [tensor_in_result for _, tensor_in_result in nested.paths(result)]
         )
         for tensor in results:
+            self.coarse |= tensor.dtype in (torch.float16, torch.bfloat16)
             result_bounds = bounds
             if bounds is not None and name == "sum":
                 terms = tensors[0].numel() / max(tensor.numel(), 1)
@@ -308,7 +311,7 @@ class OutputReader:
         choice is kept for all outputs of this reader.
         """
         if self._key is None:
-            output, origins = self._traced
+            output, origins, _ = self._traced
             tensors = candidates(output, len(self._inputs))
             weights = {
                 key: origins[tensor].weights for key, tensor in tensors.items() if tensor in origins
@@ -346,16 +349,16 @@ class OutputReader:
         self._ambiguous_output = None
 
     @cached_property
-    def _traced(self) -> tuple[Any, Any]:
-        """The model's output in a traced pass without gradients, and the origins of its tensors;
-        made once.
+    def _traced(self) -> tuple[Any, Any, bool]:
+        """The model's output in a traced pass without gradients, the origins of its tensors, and
+        whether half precision was used; made once.
 
         The origins are looked up by the very tensors of this output, so both are kept together. By
         them, it is told what a softmax or sigmoid made.
         """
         with untouched(self._network), torch.no_grad(), OriginTracer(self._network) as tracer:
             output = self._inputs.call(self._network)
-        return output, tracer.origins
+        return output, tracer.origins, tracer.coarse
 
     def _end(self, values: Tensor, read: Read) -> End | None:
         """What made the scores ``values``: a softmax, a sigmoid, their logarithm, or None for plain
@@ -365,7 +368,7 @@ class OutputReader:
         up to one too. Its answer decides how scores are made probabilities, in all results of the
         call.
         """
-        output, origins = self._traced
+        output, origins, coarse = self._traced
         tensor = read(output, len(self._inputs))
         origin = None if tensor is None else origins.get(tensor)
         bounds = None if origin is None else origin.bounds
@@ -373,9 +376,10 @@ class OutputReader:
             return End(bounds.classes, logs=True)
         if bounds is not None and bounds.low >= -ROUNDING and bounds.high <= 1 + ROUNDING:
             return End(bounds.classes)
-        if bounds is None and adds_up(values):
+        if bounds is None and adds_up(values, coarse=coarse):
             on_noise = self._on_noise(read)
-            if all(map(adds_up, on_noise)) and any(map(is_fractional, on_noise)):
+            sums_to_one = all(adds_up(scores, coarse=coarse) for scores in on_noise)
+            if sums_to_one and any(map(is_fractional, on_noise)):
                 return End(values.shape[1])
         is_in_doubt = origin is None and self.activation == "none"
         if is_in_doubt and all(map(may_be_probabilities, self._on_noise(read))):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,6 +30,7 @@ PLAIN = CenterCrop(SIDE, 1.0, (0.0,) * 3, (1.0,) * 3)
 LABELS = ["red", "green", "blue"]
 RED = Image.new("RGB", (SIDE, SIDE), (242, 13, 13))  # a sigmoid of its channels adds up to one
 YELLOW = Image.new("RGB", (SIDE, SIDE), (242, 242, 13))
+BROWN = Image.new("RGB", (SIDE, SIDE), (200, 130, 70))  # no share is a round number
 WHOLE = Occlusion(SIDE, SIDE)
 Function = Callable[[Tensor], Any]
 
@@ -56,12 +58,27 @@ def softmax(s: Tensor) -> Tensor:
     return s.double().softmax(-1)
 
 
+def in_half(dtype: torch.dtype, back: bool, s: Tensor) -> Tensor:
+    shares = (s - s.amax(1, True)).to(dtype).exp()
+    shares = shares / shares.sum(1, keepdim=True)
+    return shares.float() if back else shares
+
+
 SOFTMAX: dict[str, Function] = {
     "a softmax": lambda s: F.softmax(s, dim=1),
     "in half precision": lambda s: s.bfloat16().softmax(1),
     "written out": lambda s: (
         (s - s.amax(1, True)).exp() / (s - s.amax(1, True)).exp().sum(1, keepdim=True)
     ),
+    **{
+        f"written out in half precision, {end}": partial(in_half, dtype, back)
+        for end, dtype, back in [
+            ("16 bits", torch.float16, False),
+            ("brain floats", torch.bfloat16, False),
+            ("then single", torch.float16, True),
+            ("then single from brain floats", torch.bfloat16, True),
+        ]
+    },
     "in a dictionary": lambda s: {"logits": s.softmax(1)},
     "a softmax that torch does not see": outside_of_torch,
 }
@@ -99,7 +116,9 @@ ENDS |= {name: (last, None, lambda s, last=last: softmax(last(s))) for name, las
 
 
 @pytest.mark.parametrize("end", ENDS)
-@pytest.mark.parametrize("first", [RED, YELLOW], ids=["red first", "yellow first"])
+@pytest.mark.parametrize(
+    "first", [RED, YELLOW, BROWN], ids=["red first", "yellow first", "brown first"]
+)
 def test_outputs_become_probabilities_once_whichever_photo_comes_first(
     end: str, first: Image.Image
 ) -> None:
