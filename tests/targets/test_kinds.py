@@ -161,6 +161,7 @@ def test_a_difference_is_explained_by_the_difference(method: Any, net: TinyNet, 
     )
 
 
+@pytest.mark.filterwarnings("ignore:integratedgradients misses")  # of scores that are nearly equal
 def test_a_difference_of_top_classes_stays_with_those_of_the_unaltered_image(
     net: TinyNet, x: Tensor
 ) -> None:
@@ -182,6 +183,7 @@ def test_labels_are_found_wherever_they_are_named() -> None:
     assert pickle.loads(pickle.dumps(target)).name == copy.deepcopy(target).name == target.name
 
 
+@pytest.mark.filterwarnings("ignore:integratedgradients misses")  # of scores that are nearly equal
 def test_maps_of_one_place_are_class_scores(net: TinyNet, x: Tensor) -> None:
     model = wrapping(net, lambda y: y[:, :, None, None])
     for target in (None, 2, Difference(2, -1)):
