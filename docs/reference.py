@@ -20,7 +20,7 @@ from typing import Any
 import click
 
 import explain
-from explain.cli import main  # noqa: F401  # with all commands
+import explain.cli.program  # with all commands
 from explain.cli.commands import commands
 from explain.methods.base import FAMILIES, get_method, innermost_method
 from explain.metrics import get_metric

@@ -1,5 +1,7 @@
 """`explain image.jpg`: arguments in, printed lines and an exit code out.
 
+    program     words in, an exit code out; imports all commands
+    interrupts  Ctrl-C while a library is being imported
     commands    the group of all commands, defaults from a file, errors in one line; options that
                 several commands have
     output      lines or one JSON document, errors, notes; exit codes; a bar with the time that is
@@ -17,20 +19,7 @@ A command is a function with its options above it. What is slow to load is impor
 function, so that ``--help`` does not wait for it.
 """
 
-import atexit
-import gc
-import io
-import logging
-import os
-import sys
 from collections.abc import Sequence
-
-import click
-
-from explain._utils.errors import ArgumentError, ExplainError, raised, typed
-from explain.cli import lists, photos, runs, server, views  # noqa: F401  # which add their commands to the group
-from explain.cli.commands import UsageError, commands
-from explain.cli.output import DONE, FAILED, INTERRUPTED, USAGE, Output, OutputClosedError, tell
 
 __all__ = ["main"]
 
@@ -42,63 +31,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for cannot be done whatever the photo, as with an option, method, model, layer or label that
     does not exist; 130 if interrupted.
     """
-    # set before torch is loaded: its idle threads would take processor time by spinning
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    if "torch" not in sys.modules:
-        # the garbage collector would take a sixth of the time with the many objects of torch
-        gc.set_threshold(100_000)
-        # and as long again at the end of the process, which frees all memory anyway
-        atexit.register(gc.freeze)
-    if lists.COMPLETION in os.environ:
-        return lists.complete(os.environ[lists.COMPLETION])
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            # a label that the terminal cannot show is no reason to stop
-            stream.reconfigure(errors="backslashreplace")
-    if not logging.getLogger("PIL").handlers:
-        # otherwise Pillow's log goes to standard error
-        logging.getLogger("PIL").addHandler(logging.NullHandler())
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    end = words.index("--") if "--" in words else len(words)
-    answer = Output(as_json="--json" in words[:end])
     try:
-        with typed(), answer.alone():
-            code = _answered(words, answer)
-            answer.end()
-            return code
-    except OutputClosedError as error:
-        if not isinstance(error.__cause__, BrokenPipeError):
-            tell(f"explain: output cannot be printed: {error}")
-        return FAILED
-    except KeyboardInterrupt:  # before there was an answer, or while it was printed
-        return INTERRUPTED
+        # here, so that an interrupt while it is loaded ends without a traceback
+        from explain.cli.program import exit_code
 
-
-def _answered(words: list[str], answer: Output) -> int:
-    """Run the command that was typed, and return its exit code; errors of any kind are printed and
-    put into the JSON document of ``answer``. Only a fault of this package, and a closed standard
-    output, are raised further."""
-    try:
-        with commands.make_context("", words, obj=answer) as context:
-            return commands.invoke(context) or DONE
-    except click.exceptions.Exit:  # the help was asked for
-        return DONE
-    except OutputClosedError:
-        raise
-    except (UsageError, ArgumentError) as error:
-        answer.complain(str(error))
-        return USAGE
-    except ExplainError as error:
-        return answer.complain(str(error))
-    except MemoryError:
-        return answer.complain(
-            "memory must hold the model and the photo, but it ran out; close other programs"
-        )
+        return exit_code(arguments)
     except KeyboardInterrupt:
-        answer.complain("interrupted")
-        return INTERRUPTED
-    # a fault of this package: results so far are printed, and the traceback is shown
-    except BaseException as error:
-        answer.errors.append(raised(error))
-        answer.end()
-        raise
+        return 130  # `INTERRUPTED`, which may not be loaded yet
