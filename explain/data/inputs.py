@@ -22,6 +22,8 @@ InputLayout: TypeAlias = Literal["NTCHW", "NCTHW"]
 
 COLOURS = (1, 3, 4)
 """How many channels photos have: in grey, in colours, with transparency."""
+BRIGHT = 8.0
+"""The mean of an input from which on it may hold levels from 0 to 255, which are not scaled."""
 _OF_TENSORS = ("x", "other_tensors", "sizes")
 """The cached properties that are computed again where an argument's tensors are others."""
 

@@ -11,6 +11,7 @@ from torch.nn.parameter import is_lazy
 from explain._utils.device_reads import require_finite
 from explain._utils.errors import ImageError, ModelError, warn
 from explain.data.inputs import (
+    BRIGHT,
     COLOURS,
     InputLayout,
     Inputs,
@@ -22,8 +23,6 @@ from explain.data.inputs import (
 from explain.hooks import preserve, unwrap
 from explain.layers.frames import with_layout
 
-BRIGHT = 8.0
-"""The mean of an input from which on it may hold levels from 0 to 255, which are not scaled."""
 _warned: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 """The models of which a warning has said that their inputs may not be scaled."""
 

@@ -80,10 +80,15 @@ def as_classifier(
 
 def _usual(model: nn.Module, size: int | None) -> Preprocess:
     """The preprocessing that is assumed for a model that says nothing: a centre crop of ``size``
-    pixels (224), in grey if its first convolution takes one channel."""
+    pixels (224), in grey if its first convolution takes one channel; with ImageNet's values, unless
+    the model takes whole levels."""
+    values: dict[str, Any] = {}
     if isinstance(model, BlackBox):
         size = size or model.shape[2]
-    return adjusted(CenterCrop(size or 224), channels=1 if _input_channels(model) == 1 else None)
+        if model.takes_levels:
+            values = {"mean": 0, "std": 1}
+    channels = 1 if _input_channels(model) == 1 else None
+    return adjusted(CenterCrop(size or 224), channels=channels, **values)
 
 
 def _input_channels(model: nn.Module) -> int | None:

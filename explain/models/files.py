@@ -4,11 +4,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.export import ExportedProgram
 
-from explain._utils.errors import ModelError, optional, quiet
+from explain._utils.errors import ImageError, ModelError, either, optional, quiet
+from explain.data.inputs import BRIGHT, COLOURS
 
 SUFFIXES = (".ts", ".torchscript", ".pt", ".pth", ".pt2", ".onnx")
 """The ends of the names of files that `load_file` reads."""
@@ -30,13 +32,21 @@ class BlackBox(nn.Module):
     hidden_layers = True
 
     def __init__(
-        self, scores: Scores, shape: tuple[int | None, ...] = (None, None, None, None)
+        self,
+        scores: Scores,
+        shape: tuple[int | None, ...] = (None, None, None, None),
+        *,
+        takes_levels: bool = False,
     ) -> None:
         """Take the function ``scores``, from inputs to class scores, and the input ``shape`` of the
-        file, None where any length is taken."""
+        file, None where any length is taken.
+
+        ``takes_levels`` says that ``scores`` makes whole levels of inputs from 0 to 1.
+        """
         super().__init__()
         self.scores = scores
         self.shape = shape
+        self.takes_levels = takes_levels
 
     def forward(self, x: torch.Tensor) -> Any:
         """The scores of ``x`` ``(N, C, H, W)``; a batch of another length than the file was made
@@ -82,6 +92,8 @@ def load_file(path: Path) -> nn.Module:
     except ModelError:
         raise
     except Exception as error:  # a damaged file may break the reader anywhere
+        if suffix not in (".onnx", ".pt2"):
+            _refuse_pickled(path)
         kind = {".onnx": "an ONNX model", ".pt2": "an exported program"}.get(
             suffix, "a TorchScript file"
         )
@@ -92,18 +104,78 @@ def load_file(path: Path) -> nn.Module:
         ) from None
 
 
+def _refuse_pickled(path: Path) -> None:
+    """Refuse a file of ``torch.save``, and say by the names in it what it holds; none of its code
+    is run."""
+    try:
+        names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+    except Exception:  # no such file, or a damaged one
+        return
+    must = f"model {str(path)!r} must be a TorchScript file"
+    packages = {name.partition(".")[0] for name in names}
+    if not packages:
+        raise ModelError(f"{must}, got tensors; a state dict is given as weights of a model")
+    loading = f"torch.load({str(path)!r}, weights_only=False)"
+    if "ultralytics" in packages:
+        loading = f"ultralytics.YOLO({str(path)!r}).model"
+    pickled = ", ".join(sorted(packages - {"torch"})) or "torch"
+    remedy = either(f"give explain.Explainer({loading})", f"give a factory that returns {loading}")
+    raise ModelError(
+        f"{must}, got pickled objects of {pickled}, which run code when they are loaded; if you "
+        f"trust it, {remedy}"
+    )
+
+
+_NUMBERS = {
+    "tensor(float)": np.float32,
+    "tensor(double)": np.float64,
+    "tensor(float16)": np.float16,
+    "tensor(uint8)": np.uint8,
+}
+"""The types of numbers in an ONNX model's input."""
+
+
 def _onnx(path: Path) -> BlackBox:
-    """Read an ONNX model as a `BlackBox` that onnxruntime runs on the CPU, from its first input to
-    its first output, without gradients."""
+    """Read an ONNX model as a `BlackBox` that onnxruntime runs on the CPU, from its one input to
+    its first output, without gradients.
+
+    A model that takes whole levels from 0 to 255 is given inputs from 0 to 1, and one that takes
+    the channels last has them first here.
+
+    Raises:
+        ModelError: it takes something else than images.
+    """
     runtime = optional("onnxruntime", f"for the model {str(path)!r}", "onnx", ModelError)
     session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    x_info = session.get_inputs()[0]
+    x_info, *others = session.get_inputs()
+    numbers = _NUMBERS.get(x_info.type)
+    shape = _fixed(x_info.shape)
+    if others or numbers is None or len(shape) != 4:
+        inputs = ", ".join(f"{x.name} {x.type} {x.shape}" for x in (x_info, *others))
+        raise ModelError(
+            f"model {str(path)!r} must take images (N, C, H, W) alone, got {inputs}; put it into a "
+            "module of your own"
+        )
+    takes_levels = numbers is np.uint8
+    channels_last = shape[3] in COLOURS and shape[1] not in COLOURS
+    if channels_last:
+        shape = (shape[0], shape[3], *shape[1:3])
 
     def scores(x: torch.Tensor) -> torch.Tensor:
-        outputs = session.run(None, {x_info.name: x.detach().cpu().numpy()})
+        values = x.detach().cpu()
+        if takes_levels:
+            if values.max() > BRIGHT:
+                raise ImageError(
+                    "x must have values from 0 to 1 for a model of whole levels, which gets 255 "
+                    f"times as much, got {values.max():g}; use x / 255"
+                )
+            values = (255 * values).round().clamp(0, 255)
+        if channels_last:
+            values = values.movedim(1, -1)
+        outputs = session.run(None, {x_info.name: values.contiguous().numpy().astype(numbers)})
         return torch.from_numpy(outputs[0]).to(x.device)
 
-    return BlackBox(scores, _fixed(x_info.shape))
+    return BlackBox(scores, shape, takes_levels=takes_levels)
 
 
 TIMM = "timm:"

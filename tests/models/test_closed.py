@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -105,25 +106,31 @@ def test_a_closed_model_is_explained_as_its_original_by_methods_that_need_scores
             explainer(PHOTO, "lrp")
 
 
-def test_onnx_gives_scores_alone_and_says_its_size_and_channels(tmp_path: Path) -> None:
+def onnx_file(path: Path, weight: np.ndarray, kind: str, shape: list[Any]) -> str:
+    """A linear ONNX model with the given weight and one input ``x``."""
     onnx = pytest.importorskip("onnx", reason="onnx comes with the extra 'peers'")
     pytest.importorskip("onnxruntime", reason="onnxruntime comes with the extra 'onnx'")
-    weight = np.random.default_rng(1).normal(size=(SIDE * SIDE, 3)).astype(np.float32)
     helper = onnx.helper
-    kind = onnx.TensorProto.FLOAT
+    floats = onnx.TensorProto.FLOAT
     nodes = [
-        helper.make_node("Flatten", ["x"], ["flat"]),
+        helper.make_node("Cast", ["x"], ["floats"], to=floats),
+        helper.make_node("Flatten", ["floats"], ["flat"]),
         helper.make_node("MatMul", ["flat", "w"], ["y"]),
     ]
-    x = helper.make_tensor_value_info("x", kind, [1, 1, SIDE, SIDE])
-    y = helper.make_tensor_value_info("y", kind, [1, 3])
-    weights = [onnx.numpy_helper.from_array(weight, "w")]
-    graph = helper.make_graph(nodes, "net", [x], [y], weights)
-    path = tmp_path / "net.onnx"
-    onnx.save(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path
+    x = helper.make_tensor_value_info("x", getattr(onnx.TensorProto, kind), shape)
+    y = helper.make_tensor_value_info("y", floats, [shape[0], weight.shape[1]])
+    graph = helper.make_graph(
+        nodes, "net", [x], [y], [onnx.numpy_helper.from_array(weight.astype(np.float32), "w")]
     )
-    explainer = explain.Explainer(str(path), mean=0.5, std=0.5)
+    opset = helper.make_opsetid("", 17)
+    onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=8), path / "net.onnx")
+    return str(path / "net.onnx")
+
+
+def test_onnx_gives_scores_alone_and_says_its_size_and_channels(tmp_path: Path) -> None:
+    weight = np.random.default_rng(1).normal(size=(SIDE * SIDE, 3))
+    file = onnx_file(tmp_path, weight, "FLOAT", [1, 1, SIDE, SIDE])
+    explainer = explain.Explainer(file, mean=0.5, std=0.5)
     assert explainer.preprocess == CenterCrop(SIDE, mean=(0.5,), std=(0.5,))
     # of a linear model: weight times value
     values = explainer(PHOTO, Occlusion(1, 1), target=2).values
@@ -131,6 +138,71 @@ def test_onnx_gives_scores_alone_and_says_its_size_and_channels(tmp_path: Path) 
     np.testing.assert_allclose(values.numpy(), expected, atol=1e-5)
     with pytest.raises(ExplainError, match="occlusion"):
         explainer(PHOTO, "saliency")
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
+@pytest.mark.parametrize("kind", ["FLOAT", "FLOAT16", "DOUBLE", "UINT8"])
+def test_onnx_takes_other_numbers_and_channels_last(kind: str, last: bool, tmp_path: Path) -> None:
+    weight = np.random.default_rng(1).normal(size=(SIDE + 2, SIDE, 3, 2))
+    shape: list[Any] = ["n", SIDE + 2, SIDE, 3] if last else ["n", 3, SIDE + 2, SIDE]
+    laid_out = weight if last else weight.transpose(2, 0, 1, 3)
+    file = onnx_file(tmp_path, laid_out.reshape(-1, 2), kind, shape)
+    model = explain.models.load(file).model
+    x = torch.randint(256, (2, 3, SIDE + 2, SIDE)) / 255
+    # levels are counted whole, and half precision is exact in 256 steps of 1 / 128
+    x = x if kind == "UINT8" else (128 * x).round() / 128
+    values = explain.attribute(model, x, Occlusion(1, 1), target=1).values
+    unit = 255 if kind == "UINT8" else 1
+    expected = unit * np.einsum("nchw,hwc->nhw", x.numpy(), weight[..., 1])
+    np.testing.assert_allclose(values.numpy(), expected, atol=2e-3 * unit)
+    if kind == "UINT8":
+        with pytest.raises(ExplainError, match="from 0 to 1"):
+            model(255 * x)
+
+
+def test_onnx_of_whole_levels_assumes_photos_as_they_are(tmp_path: Path) -> None:
+    file = onnx_file(tmp_path, np.ones((SIDE * SIDE * 3, 2)), "UINT8", [1, SIDE, SIDE, 3])
+    with pytest.warns(ExplainWarning, match="assumed"):
+        explainer = explain.Explainer(file)
+    assert explainer.preprocess == CenterCrop(SIDE, mean=(0.0,) * 3, std=(1.0,) * 3)
+
+
+def test_onnx_that_takes_no_image_is_refused(tmp_path: Path) -> None:
+    weight = np.ones((SIDE * SIDE, 2))
+    for kind, shape in (("INT64", [1, 1, SIDE, SIDE]), ("FLOAT", [1, SIDE * SIDE])):
+        with pytest.raises(ModelError, match="images"):
+            explain.models.load(onnx_file(tmp_path, weight, kind, shape))
+
+
+class Traced:
+    """Leaves a file where it is unpickled."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.trace,)
+
+
+def test_a_pickled_model_is_told_what_it_is_and_never_unpickled(
+    net: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = tmp_path / "trace"
+    for content in (net, {"model": net, "epoch": 3}, {"model": net, "extra": Traced(trace)}):
+        torch.save(content, tmp_path / "whole.pt")
+        with pytest.raises(ModelError, match=r"torch\.load") as refused:
+            explain.Explainer(str(tmp_path / "whole.pt"))
+        assert "\n" not in str(refused.value)
+    assert not trace.exists()
+    monkeypatch.setattr(Traced, "__module__", "ultralytics.nn.tasks")
+    module = ModuleType("ultralytics.nn.tasks")
+    module.Traced = Traced  # type: ignore[attr-defined]
+    monkeypatch.setattr(Traced, "__reduce__", object.__reduce__)
+    for name in ("ultralytics", "ultralytics.nn", "ultralytics.nn.tasks"):
+        monkeypatch.setitem(sys.modules, name, module)
+    torch.save({"model": Traced(trace)}, tmp_path / "yolo.pt")
+    with pytest.raises(ModelError, match=r"YOLO\(.*\)\.model"):
+        explain.Explainer(str(tmp_path / "yolo.pt"))
 
 
 def test_a_missing_runtime_a_state_dict_and_weights_are_refused(
