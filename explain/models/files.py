@@ -147,11 +147,11 @@ def _onnx(path: Path) -> BlackBox:
     """
     runtime = optional("onnxruntime", f"for the model {str(path)!r}", "onnx", ModelError)
     session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    x_info, *others = session.get_inputs()
+    x_info, *more_inputs = session.get_inputs()
     numbers = _NUMBERS.get(x_info.type)
     shape = _fixed(x_info.shape)
-    if others or numbers is None or len(shape) != 4:
-        inputs = ", ".join(f"{x.name} {x.type} {x.shape}" for x in (x_info, *others))
+    if more_inputs or numbers is None or len(shape) != 4:
+        inputs = ", ".join(f"{x.name} {x.type} {x.shape}" for x in (x_info, *more_inputs))
         raise ModelError(
             f"model {str(path)!r} must take images (N, C, H, W) alone, got {inputs}; put it into a "
             "module of your own"

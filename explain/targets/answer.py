@@ -2,10 +2,12 @@
 
 Such a model (LLaVA, PaliGemma, BLIP and their relatives) takes ``pixel_values`` and ``input_ids``,
 and gives logits of the next token ``(N, L, V)``. The answer is put behind the prompt, and one pass
-gives the probability of each token.
+gives the probability of each token. Those with a decoder of its own (TrOCR, Donut) take
+``decoder_input_ids`` in their place, or start without a prompt.
 """
 
 import copy
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -40,8 +42,9 @@ class Answer(CheckedTarget):
     photo and prompt.
 
     The inputs are what the model's processor makes of both: a mapping with "pixel_values" ``(N, C,
-    H, W)`` and "input_ids" ``(N, L)``, the prompt. All targets of one call must be about the same
-    answer.
+    H, W)`` and "input_ids" ``(N, L)``, the prompt. A model that reads a photo without a prompt
+    (TrOCR) takes the photo alone, or a prompt as "decoder_input_ids" (Donut). All targets of one
+    call must be about the same answer.
 
     Args:
         text: the answer, or the ids of its tokens; None is the model's own to a single photo: the
@@ -118,6 +121,7 @@ def with_answers(model: nn.Module, inputs: Inputs, targets: Sequence[Target]) ->
         raise TargetError(
             f"targets must be about one answer, got {answers[0].name!r} and others; make two calls"
         )
+    model, inputs = _with_prompt(model, inputs)
     count = _check_prompts(inputs)
     inputs = _with_padding(model, inputs)
     ids = _ids(model, inputs, answers[0])
@@ -152,6 +156,43 @@ def with_answers(model: nn.Module, inputs: Inputs, targets: Sequence[Target]) ->
         inputs_with_answer.args, kwargs, [inputs.path, "words"], inputs.shared, inputs.layout
     )
     return scoring_model, explained, {"words": names}
+
+
+def _with_prompt(model: nn.Module, inputs: Inputs) -> tuple[nn.Module, Inputs]:
+    """A model whose decoder takes "decoder_input_ids" (TrOCR, Donut), as one that takes them as
+    "input_ids", with inputs that have them; other models and inputs as they are.
+
+    Without a prompt of the caller's, it is the token that an answer starts with.
+    """
+    parameters = inspect.signature(model.forward).parameters
+    has_tokens = not {"input_ids", "attention_mask"}.isdisjoint(inputs.kwargs)
+    if has_tokens or "decoder_input_ids" not in parameters:
+        return model, inputs
+    kwargs = dict(inputs.kwargs)
+    prompt = kwargs.pop("decoder_input_ids", None)
+    if prompt is None:
+        starts = ids_of(model, "decoder_start_token_id") or ids_of(model, "bos_token_id")
+        if len(starts) != 1:
+            return model, inputs
+        prompt = torch.full((len(inputs), 1), starts.pop(), device=inputs.x.device)
+    mask = kwargs.pop("decoder_attention_mask", torch.ones_like(prompt))
+    kwargs |= {"input_ids": prompt, "attention_mask": mask}
+    decoding_model = copy.copy(model)
+    decoding_model.forward = partial(_decode, model.forward)
+    return decoding_model, replace(inputs, kwargs=kwargs, explained=list(inputs.paths))
+
+
+def _decode(
+    run: Callable[..., Any],
+    /,
+    *args: Any,
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor,
+    **kwargs: Any,
+) -> Any:
+    """The forward of the model that `_with_prompt` makes, from that of the caller's model
+    ``run``."""
+    return run(*args, decoder_input_ids=input_ids, decoder_attention_mask=attention_mask, **kwargs)
 
 
 def _check_prompts(inputs: Inputs) -> int:

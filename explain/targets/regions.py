@@ -250,10 +250,10 @@ class Segmentation(CheckedTarget):
         shares = [(weights * (predicted == k)).flatten(1).sum(1) for k in range(classes)]
         most_frequent = torch.stack(shares, 1).argmax(1).tolist()
         if self.mask is None:
-            chosen = ", ".join(map(str, dict.fromkeys(most_frequent)))
+            classes_in_words = ", ".join(map(str, dict.fromkeys(most_frequent)))
             warn(
-                f"target is the class that is predicted in most places of the image, {chosen}; "
-                "explain.targets.Segmentation(category) is another"
+                "target is the class that is predicted in most places of the image, "
+                f"{classes_in_words}; explain.targets.Segmentation(category) is another"
             )
         return tuple(most_frequent)
 

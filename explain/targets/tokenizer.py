@@ -144,7 +144,8 @@ def ids_of(model: nn.Module, name: str) -> set[int]:
     """Return all ids of a special token, such as "eos_token_id", in a model's configurations and
     tokenizer."""
     config = getattr(model, "config", None)
-    holders = [config, getattr(config, "text_config", None), tokenizer_of(model)]
+    parts = (getattr(config, name, None) for name in ("text_config", "decoder"))
+    holders = [config, *parts, tokenizer_of(model)]
     holders.append(getattr(model, "generation_config", None))
     ids = set()
     for holder in holders:

@@ -318,3 +318,65 @@ def test_what_does_not_fit_is_refused(prompted: Any) -> None:
             explain.attribute(model, x, "saliency", targets=targets)
     with pytest.raises(explain.TargetError, match="word"):
         Answer("a cat", word=-1)
+
+
+def trocr(transformers: Any) -> Any:
+    words = {"d_model": 16, "decoder_layers": 2, "decoder_attention_heads": 2}
+    words |= {"decoder_ffn_dim": 32, "max_position_embeddings": 64, "decoder_start_token_id": 2}
+    decoder = transformers.TrOCRConfig(**{**IDS, **words}, cross_attention_hidden_size=16)
+    return transformers.ViTConfig(**PHOTOS), decoder
+
+
+def donut(transformers: Any) -> Any:
+    photos = {"image_size": 16, "patch_size": 2, "embed_dim": 8, "window_size": 4}
+    encoder = transformers.DonutSwinConfig(**photos, depths=[1, 1], num_heads=[2, 2])
+    words = {"d_model": 16, "decoder_layers": 2, "decoder_attention_heads": 2}
+    words |= {"decoder_ffn_dim": 32, "max_position_embeddings": 64}
+    return encoder, transformers.MBartConfig(**{**IDS, **words})
+
+
+@pytest.mark.parametrize(("make", "start"), [(trocr, 2), (donut, 1)], ids=["TrOCR", "Donut"])
+def test_a_decoder_beside_a_photo_needs_no_prompt_and_takes_one(make: Any, start: int) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is an extra")
+    torch.manual_seed(6)
+    of_parts = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs
+    model = transformers.VisionEncoderDecoderModel(config=of_parts(*make(transformers)))
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            nn.init.normal_(parameter, std=0.2)
+    model = model.double().eval()
+    photos = torch.randn(2, 3, 16, 16, dtype=torch.float64, requires_grad=True)
+    prompts = torch.tensor([[5, 6], [7, 6]])
+    cases = [
+        (photos.detach(), torch.tensor([[start], [start]])),
+        ({"pixel_values": photos.detach()}, torch.tensor([[start], [start]])),
+        ({"pixel_values": photos.detach(), "decoder_input_ids": prompts}, prompts),
+    ]
+    for inputs, prompt in cases:
+        ids = prompt
+        expected = torch.zeros(2, dtype=torch.float64)
+        for token in ANSWER:
+            logits = model(pixel_values=photos, decoder_input_ids=ids).logits[:, -1]
+            expected = expected + logits.log_softmax(-1)[:, token]
+            ids = torch.cat([ids, torch.full((2, 1), token)], 1)
+        (gradient,) = torch.autograd.grad(expected.sum(), photos)
+        maps = explain.attribute(model, inputs, "inputxgradient", target=Answer(ANSWER))
+        assert_close(maps.score, expected.detach())
+        assert_close(maps.values, gradient * photos.detach())
+    answer: list[int] = []
+    while len(answer) < 32:
+        ids = torch.tensor([[start, *answer]])
+        best = int(model(pixel_values=photos[:1], decoder_input_ids=ids).logits[0, -1].argmax())
+        if best == IDS["eos_token_id"] and answer:
+            break
+        answer.append(best)
+    x = photos.detach()[:1]
+    free, same = (
+        explain.attribute(model, x, "saliency", target=Answer(text)) for text in (None, answer)
+    )
+    assert_close(free.score, same.score)
+    with_words = explain.attribute(
+        model, x, "inputxgradient", target=Answer(ANSWER, word=2, words=True)
+    )
+    assert with_words.values.shape == x.shape
+    assert_close(sum(with_words.shares.values()), torch.ones(1), check_dtype=False)
