@@ -239,9 +239,11 @@ def by_name(
     Raises:
         ExplainError: there is none, or two different ones have one name.
     """
+    if isinstance(wanted, str) or not isinstance(wanted, Iterable):
+        item = get(wanted)
+        return {item.name: item}  # type: ignore[attr-defined]
     items: list[T] = []
-    is_one = isinstance(wanted, str) or not isinstance(wanted, Iterable)
-    for item in map(get, [wanted] if is_one else wanted):
+    for item in map(get, wanted):
         if not any(item is other or _are_equal(item, other) for other in items):
             items.append(item)
     chosen: dict[str, T] = {}

@@ -69,7 +69,7 @@ def attribute(
     **options: Unpack[AttributeOptions],
 ) -> Any:
     """Attribute one score per image of ``x`` ``(N, C, H, W)``, or per video ``(N, C, T, H, W)`` or
-    ``(N, T, C, H, W)``.
+    ``(N, T, C, H, W)``; channels may also come last, as in ``(N, H, W, C)``.
 
     One method gives an `Attribution`; several, which share their passes, give a dictionary of them
     by name. With ``targets`` or ``top_k`` there is a list of either, with an entry for each target.
@@ -125,10 +125,12 @@ def attribute(
             train on them; for the families of gradients, paths, class activation maps and
             relevance. The model is explained in evaluation mode here too, and its mode comes back.
             Scores and ``delta`` are detached, and no warnings are given.
-        layout: of ``x`` with five dimensions, "NTCHW" if frames, tiles or patches come before the
-            channels, or "NCTHW"; None finds it out, and a warning says once for each model that
-            they do. Maps ``(N, T, H, W)`` have one for each of them, and values for each channel
-            lie as ``x`` does.
+        layout: of ``x``, "NHWC" where the model takes images with their channels last, as Keras
+            does, or "NCHW"; with five dimensions, "NTCHW" if frames, tiles or patches come before
+            the channels, "NCTHW", or "NTHWC". None finds it out: of images, those with one or three
+            channels last, and not second, may have them there. A warning says once for each model
+            that frames come first, or what is assumed. Values for each channel have the channels
+            first, but for maps ``(N, T, C, H, W)`` of frames that come first.
         interventions: what layers give instead, such as ``[explain.hooks.Ablate("layer3",
             channels=[5])]``.
 

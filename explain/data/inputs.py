@@ -16,8 +16,8 @@ from explain._utils import nested
 from explain._utils.errors import ExplainError, ImageError, either, shown
 
 Path: TypeAlias = tuple[int | str, ...]
-InputLayout: TypeAlias = Literal["NTCHW", "NCTHW"]
-"""Where inputs of five dimensions have their channels: behind the frames, or before them."""
+InputLayout: TypeAlias = Literal["NCHW", "NHWC", "NTCHW", "NCTHW", "NTHWC"]
+"""Where images and videos have their channels: first, last, or behind the frames."""
 
 
 COLOURS = (1, 3, 4)
@@ -46,10 +46,11 @@ class Inputs:
             first of them is the image that maps are laid over.
         shared: the arguments, named in the same ways, that belong to no single image, such as the
             texts that all images are compared with.
-        layout: of explained inputs with five dimensions, "NTCHW" where frames, tiles or the patches
-            of a bag come before the channels, and "NCTHW" where the channels come first; None lets
-            `explain.attribute` find it out. ``x`` and `tensor` have the channels first in either
-            case, and the model gets them as it takes them.
+        layout: of explained inputs, "NHWC" where images have their channels last, as for Keras, and
+            "NCHW" where they come first; of five dimensions, "NTCHW" where frames, tiles or the
+            patches of a bag come before the channels, "NCTHW" where the channels come first, and
+            "NTHWC" where they come last; None lets `explain.attribute` find it out. ``x`` and
+            `tensor` have the channels first in each case, and the model gets them as it takes them.
 
     Raises:
         ImageError: none of the arguments fits, or they are not in a tuple and a mapping; or a
@@ -90,13 +91,15 @@ class Inputs:
         object.__setattr__(self, "path", self.paths[0])
         if self.layout is None:
             return
-        shapes = [tuple(self._tensors[path].shape) for path in self.paths]
         check_layout(self.layout)
-        if all(len(shape) != 5 for shape in shapes):
+        shapes = [tuple(self._tensors[path].shape) for path in self.paths]
+        if all(len(shape) != len(self.layout) for shape in shapes):
+            remedy = "leave it out"
+            if len(self.layout) == 5:
+                remedy += " for photos, or give x[:, None] for one frame each"
             raise ImageError(
-                "layout must go with x of five dimensions, (N, T, C, H, W) or (N, C, T, H, "
-                f"W), got shape {shapes[0]}; leave it out for photos, or give x[:, None] for "
-                "one frame each"
+                f"layout must go with x of {len(self.layout)} dimensions, as {self.layout} is, got "
+                f"shape {shapes[0]}; {remedy}"
             )
 
     paths: tuple[Path, ...] = field(init=False)
@@ -136,11 +139,18 @@ class Inputs:
             self._tensors[path] if self.layout is None else self._turned(path, self._tensors[path])
         )
 
-    def _turned(self, path: Path, tensor: torch.Tensor) -> torch.Tensor:
-        """Exchange frames and channels of the explained tensor at ``path``, if the model takes the
-        frames first: from the model's layout to ours, or back, as both are one transposition."""
-        frames_first = self.layout == "NTCHW" and tensor.ndim == 5 and path in self.paths
-        return tensor.transpose(1, 2) if frames_first else tensor
+    @property
+    def channels_first(self) -> bool:
+        """Whether the model takes explained inputs as they are here, with their channels first."""
+        return self.layout is None or self.layout.index("C") == 1
+
+    def _turned(self, path: Path, tensor: torch.Tensor, *, back: bool = False) -> torch.Tensor:
+        """Bring the explained tensor at ``path`` from the model's layout into ours, with the
+        channels first, or ``back``."""
+        if self.channels_first or tensor.ndim != len(self.layout or "") or path not in self.paths:
+            return tensor
+        channels = (self.layout or "").index("C")
+        return tensor.movedim(1, channels) if back else tensor.movedim(channels, 1)
 
     @cached_property
     def name(self) -> str | None:
@@ -212,9 +222,9 @@ class Inputs:
     def _for_model(self, tensors: Mapping[Path, torch.Tensor]) -> dict[Path, torch.Tensor]:
         """Bring explained tensors, by path, from our layout into the one that the model takes;
         turned ones are made contiguous, since the model may use ``view`` on them."""
-        if self.layout != "NTCHW":
+        if self.layout is None or self.channels_first:
             return dict(tensors)
-        turned = {path: self._turned(path, tensor) for path, tensor in tensors.items()}
+        turned = {path: self._turned(path, new, back=True) for path, new in tensors.items()}
         return {
             path: new if new is tensors[path] else new.contiguous() for path, new in turned.items()
         }
@@ -371,8 +381,7 @@ class Inputs:
 
 
 def check_layout(layout: Any) -> InputLayout | None:
-    """Return a caller's ``layout`` of inputs with five dimensions, or None; refused if it is
-    neither of the two.
+    """Return a caller's ``layout`` of inputs, or None; refused if there is none of this name.
 
     Raises:
         ImageError: there is no such layout.

@@ -391,7 +391,7 @@ class InputRerun:
             and self._way_to_run != "one at a time"
             and context.settings.precision == "full"
         )
-        is_photo = len(context.inputs.paths) == 1 and context.inputs.layout != "NTCHW"
+        is_photo = len(context.inputs.paths) == 1 and context.inputs.channels_first
         # incremental inference makes tensors during the model's passes, so on the caller's default
         # device
         is_on_cpu = x.device.type == "cpu" and CALLERS_DEVICE.get() is None

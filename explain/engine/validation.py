@@ -85,7 +85,8 @@ def check_inputs(
         total = tensor.detach().sum()
         total = total.masked_fill(total > BRIGHT * tensor.numel(), torch.nan)
         require_finite(total, partial(_check_values, model, tensor, name))
-    return with_layout(model, inputs) if x.ndim == 5 else inputs
+    may_end_in_channels = x.ndim == 5 or x.shape[-1] in COLOURS
+    return with_layout(model, inputs) if may_end_in_channels else inputs
 
 
 def _check_values(model: nn.Module, tensor: Tensor, name: str) -> None:
@@ -96,7 +97,8 @@ def _check_values(model: nn.Module, tensor: Tensor, name: str) -> None:
             f"{name} must hold finite values, got NaN or infinity; check the preprocessing"
         )
     least, most = tensor.aminmax()
-    is_of_bytes = tensor.shape[1] in COLOURS and least >= 0 and BRIGHT < most <= 255
+    has_colours = not {tensor.shape[1], tensor.shape[-1]}.isdisjoint(COLOURS)
+    is_of_bytes = has_colours and least >= 0 and BRIGHT < most <= 255
     if is_of_bytes and model not in _warned:
         _warned.add(model)
         warn(

@@ -9,7 +9,7 @@ from torch import nn
 
 from explain._utils.errors import muted
 from explain.data.boxes import Box
-from explain.data.inputs import Inputs
+from explain.data.inputs import InputsLike, as_inputs
 from explain.engine.ends import reading
 from explain.hooks import preserve
 from explain.targets import ClassTarget, Detections, Segmentation, Target, TopClass
@@ -36,7 +36,7 @@ class Located:
 
 def located(
     model: nn.Module,
-    x: torch.Tensor,
+    x: InputsLike,
     targets: Sequence[Target],
     seen: Sequence[Box],
     categories: Sequence[str] | None,
@@ -47,15 +47,15 @@ def located(
 
     Args:
         model: left as it is; runs once, without gradients.
-        x: inputs ``(N, C, H, W)``.
+        x: inputs ``(N, C, H, W)``, or as the layout of `Inputs` says.
         targets: those of `attribute`, the same for all inputs.
         seen: the part of each photo that its input shows; boxes are returned in its pixels.
         categories: the labels of the classes.
         activation: what makes probabilities of the outputs, as for an `Explainer`.
     """
-    size = tuple(x.shape[2:])
-    count = len(x)
-    inputs = Inputs((x,))
+    inputs = as_inputs(x)
+    size = tuple(inputs.x.shape[2:])
+    count = len(inputs)
     hits: list[Any] = [[] for _ in range(count)]  # for each input: (number of the box, category)
     with (
         preserve.untouched(model),

@@ -115,10 +115,11 @@ class Explainer:
         style: the style of pictures, such as "contour"; see `Explanation.overlay`.
         interventions: changes to the outputs of layers, in everything that is explained; see
             `explain.hooks.intervene`.
-        layout: of a model of videos, tiles or bags of patches: "NTCHW" where these come before the
-            channels, or "NCTHW". ``preprocess`` may return ``(T, C, H, W)``, tiles of a photo,
-            whose maps are laid where the tiles lie. A photo ``(C, H, W)`` is one frame, or as many
-            as a configuration of Hugging Face says.
+        layout: of a model that takes its channels last, as those of Keras do, "NHWC";
+            ``preprocess`` returns ``(C, H, W)`` all the same. Of videos, tiles or bags of patches:
+            "NTCHW" where these come before the channels, "NCTHW", or "NTHWC". ``preprocess`` may
+            return ``(T, C, H, W)``, tiles of a photo, whose maps are laid where the tiles lie. A
+            photo ``(C, H, W)`` is one frame, or as many as a configuration of Hugging Face says.
 
     Raises:
         ExplainError: the model, its weights or the device cannot be used, or there is no such
@@ -470,7 +471,7 @@ class Explainer:
         shared: Any = {
             "crops": tiles,
             "origin": replace(self._origin, hooks=hooks),
-            "input_size": tuple(x.shape[-2:]),
+            "input_size": self._size(x),
             "categories": self.categories,
             "style": self.style,
             "explainer": self,
@@ -525,7 +526,9 @@ class Explainer:
         places: Sequence[Located | None] = [None] * len(x)
         if logits is None and seen:
             targets = request.targets[: len(results)]
-            places = located(self.model, x, targets, seen, self.categories, self.activation)
+            places = located(
+                self.model, self._inputs(x), targets, seen, self.categories, self.activation
+            )
         return BatchAnswers(results, logits, self._probabilities(x, logits), places)
 
     def _in_photo(self, photos: Sequence[Photo], x: torch.Tensor) -> InPhoto:
@@ -536,7 +539,7 @@ class Explainer:
             """Return a box (left, top, right, bottom) on the input of photo number ``image`` in
             pixels of that photo."""
             seen = locate(self.preprocess, photos[image].image.size)
-            return seen.to_photo(corners, x.shape[-2:])
+            return seen.to_photo(corners, self._size(x))
 
         return in_photo
 
@@ -549,7 +552,7 @@ class Explainer:
             targets = [request.of_each[photo.place]]
         if any(isinstance(target, Place) for target in targets):
             seen = locate(self.preprocess, photo.image.size)
-            size = tuple(photo.x.shape[2:])
+            size = self._size(photo.x)
             for number, target in enumerate(targets):
                 if isinstance(target, Place):
                     targets[number] = target.on_photo(seen, size)
@@ -677,13 +680,21 @@ class Explainer:
             )
         x = self._placed(preprocessed[None])
         if x.ndim == 4:
-            if self.layout is None:
+            if self.layout in (None, "NCHW"):
                 return x
+            if self.layout == "NHWC":
+                return x.movedim(1, -1)
             x = x[:, None]
         if x.shape[1] == 1:  # one photo for a model of videos: all frames are the same
             frames = getattr(config, "num_frames", getattr(config, "frames_per_clip", 1))
             x = x.repeat_interleave(frames, 1)
-        return x.transpose(1, 2) if self.layout == "NCTHW" else x
+        channels = (self.layout or "NTCHW").index("C")
+        return x if channels == 2 else x.movedim(2, channels)
+
+    def _size(self, x: torch.Tensor) -> tuple[int, int]:
+        """The height and width of inputs, which lie as the model takes them."""
+        height = x.ndim - 2 if self.layout is None else self.layout.index("H")
+        return int(x.shape[height]), int(x.shape[height + 1])
 
     def _load(self, image: ImageLike) -> Image.Image:
         """Return a photo read as RGB, a scan within the window of grey values; for a model of

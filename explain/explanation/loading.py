@@ -160,7 +160,7 @@ class Saved:
         self._check_same("preprocessing", record.preprocess, name_of_callable(explainer.preprocess))
         self._check_same("weights", record.weights, explainer.weights)
         self._check_same("activation", record.activation, explainer.activation)
-        size = explainer.as_input(photo).shape[-2:]
+        size = explainer._size(explainer.as_input(photo))
         self._check_same("size of inputs", list(record.input_size), list(size))
         explanation: Explanation = explainer(
             photo,

@@ -1,7 +1,9 @@
-"""Where inputs of five dimensions have their channels: behind the frames, or before them."""
+"""Where inputs have their channels: before the rows or frames, behind the frames, or last."""
 
 import weakref
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,29 +14,28 @@ from explain.data.inputs import InputLayout, Inputs, InputsLike, as_inputs
 from explain.hooks.group import HookGroup
 from explain.hooks.preserve import untouched
 from explain.hooks.unwrap import hookable
+from explain.layers.layouts import Size
 from explain.layers.stitched import Stitched
 
 COLOURS = (1, 3)
 """How many channels an input has, where nothing else says it."""
 
-_layouts: weakref.WeakKeyDictionary[nn.Module, dict[tuple[int, int], InputLayout]] = (
-    weakref.WeakKeyDictionary()
-)
-"""What was found out, by the lengths of the first two dimensions of one input."""
+_layouts: weakref.WeakKeyDictionary[nn.Module, dict[Any, InputLayout]] = weakref.WeakKeyDictionary()
+"""What was found out, by the lengths of the dimensions that channels may be in."""
 _said: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 def with_layout(model: nn.Module, x: InputsLike) -> Inputs:
-    """Return inputs that say where their channels are; of inputs with five dimensions, that is
-    found out.
+    """Return inputs that say where their channels are, where their shape leaves that open; it is
+    then found out.
 
     The channels are what the first convolution takes as channels. Where no convolution shows it,
     they are the dimension of one or three, or of as many as a configuration of Hugging Face says. A
-    warning says once for each model that frames come first, or that both are possible and which is
-    assumed.
+    warning says once for each model that frames come first, that several layouts are possible and
+    which is assumed, or that the channels are assumed to come last.
 
     Raises:
-        ImageError: frames come first in the inputs of a `Stitched` model.
+        ImageError: channels do not come first in the inputs of a `Stitched` model.
 
     >>> import torch, warnings
     >>> with warnings.catch_warnings(action="ignore"):
@@ -43,36 +44,50 @@ def with_layout(model: nn.Module, x: InputsLike) -> Inputs:
     ('NTCHW', torch.Size([1, 3, 8, 4, 4]))
     """
     inputs = as_inputs(x)
-    if isinstance(model, Stitched) and inputs.layout == "NTCHW":
+    shape = inputs.x.shape
+    if isinstance(model, Stitched) and not inputs.channels_first:
         raise ImageError(
-            "layout must be NCTHW for a Stitched model, got NTCHW; let the model inside exchange "
-            "them"
+            f"layout must have the channels first for a Stitched model, got {inputs.layout}; let "
+            "the model inside exchange them"
         )
-    if inputs.x.ndim != 5 or inputs.layout is not None or isinstance(model, Stitched):
+    dims = _dims_of_channels(tuple(shape))
+    if len(dims) == 1 or inputs.layout is not None or isinstance(model, Stitched):
         return inputs
-    first_length, second_length = inputs.x.shape[1:3]
+    lengths = {layout: shape[dim] for layout, dim in dims.items()}
     layouts = _layouts.setdefault(model, {})
-    if (first_length, second_length) not in layouts:
-        seen = _by_convolution(model, inputs)
-        layouts[first_length, second_length] = seen or _by_lengths(
-            model, first_length, second_length
-        )
-        _warn_once(model, inputs, layouts[first_length, second_length], certain=seen is not None)
-    return replace(inputs, layout=layouts[first_length, second_length])
+    key = tuple(lengths.items())
+    if key not in layouts:
+        seen = _by_convolution(model, inputs, dims)
+        layouts[key] = seen or _by_lengths(model, lengths)
+        _warn_once(model, inputs, layouts[key], lengths, certain=seen is not None)
+    return replace(inputs, layout=layouts[key])
 
 
-def _by_convolution(model: nn.Module, inputs: Inputs) -> InputLayout | None:
-    """The layout of inputs with five dimensions by what the first convolution takes as its
-    channels; None if unclear.
+def _dims_of_channels(shape: Size) -> dict[InputLayout, int]:
+    """The layouts that an input's shape allows, and the dimension of the channels in each.
+
+    Channels come last only if there are one or three of them there, and not elsewhere.
+    """
+    dims: dict[InputLayout, int] = {"NCTHW": 1, "NTCHW": 2} if len(shape) == 5 else {"NCHW": 1}
+    lengths = {shape[dim] for dim in dims.values()}
+    if len(shape) > 3 and shape[-1] in COLOURS and lengths.isdisjoint(COLOURS):
+        dims["NHWC" if len(shape) == 4 else "NTHWC"] = len(shape) - 1
+    return dims
+
+
+def _by_convolution(
+    model: nn.Module, inputs: Inputs, dims: Mapping[InputLayout, int]
+) -> InputLayout | None:
+    """The layout of inputs by what the first convolution takes as its channels; None if unclear.
 
     The gradient of one of the convolution's channels then lies in one channel of the input, and in
-    all frames. The model is run once on the first input, with gradients, and left as it was;
-    whatever fails gives None.
+    all rows or frames. The model is run once on the first input, with gradients, and left as it
+    was; whatever fails gives None.
     """
     inputs = inputs.first().detached()
-    first_length, second_length = inputs.x.shape[1:3]
     source = inputs.x.clone().requires_grad_()
     first_calls: list[tuple[int, bool, Tensor]] = []
+    ran = False
 
     def note(module: nn.Module, args: tuple[Tensor, ...]) -> None:
         """Pre-hook of convolutions: of the first one, keep its number of channels and the sum of
@@ -91,6 +106,7 @@ def _by_convolution(model: nn.Module, inputs: Inputs) -> InputLayout | None:
             for name in convolutions:
                 group.forward_pre(name, note)
             inputs.replaced(source).call(model)
+        ran = True
         if not first_calls:
             return None
         channels, is_map, total = first_calls[0]
@@ -98,26 +114,30 @@ def _by_convolution(model: nn.Module, inputs: Inputs) -> InputLayout | None:
     except Exception as error:  # errors of the inputs are reported where they are explained
         if came_by_signal(error):
             raise
-        return None
-    if channels == 1:
-        first_is_channels = first_length == 1
-        second_is_channels = second_length == 1
-    elif is_map and channels == first_length * second_length and first_length > 1:
+        return None if ran or "NCHW" not in dims else "NCHW"
+    shape = inputs.x.shape
+    if is_map and len(shape) == 5 and channels == shape[1] * shape[2] and shape[1] > 1:
         return None  # the convolution takes frames and channels together as its channels
-    else:
-        reached = gradient[0].flatten(2).ne(0).any(2)
-        reached_in_first = int(reached.any(1).sum())
-        reached_in_second = int(reached.any(0).sum())
-        first_is_channels = reached_in_first == 1 and (reached_in_second > 1 or second_length == 1)
-        second_is_channels = reached_in_second == 1 and (reached_in_first > 1 or first_length == 1)
-    if first_is_channels == second_is_channels:
-        return None
-    return "NCTHW" if first_is_channels else "NTCHW"
+    reached = {dim: shape[dim] for dim in dims.values()}
+    if channels > 1:
+        at_all = gradient != 0
+        reached = {
+            dim: int(at_all.movedim(dim, 0).flatten(1).any(1).sum()) for dim in dims.values()
+        }
+    fitting = [
+        layout
+        for layout, dim in dims.items()
+        if reached[dim] == 1
+        and (
+            channels == 1
+            or all(reached[other] > 1 or shape[other] == 1 for other in reached if other != dim)
+        )
+    ]
+    return fitting[0] if len(fitting) == 1 else None
 
 
-def _by_lengths(model: nn.Module, first_length: int, second_length: int) -> InputLayout:
-    """The likelier layout of inputs with five dimensions, by the lengths of their second and third
-    dimension.
+def _by_lengths(model: nn.Module, lengths: Mapping[InputLayout, int]) -> InputLayout:
+    """The likeliest layout of inputs, by the lengths of the dimensions that may be the channels.
 
     A configuration of Hugging Face says how many channels there are; otherwise one or three are
     usual. A guess, of which `_warn_once` tells the user.
@@ -126,33 +146,38 @@ def _by_lengths(model: nn.Module, first_length: int, second_length: int) -> Inpu
     config = getattr(config, "vision_config", config)
     channels = getattr(config, "num_channels", None)
     channel_counts = (channels,) if isinstance(channels, int) else COLOURS
-    if (first_length in channel_counts) == (second_length in channel_counts):
-        return "NCTHW" if channels is None else "NTCHW"  # as all models of transformers take videos
-    return "NTCHW" if second_length in channel_counts else "NCTHW"
+    fitting = [layout for layout, length in lengths.items() if length in channel_counts]
+    if len(fitting) == 1:
+        return fitting[0]
+    if channels is None or "NTCHW" not in lengths:
+        return next(iter(lengths))
+    return "NTCHW"  # as all models of transformers take videos
 
 
-def _warn_once(model: nn.Module, inputs: Inputs, layout: InputLayout, *, certain: bool) -> None:
-    """Warn, once for each model, that frames come before channels, or that both are as likely and
-    which is assumed.
+def _warn_once(
+    model: nn.Module,
+    inputs: Inputs,
+    layout: InputLayout,
+    lengths: Mapping[InputLayout, int],
+    *,
+    certain: bool,
+) -> None:
+    """Warn, once for each model, that frames come before channels, or that several layouts are as
+    likely, or one without channels first, and which is assumed.
 
     The layout that is assumed stays the same for the model, so once is enough.
     """
-    first_length, second_length = inputs.x.shape[1:3]
-    doubtful = (
-        not certain
-        and first_length in COLOURS
-        and second_length in COLOURS
-        and first_length * second_length > 1
-    )
+    likely = [length for length in lengths.values() if length in COLOURS]
+    is_guess = (len(likely) > 1 and max(likely) > 1) or layout in ("NHWC", "NTHWC")
+    doubtful = is_guess and not certain
     if model in _said or not (layout == "NTCHW" or doubtful):
         return
     _said.add(model)
     name = "x" if inputs.name is None else f"input {inputs.name}"
-    reading = (
-        "frames before channels (NTCHW)" if layout == "NTCHW" else "channels before frames (NCTHW)"
-    )
+    reading = {
+        "NTCHW": "frames before channels (NTCHW)",
+        "NCTHW": "channels before frames (NCTHW)",
+    }.get(layout, f"channels last ({layout})")
     verb = "may be in either layout, and is taken to have" if doubtful else "is taken to have"
-    warn(
-        f'{name} {tuple(inputs.x.shape)} {verb} {reading}; pass layout="NTCHW" or "NCTHW" to say '
-        "which"
-    )
+    choices = " or ".join(f'"{possible}"' for possible in lengths)
+    warn(f"{name} {tuple(inputs.x.shape)} {verb} {reading}; pass layout={choices} to say which")

@@ -96,7 +96,7 @@ class Job:
         self.explainer = explainer if isinstance(explainer, Explainer) else Explainer(explainer)
         if self.explainer.layout is not None:
             raise RunError(
-                "explainer must be one of photos in a run, got one of frames or tiles, layout "
+                "explainer must be one of photos, channels first, in a run, got one of layout "
                 f"{self.explainer.layout}; take explainer.each"
             )
         if one_per_image(target) is not None:

@@ -21,7 +21,7 @@ from explain import ExplainWarning, ImageError, LayerError
 from explain.data.inputs import Inputs
 from explain.layers import default_layer, list_layers
 from explain.layers.default_layer import stage_layers
-from tests.conftest import ATTENDING, COVERING, Made, settled, snapshot
+from tests.conftest import ATTENDING, COVERING, Made, layer_for, settled, snapshot
 from tests.runs.networks import as_it_is, picture
 
 Two: TypeAlias = tuple[Tensor, Tensor]
@@ -313,9 +313,10 @@ def test_rows_beside_the_images_go_with_them_in_a_network_of_a_fixed_batch_size(
     model = settled(Made(scores, conv=nn.Conv2d(3, 5, 3))).double().eval()
     inputs = x[:2], torch.tensor([1.0, 2.0]).double()
     model.sizes = [2]
-    values = explain.attribute(model, inputs, method, target=1, layer="conv").values
+    layer = layer_for(method, "conv")
+    values = explain.attribute(model, inputs, method, target=1, layer=layer).values
     model.sizes = range(100)
-    expected = explain.attribute(model, inputs, method, target=1, layer="conv").values
+    expected = explain.attribute(model, inputs, method, target=1, layer=layer).values
     assert_close(values, expected, rtol=1e-9, atol=1e-12)
 
 
