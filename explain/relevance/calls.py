@@ -398,7 +398,7 @@ def _weighted(call: Call) -> LinearMap:
     that of the kernel's weight.
     """
     options = call.options
-    weight = options["weight"]
+    weight = _plain(options["weight"])
     bias = options.get("bias")
     deformed = "offset" in options
     transposed = "transpose" in call.name
@@ -458,6 +458,15 @@ def _weighted(call: Call) -> LinearMap:
         scaled,
         alike=groups == 1 and batched and not deformed,
     )
+
+
+def _plain(weight: Tensor) -> Tensor:
+    """A weight that rules can compute with: dense, and the numbers that a quantised one stands
+    for."""
+    if weight.layout != torch.strided:
+        return weight.to_dense()
+    is_quantised = type(weight).dequantize is not Tensor.dequantize
+    return weight.dequantize() if is_quantised else weight
 
 
 def _dense_back(gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
@@ -542,6 +551,7 @@ def _product(call: Call, place: int) -> LinearMap | None:
     if len(weight_places) != 1:
         return None
     weight_place = weight_places[0]
+    weight = _plain(detached(call.flat[weight_place]))
 
     def run(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The matrix product of a call with another input and weight: a `LinearMap.function`, whose
@@ -550,4 +560,4 @@ def _product(call: Call, place: int) -> LinearMap | None:
         result: Tensor = call.make({place: x, weight_place: weight})
         return result
 
-    return LinearMap(place, run, detached(call.flat[weight_place]), None, -1)
+    return LinearMap(place, run, weight, None, -1)

@@ -60,6 +60,9 @@ class GuidedRule:
     ) -> Gradients:
         """Guided backpropagation: the positive part of autograd's gradient in the rectified inputs,
         the rest unchanged."""
+        if operation.by_parts and grad_outputs[0] is not None:
+            is_positive = grad_outputs[0] > 0
+            return tuple(None if g is None else g.where(is_positive, 0) for g in grad_inputs)
         return tuple(
             _positive(operation, g) if i in operation.inputs else g
             for i, g in enumerate(grad_inputs)

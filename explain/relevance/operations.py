@@ -6,10 +6,10 @@ overwrites a view, autograd would hide its Node in one of the base, so the recor
 out of place. Operations that only the graph shows are added when it is walked.
 
 Which calls rectify is seen by their name, or by their arguments: ``clamp(x, min=0)``, ``maximum(x,
-0)``, ``where(x > 0, x, ...)``, ``x * (x > 0)`` and ``x[x < 0] = 0`` rectify. The last three are
-recognised by where their mask comes from: it must be the sign of what is kept, so a mask of tokens
-does not count, even if it happens to agree with the sign. ``minimum(x, 0)`` is a negated rectifier,
--relu(-x).
+0)``, ``where(x > 0, x, ...)``, ``x * (x > 0)``, ``x[x < 0] = 0`` and ``x - min(x, 0)`` rectify. The
+three with a mask are recognised by where the mask comes from: it must be the sign of what is kept,
+so a mask of tokens does not count, even if it happens to agree with the sign. ``minimum(x, 0)`` is
+a negated rectifier, -relu(-x).
 """
 
 import functools
@@ -42,7 +42,8 @@ class Operation:
     its Node.
 
     ``rectifies`` says whether it is a rectifier, and ``inputs`` which of the Node's inputs are what
-    is rectified. One that is ``negated`` keeps the negative part: -relu(-x).
+    is rectified. One that is ``negated`` keeps the negative part: -relu(-x). One ``by_parts`` takes
+    the negative part from a value: x - min(x, 0).
     """
 
     kind: str
@@ -51,6 +52,7 @@ class Operation:
     rectifies: bool = False
     inputs: tuple[int, ...] = (0,)
     negated: bool = False
+    by_parts: bool = False
 
 
 def operations_of(nodes: Iterable[Node], noted: Mapping[Node, Operation]) -> list[Operation]:
@@ -154,7 +156,7 @@ class OperationRecorder(Tracer):
         if node is not None:
             module = self._running()[0]
             self.noted[node] = Operation(
-                name, node, module, True, rectified.inputs, rectified.negated
+                name, node, module, True, rectified.inputs, rectified.negated, rectified.by_parts
             )
         return result if out_of_place_call is None else first_argument.copy_(result)
 
@@ -177,7 +179,7 @@ def _copied_from(node: Node | None) -> Node | None:
     return node.next_functions[1][0] if is_copy else node  # type: ignore[union-attr]
 
 
-_TRAITS = frozenset(["rectifies", "masks", "greater", "less", "casts", "negates"])
+_TRAITS = frozenset(["rectifies", "masks", "adds", "greater", "less", "casts", "negates"])
 """The traits of operations that rectify, or make or change a mask."""
 _STEPS = 16
 """From how many Nodes ago a value counts as computed from another."""
@@ -185,11 +187,12 @@ _STEPS = 16
 
 @dataclass(frozen=True)
 class Rectified:
-    """Which of a Node's inputs are rectified, the one that is kept first, and whether its negative
-    part is kept."""
+    """Which of a Node's inputs are rectified, the one that is kept first; whether its negative part
+    is kept, or taken from it as another input."""
 
     inputs: tuple[int, ...] = (0,)
     negated: bool = False
+    by_parts: bool = False
 
 
 class _Sign(NamedTuple):
@@ -250,6 +253,8 @@ class Rectifiers:
             return Rectified()
         if call.name in _BOUNDS:
             return _bounded(call)
+        if call.info.has("adds"):
+            return _without_negative_part(call)
         for selection in _selections(call):
             side = self._side(selection)
             if side is None:
@@ -328,6 +333,25 @@ def _bounded(call: Call) -> Rectified | None:
     if _is_zero(least):
         return Rectified()
     return Rectified(negated=True) if least is None and _is_zero(most) else None
+
+
+def _without_negative_part(call: Call) -> Rectified | None:
+    """The rectifier that a sum of a value and its negated negative part is, x - min(x, 0) or x +
+    relu(-x); None for other sums."""
+    if len(call.flat) != 2 or len(call.tensors) != 2 or is_transforming():
+        return None
+    subtracts = "sub" in call.name
+    for place in (0,) if subtracts else (0, 1):
+        x = call.tensors[place]
+        other = call.tensors[1 - place]
+        is_of_x = x.requires_grad and other.requires_grad and x.shape == other.shape
+        if not is_of_x or not _comes_from(other, x):
+            continue
+        negative_part = x.detach().clamp(max=0)
+        expected = negative_part if subtracts else -negative_part
+        if torch.equal(other.detach(), expected) and bool(negative_part.any()):
+            return Rectified((place, 1 - place), by_parts=True)
+    return None
 
 
 def _is_zero(value: Any) -> bool:

@@ -7,6 +7,7 @@ is copied just before. Steps that a rule may replace the gradients of are given 
 entrances.
 """
 
+import functools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
+from explain._utils import nested
 from explain.hooks.graph import Entrance, Reach, entrance
 from explain.hooks.preserve import detached, is_transforming, without_proxy
 from explain.hooks.tracer import ModuleTracker, Tracer
@@ -334,6 +336,9 @@ class StepRecorder(Tracer):
         name = operation_name(func)
         if name == "iter":  # iterating over a tensor gives its rows
             return iter(self.called(torch.Tensor.unbind, args, {}))
+        if name in ("linalg_multi_dot", "chain_matmul"):
+            matrices = [tensor for _, tensor in nested.paths(args)]
+            return functools.reduce(lambda a, b: self.called(torch.matmul, (a, b), {}), matrices)
         if info(name).has("query"):
             result = func(*args, **kwargs)
             if name == "get" and isinstance(result, Tensor) and result.requires_grad:
@@ -585,7 +590,7 @@ class StepRecorder(Tracer):
                 dependent
             )
         if kind == "matrixproduct":  # a product with a constant is linear and needs no rule
-            of_matrices = call.name in ("matmul", "mm", "bmm") and all(
+            of_matrices = call.name in ("matmul", "linalg_matmul", "mm", "bmm") and all(
                 tensor.ndim > 1 for tensor in call.tensors
             )
             return of_matrices and len(dependent) > 1
