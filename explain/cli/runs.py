@@ -42,7 +42,9 @@ if TYPE_CHECKING:
 
 LISTED = 20  # how many failures are printed; the file of the run has all
 
-source_option = option("--source SOURCE", "the source of photos that had no file")
+source_option = option(
+    "--source SOURCE", "where the photos of the run are, if they had no file or it has moved"
+)
 target_option = option(
     "--target -t CLASS", "label or index of the class that --channels and --examples are about"
 )

@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
-from explain._utils.errors import ExplainError, RunError, shown
+from explain._utils.errors import ExplainError, RunError, shown, warn
 from explain.attribution.encoding import method_of
 from explain.data.boxes import as_input
-from explain.data.images import load_image
 from explain.explanation.explainer import Explainer
 from explain.explanation.photos import in_batches
 from explain.methods import Method
@@ -39,7 +38,7 @@ class RunPhotos(PhotoReader):
         run: the run.
         explainer: what it was made with; its weights and preprocessing must be the same. Without,
             photos can be drawn, but not explained.
-        source: where photos come from that had no file.
+        source: where the photos are, if they had no file or it has moved.
 
     Raises:
         RunError: the model or the preprocessing is not that of the run.
@@ -57,6 +56,7 @@ class RunPhotos(PhotoReader):
         super().__init__(run, source)
         self._explainer = explainer
         self.missing: dict[str, str] = {}
+        self._told: set[str] = set()
         if explainer is not None:
             _check_explainer(explainer, run.manifest)
 
@@ -77,7 +77,7 @@ class RunPhotos(PhotoReader):
     def batches(self, rows: Iterable[Row] | None = None, size: int = BATCH) -> Iterator[Batch]:
         """Read photos of the run again: rows with their inputs, in batches of one shape, of
         ``size`` photos at most. None takes one row of each photo. Photos that cannot be read are
-        left out, and named in ``missing``.
+        left out, and named in ``missing``; a warning says how many.
 
         Raises:
             RunError: the inputs have another size than in the run.
@@ -87,6 +87,15 @@ class RunPhotos(PhotoReader):
         for alike_pairs in in_batches(pairs, lambda pair: pair[1].shape, lambda _: size):
             x = self.explainer._placed(torch.stack([x for _, x in alike_pairs]))
             yield Batch(tuple(row for row, _ in alike_pairs), x)
+        self.tell_missing()
+
+    def tell_missing(self) -> None:
+        """Warn of photos that could not be read again, once of each."""
+        new = [name for name in self.missing if name not in self._told]
+        self._told.update(new)
+        if new:
+            rest = f" (and {len(new) - 1} more)" if len(new) > 1 else ""
+            warn(f"photo {new[0]!r}{rest} is left out: {self.missing[new[0]]}")
 
     def _pair(self, row: Row) -> tuple[Row, torch.Tensor] | None:
         """Read the photo of a row, and return the row with its input ``(C, H, W)``; None where the
@@ -94,9 +103,7 @@ class RunPhotos(PhotoReader):
         try:
             photo = self.read(row)
             x = as_input(
-                photo
-                if isinstance(photo, torch.Tensor)
-                else self.explainer.preprocess(load_image(photo, self.window))
+                photo if isinstance(photo, torch.Tensor) else self.explainer.preprocess(photo)
             )
         except ExplainError as error:
             self.missing[row.name] = str(error)

@@ -275,11 +275,11 @@ class Insight:
         if requested.
 
         Args:
-            source: where photos come from that had no file.
+            source: where the photos are, if they had no file or it has moved.
             photos: whether photos are drawn; without, the pictures of mean maps may be published
                 where photos may not.
 
-        Photos that cannot be read are left out.
+        Photos that have changed, or cannot be read, are left out; a warning names one.
         """
         album = Album(RunPhotos(self.run, source=source), self.method, empty=not photos)
         pictures = {
@@ -289,6 +289,7 @@ class Insight:
         }
         images = {name: picture for name, picture in pictures.items() if picture is not None}
         images |= draw_label_mistakes((self.labels or ())[:MOST_LABELS], album)
+        album.photos.tell_missing()
         if not photos or self.photos is None:
             return images
         for name, report in (("channels", self.channels), ("concepts", self.concepts)):
@@ -307,7 +308,7 @@ class Insight:
 
         Args:
             folder: where to.
-            source: where photos come from that had no file.
+            source: where the photos are, if they had no file or it has moved.
             overwrite: replace files that are there.
 
         Raises:
@@ -401,7 +402,7 @@ def insight(
         method: whose maps; by default the first of the run.
         explainer: what the run was made with; with it, mistakes are explained. What follows needs
             it.
-        source: where photos come from that had no file.
+        source: where the photos are, if they had no file or it has moved.
         channels: of how many channels of a layer it says what they see; those that do most for
             ``target``.
         concepts: how many concepts are looked for that all photos share.

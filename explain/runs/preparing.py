@@ -1,6 +1,5 @@
 """Photos as inputs of a model, and in batches of one shape."""
 
-import hashlib
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -11,7 +10,7 @@ from explain._utils.signals import came_by_signal
 from explain.data.boxes import Box, Preprocess, as_input, locate
 from explain.data.greys import NO_CONTRAST, Window, has_contrast
 from explain.data.images import load_image
-from explain.store.sources import Entry, Failed, Label, ObjectBox, Source
+from explain.store.sources import Entry, Failed, Label, ObjectBox, Source, digest_of_photo
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +71,7 @@ class Preparer:
             x = _as_float(content.image).cpu().contiguous()
             size = (x.shape[-1], x.shape[-2])
             box = Box.whole(size)
-            pixels = x.view(torch.uint8).numpy().tobytes()
+            digest = digest_of_photo(x)
         else:
             photo = load_image(content.image, self.window)
             if not has_contrast(photo):
@@ -83,11 +82,11 @@ class Preparer:
             if size not in self.boxes:
                 self.boxes[size] = locate(self.preprocess, size)
             box = self.boxes[size]
-            pixels = photo.tobytes()
+            digest = digest_of_photo(photo)
         return Prepared(
             entry,
             x,
-            sha256=hashlib.sha256(pixels).hexdigest(),
+            sha256=digest,
             size=size,
             box=box,
             label=entry.label if content.label is None else content.label,

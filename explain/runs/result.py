@@ -64,7 +64,7 @@ def write_pictures(
         which: "worst:50" (the photos whose label, or else prediction, has the lowest probability),
             "best:50", or "source" for all.
         folder: where to write.
-        source: the source of photos that had no file.
+        source: where the photos are, if they had no file or it has moved.
         style: how the maps are drawn, in place of each method's own style.
         overwrite: replace files that exist.
 
@@ -105,7 +105,7 @@ def to_html(
         path: where to write it.
         which: "source:200" for the first 200, "worst:50" (the photos whose label, or else
             prediction, has the lowest probability) or "best:50".
-        source: the source of photos that had no file.
+        source: where the photos are, if they had no file or it has moved.
         title: the title of the page.
         threshold: the probability from which on a label is predicted, where several may be true of
             a photo: the page says which are missed, and which are false alarms.

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from explain._utils.errors import ExplainError, RunError, did_you_mean, printable
+from explain._utils.errors import ExplainError, RunError, did_you_mean, either, printable
 from explain._utils.html import table_html
 from explain.attribution.encoding import decode
 from explain.attribution.pictures import LARGEST_SIDE, Scene
@@ -28,6 +28,7 @@ from explain.store.lists import source_of
 from explain.store.sources import (
     Entry,
     boxes_of_class,
+    digest_of_photo,
     entries_of,
     path_of,
     path_text,
@@ -81,7 +82,7 @@ class Row:
     (where they have labels, those of the target), both in pixels of the photo. ``metrics`` has a
     figure by name, None where it is not defined. ``uncentred`` says that a pixel without influence
     has another value than zero, as in RISE: pictures take the mean of the map for it. ``columns``
-    are those of the tables.
+    are those of the tables. ``window`` is the range of grey values that photos were read in.
     """
 
     name: str
@@ -111,6 +112,7 @@ class Row:
     style: Any
     uncentred: bool
     columns: Mapping[str, Any] = field(repr=False)
+    window: Window | None = field(default=None, repr=False)
 
     @cached_property
     def values(self) -> torch.Tensor:
@@ -164,18 +166,65 @@ class Row:
 
         Args:
             style: one of `explain.render`.
-            photo: the photo, where it had no file.
+            photo: the photo, where it had no file or this has moved.
 
         Raises:
             ImageError: the photo cannot be read.
+            RunError: it is another one than was explained, or must be given.
         """
-        photo = self.path if photo is None else photo
-        if photo is None:
-            raise RunError(
-                f"photo must be given to draw the map of {self.name!r}, which had no file; give it"
-            )
-        scene = Scene(load_image(photo), self.box, (self.box,)).fitted(LARGEST_SIDE)
+        picture = self.picture(photo)
+        scene = Scene(picture, self.box, (self.box,)).fitted(LARGEST_SIDE)
         return scene.overlay(self.attribution, style)
+
+    def picture(self, photo: Any = None, remedy: str = "give the photo") -> Image.Image:
+        """Return the photo that was explained as an upright RGB picture, to be drawn; arguments and
+        errors as of `checked_photo`."""
+        image = self.checked_photo(photo, remedy)
+        if isinstance(image, torch.Tensor):
+            raise RunError(
+                f"photo {self.name!r} must be an image to be drawn, but its source has a tensor; "
+                "give images"
+            )
+        return image
+
+    def checked_photo(
+        self, photo: Any = None, remedy: str = "give the photo"
+    ) -> Image.Image | torch.Tensor:
+        """Return the photo that was explained, upright, or the tensor ``(C, H, W)``.
+
+        Args:
+            photo: what is to be it; None reads its file. A file is read only if it has not changed
+                since the run, by its size and times: whoever made up the run, to have a file of
+                others read, does not know them.
+            remedy: how the caller gives it, for messages.
+
+        Raises:
+            RunError: it has other pixels than the one that was explained, or no such file.
+            ImageError: it cannot be read.
+        """
+        image = self._file(remedy) if photo is None else photo
+        if not isinstance(image, torch.Tensor):
+            image = load_image(image, self.window)
+        is_tensor = isinstance(image, torch.Tensor)
+        size = (image.shape[-1], image.shape[-2]) if is_tensor else image.size
+        if size != self.size or digest_of_photo(image) != self.sha256:
+            raise RunError(
+                f"photo {self.name!r} must have the pixels that were explained, but has changed "
+                "since; run it again"
+            )
+        return image  # type: ignore[no-any-return]
+
+    def _file(self, remedy: str) -> str:
+        """The path of the photo's file, which has not changed since the run."""
+        if self.path is None:
+            raise RunError(f"photo must be given for {self.name!r}, which had no file; {remedy}")
+        path = path_of(self.path)
+        if stamp_of(path) not in (None, self.columns.get("stamp")):  # None: reading it says why
+            raise RunError(
+                f"photo {self.name!r} must have a file that has not changed since the run, but "
+                f"{self.path!r} has; {remedy} to compare its pixels"
+            )
+        return path
 
 
 class StoredPhoto(NamedTuple):
@@ -425,6 +474,12 @@ class StoredRun:
         categories: list[str] | None = self.manifest["categories"]
         return categories
 
+    @cached_property
+    def _window(self) -> Window | None:
+        """The range of grey values that photos of scans were read in."""
+        window: Window | None = decode(self.manifest["explainer"]["arguments"].get("window"))
+        return window
+
     def query(self, statement: str, values: Any = ()) -> Iterator[tuple[Any, ...]]:
         """Run a query in SQL; the documentation lists the tables. Only SELECT is allowed, which
         changes nothing.
@@ -503,7 +558,7 @@ class StoredRun:
                     raise self._damaged(f"the map of row {number} has changed since it was written")
                 method = methods[columns["method"]]
                 uncentred = json.loads(method["options"]).get("centred") is False
-                yield row_of(dict(columns), method["style"], uncentred)
+                yield row_of(dict(columns), method["style"], uncentred, self._window)
 
     def _damaged(self, reason: str) -> RunError:
         """The error to raise about a file that is damaged, with the reason, and what to do."""
@@ -569,9 +624,14 @@ def columns_of_row(photo: Mapping[str, Any], result: Mapping[str, Any]) -> dict[
     return {**photo, **result, **renamed}
 
 
-def row_of(columns: Mapping[str, Any], style: str | None = None, uncentred: bool = False) -> Row:
+def row_of(
+    columns: Mapping[str, Any],
+    style: str | None = None,
+    uncentred: bool = False,
+    window: Window | None = None,
+) -> Row:
     """Make a `Row` of the joined columns of a photo and a result. ``style`` and ``uncentred`` are
-    those of the method, and needed for drawing only."""
+    those of the method, ``window`` that of the run, and needed for drawing only."""
     layer = columns["layer"]
     if layer is not None and layer.startswith("["):
         layer = tuple(json.loads(layer))
@@ -589,6 +649,7 @@ def row_of(columns: Mapping[str, Any], style: str | None = None, uncentred: bool
         "style": style,
         "uncentred": uncentred,
         "columns": columns,
+        "window": window,
     }
     return Row(**values)
 
@@ -598,15 +659,12 @@ class PhotoReader:
 
     Args:
         run: the run.
-        source: where photos come from that had no file.
+        source: where the photos are, if they had no file or it has moved.
     """
 
     def __init__(self, run: "StoredRun", source: Any = None) -> None:
-        """Keep a run and, for photos that had no file, their source. The window of grey values
-        comes from the manifest of the run, so that photos of scans look as they did then."""
+        """Keep a run and, for photos that had no file, their source."""
         self.run = run
-        arguments = run.manifest["explainer"]["arguments"]
-        self.window: Window | None = decode(arguments.get("window"))
         self.source = None if source is None else source_of(source)
 
     @cached_property
@@ -616,31 +674,29 @@ class PhotoReader:
         entries = () if self.source is None else entries_of(self.source)
         return {entry.name: entry for entry in entries if entry.problem is None}
 
-    def read(self, row: Row) -> Any:
-        """Read the photo of a row as the source has it, or return the path of its file: a path, an
-        image or a float tensor ``(C, H, W)``.
+    def read(self, row: Row) -> Image.Image | torch.Tensor:
+        """Read the photo of a row again, from its source or else its file: an upright image, or a
+        float tensor ``(C, H, W)``.
 
         Raises:
-            RunError: it has no file, and the source does not have it.
+            RunError: it has changed, or has no file and the source does not have it.
+            ImageError: it cannot be read.
         """
-        if self.source is not None and row.name in self._entries:
-            return self.source.read(self._entries[row.name]).image
-        if row.path is None:
-            raise RunError(
-                f"photo {row.name!r} must have a file to be drawn, but has none; give its source"
-            )
-        return path_of(row.path)
+        return row.checked_photo(self._image(row), self._remedy)
 
     def picture(self, row: Row) -> Image.Image:
-        """Read the photo of a row as an upright RGB picture, to be drawn.
+        """Read the photo of a row again as an upright RGB picture, to be drawn.
 
         Raises:
-            ExplainError: it cannot be read, or its source has a tensor.
+            ExplainError: it cannot be read or has changed, or its source has a tensor.
         """
-        image = self.read(row)
-        if isinstance(image, torch.Tensor):
-            raise RunError(
-                f"photo {row.name!r} must be an image to be drawn, but its source has a tensor; "
-                "give images"
-            )
-        return load_image(image, self.window)
+        return row.picture(self._image(row), self._remedy)
+
+    def _image(self, row: Row) -> Any:
+        """What the source has of a row's photo; None where there is no source, or it lacks it."""
+        entry = self._entries.get(row.name)
+        return None if self.source is None or entry is None else self.source.read(entry).image
+
+    @property
+    def _remedy(self) -> str:
+        return either("pass source=", "give --source")

@@ -1,6 +1,7 @@
 """Sources of photos: their names come first, their pixels later. Folders, lists in Python, and data
 sets."""
 
+import hashlib
 import json
 import math
 import os
@@ -210,6 +211,15 @@ def stamp_of(path: str | os.PathLike[str]) -> str | None:
     except (OSError, ValueError):
         return None
     return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
+
+
+def digest_of_photo(photo: Image.Image | torch.Tensor) -> str:
+    """Return the SHA-256 of the pixels of an upright photo, or of the values of a tensor that is an
+    input already, as runs store it."""
+    if isinstance(photo, torch.Tensor):
+        values = photo.detach().cpu().contiguous()
+        return hashlib.sha256(values.view(torch.uint8).numpy().tobytes()).hexdigest()
+    return hashlib.sha256(photo.tobytes()).hexdigest()
 
 
 def path_text(name: str | os.PathLike[str]) -> str:

@@ -14,7 +14,7 @@ from explain._utils.html import picture_html
 from explain._utils.spelling import did_you_mean
 from explain.attribution.pictures import Look, Scene
 from explain.data.files import Files
-from explain.data.images import ImageLike, load_image
+from explain.data.images import ImageLike
 from explain.render import captions, overlays, styles
 from explain.render.figures import as_picture, empty
 from explain.render.sheets import Group, Layout, Tile, contact_sheet, evenly_spread
@@ -185,8 +185,8 @@ def film(
         style: how the maps are drawn, in place of the method's own style.
 
     Raises:
-        RunError: the run is none of a training, the photo is not in it, or more than one thing may
-            be meant.
+        RunError: the run is none of a training, the photo is not in it or has changed, or more than
+            one thing may be meant.
         ImageError: the photo cannot be read.
 
     >>> film("none.sqlite", "cat.jpg")
@@ -204,11 +204,9 @@ def film(
     name = _full_name(run, sources.path_text(photo))
     rows = _rows(run, name, method, target)
     first = next(iter(rows.values()))
-    path = first.path if image is None else image
-    if path is None:
-        remedy = either("pass image=", "make the film in Python, which takes it")
-        raise RunError(f"image must be given for a photo that had no file, got none; {remedy}")
-    return Film(name, first.method, tuple(rows), tuple(rows.values()), load_image(path), style)
+    remedy = either("pass image=", "make the film in Python, which takes it")
+    picture = first.picture(image, remedy)
+    return Film(name, first.method, tuple(rows), tuple(rows.values()), picture, style)
 
 
 def _full_name(run: Run, photo: str) -> str:

@@ -55,6 +55,13 @@ def test_a_photo_is_found_by_its_name_and_the_end_of_it(folder: Path) -> None:
         film(file, "dgo.png")
 
 
+def test_a_film_is_drawn_on_the_photo_that_was_watched_only(folder: Path) -> None:
+    file, photos = folder / "t.sqlite", folder / "photos"
+    assert film(file, "dog.png", method="saliency", image=photos / "dog.png").name == "dog.png"
+    with pytest.raises(RunError, match=r"dog\.png.*changed"):
+        film(file, "dog.png", method="saliency", image=photos / "cat.png")
+
+
 def test_the_command_writes_a_film_that_holds_the_last_look_and_a_figure(
     folder: Path,
     tmp_path: Path,
