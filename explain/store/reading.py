@@ -202,24 +202,30 @@ class Row:
             RunError: it has other pixels than the one that was explained, or no such file.
             ImageError: it cannot be read.
         """
-        image = self._file(remedy) if photo is None else photo
-        if not isinstance(image, torch.Tensor):
-            image = load_image(image, self.window)
-        is_tensor = isinstance(image, torch.Tensor)
-        size = (image.shape[-1], image.shape[-2]) if is_tensor else image.size
+        candidate = self._file(remedy) if photo is None else photo
+        image: Image.Image | torch.Tensor
+        if isinstance(candidate, torch.Tensor):
+            image = candidate
+            size = (image.shape[-1], image.shape[-2])
+        else:
+            image = load_image(candidate, self.window)
+            size = image.size
         if size != self.size or digest_of_photo(image) != self.sha256:
             raise RunError(
                 f"photo {self.name!r} must have the pixels that were explained, but has changed "
                 "since; run it again"
             )
-        return image  # type: ignore[no-any-return]
+        return image
 
     def _file(self, remedy: str) -> str:
         """The path of the photo's file, which has not changed since the run."""
-        if self.path is None:
-            raise RunError(f"photo must be given for {self.name!r}, which had no file; {remedy}")
+        stamp = self.columns.get("stamp")
+        if self.path is None or stamp is None:
+            raise RunError(
+                f"photo must be given for {self.name!r}, which had no file that was noted; {remedy}"
+            )
         path = path_of(self.path)
-        if stamp_of(path) not in (None, self.columns.get("stamp")):  # None: reading it says why
+        if stamp_of(path) not in (None, stamp):  # None: reading it says why
             raise RunError(
                 f"photo {self.name!r} must have a file that has not changed since the run, but "
                 f"{self.path!r} has; {remedy} to compare its pixels"

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from explain import ExplainError
+from explain import ExplainError, ExplainWarning
 from explain.attribution.concepts import factorise
 from explain.insight.ablation import corrected, removed
 from explain.insight.channels import channels, feature_maps, receptive_field
@@ -273,7 +273,8 @@ def test_a_photo_that_is_gone_is_named_and_the_others_go_on(
 ) -> None:
     first, *rest = [*photos.run.rows("gradcam")][:3]
     again = RunPhotos(photos.run, photos.explainer)
-    (batch,) = again.batches([replace(first, path=str(tmp_path / "gone.png")), *rest])
+    with pytest.warns(ExplainWarning, match=r"'00\.png' is left out.*gone"):
+        (batch,) = again.batches([replace(first, path=str(tmp_path / "gone.png")), *rest])
     assert [row.name for row in batch.rows] == ["01.png", "02.png"]
     assert list(again.missing) == ["00.png"]
 
