@@ -259,6 +259,12 @@ class Shared(SignalSafe[None]):
                     del _shared[setting]
                     changed.context.__exit__(None, None, None)
 
+    def held_alone(self) -> list[Any]:
+        """The contexts of the settings that no other block has changed too."""
+        with lock:
+            held = [_shared[setting] for setting in self._held if setting in _shared]
+            return [changed.context for changed in held if changed.blocks == 1]
+
 
 def deferring_signals(function: Callable[P, T]) -> Callable[P, T]:
     """Let signals wait that come while ``function`` runs; they are handled when it is done.

@@ -43,6 +43,7 @@ class _Patches(Perturbation):
     total: int
     numbers: list[torch.Tensor] = field(default_factory=lambda: [torch.zeros(0, dtype=torch.long)])
 
+    is_by_hooks = True
     words = "the photo with one part patched"
 
     def rows(self, evidence: Evidence) -> PerturbedRows:

@@ -18,7 +18,7 @@ from explain.hooks.attention import attention, heads_together, joined_heads
 from explain.hooks.capturing import read_outputs
 from explain.hooks.graph import Reach, differentiate, graph, normalises_over_rows
 from explain.hooks.layer_names import place_of
-from explain.hooks.preserve import untouched
+from explain.hooks.preserve import start_over, untouched
 from explain.layers.grids import NetworkGrids
 from explain.layers.summary import summary_of
 from explain.targets import Target
@@ -183,6 +183,7 @@ def _read_out(
         new = end(first_tensor(output))
         return None if new is None else replace_first(output, new)
 
+    start_over(written=False)
     with HookGroup(model) as group, torch.enable_grad():
         for first, last in _block_ends(model, inputs, blocks):
             group.forward_pre(first, partial(with_first, change=start), with_kwargs=True)

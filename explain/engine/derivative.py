@@ -12,6 +12,7 @@ from explain.engine.forward import Forward, ResolvedTarget
 from explain.hooks import Replace, intervene
 from explain.hooks.graph import Reach, is_of_hooks
 from explain.hooks.layer_names import name_of_call
+from explain.hooks.preserve import start_over
 
 _STEPS = (3e-4, 3e-5)
 """By what share of the scores steps along the gradient change them. Where a step meets a kink, its
@@ -103,6 +104,7 @@ def _output(forward: Forward, layer: str | None, move: Tensor) -> Any:
 
     The model's own hooks run as before; only `is_derivative` calls it, without gradients.
     """
+    start_over(written=False)
     inputs = forward.inputs
     if layer is None:
         return inputs.replaced(inputs.x + move).call(forward.model)

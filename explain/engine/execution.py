@@ -59,7 +59,12 @@ from explain.hooks.attention import attention
 from explain.hooks.capturing import Capture, Source, cut_where_allowed, read_outputs
 from explain.hooks.graph import consumers, differentiate, graph, normalises_over_rows
 from explain.hooks.layer_names import place_of
-from explain.hooks.preserve import keeping_state, own_statistics, recording, untouched
+from explain.hooks.preserve import (
+    own_statistics,
+    recording,
+    start_over,
+    untouched,
+)
 from explain.hooks.unwrap import has_hooks, scripted, sharded
 from explain.layers.grids import NetworkGrids
 from explain.layers.recording import executed_modules
@@ -112,14 +117,16 @@ def gather(
     if sharded(model):
         _must_keep_weights(model, plan, len(targets), create_graph=settings.create_graph)
     statistics = own_statistics(model) if settings.create_graph else nullcontext()
-    # What a pass writes into the model (buffers) is seen by the later passes, and put back at the
-    # end.
-    keeping = keeping_state(model) if plan.reruns else nullcontext()
-    with keeping, reading(model, inputs, settings.activation):
+
+    def run(cut: bool) -> _Passes:
+        """Run the passes, with ``cut`` at first; another attempt begins as the first one did."""
+        if not cut:
+            start_over()
+        follow = check_modules is not None
+        return _Passes(model, inputs, plan, settings, precision, cut, follow=follow)
+
+    with reading(model, inputs, settings.activation):
         with untouched(model, create_graph=settings.create_graph, alone=True), statistics:
-            run = partial(
-                _Passes, model, inputs, plan, settings, precision, follow=check_modules is not None
-            )
             passes = cut_where_allowed(run)
             if passes.cut and passes.forward.layers.missing:
                 note(
@@ -157,6 +164,7 @@ def gather(
                 for need in plan.searches:
                     if not context.state.interrupted:
                         run_searches(need, context, target)
+            context.finish()
     return [partial(evidence, target) for target in resolved]
 
 
@@ -542,6 +550,7 @@ class _Passes:
             kinds=COMPARED,
             layout=BatchLayout(len(inputs)),
         )
+        start_over(written=False)
         with recording(True), autocast(inputs.x, self._precision), recorder:
             output = inputs.replaced(reference_inputs).call(self.forward.model)
         if any(

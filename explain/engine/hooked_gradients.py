@@ -22,7 +22,7 @@ from explain.data.inputs import Path, dotted
 from explain.engine.forward import Forward, ResolvedTarget
 from explain.hooks import HookGroup
 from explain.hooks.graph import differentiate, graph
-from explain.hooks.preserve import recording
+from explain.hooks.preserve import recording, start_over
 from explain.hooks.unwrap import submodule
 from explain.relevance.gradient_rules import GradientRule, Gradients
 from explain.relevance.operations import Operation, operations_of
@@ -110,6 +110,7 @@ def _run(forward: Forward, resolved: ResolvedTarget) -> tuple[Tensor, list[Tenso
     """
     inputs = forward.inputs
     sources = {path: inputs.tensor(path).detach().clone().requires_grad_() for path in inputs.paths}
+    start_over(written=False)
     output = inputs.replaced(sources).call(forward.model)
     images = torch.arange(len(inputs), device=inputs.x.device)
     scores, _ = resolved.of_rows(images).pick(output, len(inputs))

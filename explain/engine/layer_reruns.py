@@ -67,14 +67,21 @@ class LayerRerun:
         if self._tape is None and not has_hooks(context.model):
             self._tape = self._record_prefix()
 
-        def run(way: Way, images: Tensor) -> Any:
-            return self._run_maps(way, images, between_far_rows(self._maps[images]))
-
         ways: tuple[Way, ...] = ("behind the layer", "together")
-        self._way_to_run = context.way(
-            (self._layer, int(image)), {way: partial(run, way) for way in ways}, image
-        )
+        choices = {way: partial(self._unperturbed, way) for way in ways}
+        self._way_to_run = context.way((self._layer, int(image)), choices, image)
+        context.warn_of_draws()
         self.rows_at_once = context.rows_at_once(self._way_to_run, after=self._layer)
+
+    def _unperturbed(self, way: Way, images: Tensor) -> Any:
+        """The network's output for copies of an image's maps between far ones, run in one of the
+        ways."""
+        return self._run_maps(way, images, between_far_rows(self._maps[images]))
+
+    def confirm(self, rows: int) -> None:
+        """Probe after batches of so many rows; see `RerunContext.confirm`."""
+        way = self._way_to_run
+        self.context.confirm(way, partial(self._unperturbed, way), self._image, rows)
 
     def run(self, numbers: Tensor) -> list[Add]:
         """Run the network with these perturbed feature maps of the image in place of the layer's

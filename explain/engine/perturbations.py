@@ -111,6 +111,11 @@ class Perturbation(ABC):
     full_precision: ClassVar[bool] = False
     """Whether its rows are never run in bfloat16, since they are compared with scores in full
     precision."""
+    draws_anew: ClassVar[bool] = False
+    """Whether a network that draws random numbers draws others for each of its rows, since the
+    results are averaged; else all rows get those of the first pass."""
+    is_by_hooks: ClassVar[bool] = False
+    """Whether hooks alter the rows, so that no unperturbed image can be run after them."""
     words: str = ""
     """What the rows are, as a plan says it."""
 

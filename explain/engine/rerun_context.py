@@ -1,11 +1,16 @@
 """How perturbed rows are run, decided by a probe before the first of them.
 
-The probe runs an unperturbed image between rows that are far from it. If it has its known score
-there, rows follow their images: they are run in batches. Otherwise each row is run alone, in the
-place of its image among the others; so every network and every target has the scores that it would
-have if the caller had perturbed the image.
+The probe runs an unperturbed image twice, between rows that are far from it. If it has its known
+score in both places, rows follow their images: they are run in batches. Otherwise each row is run
+alone, in the place of its image among the others; so every network and every target has the scores
+that it would have if the caller had perturbed the image.
+
+Each run begins with what the caller has left in the model, and with the same random numbers. A
+network may keep state where that cannot be put back, so the probe comes again after all batches,
+with as many rows as the last of them: once for a model, its weights and the number of rows.
 """
 
+import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -15,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from explain._utils.device_reads import read_together
-from explain._utils.errors import ModelError, note, raised
+from explain._utils.errors import ModelError, note, raised, warn
 from explain._utils.signals import came_by_signal
 from explain.data.inputs import Inputs, Path
 from explain.engine.forward import Forward, ResolvedTarget
@@ -24,13 +29,21 @@ from explain.engine.needs import Evidence, EvidenceLookup, RowOrigin
 from explain.engine.replay import Tape
 from explain.engine.settings import Footprint, RuntimeSettings, autocast, lacks_memory
 from explain.hooks.interventions import intervening_on_rows
-from explain.hooks.preserve import untouched
+from explain.hooks.preserve import calculating, has_drawn, untouched
 from explain.targets.base import find_logits
 from explain.targets.detector_outputs import reading_once
 
 Way: TypeAlias = Literal["channels last", "together", "behind the layer", "one at a time"]
 """How rows are run: all together, in two layouts; behind a layer alone; or one by one among the
 other images."""
+
+_confirmed: weakref.WeakKeyDictionary[nn.Module, set[Hashable]] = weakref.WeakKeyDictionary()
+"""Of networks, after which batches of rows an image has kept its score."""
+_MUST_REPEAT = "model must give an image the same score in each run"
+_RESET = (
+    "it keeps something from run to run, or its random numbers go on: reset it in a forward-pre "
+    "hook of the model (another batch_size is no help), or use gradcam"
+)
 
 
 @dataclass(eq=False)
@@ -46,6 +59,12 @@ class RerunState:
     """What has ended the work early, if partial results are wanted."""
     fitting: int | None = None
     """How many rows fit into memory, where more did not."""
+    draws: bool = False
+    """Whether a probe has seen the network draw random numbers."""
+    is_told: bool = False
+    """Whether that has been warned of."""
+    confirm: Callable[[], None] | None = None
+    """The probe of the last batch, to be run after all of the work."""
 
 
 @dataclass(eq=False)
@@ -109,6 +128,48 @@ class RerunContext:
                 self.state.ways[place] = self._first_right(choices, images)
         return self.state.ways[place]
 
+    def warn_of_draws(self) -> None:
+        """Warn once that all perturbed images get the same random numbers, if the network draws
+        some."""
+        if self.state.draws and not self.state.is_told and self.origin is None:
+            self.state.is_told = True
+            warn(
+                "model draws random numbers in evaluation mode: all altered images get those of "
+                "the first pass; Smooth(method, sigma=0, samples=25) averages over draws"
+            )
+
+    def finish(self) -> None:
+        """Run the last batch's probe once more, after all of the work."""
+        confirm = self.state.confirm
+        self.state.confirm = None  # which holds the state in a circle
+        if confirm is not None and not self.state.interrupted:
+            confirm()
+
+    def confirm(self, way: Way, run: Callable[[Tensor], Any], image: Tensor, rows: int) -> None:
+        """Probe once more, after batches of so many ``rows``, that an unperturbed ``image`` keeps
+        its score.
+
+        Done once for a model, its weights, and the kind and number of rows.
+
+        Raises:
+            ModelError: it has another one.
+        """
+        weights = list(self.model.parameters())
+        versions = [-1 if weight.is_inference() else weight._version for weight in weights]
+        batch = (way, rows, self.inputs.sizes, self.settings.precision)
+        key = (*batch, *map(id, weights), *versions)
+        confirmed = _confirmed.setdefault(self.model, set())
+        if key in confirmed:
+            return
+        with calculating(self.device.type):
+            if way == "one at a time":
+                self._must_repeat()
+            elif not self._is_right(run, image.expand(rows)):
+                raise ModelError(
+                    f"{_MUST_REPEAT}, but it did not after batches of {rows}; {_RESET}"
+                )
+        confirmed.add(key)
+
     def _first_right(self, choices: Mapping[Way, Callable[[Tensor], Any]], images: Tensor) -> Way:
         """The first of some ways to run perturbed rows that scores the unperturbed ``images``
         right; else "one at a time".
@@ -121,7 +182,7 @@ class RerunContext:
         return self._one_at_a_time()
 
     def _probed(self, image: Tensor) -> Tensor:
-        """The image of each row of a probe, all the same: three or four rows, so not as many as the
+        """The image of each row of a probe, all the same: four or five rows, so not as many as the
         caller's batch.
 
         A network that looks at its number of rows would otherwise pass. One row alone if rows are
@@ -130,7 +191,7 @@ class RerunContext:
         count = len(self.inputs)
         if count == 1 and self.settings.batch_size == 1:
             return image
-        return image.expand(4 if count == 3 else 3)
+        return image.expand(5 if count == 4 else 4)
 
     def laid_out(self, way: Way, images: Tensor, perturbed: Mapping[Path, Tensor]) -> Inputs:
         """The model's inputs for a batch of perturbed rows that belong to these images ``(b,)``, in
@@ -150,23 +211,24 @@ class RerunContext:
         """Whether ``run``, a way to run perturbed rows, gives an unperturbed image its known score
         between far rows.
 
-        The image is row 1, or the only row. Any error of the network or a target on such rows
-        counts as no.
+        The image is the second row and the last one, or the only row. Any error of the network or a
+        target on such rows counts as no.
         """
         logits = self.forward.logits
         are_same = []
-        image_row = slice(0, 1) if len(images) == 1 else slice(1, 2)
+        image_rows = slice(1, None, max(1, len(images) - 2)) if len(images) > 1 else slice(None)
         try:
             with intervening_on_rows(images), self.runs_model():
                 output = run(images)
+                self.state.draws |= has_drawn()
             # another input may set the number of classes, such as texts
             if logits is not None and self.inputs.other_tensors:
                 classes = find_logits(output, len(images)).shape[1]
                 if classes != logits.shape[1]:
                     return False
             for resolved in self.targets:
-                score = resolved.scores_in(images, output)[image_row]
-                are_same.append(self.same_scores(resolved, score, resolved.score[images[:1]]))
+                scores = resolved.scores_in(images, output)[image_rows]
+                are_same.append(self.same_scores(resolved, scores, resolved.score[images[:1]]))
         # a network or a target may fail on other rows in any way
         except Exception as error:
             if came_by_signal(error) or (self._is_batch_of_rows and lacks_memory(error)):
@@ -193,6 +255,19 @@ class RerunContext:
             raise ModelError(
                 "model must score each row of a batch on its own, but does not; use batch_size=1"
             )
+        self._must_repeat()
+        note(
+            "perturbed rows are run one at a time: the scores of an image depend on the others of "
+            "its batch"
+        )
+        return "one at a time"
+
+    def _must_repeat(self) -> None:
+        """Run the caller's batch again, as perturbed rows are run one at a time in it.
+
+        Raises:
+            ModelError: images have other scores than in the first run.
+        """
         images = torch.arange(len(self.inputs), device=self.device)
         with intervening_on_rows(images), self.runs_model():
             output = self.inputs.rows(images).call(self.model)
@@ -200,11 +275,6 @@ class RerunContext:
             again = resolved.scores_in(images, output)
             if not self.same_scores(resolved, again, resolved.score):
                 self._refuse(resolved.score, again)
-        note(
-            "perturbed rows are run one at a time: the scores of an image depend on the others of "
-            "its batch"
-        )
-        return "one at a time"
 
     def _refuse(self, score: Tensor, again: Tensor) -> None:
         """Raise the error for a model that scores an image differently in a second run, naming the
@@ -214,9 +284,8 @@ class RerunContext:
         """
         image = int((again - score).abs().argmax())
         raise ModelError(
-            "model must give an image the same score whenever it is run, but gave image "
-            f"{image} {score[image].item():.4g} and then {again[image].item():.4g} (a counter, "
-            "or random numbers that go on?); put back what it remembers, or use gradcam"
+            f"{_MUST_REPEAT}, but gave image {image} {score[image].item():.4g} and then "
+            f"{again[image].item():.4g}; {_RESET}"
         )
 
     def same_scores(self, resolved: ResolvedTarget, one: Tensor, other: Tensor) -> Tensor:
@@ -252,13 +321,15 @@ class RerunContext:
 
 
 def between_far_rows(rows: Tensor) -> Tensor:
-    """Rows for a probe: an image as row 1, and around it copies moved so far away that any
-    influence shows.
+    """Rows for a probe: an image in the second row and the last one, and around it copies moved so
+    far away that any influence shows.
 
     ``rows`` are equal copies of the image; one alone stays as it is.
     """
     if len(rows) == 1:
         return rows.clone()
-    image = rows[:1]
-    far = 2 * image + image.abs().amax().clamp(min=1)
-    return torch.cat([far, image, -far, far])[: len(rows)]
+    far = 2 * rows + rows[:1].abs().amax().clamp(min=1)
+    far[2::2] *= -1
+    far[1] = rows[0]
+    far[-1] = rows[0]
+    return far

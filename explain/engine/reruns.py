@@ -13,6 +13,7 @@ them.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -43,7 +44,7 @@ from explain.engine.settings import (
 )
 from explain.engine.token_reruns import TokenRerun
 from explain.hooks.interventions import intervening_on_rows
-from explain.hooks.preserve import calculating
+from explain.hooks.preserve import calculating, drawing
 from explain.targets.base import find_logits
 from explain.targets.detector_outputs import reading_once
 
@@ -296,6 +297,7 @@ def _run_in_batches(
             continue
         for add in results:
             add()
+        state.confirm = partial(rerun.confirm, batch_rows)
         indices = indices[batch_rows:]
         if batch_rows < count:
             indices = _still_needed(indices, rerun.rows.owners, sums)
@@ -349,6 +351,12 @@ class InputRerun:
         """The passes that are needed of each row beside its score."""
         is_alone = len(self.rows.owners) == len(context.inputs) == 1
         self._way_to_run: Way = "one at a time" if is_alone else self._find_way_to_run()
+        self._is_by_hooks = stream.perturbation.is_by_hooks
+        self._draws_anew = stream.perturbation.draws_anew
+        if not self._draws_anew:
+            context.warn_of_draws()
+        elif context.state.draws:
+            self._way_to_run = "one at a time"
         are_classes = all(resolved.classes is not None for resolved in context.targets)
         self._reads_scores = are_classes and context.forward.logits is not None and not stream.inner
         graph = self._inner.whole or bool(self._inner.layers)
@@ -364,17 +372,31 @@ class InputRerun:
         The choice is kept for all further rows of the same inputs.
         """
         context = self.context
-        inputs = context.inputs
-
-        def run(way: Way, images: Tensor) -> Any:
-            rows = {path: between_far_rows(inputs.tensor(path)[images]) for path in inputs.paths}
-            return context.laid_out(way, images, rows).call(context.model)
-
         ways: list[Way] = ["together"]
-        if context.device.type == "cpu" and inputs.x.ndim == 4:
+        if context.device.type == "cpu" and context.inputs.x.ndim == 4:
             ways.insert(0, "channels last")  # convolutions on a CPU are faster in this layout
-        last = torch.full((1,), len(inputs) - 1, device=context.device)
-        return context.way(None, {way: partial(run, way) for way in ways}, last)
+        choices = {way: partial(self._unperturbed, way) for way in ways}
+        return context.way(None, choices, self._last_image)
+
+    @property
+    def _last_image(self) -> Tensor:
+        """The image ``(1,)`` that probes run."""
+        return torch.full((1,), len(self.context.inputs) - 1, device=self.context.device)
+
+    def _unperturbed(self, way: Way, images: Tensor) -> Any:
+        """The network's output for copies of an image between far rows, run in one of the ways."""
+        inputs = self.context.inputs
+        rows = {path: between_far_rows(inputs.tensor(path)[images]) for path in inputs.paths}
+        return self.context.laid_out(way, images, rows).call(self.context.model)
+
+    def confirm(self, rows: int) -> None:
+        """Probe after batches of so many rows; see `RerunContext.confirm`."""
+        if self._is_by_hooks:
+            return
+        way = self._way_to_run
+        if self._faster_call is not None:  # it takes less memory than a whole pass
+            rows = max(1, rows // INCREMENTAL_ROWS)
+        self.context.confirm(way, partial(self._unperturbed, way), self._last_image, rows)
 
     def _find_faster_call(self) -> Callable[[Tensor, Inputs], Any] | None:
         """A function that runs perturbed inputs faster than the model's call, by incremental
@@ -524,8 +546,12 @@ class InputRerun:
             moved = self.rows.carry(tensor_of_rows[first_row:end_row], self.rows.numbers[indices])
             return torch.cat([tensor_of_rows[:first_row], moved, tensor_of_rows[end_row:]])
 
-        image = first_row if self._way_to_run == "one at a time" else None
-        with intervening_on_rows(images), context.mixed_precision:
+        is_alone = self._way_to_run == "one at a time"
+        image = first_row if is_alone else None
+        draws: AbstractContextManager[None] = nullcontext()
+        if self._draws_anew and is_alone:
+            draws = drawing(context.device, int(self.rows.numbers[indices]))
+        with intervening_on_rows(images), context.mixed_precision, draws:
             return context.gather(
                 inputs,
                 plan=self._inner,

@@ -77,6 +77,9 @@ class TokenRerun:
             ):
                 raise _refused("the scores of photos depend on each other")
 
+    def confirm(self, rows: int) -> None:
+        """Nothing more: `begin` runs the tokens in two batches."""
+
     def run(self, numbers: Tensor) -> list[Add]:
         """Run the network on these subsets of the photo's tokens; return functions that add the
         results for each target.

@@ -2,14 +2,18 @@
 their own."""
 
 import copy
+import ctypes
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial, wraps
+from numbers import Number
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -192,39 +196,73 @@ _MODULE = frozenset(vars(nn.Module())) | {"forward"}
 """Attributes of every module: hooks and modes change them, forward passes do not."""
 
 
-class _WrittenState:
-    """What forward passes may write into modules: their buffers, and other attributes of modules
-    that have some.
+_DATA = (torch.Tensor, np.ndarray, Number, str, dict, list, tuple, set, deque, type(None))
+"""What a pass may leave in an attribute for the next one. Other objects, such as a session or a
+compiled function, are made once and stay."""
+_CONTAINERS = (dict, deque)
+"""What a pass may change in place; a list that it adds to is more often a record of calls."""
 
-    Quantisation observers, running averages and counters are such. Normalisations write nothing in
+
+class _WrittenState:
+    """What forward passes may write into modules: their buffers and other attributes, and what is
+    in these.
+
+    Quantisation observers, running averages, counters and the potentials of spiking neurons are
+    such. Modules of torch without buffers write nothing, and normalisations write nothing in
     evaluation mode: they are left out, unless ``normalisations`` is given.
     """
 
     def __init__(self, modules: Iterable[nn.Module], *, normalisations: bool = False) -> None:
-        """Copy the buffers of ``modules``, and note their other attributes."""
+        """Copy the buffers of ``modules`` and the data in their attributes, and note what these
+        are."""
         self._values: list[tuple[nn.Module, dict[str, Any], dict[str, Any]]] = []
         """Modules with their buffers and their other attributes."""
         self._copies: list[tuple[torch.Tensor, torch.Tensor, int]] = []
+        self._contents: list[tuple[Any, Any]] = []
+        """Containers in attributes, each with a copy of it."""
         for module in modules:
             buffers = module._buffers
+            is_of_torch = type(module).__module__.startswith("torch.nn.")
             is_normalisation = isinstance(module, nn.modules.batchnorm._NormBase)
-            if not buffers or (is_normalisation and not normalisations):
+            if (is_of_torch and not buffers) or (is_normalisation and not normalisations):
                 continue
-            self._values.append((module, dict(buffers.items()), {**vars(module)}))
-            for tensor in buffers.values():
-                if tensor is not None:
-                    self._copies.append((tensor, tensor.detach().clone(), _version(tensor)))
+            attributes = {**vars(module)}
+            self._values.append((module, dict(buffers.items()), attributes))
+            data = [value for name, value in attributes.items() if name not in _MODULE]
+            for value in (*buffers.values(), *data):
+                if type(value) in _CONTAINERS:
+                    self._contents.append((value, copy.copy(value)))
+                    self._copy(value.values() if isinstance(value, dict) else value)
+                else:
+                    self._copy((value,))
+
+    def _copy(self, values: Iterable[Any]) -> None:
+        """Copy the tensors among some values, but for parameters, which no pass writes to."""
+        for value in values:
+            if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter):
+                self._copies.append((value, value.detach().clone(), _version(value)))
 
     def __exit__(self, *error: object) -> None:
-        """Restore the buffers, their values and the other attributes that modules had before a
+        """Restore the buffers, the other attributes and their contents that modules had before a
         forward pass."""
         for module, buffers, attributes in self._values:
             _put_back(module._buffers, buffers)
             _put_back(vars(module), attributes)
-        for tensor, copied, version in self._copies:
-            if not _is_same(tensor, copied, version):
+        for container, content in self._contents:
+            if _identities(container) != _identities(content):
+                container.clear()
+                put_in = container.update if isinstance(container, dict) else container.extend
+                put_in(content)
+        for tensor, copied, earlier in self._copies:
+            if not _is_same(tensor, copied, earlier):
                 with torch.no_grad():
                     tensor.resize_(copied.shape).copy_(copied)
+
+
+def _identities(container: Any) -> list[list[int]]:
+    """Which objects a container holds, in order: its keys and values, or its items."""
+    parts = [container, container.values()] if isinstance(container, dict) else [container]
+    return [list(map(id, part)) for part in parts]
 
 
 def _put_back(current: dict[str, Any], saved: dict[str, Any]) -> None:
@@ -235,9 +273,12 @@ def _put_back(current: dict[str, Any], saved: dict[str, Any]) -> None:
     """
     deleted = saved.keys() - current.keys() - _MODULE
     for name in current.keys() - saved.keys() - _MODULE:
-        del current[name]
+        if isinstance(current[name], _DATA):
+            del current[name]
     for name in saved.keys() - _MODULE:
-        if name not in current or current[name] is not saved[name]:
+        if name in deleted or (
+            current[name] is not saved[name] and isinstance(current[name], _DATA)
+        ):
             current[name] = saved[name]
     if deleted:
         for name in saved:
@@ -250,31 +291,13 @@ def _version(tensor: torch.Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
 
 
-def _is_same(tensor: torch.Tensor, copied: torch.Tensor, version: int) -> bool:
+def _is_same(tensor: torch.Tensor, copied: torch.Tensor, earlier: int) -> bool:
     """Whether a buffer still has the values of its copy from before the pass; by its version where
     values cannot be compared."""
     try:
         return torch.equal(tensor, copied)
     except RuntimeError:  # not every kind of tensor can be compared
-        return _version(tensor) == version
-
-
-def keeping_state(model: nn.Module) -> AbstractContextManager[None]:
-    """Put back the buffers and attributes that forward passes write into a model, when the block
-    ends.
-
-    Of several blocks that overlap in threads, the last one to end does so.
-
-    >>> model = nn.BatchNorm2d(3)
-    >>> model.seen = nn.Module()
-    >>> model.seen.register_buffer("count", torch.zeros(()))
-    >>> with keeping_state(model):
-    ...     _ = model.seen.count.add_(1)
-    >>> model.seen.count
-    tensor(0.)
-    """
-    noted = {("state", id(model)): partial(_WrittenState, modules_of(model))}
-    return Shared({} if is_transforming() else noted)
+        return _version(tensor) == earlier
 
 
 class _TorchState(SignalSafe[None]):
@@ -340,14 +363,41 @@ def _autocast_nesting() -> int:
     return torch.autocast_decrement_nesting()
 
 
-def _note_random_state(device: torch.device) -> ExitStack:
-    """Save the state of the random generator of ``device``; closing the stack restores it."""
-    stack = ExitStack()
-    if device.type == "cpu":
-        stack.callback(torch.set_rng_state, torch.get_rng_state())
-    else:
-        stack.callback(torch.cuda.set_rng_state, torch.cuda.get_rng_state(device), device)
-    return stack
+class _RandomState:
+    """The state of the random generator of a device, and what restores it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._state = _random_state(device)
+
+    def __exit__(self, *error: object) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.set_rng_state(self._state, self._device)
+        else:
+            torch.set_rng_state(self._state)
+
+    def has_moved(self) -> bool:
+        """Whether numbers have been drawn since; both states lie in the memory of the CPU."""
+        now = _random_state(self._device)
+        states = [ctypes.string_at(state.data_ptr(), state.nbytes) for state in (self._state, now)]
+        return states[0] != states[1]
+
+
+def _random_state(device: torch.device) -> torch.Tensor:
+    """The state of the random generator of a GPU of Nvidia's, or else of the CPU."""
+    if device.type == "cuda":
+        return torch.cuda.get_rng_state(device)
+    return torch.get_rng_state()
+
+
+@contextmanager
+def drawing(device: torch.device, seed: int) -> Iterator[None]:
+    """Let the passes in this block draw the random numbers of a ``seed``; those of the process go
+    on afterwards as if nothing had been drawn."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(seed)
+        yield
 
 
 def _without_fast_path() -> ExitStack:
@@ -421,7 +471,7 @@ class _LeftAsFound(SignalSafe[None]):
         again afterwards. Compiled code has no layers to hook and no operations to record, so it
         runs as the Python code that it was made from; of other threads too, with the same results.
         """
-        settings: dict[Any, Callable[[], Any]] = {_CPU: partial(_note_random_state, _CPU)}
+        settings: dict[Any, Callable[[], Any]] = {_CPU: partial(_RandomState, _CPU)}
         # Where nothing has been compiled yet, loading the compiler would take seconds. There is no
         # function around `set_stance`: torch.compile would look into it.
         if "torch._dynamo" in sys.modules:
@@ -431,7 +481,7 @@ class _LeftAsFound(SignalSafe[None]):
                 settings[_FAST_PATH] = _without_fast_path
             for parameter in module._parameters.values():
                 if parameter is not None and parameter.is_cuda:
-                    settings[parameter.device] = partial(_note_random_state, parameter.device)
+                    settings[parameter.device] = partial(_RandomState, parameter.device)
         if not is_transforming():
             settings["state", id(self._model)] = partial(_WrittenState, modules)
         return settings
@@ -473,9 +523,9 @@ def untouched(
     ``alone``, there is one such block at a time in a thread: an explanation that begins inside
     another's hook would see the other's hooks.
 
-    Buffers that the model writes in its forward pass are put back, and so are the random
-    generators. Parameters, ``.grad`` and ``requires_grad`` are not restored because nothing here
-    ever writes to them.
+    Buffers and attributes that the model writes in its forward pass are put back, and so are the
+    random generators. Parameters, ``.grad`` and ``requires_grad`` are not restored because nothing
+    here ever writes to them.
 
     Raises:
         ExplainError: a block that must be alone begins inside another one.
@@ -491,6 +541,31 @@ def untouched(
     True
     """
     return _LeftAsFound(model, grad, create_graph, alone)
+
+
+def start_over(*, written: bool = True) -> None:
+    """Let the next pass in this block of `untouched` begin as its first one did: with the same
+    random numbers, and unless ``written`` is false, without what passes have written since.
+
+    What is written stays where a graph of an earlier pass, which may hold it, is still needed.
+    Nothing is done while another thread runs the model.
+    """
+    block = _current.block
+    kinds = (_RandomState, _WrittenState) if written else _RandomState
+    if block is not None and block._shared is not None:
+        for context in block._shared.held_alone():
+            if isinstance(context, kinds):
+                context.__exit__(None, None, None)
+
+
+def has_drawn() -> bool:
+    """Whether random numbers were drawn since this block of `untouched` began; false if another
+    thread may have drawn them."""
+    block = _current.block
+    if block is None or block._shared is None:
+        return False
+    held = block._shared.held_alone()
+    return any(context.has_moved() for context in held if isinstance(context, _RandomState))
 
 
 @signal_safe

@@ -68,6 +68,7 @@ class NoisyCopies(Perturbation):
     sigma: float
     seed: int
 
+    draws_anew = True
     words = "noisy copies of the photo"
 
     def rows(self, evidence: Evidence) -> PerturbedRows:

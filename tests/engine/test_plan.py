@@ -73,6 +73,7 @@ def net() -> nn.Module:
 @cache
 def worked(*methods: str) -> tuple[Counter[str], dict[str, explain.Attribution]]:
     model = net()
+    explain.attribute(model, X, methods, target=1)  # probes batches of these sizes, once for all
     with Work() as work:
         attributions = explain.attribute(model, X, methods, target=1)
     return work.rows, attributions
@@ -119,6 +120,8 @@ SMALL = {
 @pytest.mark.parametrize("name", [*METHODS, NESTED, "augmented(scorecam)", "smooth(guidedgradcam)"])
 def test_a_plan_counts_what_runs_row_by_row(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     method = SMALL.get(name, get_method(name))
+    # probes batches of these sizes, once for all
+    explain.attribute(net(), X[:1], [method], targets=[1, 2], batch_size=1)
     passes_back: list[int] = []
     grad = torch.autograd.grad
 
