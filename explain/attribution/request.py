@@ -36,9 +36,8 @@ from explain.engine.settings import MEMORY, Footprint, RuntimeSettings
 from explain.engine.validation import check_inputs
 from explain.hooks import HookGroup, preserve, unwrap
 from explain.hooks.intervening import active_interventions
-from explain.layers import default_layer
 from explain.layers.costs import cost_after
-from explain.layers.default_layer import stage_layers
+from explain.layers.default_layer import branch_layers, stage_layers
 from explain.layers.grids import window_calls
 from explain.layers.stitched import Stitched
 from explain.layers.summary import channels_of, find_layers, forget_summary, summary_is_current
@@ -223,8 +222,8 @@ class Request:
         or a default.
 
         Methods that use no layer have an empty list; those that fuse layers get one of each
-        resolution. The default depends on the first target. With ``refresh``, a default that was
-        kept is not used.
+        resolution, and others one of each branch. The default depends on the first target. With
+        ``refresh``, a default that was kept is not used.
         """
         of_class = isinstance(self.targets[0], (ClassTarget, TopClass, BinaryLogit))
 
@@ -234,11 +233,10 @@ class Request:
 
         @cache
         def default_layers(stages: bool) -> list[str]:
-            """The layers for methods without named ones: one, or with ``stages`` one of each
-            resolution; found once."""
-            choose: Any = stage_layers if stages else default_layer
-            layers = choose(self.model, self.inputs, score, of_class=of_class, refresh=refresh)
-            return layers if stages else [layers]
+            """The layers for methods without named ones: one of each branch, or with ``stages`` one
+            of each resolution; found once."""
+            choose = stage_layers if stages else branch_layers
+            return choose(self.model, self.inputs, score, of_class=of_class, refresh=refresh)
 
         layers: dict[str, list[str]] = {}
         for name, method in self.methods.items():
@@ -432,6 +430,8 @@ class Request:
         Maps of a layer belong to no input, so they are made once.
         """
         fuse = self.settings.fuse
+        if fuse is None and self.layers is None:
+            fuse = method.fusion or "sum"  # of branches
         layout = self.inputs.layout
         # maps of a layer are of no input
         if len(evidence) == 1 or not any(need.of_input for need in method.needs):

@@ -420,12 +420,18 @@ def fused(maps: Sequence[torch.Tensor], how: Fusion = "mean") -> torch.Tensor:
     by its largest magnitude.
 
     A product takes the positive parts: two layers that speak against the target do not speak for it
-    together.
+    together. A sum takes maps as they are, as of branches that add up to the score: a position of
+    a coarse map is shared out among the finer ones that it covers.
 
     >>> fused([torch.ones(1, 2, 2), torch.zeros(1, 4, 4)])[0, 0]
     tensor([0.5000, 0.5000, 0.5000, 0.5000])
     """
     size = max((tuple(layer_map.shape[1:]) for layer_map in maps), key=prod)
+    if how == "sum":
+        total = maps[0].new_zeros((len(maps[0]), *size))
+        for values in maps:
+            total = total + enlarge(values[:, None], size)[:, 0] * (values[0].numel() / prod(size))
+        return total
     stacked = torch.stack([enlarge(by_maximum(values)[:, None], size)[:, 0] for values in maps])
     if how == "mean":
         return stacked.mean(0)

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from explain._utils.errors import LayerError
+from explain._utils.errors import LayerError, warn
 from explain._utils.signals import came_by_signal
 from explain.data.inputs import Inputs, InputsLike, as_inputs
 from explain.hooks.preserve import copied
+from explain.layers.branches import Branches, branches_beside
 from explain.layers.frames import with_layout
 from explain.layers.influence import (
     CANDIDATES,
@@ -58,6 +59,38 @@ def default_layer(
     Raises:
         LayerError: no layer gives a spatial map.
     """
+    return _default_branches(model, x, score, of_class=of_class, refresh=refresh).layers[0]
+
+
+def branch_layers(
+    model: nn.Module,
+    x: InputsLike,
+    score: Score | None = None,
+    *,
+    of_class: bool = False,
+    refresh: bool = False,
+) -> list[str]:
+    """Name the layers to explain together: `default_layer`, and that of each branch of a classifier
+    that reaches the score beside it, such as the members of an ensemble.
+
+    Arguments are as for `default_layer`. Warns of branches that see the photo elsewhere, as crops
+    and mirrored copies do, since their maps cannot be added up cell by cell.
+    """
+    branches = _default_branches(model, x, score, of_class=of_class, refresh=refresh)
+    if branches.left_out:
+        names = ", ".join(map(repr, branches.left_out[:4]))
+        more = "…" if len(branches.left_out) > 4 else ""
+        warn(
+            f"the map of layer {branches.layers[0]} leaves out branches that see the photo "
+            f"elsewhere: {names}{more}; name one with layer=, or take saliency or occlusion"
+        )
+    return [*branches.layers]
+
+
+def _default_branches(
+    model: nn.Module, x: InputsLike, score: Score | None, *, of_class: bool, refresh: bool
+) -> Branches:
+    """The layers of `branch_layers`, the default layer first, and those that are left out."""
     inputs = as_inputs(x)
     if inputs.x.is_meta:
         raise LayerError(
@@ -68,18 +101,18 @@ def default_layer(
         segmenter_layer = default_layer(
             model.model, model.first(inputs), model.energy(inputs), refresh=refresh
         )
-        return f"model.{segmenter_layer}"
+        return Branches([f"model.{segmenter_layer}"])
     summary = summary_of(model, inputs, with_graph=True)
     shared_by = _shared_with(summary, score, of_class, refresh)
     if shared_by in summary.chosen:
         return summary.chosen[shared_by]  # type: ignore[no-any-return]
     search = _begin(model, inputs, summary, score, shared_by)
     if score is not None and not summary.gives_scores:
-        return _map_of_one_answer(search, score)
-    layer, is_certain = _last_feature_map(search)
+        return Branches([_map_of_one_answer(search, score)])
+    branches, is_certain = _last_feature_maps(search)
     if is_certain and shared_by is not None:
-        summary.chosen[shared_by] = layer
-    return layer
+        summary.chosen[shared_by] = branches
+    return branches
 
 
 def stage_layers(
@@ -325,9 +358,9 @@ def _last_of_each_size(search: LayerSearch, count: int) -> tuple[list[str], bool
     return [layer for layer in reached if influences[layer].shows] or reached, is_certain
 
 
-def _last_feature_map(search: LayerSearch) -> tuple[str, bool]:
-    """The last feature map that the scores depend on; for transformers, the last tokens with an
-    attention after them.
+def _last_feature_maps(search: LayerSearch) -> tuple[Branches, bool]:
+    """The last feature map that the scores depend on, in each branch; for transformers, the last
+    tokens with an attention after them.
 
     Also returns whether the layer would be the same for another image: a gradient that is zero
     everywhere says nothing, and the choice is then not kept.
@@ -351,7 +384,11 @@ def _last_feature_map(search: LayerSearch) -> tuple[str, bool]:
         if any(influence.shows for influence in influences.values()):
             break
     layer = first_that_shows(names, influences)
-    return layer or names[0], layer is not None
+    if layer is None:
+        return Branches(names[:1]), False
+    others = [candidate.name for candidate in _latest_first(maps + tokens) if not candidate.is_gate]
+    attentions = [candidate.name for candidate in candidates if candidate.is_attention]
+    return branches_beside(search, layer, others, attentions), True
 
 
 def _map_of_one_answer(search: LayerSearch, score: Score) -> str:

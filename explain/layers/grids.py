@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 
-from torch import nn
+from torch import Tensor, nn
 
 from explain.data.inputs import Inputs
 from explain.hooks.layer_names import LayerPlace, name_of_place, place_of
@@ -24,6 +24,7 @@ from explain.layers.located import FOLDED, PLACES, Places, folded_by_time, locat
 from explain.layers.recording import ModuleCall
 from explain.layers.stitched import Stitched
 from explain.layers.summary import ForwardSummary, summary_of
+from explain.relevance.positions import UNKNOWN
 from explain.targets.answer import JointTokens
 
 
@@ -106,6 +107,26 @@ class NetworkGrids(Grids):
             summary.chosen[PLACES] = locate_tensors(self._model, inputs.detached(), summary.calls)
         places: Places = summary.chosen[PLACES]
         return places
+
+    def lines(self, layer: str) -> list[Tensor] | None:
+        """Where along each axis of the photo the rows and columns of a layer's map lie, from 0 to
+        1; None if they lie in no such order, or it is not known."""
+        call = self._call(layer)
+        grid = None if call is None else call.grid
+        if call is None or grid is None:
+            return None
+        shape, positions = self._places.of_calls.get(call.key, (call.shape, UNKNOWN))
+        if not isinstance(positions, tuple):
+            return None
+        lines = []
+        for axis, position in enumerate(positions):
+            laid_out = grid.spread(position.expand(shape))[0].double().mean(0).movedim(axis, 0)
+            line = laid_out.flatten(1).mean(1)
+            spread = laid_out.flatten(1) - line[:, None]
+            if bool((line.diff() <= 0).any()) or bool((spread.abs() > 1e-3).any()):
+                return None
+            lines.append(line)
+        return lines
 
     @cached_property
     def joint(self) -> JointTokens | None:

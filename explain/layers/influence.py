@@ -142,7 +142,7 @@ def _run_backward(search: LayerSearch, layers: Sequence[str]) -> _Backward:
         with preserve.untouched(model, grad=not cut), HookGroup(model) as group:
             capture = capturing.Capture(group, names, gradients=True, cut=cut)
             output = search.inputs.detached().call(model)
-            total = _total(search.score, output)
+            total = total_score(search.score, output)
             if total is not None:
                 capture.backward(total, roughly=True)
         return capture, total, output
@@ -174,7 +174,7 @@ def _backward_in_graph(search: LayerSearch, layers: Sequence[str]) -> _Backward 
         if (edge := last_of_place(recorded.edges, place_of(layer, search.model))) is not None
     }
     with preserve.untouched(search.model, grad=True):
-        total = _total(search.score, recorded.output)
+        total = total_score(search.score, recorded.output)
         if total is None:
             return _Backward(total, recorded.output, {}, {})
         if not total.requires_grad:  # behind a `detach()`: the graph must begin at a layer
@@ -192,12 +192,9 @@ def _backward_in_graph(search: LayerSearch, layers: Sequence[str]) -> _Backward 
     return _Backward(total, recorded.output, gradients, nodes)
 
 
-def _total(score: Score | None, output: Any) -> Tensor | None:
-    """The number that is differentiated: the sum of the search's scores, or, without a score, the
-    best one.
-
-    The default layer is looked for by its gradient.
-    """
+def total_score(score: Score | None, output: Any) -> Tensor | None:
+    """The number that is differentiated: the sum of a search's scores, or, without a score, the
+    best one."""
     return _best_score(output) if score is None else score(output).sum()
 
 
@@ -239,6 +236,11 @@ def _mixes(node: Node) -> bool:
     return _WEIGHTED.match(node.name()) is not None
 
 
+def is_product(node: Node) -> bool:
+    """Whether a Node is of an operation that may multiply two computed tensors."""
+    return _PRODUCT.match(node.name()) is not None
+
+
 def _layers_that_weigh(score: Tensor | None, layers: AbstractSet[Node]) -> set[Node]:
     """The layers that reach a score only as a factor of a map from which they are computed
     themselves.
@@ -257,7 +259,7 @@ def _layers_that_weigh(score: Tensor | None, layers: AbstractSet[Node]) -> set[N
     factors = set[Node]()
     for product in graph(score):
         parents = {parent for parent, _ in product.next_functions if parent is not None}
-        if len(parents) < 2 or not _PRODUCT.match(product.name()):
+        if len(parents) < 2 or not is_product(product):
             continue
         for factor in parents:
             cofactors = parents - {factor}

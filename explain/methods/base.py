@@ -131,8 +131,9 @@ Style = Literal["heat", "intensity", "signed", "color", "evidence"]
 """How an attribution is read: heat over the photo, brightness, positive against negative, a colour
 picture, or sets of regions."""
 
-Fusion = Literal["mean", "max", "product"]
-"""How the maps of several layers become one, each divided by its largest magnitude."""
+Fusion = Literal["mean", "max", "product", "sum"]
+"""How the maps of several layers become one: each divided by its largest magnitude, but for a
+sum."""
 
 
 MAPS = "class activation maps"

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from functools import cached_property
 from itertools import groupby, islice, product
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import torch
 from torch import nn
@@ -22,6 +22,7 @@ from explain.hooks.preserve import calculating, untouched
 from explain.layers.layouts import Grids
 from explain.layers.summary import summary_of
 from explain.methods import Method, Smooth
+from explain.methods.base import Fusion
 from explain.metrics.base import Metric, MetricInput, MetricResult
 from explain.metrics.maps import Maps, MapsLike, Sign, Similarity, similarity
 from explain.metrics.randomised import Randomised
@@ -300,12 +301,12 @@ def _run(
         inputs = inputs.rows(owners, {inputs.path: images.to(inputs.x)})
         target = target.rows(owners) if len(changed) > 1 else target
     results: list[dict[str, VariantResult]] = [{} for _ in variants]
-    for layers, names in _by_layers(methods).items():
+    for (layers, fuse), names in _by_layers(methods).items():
         objects = [methods[name].method for name in names]
         if first.wrap is not None:
             objects = [replace(first.wrap, method=method) for method in objects]
         layer_names = None if layers is None else [prefix + layer for layer in layers]
-        settings: Any = {**options, "layer": layer_names, "progress": None}
+        settings: Any = {**options, "layer": layer_names, "fuse": fuse, "progress": None}
         with muted(), intervene(model, interventions):
             attributions = attribute(
                 model, inputs, objects, targets=classes or [target], **settings
@@ -321,19 +322,27 @@ def _run(
     return results
 
 
-def _by_layers(methods: Mapping[str, EvaluatedMethod]) -> dict[tuple[str, ...] | None, list[str]]:
+_Fused: TypeAlias = tuple[tuple[str, ...] | None, Fusion | None]
+"""Layers that are explained together, and how their maps become one; None for a method of the
+input."""
+
+
+def _by_layers(methods: Mapping[str, EvaluatedMethod]) -> dict[_Fused, list[str]]:
     """Group the names of methods that can run in one call of `attribute` by the layers that they
-    explained; methods without a layer run with any group.
+    explained, and how these were fused; methods without a layer run with any group.
 
     A method that explained the input, and would explain a layer where one is named, runs alone.
     """
-    groups: dict[tuple[str, ...] | None, list[str]] = {}
+    of_input: _Fused = (None, None)
+    groups: dict[_Fused, list[str]] = {}
     for name, method in methods.items():
         layer = method.attribution.layer
-        groups.setdefault((layer,) if isinstance(layer, str) else layer, []).append(name)
-    without_layer = groups.pop(None, [])
+        layers = (layer,) if isinstance(layer, str) else layer
+        groups.setdefault((layers, method.attribution.fuse), []).append(name)
+    without_layer = groups.pop(of_input, [])
     first = next(iter(groups), None)
     for name in without_layer:
-        alone = first is None or methods[name].method.layer_optional
-        groups.setdefault(None if alone else first, []).append(name)
+        is_alone = methods[name].method.layer_optional
+        group = of_input if first is None or is_alone else first
+        groups.setdefault(group, []).append(name)
     return groups

@@ -159,11 +159,14 @@ def test_a_view_from_before_the_layer_may_be_overwritten_behind_it(x: torch.Tens
     parts = {"main": nn.Conv2d(3, 6, 3), "side": nn.Conv2d(3, 4, 3), "fc": nn.Linear(4, 5)}
     model = settled(Made(forward, **parts)).double().eval()
     a = explain.attribute(model, x, GradCAM(relu=False), target=1)
-    assert a.layer == "side"
-    side = model.side(x).detach().requires_grad_()
-    score = model.fc((model.main(x)[:, :4] + side).relu().mean((2, 3)))[:, 1].sum()
-    weights = torch.autograd.grad(score, side)[0].mean((2, 3), keepdim=True)
-    torch.testing.assert_close(a.values, (weights * side).sum(1).detach())
+    assert a.layer == ("side", "main")
+    parts = [model.side(x).detach().requires_grad_(), model.main(x).detach().requires_grad_()]
+    score = model.fc((parts[1][:, :4] + parts[0]).relu().mean((2, 3)))[:, 1].sum()
+    maps = []
+    for part, gradient in zip(parts, torch.autograd.grad(score, parts), strict=True):
+        maps.append((gradient.mean((2, 3), keepdim=True) * part).sum(1).detach())
+    torch.testing.assert_close([*a.maps.values()], maps)
+    torch.testing.assert_close(a.values, maps[0] + maps[1])
 
 
 @pytest.mark.parametrize("again", [False, True])

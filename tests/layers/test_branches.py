@@ -1,0 +1,207 @@
+"""Branches that reach the score side by side are explained together, or named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torchvision
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import explain
+from explain import ExplainWarning
+from explain.methods import GradCAM
+from explain.metrics import Sensitivity
+from explain.targets import Segmentation
+from tests.conftest import Made, settled
+
+X = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+NEEDS_PLACES = "maps of crops and copies need the places of their cells, from the recording"
+
+
+def member(stride: int = 1, width: int = 8) -> nn.Module:
+    body = [nn.Conv2d(3, width, 3, stride, 1), nn.ReLU(), nn.Conv2d(width, width, 3, 1, 1)]
+    end = [nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 4)]
+    return nn.Sequential(*body, *end)
+
+
+def made(forward: Callable[..., Any], *members: nn.Module) -> nn.Module:
+    return settled(Made(forward, members=nn.ModuleList(members))).double().eval()
+
+
+def mean_of_members(model: nn.Module, x: Tensor) -> Tensor:
+    return torch.stack([member(x) for member in model.members]).mean(0)
+
+
+def joined(model: nn.Module, x: Tensor) -> Tensor:
+    """Two backbones of one head, as in many papers."""
+    first, second, head = model.members
+    return head(torch.cat([first[:4](x).mean((2, 3)), second[:4](x).mean((2, 3))], 1))
+
+
+def products(model: nn.Module, x: Tensor, layers: Sequence[str], target: int) -> list[Tensor]:
+    """What each position of some layers adds to a logit, by plain autograd: ``(N, h, w)`` each."""
+    kept: list[Tensor] = []
+    handles = [
+        model.get_submodule(layer).register_forward_hook(lambda m, args, out: kept.append(out))
+        for layer in layers
+    ]
+    score = model(x)[:, target].sum()
+    for handle in handles:
+        handle.remove()
+    gradients = torch.autograd.grad(score, kept)
+    return [(a * g).sum(1).detach() for a, g in zip(kept, gradients, strict=True)]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_map_of_an_ensemble_is_that_of_all_members(count: int) -> None:
+    model = made(mean_of_members, member(), member(), member())
+    found = explain.attribute(model, X[:count], "hirescam", target=1)
+    layers = [f"members.{i}.3" for i in (2, 1, 0)]
+    assert found.layer == tuple(layers)
+    assert found.fuse == "sum"
+    assert_close(found.values, torch.stack(products(model, X[:count], layers[::-1], 1)).sum(0))
+    bias = torch.stack([member[-1].bias[1] for member in model.members]).mean()
+    assert_close(found.values.sum((1, 2)) + bias, found.score)
+    again = explain.attribute(model, X[:count], "gradcam", target=1)
+    parts = [
+        explain.attribute(model, X[:count], "gradcam", target=1, layer=name) for name in layers
+    ]
+    assert_close(again.values, torch.stack([part.values for part in parts]).sum(0))
+
+
+def test_backbones_of_other_sizes_add_what_they_add_to_the_score() -> None:
+    model = made(joined, member(), member(2, 12), nn.Linear(20, 4))
+    found = explain.attribute(model, X, "hirescam", target=1)
+    assert found.layer == ("members.1.3", "members.0.3")
+    assert found.values.shape == (2, 32, 32)
+    fine, coarse = products(model, X, ["members.0.3", "members.1.3"], 1)
+    enlarged = F.interpolate(coarse[:, None], scale_factor=2, mode="bilinear")[:, 0] / 4
+    assert_close(found.values, fine + enlarged)
+    assert_close(found.values.sum((1, 2)) + model.members[2].bias[1], found.score)
+
+
+def test_named_layers_are_summed_where_that_is_asked_for() -> None:
+    model = made(mean_of_members, member(), member(), member())
+    layers = ["members.0.3", "members.2.3"]
+    found = explain.attribute(model, X, "hirescam", target=1, layer=layers, fuse="sum")
+    assert_close(found.values, torch.stack(products(model, X, layers, 1)).sum(0))
+    mean = explain.attribute(model, X, "hirescam", target=1, layer=layers)
+    assert mean.fuse == "mean"
+    assert not torch.allclose(mean.values, found.values)
+
+
+def test_a_module_that_is_called_twice_is_explained_at_both_calls() -> None:
+    def forward(model: nn.Module, x: Tensor) -> Tensor:
+        (net,) = model.members
+        return net(x) + 0.3 * net(x.clamp(min=0.5))
+
+    model = made(forward, member())
+    found = explain.attribute(model, X, "hirescam", target=1)
+    assert found.layer == ("members.0.3", "members.0.3@0")
+    assert_close(found.values.sum((1, 2)) + 1.3 * model.members[0][-1].bias[1], found.score)
+
+
+def test_members_that_are_transformers_and_others_are_explained_together() -> None:
+    vit = torchvision.models.VisionTransformer(32, 8, 2, 2, 8, 16, num_classes=4)
+    model = made(mean_of_members, vit, member(), vit.__class__(32, 8, 2, 2, 12, 16, num_classes=4))
+    found = explain.attribute(model, X, GradCAM(relu=False), target=1)
+    block = "encoder.layers.encoder_layer_1.ln_1"
+    layers = (f"members.2.{block}", "members.1.3", f"members.0.{block}")
+    assert sorted(found.layer) == sorted(layers)
+    parts = found.maps
+    assert parts[f"members.0.{block}"].shape == (2, 4, 4)
+    total = sum(
+        F.interpolate(part[:, None], (32, 32), mode="bilinear")[:, 0] * part[0].numel() / 32**2
+        for part in parts.values()
+    )
+    assert_close(found.values, total)
+
+
+def test_what_is_no_branch_is_not_added() -> None:
+    """A layer that another one is computed from, one that is multiplied, and one that no score
+    depends on."""
+
+    def shortcut(model: nn.Module, x: Tensor) -> Tensor:
+        first, second, head = model.members
+        maps = first(x)
+        return head((maps + second(maps)).mean((2, 3)))
+
+    def product(model: nn.Module, x: Tensor) -> Tensor:
+        first, second, head = model.members
+        maps = first(x)
+        return head((second(maps) * second(maps.flip(1))).mean((2, 3)))
+
+    def unused(model: nn.Module, x: Tensor) -> Tensor:
+        first, second, head = model.members
+        maps = first(x)
+        model.kept = second(maps)
+        return head(maps.mean((2, 3)))
+
+    convolutions = [nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)]
+    for forward, layer in [
+        (shortcut, "members.1"),
+        (product, "members.1"),
+        (unused, "members.0"),
+    ]:
+        model = made(forward, *convolutions, nn.Linear(8, 4))
+        assert explain.attribute(model, X, GradCAM(relu=False), target=1).layer == layer
+
+
+COPIES: dict[str, Callable[[Tensor], Sequence[Tensor]]] = {
+    "a mirrored copy": lambda x: [x, x.flip(3)],
+    "two crops": lambda x: [x[..., :24, :24], x[..., 8:, 8:]],
+    "a turned copy": lambda x: [x, x.rot90(1, (2, 3))],
+    "a shifted copy": lambda x: [x.roll(9, 2), x],
+    "ten crops": lambda x: torchvision.transforms.functional.ten_crop(x, 24),
+}
+
+
+def copies(kind: str) -> nn.Module:
+    def forward(model: nn.Module, x: Tensor) -> Tensor:
+        return torch.stack([model.members[0](copy) for copy in COPIES[kind](x)]).mean(0)
+
+    return made(forward, member())
+
+
+@pytest.mark.parametrize("kind", COPIES)
+def test_branches_that_see_the_photo_elsewhere_are_named(kind: str) -> None:
+    with pytest.warns(ExplainWarning, match="leaves out") as said:
+        found = explain.attribute(copies(kind), X, "hirescam", target=1)
+    (warning,) = said
+    assert "members.0.3" in str(warning.message)
+    assert isinstance(found.layer, str)
+    if "copy" in kind:  # what sees the whole photo as it is
+        assert found.layer == ("members.0.3" if "shifted" in kind else "members.0.3@0")
+
+
+@pytest.mark.parametrize("kind", COPIES)
+@pytest.mark.xfail(strict=True, raises=ExplainWarning, reason=NEEDS_PLACES)
+def test_branches_that_see_the_photo_elsewhere_are_drawn_there(kind: str) -> None:
+    model = copies(kind)
+    found = explain.attribute(model, X, "hirescam", target=1)
+    photo = torch.zeros(2, 1, 32, 32, dtype=torch.float64, requires_grad=True)
+    maps = products(model, X, ["members.0.3"], 1)
+    pairs = zip(COPIES[kind](photo), maps, strict=True)
+    copied = torch.stack([(copy[:, 0] * of_copy).sum() for copy, of_copy in pairs]).sum()
+    (expected,) = torch.autograd.grad(copied, photo)  # each cell where the copy took it from
+    assert_close(found.values, expected[:, 0])
+
+
+@pytest.mark.xfail(strict=True, reason="branches of one of many answers need the recording")
+def test_the_map_of_an_ensemble_of_segmenters_is_that_of_all_members() -> None:
+    model = made(mean_of_members, *(member()[:3].append(nn.Conv2d(8, 4, 1)) for _ in range(2)))
+    region = Segmentation(1, torch.ones(32, 32))
+    found = explain.attribute(model, X, GradCAM(relu=False), target=region)
+    assert isinstance(found.layer, tuple)
+
+
+def test_metrics_run_the_method_again_on_all_branches() -> None:
+    model = made(mean_of_members, member(), member(), member())
+    table = explain.evaluate(model, X, ["hirescam"], Sensitivity(radius=1e-9), target=1)
+    ((changes,),) = [of_method.values() for of_method in table.values()]
+    assert changes.max() < 1e-6
