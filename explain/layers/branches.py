@@ -42,21 +42,21 @@ class _Branch:
     readers: dict[Node, list[Node]]
 
     @cached_property
-    def before(self) -> frozenset[Node]:
+    def upstream(self) -> frozenset[Node]:
         """What the layer is computed from, and its own Node."""
         return frozenset(graph(self.node))
 
     @cached_property
-    def behind(self) -> frozenset[Node]:
+    def downstream(self) -> frozenset[Node]:
         """What is computed from the layer, on the way to the score."""
-        found = set[Node]()
+        nodes = set[Node]()
         waiting = [self.node]
         while waiting:
             node = waiting.pop()
             further = [] if node is None else self.readers.get(node, [])
-            waiting += [reader for reader in further if reader not in found]
-            found.update(further)
-        return frozenset(found)
+            waiting += [reader for reader in further if reader not in nodes]
+            nodes.update(further)
+        return frozenset(nodes)
 
     def is_beside(self, other: "_Branch") -> bool:
         """Whether both reach the score, neither from the other, and meet in a sum, a mean or a
@@ -64,11 +64,11 @@ class _Branch:
 
         Where they meet in a product, either one accounts for all of the score.
         """
-        if other.node in self.before or other.node in self.behind:
+        if other.node in self.upstream or other.node in self.downstream:
             return False
-        alone = self.behind - other.behind | {self.node}
-        other_alone = other.behind - self.behind | {other.node}
-        for join in self.behind & other.behind:
+        alone = self.downstream - other.downstream | {self.node}
+        other_alone = other.downstream - self.downstream | {other.node}
+        for join in self.downstream & other.downstream:
             parents = {parent for parent, _ in join.next_functions}
             is_join = not alone.isdisjoint(parents) and not other_alone.isdisjoint(parents)
             if is_join and not is_product(join):
@@ -77,13 +77,13 @@ class _Branch:
 
 
 def branches_beside(
-    search: LayerSearch, layer: str, others: Sequence[str], attentions: Sequence[str]
+    search: LayerSearch, layer: str, candidates: Sequence[str], attentions: Sequence[str]
 ) -> Branches:
     """Find the branches beside that of ``layer``, and the last layer in each of them that shows
     where the score comes from.
 
-    ``others`` are the layers to choose from, the last ones first; of tokens, those before the last
-    of ``attentions`` in their branch.
+    ``candidates`` are the layers to choose from, the last ones first; of tokens, those before the
+    last of ``attentions`` in their branch.
     """
     recorded = search.recorded
     if recorded is None:
@@ -100,7 +100,7 @@ def branches_beside(
         return _Branch(None if edge is None else edge.node, readers)
 
     chosen = branch_of(layer)
-    branches = {name: branch_of(name) for name in others}
+    branches = {name: branch_of(name) for name in candidates}
     branches = {name: branch for name, branch in branches.items() if chosen.is_beside(branch)}
     if not branches:
         return Branches([layer])
@@ -113,10 +113,10 @@ def branches_beside(
         for name in names:
             branch = branches.pop(name)
             grid = grids.of_layer(name)
-            is_last = grid is None or grid.is_map or not ends.isdisjoint(branch.behind)
+            is_last = grid is None or grid.is_map or not ends.isdisjoint(branch.downstream)
             if name not in influences or not influences[name].shows:
                 continue
-            if is_last or ends.isdisjoint(branch.before):
+            if is_last or ends.isdisjoint(branch.upstream):
                 layers.append(name)
                 branches = {n: other for n, other in branches.items() if branch.is_beside(other)}
                 break
@@ -127,15 +127,15 @@ def _in_place(layers: Sequence[str], grids: NetworkGrids) -> Branches:
     """Sort out the layers whose maps lie elsewhere on the photo than those of the others, as those
     of a crop or of a mirrored copy do."""
     lines = {layer: grids.lines(layer) for layer in layers}
-    known = {layer: found for layer, found in lines.items() if found is not None}
-    if not known:
+    ordered = {layer: axes for layer, axes in lines.items() if axes is not None}
+    if not ordered:
         return Branches(layers[:1], layers[1:])
-    even = min(known, key=lambda layer: max(_distance(line, None) for line in known[layer]))
+    even = min(ordered, key=lambda layer: max(_distance(line, None) for line in ordered[layer]))
     left_out = [
         layer
         for layer in layers
-        if layer not in known
-        or any(_distance(a, b) > _APART for a, b in zip(known[layer], known[even], strict=True))
+        if layer not in ordered
+        or any(_distance(a, b) > _APART for a, b in zip(ordered[layer], ordered[even], strict=True))
     ]
     return Branches([layer for layer in layers if layer not in left_out], left_out)
 

@@ -386,9 +386,11 @@ def _last_feature_maps(search: LayerSearch) -> tuple[Branches, bool]:
     layer = first_that_shows(names, influences)
     if layer is None:
         return Branches(names[:1]), False
-    others = [candidate.name for candidate in _latest_first(maps + tokens) if not candidate.is_gate]
+    of_branches = [
+        candidate.name for candidate in _latest_first(maps + tokens) if not candidate.is_gate
+    ]
     attentions = [candidate.name for candidate in candidates if candidate.is_attention]
-    return branches_beside(search, layer, others, attentions), True
+    return branches_beside(search, layer, of_branches, attentions), True
 
 
 def _map_of_one_answer(search: LayerSearch, score: Score) -> str:

@@ -34,7 +34,7 @@ MISTAKES = {
     f"cat.png {TINY} --methods gradcam": (2, "--method"),
     f"cat.png {TINY} --layer fc": (2, "must give a spatial map, got shape (1, 200)"),
     f"cat.png {TINY} --top-k 201": (2, "at most 200"),
-    "cat.png --fuse most": (2, "'--fuse': 'most' is not one of 'mean', 'max', 'product'"),
+    "cat.png --fuse most": (2, "'--fuse': 'most' is not one of 'mean', 'max', 'product', 'sum'"),
     "cat.png --colormap rainbo": (2, "did you mean 'rainbow'"),
     "cat.png --no\x1b[2Jsuch": (2, r"No such option '--no\x1b[2Jsuch'; explain --help shows"),
     "metods": (2, "did you mean 'explain methods'?"),
