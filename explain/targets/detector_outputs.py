@@ -321,10 +321,11 @@ def _are_corners(output: Any, count: int) -> bool:
     """Whether the rows ``(N, Q, 6)`` of a detector are corners, score and label (YOLOv10), rather
     than middle, size and two shares."""
     rows = _tensor(output, count)
-    if rows is None or rows.shape[2] != 6 + _factors(output):
+    if rows is None or rows.shape[2] - 6 not in (0, _after_label(rows, output)):
         return False
     fractions = (rows[..., 5] != rows[..., 5].round()) & ~rows[..., 5].isnan()
-    swapped = (rows[..., 2:4] < rows[..., :2]).any(-1)
+    has_angle = rows.shape[2] == 7
+    swapped = (rows[..., 2:4] < rows[..., :2]).any(-1) & (not has_angle)
     return not bool((fractions | swapped).any())
 
 
@@ -336,16 +337,18 @@ def _has_more_cells_than(columns: int, output: Any, count: int) -> bool:
 
 
 def _end_to_end(output: Any, count: int, size: Size | None) -> Boxes | None:
-    """Read YOLOv10's rows ``(N, Q, 6)``: corners, score and label of boxes that need no
-    suppression.
+    """Read the rows ``(N, Q, 6)`` of YOLOv10 and YOLO26: corners, score and label of boxes that
+    need no suppression.
 
-    Factors of masks may follow. None for other shapes.
+    Factors of masks or key points may follow, or an angle, with which the box is (middle, width,
+    height). None for other shapes.
     """
     rows = _tensor(output, count)
-    if rows is None or rows.shape[2] != 6 + _factors(output):
+    if rows is None or rows.shape[2] - 6 not in (0, _after_label(rows, output)):
         return None
+    corners = _around_turned(rows) if rows.shape[2] == 7 else rows[..., :4]
     labels = torch.where(rows[..., 5].isnan(), -1, rows[..., 5].long())
-    return _of_results(list(zip(rows[..., :4], labels, rows[..., 4], strict=True)))
+    return _of_results(list(zip(corners, labels, rows[..., 4], strict=True)))
 
 
 def _yolov8(output: Any, count: int, size: Size | None) -> Boxes | None:
@@ -358,22 +361,15 @@ def _yolov8(output: Any, count: int, size: Size | None) -> Boxes | None:
     columns = _tensor(output, count)
     if columns is None or columns.shape[1] < 5:
         return None
-    other_columns = []
-    for path, tensor in nested.paths(output):
-        of_cells = tensor.ndim == 3 and tensor.shape[::2] == columns.shape[::2]
-        if of_cells and tensor is not columns and path[-1] not in ("boxes", "scores"):
-            other_columns.append(tensor)
-    classes = columns.shape[1] - 4 - sum(extra.shape[1] for extra in other_columns)
+    more = _columns_beside(columns, output)
+    classes = columns.shape[1] - 4 - sum(more)
     rows = columns.transpose(1, 2)
     scores = rows[..., 4 : 4 + classes]
     if classes < 1 or not _within(scores) or not _in_pixels(rows):
         return None
-    sides = rows[..., 2:4]
-    if any(extra.shape[1] == 1 for extra in other_columns):
-        # An angle: take the upright box around the turned one.
-        angles = rows[..., -1:]
-        sides = sides * angles.cos().abs() + sides.flip(-1) * angles.sin().abs()
-    return Boxes(scores, _around(rows[..., :2], sides))
+    return Boxes(
+        scores, _around_turned(rows) if 1 in more else _around(rows[..., :2], rows[..., 2:4])
+    )
 
 
 def _yolov5(output: Any, count: int, size: Size | None) -> Boxes | None:
@@ -609,6 +605,27 @@ def _factors(output: Any) -> int:
     return sum(tensor.shape[1] for tensor in parts if tensor.ndim == 4)
 
 
+def _columns_beside(columns: torch.Tensor, output: Any, *, named: bool = False) -> list[int]:
+    """How many columns a table ``(N, columns, cells)`` has of each part that the output has beside
+    it: factors of masks, key points, an angle.
+
+    Two heads have parts of the same names, which count once. With ``named``, those with names
+    count, for any number of cells.
+    """
+    counts = {}
+    for path, tensor in nested.paths(output):
+        if tensor.ndim != 3 or tensor is columns or path[-1] in ("boxes", "scores"):
+            continue
+        if isinstance(path[-1], str) if named else tensor.shape[::2] == columns.shape[::2]:
+            counts[path[-1]] = tensor.shape[1]
+    return list(counts.values())
+
+
+def _after_label(rows: torch.Tensor, output: Any) -> int:
+    """How many columns follow the label in a table ``(N, Q, columns)`` of detections."""
+    return sum(_columns_beside(rows, output, named=True)) or _factors(output)
+
+
 def _levels(output: Any, count: int) -> list[torch.Tensor] | None:
     """A detector's output as a list of maps ``(N, C, h, w)`` from fine to coarse, all with C
     channels; None if it is no such list."""
@@ -668,6 +685,15 @@ def read_bins(
         )
         logits.append(torch.cat([rows[..., :first], rows[..., first + 4 * bins :]], -1))
     return torch.cat(logits, 1), torch.cat(boxes, 1)
+
+
+def _around_turned(rows: torch.Tensor) -> torch.Tensor:
+    """The upright boxes ``(..., 4)`` around turned ones, rows that begin with (middle, width,
+    height) and end with the angle."""
+    sides = rows[..., 2:4]
+    angles = rows[..., -1:]
+    sides = sides * angles.cos().abs() + sides.flip(-1) * angles.sin().abs()
+    return _around(rows[..., :2], sides)
 
 
 def _around(middles: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:

@@ -102,12 +102,28 @@ def masks_beside(rand: Any) -> Any:
     return ((torch.cat([raw, factors], 1), prototypes), parts), scores, boxes
 
 
+def masks_of_two_heads(rand: Any) -> Any:
+    ((columns, prototypes), parts), scores, boxes = masks_beside(rand)
+    return ((columns, prototypes), {"one2many": parts, "one2one": dict(parts)}), scores, boxes
+
+
 def masks_of_corners(rand: Any) -> Any:
     raw, scores, boxes = yolov10(rand)
     factors = rand(2, 9, 32)
     prototypes = rand(2, 32, 8, 12)
     heads = {key: {"mask_coefficient": rand(2, 32, 60)} for key in ("one2many", "one2one")}
     return ((torch.cat([raw, factors], 2), prototypes), heads), scores, boxes
+
+
+def turned_without_suppression(rand: Any) -> Any:
+    (columns, (maps, angle)), scores, boxes = turned(rand)
+    labels = scores.argmax(-1, keepdim=True)
+    best = scores.gather(2, labels)
+    rows = torch.cat([columns[:, :4].mT, best, labels, angle.mT], 2)
+    parts = {"boxes": rand(2, 4, 70), "scores": rand(2, 3, 70), "angle": rand(2, 1, 70)}
+    is_label = labels == torch.arange(3)
+    heads = {"one2many": {**parts, "feats": maps}, "one2one": {**parts, "feats": maps}}
+    return (rows, heads), torch.where(is_label, best, -math.inf), boxes
 
 
 def turned(rand: Any) -> Any:
@@ -224,14 +240,21 @@ OUTPUTS: dict[str, Any] = {
     "yolov8": yolov8,
     "masks": masks,
     "masks beside": masks_beside,
+    "masks of two heads": masks_of_two_heads,
     "masks of corners": masks_of_corners,
     "turned": turned,
+    "turned without suppression": turned_without_suppression,
     "yolov5": yolov5,
     "yolox": yolox,
     "yolov8 maps": yolov8_maps,
 }
 NAMES = {"objects": "results", "centred": "retinanet", "masks": "yolov8", "turned": "yolov8"}
-NAMES |= {"masks beside": "yolov8", "masks of corners": "yolov10"}
+NAMES |= {
+    "turned without suppression": "yolov10",
+    "masks beside": "yolov8",
+    "masks of two heads": "yolov8",
+    "masks of corners": "yolov10",
+}
 
 
 @pytest.mark.parametrize("kind", OUTPUTS)
