@@ -79,42 +79,44 @@ class _HeldMode:
     blocks: int = 0
     disturbed: bool = False
     """Whether another thread has called ``train()`` meanwhile."""
-    guard: Any = None
-    """The handle of `_check` on a normalisation, once another thread has called ``train()``."""
-    statistics: "_WrittenState | None" = None
-    """Its buffers as they were then."""
-    trained: bool = False
-    """Whether another thread has run it since."""
+    guard: "_Guard | None" = None
+    """Of a normalisation, once another thread has called ``train()``."""
 
     def disturb(self) -> None:
-        """Note that another thread calls ``train()``, just before it does.
-
-        Normalisations write their statistics from now on. They refuse to run in explanations, and
-        what one that runs just now writes is undone at the end.
-        """
+        """Note that another thread calls ``train()``, just before it does: normalisations write
+        their statistics from now on."""
         self.disturbed = True
         if self.guard is None and isinstance(self.module, nn.modules.batchnorm._NormBase):
-            self.statistics = _WrittenState([self.module], normalisations=True)
-            register = partial(self.module.register_forward_pre_hook, prepend=True)
-            self.guard = Registered(self._check, register, None).handle
+            self.guard = _Guard(self.module)
+
+
+class _Guard:
+    """Keeps explanations from writing the statistics of a normalisation in training mode.
+
+    It refuses to run in them, and what one that runs already writes is undone at the end.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        """Copy the statistics, and register the check."""
+        self._statistics = _WrittenState([module], normalisations=True)
+        self._is_trained = False
+        """Whether another thread has run the module since."""
+        register = partial(module.register_forward_pre_hook, prepend=True)
+        self._handle = Registered(self._check, register, None).handle
 
     def _check(self, module: nn.Module, args: Any) -> None:
-        """Refuse to run a normalisation in training mode in an explanation, and note that another
-        thread runs it: a forward-pre hook."""
+        """Refuse to run in training mode in an explanation, and note that another thread runs the
+        module: a forward-pre hook."""
         if _current.block is None:
-            self.trained = True
+            self._is_trained |= module.training
         elif module.training:
             raise ModelError(_DISTURBED)
 
-    def give_back(self) -> None:
-        """Set the module's own mode, when no block holds it any more. Statistics that another
-        thread has trained meanwhile stay as they are."""
-        if self.module.training != self.training:
-            self.module.training = self.training
-        if self.guard is not None:
-            self.guard.remove()
-        if self.statistics is not None and not self.trained:
-            self.statistics.__exit__()
+    def end(self) -> None:
+        """Put back the statistics, unless another thread has trained them meanwhile."""
+        self._handle.remove()
+        if not self._is_trained:
+            self._statistics.__exit__()
 
 
 _held_modes: dict[int, _HeldMode] = {}
@@ -172,7 +174,10 @@ def _give_back_modes(held_modes: Iterable[_HeldMode]) -> None:
     ``lock`` must be held, but for a process that has just been forked.
     """
     for held in held_modes:
-        held.give_back()
+        if held.module.training != held.training:
+            held.module.training = held.training
+        if held.guard is not None:
+            held.guard.end()
     if not _held_modes and nn.Module.train is _train:
         nn.Module.train = _plain_train  # type: ignore[method-assign]
 
