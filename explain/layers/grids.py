@@ -136,7 +136,8 @@ class NetworkGrids(Grids):
         The attention of a language model is read by these positions.
         """
         joint: JointTokens | None = getattr(self._model, "joint_tokens", None)
-        if joint is None or joint.size:
+        # queries that look at the photo lie nowhere on it: the size stays empty
+        if joint is None or joint.size or self._places.lie_nowhere(len(joint.photo)):
             return joint
         # the photo's tokens are on a grid with its aspect ratio, behind extra tokens
         grid = find_grid((1, len(joint.photo), 1), self.size)

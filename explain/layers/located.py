@@ -15,7 +15,14 @@ from explain.hooks.unwrap import modules_of
 from explain.layers import layouts
 from explain.layers.layouts import Grid, LayoutReading, Size
 from explain.layers.recording import CallKey, ModuleCall, run_noting_calls
-from explain.relevance.positions import EVERYWHERE, UNKNOWN, Positions, PositionTracer, State
+from explain.relevance.positions import (
+    EVERYWHERE,
+    NOWHERE,
+    UNKNOWN,
+    Positions,
+    PositionTracer,
+    State,
+)
 
 PLACES = "where in the photo the values of tensors lie"
 
@@ -73,6 +80,16 @@ class Places:
             if grid is not None:
                 grids.setdefault(shape[grid.of_tokens], set()).add(replace(grid, layout="tokens"))
         return grids
+
+    def lie_nowhere(self, length: int) -> bool:
+        """Whether sequences of ``length`` tokens are known to lie nowhere on the photo, such as
+        queries; false where some of this length lie on it."""
+        states = [
+            state
+            for shape, state in self.of_calls.values()
+            if len(shape) == 3 and shape[1] == length
+        ]
+        return NOWHERE in states and not any(isinstance(state, tuple) for state in states)
 
     def of_constant(self, storage: int, length: int) -> set[Grid]:
         """The grids of those sequences of ``length`` tokens that a constant, such as a bias, is

@@ -42,6 +42,11 @@ def photo_tokens(
     """
     joint = evidence.grids.joint
     if joint is not None and maps:
+        if not joint.size:
+            raise MethodError(
+                f"{method} must have tokens that lie on the photo, got {len(joint.photo)} queries, "
+                "which lie nowhere; take gradcam"
+            )
         return list(joint.photo), joint.size
     maps_of_all = maps[:-1] if maps and maps[-1].shape[-2] == 1 else maps
     shapes = {tuple(weights.shape[-2:]) for weights in maps_of_all}

@@ -5,6 +5,7 @@ before, behind and among them, the patches may be in any order, and a sequence o
 be as long. What a network does with the pixels tells it.
 """
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from functools import partial
@@ -83,6 +84,8 @@ _RESAMPLES = (
 )
 _FUSED = ("attention", "encoder_layer")
 _PRODUCTS = frozenset(["matmul", "rmatmul", "mm", "bmm", "mv", "baddbmm", "linear", "addmm"])
+_FOURIER = re.compile("(?:fft_)?(?:(?P<inverse>i[rh]?)|[rh])?fft[2n]?|stft")
+"""Fourier transforms, and those back."""
 MOST = 2**25  # the most values of a tensor whose positions are moved, for the sake of memory
 
 
@@ -163,6 +166,9 @@ class PositionTracer(Tracer):
 
         Errors in following become UNKNOWN; signals such as Ctrl-C are raised.
         """
+        transform = _FOURIER.fullmatch(call.name)
+        if transform is not None:  # coefficients belong to no place, what they make up may
+            return [UNKNOWN if transform["inverse"] else NOWHERE] * len(results)
         if call.info.has("fills") or all(self.of(tensor) is NOWHERE for tensor in call.tensors):
             return [NOWHERE] * len(results)
         try:

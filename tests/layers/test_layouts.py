@@ -17,7 +17,7 @@ from explain.data.inputs import as_inputs
 from explain.layers import list_layers
 from explain.layers.summary import channels_of
 from explain.methods import GradCAM
-from tests.conftest import Made
+from tests.conftest import Made, settled
 from tests.networks import WIDTH, Block
 
 SIGNED = GradCAM(relu=False)
@@ -193,3 +193,61 @@ def test_a_network_that_takes_one_photo_alone_is_followed_on_it() -> None:
     model = Picky(lambda t: t.movedim(1, -1)).eval()
     found = explain.attribute(model, x, SIGNED, target=1, layer="own").values
     assert_close(found, plain_gradcam(model, x, 1, lambda t: t.movedim(-1, 1)))
+
+
+# --- tokens that lie nowhere
+
+
+class Spectral(nn.Module):
+    """A transformer that reads patches and, as many, Fourier coefficients of the photo, as
+    simple_vit_with_fft; ``filtered``, it turns the coefficients of tokens back, as GFNet."""
+
+    def __init__(self, *, filtered: bool = False) -> None:
+        super().__init__()
+        self.of_patches = nn.Linear(48, WIDTH)
+        self.of_spectrum = nn.Linear(96, WIDTH)
+        self.filter = nn.Identity()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.block = Block()
+        self.head = nn.Linear(WIDTH, 5)
+        self.filtered = filtered
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def patches(maps: torch.Tensor) -> torch.Tensor:
+            cut = maps.unflatten(3, (-1, 4)).unflatten(2, (-1, 4)).permute(0, 2, 4, 1, 3, 5)
+            return cut.flatten(3).flatten(1, 2)
+
+        tokens = self.of_patches(patches(x))
+        if self.filtered:
+            spectrum = torch.fft.rfft(tokens, dim=1)
+            back = torch.fft.irfft(0.5 * spectrum, n=tokens.shape[1], dim=1)
+            tokens = self.norm(tokens + self.filter(back))
+        else:
+            parts = torch.view_as_real(torch.fft.fft2(x)).permute(0, 1, 4, 2, 3).flatten(1, 2)
+            tokens = torch.cat([self.of_spectrum(patches(parts)), tokens], 1)
+        return self.head(self.block(self.norm(tokens)).mean(1))
+
+
+def test_fourier_coefficients_lie_nowhere() -> None:
+    model = settled(Spectral()).double().eval()
+    x = torch.rand(2, 3, 16, 16, dtype=torch.float64)
+    grids = {call.name: call.grid for call in list_layers(model, x)}
+    assert grids["of_spectrum"] is None
+    assert grids["norm"] is not None
+    assert [*grids["norm"].tokens] == [*range(16, 32)]
+    for method in ("gradcam", "eigencam"):
+        with pytest.raises(LayerError, match="map"):
+            explain.attribute(model, x, method, target=1, layer="of_spectrum")
+    assert explain.attribute(model, x, "gradcam", target=1).layer != "of_spectrum"
+    with explain.hooks.capture(model, "of_spectrum") as seen:  # the values themselves
+        model(x)
+    assert seen.activations["of_spectrum"].shape == (2, 16, WIDTH)
+
+
+def test_tokens_that_are_turned_back_lie_where_they_did() -> None:
+    model = settled(Spectral(filtered=True)).double().eval()
+    x = torch.rand(2, 3, 16, 16, dtype=torch.float64)
+    grids = {call.name: str(call.grid) for call in list_layers(model, x)}
+    assert grids["filter"] == grids["norm"] == "4 x 4"
+    a = explain.attribute(model, x, GradCAM(relu=False), target=1, layer="norm")
+    assert a.values.shape == (2, 4, 4)

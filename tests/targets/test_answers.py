@@ -380,3 +380,27 @@ def test_a_decoder_beside_a_photo_needs_no_prompt_and_takes_one(make: Any, start
     )
     assert with_words.values.shape == x.shape
     assert_close(sum(with_words.shares.values()), torch.ones(1), check_dtype=False)
+
+
+def test_the_queries_of_a_bridge_lie_nowhere_on_the_photo() -> None:
+    """BLIP-2: 32 queries look at the photo, of which 25 would make 5 x 5."""
+    transformers = pytest.importorskip("transformers")
+    small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    parts = {
+        "vision_config": {**small, "intermediate_size": 16, "image_size": 32, "patch_size": 4},
+        "qformer_config": {**small, "intermediate_size": 16, "encoder_hidden_size": 16},
+        "text_config": {**small, "ffn_dim": 16, "vocab_size": 60, "word_embed_proj_dim": 16},
+    }
+    config = transformers.Blip2Config(**parts, num_query_tokens=32, image_token_index=59)
+    config.text_config.model_type = "opt"
+    model = transformers.Blip2ForConditionalGeneration(config).eval()
+    ids = torch.tensor([[59] * 32 + [5, 6]])
+    photo = torch.rand(1, 3, 32, 32)
+    inputs = {"pixel_values": photo, "input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    target = Answer(torch.tensor([[8, 9]]))
+    for method in ("rollout", "gradientrollout", "gradeclip"):
+        with pytest.raises(explain.ExplainError, match="nowhere"):
+            explain.attribute(model, inputs, method, target=target)
+    with pytest.raises(explain.LayerError):
+        explain.attribute(model, inputs, "gradcam", target=target, layer="language_projection")
+    assert explain.attribute(model, inputs, "gradcam", target=target).values.shape == (1, 8, 8)
