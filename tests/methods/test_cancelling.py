@@ -62,3 +62,18 @@ def test_a_map_is_as_it_was_where_the_gradients_of_some_channels_cancel() -> Non
     expected = torch.einsum("nk,nkhw->nhw", gradients.mean((2, 3)), maps)
     values = explain.attribute(model, x, GradCAM(relu=False), target=1, layer="maps").values
     torch.testing.assert_close(values, expected.detach(), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.xfail(strict=True, reason="needs the recording: which scores are constants")
+@pytest.mark.parametrize("method", ["saliency", "occlusion(window=4)", "kernelshap(samples=40)"])
+def test_a_score_that_does_not_depend_on_the_photo_has_a_map_of_zeros(method: str) -> None:
+    """The mean of a normalised map is zero, whatever the photo."""
+    model = Made(
+        lambda net, x: net.head(net.norm(net.maps(x)).mean((2, 3))),
+        maps=nn.Conv2d(3, 6, 3, padding=1),
+        norm=nn.InstanceNorm2d(6),
+        head=nn.Linear(6, 4),
+    )
+    x = torch.rand(2, 3, 12, 12, dtype=torch.float64)
+    a = explain.attribute(settled(model).double().eval(), x, method, target=1)
+    assert not a.values.any()

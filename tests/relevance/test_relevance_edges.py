@@ -229,11 +229,24 @@ def test_what_rules_miss_is_counted_for_the_image_whose_token_it_was() -> None:
         explain.attribute(model, x[:1], DeepLIFT(), target=1)
 
 
-def test_methods_that_record_together_find_what_each_finds_alone() -> None:
+def picked(net: Any, x: Tensor) -> Tensor:
+    """Tokens of all images in one tensor, of which each expert picks its own by their numbers."""
+    tokens = net.stem(x).relu().flatten(2).transpose(1, 2)
+    rows = tokens.reshape(-1, tokens.shape[-1])
+    weights, chosen = net.gate(rows).softmax(-1).topk(1)
+    mixed = torch.zeros_like(rows)
+    for number, expert in enumerate(net.experts):
+        here, rank = (chosen == number).nonzero(as_tuple=True)
+        mixed.index_add_(0, here, expert(rows[here]) * weights[here, rank, None])
+    return net.head(mixed.reshape(tokens.shape).mean(1))
+
+
+@pytest.mark.parametrize("forward", [routed, picked])
+def test_methods_that_record_together_find_what_each_finds_alone(forward: Forward) -> None:
     """What one recorder looks at for itself is no operation of the network to the other."""
     experts = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
     ends = {"stem": nn.Conv2d(2, 4, 1), "gate": nn.Linear(4, 2), "head": nn.Linear(4, 2)}
-    model = settled(Made(routed, experts=experts, **ends)).double().eval()
+    model = settled(Made(forward, experts=experts, **ends)).double().eval()
     x = random(3, 3, 2, 4, 4)
     for methods in (["lrp", "fullgrad"], ["guidedbackprop", "fullgrad", "lrp"]):
         for name, a in explain.attribute(model, x, methods, target=1).items():
