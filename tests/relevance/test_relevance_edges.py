@@ -437,7 +437,7 @@ class Bytes(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten.detach.default:
+        if func in (torch.ops.aten.detach.default, torch.ops.aten.clone.default):
             return args[0]
         raise NotImplementedError(str(func))
 
