@@ -464,15 +464,16 @@ def _no_map(model: nn.Module, calls: Sequence[ModuleCall]) -> LayerError:
 
     Callers of `default_layer` catch it to leave out methods that need a layer.
     """
-    is_graph = isinstance(model, torch.fx.GraphModule) and not calls
-    hides_layers = is_graph or any(
+    # Keras keeps its layers in a list of its own, and its weights in _torch_params
+    is_graph = isinstance(model, torch.fx.GraphModule) or hasattr(model, "_torch_params")
+    hides_layers = (is_graph and not calls) or any(
         isinstance(module, torch.jit.ScriptModule) or hasattr(module, "hidden_layers")
         for module in model.modules()
     )
     if hides_layers:
         return LayerError(
-            "layer must be of a network in Python, but this one is scripted, exported or ONNX, and "
-            "its layers are hidden; use a method without layers, such as occlusion or rise"
+            "layer must be of a network in Python, but this one is scripted, exported, ONNX or "
+            "Keras, and its layers are hidden; use a method without layers, such as occlusion"
         )
     inner = [f"model.{name}" for name, module in model.named_children() if any(module.children())]
     if inner and not calls:
