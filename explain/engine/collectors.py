@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from explain._utils.errors import LayerError, MethodError, TargetError, UnusedLayerError, either
 from explain.engine import needs
 from explain.engine.blocks import attention_gradients, explained_blocks, transformer_blocks
-from explain.engine.derivative import is_derivative
+from explain.engine.derivative import follows_contrast, is_derivative
 from explain.engine.forward import Forward, ResolvedTarget
 from explain.engine.hooked_gradients import hooked_input_gradient, hooked_layer_gradient
 from explain.engine.needs import NeedAtLayer, at_least_float32
@@ -291,7 +291,10 @@ def _follows_gradient(
 ) -> bool:
     """Whether the score changes along its gradient in the input as the gradient says; a few more
     runs of the model."""
-    return is_derivative(forward, resolved, None, _of_input(gradients[0], forward, resolved))
+    gradient = _of_input(gradients[0], forward, resolved)
+    if not is_derivative(forward, resolved, None, gradient):
+        return False
+    return follows_contrast(forward, resolved, {need.input or forward.inputs.path: gradient})
 
 
 def _relevance(

@@ -1,13 +1,14 @@
 """Finds out whether a gradient is the derivative of the score, by moving along it; custom functions
 may bring another gradient."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
+from explain.data.inputs import Path
 from explain.engine.forward import Forward, ResolvedTarget
 from explain.hooks import Replace, intervene
 from explain.hooks.graph import Reach, is_of_hooks
@@ -57,20 +58,25 @@ def _is_of_model(node: Any) -> bool:
 
 
 def is_derivative(
-    forward: Forward, resolved: ResolvedTarget, layer: str | None, gradient: Tensor
+    forward: Forward,
+    resolved: ResolvedTarget,
+    layer: str | None,
+    gradient: Tensor,
+    *,
+    of_rows: bool = False,
 ) -> bool:
     """Whether the scores change along a gradient, in the input or in a layer, by as much as the
     gradient says.
 
     The model is run with two small steps along the gradient and against it. True also where that
     cannot be seen: in half precision, or where the scores change by themselves. ``gradient`` has a
-    row for each image. Warnings rest on it, and `FollowsGradient`; a wrong False would warn of a
-    right map.
+    row for each image; ``of_rows``, most rows decide, since some, such as a black photo, lie at
+    kinks. Warnings rest on it, and `FollowsGradient`; a wrong False would warn of a right map.
     """
     gradient = gradient.detach()
     images = torch.arange(forward.count, device=gradient.device)
     if (
-        resolved.image is not None
+        (resolved.image is not None and forward.count > 1)
         or len(gradient) != forward.count
         or gradient.dtype in (torch.float16, torch.bfloat16)
     ):
@@ -94,7 +100,57 @@ def is_derivative(
         wrong &= repeats & (
             ((forward_scores - backward_scores) / 2 - expected).abs() > _TOLERANCE * expected
         )
-        if not wrong.any():
+        if not (2 * wrong.sum() > (norms > 0).sum() if of_rows else wrong.any()):
+            return True
+    return False
+
+
+_CONTRASTS = (0.03, 0.003)
+"""By what share of itself the contrast of an input changes, to see what the score does."""
+_UNSEEN = 0.25
+"""The share of a change of the score from which on gradients leave something out."""
+
+
+def follows_contrast(
+    forward: Forward, resolved: ResolvedTarget, gradients: Mapping[Path, Tensor | None]
+) -> bool:
+    """Whether the scores change with the contrast of the inputs, more and more to the right and
+    below, by about as much as the ``gradients`` in them say.
+
+    Two forward passes decide, or four. A step along the gradient, as in `is_derivative`, cannot
+    tell: where a branch has none (behind ``detach()`` or in NumPy), the gradient leads past it.
+    True also where nothing can be seen.
+    """
+    inputs = forward.inputs
+    images = torch.arange(forward.count, device=inputs.x.device)
+    if forward.logits is None or inputs.x.dtype in (torch.float16, torch.bfloat16):
+        return True
+    moves = {}
+    expected = torch.zeros((), dtype=resolved.score.dtype, device=inputs.x.device)
+    for path in inputs.paths:
+        x = inputs.tensor(path).detach()
+        rows = torch.linspace(0, 1, x.shape[-2], dtype=x.dtype, device=x.device)
+        columns = torch.linspace(0, 1, x.shape[-1], dtype=x.dtype, device=x.device)
+        moves[path] = x * (rows[:, None] + columns) / 2
+        gradient = gradients[path]
+        if gradient is not None:
+            expected += (gradient.detach() * moves[path]).sum()
+    explained = slice(None) if resolved.image is None else resolved.image
+    size = resolved.score.detach()[explained].abs().sum()
+
+    def score(share: float) -> Tensor:
+        """The sum of the scores with another contrast."""
+        start_over(written=False)
+        moved = {path: inputs.tensor(path).detach() + share * moves[path] for path in moves}
+        output = inputs.replaced(moved).call(forward.model)
+        return resolved.scores_in(images, output)[explained].sum()
+
+    for share in _CONTRASTS:
+        with torch.no_grad():
+            change = (score(share) - score(-share)) / (2 * share)
+        unseen = (change - expected).abs()
+        least = torch.maximum(_UNSEEN * torch.maximum(change.abs(), expected.abs()), 0.05 * size)
+        if not unseen > least:
             return True
     return False
 

@@ -16,6 +16,7 @@ Hooks are on during the passes alone, and act only for the thread that put them 
 parameter's ``.grad`` or ``requires_grad`` is touched.
 """
 
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
@@ -32,7 +33,7 @@ from explain._utils import nested
 from explain._utils.errors import LayerError, MethodError, note, warn
 from explain.data.inputs import Inputs, Path
 from explain.engine import collectors, needs, replay, reruns
-from explain.engine.derivative import custom_functions, is_derivative
+from explain.engine.derivative import custom_functions, follows_contrast, is_derivative
 from explain.engine.ends import reading
 from explain.engine.forward import Forward, RecordedOperations, ResolvedTarget
 from explain.engine.needs import (
@@ -64,6 +65,7 @@ from explain.hooks.preserve import (
     recording,
     start_over,
     untouched,
+    weights_now,
 )
 from explain.hooks.unwrap import has_hooks, scripted, sharded
 from explain.layers.grids import NetworkGrids
@@ -79,6 +81,8 @@ from explain.relevance.steps import COMPARED, Dependence, Step, StepRecorder
 from explain.targets import Target, detector_outputs
 
 _PLAIN = Backward()
+_follows: weakref.WeakKeyDictionary[nn.Module, dict[Any, bool]] = weakref.WeakKeyDictionary()
+"""Of networks, whether gradients in the inputs are all that their scores do."""
 Wanted: TypeAlias = Mapping[NeedAtLayer, Sequence[Source]]
 """Needs that one backward pass answers, and what it differentiates with respect to for each."""
 
@@ -123,7 +127,10 @@ def gather(
         if not cut:
             start_over()
         follow = check_modules is not None
-        return _Passes(model, inputs, plan, settings, precision, cut, follow=follow)
+        of_rows = origin is not None
+        return _Passes(
+            model, inputs, plan, settings, precision, cut, follow=follow, of_rows=of_rows
+        )
 
     with reading(model, inputs, settings.activation):
         with untouched(model, create_graph=settings.create_graph, alone=True), statistics:
@@ -223,6 +230,7 @@ class _Passes:
         cut: bool,
         *,
         follow: bool,
+        of_rows: bool,
     ) -> None:
         """Run the forward pass under the plan's hooks and recorders; `answer` reads the results.
 
@@ -234,6 +242,8 @@ class _Passes:
         self.footprint = Footprint()
         self._precision = precision
         self._create_graph = settings.create_graph
+        self._of_rows = of_rows
+        """Whether the inputs are perturbed rows."""
         self._of_reference: dict[needs.Reference | None, Sequence[Step]] = {}
         """The recorded steps of DeepLIFT's references, while targets need them."""
         explained = {}
@@ -386,6 +396,8 @@ class _Passes:
         With ``last``, no further target comes, so the last backward pass frees the graph, and
         references for DeepLIFT are dropped after use.
         """
+        if self.plan.whole and any(self.plan.wanted) and not self._create_graph:
+            self._check_branches(resolved)
         # Needs without a backward pass come first, since the last backward pass frees the graph.
         sources_by_need: Wanted = dict.fromkeys(self.plan.needs_by_backward.get(None, ()), ())
         with HookGroup() if self.plan.reads_attention else nullcontext() as group:
@@ -519,12 +531,46 @@ class _Passes:
             methods = ", ".join(self.plan.names_of([need])) if names else ""
             if not methods:
                 continue
-            if not is_derivative(self.forward, resolved, need.layer, reached[0]):
+            if not is_derivative(
+                self.forward, resolved, need.layer, reached[0], of_rows=self._of_rows
+            ):
                 why = "whose backward is not the derivative: the score changes otherwise"
                 warn(
                     f"{methods} takes gradients through {', '.join(names)}, {why}; take occlusion "
                     "or rise"
                 )
+
+    def _check_branches(self, resolved: ResolvedTarget) -> None:
+        """Warn if gradients in the inputs leave out what the score does, as behind ``detach()``.
+
+        That is found out once for a model and its weights. Not with global hooks, which would fire
+        again.
+        """
+        forward = self.forward
+        inputs = forward.inputs
+        if self._precision != "full" or not resolved.total.requires_grad or self._hooked:
+            return
+        # a caller's own function of the output is called no more often than it must be
+        if resolved.classes is None or has_hooks(nn.Identity()):
+            return
+        verdicts = _follows.setdefault(forward.model, {})
+        key = (inputs.sizes, *weights_now(forward.model))
+        if key not in verdicts:
+            sources = [forward.source(path) for path in inputs.paths]
+            gradients = differentiate(resolved.total, sources, retain_graph=True)
+            by_path = dict(zip(inputs.paths, gradients, strict=True))
+            verdicts[key] = follows_contrast(forward, resolved, by_path)
+        if not verdicts[key]:
+            names = [
+                name
+                for name, wanted in self.plan.wanted.items()
+                if any(need.kind.whole for need in wanted)
+            ]
+            warn(
+                f"{', '.join(names)} takes gradients that are not the derivative of the score: it "
+                "also changes without them (detach(), no_grad(), .data or NumPy in the model?); "
+                "take occlusion or rise"
+            )
 
     def _run_reference(self, reference: needs.Reference, image: int | None) -> Sequence[Step]:
         """Run the model on the reference input of DeepLIFT, and return the recorded steps of this

@@ -29,7 +29,7 @@ from explain.engine.needs import Evidence, EvidenceLookup, RowOrigin
 from explain.engine.replay import Tape
 from explain.engine.settings import Footprint, RuntimeSettings, autocast, lacks_memory
 from explain.hooks.interventions import intervening_on_rows
-from explain.hooks.preserve import calculating, has_drawn, untouched
+from explain.hooks.preserve import calculating, has_drawn, untouched, weights_now
 from explain.targets.base import find_logits
 from explain.targets.detector_outputs import reading_once
 
@@ -154,10 +154,8 @@ class RerunContext:
         Raises:
             ModelError: it has another one.
         """
-        weights = list(self.model.parameters())
-        versions = [-1 if weight.is_inference() else weight._version for weight in weights]
         batch = (way, rows, self.inputs.sizes, self.settings.precision)
-        key = (*batch, *map(id, weights), *versions)
+        key = (*batch, *weights_now(self.model))
         confirmed = _confirmed.setdefault(self.model, set())
         if key in confirmed:
             return

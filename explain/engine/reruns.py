@@ -349,6 +349,8 @@ class InputRerun:
         self._sums = sums
         self._inner = stream.inner_plan
         """The passes that are needed of each row beside its score."""
+        self._first_plan: Plan | None = Plan({", ".join(sums[0].names): stream.inner})
+        """That of the first batch, whose gradients are looked at: it has the methods' names."""
         is_alone = len(self.rows.owners) == len(context.inputs) == 1
         self._way_to_run: Way = "one at a time" if is_alone else self._find_way_to_run()
         self._is_by_hooks = stream.perturbation.is_by_hooks
@@ -551,10 +553,12 @@ class InputRerun:
         draws: AbstractContextManager[None] = nullcontext()
         if self._draws_anew and is_alone:
             draws = drawing(context.device, int(self.rows.numbers[indices]))
+        plan = self._first_plan or self._inner
+        self._first_plan = None
         with intervening_on_rows(images), context.mixed_precision, draws:
             return context.gather(
                 inputs,
-                plan=self._inner,
+                plan=plan,
                 targets=[accumulators.resolved.of_rows(images) for accumulators in self._sums],
                 settings=settings,
                 precision=settings.precision,

@@ -296,6 +296,14 @@ def _version(tensor: torch.Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
 
 
+def weights_now(model: nn.Module) -> tuple[int, ...]:
+    """Which parameters a model has now, and their versions: a key for what is known of it with
+    these."""
+    weights = list(model.parameters())
+    versions = [-1 if weight.is_inference() else weight._version for weight in weights]
+    return (*map(id, weights), *versions)
+
+
 def _is_same(tensor: torch.Tensor, copied: torch.Tensor, earlier: int) -> bool:
     """Whether a buffer still has the values of its copy from before the pass; by its version where
     values cannot be compared."""

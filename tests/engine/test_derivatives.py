@@ -188,3 +188,49 @@ def test_what_a_model_decouples_is_seen_by_integrated_gradients() -> None:
         warnings.simplefilter("always")
         explain.attribute(through(Reversed.apply), x, "deeplift", target=1)
     assert not any("integratedgradients" in str(warning.message) for warning in caught)
+
+
+BRANCHES: dict[str, Callable[[Tensor], Tensor]] = {
+    "detached": lambda maps: maps.detach(),
+    "data": lambda maps: maps.data,
+    "NumPy": lambda maps: torch.from_numpy(maps.detach().numpy().copy()),
+    "alive": lambda maps: maps,
+}
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+@pytest.mark.parametrize("images", [1, 2])
+@pytest.mark.parametrize(
+    "method", ["saliency", "lrp", "guidedbackprop", "smoothgrad", "integratedgradients"]
+)
+@pytest.mark.parametrize("name", BRANCHES)
+def test_a_branch_without_a_gradient_beside_another_is_told(
+    name: str, method: str, images: int, kind: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    parts = {"live": nn.Conv2d(3, 6, 3), "dead": nn.Conv2d(3, 6, 3), "head": nn.Linear(6, 3)}
+
+    def scores(net: Any, x: Tensor) -> Tensor:
+        dead = BRANCHES[name](F.relu(net.dead(x)))
+        return net.head((F.relu(net.live(x)) + 15 * dead).mean((2, 3)))
+
+    model = Made(scores, **parts).to(kind).eval()
+    x = torch.rand(images, 3, 16, 16, generator=torch.Generator().manual_seed(0)).to(kind)
+    for _ in range(2):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            explain.attribute(model, x, method, target=1)
+        said = [str(warning.message) for warning in caught]
+        assert any("derivative" in each for each in said) == (name != "alive")
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("method", ["smoothgrad", "integratedgradients(steps=4)"])
+def test_methods_of_altered_photos_say_so_too(name: str, method: str) -> None:
+    function, is_derivative = FUNCTIONS[name]
+    x = torch.rand(1, 3, 8, 8).double()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        explain.attribute(through(function), x, method, target=1)
+    said = [str(warning.message) for warning in caught]
+    assert any("derivative" in each for each in said) != is_derivative
