@@ -136,7 +136,12 @@ def locate_tensors(model: nn.Module, inputs: Inputs, calls: Sequence[ModuleCall]
         inputs_to_try = [inputs.rows(torch.zeros(2, dtype=torch.long)), inputs]
     for images in inputs_to_try:
         try:
-            return _locate_once(model, images)
+            places, draws = _locate_once(model, images)
+            if not draws:
+                return places
+            with torch.random.fork_rng(_cuda_devices(inputs)):
+                _random_states(inputs, draw=True)
+                return _same_in_both(places, _locate_once(model, images)[0])
         except Exception as error:  # the network may take only one image at a time
             if came_by_signal(error):
                 raise
@@ -190,9 +195,49 @@ def folded_by_time(
     return frozenset(by_time)
 
 
-def _locate_once(model: nn.Module, inputs: Inputs) -> Places:
+def _same_in_both(places: Places, places_again: Places) -> Places:
+    """What two runs with other random numbers say alike of where tensors lie: tokens that a network
+    puts in a random order lie elsewhere in each run."""
+
+    def in_both(positions: Sequence[Positions], other_positions: Sequence[Positions]) -> bool:
+        pairs = zip(positions, other_positions, strict=False)
+        same = [all(map(torch.equal, *pair)) for pair in pairs]
+        return len(positions) == len(other_positions) and all(same)
+
+    of_calls = {}
+    for key, (shape, state) in places.of_calls.items():
+        other_state = places_again.of_calls.get(key, (shape, UNKNOWN))[1]
+        is_same = state is other_state
+        if isinstance(state, tuple) and isinstance(other_state, tuple):
+            is_same = in_both([state], [other_state])
+        of_calls[key] = shape, state if is_same else UNKNOWN
+    sequences = {
+        shape: positions
+        for shape, positions in places.sequences.items()
+        if in_both(positions, places_again.sequences.get(shape, []))
+    }
+    is_moved = len(sequences) < len(places.sequences)
+    return Places(places.rows, of_calls, sequences, {} if is_moved else places.added)
+
+
+def _cuda_devices(inputs: Inputs) -> list[torch.device]:
+    """The devices, besides the CPU, whose random numbers a pass of these inputs may draw."""
+    return [inputs.x.device] if inputs.x.is_cuda else []
+
+
+def _random_states(inputs: Inputs, *, draw: bool = False) -> list[Tensor]:
+    """The states of the random generators that a pass of these inputs may draw from, after a number
+    was drawn from each with ``draw``."""
+    if draw:
+        torch.rand(1, device="cpu")
+        torch.rand(1, device=inputs.x.device)
+    of_devices = [torch.cuda.get_rng_state(device) for device in _cuda_devices(inputs)]
+    return [torch.get_rng_state(), *of_devices]
+
+
+def _locate_once(model: nn.Module, inputs: Inputs) -> tuple[Places, bool]:
     """Run a network on these inputs, and follow from where in the photo the values of its tensors
-    come.
+    come; and whether it draws random numbers.
 
     Parameters, buffers and other inputs are constants, which come from nowhere. The model is left
     as it was. Tokens and maps in an unclear layout are laid out by it.
@@ -206,12 +251,17 @@ def _locate_once(model: nn.Module, inputs: Inputs) -> Places:
     constants = [*model.parameters(), *model.buffers(), *values, *inputs.other_tensors.values()]
     states: dict[CallKey, tuple[Size, State]] = {}
 
+    random_states = _random_states(inputs)
+    draws = False
+
     def note(key: CallKey, module: nn.Module, output: Any, tensor: Tensor) -> None:
+        nonlocal draws
+        draws = draws or not all(map(torch.equal, random_states, _random_states(inputs)))
         states[key] = tuple(tensor.shape), tracer.of(tensor)
 
     with PositionTracer(inputs.x, constants) as tracer:
         run_noting_calls(model, inputs.replaced(inputs.x), note)
-    return Places(len(inputs), states, tracer.sequences, tracer.added)
+    return Places(len(inputs), states, tracer.sequences, tracer.added), draws
 
 
 def laid_out(call: ModuleCall, reading: LayoutReading | None, located: Places) -> ModuleCall:
