@@ -188,6 +188,7 @@ def test_what_is_no_rectifier_is_not_taken_for_one(function: Function) -> None:
 
 
 @pytest.mark.parametrize("method", RULES)
+@pytest.mark.filterwarnings("ignore:.*not the derivative")
 def test_what_cannot_be_looked_into_is_counted_and_named(method: str) -> None:
     said = rf"{method} cannot look into functions .*\(1 x GuidedFunction\)"
     with pytest.warns(ExplainWarning, match=said):

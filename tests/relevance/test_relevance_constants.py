@@ -87,6 +87,7 @@ OF_THE_IMAGE = {
     ],
     ids=str,
 )
+@pytest.mark.filterwarnings("ignore:.*not the derivative")
 def test_what_no_gradient_leads_from_is_a_constant_whether_it_is_trained_or_not(
     name: str, method: Method | str
 ) -> None:
