@@ -121,7 +121,7 @@ def test_targets_and_baselines_of_the_callers_own_see_one_photo_at_a_time(
     explainer.model.register_forward_pre_hook(lambda model, args: batches.append(len(args[0])))
     baseline = torch.zeros(3, 20, 24).double()
     explainer([PHOTOS[0]] * 3, IntegratedGradients(steps=2, baseline=baseline), 1)
-    assert max(batches) == 3  # two steps of one photo, and the photo as it is
+    assert max(batches) == 4  # two steps of one photo, and the photo twice between two others
 
 
 def test_an_attribution_has_the_attributions_of_its_images() -> None:
