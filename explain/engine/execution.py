@@ -559,7 +559,7 @@ class _Passes:
             # small changes are lost in the rounding of half precision
             halves = (torch.float16, torch.bfloat16)
             for node in graph(resolved.total):
-                if any(result.dtype in halves for result in node._input_metadata):  # type: ignore[attr-defined]
+                if any(result.dtype in halves for result in node._input_metadata):
                     return
             sources = [forward.source(path) for path in inputs.paths]
             gradients = differentiate(resolved.total, sources, retain_graph=True)
