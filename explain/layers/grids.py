@@ -21,10 +21,10 @@ from explain.layers.layouts import (
     read_map,
 )
 from explain.layers.located import FOLDED, PLACES, Places, folded_by_time, locate_tensors
+from explain.layers.positions import UNKNOWN
 from explain.layers.recording import ModuleCall
 from explain.layers.stitched import Stitched
 from explain.layers.summary import ForwardSummary, summary_of
-from explain.relevance.positions import UNKNOWN
 from explain.targets.answer import JointTokens
 
 

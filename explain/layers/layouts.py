@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from explain._utils.errors import LayerError
-from explain.relevance.positions import Positions, averaged
+from explain.layers.positions import Positions, averaged
 from explain.targets.answer import JointTokens
 
 Size = tuple[int, ...]

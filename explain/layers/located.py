@@ -11,18 +11,12 @@ from torch import Tensor, nn
 from explain._utils.errors import LayerError
 from explain._utils.signals import came_by_signal
 from explain.data.inputs import Inputs
-from explain.hooks.unwrap import modules_of
 from explain.layers import layouts
 from explain.layers.layouts import Grid, LayoutReading, Size
+from explain.layers.positions import EVERYWHERE, NOWHERE, UNKNOWN, Positions, State, positions_of
 from explain.layers.recording import CallKey, ModuleCall, run_noting_calls
-from explain.relevance.positions import (
-    EVERYWHERE,
-    NOWHERE,
-    UNKNOWN,
-    Positions,
-    PositionTracer,
-    State,
-)
+from explain.recording import PassRecorder, Value, Watcher
+from explain.relevance.calls import storage_of
 
 PLACES = "where in the photo the values of tensors lie"
 
@@ -139,8 +133,9 @@ def locate_tensors(model: nn.Module, inputs: Inputs, calls: Sequence[ModuleCall]
             places, draws = _locate_once(model, images)
             if not draws:
                 return places
-            with torch.random.fork_rng(_cuda_devices(inputs)):
-                _random_states(inputs, draw=True)
+            with torch.random.fork_rng([inputs.x.device] if inputs.x.is_cuda else []):
+                torch.rand(1, device="cpu")  # the next run draws other numbers
+                torch.rand(1, device=inputs.x.device)
                 return _same_in_both(places, _locate_once(model, images)[0])
         except Exception as error:  # the network may take only one image at a time
             if came_by_signal(error):
@@ -220,21 +215,6 @@ def _same_in_both(places: Places, places_again: Places) -> Places:
     return Places(places.rows, of_calls, sequences, {} if is_moved else places.added)
 
 
-def _cuda_devices(inputs: Inputs) -> list[torch.device]:
-    """The devices, besides the CPU, whose random numbers a pass of these inputs may draw."""
-    return [inputs.x.device] if inputs.x.is_cuda else []
-
-
-def _random_states(inputs: Inputs, *, draw: bool = False) -> list[Tensor]:
-    """The states of the random generators that a pass of these inputs may draw from, after a number
-    was drawn from each with ``draw``."""
-    if draw:
-        torch.rand(1, device="cpu")
-        torch.rand(1, device=inputs.x.device)
-    of_devices = [torch.cuda.get_rng_state(device) for device in _cuda_devices(inputs)]
-    return [torch.get_rng_state(), *of_devices]
-
-
 def _locate_once(model: nn.Module, inputs: Inputs) -> tuple[Places, bool]:
     """Run a network on these inputs, and follow from where in the photo the values of its tensors
     come; and whether it draws random numbers.
@@ -242,26 +222,48 @@ def _locate_once(model: nn.Module, inputs: Inputs) -> tuple[Places, bool]:
     Parameters, buffers and other inputs are constants, which come from nowhere. The model is left
     as it was. Tokens and maps in an unclear layout are laid out by it.
     """
-    values = [
-        value
-        for module in modules_of(model)
-        for value in vars(module).values()
-        if isinstance(value, Tensor)
-    ]
-    constants = [*model.parameters(), *model.buffers(), *values, *inputs.other_tensors.values()]
-    states: dict[CallKey, tuple[Size, State]] = {}
-
-    random_states = _random_states(inputs)
-    draws = False
+    recorder = PassRecorder(model)
+    photo = recorder.add_input(inputs.x)
+    values: dict[CallKey, Value] = {}
 
     def note(key: CallKey, module: nn.Module, output: Any, tensor: Tensor) -> None:
-        nonlocal draws
-        draws = draws or not all(map(torch.equal, random_states, _random_states(inputs)))
-        states[key] = tuple(tensor.shape), tracer.of(tensor)
+        values[key] = recorder.value_of(tensor)
 
-    with PositionTracer(inputs.x, constants) as tracer:
+    with Watcher(recorder), recorder:
         run_noting_calls(model, inputs.replaced(inputs.x), note)
-    return Places(len(inputs), states, tracer.sequences, tracer.added), draws
+    recorder.close()
+    states = positions_of(recorder.steps, photo)
+    of_calls = {key: (value.shape, states.get(value, NOWHERE)) for key, value in values.items()}
+    sequences: dict[Size, list[Positions]] = {}
+    for value, state in states.items():
+        if isinstance(state, tuple) and len(value.shape) == 3:
+            of_shape = sequences.setdefault(value.shape, [])
+            if not any(all(map(torch.equal, state, other)) for other in of_shape):
+                of_shape.append(state)
+    places = Places(len(inputs), of_calls, sequences, _added_constants(states))
+    return places, recorder.draws
+
+
+def _added_constants(states: Mapping[Value, State]) -> dict[int, list[tuple[Size, Positions]]]:
+    """The shapes and positions of the sequences ``(N, T, C)`` that a constant was added to, by the
+    storage of the constant."""
+    added: dict[int, list[tuple[Size, Positions]]] = {}
+    for value, state in states.items():
+        step = value.step
+        if step is None or not isinstance(state, tuple) or len(value.shape) != 3:
+            continue
+        if step.name == "view" and step.args[0].step is not None:  # of a linear layer's product
+            step = step.args[0].step
+        if step.name in _ADDS:
+            for constant in step.inputs:
+                if constant not in states:
+                    storage = storage_of(constant.tensor)
+                    added.setdefault(storage, []).append((value.shape, state))
+    return added
+
+
+_ADDS = frozenset(["add", "sub", "addcmul", "addmm", "baddbmm", "native_layer_norm"])
+"""Operations that may add a constant to a sequence."""
 
 
 def laid_out(call: ModuleCall, reading: LayoutReading | None, located: Places) -> ModuleCall:

@@ -1,8 +1,8 @@
 """One forward pass as a list of operations: what a network computes, asked below its names."""
 
 from explain.recording.record import record
-from explain.recording.recorder import PassRecorder
+from explain.recording.recorder import PassRecorder, Watcher
 from explain.recording.recording import Recording
 from explain.recording.values import Step, Value
 
-__all__ = ["PassRecorder", "Recording", "Step", "Value", "record"]
+__all__ = ["PassRecorder", "Recording", "Step", "Value", "Watcher", "record"]

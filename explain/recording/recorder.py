@@ -67,6 +67,8 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.steps: list[Step] = []
         self.values: list[Value] = []
         self.inputs: list[Value] = []
+        self.draws = False
+        """Whether random numbers were drawn."""
         self.unseen: dict[str, None] = {}
         """What left the record and may have come back as a constant, with its module."""
         self._aliases = Aliases(self._note, self._constant)
@@ -132,6 +134,7 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         noted_kwargs = self._arguments(kwargs, values)
         writes = writes_of(operator, args)
         written = _written(writes, args, kwargs) if writes else []
+        self.draws |= facts.is_random
         are_constants = all(value.kind == "constant" for value in values)
         if are_constants or fills(operator) or facts.is_random:
             return self._run_unrecorded(operator, args, kwargs, written)

@@ -1,5 +1,6 @@
 """What a recording is made of: values, and the steps that computed them."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
@@ -43,6 +44,11 @@ class Value:
             return self.kept
         assert self.step is not None
         return self.step.run(lambda value: value.tensor)[self]
+
+    @property
+    def numel(self) -> int:
+        """The number of its elements."""
+        return math.prod(self.shape)
 
     def __str__(self) -> str:
         return self.name or f"%{self.number}"

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.testing import assert_close
 
-from explain.relevance.positions import EVERYWHERE, NOWHERE, UNKNOWN, PositionTracer
+from explain.layers.positions import EVERYWHERE, NOWHERE, positions_of
+from explain.recording import record
 
 SIZE = (8, 12)
 g = torch.Generator().manual_seed(0)
@@ -21,7 +22,15 @@ WEIGHT = torch.rand(6, 32, generator=g, dtype=torch.float64)
 TINY = torch.rand(5, 2, 2, 2, generator=g, dtype=torch.float64)
 MERGE = torch.rand(6, 20, generator=g, dtype=torch.float64)
 TOKEN = torch.rand(1, 2, 5, generator=g, dtype=torch.float64)
-CONSTANTS = (KERNEL, SMALL, TINY, WEIGHT, MERGE, TOKEN)
+
+
+class Function(torch.nn.Module):
+    def __init__(self, function: Callable[[Tensor], object]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> object:
+        return self.function(x)
 
 
 def patches(x: Tensor) -> Tensor:
@@ -85,10 +94,10 @@ def test_values_lie_where_the_pixels_are_that_they_change_with(name: str) -> Non
     """At the mean of their positions, or at 0 where there are none."""
     function = FUNCTIONS[name]
     x = torch.rand(1, 2, *SIZE, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    with PositionTracer(x, CONSTANTS) as tracer:
-        result = function(x)
-    positions = tracer.of(result)
+    recording = record(Function(function), x)
+    positions = positions_of(recording.steps, recording.inputs[0])[recording.outputs[()]]
     assert isinstance(positions, tuple)
+    result = recording.output
     changes = torch.autograd.functional.jacobian(function, x)[..., 0, :, :, :].any(-3)
     count = changes.sum((-2, -1)).clamp(min=1)
     row, column = torch.meshgrid(*[(torch.arange(n) + 0.5) / n for n in SIZE], indexing="ij")
@@ -99,15 +108,23 @@ def test_values_lie_where_the_pixels_are_that_they_change_with(name: str) -> Non
 
 def test_rows_of_an_attention_lie_where_their_queries_do() -> None:
     x = torch.rand(1, 2, *SIZE, dtype=torch.float64)
-    with PositionTracer(x, CONSTANTS) as tracer:
+
+    def attend(x: Tensor) -> dict[str, Tensor]:
         tokens = patches(x)
         latents = TOKEN[:, :1].expand(1, 6, 5) * 1.0  # as many as there are patches
-        of_tokens = (tokens @ tokens.mT).softmax(-1) @ tokens
-        of_latents = latents + (latents @ tokens.mT).softmax(-1) @ tokens
-        fused = F.scaled_dot_product_attention(latents, tokens, tokens)
-        mixed = torch.matmul(torch.ones(6, 6, dtype=x.dtype), tokens)
-    for row, expected in zip(tracer.of(of_tokens), tracer.of(tokens), strict=True):
+        return {
+            "tokens": tokens,
+            "of tokens": (tokens @ tokens.mT).softmax(-1) @ tokens,
+            "of latents": latents + (latents @ tokens.mT).softmax(-1) @ tokens,
+            "fused": F.scaled_dot_product_attention(latents, tokens, tokens),
+            "mixed": torch.matmul(torch.ones(6, 6, dtype=x.dtype), tokens),
+            "constant": torch.ones(1),
+        }
+
+    recording = record(Function(attend), x)
+    states = positions_of(recording.steps, recording.inputs[0])
+    of = {path[0]: states.get(value, NOWHERE) for path, value in recording.outputs.items()}
+    for row, expected in zip(of["of tokens"], of["tokens"], strict=True):
         assert torch.equal(row, expected)
-    assert tracer.of(of_latents) is tracer.of(fused) is NOWHERE
-    assert tracer.of(mixed) is EVERYWHERE
-    assert tracer.of(torch.ones(1)) is UNKNOWN  # which was made outside
+    assert of["of latents"] is of["fused"] is of["constant"] is NOWHERE
+    assert of["mixed"] is EVERYWHERE

@@ -1,0 +1,320 @@
+"""Where in the photo the values of tensors lie: followed from the pixels on, through the operations
+of a recording.
+
+The shape of a tensor does not tell which of its tokens are the photo's patches: there may be others
+before, behind and among them, the patches may be in any order, and a sequence of something else may
+be as long. What a network does with the pixels tells it.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from explain._utils.signals import came_by_signal
+from explain.recording import Step, Value
+from explain.relevance.batch_layout import compact, fits
+
+aten = torch.ops.aten
+Positions: TypeAlias = tuple[Tensor, ...]
+"""For each dimension of the photo, where along it the values of a tensor lie: from 0 to 1, the
+centre of a pixel or patch, and 0 for values that lie nowhere. Each has the dimensions of the
+tensor, of size 1 where it does not change."""
+
+
+class Lost(Enum):
+    """Why it is not said where the values of a tensor lie."""
+
+    NOWHERE = "they do not come from the photo, or belong to something else, as queries do"
+    EVERYWHERE = "they are made of the whole photo"
+    UNKNOWN = "they were made in a way that is not seen or not known"
+
+
+NOWHERE, EVERYWHERE, UNKNOWN = Lost
+State: TypeAlias = Positions | Lost
+StateOf: TypeAlias = Callable[[Value], State]
+
+_MOVES = frozenset(
+    {
+        *("alias", "as_strided", "as_strided_scatter", "cat", "channel_shuffle"),
+        *("clone", "copy", "detach", "diagonal", "expand"),
+        *("flip", "gather", "im2col", "index", "index_copy"),
+        *("index_put", "index_select", "lift_fresh", "masked_scatter", "masked_select"),
+        *("pixel_shuffle", "pixel_unshuffle", "put", "repeat", "roll"),
+        *("scatter", "select", "select_scatter", "slice", "slice_scatter"),
+        *("split", "split_with_sizes", "squeeze", "stack", "take"),
+        *("take_along_dim", "unbind", "unfold", "unsqueeze", "view"),
+        *("_reshape_alias", "_to_copy", "_unsafe_view", "constant_pad_nd"),
+        *("reflection_pad1d", "reflection_pad2d", "reflection_pad3d"),
+        *("replication_pad1d", "replication_pad2d", "replication_pad3d"),
+        *("unsafe_chunk", "unsafe_split", "native_channel_shuffle"),
+    }
+)
+"""What moves, repeats or selects values."""
+_PERMUTES = frozenset(["permute", "transpose", "t"])
+"""What does the same to dimensions of any size."""
+_MATRIX_PRODUCTS = {"mm": 0, "bmm": 0, "mv": 0, "addmm": 1, "baddbmm": 1}
+"""Products of two matrices, and which argument is the first of the two."""
+_REDUCES = frozenset(
+    {
+        *("amax", "amin", "argmax", "argmin", "cumulative"),
+        *("linalg_vector_norm", "logsumexp", "max", "mean", "min"),
+        *("norm", "prod", "std", "sum", "var"),
+        *("var_mean"),
+    }
+)
+_FILLS = frozenset(["fill", "zero"])
+MOST = 2**25  # the most values of a tensor whose positions are moved, for the sake of memory
+
+
+def positions_of(steps: Iterable[Step], x: Value) -> dict[Value, State]:
+    """Follow where in a photo ``x`` ``(N, C, H, W)`` the values of a recording lie.
+
+    What moves values moves their positions. What combines values has the mean of their positions: a
+    convolution that of the window that it sees, a linear layer that of its inputs. Rows of an
+    attention lie where their queries do. Everything else leaves positions as they are. What is not
+    in the result does not come from the photo.
+
+    >>> from explain.recording import record
+    >>> class Patches(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         patches = torch.conv2d(x, torch.rand(6, 3, 2, 2), stride=2)
+    ...         return torch.cat([patches.flatten(2).mT, torch.zeros(1, 1, 6)], 1)
+    >>> recording = record(Patches(), torch.rand(1, 3, 4, 4))
+    >>> states = positions_of(recording.steps, recording.inputs[0])
+    >>> [position.flatten().tolist() for position in states[recording.outputs[()]]]
+    [[0.25, 0.25, 0.75, 0.75, 0.0], [0.25, 0.75, 0.25, 0.75, 0.0]]
+    """
+    states: dict[Value, State] = {x: tuple(_pixels(x, dim) for dim in range(2, len(x.shape)))}
+
+    def state_of(value: Value) -> State:
+        """Where a value lies: nowhere, if it does not come from the photo."""
+        return states.get(value, NOWHERE)
+
+    for step in steps:
+        results = [value for value in dict.fromkeys(step.results) if value is not None]
+        if all(state_of(value) is NOWHERE for value in step.inputs):
+            continue
+        try:
+            states |= _states_of(step, results, state_of)
+        except Exception as error:  # operators may take arguments in unknown ways
+            if came_by_signal(error):
+                raise
+            states |= dict.fromkeys(results, UNKNOWN)
+    return states
+
+
+def _states_of(step: Step, results: Sequence[Value], state_of: StateOf) -> Mapping[Value, State]:
+    """Where the values of each result of a step lie, by the kind of operation."""
+    name = step.name
+    if name in _FILLS:
+        return {}
+    if name.startswith("_fft"):  # coefficients belong to no place, what they make up may
+        is_inverse = name == "_fft_c2r" or step.args[3] is False
+        return dict.fromkeys(results, UNKNOWN if is_inverse else NOWHERE)
+    if name in _MOVES or name in _PERMUTES:
+        return _moved(step, results, state_of)
+    if name in _MATRIX_PRODUCTS:
+        return {results[0]: _of_product(step, results[0], state_of)}
+    if name in _REDUCES:
+        dims = next((part for part in step.args[1:2] if isinstance(part, (int, list))), None)
+        state = EVERYWHERE if dims is None else _reduced(state_of(step.args[0]), dims, results[0])
+        return dict.fromkeys(results, state)
+    resample = _resampling(step)
+    if resample is not None:
+        state = _resampled(resample, state_of(step.args[0]), step.args[0], results[0])
+        return dict.fromkeys(results, state)
+    states = [state_of(value) for value in step.inputs]
+    return {result: _first(states, result) for result in results}
+
+
+def _moved(step: Step, results: Sequence[Value], state_of: StateOf) -> dict[Value, State]:
+    """The positions of each result of a step that moves values: the step is run with positions in
+    place of values, once for each dimension of the photo.
+
+    UNKNOWN if those of an argument are, or if it has more than `MOST` values.
+    """
+    sources = [value for value in step.inputs if _is_moved(step, value)]
+    states = [state_of(value) for value in sources]
+    positions = [state for state in states if isinstance(state, tuple)]
+    if UNKNOWN in states or any(value.numel > MOST for value in sources):
+        return dict.fromkeys(results, UNKNOWN)
+    if not positions:
+        return dict.fromkeys(results, EVERYWHERE if EVERYWHERE in states else NOWHERE)
+    moved: dict[Value, list[Tensor]] = {result: [] for result in results}
+    for axis in range(len(positions[0])):
+
+        def position_of(value: Value, axis: int = axis) -> Tensor:
+            """The positions of a value along one dimension, or the value itself, if it is an
+            index."""
+            return _written_out(state_of(value), axis, step, value)
+
+        for result, position in _with_zeros(step).run(position_of).items():
+            moved[result].append(compact(position))
+    return {
+        result: tuple(of_result) if any(bool(p.any()) for p in of_result) else NOWHERE
+        for result, of_result in moved.items()
+    }
+
+
+def _is_moved(step: Step, value: Value) -> bool:
+    """Whether a step moves an argument, rather than reading from it where others go."""
+    is_index = value is not step.args[0] and not value.dtype.is_floating_point
+    return not is_index and not value.dtype.is_complex
+
+
+def _with_zeros(step: Step) -> Step:
+    """The step, with padding that lies nowhere (0), whatever its value."""
+    if step.name != "constant_pad_nd":
+        return step
+    args = (*step.args[:2], 0.0)
+    return Step(step.operator, args, {}, step.module, step.call, False, results=step.results)
+
+
+def _written_out(state: State, axis: int, step: Step, value: Value) -> Tensor:
+    """The positions of a value along one dimension of the photo, as a tensor that a step can be run
+    with.
+
+    They are expanded to its shape, but for permutations, which do the same at size 1. Values that
+    lie nowhere have 0.
+    """
+    if not _is_moved(step, value):
+        return value.tensor
+    position = state[axis] if isinstance(state, tuple) else torch.zeros([1] * len(value.shape))
+    if step.name in _PERMUTES:
+        return position
+    return position.expand(value.shape).contiguous()  # a view of the value may be none of these
+
+
+def _of_product(step: Step, result: Value, state_of: StateOf) -> State:
+    """Where the rows of a matrix product lie: at the mean of a row of the first factor, or of a
+    column of the second.
+
+    Each row of an attention mixes the whole photo, and belongs to a row of the first factor, a
+    query.
+    """
+    first = _MATRIX_PRODUCTS[step.name]
+    first_state, second_state = (state_of(step.args[first + i]) for i in (0, 1))
+    if first_state in (UNKNOWN, EVERYWHERE):
+        return first_state
+    state = _first([_mean(first_state, [-1]), _mean(second_state, [-2])], result)
+    is_of_constants = NOWHERE in (first_state, second_state)
+    return NOWHERE if state is EVERYWHERE and not is_of_constants else state
+
+
+def _pixels(x: Value, dim: int) -> Tensor:
+    """The centres of a photo's pixels along dimension ``dim``, from 0 to 1, in the shape that
+    broadcasts to ``x``."""
+    count = x.shape[dim]
+    shape = [1] * len(x.shape)
+    shape[dim] = count
+    return ((torch.arange(count) + 0.5) / count).reshape(shape)
+
+
+def _first(states: Iterable[State], result: Value) -> State:
+    """The first of some positions in the photo that broadcasts to ``result``; if none does, the
+    reason, UNKNOWN before others."""
+    reasons = {NOWHERE}
+    for state in states:
+        if isinstance(state, tuple) and (fitting := _spread(state, result)) is not None:
+            return fitting
+        reasons.add(UNKNOWN if isinstance(state, tuple) else state)
+    return next(reason for reason in (UNKNOWN, EVERYWHERE, NOWHERE) if reason in reasons)
+
+
+def _spread(state: Positions, result: Value) -> Positions | None:
+    """The positions in the photo with leading dimensions added, to broadcast to ``result``; None if
+    they do not fit."""
+    fitting = []
+    for position in state:
+        missing_dims = len(result.shape) - position.ndim
+        if missing_dims < 0:
+            return None
+        fitting.append(position.reshape([1] * missing_dims + [*position.shape]))
+    shape = torch.Size(result.shape)
+    return tuple(fitting) if all(fits(position, shape) for position in fitting) else None
+
+
+def averaged(position: Tensor, dims: Iterable[int]) -> Tensor:
+    """The mean position along some dimensions (kept at size 1), over the values that lie somewhere
+    (> 0).
+
+    >>> averaged(torch.tensor([[0.25, 0.0], [0.5, 1.0]]), [1])
+    tensor([[0.2500],
+            [0.7500]])
+    """
+    averaged_dims = [dim for dim in dims if position.shape[dim] > 1]
+    if not averaged_dims:
+        return position
+    return _quotient(
+        position.double().sum(averaged_dims, keepdim=True),
+        (position > 0).sum(averaged_dims, keepdim=True),
+    )
+
+
+def _mean(state: State, dims: Sequence[int]) -> State:
+    """The mean positions in the photo along some dimensions, kept at size 1; EVERYWHERE if all
+    values then share one."""
+    if isinstance(state, Lost):
+        return state
+    means = tuple(averaged(position, dims) for position in state)
+    return means if any(position.numel() > 1 for position in means) else EVERYWHERE
+
+
+def _reduced(state: State, dims: int | Sequence[int], result: Value) -> State:
+    """Where the values of a sum or mean over ``dims`` lie in the photo: the mean of what is added
+    up.
+
+    Those dimensions are dropped if ``result`` lacks them.
+    """
+    reduced_dims = [dims] if isinstance(dims, int) else list(dims)
+    mean = _mean(state, reduced_dims)
+    if isinstance(mean, Lost) or mean[0].ndim == len(result.shape):
+        return mean
+    return tuple(position.squeeze(reduced_dims) for position in mean)
+
+
+def _resampled(
+    resample: Callable[[Tensor], Tensor], state: State, x: Value, result: Value
+) -> State:
+    """Where the values of the result of a convolution, pooling or interpolation lie in the photo:
+    at the mean of each window.
+
+    ``state`` is that of its input map ``x`` ``(N, C, H, W)``. Values that lie nowhere are left out
+    of the mean.
+    """
+    mean = _mean(state, [1])
+    if isinstance(mean, Lost):
+        return mean
+    resampled = []
+    for position in mean:
+        values = position.double().expand((len(position), 1, *x.shape[2:]))
+        resampled.append(_quotient(resample(values), resample((values > 0).double())))
+    return _first([tuple(resampled)], result)
+
+
+def _resampling(step: Step) -> Callable[[Tensor], Tensor] | None:
+    """A function that sums or averages the values of one channel over each window of a step, in
+    place of what the step does; None for steps without windows."""
+    name = step.name
+    if name in ("convolution", "_convolution"):
+        weight: Value = step.args[1]
+        ones = torch.ones((1, 1, *weight.shape[2:]), dtype=torch.float64)
+        options = step.args[3:8]  # stride, padding, dilation, transposed, output padding
+        return lambda values: aten.convolution(values, ones, None, *options, 1)
+    if "_pool" in name or name.startswith(("upsample", "_upsample")):
+        return lambda values: next(_results(step.operator(values, *step.args[1:], **step.kwargs)))
+    return None
+
+
+def _results(result: Any) -> Iterable[Tensor]:
+    """The tensors that an operator returns."""
+    return iter([result] if isinstance(result, Tensor) else result)
+
+
+def _quotient(sums: Tensor, counts: Tensor) -> Tensor:
+    """Mean positions in the photo from sums and counts, rounded to single precision so that equal
+    positions stay equal."""
+    return compact((sums / torch.where(counts == 0, 1, counts)).float())
