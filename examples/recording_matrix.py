@@ -58,7 +58,7 @@ def of_timm() -> Iterator[tuple[str, Callable[[], nn.Module], int]]:
         size = config.input_size[-1] if config is not None and config.fixed_input_size else 64
         fixed = ("_224", "_240", "_256")
         size = next((int(end[1:]) for end in fixed if name.endswith(end)), size)
-        yield name, lambda name=name: timm.create_model(name, pretrained=False), max(size, 64)
+        yield name, lambda name=name: timm.create_model(name, pretrained=False), max(size, 128)
 
 
 PACKAGES = {"torchvision": of_torchvision, "timm": of_timm}

@@ -6,7 +6,7 @@ before, behind and among them, the patches may be in any order, and a sequence o
 be as long. What a network does with the pixels tells it.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any, TypeAlias
 
@@ -43,6 +43,7 @@ _MOVES = frozenset(
         *("flip", "gather", "im2col", "index", "index_copy"),
         *("index_put", "index_select", "lift_fresh", "masked_scatter", "masked_select"),
         *("pixel_shuffle", "pixel_unshuffle", "put", "repeat", "roll"),
+        *("rot90", "diag_embed"),
         *("scatter", "select", "select_scatter", "slice", "slice_scatter"),
         *("split", "split_with_sizes", "squeeze", "stack", "take"),
         *("take_along_dim", "unbind", "unfold", "unsqueeze", "view"),
@@ -114,7 +115,7 @@ def _states_of(step: Step, results: Sequence[Value], state_of: StateOf) -> Mappi
     if name.startswith("_fft"):  # coefficients belong to no place, what they make up may
         is_inverse = name == "_fft_c2r" or step.args[3] is False
         return dict.fromkeys(results, UNKNOWN if is_inverse else NOWHERE)
-    if name in _MOVES or name in _PERMUTES:
+    if is_move(step):
         return _moved(step, results, state_of)
     if name in _MATRIX_PRODUCTS:
         return {results[0]: _of_product(step, results[0], state_of)}
@@ -143,20 +144,47 @@ def _moved(step: Step, results: Sequence[Value], state_of: StateOf) -> dict[Valu
         return dict.fromkeys(results, UNKNOWN)
     if not positions:
         return dict.fromkeys(results, EVERYWHERE if EVERYWHERE in states else NOWHERE)
-    moved: dict[Value, list[Tensor]] = {result: [] for result in results}
+    of_results: dict[Value, list[Tensor]] = {result: [] for result in results}
     for axis in range(len(positions[0])):
 
-        def position_of(value: Value, axis: int = axis) -> Tensor:
-            """The positions of a value along one dimension, or the value itself, if it is an
-            index."""
-            return _written_out(state_of(value), axis, step, value)
+        def position_of(value: Value, axis: int = axis) -> Tensor | None:
+            """The positions of a value along one dimension; None if it lies nowhere."""
+            state = state_of(value)
+            return state[axis] if isinstance(state, tuple) else None
 
-        for result, position in _with_zeros(step).run(position_of).items():
-            moved[result].append(compact(position))
+        for result, position in moved(step, position_of).items():
+            of_results[result].append(position)
     return {
         result: tuple(of_result) if any(bool(p.any()) for p in of_result) else NOWHERE
-        for result, of_result in moved.items()
+        for result, of_result in of_results.items()
     }
+
+
+def is_move(step: Step) -> bool:
+    """Whether a step moves, repeats or selects values, rather than computing new ones."""
+    return step.name in _MOVES or step.name in _PERMUTES
+
+
+def moved(step: Step, number_of: Callable[[Value], Tensor | None]) -> dict[Value, Tensor]:
+    """Run a step that moves values with numbers in the place of these, such as their positions.
+
+    ``number_of`` gives the numbers of an argument, of size 1 where they do not change, or None,
+    which counts as 0; so does padding. Indices stay as they are.
+    """
+
+    def written_out(value: Value) -> Tensor:
+        """The numbers of an argument, in the shape that the step takes it in."""
+        if not _is_moved(step, value):
+            return value.tensor
+        numbers = number_of(value)
+        if numbers is None:
+            numbers = torch.zeros([1] * len(value.shape))
+        if step.name in _PERMUTES:  # which do the same at size 1
+            return numbers
+        return numbers.expand(value.shape).contiguous()  # a view of the value may be none of these
+
+    results = _with_zeros(step).run(written_out)
+    return {value: compact(numbers) for value, numbers in results.items()}
 
 
 def _is_moved(step: Step, value: Value) -> bool:
@@ -171,21 +199,6 @@ def _with_zeros(step: Step) -> Step:
         return step
     args = (*step.args[:2], 0.0)
     return Step(step.operator, args, {}, step.module, step.call, False, results=step.results)
-
-
-def _written_out(state: State, axis: int, step: Step, value: Value) -> Tensor:
-    """The positions of a value along one dimension of the photo, as a tensor that a step can be run
-    with.
-
-    They are expanded to its shape, but for permutations, which do the same at size 1. Values that
-    lie nowhere have 0.
-    """
-    if not _is_moved(step, value):
-        return value.tensor
-    position = state[axis] if isinstance(state, tuple) else torch.zeros([1] * len(value.shape))
-    if step.name in _PERMUTES:
-        return position
-    return position.expand(value.shape).contiguous()  # a view of the value may be none of these
 
 
 def _of_product(step: Step, result: Value, state_of: StateOf) -> State:
@@ -309,7 +322,7 @@ def _resampling(step: Step) -> Callable[[Tensor], Tensor] | None:
     return None
 
 
-def _results(result: Any) -> Iterable[Tensor]:
+def _results(result: Any) -> Iterator[Tensor]:
     """The tensors that an operator returns."""
     return iter([result] if isinstance(result, Tensor) else result)
 

@@ -1,0 +1,120 @@
+"""Where cells look, against their squared gradients in the pixels."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torchvision
+from torch import Tensor, nn
+
+from explain import LayerError
+from explain.layers import cell_centres
+
+
+def centroids(model: nn.Module, x: Tensor, layer: str) -> Tensor:
+    """The centre of the squared gradient of each cell in the pixels ``(h, w, 2)``."""
+    kept = {}
+    handle = model.get_submodule(layer).register_forward_hook(
+        lambda module, args, output: kept.update(output=output)
+    )
+    image = x.clone().requires_grad_()
+    model(image)
+    handle.remove()
+    cells = kept["output"]
+    rows, columns = (torch.arange(n, dtype=x.dtype) + 0.5 for n in x.shape[2:])
+    centres = torch.full((*cells.shape[2:], 2), torch.nan, dtype=x.dtype)
+    for i in range(cells.shape[2]):
+        for j in range(cells.shape[3]):
+            squares = 0
+            for channel in range(cells.shape[1]):
+                (gradient,) = torch.autograd.grad(cells[0, channel, i, j], image, retain_graph=True)
+                squares = squares + gradient.square().sum((0, 1))
+            centres[i, j, 0] = (squares.sum(1) * rows).sum() / squares.sum()
+            centres[i, j, 1] = (squares.sum(0) * columns).sum() / squares.sum()
+    return centres
+
+
+def convolutions() -> nn.Sequential:
+    return nn.Sequential(
+        *(nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU(inplace=True)),
+        *(nn.MaxPool2d(2), nn.Conv2d(8, 8, 3, 2, 1), nn.ReLU()),
+    )
+
+
+class Before(nn.Module):
+    def __init__(self, change):
+        super().__init__()
+        self.change = change
+        self.net = nn.Conv2d(3, 4, 4, 4)
+
+    def forward(self, x):
+        return self.net(self.change(x)).mean((2, 3))
+
+
+def warped(x: Tensor) -> Tensor:
+    theta = torch.tensor([[[0.5, 0, 0.25], [0, 0.5, -0.25]]], dtype=x.dtype)
+    grid = F.affine_grid(theta.expand(len(x), -1, -1), list(x.shape), align_corners=False)
+    return F.grid_sample(x, grid, align_corners=False)
+
+
+CHANGES = {
+    "nothing": lambda x: x,
+    "centre crop": lambda x: x[..., 8:24, 8:24],
+    "padded": lambda x: F.pad(x, (0, 8, 0, 8)),
+    "mirrored": lambda x: x.flip(3),
+    "transposed": lambda x: x.transpose(2, 3),
+    "rolled": lambda x: x.roll((8, 8), (2, 3)),
+    "turned": lambda x: torch.rot90(x, 1, (2, 3)),
+    "halves exchanged": lambda x: torch.cat([x[..., 16:], x[..., :16]], 3),
+    "half size": lambda x: F.interpolate(x, scale_factor=0.5, mode="bilinear"),
+    "sampled": warped,
+    "written in place": lambda x: x.clone().index_copy_(3, torch.arange(16), x[..., 16:]),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_cells_look_where_a_change_of_the_photo_has_moved_their_pixels(name: str) -> None:
+    torch.manual_seed(0)
+    model = Before(CHANGES[name]).double().eval()
+    x = torch.rand(1, 3, 32, 32, dtype=torch.float64)
+    centres = cell_centres(model, x, "net")
+    expected = centroids(model, x, "net")
+    looks_somewhere = ~expected.isnan()
+    assert torch.equal(~centres.isnan(), looks_somewhere)
+    # the weights within a window are taken over all channels together, as the gradients are
+    off = (centres - expected)[looks_somewhere].abs()
+    assert float(off.max()) < 0.75
+
+
+def test_cells_of_strided_convolutions_look_beside_their_share() -> None:
+    torch.manual_seed(0)
+    model = convolutions().double().eval()
+    x = torch.rand(1, 3, 48, 40, dtype=torch.float64)
+    centres = cell_centres(model, x, "5")
+    expected = centroids(model, x, "5")
+    height, width = centres.shape[:2]
+    rows = (torch.arange(height) + 0.5) * 48 / height
+    columns = (torch.arange(width) + 0.5) * 40 / width
+    even = torch.stack(torch.meshgrid(rows, columns, indexing="ij"), -1)
+    off = float((centres - expected).abs().nanmean())
+    off_evenly = float((even - expected).abs().nanmean())
+    assert off < 0.7
+    assert off < off_evenly / 3
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small"])
+def test_cells_of_networks_look_where_their_squared_gradient_is(name: str) -> None:
+    torch.manual_seed(0)
+    model = torchvision.models.get_model(name, weights=None).eval()
+    layer = "layer4" if name == "resnet18" else "features"
+    x = torch.rand(1, 3, 160, 160)
+    expected = centroids(model, x, layer)
+    assert float((cell_centres(model, x, layer) - expected).abs().mean()) < 3
+
+
+def test_layers_without_a_map_are_refused() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(72, 2))
+    with pytest.raises(LayerError, match="map"):
+        cell_centres(model, torch.rand(1, 3, 8, 8), "2")
