@@ -10,7 +10,7 @@ from explain.data.inputs import InputsLike, as_inputs
 from explain.hooks.layer_names import place_of
 from explain.hooks.unwrap import modules_of, submodule
 from explain.layers.grids import NetworkGrids
-from explain.layers.receptive_fields import centres, fields_of
+from explain.layers.receptive_fields import centres, receptive_fields
 from explain.layers.recording import CallKey, last_of_place, run_noting_calls
 from explain.recording import PassRecorder, Value, Watcher
 
@@ -52,7 +52,7 @@ def cell_centres(model: nn.Module, x: InputsLike, layer: str) -> Tensor:
             f"layer must give a map of the photo, got {shown(layer)}; explain.list_layers shows "
             "which do"
         )
-    fields, unknown = fields_of(recorder.steps, photo)
+    fields, unknown = receptive_fields(recorder.steps, photo)
     if value not in fields:
         names = ", ".join(unknown) or "what it does with the photo"
         raise LayerError(

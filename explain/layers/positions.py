@@ -96,6 +96,9 @@ def positions_of(steps: Iterable[Step], x: Value) -> dict[Value, State]:
 
     for step in steps:
         results = [value for value in dict.fromkeys(step.results) if value is not None]
+        if step.name.startswith("_fft"):
+            states |= dict.fromkeys(results, _of_transform(step))
+            continue
         if all(state_of(value) is NOWHERE for value in step.inputs):
             continue
         try:
@@ -112,9 +115,6 @@ def _states_of(step: Step, results: Sequence[Value], state_of: StateOf) -> Mappi
     name = step.name
     if name in _FILLS:
         return {}
-    if name.startswith("_fft"):  # coefficients belong to no place, what they make up may
-        is_inverse = name == "_fft_c2r" or step.args[3] is False
-        return dict.fromkeys(results, UNKNOWN if is_inverse else NOWHERE)
     if is_move(step):
         return _moved(step, results, state_of)
     if name in _MATRIX_PRODUCTS:
@@ -129,6 +129,13 @@ def _states_of(step: Step, results: Sequence[Value], state_of: StateOf) -> Mappi
         return dict.fromkeys(results, state)
     states = [state_of(value) for value in step.inputs]
     return {result: _first(states, result) for result in results}
+
+
+def _of_transform(step: Step) -> State:
+    """Where the result of a Fourier transform lies: coefficients belong to no place, but what is
+    made up of them may."""
+    is_inverse = step.name == "_fft_c2r" or (step.name == "_fft_c2c" and not step.args[3])
+    return UNKNOWN if is_inverse and step.args[0].depends else NOWHERE
 
 
 def _moved(step: Step, results: Sequence[Value], state_of: StateOf) -> dict[Value, State]:

@@ -14,6 +14,7 @@ the mixing of an attention: a token stays where its residual stream is. Channels
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -44,7 +45,7 @@ _STAYS = frozenset(
 _ATTENDS = frozenset(["bmm", "baddbmm"])
 
 
-def fields_of(steps: Iterable[Step], x: Value) -> tuple[dict[Value, Field], list[str]]:
+def receptive_fields(steps: Iterable[Step], x: Value) -> tuple[dict[Value, Field], list[str]]:
     """Follow where the values of a recording look in a photo ``x`` ``(N, C, H, W)``.
 
     Returns the field of each value that comes from the photo, and the names of operations without a
@@ -102,10 +103,13 @@ def _moved(
     step: Step, results: Sequence[Value], fields: Mapping[Value, Field]
 ) -> dict[Value, Field]:
     """The fields of results that are moved: the step is run with each part of the fields."""
-    parts = [
-        moved(step, lambda value, axis=axis: fields[value][axis] if value in fields else None)
-        for axis in range(3)
-    ]
+
+    def part_of(axis: int, value: Value) -> Tensor | None:
+        """One part of the field of a value; None of a value that does not come from the photo."""
+        field = fields.get(value)
+        return None if field is None else field[axis]
+
+    parts = [moved(step, partial(part_of, axis)) for axis in range(3)]
     return {result: tuple(part[result] for part in parts) for result in results}  # type: ignore[misc]
 
 
@@ -114,8 +118,8 @@ def _run_on(step: Step, field: Field) -> Field:
     x: Value = step.args[0]
     results = []
     for part in field:
-        others = [arg.tensor.float() if isinstance(arg, Value) else arg for arg in step.args[1:]]
-        result = step.operator(part.expand(x.shape).contiguous(), *others, **step.kwargs)
+        options = [arg.tensor.float() if isinstance(arg, Value) else arg for arg in step.args[1:]]
+        result = step.operator(part.expand(x.shape).contiguous(), *options, **step.kwargs)
         results.append(compact(result))
     return tuple(results)  # type: ignore[return-value]
 
@@ -133,7 +137,7 @@ def _convolved(step: Step, field: Field) -> Field:
     for part in field:
         values = part.mean(1, keepdim=True).expand(len(part), 1, *x.shape[2:])
         parts.append(aten.convolution(values, kernel, None, *options, 1))
-    return tuple(parts)  # type: ignore[return-value]
+    return tuple(parts)
 
 
 def _pooled(step: Step, field: Field, result: Value) -> Field:
@@ -144,7 +148,7 @@ def _pooled(step: Step, field: Field, result: Value) -> Field:
     for part in field:
         values = part.mean(1, keepdim=True).expand(len(part), 1, *x.shape[2:])
         if "adaptive" in step.name:
-            pooled = F.adaptive_avg_pool2d(values, list(result.shape[2:]))
+            pooled = F.adaptive_avg_pool2d(values, (result.shape[2], result.shape[3]))
         else:
             stride = step.args[2] if len(step.args) > 2 and step.args[2] else step.args[1]
             padding = step.args[3] if len(step.args) > 3 else 0
@@ -165,9 +169,7 @@ def _of_product(step: Step, result: Value, fields: Mapping[Value, Field]) -> dic
         return {}
     if first in fields:
         scale = second.tensor.detach().float().square().sum(0).mean()
-        return {
-            result: tuple(part.mean(1, keepdim=True) * scale for part in fields[first])  # type: ignore[dict-item]
-        }
+        return {result: tuple(part.mean(1, keepdim=True) * scale for part in fields[first])}
     squares = first.tensor.detach().float().square()
     return {
         result: tuple(compact(squares @ part.expand(second.shape)) for part in fields[second])  # type: ignore[dict-item]
@@ -190,7 +192,8 @@ def _squared_slope(step: Step, signals: Sequence[Value]) -> float | Tensor:
     """The mean squared slope of a step that acts on each value, or of a batch normalisation."""
     if step.name == "native_batch_norm" and step.args[1] is not None and not step.args[5]:
         variance = step.args[4].tensor.float() + step.args[7]
-        return (step.args[1].tensor.detach().float().square() / variance).mean()
+        ratios: Tensor = step.args[1].tensor.detach().float().square() / variance
+        return ratios.mean()
     if step.name in _NORMALISATIONS or step.name == "native_batch_norm":
         return 1.0
     x = signals[0].tensor.detach().float()
@@ -202,7 +205,8 @@ def _squared_slope(step: Step, signals: Sequence[Value]) -> float | Tensor:
         if not y.requires_grad:
             return 1.0
         (slope,) = torch.autograd.grad(y.sum(), x)
-    return slope.square().mean()
+    mean_square: Tensor = slope.square().mean()
+    return mean_square
 
 
 _SAMPLED = 2**14
