@@ -23,16 +23,72 @@ from explain._utils import nested
 from explain.hooks import record
 
 LARGE = {"inception_v3": 96, "maxvit_t": 224, "vit_*": 224}
-TIMM = """resnet10t resnetv2_50 efficientnet_b0 tf_efficientnetv2_b0 mobilenetv3_small_050 mnasnet_050
-    fbnetc_100 ghostnet_050 hardcorenas_a densenet121 dla34 dpn48b vovnet19_ese_slim hrnet_w18_small
-    inception_v4 regnety_002 rexnetr_200 repvgg_a0 selecsls42 skresnet18 seresnet18 ecaresnet26t
-    xception41p res2net50_14w_8s convnext_atto convmixer_768_32 poolformer_s12 mixer_s32_224 gmlp_ti16_224
-    resmlp_12_224 vit_tiny_patch16_224 deit3_small_patch16_224 beit_base_patch16_224 cait_xxs24_224
-    swin_tiny_patch4_window7_224 swinv2_tiny_window8_256 coat_tiny coatnet_nano_rw_224 crossvit_tiny_240
-    edgenext_xx_small efficientformer_l1 eva02_tiny_patch14_224 fastvit_t8 focalnet_tiny_srf
-    gcvit_xxtiny levit_128s maxvit_tiny_tf_224 mobilevit_xxs mvitv2_tiny nest_tiny pit_ti_224
-    pvt_v2_b0 repvit_m1 sequencer2d_s tnt_s_patch16_224 twins_svt_small visformer_tiny volo_d1_224
-    xcit_nano_12_p16_224 lambda_resnet26t halonet26t botnet26t_256 nfnet_f0 cs3darknet_s""".split()
+TIMM = [
+    "resnet10t",
+    "resnetv2_50",
+    "efficientnet_b0",
+    "tf_efficientnetv2_b0",
+    "mobilenetv3_small_050",
+    "mnasnet_050",
+    "fbnetc_100",
+    "ghostnet_050",
+    "hardcorenas_a",
+    "densenet121",
+    "dla34",
+    "dpn48b",
+    "vovnet19_ese_slim",
+    "hrnet_w18_small",
+    "inception_v4",
+    "regnety_002",
+    "rexnetr_200",
+    "repvgg_a0",
+    "selecsls42",
+    "skresnet18",
+    "seresnet18",
+    "ecaresnet26t",
+    "xception41p",
+    "res2net50_14w_8s",
+    "convnext_atto",
+    "convmixer_768_32",
+    "poolformer_s12",
+    "mixer_s32_224",
+    "gmlp_ti16_224",
+    "resmlp_12_224",
+    "vit_tiny_patch16_224",
+    "deit3_small_patch16_224",
+    "beit_base_patch16_224",
+    "cait_xxs24_224",
+    "swin_tiny_patch4_window7_224",
+    "swinv2_tiny_window8_256",
+    "coat_tiny",
+    "coatnet_nano_rw_224",
+    "crossvit_tiny_240",
+    "edgenext_xx_small",
+    "efficientformer_l1",
+    "eva02_tiny_patch14_224",
+    "fastvit_t8",
+    "focalnet_tiny_srf",
+    "gcvit_xxtiny",
+    "levit_128s",
+    "maxvit_tiny_tf_224",
+    "mobilevit_xxs",
+    "mvitv2_tiny",
+    "nest_tiny",
+    "pit_ti_224",
+    "pvt_v2_b0",
+    "repvit_m1",
+    "sequencer2d_s",
+    "tnt_s_patch16_224",
+    "twins_svt_small",
+    "visformer_tiny",
+    "volo_d1_224",
+    "xcit_nano_12_p16_224",
+    "lambda_resnet26t",
+    "halonet26t",
+    "botnet26t_256",
+    "nfnet_f0",
+    "cs3darknet_s",
+]
 
 
 def of_torchvision() -> Iterator[tuple[str, Callable[[], nn.Module], int]]:

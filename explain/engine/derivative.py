@@ -120,7 +120,7 @@ def follows_contrast(
 
     Two forward passes decide, up to six where they differ. A step along the gradient, as in
     `is_derivative`, cannot tell: where a branch has none (behind ``detach()`` or in NumPy), the
-    gradient leads past it. True also where nothing can be seen.
+    gradient leads past it. True also where nothing can be seen, or scores change by themselves.
     """
     inputs = forward.inputs
     images = torch.arange(forward.count, device=inputs.x.device)
@@ -153,7 +153,10 @@ def follows_contrast(
         least = torch.maximum(_UNSEEN * torch.maximum(change.abs(), expected.abs()), 0.1 * size)
         if not unseen > least:
             return True
-    return False
+    # scores also change where the model keeps something between its passes
+    with torch.no_grad():
+        by_itself = (score(0.0) - resolved.score.detach()[explained].sum()).abs()
+    return bool(by_itself > 0.01 * share * unseen)
 
 
 def _output(forward: Forward, layer: str | None, move: Tensor) -> Any:

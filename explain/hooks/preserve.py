@@ -270,12 +270,6 @@ def _identities(container: Any) -> list[list[int]]:
     return [list(map(id, part)) for part in parts]
 
 
-def _is_data(value: Any) -> bool:
-    """Whether an attribute may be state of a pass. A switch is not: it says that something, such as
-    hooks, was made once, which stays."""
-    return isinstance(value, _DATA) and not isinstance(value, bool)
-
-
 def _put_back(current: dict[str, Any], saved: dict[str, Any]) -> None:
     """Restore a module's dictionary (of attributes or buffers) to what it was before a pass of
     `untouched`, the order included.
@@ -284,11 +278,13 @@ def _put_back(current: dict[str, Any], saved: dict[str, Any]) -> None:
     """
     deleted = saved.keys() - current.keys() - _MODULE
     for name in current.keys() - saved.keys() - _MODULE:
-        if _is_data(current[name]):
+        value = current[name]
+        # a switch that is new says that something, such as hooks, was made once, which stays
+        if isinstance(value, _DATA) and not isinstance(value, bool):
             del current[name]
     for name in saved.keys() - _MODULE:
         if name in deleted or (
-            current[name] is not saved[name] and _is_data(current[name])
+            current[name] is not saved[name] and isinstance(current[name], _DATA)
         ):
             current[name] = saved[name]
     if deleted:

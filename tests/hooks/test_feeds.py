@@ -50,6 +50,7 @@ METHODS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:.*not the derivative")  # a branch is behind detach()
 @pytest.mark.parametrize(
     "way", ["modules", "in place", "in place at once", "a function", "a list", "a mapping"]
 )

@@ -77,6 +77,8 @@ class Replaced(nn.Module):
         return (x + self.total[:, None, None]) * self.ramp
 
 
+# what is taken off or added in these has no gradient
+@pytest.mark.filterwarnings("ignore:.*not the derivative")
 @pytest.mark.parametrize("writer", [Average, Replaced, FakeQuantize])
 def test_what_passes_write_into_a_model_is_put_back(writer: type[nn.Module]) -> None:
     kind = torch.float32 if writer is FakeQuantize else torch.float64
