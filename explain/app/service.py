@@ -5,6 +5,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from operator import attrgetter
@@ -133,6 +134,8 @@ SIDE = 1280
 """The longer side of the picture that the page shows, in pixels."""
 THUMBNAIL = 160
 """The longer side of an example's small picture."""
+THREADS = 32
+"""How many requests may read photos or wait for a model at the same time."""
 CLEANUP = 60.0
 """Seconds between two removals of expired photos and answers."""
 
@@ -173,6 +176,8 @@ class Service:
             "answer", limits.explanations, limits.kept_values, attrgetter("size"), limits.age
         )
         self._jobs: Cache[PageTask] = Cache("job", 10 * limits.waiting, age=limits.age)
+        self.threads = ThreadPoolExecutor(THREADS, "explain-request")
+        """What requests are worked on in."""
         self._closed = threading.Event()
         threading.Thread(target=self._clean_up, name="explain-cleanup", daemon=True).start()
 
@@ -192,6 +197,7 @@ class Service:
         """Stop the threads of the app: no queued task begins, and expired items are no longer
         removed. The task that runs is not waited for."""
         self._closed.set()
+        self.threads.shutdown(wait=False, cancel_futures=True)
         for served in self.models:
             served.quick.close()
             served.slow.close()

@@ -10,7 +10,6 @@ import secrets
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -187,8 +186,6 @@ STATUS = {
     TooLargeError: 413,
     requests.BusyError: 503,
 }
-THREADS = 32
-"""How many requests may read photos or wait for a model at the same time."""
 
 
 def _reply(
@@ -285,7 +282,6 @@ class Handlers:
     def __init__(self, service: Service, access: Access) -> None:
         self._service = service
         self._access = access
-        self._threads = ThreadPoolExecutor(THREADS, "explain-request")
         self._decoders = asyncio.Semaphore(service.limits.decoders)
         self._decoders_of = WeakValueDictionary[str, asyncio.Semaphore]()
         """Those that one visitor may use, by address, while a photo waits or is decoded."""
@@ -399,7 +395,7 @@ class Handlers:
     async def _in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call a function in a thread of the app, so that other requests are answered meanwhile."""
         call = partial(function, *arguments)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+        return await asyncio.get_running_loop().run_in_executor(self._service.threads, call)
 
     def picture(self, function: Callable[[str], bytes]) -> Handler:
         """Return a handler that replies with a JPEG, which ``function`` returns for the name in the

@@ -324,10 +324,11 @@ class _Passes:
         kinds = [need.kind for need in self.plan.answered_at_once]
         backwards = self.plan.backwards
         leaves = list(explained.values())
-        layout = BatchLayout(len(inputs))
         if any(isinstance(kind, needs.Attention) and kind.unreached for kind in kinds):
             recorded.unreached = stack.enter_context(ZeroLeaves(leaves)).leaves
         has_bias_terms = any(isinstance(kind, needs.BiasTerms) for kind in kinds)
+        has_steps = any(backward.propagates for backward in backwards)
+        layout = BatchLayout(len(inputs)) if has_bias_terms or has_steps else None
         if has_bias_terms:
             influence = Influence([*leaves, *inputs.other_tensors.values()])
             constant_recorder = StepRecorder(model, influence, kinds=(), layout=layout)
@@ -550,12 +551,12 @@ class _Passes:
         inputs = forward.inputs
         if self._precision != "full" or not resolved.total.requires_grad or self._hooked:
             return
-        # a caller's own function of the output is called no more often than it must be
-        if resolved.classes is None or has_hooks(nn.Identity()):
-            return
         verdicts = _follows.setdefault(forward.model, {})
-        key = (inputs.sizes, *weights_now(forward.model))
+        key = weights_now(forward.model)
         if key not in verdicts:
+            # a caller's own function of the output is called no more often than it must be
+            if resolved.classes is None or has_hooks(nn.Identity()) or sharded(forward.model):
+                return
             # small changes are lost in the rounding of half precision
             halves = (torch.float16, torch.bfloat16)
             for node in graph(resolved.total):

@@ -66,11 +66,13 @@ def with_layout(model: nn.Module, x: InputsLike) -> Inputs:
 def _dims_of_channels(shape: Size) -> dict[InputLayout, int]:
     """The layouts that an input's shape allows, and the dimension of the channels in each.
 
-    Channels come last only if there are one or three of them there, and not elsewhere.
+    Channels come last only if there are one or three of them there, and not elsewhere, and if what
+    is before them is no single row or column.
     """
     dims: dict[InputLayout, int] = {"NCTHW": 1, "NTCHW": 2} if len(shape) == 5 else {"NCHW": 1}
     lengths = {shape[dim] for dim in dims.values()}
-    if len(shape) > 3 and shape[-1] in COLOURS and lengths.isdisjoint(COLOURS):
+    has_sides = len(shape) > 3 and min(shape[-3:-1]) > 1
+    if has_sides and shape[-1] in COLOURS and lengths.isdisjoint(COLOURS):
         dims["NHWC" if len(shape) == 4 else "NTHWC"] = len(shape) - 1
     return dims
 

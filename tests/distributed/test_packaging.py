@@ -93,8 +93,8 @@ def out(tmp_path: Path) -> Path:
 
 def attributions(model: nn.Module, x: torch.Tensor, layer: str) -> list[torch.Tensor]:
     return [
-        explain.attribute(model, x, name, layer=layer).values
-        for name in ("gradcam", "guidedbackprop")
+        explain.attribute(model, x, name, layer=of_method).values
+        for name, of_method in (("gradcam", layer), ("guidedbackprop", None))
     ]
 
 
