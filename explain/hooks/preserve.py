@@ -227,7 +227,7 @@ class _WrittenState:
         """Containers in attributes, each with a copy of it."""
         for module in modules:
             buffers = module._buffers
-            is_of_torch = type(module).__module__.startswith("torch.nn.")
+            is_of_torch = type(module).__module__.startswith("torch.")
             is_normalisation = isinstance(module, nn.modules.batchnorm._NormBase)
             if (is_of_torch and not buffers) or (is_normalisation and not normalisations):
                 continue

@@ -11,7 +11,6 @@ from torch.autograd.graph import Node
 
 from explain.hooks.graph import consumers, graph
 from explain.hooks.layer_names import place_of
-from explain.hooks.unwrap import of_fsdp
 from explain.layers.grids import NetworkGrids
 from explain.layers.influence import (
     CANDIDATES,
@@ -87,8 +86,6 @@ def branches_beside(
     last of ``attentions`` in their branch.
     """
     recorded = search.recorded
-    if recorded is None and of_fsdp(search.model):  # which expects a backward pass after each pass
-        return Branches([layer])
     if recorded is None:
         recorder = record(search.model, search.inputs.detached(), KEPT)
         recorded = ForwardGraph(recorder.output, recorder.edges)
