@@ -111,10 +111,14 @@ def of_timm() -> Iterator[tuple[str, Callable[[], nn.Module], int]]:
 
     for name in filter(timm.is_model, TIMM):
         config = timm.get_pretrained_cfg(name)
-        size = config.input_size[-1] if config is not None and config.fixed_input_size else 64
-        fixed = ("_224", "_240", "_256")
-        size = next((int(end[1:]) for end in fixed if name.endswith(end)), size)
-        yield name, lambda name=name: timm.create_model(name, pretrained=False), max(size, 128)
+        is_fixed = config is not None and (config.fixed_input_size or "halo" in name)
+        end = name.rpartition("_")[2]
+        size = int(end) if end in ("224", "240", "256") else 128
+
+        def make(name: str = name) -> nn.Module:
+            return timm.create_model(name, pretrained=False)
+
+        yield name, make, config.input_size[-1] if is_fixed else size
 
 
 PACKAGES = {"torchvision": of_torchvision, "timm": of_timm}

@@ -179,11 +179,15 @@ def scripted(model: nn.Module) -> list[str]:
     ]
 
 
+_FSDP = "torch.distributed.fsdp"
+"""Where this was never loaded, no module uses it."""
+
+
 def of_fsdp(model: nn.Module) -> dict[str, nn.Module]:
     """The modules of a model, by name, that FSDP manages: it expects each backward pass to follow
     its forward pass."""
-    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
-    if fsdp is None:  # FSDP was never loaded, so no module uses it
+    fsdp: Any = sys.modules.get(_FSDP)
+    if fsdp is None:
         return {}
     kinds = (fsdp.FSDPModule, fsdp.FullyShardedDataParallel)
     modules = modules_of(model).items()
@@ -195,6 +199,8 @@ def sharded(model: nn.Module) -> dict[str, nn.Module]:
 
     ``FullyShardedDataParallel`` shards nothing if it is told so, or in a single process.
     """
+    if _FSDP not in sys.modules:
+        return {}
     return {
         name: module
         for name, module in of_fsdp(model).items()
