@@ -67,7 +67,7 @@ from explain.hooks.preserve import (
     untouched,
     weights_now,
 )
-from explain.hooks.unwrap import has_hooks, of_fsdp, scripted, sharded
+from explain.hooks.unwrap import has_hooks, scripted, sharded
 from explain.layers.grids import NetworkGrids
 from explain.layers.recording import executed_modules
 from explain.relevance.batch_layout import BatchLayout
@@ -555,7 +555,7 @@ class _Passes:
         key = weights_now(forward.model)
         if key not in verdicts:
             # a caller's own function of the output is called no more often than it must be
-            if resolved.classes is None or has_hooks(nn.Identity()) or of_fsdp(forward.model):
+            if resolved.classes is None or has_hooks(nn.Identity()) or sharded(forward.model):
                 return
             # small changes are lost in the rounding of half precision
             halves = (torch.float16, torch.bfloat16)

@@ -179,32 +179,20 @@ def scripted(model: nn.Module) -> list[str]:
     ]
 
 
-_FSDP = "torch.distributed.fsdp"
-"""Where this was never loaded, no module uses it."""
-
-
-def of_fsdp(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules of a model, by name, that FSDP manages: it expects each backward pass to follow
-    its forward pass."""
-    fsdp: Any = sys.modules.get(_FSDP)
-    if fsdp is None:
-        return {}
-    kinds = (fsdp.FSDPModule, fsdp.FullyShardedDataParallel)
-    modules = modules_of(model).items()
-    return {name: module for module, name in modules if isinstance(module, kinds)}
-
-
 def sharded(model: nn.Module) -> dict[str, nn.Module]:
     """The modules of a model, by name, whose weights FSDP keeps in shards while they do not run.
 
     ``FullyShardedDataParallel`` shards nothing if it is told so, or in a single process.
     """
-    if _FSDP not in sys.modules:
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is None:  # FSDP was never loaded, so no module uses it
         return {}
+    kinds = (fsdp.FSDPModule, fsdp.FullyShardedDataParallel)
+    whole = fsdp.ShardingStrategy.NO_SHARD
     return {
         name: module
-        for name, module in of_fsdp(model).items()
-        if getattr(getattr(module, "sharding_strategy", None), "name", "") != "NO_SHARD"
+        for module, name in modules_of(model).items()
+        if isinstance(module, kinds) and getattr(module, "sharding_strategy", None) is not whole
     }
 
 
