@@ -55,7 +55,7 @@ def test_random_networks_are_replayed(program: Program) -> None:
 
 
 @pytest.mark.long
-@hypothesis.settings(ALWAYS, max_examples=1500)
+@hypothesis.settings(ALWAYS, max_examples=400)
 @hypothesis.given(programs(14))
 def test_many_random_networks_are_replayed(program: Program) -> None:
     check(program)
