@@ -1,7 +1,5 @@
 """`cell_centres`: where in the photo the cells of a layer's feature map look."""
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -10,9 +8,9 @@ from explain.data.inputs import InputsLike, as_inputs
 from explain.hooks.layer_names import place_of
 from explain.hooks.unwrap import modules_of, submodule
 from explain.layers.grids import NetworkGrids
+from explain.layers.located import record_calls
 from explain.layers.receptive_fields import centres, receptive_fields
-from explain.layers.recording import CallKey, last_of_place, run_noting_calls
-from explain.recording import PassRecorder, Value, Watcher
+from explain.layers.recording import last_of_place
 
 
 def cell_centres(model: nn.Module, x: InputsLike, layer: str) -> Tensor:
@@ -35,16 +33,7 @@ def cell_centres(model: nn.Module, x: InputsLike, layer: str) -> Tensor:
     grids = NetworkGrids(model, inputs)
     place = place_of(layer, model)
     place = place._replace(module=modules_of(model)[submodule(model, place.module)])
-    recorder = PassRecorder(model)
-    photo = recorder.add_input(inputs.x)
-    values: dict[CallKey, Value] = {}
-
-    def note(key: CallKey, module: nn.Module, output: Any, tensor: Tensor) -> None:
-        values[key] = recorder.value_of(tensor)
-
-    with Watcher(recorder), recorder:
-        run_noting_calls(model, inputs.replaced(inputs.x), note)
-    recorder.close()
+    recorder, photo, values = record_calls(model, inputs)
     value = last_of_place(values, place)
     grid = None if value is None else grids.grid(value.shape, layer)
     if value is None or grid is None or len(grids.size) != 2:

@@ -215,13 +215,11 @@ def _same_in_both(places: Places, places_again: Places) -> Places:
     return Places(places.rows, of_calls, sequences, {} if is_moved else places.added)
 
 
-def _locate_once(model: nn.Module, inputs: Inputs) -> tuple[Places, bool]:
-    """Run a network on these inputs, and follow from where in the photo the values of its tensors
-    come; and whether it draws random numbers.
-
-    Parameters, buffers and other inputs are constants, which come from nowhere. The model is left
-    as it was. Tokens and maps in an unclear layout are laid out by it.
-    """
+def record_calls(
+    model: nn.Module, inputs: Inputs
+) -> tuple[PassRecorder, Value, dict[CallKey, Value]]:
+    """Record a pass of a network; return the record, the photo in it, and what each call of a
+    module gives."""
     recorder = PassRecorder(model)
     photo = recorder.add_input(inputs.x)
     values: dict[CallKey, Value] = {}
@@ -232,6 +230,17 @@ def _locate_once(model: nn.Module, inputs: Inputs) -> tuple[Places, bool]:
     with Watcher(recorder), recorder:
         run_noting_calls(model, inputs.replaced(inputs.x), note)
     recorder.close()
+    return recorder, photo, values
+
+
+def _locate_once(model: nn.Module, inputs: Inputs) -> tuple[Places, bool]:
+    """Run a network on these inputs, and follow from where in the photo the values of its tensors
+    come; and whether it draws random numbers.
+
+    Parameters, buffers and other inputs are constants, which come from nowhere. The model is left
+    as it was. Tokens and maps in an unclear layout are laid out by it.
+    """
+    recorder, photo, values = record_calls(model, inputs)
     states = positions_of(recorder.steps, photo)
     of_calls = {key: (value.shape, states.get(value, NOWHERE)) for key, value in values.items()}
     sequences: dict[Size, list[Positions]] = {}

@@ -153,13 +153,21 @@ def _dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
     return x * (mask * scale), mask
 
 
-def _random_leaky_relu(x: Tensor, noise: Tensor, *options: Any, **named: Any) -> Tensor:
+def _random_leaky_relu(
+    x: Tensor,
+    noise: Tensor,
+    lower: float = 0.125,
+    upper: float = 1 / 3,
+    training: bool = False,
+    generator: torch.Generator | None = None,
+) -> Tensor:
     """A leaky ReLU as a product with slopes that the kernel has drawn and keeps in ``noise``."""
+    if not training:
+        sloped: Tensor = aten.leaky_relu(x, (lower + upper) / 2)
+        return sloped
     result = torch.empty_like(x)
-    aten.rrelu_with_noise.out(x, noise, *options, out=result, **named)
-    is_training = named.get("training", options[2] if len(options) > 2 else False)
-    lower, upper = [*options, 0.125, 1 / 3][:2] if len(options) > 1 else (0.125, 1 / 3)
-    return x * noise if is_training else aten.leaky_relu(x, (lower + upper) / 2)
+    aten.rrelu_with_noise.out(x, noise, lower, upper, training, generator, out=result)
+    return x * noise
 
 
 @cache
