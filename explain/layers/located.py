@@ -263,16 +263,12 @@ def _added_constants(states: Mapping[Value, State]) -> dict[int, list[tuple[Size
             continue
         if step.name == "view" and step.args[0].step is not None:  # of a linear layer's product
             step = step.args[0].step
-        if step.name in _ADDS:
+        if step.operation.has("adds") or step.operation.has("biased"):
             for constant in step.inputs:
                 if constant not in states:
                     storage = storage_of(constant.tensor)
                     added.setdefault(storage, []).append((value.shape, state))
     return added
-
-
-_ADDS = frozenset(["add", "sub", "addcmul", "addmm", "baddbmm", "native_layer_norm"])
-"""Operations that may add a constant to a sequence."""
 
 
 def laid_out(call: ModuleCall, reading: LayoutReading | None, located: Places) -> ModuleCall:

@@ -36,37 +36,6 @@ NOWHERE, EVERYWHERE, UNKNOWN = Lost
 State: TypeAlias = Positions | Lost
 StateOf: TypeAlias = Callable[[Value], State]
 
-_MOVES = frozenset(
-    {
-        *("alias", "as_strided", "as_strided_scatter", "cat", "channel_shuffle"),
-        *("clone", "copy", "detach", "diagonal", "expand"),
-        *("flip", "gather", "im2col", "index", "index_copy"),
-        *("index_put", "index_select", "lift_fresh", "masked_scatter", "masked_select"),
-        *("pixel_shuffle", "pixel_unshuffle", "put", "repeat", "roll"),
-        *("rot90", "diag_embed"),
-        *("scatter", "select", "select_scatter", "slice", "slice_scatter"),
-        *("split", "split_with_sizes", "squeeze", "stack", "take"),
-        *("take_along_dim", "unbind", "unfold", "unsqueeze", "view"),
-        *("_reshape_alias", "_to_copy", "_unsafe_view", "constant_pad_nd"),
-        *("reflection_pad1d", "reflection_pad2d", "reflection_pad3d"),
-        *("replication_pad1d", "replication_pad2d", "replication_pad3d"),
-        *("unsafe_chunk", "unsafe_split", "native_channel_shuffle"),
-    }
-)
-"""What moves, repeats or selects values."""
-_PERMUTES = frozenset(["permute", "transpose", "t"])
-"""What does the same to dimensions of any size."""
-_MATRIX_PRODUCTS = {"mm": 0, "bmm": 0, "mv": 0, "addmm": 1, "baddbmm": 1}
-"""Products of two matrices, and which argument is the first of the two."""
-_REDUCES = frozenset(
-    {
-        *("amax", "amin", "argmax", "argmin", "cumulative"),
-        *("linalg_vector_norm", "logsumexp", "max", "mean", "min"),
-        *("norm", "prod", "std", "sum", "var"),
-        *("var_mean"),
-    }
-)
-_FILLS = frozenset(["fill", "zero"])
 MOST = 2**25  # the most values of a tensor whose positions are moved, for the sake of memory
 
 
@@ -112,14 +81,14 @@ def positions_of(steps: Iterable[Step], x: Value) -> dict[Value, State]:
 
 def _states_of(step: Step, results: Sequence[Value], state_of: StateOf) -> Mapping[Value, State]:
     """Where the values of each result of a step lie, by the kind of operation."""
-    name = step.name
-    if name in _FILLS:
+    operation = step.operation
+    if operation.has("fills"):
         return {}
     if is_move(step):
         return _moved(step, results, state_of)
-    if name in _MATRIX_PRODUCTS:
+    if operation.kind == "matrixproduct":
         return {results[0]: _of_product(step, results[0], state_of)}
-    if name in _REDUCES:
+    if operation.has("reduces"):
         dims = next((part for part in step.args[1:2] if isinstance(part, (int, list))), None)
         state = EVERYWHERE if dims is None else _reduced(state_of(step.args[0]), dims, results[0])
         return dict.fromkeys(results, state)
@@ -169,7 +138,7 @@ def _moved(step: Step, results: Sequence[Value], state_of: StateOf) -> dict[Valu
 
 def is_move(step: Step) -> bool:
     """Whether a step moves, repeats or selects values, rather than computing new ones."""
-    return step.name in _MOVES or step.name in _PERMUTES
+    return step.operation.has("moves") or step.operation.has("permutes")
 
 
 def moved(step: Step, number_of: Callable[[Value], Tensor | None]) -> dict[Value, Tensor]:
@@ -186,7 +155,7 @@ def moved(step: Step, number_of: Callable[[Value], Tensor | None]) -> dict[Value
         numbers = number_of(value)
         if numbers is None:
             numbers = torch.zeros([1] * len(value.shape))
-        if step.name in _PERMUTES:  # which do the same at size 1
+        if step.operation.has("permutes"):  # which do the same at size 1
             return numbers
         return numbers.expand(value.shape).contiguous()  # a view of the value may be none of these
 
@@ -215,7 +184,7 @@ def _of_product(step: Step, result: Value, state_of: StateOf) -> State:
     Each row of an attention mixes the whole photo, and belongs to a row of the first factor, a
     query.
     """
-    first = _MATRIX_PRODUCTS[step.name]
+    first = int(step.operation.has("adds to first"))
     first_state, second_state = (state_of(step.args[first + i]) for i in (0, 1))
     if first_state in (UNKNOWN, EVERYWHERE):
         return first_state
@@ -318,13 +287,13 @@ def _resampled(
 def _resampling(step: Step) -> Callable[[Tensor], Tensor] | None:
     """A function that sums or averages the values of one channel over each window of a step, in
     place of what the step does; None for steps without windows."""
-    name = step.name
-    if name in ("convolution", "_convolution"):
+    operation = step.operation
+    if operation.kind == "convolution":
         weight: Value = step.args[1]
         ones = torch.ones((1, 1, *weight.shape[2:]), dtype=torch.float64)
         options = step.args[3:8]  # stride, padding, dilation, transposed, output padding
         return lambda values: aten.convolution(values, ones, None, *options, 1)
-    if "_pool" in name or name.startswith(("upsample", "_upsample")):
+    if operation.has("pools") or operation.has("resizes"):
         return lambda values: next(_results(step.operator(values, *step.args[1:], **step.kwargs)))
     return None
 

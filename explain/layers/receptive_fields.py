@@ -30,20 +30,6 @@ Field = tuple[Tensor, Tensor, Tensor]
 """Mass and first moments along rows and columns of the photo, in pixels: each has the dimensions of
 the value, of size 1 where it does not change."""
 
-_NORMALISATIONS = frozenset(["native_layer_norm", "native_group_norm"])
-_STAYS = frozenset(
-    [
-        *_NORMALISATIONS,
-        "native_batch_norm",
-        "_softmax",
-        "_safe_softmax",
-        "hardswish",
-        "_prelu_kernel",
-    ]
-)
-"""Operations that leave each value where it is, besides those that PyTorch calls pointwise."""
-_ATTENDS = frozenset(["bmm", "baddbmm"])
-
 
 def receptive_fields(steps: Iterable[Step], x: Value) -> tuple[dict[Value, Field], list[str]]:
     """Follow where the values of a recording look in a photo ``x`` ``(N, C, H, W)``.
@@ -81,21 +67,21 @@ def centres(field: Field, shape: Sequence[int]) -> Tensor:
 def _carried(step: Step, fields: Mapping[Value, Field]) -> dict[Value, Field]:
     """The fields of the results of a step."""
     results = [value for value in dict.fromkeys(step.results) if value is not None]
-    name = step.name
+    operation = step.operation
     if is_move(step):
         return _moved(step, results, fields)
-    if name in ("convolution", "_convolution"):
+    if operation.kind == "convolution":
         return {results[0]: _convolved(step, fields[step.args[0]])}
-    if "_pool" in name:
+    if operation.has("pools"):
         return {results[0]: _pooled(step, fields[step.args[0]], results[0])}
-    if name.startswith(("upsample", "_upsample", "grid_sampler")) or name in ("sum", "mean"):
+    if operation.has("resizes") or operation.has("samples") or step.name in ("sum", "mean"):
         return {results[0]: _run_on(step, fields[step.args[0]])}
-    if name in ("mm", "addmm"):
+    if step.name in ("mm", "addmm"):
         return _of_product(step, results[0], fields)
-    if name in _ATTENDS:
+    if operation.kind == "matrixproduct":
         return {}
-    if name not in _STAYS and torch.Tag.pointwise not in step.operator.tags:
-        raise ValueError(name)
+    if not operation.has("stays") and torch.Tag.pointwise not in step.operator.tags:
+        raise ValueError(step.name)
     return {results[0]: _by_value(step, results[0], fields)}
 
 
@@ -194,7 +180,7 @@ def _squared_slope(step: Step, signals: Sequence[Value]) -> float | Tensor:
         variance = step.args[4].tensor.float() + step.args[7]
         ratios: Tensor = step.args[1].tensor.detach().float().square() / variance
         return ratios.mean()
-    if step.name in _NORMALISATIONS or step.name == "native_batch_norm":
+    if step.operation.has("biased"):
         return 1.0
     x = signals[0].tensor.detach().float()
     if len(step.inputs) == 1 and x.numel() > _SAMPLED:  # each value by itself: some are enough

@@ -1,8 +1,17 @@
 """One forward pass as a list of operations: what a network computes, asked below its names."""
 
+from explain.recording.operations import KnownOperation
 from explain.recording.record import record
 from explain.recording.recorder import PassRecorder, Watcher
 from explain.recording.recording import Recording
 from explain.recording.values import Step, Value
 
-__all__ = ["PassRecorder", "Recording", "Step", "Value", "Watcher", "record"]
+__all__ = [
+    "KnownOperation",
+    "PassRecorder",
+    "Recording",
+    "Step",
+    "Value",
+    "Watcher",
+    "record",
+]

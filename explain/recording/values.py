@@ -8,6 +8,8 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from explain.recording.operations import KnownOperation, known_operation
+
 Kind = Literal["input", "parameter", "buffer", "constant", "result"]
 """Where a value comes from: the caller, the model, elsewhere, or a step."""
 
@@ -93,6 +95,11 @@ class Step:
             stem = name[:-1] if self.writes and name.endswith("_") else name
             return stem.removeprefix("aten::")
         return getattr(self.operator, "__name__", str(self.operator))
+
+    @property
+    def operation(self) -> KnownOperation:
+        """What the table says of the operation."""
+        return known_operation(self.name)
 
     @property
     def inputs(self) -> list[Value]:

@@ -1,0 +1,84 @@
+"""The table of operations: what is known of the operators of a recording by their names, for all
+who read it.
+
+What the table does not list is an operation without a kind and without traits.
+"""
+
+import csv
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+Trait = Literal[
+    "adds",
+    "adds to first",
+    "biased",
+    "fills",
+    "monotone",
+    "moves",
+    "permutes",
+    "pools",
+    "reduces",
+    "resizes",
+    "samples",
+    "selects",
+    "stays",
+]
+"""What an operation does:
+
+* adds: may add a constant; adds to first: adds a product to its first argument
+* biased: adds a bias to what is linear in the input, or normalised
+* fills: overwrites a tensor with a constant
+* monotone: of single values: its extremes are at the extremes of its arguments
+* moves: moves, repeats or selects values; permutes: moves dimensions, whatever their size
+* pools: combines the values of windows of a map; resizes: gives it another size; samples: reads it
+  where another argument says
+* reduces: combines the values along dimensions
+* selects: gives nothing outside of the range of what it is given, as what moves and permutes too
+* stays: leaves values where they are, besides the operations that PyTorch calls pointwise
+"""
+
+
+@dataclass(frozen=True)
+class KnownOperation:
+    """One row: the kind of operation in the words of composites, the traits, and the range.
+
+    The range is that of the results, whatever the arguments; it is given where the function is not
+    cut off at its ends.
+    """
+
+    name: str
+    kind: str | None = None
+    traits: frozenset[Trait] = frozenset()
+    range: tuple[float, float] | None = None
+
+    def has(self, trait: Trait) -> bool:
+        """Whether the operation has a trait, such as "moves"."""
+        return trait in self.traits
+
+
+def _read_table() -> Iterator[KnownOperation]:
+    """The rows of the table, one for each operation; a line of ``operations.csv`` may name
+    several."""
+    with Path(__file__).with_name("operations.csv").open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            traits: Any = frozenset(filter(None, row["traits"].split(", ")))
+            assert traits <= set(get_args(Trait)), row
+            ends: Any = tuple(map(float, row["range"].split())) or None
+            for name in row["names"].split():
+                yield KnownOperation(name, row["kind"] or None, traits, ends)
+
+
+TABLE: dict[str, KnownOperation] = {row.name: row for row in _read_table()}
+_UNKNOWN = KnownOperation("")
+
+
+def known_operation(name: str) -> KnownOperation:
+    """The row of an operation by its name, `Step.name`; one without kind and traits if it is not
+    listed.
+
+    >>> known_operation("permute").has("permutes"), known_operation("sigmoid").range
+    (True, (0.0, 1.0))
+    """
+    return TABLE.get(name, _UNKNOWN)
