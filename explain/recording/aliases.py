@@ -53,7 +53,7 @@ class Geometry:
         return sorted(range(len(self.size)), key=lambda axis: (-self.stride[axis], axis))
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Memory:
     """Memory that tensors share, and the value that it holds."""
 
@@ -74,7 +74,7 @@ class Memory:
         return Geometry.of(self.tensor)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Binding:
     """A tensor that holds a value as long as its memory has this version."""
 
@@ -96,9 +96,9 @@ class Aliases:
     def read(self, tensor: Tensor) -> Value | None:
         """The value that a tensor holds now; None if its memory is unknown."""
         memory = self._memories.get(_key(tensor))
-        binding = self._bindings.get(id(tensor))
         if memory is None:
             return None
+        binding = self._bindings.get(id(tensor))
         if binding is not None and binding.memory is memory and binding.version == memory.version:
             return binding.value
         value = self._part(memory, Geometry.of(tensor))

@@ -1,5 +1,6 @@
 """Records a forward pass: the operations that a network really computes, below Python's names."""
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,9 +13,10 @@ from explain.recording.functions import FunctionSteps
 from explain.recording.torch_internals import (
     CallStack,
     FunctionCall,
-    decompositions,
+    OperatorFacts,
+    Running,
     facts_of,
-    fills,
+    tensors_by_name,
     writes_of,
 )
 from explain.recording.values import Kind, Step, Value, tensors_of
@@ -72,13 +74,14 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.unseen: dict[str, None] = {}
         """What left the record and may have come back as a constant, with its module."""
         self._aliases = Aliases(self._note, self._constant)
-        self._calls = CallStack(model)
+        modules = {module: path for path, module in model.named_modules()}
+        self._calls = CallStack(modules)
         self._functions: dict[FunctionCall, FunctionSteps] = {}
         self._named: dict[int, tuple[Kind, str, Tensor]] = {}
-        for name, tensor in model.named_buffers():
-            self._named[id(tensor)] = ("buffer", name, tensor)
-        for name, tensor in model.named_parameters():
-            self._named[id(tensor)] = ("parameter", name, tensor)
+        for name, tensor in tensors_by_name(modules, "parameter"):
+            self._named.setdefault(id(tensor), ("parameter", name, tensor))
+        for name, tensor in tensors_by_name(modules, "buffer"):
+            self._named.setdefault(id(tensor), ("buffer", name, tensor))
 
     def add_input(self, tensor: Tensor) -> Value:
         """Let a tensor be an input of the pass: what is computed from it depends on the input."""
@@ -103,7 +106,7 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def leave(self, call: str) -> None:
         """Name a call that gave values to somebody else: they may come back as constants."""
-        module = self._calls.now()[0] or "the model"
+        module = self._calls.now().module or "the model"
         self.unseen[f"{call} in {module}"] = None
 
     def close(self) -> None:
@@ -118,79 +121,107 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Run an operator of the pass, and note it."""
         kwargs = kwargs or {}
-        decomposition = decompositions().get(operator)
-        if decomposition is not None:
-            with self:
-                return decomposition(*args, **kwargs)
         facts = facts_of(operator)
-        if facts.is_composite:
+        if facts.definition is not None:
             with self:
-                return operator.decompose(*args, **kwargs)
-        module, number, function = self._calls.now()
-        if function is not None:
-            self._enter(function)
-        values: list[Value] = []
-        noted_args = self._arguments(args, values)
-        noted_kwargs = self._arguments(kwargs, values)
-        writes = writes_of(operator, args)
+                return facts.definition(*args, **kwargs)
+        running = self._calls.now()
+        if running.function is not None:
+            self._enter(running.function)
+        noted = self._noted(facts, args, kwargs)
+        values = noted.values
+        writes = writes_of(facts, args)
         written = _written(writes, args, kwargs) if writes else []
         self.draws |= facts.is_random
-        are_constants = all(value.kind == "constant" for value in values)
-        if are_constants or fills(operator) or facts.is_random:
+        are_constants = {value.kind for value in values} <= {"constant"}
+        if are_constants or facts.only_shape or facts.is_random:
             return self._run_unrecorded(operator, args, kwargs, written)
         if operator is aten._local_scalar_dense.default:
             if values[0].depends:
                 self.leave("item()")
             return operator(*args, **kwargs)
-        noted_args = self._arguments(noted_args, values, constants=True)
-        noted_kwargs = self._arguments(noted_kwargs, values, constants=True)
-        has_gradient = torch.is_grad_enabled()
-        step = Step(operator, noted_args, noted_kwargs, module, number, has_gradient, writes)
-        overwritten = self._values_of(written)
-        if not facts.is_view and step.name != "clone":
+        if noted.unknown:
+            for tensor in noted.unknown:
+                self.value_of(tensor)
+            noted = self._noted(facts, args, kwargs)
+            values = noted.values
+        step = self._step(operator, noted.args, noted.kwargs, running, writes)
+        step.inputs = values
+        overwritten = self._values_of(written) if written else set()
+        if not facts.is_view and facts.name != "clone":
             for value in values:
                 value.is_read |= value not in overwritten
         if not facts.moves_itself:
             for tensor in written:
                 self._aliases.before_write(tensor)
         result = operator(*args, **kwargs)
-        self._add(step, function)
-        if step.name in _OVERWRITE:
+        self._add(step, running)
+        if facts.name in _OVERWRITE:
             values = [value for value in values if value not in overwritten]
-        self._bind_results(step, result, written, any(value.depends for value in values))
+        depends = any(value.depends for value in values)
+        self._bind_results(step, facts, result, written, depends)
         return result
 
     def _enter(self, call: FunctionCall) -> None:
         """Note the arguments of a function with a derivative of its own, before it computes."""
         if call not in self._functions:
-            args = self._arguments(call.args, [], constants=True)
+            for tensor in tensors_of(call.args):
+                self.value_of(tensor)
+            args = self._argument(call.args, _Noted())
             self._functions[call] = FunctionSteps(call.function, args)
 
-    def _add(self, step: Step, function: FunctionCall | None) -> None:
+    @staticmethod
+    def _step(
+        operator: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        running: Running,
+        writes: tuple[int | str, ...] = (),
+    ) -> Step:
+        """A step that is about to run."""
+        has_gradient = torch.is_grad_enabled()
+        return Step(operator, args, kwargs, running.module, running.number, has_gradient, writes)
+
+    def _add(self, step: Step, running: Running) -> None:
         """Append a step to the record, and to the function that it is inside of."""
         self.steps.append(step)
-        if function is not None:
-            self._functions[function].steps.append(step)
+        if running.function is not None:
+            self._functions[running.function].steps.append(step)
 
-    def _arguments(self, argument: Any, values: list[Value], *, constants: bool = False) -> Any:
-        """An operator's arguments with values in the place of tensors; ``values`` gets them.
+    def _noted(
+        self, facts: OperatorFacts, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> "_Noted":
+        """An operator's arguments with values in the place of tensors that are known."""
+        noted = _Noted()
+        if facts.tensors is None:
+            noted.args = self._argument(args, noted)
+            noted.kwargs = self._argument(kwargs, noted)
+            return noted
+        noted_args = list(args)
+        noted.kwargs = kwargs.copy()
+        for place in facts.tensors:
+            if isinstance(place, str):
+                if place in kwargs:
+                    noted.kwargs[place] = self._argument(kwargs[place], noted)
+            elif place < len(args):
+                noted_args[place] = self._argument(args[place], noted)
+        noted.args = tuple(noted_args)
+        return noted
 
-        Tensors that were not seen before stay, or are new ``constants``.
-        """
+    def _argument(self, argument: Any, noted: "_Noted") -> Any:
+        """An argument with values in the place of tensors that are known."""
         if isinstance(argument, Tensor):
-            value = self.value_of(argument) if constants else self._known(argument)
+            value = self._known(argument)
             if value is None:
+                noted.unknown.append(argument)
                 return argument
-            values.append(value)
+            noted.values.append(value)
             return value
         if isinstance(argument, (list, tuple)):
-            parts = [self._arguments(part, values, constants=constants) for part in argument]
+            parts = [self._argument(part, noted) for part in argument]
             return parts if isinstance(argument, list) else tuple(parts)
         if isinstance(argument, dict):
-            named = argument.items()
-            return {
-                name: self._arguments(part, values, constants=constants) for name, part in named
-            }
+            return {name: self._argument(part, noted) for name, part in argument.items()}
         return argument
 
     def _values_of(self, written: list[Tensor]) -> set[Value]:
@@ -213,28 +244,27 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._aliases.written(tensor, self._new("constant", tensor.detach().clone()))
         return result
 
-    def _bind_results(self, step: Step, result: Any, written: list[Tensor], depends: bool) -> None:
+    def _bind_results(
+        self, step: Step, facts: OperatorFacts, result: Any, written: list[Tensor], depends: bool
+    ) -> None:
         """Give the tensors that a step has made or written their values."""
-        moves_itself = facts_of(step.operator).moves_itself
+        is_copy = facts.name in _COPIES or (facts.is_view and step.inputs[0].kept is None)
         values: dict[int, Value] = {}
         for tensor in written:
-            value = values[id(tensor)] = self._new("result", tensor, depends=depends)
-            if moves_itself:
+            value = values[id(tensor)] = self._new("result", tensor, step, depends)
+            if facts.moves_itself:
                 self._aliases.bind(tensor, value)
             else:
                 self._aliases.written(tensor, value)
-        returned = list(tensors_of(result))
-        for tensor in returned:
+        tensors = [*tensors_of(result), *written]
+        for tensor in tensors:
             if id(tensor) not in values:
-                value = values[id(tensor)] = self._new("result", tensor, depends=depends)
+                value = values[id(tensor)] = self._new("result", tensor, step, depends)
                 self._aliases.bind(tensor, value)
-        is_view = facts_of(step.operator).is_view
-        is_copy = step.name in _COPIES or (is_view and step.inputs[0].kept is None)
-        for value in values.values():
-            value.step = step
-            if is_copy:
+        if is_copy:
+            for value in values.values():
                 value.kept = None
-        step.results = tuple(values[id(tensor)] for tensor in [*returned, *written])
+        step.results = tuple([values[id(tensor)] for tensor in tensors])
 
     # Values
 
@@ -258,10 +288,13 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._aliases.bind(tensor, value)
         return value
 
-    def _new(self, kind: Kind, tensor: Tensor, *, depends: bool = False) -> Value:
+    def _new(
+        self, kind: Kind, tensor: Tensor, step: Step | None = None, depends: bool = False
+    ) -> Value:
         """A new value that a tensor holds."""
         kept = tensor if kind in ("parameter", "buffer") else tensor.detach()
-        value = Value(len(self.values), kind, tuple(tensor.shape), tensor.dtype, depends, kept=kept)
+        shape = tuple(tensor.shape)
+        value = Value(len(self.values), kind, shape, tensor.dtype, depends, None, step, kept)
         self.values.append(value)
         return value
 
@@ -269,17 +302,28 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, operator: Any, *args: Any, shape: tuple[int, ...], dtype: torch.dtype, **kwargs: Any
     ) -> Value:
         """Note a step that only moves values about, without running it."""
-        module, number, function = self._calls.now()
-        step = Step(operator, args, kwargs, module, number, torch.is_grad_enabled())
-        depends = False
+        running = self._calls.now()
+        step = self._step(operator, args, kwargs, running)
         for source in step.inputs:
             source.is_read = True
-            depends |= source.depends
+        depends = any(source.depends for source in step.inputs)
         value = Value(len(self.values), "result", shape, dtype, depends, step=step)
         self.values.append(value)
         step.results = (value,)
-        self._add(step, function)
+        self._add(step, running)
         return value
+
+
+@dataclass(eq=False)
+class _Noted:
+    """The arguments of an operator: values in the place of tensors."""
+
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    values: list[Value] = field(default_factory=list)
+    """The values among them, in their order."""
+    unknown: list[Tensor] = field(default_factory=list)
+    """The tensors that were not seen before."""
 
 
 def _written(

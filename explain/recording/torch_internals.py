@@ -4,10 +4,10 @@ import inspect
 import sys
 import types
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,17 +20,24 @@ _NO_CONTEXT = torch.autograd.Function.setup_context
 
 @dataclass(frozen=True)
 class OperatorFacts:
-    """What an operator's schema says about it."""
+    """What an operator's schema says about it. Arguments are named by their position, or by their
+    name if they are keywords."""
 
+    name: str
+    """Its name in the table; without the end of its in-place form, if it is that."""
+    tensors: tuple[int | str, ...] | None = None
+    """The arguments that may hold tensors; None if any may."""
     writes: tuple[int | str, ...] = ()
-    """The arguments that it writes into: positions, or names of keyword arguments."""
+    """The arguments that it writes into."""
     is_view: bool = False
     """Whether its results share the memory of its arguments."""
     is_random: bool = False
-    is_composite: bool = False
-    """Whether it is made of others, by its definition."""
     moves_itself: bool = False
     """Whether it changes the shape of a tensor in place, as ``t_``, and writes no values."""
+    only_shape: bool = False
+    """Whether only the shape and the type of its result depend on its arguments."""
+    definition: Callable[..., Any] | None = None
+    """What it is by other operators, which are recorded instead."""
 
 
 @cache
@@ -38,19 +45,27 @@ def facts_of(operator: Any) -> OperatorFacts:
     """What an operator writes into and shares memory with, by its schema."""
     schema = getattr(operator, "_schema", None)
     if schema is None:
-        return OperatorFacts()
+        return OperatorFacts(getattr(operator, "__name__", str(operator)))
+    tensors: list[int | str] = []
     writes: list[int | str] = []
     for position, argument in enumerate(schema.arguments):
+        place = argument.name if argument.kwarg_only else position
+        if "Tensor" in str(argument.type):
+            tensors.append(place)
         if argument.alias_info is not None and argument.alias_info.is_write:
-            writes.append(argument.name if argument.kwarg_only else position)
+            writes.append(place)
+    name = schema.name.removeprefix("aten::")
+    is_composite = _has_kernel(operator, "CompositeImplicitAutograd")
     returned = [result.alias_info for result in schema.returns if result.alias_info is not None]
-    is_view = schema.name == "aten::_unsafe_view" or any(not info.is_write for info in returned)
     return OperatorFacts(
+        name=name.removesuffix("_") if writes else name,
+        tensors=tuple(tensors),
         writes=tuple(writes),
-        is_view=is_view,
-        is_composite=_has_kernel(operator, "CompositeImplicitAutograd"),
+        is_view=name == "_unsafe_view" or any(not info.is_write for info in returned),
         is_random=torch.Tag.nondeterministic_seeded in operator.tags,
         moves_itself=torch.Tag.inplace_view in operator.tags,
+        only_shape=name.startswith("new_") or name.endswith("_like"),
+        definition=operator.decompose if is_composite else _definitions().get(operator),
     )
 
 
@@ -61,31 +76,22 @@ def _has_kernel(operator: Any, key: str) -> bool:
 
 _HIDDEN_WRITES = {
     # running statistics; in training mode alone
-    "aten::native_batch_norm": ((3, 4), 5),
-    "aten::cudnn_batch_norm": ((3, 4), 5),
-    "aten::miopen_batch_norm": ((3, 4), 5),
+    "native_batch_norm": ((3, 4), 5),
+    "cudnn_batch_norm": ((3, 4), 5),
+    "miopen_batch_norm": ((3, 4), 5),
 }
 """Operators that write into arguments without a word in their schema, and the flag that decides."""
 
 
-def writes_of(operator: Any, args: tuple[Any, ...]) -> tuple[int | str, ...]:
+def writes_of(facts: OperatorFacts, args: tuple[Any, ...]) -> tuple[int | str, ...]:
     """The arguments that a call of an operator writes into, those that its schema hides too."""
-    writes = facts_of(operator).writes
-    hidden = _HIDDEN_WRITES.get(getattr(getattr(operator, "_schema", None), "name", ""))
+    hidden = _HIDDEN_WRITES.get(facts.name)
     if hidden is None:
-        return writes
+        return facts.writes
     positions, flag = hidden
     if not args[flag]:
-        return writes
-    return (*writes, *(position for position in positions if args[position] is not None))
-
-
-def fills(operator: Any) -> bool:
-    """Whether an operator makes a tensor of which only the shape and the type depend on its
-    arguments."""
-    name = operator._schema.name if hasattr(operator, "_schema") else ""
-    stem = name.removeprefix("aten::")
-    return stem.startswith("new_") or stem.endswith("_like")
+        return facts.writes
+    return (*facts.writes, *(position for position in positions if args[position] is not None))
 
 
 # Operators that are fused, or draw random numbers: what they compute, in operators of the table.
@@ -171,7 +177,7 @@ def _random_leaky_relu(
 
 
 @cache
-def decompositions() -> dict[Any, Callable[..., Any]]:
+def _definitions() -> dict[Any, Callable[..., Any]]:
     """The operators that are recorded as others, each with a function that calls those."""
     operators: dict[Any, Callable[..., Any]] = {
         aten._scaled_dot_product_flash_attention_for_cpu.default: _attention_on_cpu,
@@ -187,69 +193,16 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
 # Which module runs
 
 
-@dataclass(eq=False)
-class _Running:
-    """A call that is under way, by its frame on Python's stack."""
-
-    frame: types.FrameType
-    module: str
-    number: int
-    function: "FunctionCall | None" = None
-    """The outermost `torch.autograd.Function` around it."""
-
-
-class CallStack:
-    """Tells which module of a model runs, and which of its calls it is, from Python's stack.
-
-    No hooks are registered: other threads may run the model meanwhile.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self._names = {module: name for name, module in model.named_modules()}
-        self._functions = dict(_forward_codes(torch.autograd.Function))
-        self._numbers = Counter[str]()
-        self._running: list[_Running] = []
-
-    def now(self) -> "tuple[str, int, FunctionCall | None]":
-        """The innermost module's path and call, and the `torch.autograd.Function` around all, if
-        one runs."""
-        frames = []
-        frame: types.FrameType | None = sys._getframe(1)
-        while frame is not None:
-            if frame.f_code is _MODULE_CALL or frame.f_code in self._functions:
-                frames.append(frame)
-            frame = frame.f_back
-        frames.reverse()
-        still_running = 0
-        for running, call_frame in zip(self._running, frames, strict=False):
-            if running.frame is not call_frame:
-                break
-            still_running += 1
-        del self._running[still_running:]
-        for call_frame in frames[still_running:]:
-            self._running.append(self._entered(call_frame))
-        if not self._running:
-            return "", 0, None
-        innermost = self._running[-1]
-        return innermost.module, innermost.number, innermost.function
-
-    def _entered(self, frame: types.FrameType) -> _Running:
-        """The call of a frame that was not there before; what is no part of the model belongs to
-        the call around it."""
-        around = self._running[-1] if self._running else _Running(frame, "", 0)
-        if frame.f_code in self._functions:
-            function = around.function or _function_call(frame, self._functions[frame.f_code])
-            return _Running(frame, around.module, around.number, function)
-        name = self._names.get(frame.f_locals["self"])
-        if name is None:
-            return _Running(frame, around.module, around.number, around.function)
-        number = self._numbers[name]
-        self._numbers[name] += 1
-        return _Running(frame, name, number, around.function)
-
-    def close(self) -> None:
-        """Let go of the frames."""
-        self._running.clear()
+def tensors_by_name(
+    modules: Mapping[nn.Module, str], kind: Literal["parameter", "buffer"]
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the parameters or the buffers of modules, each with its path."""
+    for module, path in modules.items():
+        prefix = f"{path}." if path else ""
+        tensors = module._parameters if kind == "parameter" else module._buffers
+        for name, tensor in tensors.items():
+            if tensor is not None:
+                yield prefix + name, tensor
 
 
 @dataclass(eq=False)
@@ -260,15 +213,84 @@ class FunctionCall:
     args: tuple[Any, ...]
 
 
-def _forward_codes(
-    parent: type[torch.autograd.Function],
-) -> Iterator[tuple[types.CodeType, type[torch.autograd.Function]]]:
-    """Yield the code of ``forward`` of each function with a derivative of its own."""
-    for function in parent.__subclasses__():
-        code = getattr(inspect.unwrap(function.forward), "__code__", None)
-        if code is not None:
-            yield code, function
-        yield from _forward_codes(function)
+@dataclass(eq=False)
+class Running:
+    """A call that is under way."""
+
+    frame: types.FrameType | None = None
+    """Its frame on Python's stack."""
+    module: str = ""
+    """The path of the innermost module."""
+    number: int = 0
+    """Which call of that module it is."""
+    function: FunctionCall | None = None
+    """The outermost `torch.autograd.Function` around it."""
+
+
+class CallStack:
+    """Tells which module of a model runs, and which of its calls it is, from Python's stack.
+
+    No hooks are registered: other threads may run the model meanwhile.
+    """
+
+    def __init__(self, names: Mapping[nn.Module, str]) -> None:
+        self._names = names
+        self._functions = _forward_codes()
+        self._numbers = Counter[str]()
+        self._running = [Running()]
+        self._depths: dict[types.FrameType | None, int] = {None: 1}
+        """How many calls are under way once that of a frame is the innermost."""
+
+    def now(self) -> Running:
+        """The innermost call that is under way."""
+        entered = []
+        frame: types.FrameType | None = sys._getframe(1)
+        while frame not in self._depths:
+            assert frame is not None
+            code = frame.f_code
+            if code is _MODULE_CALL or id(code) in self._functions:
+                entered.append(frame)
+            frame = frame.f_back
+        for ended in self._running[self._depths[frame] :]:
+            del self._depths[ended.frame]
+        del self._running[self._depths[frame] :]
+        while entered:
+            frame = entered.pop()
+            self._running.append(self._entered(frame, self._running[-1]))
+            self._depths[frame] = len(self._running)
+        return self._running[-1]
+
+    def _entered(self, frame: types.FrameType, around: Running) -> Running:
+        """The call of a frame inside another; what is no part of the model belongs to that."""
+        function = self._functions.get(id(frame.f_code))
+        if function is not None:
+            call = around.function or _function_call(frame, function)
+            return Running(frame, around.module, around.number, call)
+        name = self._names.get(frame.f_locals["self"])
+        if name is None:
+            return Running(frame, around.module, around.number, around.function)
+        number = self._numbers[name]
+        self._numbers[name] += 1
+        return Running(frame, name, number, around.function)
+
+    def close(self) -> None:
+        """Let go of the frames."""
+        self._running.clear()
+        self._depths.clear()
+
+
+def _forward_codes() -> dict[int, type[torch.autograd.Function]]:
+    """The functions with a derivative of their own, by the id of the code of their ``forward``."""
+    codes = {}
+    functions = torch.autograd.Function.__subclasses__()
+    while functions:
+        function = functions.pop()
+        functions += function.__subclasses__()
+        forward: Any = function.forward
+        while hasattr(forward, "__wrapped__"):
+            forward = forward.__wrapped__
+        codes[id(getattr(forward, "__code__", None))] = function
+    return codes
 
 
 def _function_call(frame: types.FrameType, function: type[torch.autograd.Function]) -> FunctionCall:

@@ -3,18 +3,20 @@
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from explain.recording.operations import KnownOperation, known_operation
+from explain.recording.torch_internals import facts_of
 
 Kind = Literal["input", "parameter", "buffer", "constant", "result"]
 """Where a value comes from: the caller, the model, elsewhere, or a step."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Value:
     """A tensor of a recorded pass, as it was when it was made.
 
@@ -84,24 +86,20 @@ class Step:
     results: tuple[Value | None, ...] = ()
     """A result that nothing reads may be None."""
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The operation's name in the table: that of the operator, the same for its in-place form.
 
         Operators of libraries have their namespace: ``torchvision::nms``.
         """
-        if isinstance(self.operator, torch._ops.OpOverload):
-            name = self.operator._schema.name
-            stem = name[:-1] if self.writes and name.endswith("_") else name
-            return stem.removeprefix("aten::")
-        return getattr(self.operator, "__name__", str(self.operator))
+        return facts_of(self.operator).name
 
     @property
     def operation(self) -> KnownOperation:
         """What the table says of the operation."""
         return known_operation(self.name)
 
-    @property
+    @cached_property
     def inputs(self) -> list[Value]:
         """The values among the arguments, in their order."""
         return list(values_in((self.args, self.kwargs)))
