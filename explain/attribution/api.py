@@ -102,12 +102,13 @@ def attribute(
         top_k: the k best classes of each image, instead of ``target``; of a detector and one image,
             the k best detections, or as many as there are.
         layer: a dotted name, a pattern, a module, or several, whose maps are fused; None finds the
-            last feature map, or that of each branch of a classifier, such as an ensemble. A layer
+            last feature map, or that of each branch of a network, such as an ensemble. A layer
             that is called several times stands for its last call, and ``"name@0"`` for its first.
             Refused where no method looks at a layer.
         fuse: how the maps of several layers become one: "mean", "max" or "product", each divided by
-            its maximum, or "sum", as they are. None takes the method's own way, and else the mean
-            of named layers and the sum of branches.
+            its maximum, "sum", as they are, or "stages", the product of the sums at each
+            resolution. None takes the method's own way, and else the mean of named layers and the
+            sum of branches.
         categories: the labels of the model's classes, for a target given as a label.
         batch_size: for methods that run the model many times, how many inputs at once; None takes
             what fits into memory and is fastest, found in a short trial where the work is long.

@@ -49,6 +49,8 @@ def apply_method(
     layers = tuple(maps)
     values = maps[layers[0]]
     how = fuse or method.fusion or "mean"
+    if how == "stages" and len({layer_map.shape for layer_map in maps.values()}) == len(maps):
+        how = "product"
     if len(layers) > 1 or method.fusion:
         values = fused(list(maps.values()), how)
     fields: dict[str, Any] = {}

@@ -37,7 +37,7 @@ from explain.engine.validation import check_inputs
 from explain.hooks import HookGroup, preserve, unwrap
 from explain.hooks.intervening import active_interventions
 from explain.layers.costs import cost_after
-from explain.layers.default_layer import branch_layers, stage_layers
+from explain.layers.default_layer import branch_layers, layers_to_fuse
 from explain.layers.grids import window_calls
 from explain.layers.stitched import Stitched
 from explain.layers.summary import channels_of, find_layers, forget_summary, summary_is_current
@@ -235,7 +235,7 @@ class Request:
         def default_layers(stages: bool) -> list[str]:
             """The layers for methods without named ones: one of each branch, or with ``stages`` one
             of each resolution; found once."""
-            choose = stage_layers if stages else branch_layers
+            choose = layers_to_fuse if stages else branch_layers
             return choose(self.model, self.inputs, score, of_class=of_class, refresh=refresh)
 
         layers: dict[str, list[str]] = {}
@@ -431,7 +431,7 @@ class Request:
         """
         fuse = self.settings.fuse
         if fuse is None and self.layers is None:
-            fuse = method.fusion or "sum"  # of branches
+            fuse = "stages" if method.fusion else "sum"  # of branches
         layout = self.inputs.layout
         # maps of a layer are of no input
         if len(evidence) == 1 or not any(need.of_input for need in method.needs):

@@ -421,12 +421,18 @@ def fused(maps: Sequence[torch.Tensor], how: Fusion = "mean") -> torch.Tensor:
 
     A product takes the positive parts: two layers that speak against the target do not speak for it
     together. A sum takes maps as they are, as of branches that add up to the score: a position of
-    a coarse map is shared out among the finer ones that it covers.
+    a coarse map is shared out among the finer ones that it covers. With "stages", the maps of one
+    resolution are added, and a product is taken of the sums.
 
     >>> fused([torch.ones(1, 2, 2), torch.zeros(1, 4, 4)])[0, 0]
     tensor([0.5000, 0.5000, 0.5000, 0.5000])
     """
     size = max((tuple(layer_map.shape[1:]) for layer_map in maps), key=prod)
+    if how == "stages":
+        by_size: dict[torch.Size, list[torch.Tensor]] = {}
+        for layer_map in maps:
+            by_size.setdefault(layer_map.shape, []).append(layer_map)
+        maps = [fused(of_size, "sum") for of_size in by_size.values()]
     if how == "sum":
         total = maps[0].new_zeros((len(maps[0]), *size))
         for values in maps:

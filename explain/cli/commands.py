@@ -445,7 +445,7 @@ layers = option(
 )
 layer = option("--layer NAME", "the layer", show_default="the last feature map")
 fuse = option(
-    "--fuse mean|max|product|sum",
+    "--fuse mean|max|product|sum|stages",
     "how the maps of several layers become one",
     show_default="mean",
 )

@@ -78,13 +78,17 @@ def branch_layers(
     """
     branches = _default_branches(model, x, score, of_class=of_class, refresh=refresh)
     if branches.left_out:
-        names = ", ".join(map(repr, branches.left_out[:4]))
-        more = "…" if len(branches.left_out) > 4 else ""
         warn(
             f"the map of layer {branches.layers[0]} leaves out branches that see the photo "
-            f"elsewhere: {names}{more}; name one with layer=, or take saliency or occlusion"
+            f"elsewhere: {_some(branches.left_out)}; name one with layer=, take saliency or "
+            "occlusion, or of a segmenter's windows explain.models.Stitched"
         )
     return [*branches.layers]
+
+
+def _some(layers: Sequence[str]) -> str:
+    """The first few of some layers' names."""
+    return ", ".join(map(repr, layers[:4])) + ("…" if len(layers) > 4 else "")
 
 
 def _default_branches(
@@ -98,17 +102,17 @@ def _default_branches(
         )
     inputs = with_layout(model, inputs)
     if isinstance(model, Stitched):
-        segmenter_layer = default_layer(
-            model.model, model.first(inputs), model.energy(inputs), refresh=refresh
+        branches = _default_branches(
+            model.model, model.first(inputs), model.energy(inputs), of_class=False, refresh=refresh
         )
-        return Branches([f"model.{segmenter_layer}"])
+        return branches.within("model")
     summary = summary_of(model, inputs, with_graph=True)
     shared_by = _shared_with(summary, score, of_class, refresh)
     if shared_by in summary.chosen:
         return summary.chosen[shared_by]  # type: ignore[no-any-return]
     search = _begin(model, inputs, summary, score, shared_by)
     if score is not None and not summary.gives_scores:
-        return Branches([_map_of_one_answer(search, score)])
+        return _maps_of_one_answer(search, score)
     branches, is_certain = _last_feature_maps(search)
     if is_certain and shared_by is not None:
         summary.chosen[shared_by] = branches
@@ -127,7 +131,9 @@ def stage_layers(
     """Name a layer of each resolution for methods that fuse layers: the last that counts at each of
     the ``count`` coarsest.
 
-    The finest comes first. Arguments are as for `default_layer`, which is taken if there is none.
+    The finest comes first. Where branches beside each other have a layer of one resolution, such as
+    the members of an ensemble, that of each is named. Arguments are as for `default_layer`, which
+    is taken if there is none.
 
     >>> import torch
     >>> model = nn.Sequential(
@@ -136,21 +142,60 @@ def stage_layers(
     >>> stage_layers(model, torch.zeros(1, 3, 8, 8))
     ['1', '3']
     """
+    stages = _stages(model, x, score, count=count, of_class=of_class, refresh=refresh)
+    return [*stages.layers]
+
+
+def layers_to_fuse(
+    model: nn.Module,
+    x: InputsLike,
+    score: Score | None = None,
+    *,
+    of_class: bool = False,
+    refresh: bool = False,
+) -> list[str]:
+    """Name the layers of a method that fuses those of all resolutions, as `stage_layers` does.
+
+    Warns of branches that their product leaves out or mixes: those that see the photo elsewhere, or
+    whose layers have other resolutions.
+    """
+    stages = _stages(model, x, score, of_class=of_class, refresh=refresh)
+    if stages.left_out:
+        warn(
+            f"the product of the maps of layers {_some(stages.layers)} does not add up branches "
+            f"beside them: {_some(stages.left_out)}; name the layers of one with layer=, or take "
+            "gradcam"
+        )
+    return [*stages.layers]
+
+
+def _stages(
+    model: nn.Module,
+    x: InputsLike,
+    score: Score | None,
+    *,
+    count: int = 4,
+    of_class: bool,
+    refresh: bool,
+) -> Branches:
+    """The layers of `stage_layers`, and branches beside them whose maps can't be added."""
     inputs = with_layout(model, x)
     if isinstance(model, Stitched):
         energy = model.energy(inputs)
-        inner = stage_layers(model.model, model.first(inputs), energy, count=count, refresh=refresh)
-        return [f"model.{layer}" for layer in inner]
+        first = model.first(inputs)
+        inner = _stages(model.model, first, energy, count=count, of_class=False, refresh=refresh)
+        return inner.within("model")
     summary = summary_of(model, inputs, with_graph=True)
     shared_by = _shared_with(summary, score, of_class, refresh)
-    layers: list[str] | None = summary.chosen.get((shared_by, count))
-    if layers is None:
-        layers, is_certain = _last_of_each_size(
-            _begin(model, inputs, summary, score, shared_by), count
-        )
+    stages: Branches | None = summary.chosen.get((shared_by, count))
+    if stages is None:
+        search = _begin(model, inputs, summary, score, shared_by)
+        stages, is_certain = _last_of_each_size(search, count)
         if is_certain and shared_by is not None:
-            summary.chosen[shared_by, count] = layers
-    return [*layers] or [default_layer(model, inputs, score, of_class=of_class, refresh=refresh)]
+            summary.chosen[shared_by, count] = stages
+    if stages.layers:
+        return stages
+    return Branches([default_layer(model, inputs, score, of_class=of_class, refresh=refresh)])
 
 
 def _shared_with(
@@ -328,15 +373,16 @@ def _latest_first(candidates: Iterable[_Candidate]) -> list[_Candidate]:
     return sorted(candidates, key=lambda candidate: -candidate.number)
 
 
-def _last_of_each_size(search: LayerSearch, count: int) -> tuple[list[str], bool]:
-    """The layers of the stages for `stage_layers`, and whether they would be the same for another
-    image.
+def _last_of_each_size(search: LayerSearch, count: int) -> tuple[Branches, bool]:
+    """The layers of the stages for `stage_layers` with the branches beside them, and whether they
+    would be the same for another image.
 
     They are not certain where a layer's gradient is zero everywhere for this one. Resolutions are
     positions of the map; names are in the order from fine to coarse.
     """
+    all_candidates = _candidates(search.summary)
     by_size: dict[Size, list[_Candidate]] = {}
-    for candidate in _latest_first(_candidates(search.summary)):
+    for candidate in _latest_first(all_candidates):
         if candidate.grid is not None and not candidate.is_pooling:
             by_size.setdefault(candidate.grid.size, []).append(candidate)
     coarsest = sorted(by_size, key=lambda size: size[-2] * size[-1])[:count]
@@ -347,15 +393,34 @@ def _last_of_each_size(search: LayerSearch, count: int) -> tuple[list[str], bool
             [candidate.name for candidate in candidates[: CANDIDATES // len(coarsest)]]
         )
     influences = influences_of(search, [name for names in names_of_stages for name in names])
-    reached = []
+    reached: dict[str, list[str]] = {}
     is_certain = True
     for names in reversed(names_of_stages):
         layer = first_that_shows(names, influences)
         if layer is not None:
-            reached.append(layer)
+            reached[layer] = names
         elif any(name in influences for name in names):
             is_certain = False
-    return [layer for layer in reached if influences[layer].shows] or reached, is_certain
+    layers = [layer for layer in reached if influences[layer].shows] or [*reached]
+    attentions = [candidate.name for candidate in all_candidates if candidate.is_attention]
+    of_all: list[str] = []
+    left_out: dict[str, None] = {}
+    for layer in layers:
+        names = reached[layer]
+        of_branches = branches_beside(
+            search,
+            layer,
+            names,
+            attentions,
+            from_photo=() if search.summary.gives_scores else names,
+        )
+        # a product of the stages of two branches is not the sum of their products
+        other_sizes = [name for name in layers if name != layer]
+        of_others = branches_beside(search, layer, other_sizes, attentions, from_photo=other_sizes)
+        of_all += of_branches.layers
+        left_out |= dict.fromkeys(of_branches.left_out)
+        left_out |= dict.fromkeys([*of_others.layers[1:], *of_others.left_out])
+    return Branches(of_all, [*left_out]), is_certain
 
 
 def _last_feature_maps(search: LayerSearch) -> tuple[Branches, bool]:
@@ -393,9 +458,9 @@ def _last_feature_maps(search: LayerSearch) -> tuple[Branches, bool]:
     return branches_beside(search, layer, of_branches, attentions), True
 
 
-def _map_of_one_answer(search: LayerSearch, score: Score) -> str:
+def _maps_of_one_answer(search: LayerSearch, score: Score) -> Branches:
     """The last map, or tokens, that show where one of many answers, such as a detected box, comes
-    from.
+    from, in each branch from the photo on.
 
     The answers themselves show nothing: neither the map of classes that the network gives, nor a
     map of which the score reads one position. Nor does a head that slides over the maps of several
@@ -415,11 +480,13 @@ def _map_of_one_answer(search: LayerSearch, score: Score) -> str:
 
     # Tokens made from a map; the queries of a detector may have a number that could be that of a
     # grid.
-    tokens = [
+    tokens_of_map = [
         candidate
-        for candidate in _before_attention(candidates)
-        if candidate.grid and candidate.grid.size in summary.sizes
+        for candidate in candidates
+        if candidate.is_tokens and candidate.grid and candidate.grid.size in summary.sizes
     ]
+    before_attention = set(_before_attention(candidates))
+    tokens = [candidate for candidate in tokens_of_map if candidate in before_attention]
     covering = _latest_first(_maps_as_the_input(search, candidates) + tokens)
     resized = _latest_first(
         candidate for candidate in candidates if candidate.is_map and not candidate.is_pooling
@@ -453,9 +520,18 @@ def _map_of_one_answer(search: LayerSearch, score: Score) -> str:
         if any(shown == len(search.inputs) for shown, _ in images.values()):
             break
     # of equals, the first is taken
-    return max(
+    layer = max(
         positions, key=lambda name: (*images[name], -positions[name] if reads_few_numbers else 0)
     )
+    of_branches = [
+        candidate.name
+        for candidate in dict.fromkeys(covering + resized + _latest_first(tokens_of_map))
+        if candidate.grid and not is_last_choice(candidate)
+    ]
+    if reads_few_numbers:
+        of_branches.sort(key=lambda name: positions.get(name, math.inf))
+    attentions = [candidate.name for candidate in candidates if candidate.is_attention]
+    return branches_beside(search, layer, of_branches, attentions, from_photo=of_branches, least=2)
 
 
 def _no_map(model: nn.Module, calls: Sequence[ModuleCall]) -> LayerError:

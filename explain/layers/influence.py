@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, TypeAlias
 
 import torch
@@ -25,8 +25,8 @@ from explain.hooks.graph import ValueDroppedError, differentiate, graph
 from explain.hooks.layer_names import place_of
 from explain.layers.grids import NetworkGrids
 from explain.layers.layouts import to_spatial
-from explain.layers.recording import ForwardGraph, last_of_place, tensors_in
-from explain.layers.summary import ForwardSummary
+from explain.layers.recording import ForwardGraph, last_of_place, record, tensors_in
+from explain.layers.summary import KEPT, ForwardSummary
 
 Score: TypeAlias = Callable[[Any], Tensor]
 """From a model's output to one score per image."""
@@ -50,6 +50,14 @@ class LayerSearch:
     score: Score | None
     recorded: ForwardGraph | None
     """The graph of a pass of these inputs, if there is one: the model then does not run again."""
+
+    @cached_property
+    def graph(self) -> ForwardGraph:
+        """The graph of a pass of these inputs, which is run if there is none."""
+        if self.recorded is not None:
+            return self.recorded
+        recorder = record(self.model, self.inputs.detached(), KEPT)
+        return ForwardGraph(recorder.output, recorder.edges)
 
     def influences_in_turn(self, layers: Sequence[str]) -> Iterator[dict[str, "ScoreInfluence"]]:
         """How layers reach the score, by layer, for a few dozen of them at a time; callers stop
@@ -220,14 +228,14 @@ def _nodes_of_answer(score: Tensor | None, output: Any) -> set[Node]:
 
     def ends(node: Node) -> bool:
         """Whether a walk back from the score ends at this Node."""
-        return node in rows or _mixes(node)
+        return node in rows or mixes(node)
 
     near = {*graph(score, until=ends)}
     sources = {parent for node in near if ends(node) for parent, _ in node.next_functions}
     return near - {node for source in sources for node in graph(source)}
 
 
-def _mixes(node: Node) -> bool:
+def mixes(node: Node) -> bool:
     """Whether a Node is of an operation with weights, or that mixes channels or places in another
     way.
 
@@ -254,7 +262,7 @@ def _layers_that_weigh(score: Tensor | None, layers: AbstractSet[Node]) -> set[N
     def ends(node: Node) -> bool:
         """Whether a walk back from a factor ends at this Node: at a layer, or an operation with
         weights."""
-        return node in layers or _mixes(node)
+        return node in layers or mixes(node)
 
     factors = set[Node]()
     for product in graph(score):

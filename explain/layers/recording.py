@@ -314,15 +314,15 @@ def _figures(tensor: Tensor) -> tuple[float, float]:
     return float(values.sum()), float((values * weights).sum())
 
 
-def tensors_in(output: Any) -> list[Tensor]:
+def tensors_in(output: Any, most: int | None = 1) -> list[Tensor]:
     """The tensors in a model's output: itself, or those on the first level of a container or
-    object.
+    object; down to level ``most``, or with None all.
 
-    Tensors deeper down are left out. Summaries look among them for scores and maps of classes.
+    Summaries look among them for scores and maps of classes.
     """
     container = (
         output
         if isinstance(output, Tensor) or nested.items(output)
         else getattr(output, "__dict__", {})
     )
-    return [tensor for path, tensor in nested.paths(container) if len(path) < 2]
+    return [tensor for path, tensor in nested.paths(container) if most is None or len(path) <= most]

@@ -131,9 +131,9 @@ Style = Literal["heat", "intensity", "signed", "color", "evidence"]
 """How an attribution is read: heat over the photo, brightness, positive against negative, a colour
 picture, or sets of regions."""
 
-Fusion = Literal["mean", "max", "product", "sum"]
-"""How the maps of several layers become one: each divided by its largest magnitude, but for a
-sum."""
+Fusion = Literal["mean", "max", "product", "sum", "stages"]
+"""How the maps of several layers become one: each divided by its largest magnitude, but for a sum.
+Of stages, the maps of one resolution are added, and the sums multiplied."""
 
 
 MAPS = "class activation maps"

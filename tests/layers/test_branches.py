@@ -14,9 +14,10 @@ from torch.testing import assert_close
 
 import explain
 from explain import ExplainWarning
-from explain.methods import GradCAM
+from explain.methods import GradCAM, HiResCAM, RefineCAM
 from explain.metrics import Sensitivity
-from explain.targets import Segmentation
+from explain.models import Stitched
+from explain.targets import Detections, Segmentation
 from tests.conftest import Made, settled
 
 X = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -43,14 +44,17 @@ def joined(model: nn.Module, x: Tensor) -> Tensor:
     return head(torch.cat([first[:4](x).mean((2, 3)), second[:4](x).mean((2, 3))], 1))
 
 
-def products(model: nn.Module, x: Tensor, layers: Sequence[str], target: int) -> list[Tensor]:
-    """What each position of some layers adds to a logit, by plain autograd: ``(N, h, w)`` each."""
+def products(
+    model: nn.Module, x: Tensor, layers: Sequence[str], target: int | Callable[[Tensor], Tensor]
+) -> list[Tensor]:
+    """What each position of some layers adds to a score, by plain autograd: ``(N, h, w)`` each."""
     kept: list[Tensor] = []
     handles = [
         model.get_submodule(layer).register_forward_hook(lambda m, args, out: kept.append(out))
         for layer in layers
     ]
-    score = model(x)[:, target].sum()
+    output = model(x)
+    score = output[:, target].sum() if isinstance(target, int) else target(output).sum()
     for handle in handles:
         handle.remove()
     gradients = torch.autograd.grad(score, kept)
@@ -192,12 +196,166 @@ def test_branches_that_see_the_photo_elsewhere_are_drawn_there(kind: str) -> Non
     assert_close(found.values, expected[:, 0])
 
 
-@pytest.mark.xfail(strict=True, reason="branches of one of many answers need the recording")
-def test_the_map_of_an_ensemble_of_segmenters_is_that_of_all_members() -> None:
-    model = made(mean_of_members, *(member()[:3].append(nn.Conv2d(8, 4, 1)) for _ in range(2)))
-    region = Segmentation(1, torch.ones(32, 32))
-    found = explain.attribute(model, X, GradCAM(relu=False), target=region)
-    assert isinstance(found.layer, tuple)
+def segmenter() -> nn.Module:
+    return member()[:4].append(nn.Conv2d(8, 4, 3, 1, 1))
+
+
+def backbone() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 8, 3, 2, 1), nn.ReLU())
+
+
+def added_backbones(model: nn.Module, x: Tensor) -> Tensor:
+    first, second, head = model.members
+    return F.interpolate(head(first(x) + second(x)), x.shape[2:])
+
+
+def mean_of_sizes(model: nn.Module, x: Tensor) -> Tensor:
+    return torch.stack([F.interpolate(net(x), (32, 32)) for net in model.members]).mean(0)
+
+
+REGION = torch.zeros(32, 32)
+REGION[3:30, 10:25] = 1
+
+
+def of_region(maps: Tensor) -> Tensor:
+    return (maps[:, 1] * REGION).sum() / REGION.sum()
+
+
+def decoded(maps: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores ``(N, cells, K)`` and boxes around the cells."""
+    corners = torch.arange(maps[0, 0].numel(), dtype=maps.dtype)[:, None] + torch.tensor(
+        [0, 0, 4, 4]
+    )
+    return maps.flatten(2).mT, corners.expand(len(maps), -1, -1)
+
+
+def of_best_box(maps: Tensor) -> Tensor:
+    return maps.flatten(1).amax(1).sum()
+
+
+DENSE: dict[str, tuple[Callable[[], nn.Module], Sequence[str]]] = {
+    "the mean of segmenters": (
+        lambda: made(mean_of_members, *(segmenter() for _ in range(3))),
+        ["members.2.3", "members.1.3", "members.0.3"],
+    ),
+    "two backbones": (
+        lambda: made(added_backbones, backbone(), backbone(), nn.Conv2d(8, 4, 3, 1, 1)),
+        ["members.1", "members.0"],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", DENSE)
+@pytest.mark.parametrize("answer", ["a region", "a box"])
+def test_the_map_of_one_of_many_answers_is_that_of_all_branches(kind: str, answer: str) -> None:
+    build, layers = DENSE[kind]
+    model = build()
+    target = Segmentation(1, REGION) if answer == "a region" else Detections(decode=decoded)
+    score = of_region if answer == "a region" else of_best_box
+    for _ in range(2):
+        found = explain.attribute(model, X, HiResCAM(relu=False), target=target)
+        assert found.layer == tuple(layers)
+        assert found.fuse == "sum"
+        assert_close(found.values, torch.stack(products(model, X, layers, score)).sum(0))
+
+
+def test_what_a_box_is_not_made_of_is_no_branch_of_it() -> None:
+    """The other detector, whose boxes are beside it, and the levels of a feature pyramid."""
+
+    def beside(model: nn.Module, x: Tensor) -> Tensor:
+        return torch.cat([net(x) for net in model.members], 3)
+
+    def pyramid(model: nn.Module, x: Tensor) -> Tensor:
+        fine, coarse, lateral, head = model.members
+        maps = fine(x)
+        return head(lateral(maps) + F.interpolate(coarse(maps), maps.shape[2:]))
+
+    convolutions = [nn.Conv2d(8, 8, 3, 2, 1), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 4, 3, 1, 1)]
+    models = made(beside, segmenter(), segmenter()), made(pyramid, member()[:4], *convolutions)
+    for model in models:
+        found = explain.attribute(
+            model, X[:1], HiResCAM(relu=False), target=Detections(decode=decoded)
+        )
+        assert isinstance(found.layer, str)
+        assert_close(found.values, products(model, X[:1], [found.layer], of_best_box)[0])
+
+
+def windows(model: nn.Module, x: Tensor) -> Tensor:
+    maps = x.new_zeros(len(x), 4, 32, 32)
+    for top in (0, 16):
+        for left in (0, 8, 16):
+            window = (..., slice(top, top + 16), slice(left, left + 16))
+            maps[window] += model.members[0](x[window])
+    return maps
+
+
+def mirrored(model: nn.Module, x: Tensor) -> Tensor:
+    return model.members[0](x) + model.members[0](x.flip(3)).flip(3)
+
+
+@pytest.mark.parametrize("forward", [windows, mirrored])
+@pytest.mark.parametrize("method", ["gradcam", "refinecam"])
+def test_calls_of_a_segmenter_that_see_the_photo_elsewhere_are_named(
+    forward: Callable[..., Tensor], method: str
+) -> None:
+    model = made(forward, segmenter())
+    with pytest.warns(ExplainWarning, match=r"members\.0\.3@") as said:
+        found = explain.attribute(model, X, method, target=Segmentation(1, REGION))
+    assert len(said) == 1
+    assert isinstance(found.layer, str)
+    if forward is mirrored:
+        assert found.layer == "members.0.3@0"
+
+
+def test_a_window_of_an_ensemble_is_explained_in_all_members() -> None:
+    net = made(mean_of_members, segmenter(), segmenter())
+    stitched = Stitched(net, 16).eval()
+    target = Segmentation(1, REGION)
+    found = explain.attribute(stitched, X, HiResCAM(relu=False), target=target)
+    layers = [f"model.members.{i}.3" for i in (1, 0)]
+    assert found.layer == tuple(layers)
+    parts = [
+        explain.attribute(stitched, X, HiResCAM(relu=False), target=target, layer=layer).values
+        for layer in layers
+    ]
+    assert_close(found.values, parts[0] + parts[1])
+
+
+@pytest.mark.parametrize("kind", ["classifiers", "segmenters", "backbones"])
+def test_stages_are_those_of_all_branches(kind: str) -> None:
+    """The product over resolutions of the sum over branches."""
+    classifiers = made(joined, backbone(), backbone(), nn.Linear(16, 4))
+    backbones = made(added_backbones, backbone(), backbone(), nn.Conv2d(8, 4, 3, 1, 1))
+    model = {"classifiers": classifiers, "backbones": backbones}.get(kind) or made(
+        lambda net, x: F.interpolate(mean_of_members(net, x), x.shape[2:]),
+        *(backbone().append(nn.Conv2d(8, 4, 3, 1, 1)) for _ in range(2)),
+    )
+    for parameter in model.parameters():  # so that something speaks for the class at each stage
+        parameter.data += 0.05
+    target: Any = 1 if kind == "classifiers" else Segmentation(1, REGION)
+    score = (lambda y: y[:, 1].sum()) if kind == "classifiers" else of_region
+    found = explain.attribute(model, X, RefineCAM(HiResCAM(relu=False)), target=target)
+    last = "3" if kind != "backbones" else ""
+    stages = [
+        [f"members.{i}.1" for i in (1, 0)],
+        [f"members.{i}.{last}".strip(".") for i in (1, 0)],
+    ]
+    assert found.layer == (*stages[0], *stages[1])
+    assert found.fuse == "stages"
+    expected = torch.ones(())
+    for stage in stages:
+        total = torch.stack(products(model, X, stage, score)).sum(0)
+        share = total / total.abs().amax((1, 2), keepdim=True)
+        enlarged = F.interpolate(share[:, None], (16, 16), mode="bilinear")[:, 0]
+        expected = expected * enlarged.clamp(min=0)
+    assert_close(found.values, expected)
+
+
+def test_stages_of_branches_that_no_product_adds_up_are_named() -> None:
+    model = made(mean_of_members, member(), member(2))
+    with pytest.warns(ExplainWarning, match=r"'members\.0\.3'"):
+        found = explain.attribute(model, X, "refinecam", target=1)
+    assert found.layer == ("members.0.3", "members.1.3")
 
 
 def test_metrics_run_the_method_again_on_all_branches() -> None:
