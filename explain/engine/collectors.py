@@ -27,7 +27,8 @@ from explain.hooks.layer_names import name_of_call
 from explain.hooks.preserve import detached
 from explain.layers.layouts import Grid
 from explain.layers.summary import independent_calls
-from explain.relevance.batch_layout import fits, summed
+from explain.recording.moves import fits
+from explain.recording.rows import summed
 from explain.relevance.constants import AddedConstant
 from explain.relevance.gradient_rules import GradientRule, uninspected
 from explain.relevance.propagation import relevance_of

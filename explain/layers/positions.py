@@ -15,7 +15,7 @@ from torch import Tensor
 
 from explain._utils.signals import came_by_signal
 from explain.recording import Step, Value
-from explain.relevance.batch_layout import compact, fits
+from explain.recording.moves import compact, fits, is_move, moved, values_moved
 
 aten = torch.ops.aten
 Positions: TypeAlias = tuple[Tensor, ...]
@@ -113,7 +113,7 @@ def _moved(step: Step, results: Sequence[Value], state_of: StateOf) -> dict[Valu
 
     UNKNOWN if those of an argument are, or if it has more than `MOST` values.
     """
-    sources = [value for value in step.inputs if _is_moved(step, value)]
+    sources = values_moved(step)
     states = [state_of(value) for value in sources]
     positions = [state for state in states if isinstance(state, tuple)]
     if UNKNOWN in states or any(value.numel > MOST for value in sources):
@@ -134,47 +134,6 @@ def _moved(step: Step, results: Sequence[Value], state_of: StateOf) -> dict[Valu
         result: tuple(of_result) if any(bool(p.any()) for p in of_result) else NOWHERE
         for result, of_result in of_results.items()
     }
-
-
-def is_move(step: Step) -> bool:
-    """Whether a step moves, repeats or selects values, rather than computing new ones."""
-    return step.operation.has("moves") or step.operation.has("permutes")
-
-
-def moved(step: Step, number_of: Callable[[Value], Tensor | None]) -> dict[Value, Tensor]:
-    """Run a step that moves values with numbers in the place of these, such as their positions.
-
-    ``number_of`` gives the numbers of an argument, of size 1 where they do not change, or None,
-    which counts as 0; so does padding. Indices stay as they are.
-    """
-
-    def written_out(value: Value) -> Tensor:
-        """The numbers of an argument, in the shape that the step takes it in."""
-        if not _is_moved(step, value):
-            return value.tensor
-        numbers = number_of(value)
-        if numbers is None:
-            numbers = torch.zeros([1] * len(value.shape))
-        if step.operation.has("permutes"):  # which do the same at size 1
-            return numbers
-        return numbers.expand(value.shape).contiguous()  # a view of the value may be none of these
-
-    results = _with_zeros(step).run(written_out)
-    return {value: compact(numbers) for value, numbers in results.items()}
-
-
-def _is_moved(step: Step, value: Value) -> bool:
-    """Whether a step moves an argument, rather than reading from it where others go."""
-    is_index = value is not step.args[0] and not value.dtype.is_floating_point
-    return not is_index and not value.dtype.is_complex
-
-
-def _with_zeros(step: Step) -> Step:
-    """The step, with padding that lies nowhere (0), whatever its value."""
-    if step.name != "constant_pad_nd":
-        return step
-    args = (*step.args[:2], 0.0)
-    return Step(step.operator, args, {}, step.module, step.call, False, results=step.results)
 
 
 def _of_product(step: Step, result: Value, state_of: StateOf) -> State:

@@ -21,9 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from explain._utils.signals import came_by_signal
-from explain.layers.positions import is_move, moved
 from explain.recording import Step, Value
-from explain.relevance.batch_layout import compact
+from explain.recording.moves import compact, is_move, moved
 
 aten = torch.ops.aten
 Field = tuple[Tensor, Tensor, Tensor]

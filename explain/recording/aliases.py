@@ -245,7 +245,9 @@ def as_strided_scatter(
     The operator's own derivative is wrong for parts with gaps (PyTorch 2.14).
     """
     result = flat.clone()
-    result.as_strided(size, stride, offset).copy_(part)
+    once = [count if step else min(count, 1) for count, step in zip(size, stride, strict=True)]
+    without_repeats = part[tuple(slice(count) for count in once)]
+    result.as_strided(once, stride, offset).copy_(without_repeats)
     return result
 
 

@@ -15,6 +15,7 @@ Trait = Literal[
     "adds to first",
     "biased",
     "fills",
+    "mixes",
     "monotone",
     "moves",
     "permutes",
@@ -30,8 +31,9 @@ Trait = Literal[
 * adds: may add a constant; adds to first: adds a product to its first argument
 * biased: adds a bias to what is linear in the input, or normalised
 * fills: overwrites a tensor with a constant
+* mixes: combines values along a dimension, and keeps it
 * monotone: of single values: its extremes are at the extremes of its arguments
-* moves: moves, repeats or selects values; permutes: moves dimensions, whatever their size
+* moves: moves, repeats or selects values; permutes: does the same at any size of a dimension
 * pools: combines the values of windows of a map; resizes: gives it another size; samples: reads it
   where another argument says
 * reduces: combines the values along dimensions

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from explain.recording.moves import compact, fits
 from explain.relevance.calls import Call, along
 
 
@@ -212,28 +213,6 @@ def first(count: int, like: Tensor) -> Tensor:
     return along(numbers.repeat_interleave(len(like) // count), like.ndim)
 
 
-def compact(numbers: Tensor) -> Tensor:
-    """The same labels of a tensor's values (image numbers, or positions in a photo), shrunk to size
-    1 along dimensions in which they do not change.
-
-    >>> compact(torch.tensor([[0, 0], [1, 1]]))
-    tensor([[0],
-            [1]])
-    """
-    for d, (size, stride) in enumerate(zip(numbers.shape, numbers.stride(), strict=True)):
-        first_slice = numbers.narrow(d, 0, min(size, 1))
-        if stride == 0 or bool((numbers == first_slice).all()):
-            numbers = first_slice
-    return numbers
-
-
-def fits(numbers: Tensor, shape: torch.Size) -> bool:
-    """Whether image numbers broadcast to ``shape`` without another dimension."""
-    return numbers.ndim == len(shape) and all(
-        n in (1, size) for n, size in zip(numbers.shape, shape, strict=True)
-    )
-
-
 def fitted(numbers: Tensor, shape: torch.Size, count: int) -> Tensor | None:
     """The image numbers of a result, from those of an operand whose shape differs from ``shape``.
 
@@ -276,15 +255,3 @@ def numbers_of(tensor: Tensor, count: int, images: Tensor | None) -> Tensor | No
     if tensor.ndim > 1 and tensor.shape[1] == count:
         return first(count, tensor[0]).unsqueeze(0)
     return None
-
-
-def summed(values: Tensor, numbers: Tensor, count: int) -> Tensor:
-    """The sum of a tensor over the values of each image, such as relevance: ``(count,)``;
-    ``numbers`` are the image numbers, and broadcast to it.
-
-    >>> summed(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[0, 1]]), 2)
-    tensor([4., 6.])
-    """
-    constant_dims = [d for d, size in enumerate(numbers.shape) if size == 1]
-    rows = values.sum(constant_dims, keepdim=True) if constant_dims else values
-    return rows.new_zeros(count).index_add_(0, numbers.flatten(), rows.flatten())

@@ -23,7 +23,9 @@ from explain._utils.device_reads import read_together
 from explain._utils.options import CheckedFields
 from explain.hooks import HookGroup
 from explain.hooks.graph import Entrance, Reach
-from explain.relevance.batch_layout import fits, numbers_of, summed
+from explain.recording.moves import fits
+from explain.recording.rows import summed
+from explain.relevance.batch_layout import numbers_of
 from explain.relevance.calls import along
 from explain.relevance.steps import Step
 

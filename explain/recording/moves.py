@@ -1,0 +1,88 @@
+"""Steps that move values: run again with numbers in the place of the values, such as where each
+lies or which image it belongs to."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from explain.recording.values import Step, Value, values_in
+
+_PADDING = {"constant_pad_nd": 2, "scatter": 3}
+"""Which argument is the number that is put between the values, if it is one."""
+_INDICES = ("index", "indices", "mask")
+
+
+def is_move(step: Step) -> bool:
+    """Whether a step moves, repeats or selects values, rather than computing new ones."""
+    return step.operation.has("moves") or step.operation.has("permutes")
+
+
+def values_moved(step: Step) -> list[Value]:
+    """The values that a step moves, of those that it takes: not its indices."""
+    indices = _indices(step)
+    return [value for value in step.inputs if value not in indices]
+
+
+def moved(step: Step, number_of: Callable[[Value], Tensor | None]) -> dict[Value, Tensor]:
+    """Run a step that moves values with numbers in the place of these, such as their positions.
+
+    ``number_of`` gives the numbers of an argument, of size 1 where they do not change, or None,
+    which counts as 0; so does padding. Indices stay as they are. All is done on the CPU.
+    """
+    indices = _indices(step)
+
+    def written_out(value: Value) -> Tensor:
+        """The numbers of an argument, in the shape that the step takes it in."""
+        if value in indices:
+            return value.tensor.cpu()
+        numbers = number_of(value)
+        if numbers is None:
+            numbers = torch.zeros([1] * len(value.shape))
+        if step.operation.has("permutes"):
+            return numbers
+        return numbers.expand(value.shape).contiguous()  # a view of the value may be none of these
+
+    results = _with_zeros(step).run(written_out)
+    return {value: compact(numbers) for value, numbers in results.items()}
+
+
+def _indices(step: Step) -> set[Value]:
+    """The values that say where a step moves others."""
+    schema = getattr(step.operator, "_schema", None)
+    if schema is None:
+        return set()
+    named = [argument.name in _INDICES for argument in schema.arguments]
+    indices = [part for part, is_index in zip(step.args, named, strict=False) if is_index]
+    return set(values_in(indices))
+
+
+def _with_zeros(step: Step) -> Step:
+    """The step, with 0 in the place of a number that it puts between the values."""
+    place = _PADDING.get(step.name)
+    if place is None or place >= len(step.args) or isinstance(step.args[place], Value):
+        return step
+    return replace(step, args=(*step.args[:place], 0.0, *step.args[place + 1 :]))
+
+
+def compact(numbers: Tensor) -> Tensor:
+    """The same numbers of a tensor's values (of images, or positions in a photo), shrunk to size 1
+    along dimensions in which they do not change.
+
+    >>> compact(torch.tensor([[0, 0], [1, 1]]))
+    tensor([[0],
+            [1]])
+    """
+    for d in reversed(range(numbers.ndim)):  # the last ones are the nearest in memory
+        first_slice = numbers.narrow(d, 0, min(numbers.shape[d], 1))
+        if numbers.stride(d) == 0 or bool((numbers == first_slice).all()):
+            numbers = first_slice
+    return numbers
+
+
+def fits(numbers: Tensor, shape: torch.Size) -> bool:
+    """Whether numbers broadcast to ``shape`` without another dimension."""
+    return numbers.ndim == len(shape) and all(
+        n in (1, size) for n, size in zip(numbers.shape, shape, strict=True)
+    )

@@ -1,0 +1,315 @@
+"""Which image of a batch each value of a recording belongs to: followed through its steps.
+
+A shape does not tell: as many heads as images look like images that come second, windows may be
+laid out beside each other, and images run one by one.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from explain._utils.signals import came_by_signal
+from explain.recording.moves import compact, is_move, moved, values_moved
+from explain.recording.operations import KnownOperation
+from explain.recording.values import Step, Value
+
+Labels: TypeAlias = Tensor
+"""For each element of a value the number of its image, from 1 on, or 0 if it is the same for all
+images; of size 1 where it does not change."""
+LabelsOf: TypeAlias = Callable[[Value], Labels]
+
+_ELEMENTWISE = frozenset(["_to_copy", "prelu", "tril", "triu"])
+"""What keeps elements where they are, besides what the table and PyTorch tell of."""
+_VIEWS = frozenset(["view", "_unsafe_view", "_reshape_alias"])
+
+
+def image_numbers(
+    steps: Iterable[Step], inputs: Iterable[Value], count: int
+) -> dict[Value, Tensor | None]:
+    """Follow which image of a batch each element of the values of a recording belongs to.
+
+    ``inputs`` have the ``count`` images first. An element belongs to an image if it changes with
+    it: through the values that are moved and computed with, not through the indices that choose
+    among them. A value gets image numbers with its dimensions, of size 1 where they do not change,
+    and -1 where an element beside those of images belongs to none; None if images are mixed in it,
+    or it is not known. What depends on no image is not in the result.
+
+    >>> from explain.recording import record
+    >>> class TokensFirst(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return x.transpose(0, 1).reshape(-1, 3)
+    >>> recording = record(TokensFirst(), torch.rand(2, 5, 3))
+    >>> rows = image_numbers(recording.steps, recording.inputs, 2)
+    >>> rows[recording.outputs[()]].flatten().tolist()
+    [0, 1, 0, 1, 0, 1, 0, 1, 0, 1]
+    """
+    labels: dict[Value, Labels | None] = {}
+    if count == 1:
+        values = [*inputs, *(value for step in steps for value in step.results if value)]
+        return {value: torch.zeros([1] * len(value.shape), dtype=torch.int32) for value in values}
+    for value in inputs:
+        if value.shape[:1] == (count,):
+            labels[value] = _along_first(torch.arange(1, count + 1), value)
+
+    def labels_of(value: Value) -> Labels:
+        """The labels of an argument that is known, or depends on no image."""
+        of_value = labels.get(value)
+        return _nobody(value) if of_value is None else of_value
+
+    for step in steps:
+        dependent = [value for value in step.inputs if value in labels]
+        results = [value for value in dict.fromkeys(step.results) if value is not None]
+        if step.name == "copy" or step.operation.has("fills"):
+            dependent = [value for value in dependent if value is not step.args[0]]
+        if not dependent:
+            continue
+        of_results: dict[Value, Labels] = {}
+        if not any(labels[value] is None for value in dependent):
+            try:
+                of_results = _labels_of_results(step, dependent, results, labels_of)
+            except Exception as error:  # operators may take arguments in unknown ways
+                if came_by_signal(error):
+                    raise
+        labels |= {value: of_results.get(value) for value in results}
+    images: dict[int, Tensor] = {}
+    for of_value in labels.values():
+        if of_value is not None and id(of_value) not in images:
+            images[id(of_value)] = _filled(of_value) - 1
+    return {
+        value: None if of_value is None else images[id(of_value)]
+        for value, of_value in labels.items()
+    }
+
+
+def summed(values: Tensor, numbers: Tensor, count: int) -> Tensor:
+    """The sum of a tensor over the values of each image, such as relevance: ``(count,)``;
+    ``numbers`` are the image numbers, as `image_numbers` gives them, and broadcast to it.
+
+    >>> summed(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[0, 1]]), 2)
+    tensor([4., 6.])
+    """
+    constant_dims = [d for d, size in enumerate(numbers.shape) if size == 1]
+    rows = values.sum(constant_dims, keepdim=True) if constant_dims else values
+    sums = rows.new_zeros(count + 1)  # the last one for what belongs to no image
+    images = numbers.to(rows.device).flatten() % (count + 1)
+    return sums.index_add_(0, images, rows.flatten())[:count]
+
+
+class _MixedError(Exception):
+    """Images are mixed in a value."""
+
+
+def _labels_of_results(
+    step: Step, dependent: Sequence[Value], results: Sequence[Value], labels_of: LabelsOf
+) -> dict[Value, Labels]:
+    """The labels of each result of a step, by the kind of operation.
+
+    Raises:
+        _MixedError: images are mixed in them.
+    """
+    operation = step.operation
+    labels = [labels_of(value) for value in dependent]
+    is_pointwise = torch.Tag.pointwise in getattr(step.operator, "tags", ())
+    is_filled = operation.has("fills") or operation.kind == "activation"
+    if is_pointwise or is_filled or step.name in _ELEMENTWISE:
+        return dict.fromkeys(results, _joined(labels, results[0]))
+    is_sum = _argument(step, "accumulate") or _argument(step, "reduce")
+    if (is_move(step) and not is_sum) or step.name == "embedding":
+        return _of_move(step, results, labels_of)
+    if operation.kind == "matrixproduct" and len(results[0].shape) > 1:
+        return {results[0]: _of_product(step, results[0], labels_of)}
+    if len(labels) == 1:
+        dims = _mixed_dims(step)
+        if dims is not None:
+            mixed = _mixed(labels[0], dims)
+            return {value: _without_dims(mixed, dims, value) for value in results}
+        if _treats_each_row(operation) and _changes_along_first(labels[0]):
+            by_row = [value for value in results if value.shape[:1] == dependent[0].shape[:1]]
+            return {value: _along_first(labels[0].flatten(), value) for value in by_row}
+    return _probed(step, dependent, results, labels_of)
+
+
+def _of_move(step: Step, results: Sequence[Value], labels_of: LabelsOf) -> dict[Value, Labels]:
+    """The labels of what a step moves; of what is chosen from constants, those of the indices."""
+    values = values_moved(step)
+    labels = [labels_of(value) for value in values]
+    first = labels[0]
+    if not any(bool(of_value.any()) for of_value in labels):
+        return _of_index(step, results, labels_of)
+    if first.any() and all(of_value.flatten().tolist() == [first.max()] for of_value in labels):
+        return {value: first.reshape([1] * len(value.shape)) for value in results}
+    if step.name in _VIEWS:
+        return {results[0]: _viewed(first, values[0].shape, results[0].shape)}
+    of_results = moved(step, lambda value: labels_of(value).float())  # some take no integers
+    return {value: of_value.real.int() for value, of_value in of_results.items()}
+
+
+def _viewed(labels: Labels, shape: Sequence[int], new_shape: Sequence[int]) -> Labels:
+    """Labels of a tensor of another shape: written out only in dimensions that are split or joined
+    with some in which they change."""
+    old_sizes: list[int] = []
+    new_sizes: list[int] = []
+    old, new = list(shape), list(new_shape)
+    while old or new:
+        dims = [old.pop()] if old else []
+        new_dims = [new.pop()] if new else []
+        while math.prod(dims) != math.prod(new_dims):
+            is_shorter = math.prod(dims) < math.prod(new_dims)
+            (dims if is_shorter else new_dims).append((old if is_shorter else new).pop())
+        changes = any(size > 1 for size in labels.shape[len(old) : len(old) + len(dims)])
+        old_sizes += dims if changes else [1] * len(dims)
+        new_sizes += new_dims if changes else [1] * len(new_dims)
+    return labels.expand(old_sizes[::-1]).reshape(new_sizes[::-1])
+
+
+def _of_index(step: Step, results: Sequence[Value], labels_of: LabelsOf) -> dict[Value, Labels]:
+    """The labels of what the first dimensions of indices choose, as from a table of vectors."""
+    (index,) = [value for value in step.inputs if bool(labels_of(value).any())]
+    result = results[0]
+    is_first = step.args[1] in (index, [index])
+    if step.name == "gather" or (is_first and step.name in ("embedding", "index")):
+        missing_dims = len(result.shape) - len(index.shape)
+        labels = labels_of(index)
+        return {result: labels.reshape([*labels.shape, *[1] * missing_dims])}
+    raise _MixedError
+
+
+def _of_product(step: Step, result: Value, labels_of: LabelsOf) -> Labels:
+    """The labels of a product of two matrices: of the rows of the first, and the columns of the
+    second."""
+    first = int(step.operation.has("adds to first"))
+    left, right = (labels_of(step.args[first + i]) for i in (0, 1))
+    added = [labels_of(value) for value in step.args[:first]]
+    return _joined([_mixed(left, [-1]), _mixed(right, [-2]), *added], result)
+
+
+def _mixed_dims(step: Step) -> list[int] | None:
+    """The dimensions along which a step mixes the elements of its first argument; None if that is
+    not in the table."""
+    dims = range(len(step.args[0].shape)) if isinstance(step.args[0], Value) else range(0)
+    if step.operation.has("reduces") or step.operation.has("mixes"):
+        dim = _argument(step, "dim")
+        return [dim] if isinstance(dim, int) else list(dim or dims)
+    if step.name == "native_layer_norm":
+        return list(dims[-len(step.args[1]) :])
+    if step.operation.kind == "batchnorm" and _argument(step, "training"):
+        return [dim for dim in dims if dim != 1]
+    return None
+
+
+def _treats_each_row(operation: KnownOperation) -> bool:
+    """Whether an operation treats each index of the first dimension by itself."""
+    is_of_windows = operation.has("pools") or operation.has("resizes")
+    return is_of_windows or operation.kind in ("batchnorm", "convolution", "deviation")
+
+
+def _argument(step: Step, name: str) -> Any:
+    """An argument of an operator by its name; its default if it was not given, and None if there is
+    none."""
+    schema = getattr(step.operator, "_schema", None)
+    for place, argument in enumerate(schema.arguments if schema else ()):
+        if argument.name == name:
+            is_positional = place < len(step.args)
+            default = argument.default_value
+            return step.args[place] if is_positional else step.kwargs.get(name, default)
+    return None
+
+
+def _probed(
+    step: Step, dependent: Sequence[Value], results: Sequence[Value], labels_of: LabelsOf
+) -> dict[Value, Labels]:
+    """The labels of the results of a step of any kind: where NaN arrives if that is put in the
+    place of some images.
+
+    The step is run for each bit of the image numbers, with the images that have it and with those
+    that don't. An operator of a library gets NaN in its first argument alone: others may be used as
+    addresses.
+
+    Raises:
+        _MixedError: an element changes with several images, or an argument has no NaN.
+    """
+    is_known = isinstance(step.operator, torch._ops.OpOverload)
+    if is_known and step.operator.namespace != "aten":
+        dependent = [value for value in dependent if value is step.args[0]]
+    if not all(value.dtype.is_floating_point or value.dtype.is_complex for value in dependent):
+        raise _MixedError
+    most = max(int(labels_of(value).max()) for value in dependent)
+    of_results = {value: torch.zeros(value.shape, dtype=torch.int32) for value in results}
+    for bit in range(most.bit_length()):
+        reached = []
+        for has_bit in (1, 0):
+
+            def with_nan(value: Value, bit: int = bit, has_bit: int = has_bit) -> Tensor:
+                """An argument with NaN in the place of the images that have a bit, or lack it."""
+                if value not in dependent:
+                    return value.tensor
+                labels = labels_of(value)
+                is_hidden = (labels > 0) & ((labels >> bit) & 1 == has_bit)
+                tensor = value.tensor.detach()
+                return tensor.masked_fill(is_hidden.to(tensor.device), math.nan)
+
+            reached.append({value: t.isnan() for value, t in step.run(with_nan).items()})
+        for value, labels in of_results.items():
+            one, zero = (hidden[value].cpu() for hidden in reached)
+            if bool((one & zero).any()):
+                raise _MixedError
+            labels += one.int() << bit
+    return {value: compact(labels) for value, labels in of_results.items() if bool(labels.any())}
+
+
+def _nobody(value: Value) -> Labels:
+    """The labels of a value that depends on no image."""
+    return torch.zeros([1] * len(value.shape), dtype=torch.int32)
+
+
+def _changes_along_first(labels: Labels) -> bool:
+    """Whether labels change along no other dimension than the first."""
+    return labels.ndim > 0 and labels.numel() == len(labels)
+
+
+def _along_first(labels: Labels, value: Value) -> Labels:
+    """The labels ``(N,)`` of the first dimension of a value."""
+    return labels.int().reshape([-1] + [1] * (len(value.shape) - 1))
+
+
+def _mixed(labels: Labels, dims: Sequence[int]) -> Labels:
+    """The labels of what is made of all elements along some dimensions, of size 1 along these."""
+    if not dims or labels.numel() == 1:
+        return labels
+    mixed = labels.amax(tuple(dims), keepdim=True)
+    if bool(((labels != mixed) & (labels > 0)).any()):
+        raise _MixedError
+    return mixed
+
+
+def _without_dims(labels: Labels, dims: Sequence[int], result: Value) -> Labels:
+    """Labels without some dimensions, of size 1, if a result lacks them."""
+    return labels if labels.ndim == len(result.shape) else labels.squeeze(tuple(dims))
+
+
+def _joined(labels: Sequence[Labels], result: Value) -> Labels:
+    """The labels of what is made, element by element, of values that broadcast to a result."""
+    joined = _nobody(result)
+    for part in labels:
+        missing_dims = len(result.shape) - part.ndim
+        if missing_dims < 0:
+            raise _MixedError
+        aligned = part.reshape([1] * missing_dims + [*part.shape])
+        differs = (joined != aligned) & (joined > 0) & (aligned > 0)
+        if bool(differs.any()):
+            raise _MixedError
+        joined = joined.maximum(aligned)
+    return joined
+
+
+def _filled(labels: Labels) -> Labels:
+    """Labels shrunk to size 1 along dimensions in which they do not change, but for elements that
+    belong to no image."""
+    for dim in range(labels.ndim):
+        with suppress(_MixedError):
+            labels = _mixed(labels, [dim])
+    return labels
