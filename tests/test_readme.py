@@ -95,6 +95,8 @@ def test_the_readmes_first_lines_run_in_a_new_interpreter_and_importing_is_light
     code = [
         "import sys, explain",
         unloaded.format("'torch', 'torchvision', 'matplotlib', 'cv2'"),
+        "import explain.recording",
+        unloaded.format("'PIL', 'torchvision', 'explain.hooks', 'explain.data'"),
         "explain.attribute, explain.list_methods()",
         unloaded.format("'torchvision', 'matplotlib', 'cv2'"),
         blocks_of("README.md", "python")[0],

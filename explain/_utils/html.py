@@ -5,13 +5,15 @@ import base64
 import html
 import io
 from collections.abc import Collection, Iterable, Sequence
-
-from PIL import Image
+from typing import TYPE_CHECKING
 
 from explain._utils.errors import printable
 
+if TYPE_CHECKING:  # tables need no pictures
+    from PIL import Image
 
-def png(picture: Image.Image) -> bytes:
+
+def png(picture: "Image.Image") -> bytes:
     """Return the bytes of a picture as a PNG file, for pages and notebooks; lightly compressed,
     since compression takes nearly all of the time."""
     buffer = io.BytesIO()
@@ -24,13 +26,17 @@ LARGEST = 220_000
 
 
 def picture_html(
-    picture: Image.Image, alternative: str, max_bytes: int = LARGEST, style: str = "max-width: 100%"
+    picture: "Image.Image",
+    alternative: str,
+    max_bytes: int = LARGEST,
+    style: str = "max-width: 100%",
 ) -> str:
     """Return a picture as an HTML ``img`` that contains its file, of at most ``max_bytes`` bytes
     before base64: a PNG, or else a JPEG, and reduced if need be.
 
     ``alternative`` is the text for those who cannot see it, ``style`` is CSS.
 
+    >>> from PIL import Image
     >>> picture_html(Image.new("RGB", (2, 1)), "a <cat>")[-46:]
     '" alt="a &lt;cat&gt;" style="max-width: 100%">'
     """

@@ -3,7 +3,7 @@
 from explain.recording.operations import KnownOperation
 from explain.recording.record import record
 from explain.recording.recorder import PassRecorder, Watcher
-from explain.recording.recording import Recording
+from explain.recording.recording import Recording, layer_names_of
 from explain.recording.values import Step, Value
 
 __all__ = [
@@ -13,5 +13,6 @@ __all__ = [
     "Step",
     "Value",
     "Watcher",
+    "layer_names_of",
     "record",
 ]

@@ -51,6 +51,7 @@ def finished(recorder: PassRecorder, output: Any) -> Recording:
         outputs=outputs,
         output=nested.replace(output, lambda _, tensor: tensor.detach()),
         unseen=tuple(recorder.unseen),
+        scripted=recorder.scripted,
     )
     recorder.close()
     return recording

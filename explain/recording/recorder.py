@@ -76,6 +76,10 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._aliases = Aliases(self._note, self._constant)
         modules = {module: path for path, module in model.named_modules()}
         self._calls = CallStack(modules)
+        self.scripted = frozenset(
+            path for module, path in modules.items() if isinstance(module, torch.jit.ScriptModule)
+        )
+        """The paths of scripted modules, whose parts are not seen."""
         self._functions: dict[FunctionCall, FunctionSteps] = {}
         self._named: dict[int, tuple[Kind, str, Tensor]] = {}
         for name, tensor in tensors_by_name(modules, "parameter"):

@@ -1,5 +1,6 @@
 """A recorded forward pass: what a network computed, step by step."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +13,7 @@ from explain._utils.errors import ArgumentError
 from explain._utils.html import aligned, table_html
 from explain.recording.values import Step, Value, last_uses
 
-_HEADER = ("value", "operation", "shape", "module")
+_HEADER = ("value", "operation", "shape", "layer")
 
 
 @dataclass(eq=False, repr=False)
@@ -31,6 +32,8 @@ class Recording:
     """The model's output."""
     unseen: tuple[str, ...] = ()
     """What left the record, and may have come back as a constant."""
+    scripted: frozenset[str] = frozenset()
+    """The paths of scripted modules, whose parts are not seen."""
 
     def replay(self, *inputs: Tensor) -> Any:
         """Compute the steps on other inputs, and return the output.
@@ -70,7 +73,7 @@ class Recording:
         return f"Recording({', '.join([*words, *self.unseen])})"
 
     def __str__(self) -> str:
-        """A table of the operations: number, operation, shapes of its results, and module."""
+        """A table of the operations: number, operation, shapes of its results, and layer."""
         return "\n".join(aligned([_HEADER, *self._rows()]))
 
     def _repr_html_(self) -> str:
@@ -81,6 +84,7 @@ class Recording:
         """The rows of the table: the steps that lead to the output."""
         used = set(self.outputs.values())
         leading: list[Step] = []
+        names = layer_names_of(self)
         for step in reversed(self.steps):
             if not used.isdisjoint(step.results):
                 leading.append(step)
@@ -89,8 +93,7 @@ class Recording:
             results, _, call = str(step).partition(" = ")
             shapes = [value.shape for value in dict.fromkeys(step.results) if value in used]
             sizes = [" x ".join(map(str, shape)) or "number" for shape in shapes]
-            module = f"{step.module}@{step.call}" if step.call else step.module
-            yield results, call, ", ".join(sizes), module
+            yield results, call, ", ".join(sizes), names[step]
 
     def _check(self, inputs: Sequence[Tensor]) -> None:
         """Check that inputs are as those that were recorded."""
@@ -101,3 +104,29 @@ class Recording:
                 f"inputs of replay must have the shapes and types of the record, {recorded}, got "
                 f"{shapes}; record a pass with these"
             )
+
+
+def layer_names_of(recording: Recording) -> dict[Step, str]:
+    """The name of the layer that each step belongs to.
+
+    This is the path of its module, followed by ``@1`` in the second call, and so on. What no module
+    ran, or a scripted one, whose parts are not seen, is named by what it is: ``convolution_12`` is
+    the convolution before which the recording has 12 others.
+
+    >>> import torch
+    >>> from explain.recording import record
+    >>> recording = record(torch.nn.Tanh(), torch.ones(2))
+    >>> list(layer_names_of(recording).values())
+    ['tanh_0']
+    """
+    names = {}
+    counts = Counter[str]()
+    for step in recording.steps:
+        name = step.module
+        if not name or name in recording.scripted:
+            name = ".".join(filter(None, [name, f"{step.name}_{counts[step.name]}"]))
+        elif step.call:
+            name = f"{name}@{step.call}"
+        names[step] = name
+        counts[step.name] += 1
+    return names

@@ -1,6 +1,7 @@
 """What a recording needs of PyTorch that has no public name, of PyTorch 2.6 to 2.15."""
 
 import inspect
+import linecache
 import sys
 import types
 from collections import Counter
@@ -150,6 +151,12 @@ def _attention_on_gpu(original: Any) -> Callable[..., Any]:
     return attention
 
 
+def _convolution(*args: Any) -> Tensor:
+    """A convolution, as traced programs write it: with switches for its kernels."""
+    result: Tensor = aten.convolution(*args[:9])
+    return result
+
+
 def _dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
     """Dropout as a product with a mask that the kernel has drawn."""
     scale = 1 if train is False else 1 / (1 - p) if p < 1 else 0
@@ -181,6 +188,8 @@ def _definitions() -> dict[Any, Callable[..., Any]]:
     """The operators that are recorded as others, each with a function that calls those."""
     operators: dict[Any, Callable[..., Any]] = {
         aten._scaled_dot_product_flash_attention_for_cpu.default: _attention_on_cpu,
+        aten._convolution.default: _convolution,
+        aten._convolution.deprecated: _convolution,
         aten.native_dropout.default: _dropout,
         aten.rrelu_with_noise.default: _random_leaky_relu,
     }
@@ -225,6 +234,18 @@ class Running:
     """Which call of that module it is."""
     function: FunctionCall | None = None
     """The outermost `torch.autograd.Function` around it."""
+    nodes: "Mapping[str, Running] | None" = None
+    """If it runs a graph: the calls that the nodes of the graph, by their names, were part of."""
+
+    @property
+    def innermost(self) -> "Running":
+        """The call itself, or the one that the graph's node that runs was part of."""
+        if self.nodes is None or self.frame is None:
+            return self
+        # a graph is run as code: one line for each node, which is assigned to the node's name
+        line = linecache.getline(self.frame.f_code.co_filename, self.frame.f_lineno)
+        name = line.partition("=")[0].partition(":")[0]
+        return self.nodes.get(name.strip(), self)
 
 
 class CallStack:
@@ -236,6 +257,11 @@ class CallStack:
     def __init__(self, names: Mapping[nn.Module, str]) -> None:
         self._names = names
         self._functions = _forward_codes()
+        self._graphs = {
+            id(type(module).forward.__code__): module.graph
+            for module in names
+            if isinstance(module, torch.fx.GraphModule)
+        }
         self._numbers = Counter[str]()
         self._running = [Running()]
         self._depths: dict[types.FrameType | None, int] = {None: 1}
@@ -248,7 +274,8 @@ class CallStack:
         while frame not in self._depths:
             assert frame is not None
             code = frame.f_code
-            if code is _MODULE_CALL or id(code) in self._functions:
+            key = id(code)
+            if code is _MODULE_CALL or key in self._functions or key in self._graphs:
                 entered.append(frame)
             frame = frame.f_back
         for ended in self._running[self._depths[frame] :]:
@@ -258,7 +285,7 @@ class CallStack:
             frame = entered.pop()
             self._running.append(self._entered(frame, self._running[-1]))
             self._depths[frame] = len(self._running)
-        return self._running[-1]
+        return self._running[-1].innermost
 
     def _entered(self, frame: types.FrameType, around: Running) -> Running:
         """The call of a frame inside another; what is no part of the model belongs to that."""
@@ -266,12 +293,32 @@ class CallStack:
         if function is not None:
             call = around.function or _function_call(frame, function)
             return Running(frame, around.module, around.number, call)
+        graph = self._graphs.get(id(frame.f_code))
+        if graph is not None:
+            nodes = self._calls_in(graph, around)
+            return Running(frame, around.module, around.number, around.function, nodes)
         name = self._names.get(frame.f_locals["self"])
         if name is None:
             return Running(frame, around.module, around.number, around.function)
         number = self._numbers[name]
         self._numbers[name] += 1
         return Running(frame, name, number, around.function)
+
+    def _calls_in(self, graph: torch.fx.Graph, around: Running) -> dict[str, Running]:
+        """The call of a module that each node of a graph was part of before it was traced."""
+        calls = {}
+        numbers = self._numbers.copy()
+        for node in graph.nodes:
+            stack = node.meta.get("nn_module_stack")
+            if not stack or node.op == "call_module":
+                continue
+            key = next(reversed(stack))  # of the second call: path@1
+            path = ".".join(filter(None, [around.module, stack[key][0]]))
+            number = numbers[path] + int(key.partition("@")[2] or 0)
+            calls[node.name] = Running(None, path, number, around.function)
+            if path != around.module:
+                self._numbers[path] = max(self._numbers[path], number + 1)
+        return calls
 
     def close(self) -> None:
         """Let go of the frames."""

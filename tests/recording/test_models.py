@@ -3,6 +3,7 @@ training, and networks of torchvision."""
 
 from __future__ import annotations
 
+import io
 import threading
 
 import pytest
@@ -13,7 +14,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from explain._utils.errors import ArgumentError
-from explain.recording import record
+from explain.recording import layer_names_of, record
 from tests.recording.test_recording import assert_replays, images
 
 
@@ -186,22 +187,104 @@ class Program(nn.Module):
 def test_programs_are_recorded_as_the_module_that_they_were_made_from(kind):
     model = Program().double().eval()
     x, other = images(), images(1)
-    if kind == "scripted":
-        program = torch.jit.script(model)
-    elif kind == "frozen":
-        program = torch.jit.freeze(torch.jit.script(model))
-    elif kind == "traced":
-        program = torch.jit.trace(model, x)
-    elif kind == "fx":
-        program = torch.fx.symbolic_trace(model)
-    else:
-        exported = torch.export.export(model, (x,))
-        program = exported.run_decompositions() if kind == "decomposed" else exported
-        program = program.module()
+    program = program_of(kind, model, x)
     for _ in range(3):  # programs are optimised in their first calls
         recording = record(program, x)
         torch.testing.assert_close(recording.replay(other), model(other), rtol=1e-12, atol=1e-12)
         assert any(step.name.endswith("convolution") for step in recording.steps)
+
+
+def program_of(kind, model, x):
+    """A program made from a module by one of PyTorch's tools."""
+    if kind == "scripted":
+        return torch.jit.script(model)
+    if kind == "frozen":
+        return torch.jit.freeze(torch.jit.script(model))
+    if kind == "traced":
+        return torch.jit.trace(model, x)
+    if kind == "fx":
+        return torch.fx.symbolic_trace(model)
+    exported = torch.export.export(model, (x,))
+    if kind == "decomposed":
+        exported = exported.run_decompositions()
+    if kind == "loaded":
+        file = io.BytesIO()
+        torch.export.save(exported, file)
+        file.seek(0)
+        exported = torch.export.load(file)
+    return exported.module()
+
+
+class Repeated(nn.Module):
+    """A block that runs twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.block = nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), nn.ReLU())
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.head(self.block(self.block(x) + 1).mean((2, 3)))
+
+
+class Twice(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x) + self.inner(x * 2)
+
+
+REPEATED = [
+    ("convolution", "block.0"),
+    ("relu", "block.1"),
+    ("add", "add_0"),
+    ("convolution", "block.0@1"),
+    ("relu", "block.1@1"),
+    ("mean", "mean_0"),
+    ("addmm", "head"),
+]
+
+
+def layers_in(model, x):
+    """The layer of each operation of a recording that computes."""
+    names = layer_names_of(record(model, x))
+    return [
+        (step.name, name)
+        for step, name in names.items()
+        if step.name not in ("detach", "t", "permute")
+    ]
+
+
+@pytest.mark.parametrize("kind", ["exported", "decomposed", "loaded", "fx"])
+def test_graphs_name_their_layers_as_the_module_that_they_were_made_from(kind):
+    model, x = Repeated().eval(), images(dtype=torch.float32)
+    assert layers_in(model, x) == REPEATED
+    program = program_of(kind, model, x)
+    assert layers_in(program, x) == REPEATED
+    steps = layers_in(Twice(program), x)
+    assert [name for _, name in steps if "block.0" in name] == [
+        "inner.block.0",
+        "inner.block.0@1",
+        "inner.block.0@2",
+        "inner.block.0@3",
+    ]
+    assert steps[-1] == ("add", "add_2")
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:FutureWarning")
+@pytest.mark.parametrize("kind", ["scripted", "traced"])
+def test_layers_without_a_module_are_named_by_what_they_are(kind):
+    model, x = Repeated().eval(), images(dtype=torch.float32)
+    expected = ["convolution_0", "relu_0", "add_0", "convolution_1", "relu_1", "mean_0", "addmm_0"]
+    program = program_of(kind, model, x)
+    for _ in range(3):  # programs are optimised in their first calls
+        assert [name for _, name in layers_in(program, x)] == expected
+    inner = layers_in(Twice(program), x)
+    assert inner[0] == ("convolution", "inner.convolution_0")
+    assert len(set(inner)) == 2 * len(expected) + 2
+    assert "convolution_1" in str(record(program, x))
 
 
 class Containers(nn.Module):
