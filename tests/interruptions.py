@@ -23,7 +23,8 @@ from torch.nn.modules import module as torch_modules
 import explain
 from explain import hooks
 from explain._utils import errors, signals
-from explain.hooks import preserve, unwrap
+from explain._utils.modules import module_names
+from explain.hooks import preserve
 from explain.hooks.intervening import active_interventions
 from tests.conftest import Made, TinyNet, snapshot
 
@@ -177,8 +178,8 @@ def state(model: nn.Module) -> dict[str, Any]:
         "mixed precision": (torch.is_autocast_enabled("cpu"), torch.is_autocast_cache_enabled()),
         "function modes": torch._C._len_torch_function_stack(),
         "interventions": active_interventions(model),
-        "inserted modules": sorted(unwrap.module_names.inserted.get(model, {})),
-        "walked": dict(unwrap.module_names.walked),
+        "inserted modules": sorted(module_names.inserted.get(model, {})),
+        "walked": dict(module_names.walked),
         "warning filters": list(warnings.filters),
         "handlers": (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGALRM)),
         "signals that wait": len(signals._shared),

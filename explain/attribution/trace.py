@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from explain._utils.errors import HookError, LayerError, keywords
+from explain._utils.modules import modules_of, submodule
 from explain._utils.nested import first_tensor, replace_first
 from explain.attribution.effects import At, Effects
 from explain.data.inputs import Inputs, as_inputs
@@ -23,7 +24,7 @@ from explain.hooks import HookGroup, Intervention, attention_parts, capture, pre
 from explain.hooks.capturing import Capture
 from explain.hooks.layer_names import Where, find_places, name_of_call, place_of, select_places
 from explain.hooks.units import Axes
-from explain.hooks.unwrap import modules_of, unwrapped
+from explain.hooks.unwrap import unwrapped
 from explain.layers import default_layer
 from explain.layers.frames import with_layout
 from explain.layers.grids import grids_of_photo
@@ -367,7 +368,7 @@ def _is_innermost_attention(module: nn.Module) -> bool:
 
     So that a block and the attention in it are not both traced.
     """
-    with_heads = [part for part in module.modules() if attention_parts.head_count(part)]
+    with_heads = [part for part in modules_of(module) if attention_parts.head_count(part)]
     return with_heads[-1:] == [module]
 
 
@@ -378,14 +379,13 @@ def blocks(model: nn.Module, inputs: Inputs, *, include_top_level: bool = True) 
     With ``include_top_level``, also the top-level modules around them. Only modules that give
     feature maps count. For `trace` and `lens`.
     """
-    modules = dict(model.named_modules())
     called = [
         call.name for call in summary_of(model, inputs).calls if call.grid is not None and call.name
     ]
     listed = [
         name
         for name in called
-        if isinstance(modules[name.rpartition(".")[0]], (nn.Sequential, nn.ModuleList))
+        if isinstance(submodule(model, name.rpartition(".")[0]), (nn.Sequential, nn.ModuleList))
     ]
 
     inner_names = tuple(f"{name}." for name in listed)

@@ -14,6 +14,7 @@ from torch import nn
 
 from explain._utils import nested
 from explain._utils.errors import ExplainError, ImageError, either, shown
+from explain._utils.modules import parameters_of
 
 Path: TypeAlias = tuple[int | str, ...]
 InputLayout: TypeAlias = Literal["NCHW", "NHWC", "NTCHW", "NCTHW", "NTHWC"]
@@ -422,7 +423,7 @@ def check_dimensions(model: nn.Module, x: torch.Tensor, name: str) -> None:
     if x.ndim == 3:
         _, first = _first_convolution(model)
         channels = COLOURS if first is None else (first.in_channels,)
-        weight = next((weight for weight in model.parameters() if weight.ndim > 1), None)
+        weight = next((weight for weight in parameters_of(model) if weight.ndim > 1), None)
         # such as spectrograms (N, F, T), or bags of vectors (N, T, D)
         takes_sequences = first is None and weight is not None and weight.shape[1] in x.shape[1:]
         if x.shape[0] in channels and not takes_sequences:
@@ -458,7 +459,7 @@ def _misfits(model: nn.Module, x: torch.Tensor, name: str) -> Iterator[tuple[re.
     pattern of torch's message for it, and a message of ours, in which the input is called
     ``name``."""
     weight = next(
-        (parameter for parameter in model.parameters() if parameter.is_floating_point()), None
+        (parameter for parameter in parameters_of(model) if parameter.is_floating_point()), None
     )
     if weight is not None and weight.dtype != x.dtype:
         message = f"{name} must be {weight.dtype} as the weights are, got {x.dtype}"

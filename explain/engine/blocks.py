@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from explain._utils.errors import MethodError, note, raised
+from explain._utils.modules import modules_of, submodule
 from explain._utils.nested import first_tensor, replace_first
 from explain.data.inputs import Inputs
 from explain.engine.settings import raise_unless_of_network
@@ -38,7 +39,7 @@ def transformer_blocks(model: nn.Module) -> list[str]:
     ['encoder.layers.encoder_layer_0', 'encoder.layers.encoder_layer_1']
     """
     attentions: list[str] = []
-    for name, module in model.named_modules():
+    for module, name in modules_of(model).items():
         kind = type(module).__name__.lower()
         is_nested = any(name.startswith(f"{outer}.") for outer in attentions)
         if not is_nested and ("attention" in kind or "attn" in kind):
@@ -67,7 +68,7 @@ def _pools(model: nn.Module, previous: str, name: str) -> bool:
     """
     stack = f".{previous}".rpartition(".")[0]
     holder = f".{name}".rpartition(".")[0]
-    is_other_type = type(model.get_submodule(name)) is not type(model.get_submodule(previous))
+    is_other_type = type(submodule(model, name)) is not type(submodule(model, previous))
     return is_other_type and stack.startswith(holder) and stack != holder
 
 

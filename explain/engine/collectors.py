@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from explain._utils.errors import LayerError, MethodError, TargetError, UnusedLayerError, either
+from explain._utils.modules import modules_of
 from explain.engine import needs
 from explain.engine.blocks import attention_gradients, explained_blocks, transformer_blocks
 from explain.engine.derivative import follows_contrast, is_derivative
@@ -91,7 +92,7 @@ class HeadCandidates:
         self.calls: list[tuple[Tensor, nn.Module, _Means]] = []
         self.rounding = 0.0
         for kind in _CONVOLUTIONS:
-            if any(isinstance(module, kind) for module in model.modules()):
+            if any(isinstance(module, kind) for module in modules_of(model)):
                 group.forward(kind, self._note, with_kwargs=True)
 
     def _note(

@@ -15,6 +15,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from explain._utils import nested
 from explain._utils.errors import warn
+from explain._utils.modules import parameters_of
 from explain._utils.signals import came_by_signal
 from explain.data.inputs import Inputs
 from explain.hooks.preserve import untouched
@@ -111,7 +112,7 @@ class OriginTracer(Tracer):
         """
         self.coarse = False
         self.origins: Any = WeakIdKeyDictionary()
-        for number, parameter in enumerate(model.parameters()):
+        for number, parameter in enumerate(parameters_of(model)):
             self.origins[parameter] = Origin(None, 1 << number)
         for buffer in model.buffers():
             self.origins[buffer] = Origin(None, 0)

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from explain._utils.errors import MethodError
+from explain._utils.modules import submodule
 from explain.data.inputs import Path, dotted
 from explain.engine.forward import Forward, ResolvedTarget
 from explain.hooks import HookGroup
 from explain.hooks.graph import differentiate, graph
 from explain.hooks.preserve import recording, start_over
-from explain.hooks.unwrap import submodule
 from explain.relevance.gradient_rules import GradientRule, Gradients
 from explain.relevance.operations import Operation, operations_of
 

@@ -10,6 +10,7 @@ from torch.nn.parameter import is_lazy
 
 from explain._utils.device_reads import require_finite
 from explain._utils.errors import ImageError, ModelError, warn
+from explain._utils.modules import parameters_of
 from explain.data.inputs import (
     BRIGHT,
     COLOURS,
@@ -20,7 +21,7 @@ from explain.data.inputs import (
     check_dimensions,
     dotted,
 )
-from explain.hooks import preserve, unwrap
+from explain.hooks import preserve
 from explain.layers.frames import with_layout
 
 _warned: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -114,7 +115,7 @@ def _check_weights(model: nn.Module, inputs: Inputs, name: str) -> None:
     Each would fail later in PyTorch with a message that does not name the argument.
     """
     x = inputs.x
-    parameters = unwrap.parameters_of(model)
+    parameters = parameters_of(model)
     if not parameters:
         return
     if any(map(is_lazy, parameters)):

@@ -15,6 +15,7 @@ from torch import nn
 
 from explain._utils.default_device import cpu_by_default
 from explain._utils.errors import ArgumentError, ImageError, PhotoError, keywords, naming, shown
+from explain._utils.modules import parameters_of
 from explain.attribution import encoding, records
 from explain.attribution.api import attribute
 from explain.attribution.concepts import find_concepts
@@ -704,7 +705,7 @@ class Explainer:
     def _placed(self, x: torch.Tensor) -> torch.Tensor:
         """Return inputs on the model's device and in its precision; other rooms (runs, insight,
         store, testing) call this for their batches."""
-        parameter = next((p for p in self.model.parameters() if p.is_floating_point()), None)
+        parameter = next((p for p in parameters_of(self.model) if p.is_floating_point()), None)
         return x if parameter is None else x.to(parameter.device, parameter.dtype)
 
 

@@ -31,6 +31,7 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from explain._utils import nested
 from explain._utils.errors import HookError, LayerError, NotRecordedError, note, shown
+from explain._utils.modules import submodule
 from explain._utils.signals import deferring_signals, signal_safe
 from explain._utils.spelling import did_you_mean
 from explain.hooks import attention_parts, preserve
@@ -818,7 +819,7 @@ def why_not_called(model: nn.Module, name: str, calls: int) -> str:
             f"layer {name!r} gave nothing: the layer did not run, or {attention_parts.NO_ATTENTION}"
         )
     module = place.module
-    if module and isinstance(model.get_submodule(module.rpartition(".")[0]), nn.MultiheadAttention):
+    if module and isinstance(submodule(model, module.rpartition(".")[0]), nn.MultiheadAttention):
         return (
             f"layer {name!r} was not called: nn.MultiheadAttention reads its weights itself; "
             "choose the attention"

@@ -12,6 +12,7 @@ from torch.autograd.graph import Node, register_multi_grad_hook
 from torch.jit import RecursiveScriptModule  # type: ignore[attr-defined]
 
 from explain._utils.errors import HookError, LayerError, warn
+from explain._utils.modules import submodule
 from explain._utils.nested import SwappedInputs, first_tensor
 from explain._utils.signals import Shared, SignalSafe, at_fork, deferring_signals
 from explain.hooks.attention_parts import NO_ATTENTION, AttentionTracer
@@ -20,7 +21,6 @@ from explain.hooks.guard import ForwardHook, GradientHook, Hook, ModuleGradientH
 from explain.hooks.handles import Handle, Registered
 from explain.hooks.layer_names import LayerPlace, Where, find_places
 from explain.hooks.preserve import is_under_way, plain_sequences
-from explain.hooks.unwrap import submodule
 
 
 class HookGroup(SignalSafe["HookGroup"]):

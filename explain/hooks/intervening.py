@@ -12,6 +12,7 @@ from torch import nn
 
 from explain._utils import nested, providers
 from explain._utils.errors import HookError, warn
+from explain._utils.modules import inserting
 from explain._utils.signals import came_by_signal, signal_safe
 from explain.data.inputs import Inputs
 from explain.hooks.attention_parts import NO_ATTENTION
@@ -21,7 +22,7 @@ from explain.hooks.interventions import Intervention, Replace, row_counts
 from explain.hooks.layer_names import find_places, name_of_place, place_of
 from explain.hooks.preserve import copied
 from explain.hooks.units import Axes
-from explain.hooks.unwrap import inserting, unwrapped
+from explain.hooks.unwrap import unwrapped
 
 Interventions: TypeAlias = Intervention | Iterable[Intervention]
 

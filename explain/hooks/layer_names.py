@@ -8,8 +8,8 @@ from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias, get_args
 from torch import nn
 
 from explain._utils.errors import LayerError, either
+from explain._utils.modules import modules_of, submodule
 from explain._utils.spelling import close_to, did_you_mean
-from explain.hooks.unwrap import modules_of, submodule
 
 Where: TypeAlias = str | nn.Module | type[nn.Module] | Iterable[str | nn.Module | type[nn.Module]]
 

@@ -19,9 +19,9 @@ from torch import nn
 
 from explain._utils.default_device import CALLERS_DEVICE
 from explain._utils.errors import ExplainError, HookError, ModelError
+from explain._utils.modules import module_names, modules_of, parameters_of
 from explain._utils.signals import Shared, SignalSafe, at_fork, lock, signal_safe
 from explain.hooks.handles import Registered
-from explain.hooks.unwrap import module_names, modules_of
 
 DEVICES = ("cpu", "cuda")
 
@@ -301,7 +301,7 @@ def _version(tensor: torch.Tensor) -> int:
 def weights_now(model: nn.Module) -> tuple[int, ...]:
     """Which parameters a model has now, and their versions: a key for what is known of it with
     these."""
-    weights = list(model.parameters())
+    weights = parameters_of(model)
     versions = [-1 if weight.is_inference() else weight._version for weight in weights]
     return (*map(id, weights), *versions)
 
@@ -712,7 +712,7 @@ def _copied(model: nn.Module, share: bool) -> nn.Module:
     their own modes in the copy.
     """
     memo: dict[int, Any] = {}
-    modules = list(model.modules())
+    modules = modules_of(model)
     for module in modules:  # parameters, buffers, and what hooks compute from them
         for tensor in (
             *module._parameters.values(),

@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode  # of PyTorch 2.6 to 2.15
 
+from explain._utils.modules import modules_of
+
 Running: TypeAlias = tuple[str | None, nn.Module | None]
 """The module that runs, and its name."""
 _MODULE_CALL = nn.Module._call_impl.__code__
@@ -97,7 +99,7 @@ class ModuleTracker:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._names = {module: name for name, module in model.named_modules()}
+        self._names = modules_of(model)
 
     def __call__(self) -> Running:
         """The innermost module of the model whose call is running, with its name; (None, None)

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from explain._utils.errors import HookError
+from explain._utils.modules import modules_of, submodule
 from explain.hooks.layer_names import LayerPlace
-from explain.hooks.unwrap import submodule
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -278,17 +278,21 @@ def _is_channels_last(values: torch.Tensor, place: LayerPlace, model: nn.Module)
     """
     module = submodule(model, place.module)
     of_input = place.part == "input"
-    modules = list(model.modules())
-    # `model.modules()` lacks modules that interventions inserted
-    modules_before = modules[: modules.index(module)] if module in modules else []
+    modules = list(modules_of(model))
+    modules_before = modules[: modules.index(module)]
     inner_modules = list(module.modules())
-    for candidate in [*(inner_modules if of_input else inner_modules[::-1]), *modules_before[::-1]]:
+    nearest_first = [*(inner_modules if of_input else inner_modules[::-1]), *modules_before[::-1]]
+    for candidate in [module, *nearest_first]:
+        data_format = getattr(candidate, "data_format", None)  # of layers that take either
+        if isinstance(data_format, str):
+            return data_format == "channels_last"
+    for candidate in nearest_first:
         dims: Any = getattr(candidate, "dims", None)
         if isinstance(dims, (list, tuple)) and len(dims) == values.ndim:  # a permutation
             return bool(dims[1] == values.ndim - 1) if of_input else bool(dims[-1] == 1)
         if (
-            isinstance(candidate, nn.modules.conv._ConvNd)
-            or "BatchNorm" in type(candidate).__name__
+            isinstance(candidate, (nn.modules.conv._ConvNd, nn.modules.batchnorm._BatchNorm))
+            or "BatchNorm2d" in type(candidate).__name__
         ):
             return False
         if isinstance(candidate, nn.Linear) and values.shape[-1] in (

@@ -1,9 +1,6 @@
 """From what people wrap around a model to the module that they mean, and whether it has hooks."""
 
 import sys
-import threading
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -13,7 +10,7 @@ from torch.nn.modules import module as global_hooks
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from explain._utils.errors import ModelError, warn
-from explain._utils.signals import temporarily
+from explain._utils.modules import kept_modules, modules_of
 from explain.hooks.guard import is_ours, name_of_function
 from explain.hooks.handles import Registered
 
@@ -58,85 +55,6 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return model
 
 
-def modules_of(model: nn.Module) -> dict[nn.Module, str]:
-    """Return a model's modules, each with the first of its dotted names, as ``named_modules()`` but
-    faster.
-
-    Every explanation walks over its model several times, which is a part of its cost where the
-    model is small. Modules that an intervention has inserted come last. The result may be cached:
-    do not change it.
-
-    >>> layer = nn.Linear(2, 2)
-    >>> list(modules_of(nn.Sequential(layer, nn.Sequential(nn.ReLU(), layer))).values())
-    ['', '0', '1', '1.0']
-    """
-    inserted = module_names.inserted.get(model)
-    if model in module_names.walked and inserted is None:
-        return module_names.walked[model]
-    names: dict[nn.Module, str] = {}
-    waiting: list[tuple[str, nn.Module]] = [("", model)]
-    while waiting:
-        name, module = waiting.pop()
-        if module in names:
-            continue
-        names[module] = name
-        children = module._modules if name or inserted is None else {**module._modules, **inserted}
-        if children:
-            start = f"{name}." if name else ""
-            for part, inner in reversed(children.items()):
-                if inner is not None:
-                    waiting.append((start + part, inner))
-    return names
-
-
-class _ModuleNames(threading.local):
-    """What this thread knows of models: the modules that are inserted, and those that it has walked
-    over."""
-
-    def __init__(self) -> None:
-        self.inserted: dict[nn.Module, dict[str, nn.Module]] = {}
-        self.walked: dict[nn.Module, dict[nn.Module, str]] = {}
-
-
-module_names = _ModuleNames()
-
-
-def inserting(model: nn.Module, modules: Mapping[str, nn.Module]) -> AbstractContextManager[None]:
-    """Let modules that interventions insert into a model have names in it, such as ``layer3/sae``,
-    inside the block.
-
-    For this thread alone. Then layers inside them can be named and hooked.
-    """
-    names_outside = module_names.inserted
-    return temporarily(
-        module_names, inserted={**names_outside, model: {**names_outside.get(model, {}), **modules}}
-    )
-
-
-def submodule(model: nn.Module, name: str) -> nn.Module:
-    """Return the module of a dotted name, as ``get_submodule`` does; also one that an intervention
-    inserted.
-
-    Raises:
-        AttributeError: there is none.
-    """
-    for start, module in module_names.inserted.get(model, {}).items():
-        if name == start or name.startswith(f"{start}."):
-            return module.get_submodule(name[len(start) + 1 :])
-    return model.get_submodule(name)
-
-
-def parameters_of(model: nn.Module) -> list[nn.Parameter]:
-    """Return a model's parameters, each once, as ``parameters()`` does, but faster: every
-    explanation asks for them."""
-    parameters: dict[nn.Parameter, None] = {}
-    for module in modules_of(model):
-        for parameter in module._parameters.values():
-            if parameter is not None:
-                parameters[parameter] = None
-    return list(parameters)
-
-
 def hookable(model: nn.Module) -> dict[str, nn.Module]:
     """Return the modules that take hooks, by dotted name: all but scripted ones and the modules in
     them."""
@@ -152,14 +70,19 @@ def hookable(model: nn.Module) -> dict[str, nn.Module]:
     return modules
 
 
+_OF_PARAMETERS = (nn.ParameterDict, nn.ParameterList)
+
+
 def leaves(model: nn.Module) -> dict[str, nn.Module]:
     """Return the modules without submodules that take hooks, by dotted name, without the model
-    itself."""
-    return {
-        name: module
-        for name, module in hookable(model).items()
-        if name and not any(module._modules.values())
-    }
+    itself and containers of parameters."""
+    modules: dict[str, nn.Module] = {}
+    for name, module in hookable(model).items():
+        parts = [*module._modules.values(), *kept_modules(module).values()]
+        holds_modules = any(part and not isinstance(part, _OF_PARAMETERS) for part in parts)
+        if name and not holds_modules and not isinstance(module, _OF_PARAMETERS):
+            modules[name] = module
+    return modules
 
 
 def runs_in_order(module: nn.Module) -> bool:
@@ -234,7 +157,7 @@ def callers_hooks(model: nn.Module) -> list[str]:
     owners: list[tuple[str, Any, str]] = [("every module", global_hooks, "_global_{}_hooks")]
     owners += [
         (f"layer {name}" if name else "the model", module, "_{}_hooks")
-        for name, module in model.named_modules()
+        for module, name in modules_of(model).items()
     ]
     names: dict[str, None] = {}
     for where, owner, attribute in owners:

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from explain._utils.errors import LayerError, RunError, keywords, option_name
+from explain._utils.modules import submodule
 from explain.hooks import FeatureExtractor
 from explain.hooks.preserve import untouched
-from explain.hooks.unwrap import submodule
 from explain.insight.channels import Channel, feature_maps
 from explain.insight.reattribution import BATCH, RunPhotos, in_parts
 from explain.insight.repaired import Answers, Repair

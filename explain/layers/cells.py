@@ -4,9 +4,9 @@ import torch
 from torch import Tensor, nn
 
 from explain._utils.errors import LayerError, shown
+from explain._utils.modules import modules_of, submodule
 from explain.data.inputs import InputsLike, as_inputs
 from explain.hooks.layer_names import place_of
-from explain.hooks.unwrap import modules_of, submodule
 from explain.layers.grids import NetworkGrids
 from explain.layers.located import record_calls
 from explain.layers.receptive_fields import centres, receptive_fields

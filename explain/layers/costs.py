@@ -5,9 +5,9 @@ from collections.abc import Iterable
 
 from torch import nn
 
+from explain._utils.modules import submodule
 from explain.data.inputs import Inputs
 from explain.hooks.layer_names import place_of
-from explain.hooks.unwrap import submodule
 from explain.layers.recording import CallKey, last_of_place
 from explain.layers.summary import summary_of
 

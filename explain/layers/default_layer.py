@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from explain._utils.errors import LayerError, warn
+from explain._utils.modules import parameters_of
 from explain._utils.signals import came_by_signal
 from explain.data.inputs import Inputs, InputsLike, as_inputs
 from explain.hooks.preserve import copied
@@ -243,7 +244,7 @@ def _in_single_precision(model: nn.Module, inputs: Inputs) -> tuple[nn.Module, I
 
     None for other networks, and for those that can't be copied or run so.
     """
-    tensors = [inputs.x, *model.parameters()]
+    tensors = [inputs.x, *parameters_of(model)]
     if not any(tensor.dtype in (torch.float16, torch.bfloat16) for tensor in tensors):
         return None
     try:
@@ -540,16 +541,15 @@ def _no_map(model: nn.Module, calls: Sequence[ModuleCall]) -> LayerError:
 
     Callers of `default_layer` catch it to leave out methods that need a layer.
     """
-    # Keras keeps its layers in a list of its own, and its weights in _torch_params
-    is_graph = isinstance(model, torch.fx.GraphModule) or hasattr(model, "_torch_params")
+    is_graph = isinstance(model, torch.fx.GraphModule)
     hides_layers = (is_graph and not calls) or any(
         isinstance(module, torch.jit.ScriptModule) or hasattr(module, "hidden_layers")
         for module in model.modules()
     )
     if hides_layers:
         return LayerError(
-            "layer must be of a network in Python, but this one is scripted, exported, ONNX or "
-            "Keras, and its layers are hidden; use a method without layers, such as occlusion"
+            "layer must be of a network in Python, but this one is scripted, exported or ONNX, and "
+            "its layers are hidden; use a method without layers, such as occlusion"
         )
     inner = [f"model.{name}" for name, module in model.named_children() if any(module.children())]
     if inner and not calls:

@@ -6,9 +6,9 @@ from functools import cached_property
 
 from torch import Tensor, nn
 
+from explain._utils.modules import modules_of, submodule
 from explain.data.inputs import Inputs
 from explain.hooks.layer_names import LayerPlace, name_of_place, place_of
-from explain.hooks.unwrap import modules_of, submodule
 from explain.layers.layouts import (
     Grid,
     Grids,
@@ -258,7 +258,7 @@ def grids_of_photo(model: nn.Module, inputs: Inputs) -> Callable[[str, int], Gri
         Traces and interventions find the tokens of a region by it.
         """
         place = place_of(layer, model)
-        is_output = not place.of_attention and place.module in dict(model.named_modules())
+        is_output = not place.of_attention and place.module in modules_of(model).values()
         return grids.of_layer(layer) if is_output else grids.of_tokens(length)
 
     return grid_of

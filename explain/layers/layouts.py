@@ -324,8 +324,8 @@ def has_aspect(of_map: Size, size: Size) -> bool:
 
 
 def map_grid(positions: Positions, shape: Size, grids: Sequence[Grid]) -> Grid | None:
-    """The grid among ``grids`` along which the positions of a tensor's values change: where the map
-    lies in truth.
+    """The grid among ``grids`` along which the positions of a tensor's values change most: where
+    the map lies in truth.
 
     ``positions`` has for each axis of the photo where the values come from, with sides of 1 where
     they do not change. None if no grid fits. Feature maps in an unclear layout are laid out by it.
@@ -334,9 +334,7 @@ def map_grid(positions: Positions, shape: Size, grids: Sequence[Grid]) -> Grid |
     >>> map_grid((rows, columns), (1, 3, 2, 8), [Grid("NCHW", 2, 8), Grid("NHWC", 3, 2)]).layout
     'NHWC'
     """
-    dims_by_axis = [
-        [dim for dim, length in enumerate(position.shape) if length > 1] for position in positions
-    ]
+    dims_by_axis = [_main_dims(position) for position in positions]
     for grid in grids:
         dims = [
             dim
@@ -346,6 +344,21 @@ def map_grid(positions: Positions, shape: Size, grids: Sequence[Grid]) -> Grid |
         if dims_by_axis == [[dim] if shape[dim] > 1 else [] for dim in dims]:
             return grid
     return None
+
+
+def _main_dims(position: Tensor) -> list[int]:
+    """The dimension that explains most of the variance of positions, if there is one.
+
+    Branches that are joined along the channels look at slightly other places.
+    """
+    dims = range(position.ndim)
+    values = position.double()
+    main = []
+    for dim in dims:
+        means = values.mean([other for other in dims if other != dim])
+        if means.var(correction=0) > 0.5 * values.var(correction=0):
+            main.append(dim)
+    return main
 
 
 def token_grid(positions: Positions, shape: Size, count: int) -> Grid | None:

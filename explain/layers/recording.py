@@ -13,13 +13,14 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from explain._utils import nested
 from explain._utils.errors import ExplainError
+from explain._utils.modules import modules_of
 from explain._utils.signals import came_by_signal
 from explain.data.inputs import Inputs
 from explain.hooks import HookGroup
 from explain.hooks.graph import Reach, keeping_values
 from explain.hooks.layer_names import LayerPlace
 from explain.hooks.preserve import untouched, without_proxy
-from explain.hooks.unwrap import hookable, leaves, modules_of, runs_in_order
+from explain.hooks.unwrap import hookable, leaves, runs_in_order
 from explain.layers import layouts
 from explain.layers.layouts import Grid, Layout, LayoutReading, Size
 

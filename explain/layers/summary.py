@@ -10,10 +10,11 @@ from typing import Any
 from torch import nn
 
 from explain._utils.errors import ExplainError, keywords
+from explain._utils.modules import modules_of
 from explain._utils.signals import came_by_signal
 from explain.data.inputs import Inputs, InputsLike
 from explain.hooks.layer_names import LayerPlace, Where, name_of_place, place_of, select_places
-from explain.hooks.unwrap import modules_of, unwrapped
+from explain.hooks.unwrap import unwrapped
 from explain.layers.frames import with_layout
 from explain.layers.layouts import Size
 from explain.layers.located import PLACES, laid_out, locate_tensors

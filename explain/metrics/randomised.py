@@ -17,11 +17,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from explain._utils import nested
 from explain._utils.errors import MetricError, raised
+from explain._utils.modules import modules_of
 from explain.data.inputs import Inputs
 from explain.hooks import copied
 from explain.hooks.preserve import untouched
 from explain.hooks.tracer import running_modules
-from explain.hooks.unwrap import modules_of, sharded
+from explain.hooks.unwrap import sharded
 
 POWER_ITERATIONS = 15
 """Of spectral normalisation after new weights: as many as torch makes when it is registered."""

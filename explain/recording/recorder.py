@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from explain._utils.modules import modules_of
 from explain.recording.aliases import Aliases
 from explain.recording.functions import FunctionSteps
 from explain.recording.torch_internals import (
@@ -74,7 +75,7 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.unseen: dict[str, None] = {}
         """What left the record and may have come back as a constant, with its module."""
         self._aliases = Aliases(self._note, self._constant)
-        modules = {module: path for path, module in model.named_modules()}
+        modules = modules_of(model)
         self._calls = CallStack(modules)
         self.scripted = frozenset(
             path for module, path in modules.items() if isinstance(module, torch.jit.ScriptModule)

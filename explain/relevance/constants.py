@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node
 from torch.utils.weak import WeakIdKeyDictionary
 
+from explain._utils.modules import modules_of
 from explain.relevance.calls import Call, along, storage_of
 from explain.relevance.steps import Dependence, Step
 from explain.relevance.table import SCORE_NODES
@@ -94,7 +95,7 @@ def added_constants(model: nn.Module, steps: Sequence[Step]) -> list[AddedConsta
     For FullGrad. ``steps`` are those that a `StepRecorder` without kinds has noted. Each constant
     has the Node at which the gradient of the score is its weight.
     """
-    modules = dict(model.named_modules())
+    modules = {name: module for module, name in modules_of(model).items()}
     calls_of_modules = Counter[str]()
     nodes_before_softmax = {
         node for step in steps if step.kind == "softmax" for node in _score_nodes(step)

@@ -19,6 +19,7 @@ from explain._utils.errors import (
     naming,
     shown,
 )
+from explain._utils.modules import parameters_of
 from explain._utils.options import by_name
 from explain._utils.rounding import finite_or_none
 from explain.attribution.encoding import encode
@@ -123,7 +124,7 @@ class Job:
     @property
     def device(self) -> torch.device:
         """The device that the model is on; the CPU for a model without parameters."""
-        return next((p.device for p in self.explainer.model.parameters()), torch.device("cpu"))
+        return next((p.device for p in parameters_of(self.explainer.model)), torch.device("cpu"))
 
     @cached_property
     def manifest(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from torch import nn
 
 from explain._utils import nested
 from explain._utils.errors import quiet
+from explain._utils.modules import modules_of
 from explain._utils.signals import came_by_signal
 from explain.attribution.encoding import encode
 from explain.explanation.explainer import Explainer
@@ -138,8 +139,5 @@ def named_layer(model: nn.Module, layer: Any) -> Any:
     if isinstance(layer, (list, tuple)):
         return [named_layer(model, part) for part in layer]
     if isinstance(layer, nn.Module):
-        return next(
-            (name for name, module in model.named_modules() if module is layer),
-            type(layer).__name__,
-        )
+        return modules_of(model).get(layer, type(layer).__name__)
     return layer

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from explain._utils.errors import ModelError, TargetError
+from explain._utils.modules import modules_of
 from explain.data.inputs import Inputs
 from explain.hooks import HookGroup
 from explain.hooks.preserve import untouched
@@ -232,7 +233,7 @@ def find_embedding(
             embeddings.append((name, output.detach().clone()))
 
     with torch.no_grad(), untouched(model), HookGroup(model) as group:
-        for name, module in model.named_modules():
+        for module, name in modules_of(model).items():
             if isinstance(module, nn.Embedding):
                 group.forward(name, partial(note, name))
         run()

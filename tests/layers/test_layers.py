@@ -125,24 +125,9 @@ class Predicts(nn.Module):
         return x.mean((2, 3))
 
 
-class KeepsLayers(nn.Module):
-    """Calls layers that are in a list of its own, as Keras does, and no modules of it."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.kept = [network]
-        self._torch_params = nn.ParameterDict(
-            {name.replace(".", "/"): weight for name, weight in network.named_parameters()}
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.kept[0](x)
-
-
 @pytest.mark.parametrize(
     ("made", "remedy"),
     [
-        (lambda net, x: KeepsLayers(net), "occlusion"),
         (lambda net, x: Made(crops, net=nn.Sequential(net)), r"model\.net"),
         (lambda net, x: Predicts(net), r"model\.model"),
         (lambda net, x: torch.export.export(net, (x,)).module(), "occlusion"),

@@ -1,0 +1,138 @@
+"""The modules of a model, each with its name."""
+
+import threading
+from collections import deque
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+
+from torch import nn
+
+from explain._utils.signals import temporarily
+
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+"""The attributes that every module has."""
+
+
+def modules_of(model: nn.Module) -> dict[nn.Module, str]:
+    """Return a model's modules, each with the first of its dotted names: those of
+    ``named_modules()`` in its order, and then those that torch does not see; see `kept_modules`.
+
+    Every explanation walks over its model several times, which is a part of its cost where the
+    model is small. Modules that an intervention has inserted go with the first. The result may be
+    cached: do not change it.
+
+    >>> layer = nn.Linear(2, 2)
+    >>> list(modules_of(nn.Sequential(layer, nn.Sequential(nn.ReLU(), layer))).values())
+    ['', '0', '1', '1.0']
+    """
+    inserted = module_names.inserted.get(model)
+    if model in module_names.walked and inserted is None:
+        return module_names.walked[model]
+    names: dict[nn.Module, str] = {}
+    waiting: list[tuple[str, nn.Module]] = [("", model)]
+    kept: deque[tuple[str, nn.Module]] = deque()
+    while waiting or kept:
+        name, module = waiting.pop() if waiting else kept.popleft()
+        if module in names:
+            continue
+        names[module] = name
+        start = f"{name}." if name else ""
+        children = module._modules if name or inserted is None else {**module._modules, **inserted}
+        if children:
+            for part, inner in reversed(children.items()):
+                if inner is not None:
+                    waiting.append((start + part, inner))
+        for part, inner in kept_modules(module).items():
+            kept.append((start + part, inner))
+    return names
+
+
+def kept_modules(module: nn.Module) -> dict[str, nn.Module]:
+    """The modules that a module keeps where torch does not look for them, by name: in attributes,
+    lists, tuples and dictionaries, as Keras does.
+
+    Those in containers have their own name, if they have one, and else that of their place.
+
+    >>> class Keeps(nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.blocks = [nn.ReLU(), nn.Tanh()]
+    >>> kept_modules(Keeps())
+    {'blocks.0': ReLU(), 'blocks.1': Tanh()}
+    """
+    modules: dict[str, nn.Module] = {}
+    if type(module).__module__.startswith("torch."):  # it keeps none
+        return modules
+    attributes = vars(module)
+    for attribute in [name for name in attributes if name not in _OF_EVERY_MODULE]:
+        value = attributes.get(attribute)
+        if isinstance(value, nn.Module):
+            modules[attribute] = value
+        elif isinstance(value, (list, tuple, dict)):
+            items = value.items() if isinstance(value, dict) else enumerate(value)
+            for key, item in items:
+                if not isinstance(item, nn.Module):  # containers are of modules or of other things
+                    break
+                name = f"{attribute}.{key}"
+                own_name = vars(item).get("name")
+                if isinstance(own_name, str) and own_name and "." not in own_name:
+                    is_taken = (
+                        own_name in module._modules or modules.get(own_name, item) is not item
+                    )
+                    name = name if is_taken else own_name
+                modules[name] = item
+    return modules
+
+
+class _ModuleNames(threading.local):
+    """What this thread knows of models: the modules that are inserted, and those that it has walked
+    over."""
+
+    def __init__(self) -> None:
+        self.inserted: dict[nn.Module, dict[str, nn.Module]] = {}
+        self.walked: dict[nn.Module, dict[nn.Module, str]] = {}
+
+
+module_names = _ModuleNames()
+
+
+def inserting(model: nn.Module, modules: Mapping[str, nn.Module]) -> AbstractContextManager[None]:
+    """Let modules that interventions insert into a model have names in it, such as ``layer3/sae``,
+    inside the block.
+
+    For this thread alone. Then layers inside them can be named and hooked.
+    """
+    names_outside = module_names.inserted
+    return temporarily(
+        module_names, inserted={**names_outside, model: {**names_outside.get(model, {}), **modules}}
+    )
+
+
+def submodule(model: nn.Module, name: str) -> nn.Module:
+    """Return the module of a dotted name, as ``get_submodule`` does; also one that an intervention
+    inserted, or that torch does not see.
+
+    Raises:
+        AttributeError: there is none.
+    """
+    for start, module in module_names.inserted.get(model, {}).items():
+        if name == start or name.startswith(f"{start}."):
+            return module.get_submodule(name[len(start) + 1 :])
+    try:
+        return model.get_submodule(name)
+    except AttributeError:
+        for module, its_name in modules_of(model).items():
+            if its_name == name:
+                return module
+        raise
+
+
+def parameters_of(model: nn.Module) -> list[nn.Parameter]:
+    """Return a model's parameters, each once, as ``parameters()`` does, but faster: every
+    explanation asks for them."""
+    parameters: dict[nn.Parameter, None] = {}
+    for module in modules_of(model):
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                parameters[parameter] = None
+    return list(parameters)
