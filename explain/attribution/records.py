@@ -36,6 +36,7 @@ SIDE = 2**16
 """Rows and columns of a map are fewer: a damaged record must not ask for any amount of memory."""
 
 Size: TypeAlias = tuple[int, int] | tuple[int, int, int]
+Pixels: TypeAlias = tuple[tuple[int, int], str]
 if TYPE_CHECKING:
     Object: TypeAlias = dict[str, Any]
 else:
@@ -96,6 +97,11 @@ class RecordedImage(Part):
     path: str | None
     size: tuple[int, int]
     sha256: str
+
+    @property
+    def pixels(self) -> Pixels:
+        """What `pixels_of` says of the photo."""
+        return self.size, self.sha256
 
 
 @dataclass(frozen=True)
@@ -218,6 +224,11 @@ def sha256_of(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
+def pixels_of(photo: Image.Image) -> Pixels:
+    """The size and the SHA-256 of a photo's pixels: other rows may have the same bytes."""
+    return photo.size, sha256_of(photo.tobytes())
+
+
 def shape_and_digest(values: np.ndarray[Any, Any]) -> dict[str, Any]:
     """The shape and SHA-256 of an array, as records have them; the bytes are those in memory."""
     return {"shape": list(values.shape), "sha256": sha256_of(values.tobytes())}
@@ -253,9 +264,10 @@ def origin_of(
     ``seen`` is the box of the photo that the model saw, ``input_size`` that of the model's input in
     pixels. The keys are those of `Record`.
     """
+    size, digest = pixels_of(photo)
     return {
         "format": FORMAT,
-        "image": {"path": source, "size": list(photo.size), "sha256": sha256_of(photo.tobytes())},
+        "image": {"path": source, "size": list(size), "sha256": digest},
         "model": model.name,
         "weights": model.weights,
         "preprocess": model.preprocess,

@@ -150,7 +150,7 @@ class Saved:
             why = "; ".join(missing.values())
             raise RecordError(f"{self._name} cannot be repeated alone: {why}; use repeat({names})")
         photo = arguments["explainer"]._load(arguments["image"])
-        if records.sha256_of(photo.tobytes()) != record.image.sha256:
+        if records.pixels_of(photo) != record.image.pixels:
             raise RecordError(
                 f"image for {self._name} must have the pixels that were explained; use "
                 "repeat(image=...)"
@@ -414,7 +414,7 @@ def stored_results(
         count: the number of targets.
         formats: the endings of pictures and of values.
     """
-    pixels = records.sha256_of(photo.tobytes())
+    pixels = records.pixels_of(photo)
     results: list[Saved] = []
     # by their names, no other files are opened but records of photos with longer names
     for method, key in keys.items():
@@ -427,7 +427,7 @@ def stored_results(
             with suppress(RecordError):
                 record = _read_record(path)
                 request = record.request if isinstance(record.request, dict) else {}
-                asked = (record.method, record.image.sha256, record.values.format)
+                asked = (record.method, record.image.pixels, record.values.format)
                 if asked == (method, pixels, formats[1]) and request.get(method) == key:
                     results.append(_with_values(path, record))
     if len(results) < count * len(keys) or not _still_hold(results, photo, explainer):

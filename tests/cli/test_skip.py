@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 from explain.cli import main
@@ -33,6 +34,16 @@ def test_the_same_is_skipped_and_so_is_a_part_of_it_wherever_the_photo_is(
     Path("other").mkdir()
     Path("a.bmp").rename("other/a.bmp")
     assert is_skipped(capsys, "other/a.bmp", *question()[1:])
+
+
+def test_a_photo_of_the_same_bytes_in_other_rows_is_not_skipped(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Image.new("RGB", (64, 48), "teal").save("a.bmp")
+    assert main([*question(), "--force"]) == 0
+    assert is_skipped(capsys, *question())
+    Image.new("RGB", (48, 64), "teal").save("a.bmp")
+    assert not is_skipped(capsys, *question())
 
 
 @pytest.mark.parametrize("ending", ["sheet.png", "saliency.npy"])

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 import explain
@@ -209,6 +210,13 @@ def test_a_repetition_with_something_else_is_refused(
     assert torch.equal(saved.repeat().values, saved.values)
     with pytest.raises(RecordError, match="explained"):
         saved.repeat(bundled, image=picture(1))
+    content = photo.read_bytes()
+    pixels = np.asarray(Image.open(photo))
+    for changed in (pixels[::-1], pixels.reshape(pixels.shape[1], pixels.shape[0], 3)):
+        Image.fromarray(changed).save(photo)  # the latter has the same bytes in other rows
+        with pytest.raises(RecordError, match="explained"):
+            saved.repeat()
+    photo.write_bytes(content)
     with pytest.raises(RecordError, match="CenterCrop"):
         saved.repeat(explain.Explainer("tiny", size=40))
     state["fc.bias"] = state["fc.bias"] + 1
