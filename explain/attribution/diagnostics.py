@@ -11,7 +11,7 @@ from explain._utils.rounding import all_cancel
 from explain.attribution.result import Attribution
 from explain.engine import Activations, Attributions, Evidence, InputGradients, LayerGradients
 from explain.engine.needs import RelevanceCoverage, RuleCoverage, Uninspected
-from explain.engine.perturbations import Attributor
+from explain.engine.perturbations import Attributor, Searches
 from explain.methods import (
     LRP,
     BlurIntegratedGradients,
@@ -158,7 +158,9 @@ def warn_of_half_precision(methods: Mapping[str, Method], x: torch.Tensor) -> No
 
     def reaches_input(method: Method | Attributor) -> bool:
         return any(
-            need.whole or (isinstance(need, Attributions) and reaches_input(need.method))
+            need.whole
+            or (isinstance(need, Attributions) and reaches_input(need.method))
+            or (isinstance(need, Searches) and reaches_input(need.of_rows))
             for need in method.needs
         )
 

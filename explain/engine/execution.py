@@ -80,9 +80,12 @@ from explain.relevance.propagation import RelevanceFlow, pass_channels, stop_oth
 from explain.relevance.steps import COMPARED, Dependence, Step, StepRecorder
 from explain.targets import Target, detector_outputs
 
-_PLAIN = Backward()
 _follows: weakref.WeakKeyDictionary[nn.Module, dict[Any, bool]] = weakref.WeakKeyDictionary()
 """Of networks, whether gradients in the inputs are all that their scores do."""
+_right: weakref.WeakKeyDictionary[nn.Module, set[Any]] = weakref.WeakKeyDictionary()
+"""Of networks, which gradients of theirs have nothing to be warned of."""
+_doubted: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+"""Networks with gradients that may not be the derivative of the score."""
 Wanted: TypeAlias = Mapping[NeedAtLayer, Sequence[Source]]
 """Needs that one backward pass answers, and what it differentiates with respect to for each."""
 
@@ -127,10 +130,7 @@ def gather(
         if not cut:
             start_over()
         follow = check_modules is not None
-        of_rows = origin is not None
-        return _Passes(
-            model, inputs, plan, settings, precision, cut, follow=follow, of_rows=of_rows
-        )
+        return _Passes(model, inputs, plan, settings, precision, cut, follow=follow)
 
     with reading(model, inputs, settings.activation):
         with untouched(model, create_graph=settings.create_graph, alone=True), statistics:
@@ -163,6 +163,7 @@ def gather(
                 settings=settings,
                 mixed_precision=mixed_precision_now(inputs.x.device),
                 gather=partial(gather, model),
+                look_at_gradients=partial(_look_at_gradients, model, settings),
                 origin=origin,
                 state=RerunState(tapes=passes.tapes()),
             )
@@ -173,6 +174,28 @@ def gather(
                         run_searches(need, context, target)
             context.finish()
     return [partial(evidence, target) for target in resolved]
+
+
+def _look_at_gradients(
+    model: nn.Module,
+    settings: RuntimeSettings,
+    inputs: Inputs,
+    plan: Plan,
+    targets: Sequence[Target],
+) -> None:
+    """Warn if gradients in these inputs are not the derivative of the score, for the methods of a
+    plan that take them of perturbed rows alone.
+
+    Where nothing is wrong, once for a model and its weights; not of sharded models, which are run
+    no more often than they must be.
+    """
+    right = _right.setdefault(model, set())
+    key = (*plan.needs, *weights_now(model))
+    if settings.create_graph or key in right or sharded(model):
+        return
+    gather(model, inputs, plan, targets, RuntimeSettings(activation=settings.activation))
+    if model not in _doubted:
+        right.add(key)
 
 
 def _evidence(
@@ -230,7 +253,6 @@ class _Passes:
         cut: bool,
         *,
         follow: bool,
-        of_rows: bool,
     ) -> None:
         """Run the forward pass under the plan's hooks and recorders; `answer` reads the results.
 
@@ -242,8 +264,6 @@ class _Passes:
         self.footprint = Footprint()
         self._precision = precision
         self._create_graph = settings.create_graph
-        self._of_rows = of_rows
-        """Whether the inputs are perturbed rows."""
         self._of_reference: dict[needs.Reference | None, Sequence[Step]] = {}
         """The recorded steps of DeepLIFT's references, while targets need them."""
         explained = {}
@@ -470,7 +490,9 @@ class _Passes:
                     total, flat, retain_graph=keep, create_graph=self._create_graph, nodes=nodes
                 )
             _answer(sources_by_need, forward, resolved, gradients)
-        if backward == _PLAIN and not self._create_graph and any(self.plan.wanted):
+        if not (backward.changes_gradients or self._create_graph) and any(self.plan.wanted):
+            if backward.objective is not None:
+                resolved = forward.as_target(backward.objective, resolved)
             self._check_derivative(sources_by_need, resolved, gradients, nodes)
 
     def _hook_backward(
@@ -532,9 +554,8 @@ class _Passes:
             methods = ", ".join(self.plan.names_of([need])) if names else ""
             if not methods:
                 continue
-            if not is_derivative(
-                self.forward, resolved, need.layer, reached[0], of_rows=self._of_rows
-            ):
+            _doubted.add(self.forward.model)
+            if not is_derivative(self.forward, resolved, need.layer, reached[0]):
                 why = "whose backward is not the derivative: the score changes otherwise"
                 warn(
                     f"{methods} takes gradients through {', '.join(names)}, {why}; take occlusion "
@@ -569,6 +590,7 @@ class _Passes:
             by_path = dict(zip(inputs.paths, gradients, strict=True))
             verdicts[key] = follows_contrast(forward, resolved, by_path)
         if not verdicts[key]:
+            _doubted.add(forward.model)
             names = [
                 name
                 for name, wanted in self.plan.wanted.items()

@@ -28,7 +28,7 @@ from explain.relevance.steps import Step
 from explain.targets import ClassTarget, Target, TopClass, detections
 from explain.targets.base import find_logits, find_scores
 from explain.targets.classes import ChosenClasses
-from explain.targets.functions import Objective
+from explain.targets.functions import Objective, ScoreTarget
 from explain.targets.outputs import Activation, Outputs
 
 
@@ -258,6 +258,17 @@ class Forward:
         with torch.set_grad_enabled(self.graph_is_on):
             scores = objective(find_logits(self.output, self.count), resolved.classes)
             return scores.sum() if resolved.image is None else scores[resolved.image]
+
+    def as_target(self, objective: Objective, resolved: ResolvedTarget) -> ResolvedTarget:
+        """The ``objective`` of a resolved class as a target of its own."""
+        classes: Any = resolved.classes
+
+        def scores(output: Any, images: Tensor) -> Tensor:
+            return objective(find_logits(output, len(images)), classes[images])
+
+        target = ScoreTarget(scores)
+        score = target.pick(self.output, self.count)[0].detach()
+        return replace(resolved, target=target, score=score, classes=None)
 
     def record(self, layer: str) -> capturing.LayerCall:
         """Return the recorded call of a layer by its name, after a check that its output has a map

@@ -554,9 +554,11 @@ class Searcher(Protocol):
 
 
 class Searches(Need[Sequence[Search]]):
-    """The searches of a method, over; after an interrupt, some have found nothing."""
+    """The searches of a method, over; after an interrupt, some have found nothing. Of each row that
+    they ask for, they want ``of_rows``."""
 
     method: Searcher
+    of_rows: Attributor = ScoreOf()
 
     detached = True
 

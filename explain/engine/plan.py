@@ -62,6 +62,18 @@ class PerturbationPass:
         return frozenset(inner_needs)
 
     @cached_property
+    def gradients(self) -> frozenset[NeedAtLayer]:
+        """The gradients that are taken of perturbed rows, also of rows of rows."""
+        gradients = set[NeedAtLayer]()
+        for need in self.inner:
+            if isinstance(need.kind, Attributions):
+                inner = PerturbationPass(need.kind.perturbation, need.layer, (need,))
+                gradients |= inner.gradients
+            elif need.kind.differentiates:
+                gradients.add(need)
+        return frozenset(gradients)
+
+    @cached_property
     def inner_plan(self) -> "Plan":
         """The plan of the passes over a batch of perturbed rows, which `gather` is called with for
         them."""

@@ -26,10 +26,12 @@ from explain.data.inputs import Inputs, Path
 from explain.engine.forward import Forward, ResolvedTarget
 from explain.engine.incremental import IncrementalInference
 from explain.engine.needs import Evidence, EvidenceLookup, RowOrigin
+from explain.engine.plan import Plan
 from explain.engine.replay import Tape
 from explain.engine.settings import Footprint, RuntimeSettings, autocast, lacks_memory
 from explain.hooks.interventions import intervening_on_rows
 from explain.hooks.preserve import calculating, has_drawn, untouched, weights_now
+from explain.targets import Target
 from explain.targets.base import find_logits
 from explain.targets.detector_outputs import reading_once
 
@@ -63,6 +65,8 @@ class RerunState:
     """Whether a probe has seen the network draw random numbers."""
     is_told: bool = False
     """Whether that has been warned of."""
+    looked_at: set[str] = field(default_factory=set)
+    """The methods whose gradients have been looked at."""
     confirm: Callable[[], None] | None = None
     """The probe of the last batch, to be run after all of the work."""
 
@@ -81,6 +85,8 @@ class RerunContext:
     """The caller's, which is left off but where the model runs."""
     gather: Callable[..., Sequence[EvidenceLookup]]
     """The engine's `gather`, for perturbed rows."""
+    look_at_gradients: Callable[[Inputs, Plan, Sequence[Target]], None]
+    """Warns of gradients in images that are not the derivative."""
     origin: RowOrigin | None = None
     """What the inputs are rows of, if they are."""
     state: RerunState = field(default_factory=RerunState)

@@ -349,8 +349,6 @@ class InputRerun:
         self._sums = sums
         self._inner = stream.inner_plan
         """The passes that are needed of each row beside its score."""
-        self._first_plan: Plan | None = Plan({", ".join(sums[0].names): stream.inner})
-        """That of the first batch, whose gradients are looked at: it has the methods' names."""
         is_alone = len(self.rows.owners) == len(context.inputs) == 1
         self._way_to_run: Way = "one at a time" if is_alone else self._find_way_to_run()
         self._is_by_hooks = stream.perturbation.is_by_hooks
@@ -359,6 +357,7 @@ class InputRerun:
             context.warn_of_draws()
         elif context.state.draws:
             self._way_to_run = "one at a time"
+        self._look_at_gradients(Plan({", ".join(sums[0].names): stream.gradients}))
         are_classes = all(resolved.classes is not None for resolved in context.targets)
         self._reads_scores = are_classes and context.forward.logits is not None and not stream.inner
         graph = self._inner.whole or bool(self._inner.layers)
@@ -366,6 +365,21 @@ class InputRerun:
         self._faster_call = self._find_faster_call()
         if self._faster_call is not None and context.settings.batch_size is None:
             self.rows_at_once *= INCREMENTAL_ROWS
+
+    def _look_at_gradients(self, plan: Plan) -> None:
+        """Warn of gradients that are not the derivative of the score, for the methods of a plan:
+        those of an unperturbed image, since a black one tells nothing."""
+        context = self.context
+        methods = next(iter(plan.wanted))
+        if not methods or not plan.needs or methods in context.state.looked_at:
+            return
+        context.state.looked_at.add(methods)
+        together = self._way_to_run != "one at a time"
+        inputs = context.inputs.first() if together else context.inputs
+        images = torch.arange(len(inputs), device=context.device)
+        targets = [resolved.of_rows(images) for resolved in context.targets]
+        with intervening_on_rows(images), context.mixed_precision:
+            context.look_at_gradients(inputs, plan, targets)
 
     def _find_way_to_run(self) -> Way:
         """Probe how the network scores images right among perturbed rows: together in either memory
@@ -553,12 +567,10 @@ class InputRerun:
         draws: AbstractContextManager[None] = nullcontext()
         if self._draws_anew and is_alone:
             draws = drawing(context.device, int(self.rows.numbers[indices]))
-        plan = self._first_plan or self._inner
-        self._first_plan = None
         with intervening_on_rows(images), context.mixed_precision, draws:
             return context.gather(
                 inputs,
-                plan=plan,
+                plan=self._inner,
                 targets=[accumulators.resolved.of_rows(images) for accumulators in self._sums],
                 settings=settings,
                 precision=settings.precision,

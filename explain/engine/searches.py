@@ -66,6 +66,7 @@ def _reader(need: NeedAtLayer, context: RerunContext) -> Callable[[Scores], Any]
     # an interrupt is handled by the search, not by the stream of rows
     settings = replace(context.settings, keep_partial=False, progress=None)
     quiet = replace(context, settings=settings)
+    name: str = need.kind.method.name  # type: ignore[attr-defined]
     is_measured = False
 
     def read(asked: Scores) -> Any:
@@ -77,7 +78,7 @@ def _reader(need: NeedAtLayer, context: RerunContext) -> Callable[[Scores], Any]
         nonlocal is_measured
         need_at_layer = NeedAtLayer(asked, need.layer)
         is_measured |= run_streams(
-            Plan({"": frozenset({need_at_layer})}), quiet, math.inf if is_measured else FEW
+            Plan({name: frozenset({need_at_layer})}), quiet, math.inf if is_measured else FEW
         )
         return resolved.answers.pop(need_at_layer)
 

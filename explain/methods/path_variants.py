@@ -34,6 +34,12 @@ def _ranked(gradient: torch.Tensor) -> torch.Tensor:
     return torch.round(size / (size.max().clamp(min=limits.tiny) * limits.eps ** (2 / 3))).double()
 
 
+def _searches(method: Any) -> Searches:
+    """The need for searches by the scores and gradients of points, of which guided paths are
+    made."""
+    return Searches(method, ScoreAndGradient())
+
+
 @register
 class GuidedIntegratedGradients(CompleteMethod):
     r"""Gradients integrated along a path that changes pixels with small gradients first.
@@ -84,7 +90,7 @@ class GuidedIntegratedGradients(CompleteMethod):
 
     @property
     def needs(self) -> frozenset[Need[Any]]:
-        return frozenset({Searches(self), self.baseline_score})
+        return frozenset({_searches(self), self.baseline_score})
 
     def searches(self, evidence: Evidence) -> list[Search]:
         """One search of `GuidedIntegratedGradients` for each image. Rounding differs with the
@@ -93,7 +99,7 @@ class GuidedIntegratedGradients(CompleteMethod):
         return [Walk(self, evidence, image) for image in range(len(evidence.inputs))]
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        return joined(evidence[Searches(self)])
+        return joined(evidence[_searches(self)])
 
     def further(
         self, share: torch.Tensor, gradient: torch.Tensor, way: torch.Tensor, step: int
@@ -300,14 +306,14 @@ class IDGI(CompleteMethod):
     @property
     def needs(self) -> frozenset[Need[Any]]:
         changes = self._changes
-        return frozenset({Searches(self) if changes is None else changes, self.baseline_score})
+        return frozenset({_searches(self) if changes is None else changes, self.baseline_score})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         """The values of `IDGI` ``(N, C, H, W)``, from the points of the path or, for a guided path,
         from the search along it."""
         changes = self._changes
         if changes is None:
-            return joined(evidence[Searches(self)])
+            return joined(evidence[_searches(self)])
         return evidence[changes]  # type: ignore[no-any-return]
 
     def searches(self, evidence: Evidence) -> list[Search]:

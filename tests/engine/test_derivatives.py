@@ -139,7 +139,14 @@ def through(function: Callable[[Tensor], Tensor]) -> nn.Module:
     return model.double().eval()
 
 
-METHODS = ["gradcam", "saliency", "inputxgradient", "integratedgradients(steps=64)"]
+METHODS = ["gradcam", "finercam", "shapleycam", "saliency", "integratedgradients(steps=64)"]
+OF_ALTERED = [
+    "smoothgrad",
+    "integratedgradients(steps=4)",
+    "idgi(path='integratedgradients(steps=4)')",
+]
+GUIDED = [f"guidedintegratedgradients(steps={steps})" for steps in (1, 4)]
+OF_ALTERED += [*GUIDED, f"idgi(path='{GUIDED[1]}')", "xrai", "smoothgradcam++"]
 FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
     "reversal": (Reversed.apply, False),
     "rounding": (Rounded.apply, False),
@@ -201,7 +208,7 @@ BRANCHES: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64])
 @pytest.mark.parametrize("images", [1, 2])
 @pytest.mark.parametrize(
-    "method", ["saliency", "lrp", "guidedbackprop", "smoothgrad", "integratedgradients"]
+    "method", ["saliency", "lrp", "guidedbackprop", "smoothgrad", "idgi", GUIDED[1]]
 )
 @pytest.mark.parametrize("name", BRANCHES)
 def test_a_branch_without_a_gradient_beside_another_is_told(
@@ -225,12 +232,31 @@ def test_a_branch_without_a_gradient_beside_another_is_told(
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-@pytest.mark.parametrize("method", ["smoothgrad", "integratedgradients(steps=4)"])
+@pytest.mark.parametrize("method", OF_ALTERED)
 def test_methods_of_altered_photos_say_so_too(name: str, method: str) -> None:
     function, is_derivative = FUNCTIONS[name]
+    model = through(function)
+    x = torch.rand(2, 3, 8, 8).double()
+    for _ in range(2):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            explain.attribute(model, x, method, target=1)
+        said = [str(warning.message) for warning in caught]
+        assert any("derivative" in each for each in said) != is_derivative
+
+
+@pytest.mark.parametrize("first", ["integratedgradients(steps=4)", "idgi", "smoothgrad"])
+def test_what_altered_photos_tell_of_a_branch_hides_it_from_no_other_method(first: str) -> None:
+    """Photos near the baseline tell nothing."""
+    model = through(lambda maps: maps + 15 * maps.detach())
     x = torch.rand(1, 3, 8, 8).double()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        explain.attribute(through(function), x, method, target=1)
-    said = [str(warning.message) for warning in caught]
-    assert any("derivative" in each for each in said) != is_derivative
+    for method in (first, "saliency"):
+        with pytest.warns(ExplainWarning, match=f"^{method[:4]}.*derivative"):
+            explain.attribute(model, x, method, target=1)
+
+
+@pytest.mark.parametrize("method", [GUIDED[1], f"idgi(path='{GUIDED[1]}')", "smoothgrad"])
+def test_gradients_of_altered_photos_in_half_precision_are_told(method: str) -> None:
+    model = through(F.silu).bfloat16()
+    with pytest.warns(ExplainWarning, match="bfloat16"):
+        explain.attribute(model, torch.rand(1, 3, 8, 8).bfloat16(), method, target=1)
