@@ -100,7 +100,7 @@ class RecordedImage(Part):
 
     @property
     def pixels(self) -> Pixels:
-        """What `pixels_of` says of the photo."""
+        """What `size_and_digest` says of the photo."""
         return self.size, self.sha256
 
 
@@ -224,7 +224,7 @@ def sha256_of(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def pixels_of(photo: Image.Image) -> Pixels:
+def size_and_digest(photo: Image.Image) -> Pixels:
     """The size and the SHA-256 of a photo's pixels: other rows may have the same bytes."""
     return photo.size, sha256_of(photo.tobytes())
 
@@ -264,7 +264,7 @@ def origin_of(
     ``seen`` is the box of the photo that the model saw, ``input_size`` that of the model's input in
     pixels. The keys are those of `Record`.
     """
-    size, digest = pixels_of(photo)
+    size, digest = size_and_digest(photo)
     return {
         "format": FORMAT,
         "image": {"path": source, "size": list(size), "sha256": digest},

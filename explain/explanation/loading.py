@@ -150,7 +150,7 @@ class Saved:
             why = "; ".join(missing.values())
             raise RecordError(f"{self._name} cannot be repeated alone: {why}; use repeat({names})")
         photo = arguments["explainer"]._load(arguments["image"])
-        if records.pixels_of(photo) != record.image.pixels:
+        if records.size_and_digest(photo) != record.image.pixels:
             raise RecordError(
                 f"image for {self._name} must have the pixels that were explained; use "
                 "repeat(image=...)"
@@ -414,7 +414,7 @@ def stored_results(
         count: the number of targets.
         formats: the endings of pictures and of values.
     """
-    pixels = records.pixels_of(photo)
+    pixels = records.size_and_digest(photo)
     results: list[Saved] = []
     # by their names, no other files are opened but records of photos with longer names
     for method, key in keys.items():
