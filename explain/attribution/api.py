@@ -110,6 +110,8 @@ def attribute(
             resolution. None takes the method's own way, and else the mean of named layers and the
             sum of branches.
         categories: the labels of the model's classes, for a target given as a label.
+        placement: where maps of a layer are drawn on the input: "cells", each cell where the
+            network looks with it, or "even", spread evenly, as other packages draw them.
         batch_size: for methods that run the model many times, how many inputs at once; None takes
             what fits into memory and is fastest, found in a short trial where the work is long.
         progress: called with the number of such inputs done and their total; True prints them in a

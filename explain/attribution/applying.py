@@ -8,10 +8,11 @@ import torch
 from torch import nn
 
 from explain.attribution.diagnostics import warn_of_coverage
-from explain.attribution.result import Attribution, Channels, fused
+from explain.attribution.result import Attribution, Channels, finest_of, fused
 from explain.data.inputs import InputLayout
 from explain.engine import Evidence
 from explain.engine.needs import applied
+from explain.layers.placement import Placement
 from explain.layers.stitched import Stitched
 from explain.methods import Method
 from explain.methods.base import Fusion, options, uses_layer
@@ -39,20 +40,31 @@ def apply_method(
     stitched = model if isinstance(model, Stitched) and uses_layer(method) else None
     coverage = warn_of_coverage(method, first)
     maps: dict[Any, torch.Tensor] = {}
+    placements: list[Placement | None] = []
     for layer, calls in evidence.items():
+        placement = None if layer is None else calls[0].placement
         maps_of_calls = list(map(partial(applied, method), calls))
         maps[layer] = (
             maps_of_calls[0]
             if stitched is None
-            else stitched.stitch_maps(maps_of_calls, first.size)
+            else stitched.stitch_maps(maps_of_calls, first.size, placement)
         )
+        if stitched is not None:
+            placement = None
+        placements.append(placement)
     layers = tuple(maps)
     values = maps[layers[0]]
     how = fuse or method.fusion or "mean"
     if how == "stages" and len({layer_map.shape for layer_map in maps.values()}) == len(maps):
         how = "product"
     if len(layers) > 1 or method.fusion:
-        values = fused(list(maps.values()), how)
+        all_maps = list(maps.values())
+        values = fused(all_maps, how, placements)
+        placement = placements[finest_of(all_maps)]
+    if placement is not None and not (
+        values.ndim == 3 and placement.fits(values[:, None], first.size)
+    ):
+        placement = None  # of values of pixels
     fields: dict[str, Any] = {}
     if len(layers) > 1:
         fields = {"maps": maps, "fuse": how}
@@ -79,6 +91,7 @@ def apply_method(
         input=explained,
         coverage=coverage,
         frames_first=frames_first,
+        placement=placement,
         **fields,
     )
 

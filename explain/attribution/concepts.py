@@ -19,7 +19,8 @@ from explain.engine.plan import plan_of
 from explain.engine.settings import RuntimeSettings
 from explain.engine.validation import check_inputs
 from explain.hooks import layer_names, preserve, unwrap
-from explain.layers import default_layer, layouts, summary
+from explain.layers import default_layer, summary
+from explain.layers.placement import Placement, draw
 from explain.targets import TopClass
 from explain.targets.labels import class_label
 
@@ -47,6 +48,7 @@ class Concepts:
     layer: str
     size: tuple[int, ...]
     error: float
+    placement: Placement | None = None
 
     def __len__(self) -> int:
         return len(self.vectors)
@@ -55,7 +57,7 @@ class Concepts:
     def heatmaps(self) -> torch.Tensor:
         """The maps of the concepts as pictures: ``(N, K, H, W)`` float32 in [0, 1] at input
         resolution."""
-        return layouts.enlarge(self.maps.float(), self.size).clamp(0, 1)
+        return draw(self.maps.float(), self.size, self.placement).clamp(0, 1)
 
     @property
     def shares(self) -> list[float]:
@@ -175,7 +177,15 @@ def find_concepts(
         )
     scores = Scores(GivenRows(concept_rows, "a concept alone"), ScoreOf("all"))
     (scores_of,) = gather(model, inputs, plan_of([scores], [name]), [TopClass()], settings)
-    return Concepts(maps_of_concepts, vectors, scores_of(name)[scores], name, evidence.size, error)
+    return Concepts(
+        maps_of_concepts,
+        vectors,
+        scores_of(name)[scores],
+        name,
+        evidence.size,
+        error,
+        evidence.placement,
+    )
 
 
 def _present(maps: torch.Tensor, layer: str) -> torch.Tensor:

@@ -8,6 +8,7 @@ from explain.data.inputs import InputLayout
 from explain.engine.settings import Precision, Progress, RuntimeSettings
 from explain.hooks import layer_names
 from explain.hooks.interventions import Intervention
+from explain.layers.placement import PlacementMode
 from explain.methods.base import Fusion
 from explain.targets import outputs
 from explain.targets.resolve import TargetLike
@@ -23,6 +24,7 @@ class CommonOptions(TypedDict, total=False):
     samples: int | None
     tolerance: float | None
     max_seconds: float | None
+    placement: PlacementMode
 
 
 class CallOptions(TypedDict, total=False):

@@ -15,7 +15,7 @@ from explain._utils.html import lines_html, picture_html
 from explain.data.boxes import Box
 from explain.engine.settings import Precision
 from explain.hooks.interventions import Intervention
-from explain.layers.layouts import enlarge
+from explain.layers.placement import Placement, draw, transferred
 from explain.methods.base import (
     Fusion,
     Method,
@@ -77,6 +77,9 @@ class Attribution(Outcome):
     proved. ``words`` are those of a text that was explained together with the image, with their
     values; ``tokens`` are its tokens, in the part of it.
 
+    ``placement`` says where the cells of a layer's map look, and so are drawn; None where they are
+    spread evenly over the input.
+
     ``interventions`` are those that the model was explained under, with the values that they took
     from inputs. ``rounding`` says by how much scores in bfloat16 are off, where some are: the
     largest error of eight altered photos, divided by the largest change of the score among these.
@@ -109,6 +112,7 @@ class Attribution(Outcome):
     tokens: tuple[str, ...] = ()
     rounding: float | None = field(default=None, kw_only=True)
     frames_first: bool = field(default=False, kw_only=True)
+    placement: Placement | None = field(default=None, kw_only=True)
 
     def __len__(self) -> int:
         return len(self.values)
@@ -136,7 +140,7 @@ class Attribution(Outcome):
             image; else the value itself."""
             if isinstance(value, torch.Tensor):
                 return convert(value)
-            if isinstance(value, Attribution):
+            if isinstance(value, (Attribution, Placement)):
                 return value.converted(convert)
             if isinstance(value, Channels):
                 return Channels(convert(value.values), convert(value.indices))
@@ -277,7 +281,7 @@ class Attribution(Outcome):
             return by_maximum(self.signed.abs())
         if self._in_pixels:
             return by_maximum(self.values.float().abs().amax(self.channel_dim))
-        return by_maximum(enlarge(self.cells.float()[:, None], self.size)[:, 0])
+        return by_maximum(draw(self.cells.float()[:, None], self.size, self.placement)[:, 0])
 
     @cached_property
     def signed(self) -> torch.Tensor:
@@ -291,7 +295,7 @@ class Attribution(Outcome):
         values = self.contributions.float()
         if self._in_pixels:
             return by_maximum(values.sum(self.channel_dim))
-        return by_maximum(enlarge(values[:, None], self.size)[:, 0])
+        return by_maximum(draw(values[:, None], self.size, self.placement)[:, 0])
 
     @property
     def contributions(self) -> torch.Tensor:
@@ -415,9 +419,13 @@ def by_maximum(maps: torch.Tensor) -> torch.Tensor:
     return maps / over_all(torch.where(peak > 0, peak, 1), maps)
 
 
-def fused(maps: Sequence[torch.Tensor], how: Fusion = "mean") -> torch.Tensor:
+def fused(
+    maps: Sequence[torch.Tensor],
+    how: Fusion = "mean",
+    placements: Sequence[Placement | None] = (),
+) -> torch.Tensor:
     """Fuse the maps ``(N, h, w)`` of several layers into one at the finest resolution, each divided
-    by its largest magnitude.
+    by its largest magnitude, where their cells look.
 
     A product takes the positive parts: two layers that speak against the target do not speak for it
     together. A sum takes maps as they are, as of branches that add up to the score: a position of
@@ -427,23 +435,40 @@ def fused(maps: Sequence[torch.Tensor], how: Fusion = "mean") -> torch.Tensor:
     >>> fused([torch.ones(1, 2, 2), torch.zeros(1, 4, 4)])[0, 0]
     tensor([0.5000, 0.5000, 0.5000, 0.5000])
     """
-    size = max((tuple(layer_map.shape[1:]) for layer_map in maps), key=prod)
+    placements = placements or [None] * len(maps)
     if how == "stages":
-        by_size: dict[torch.Size, list[torch.Tensor]] = {}
-        for layer_map in maps:
-            by_size.setdefault(layer_map.shape, []).append(layer_map)
-        maps = [fused(of_size, "sum") for of_size in by_size.values()]
+        by_size: dict[torch.Size, list[int]] = {}
+        for number, layer_map in enumerate(maps):
+            by_size.setdefault(layer_map.shape, []).append(number)
+        stages = [
+            fused([maps[i] for i in numbers], "sum", [placements[i] for i in numbers])
+            for numbers in by_size.values()
+        ]
+        maps, placements = stages, [placements[numbers[0]] for numbers in by_size.values()]
+    finest = finest_of(maps)
+    size = tuple(maps[finest].shape[1:])
+
+    def at_finest(number: int, values: torch.Tensor) -> torch.Tensor:
+        """The values of a map at the cells of the finest one."""
+        pair = placements[number], placements[finest]
+        return transferred(values[:, None], *pair, size)[:, 0]
+
     if how == "sum":
         total = maps[0].new_zeros((len(maps[0]), *size))
-        for values in maps:
-            total = total + enlarge(values[:, None], size)[:, 0] * (values[0].numel() / prod(size))
+        for number, values in enumerate(maps):
+            total = total + at_finest(number, values) * (values[0].numel() / prod(size))
         return total
-    stacked = torch.stack([enlarge(by_maximum(values)[:, None], size)[:, 0] for values in maps])
+    stacked = torch.stack([at_finest(i, by_maximum(values)) for i, values in enumerate(maps)])
     if how == "mean":
         return stacked.mean(0)
     if how == "max":
         return stacked.amax(0)
     return stacked.clamp(min=0).prod(0)
+
+
+def finest_of(maps: Sequence[torch.Tensor]) -> int:
+    """The number of the map ``(N, h, w)`` with the most cells, the first of these."""
+    return max(range(len(maps)), key=lambda number: maps[number][0].numel())
 
 
 def alone(tensor: torch.Tensor) -> torch.Tensor:

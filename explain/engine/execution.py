@@ -317,7 +317,7 @@ class _Passes:
             model=model,
             inputs=inputs,
             sources=explained,
-            grids=NetworkGrids(model, inputs),
+            grids=NetworkGrids(model, inputs, settings.placement, trains=settings.create_graph),
             layers=layers,
             output=output,
             graph_is_on=graph_is_on,

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from explain.data.inputs import Path
 from explain.layers.layouts import Grids
+from explain.layers.placement import Placement, draw
 from explain.relevance.composites import Composite
 from explain.relevance.gradient_rules import Coverage, GradientRule
 from explain.targets.functions import Objective
@@ -457,6 +458,16 @@ class Evidence:
         """Height and width of the explained input in pixels; of a video, the number of frames
         before them."""
         return tuple(self.inputs.shape[2:])
+
+    @property
+    def placement(self) -> Placement | None:
+        """Where the cells of the layer's map look in the explained input; None for evenly."""
+        placement: Placement | None = self.grids.placement(self.layer)
+        return placement
+
+    def on_photo(self, maps: Tensor) -> Tensor:
+        """Draw maps ``(N, C, h, w)`` of the layer on the explained input: ``(N, C, H, W)``."""
+        return draw(maps, self.size, self.placement)
 
     @property
     def activations(self) -> Tensor:

@@ -15,6 +15,7 @@ from explain._utils.progress import show_progress
 from explain._utils.signals import came_by_signal
 from explain.hooks import HookGroup
 from explain.hooks.unwrap import leaves
+from explain.layers.placement import PlacementMode
 from explain.targets.outputs import Activation
 
 Precision: TypeAlias = Literal["full", "bf16", "bfloat16"]
@@ -44,6 +45,7 @@ class RuntimeSettings(CheckedFields):
         keep_partial: an interrupt ends the work early, and the result is what there is by then.
         activation: what makes probabilities of the model's outputs; None finds it out.
         create_graph: evidence keeps its graph.
+        placement: where the cells of a layer's map lie, for methods that draw it on the photo.
     """
 
     batch_size: int | None = None
@@ -52,6 +54,7 @@ class RuntimeSettings(CheckedFields):
     keep_partial: bool = False
     activation: Activation | None = None
     create_graph: bool = False
+    placement: PlacementMode = "even"
 
     name: ClassVar[str] = "attribute"
     minimums = {"batch_size": 1}

@@ -289,10 +289,9 @@ class Explainer:
                 photos also a list with one for each photo.
             targets: a list of several targets for every photo, instead of ``target``.
             top_k: explain the k best classes, instead of ``target``.
-            layer, fuse, batch_size, progress, precision, samples, tolerance, max_seconds,
-                keep_partial,
-                interventions: see `explain.attribute`; interventions take the place of the
-                    explainer's own.
+            layer, fuse, placement, batch_size, progress, precision, samples, tolerance,
+                max_seconds, keep_partial, interventions: see `explain.attribute`;
+                interventions take the place of the explainer's own.
 
         Raises:
             PhotosError: some of several photos could not be explained; it holds the explanations of

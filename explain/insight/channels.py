@@ -23,6 +23,8 @@ from explain.hooks.layer_names import Where
 from explain.insight.maps import Names, fields_of, json_value, most_frequent
 from explain.insight.reattribution import RunPhotos, class_in, class_of
 from explain.layers.default_layer import stage_layers
+from explain.layers.grids import NetworkGrids
+from explain.layers.placement import Placement
 from explain.render.sheets import Group, Layout, Tile, contact_sheet
 from explain.store.reading import Row
 from explain.targets import ClassTarget, Target, TopClass
@@ -61,6 +63,11 @@ def at_layer(
 def feature_maps(model: nn.Module, x: torch.Tensor, layer: str) -> torch.Tensor:
     """Return the feature maps ``(N, C, h, w)`` of a layer."""
     return at_layer(model, x, layer, TopClass(), [Activations()]).activations
+
+
+def placement_of(model: nn.Module, x: torch.Tensor, layer: str) -> Placement | None:
+    """Where the cells of a layer's feature maps look in inputs ``(N, C, H, W)``."""
+    return NetworkGrids(model, as_inputs(x)).placement(layer)
 
 
 def receptive_field(model: nn.Module, x: torch.Tensor, layer: str) -> Box:

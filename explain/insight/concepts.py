@@ -11,7 +11,7 @@ from explain._utils.errors import RunError, check_whole_number
 from explain.attribution.concepts import factorise, one_layer
 from explain.data.inputs import as_inputs
 from explain.hooks.layer_names import Where
-from explain.insight.channels import feature_maps
+from explain.insight.channels import feature_maps, placement_of
 from explain.insight.maps import (
     Names,
     caption_of_row,
@@ -22,7 +22,7 @@ from explain.insight.maps import (
     most_frequent,
 )
 from explain.insight.reattribution import Batch, RunPhotos
-from explain.layers.layouts import enlarge
+from explain.layers.placement import Placement, draw
 from explain.render.sheets import Group, Layout, Tile, contact_sheet
 from explain.store.reading import Row
 
@@ -201,6 +201,7 @@ def _measured(photos: RunPhotos, name: str, concepts: torch.Tensor, most: int) -
     examples: list[list[Example]] = [[] for _ in concepts]
     for batch in photos.batches():
         maps = feature_maps(model, batch.x, name)
+        placement = placement_of(model, batch.x, name)
         rows = _rows(maps)
         strengths = concept_strengths(rows, concepts)
         totals += strengths.sum(0) * concepts.sum(1)
@@ -211,7 +212,7 @@ def _measured(photos: RunPhotos, name: str, concepts: torch.Tensor, most: int) -
             -1, 1
         )
         for number, strongest in enumerate(examples):
-            strongest += _strongest(batch, strength_maps[:, number], most)
+            strongest += _strongest(batch, strength_maps[:, number], most, placement)
             strongest.sort(key=lambda example: -example.strength)
             del strongest[most:]
     by_total = totals.argsort(descending=True)
@@ -226,14 +227,17 @@ def _measured(photos: RunPhotos, name: str, concepts: torch.Tensor, most: int) -
     )
 
 
-def _strongest(batch: Batch, maps: torch.Tensor, most: int) -> list[Example]:
+def _strongest(
+    batch: Batch, maps: torch.Tensor, most: int, placement: Placement | None
+) -> list[Example]:
     """Return the ``most`` photos of a batch in which one concept is strongest, by the sum of its
-    map in ``maps`` ``(N, h, w)`` over places, the strongest first; maps are enlarged to the
+    map in ``maps`` ``(N, h, w)`` over places, the strongest first; maps are drawn on the
     input."""
     strength = maps.flatten(1).sum(1)
     examples = []
     for i in strength.argsort(descending=True)[:most].tolist():
-        heatmap = enlarge(maps[i][None, None].float(), tuple(batch.x.shape[-2:]))[0, 0]
+        places = placement and placement[i]
+        heatmap = draw(maps[i][None, None].float(), tuple(batch.x.shape[-2:]), places)[0, 0]
         heatmap = (heatmap / heatmap.max().clamp(min=TINY)).clamp(0, 1)
         examples.append(Example(batch.rows[i], float(strength[i]), heatmap))
     return examples

@@ -10,13 +10,13 @@ import torch.nn.functional as F
 
 from explain._utils.errors import LayerError, RunError
 from explain._utils.random_numbers import permutation
-from explain.insight.channels import Channel, feature_maps
+from explain.insight.channels import Channel, feature_maps, placement_of
 from explain.insight.class_statistics import FILLED, ClassStatistics
 from explain.insight.clusters import Cluster
 from explain.insight.directions import Direction
 from explain.insight.maps import object_of
 from explain.insight.reattribution import RunPhotos, class_of, class_tensor, one_for_each_photo
-from explain.layers.layouts import enlarge
+from explain.layers.placement import draw
 from explain.store.reading import Row, StoredRun
 
 CORE = 0.4
@@ -243,7 +243,8 @@ def _of_vector(
     projections = torch.einsum("nchw,c->nhw", maps, vector.to(maps))
     order = projections.flatten(1).amax(1).argsort(descending=True)
     count = min(CARRIERS, len(order) // 4)
-    enlarged = enlarge(projections[:, None], tuple(candidates.x.shape[2:]))
+    placement = placement_of(model, candidates.x, layer)
+    enlarged = draw(projections[:, None], tuple(candidates.x.shape[2:]), placement)
     candidates = _with_regions(candidates, enlarged >= enlarged.amax((2, 3), keepdim=True) / 2)
     return _check_enough(
         MarkedPhotos(

@@ -1,12 +1,15 @@
 """How the maps of a network lie on its input: the grids of its layers."""
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from functools import cached_property
 
+import torch
 from torch import Tensor, nn
 
+from explain._utils.errors import warn
 from explain._utils.modules import modules_of, submodule
+from explain._utils.signals import came_by_signal
 from explain.data.inputs import Inputs
 from explain.hooks.layer_names import LayerPlace, name_of_place, place_of
 from explain.layers.layouts import (
@@ -20,12 +23,36 @@ from explain.layers.layouts import (
     layout_of,
     read_map,
 )
-from explain.layers.located import FOLDED, PLACES, Places, folded_by_time, locate_tensors
+from explain.layers.located import (
+    FOLDED,
+    PLACES,
+    Places,
+    folded_by_time,
+    locate_tensors,
+    record_calls,
+)
+from explain.layers.placement import Placement, PlacementMode
 from explain.layers.positions import UNKNOWN
-from explain.layers.recording import ModuleCall
+from explain.layers.receptive_fields import centres, leading_to, receptive_fields, seen_pixels
+from explain.layers.recording import ModuleCall, last_of_place
 from explain.layers.stitched import Stitched
 from explain.layers.summary import ForwardSummary, summary_of
+from explain.recording import Step, Value
 from explain.targets.answer import JointTokens
+
+LOOKS = "where the cells of a layer look"
+
+
+@dataclass(frozen=True)
+class CellLooks:
+    """Where the cells of a layer's map look; without a placement, ``behind`` says what hides it."""
+
+    placement: Placement | None
+    behind: str = ""
+    lasts: bool = True
+    """Whether it is the same for other photos and passes."""
+    draws: bool = False
+    """Whether the pass draws random numbers."""
 
 
 class NetworkGrids(Grids):
@@ -35,7 +62,14 @@ class NetworkGrids(Grids):
     Of a `Stitched` model, they are those of a window: the maps of all windows lie in the same way.
     """
 
-    def __init__(self, model: nn.Module, inputs: Inputs) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        inputs: Inputs,
+        placement: PlacementMode = "cells",
+        *,
+        trains: bool = False,
+    ) -> None:
         """Begin to tell how the tensors of a network lie on these inputs; the network is run when
         that is first needed.
 
@@ -51,6 +85,9 @@ class NetworkGrids(Grids):
         super().__init__(tuple(inputs.x.shape[2:]), len(inputs))
         self._model = model
         self._inputs = inputs
+        self._placement = placement
+        self._trains = trains
+        """Whether weights change from call to call, which moves cells by little."""
         self._by_shape: dict[tuple[Size, str | None, int | None], Grid | None] = {}
         """The grids that were asked for: by shape, layer and storage of an added constant."""
 
@@ -127,6 +164,83 @@ class NetworkGrids(Grids):
                 return None
             lines.append(line)
         return lines
+
+    def placement(self, layer: str | None) -> Placement | None:
+        """Where the cells of a layer's map are drawn; found in one run, and kept in the summary as
+        long as the weights are the same.
+
+        Writes through ``weight.data`` are not seen.
+        """
+        if self._placement == "even" or layer is None or len(self.size) != 2:
+            return None
+        kept = self._summary.chosen
+        weights = weights_of(self._model)
+        found_with = kept.get((LOOKS, layer), (None, None))[0]
+        if found_with is None or not (self._trains or found_with == weights):
+            looks = self.look(layer) or CellLooks(None)
+            if looks.placement is None and looks.behind:
+                warn(
+                    f"cells of layer {layer} are drawn evenly, since it is not known where they "
+                    f"look behind {looks.behind}; placement='even' takes that as given"
+                )
+            if not looks.lasts:
+                return looks.placement
+            kept[LOOKS, layer] = weights, looks.placement
+        placement: Placement | None = kept[LOOKS, layer][1]
+        return placement
+
+    def look(self, layer: str) -> CellLooks | None:
+        """Run the network, and follow where the cells of a layer's map look; None if it has none,
+        or it is one of a video."""
+        inputs = self._inputs.detached()
+        first = inputs.first() if self._summary.alone else inputs
+        looks = self._look_once(layer, first)
+        if looks is None or looks.lasts:
+            return looks
+        if not looks.draws:  # each photo has its own
+            return self._look_once(layer, inputs)
+        with torch.random.fork_rng([inputs.x.device] if inputs.x.is_cuda else []):
+            torch.rand(1, device="cpu")  # the next run draws other numbers
+            torch.rand(1, device=inputs.x.device)
+            again = self._look_once(layer, first)
+        pair = [looks.placement, again and again.placement]
+        if all(pair) and torch.equal(*(one.centres.nan_to_num() for one in pair)):  # type: ignore[union-attr]
+            return replace(looks, lasts=True)
+        return CellLooks(None, "random numbers", lasts=False)
+
+    def _look_once(self, layer: str, inputs: Inputs) -> CellLooks | None:
+        """Follow where the cells of a layer's map look in a run on these inputs."""
+        place = self._place(layer)
+        place = place._replace(module=modules_of(self._model)[submodule(self._model, place.module)])
+        try:
+            recorder, photo, values = record_calls(self._model, inputs)
+        except Exception as error:  # operators that no recorder sees, or one image alone
+            if came_by_signal(error):
+                raise
+            return CellLooks(None, "what cannot be recorded")
+        if place.part == "input":
+            value = _input_of(recorder.steps, place)
+            grid = None if value is None else self._of_input((self.count, *value.shape[1:]))
+        else:
+            value = last_of_place(values, place)
+            call = self._call(layer)
+            grid = None if call is None else call.grid
+        if value is None or grid is None or grid.frames is not None:
+            return None
+        steps = leading_to(value)
+        looks = receptive_fields(steps, photo)
+        if value not in looks.fields:
+            return CellLooks(None, ", ".join(looks.unknown) or "what it does with the photo")
+        where = centres(looks.fields[value], value.shape)
+        dims = (1,) if looks.by_photo else (0, 1)
+        lines = [grid.spread(axis).nanmean(dims, keepdim=True)[:, 0] for axis in where.cpu()]
+        seen = seen_pixels(steps, photo, looks)
+        placement = Placement(
+            self.size, torch.stack(lines, -1), None if seen is None else seen.cpu()
+        )
+        return CellLooks(
+            placement, lasts=not (looks.by_photo or recorder.draws), draws=recorder.draws
+        )
 
     @cached_property
     def joint(self) -> JointTokens | None:
@@ -240,6 +354,27 @@ class NetworkGrids(Grids):
         reading = read_map((1, *shape[1:]), self.size, None)
         fitting = [grid for grid in reading.grids if has_aspect(grid.size, self.size)]
         return fitting[0] if len(fitting) == 1 else None
+
+
+def weights_of(model: nn.Module) -> tuple[tuple[int, int], ...]:
+    """Which tensors the weights and buffers of a network are, and how often each was written to."""
+    states = [
+        (id(tensor), 0 if tensor.is_inference() else tensor._version)
+        for module in modules_of(model)
+        for tensor in (*module._parameters.values(), *module._buffers.values())
+        if tensor is not None
+    ]
+    return tuple(states)
+
+
+def _input_of(steps: Iterable[Step], place: LayerPlace) -> Value | None:
+    """The first tensor that a call of a module reads, of those that are computed from the photo."""
+    steps_of_call = [
+        step
+        for step in steps
+        if f"{step.module}.".startswith(f"{place.module}.") and step.call == (place.call or 0)
+    ]
+    return next((value for step in steps_of_call for value in step.inputs if value.depends), None)
 
 
 def grids_of_photo(model: nn.Module, inputs: Inputs) -> Callable[[str, int], Grid | None]:

@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -488,6 +488,11 @@ class Grids:
 
     def of_layer(self, layer: str) -> Grid | None:
         """The grid of a layer's output in the network; None if it has no spatial map."""
+        return None
+
+    def placement(self, layer: str | None) -> Any:
+        """Where the cells of a layer's map look, as a `Placement` of `explain.layers.placement`;
+        None where they count as spread evenly."""
         return None
 
     def doubt_about(self, layer: str) -> str:

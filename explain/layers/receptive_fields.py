@@ -14,6 +14,7 @@ the mixing of an attention: a token stays where its residual stream is. Channels
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -30,27 +31,101 @@ Field = tuple[Tensor, Tensor, Tensor]
 the value, of size 1 where it does not change."""
 
 
-def receptive_fields(steps: Iterable[Step], x: Value) -> tuple[dict[Value, Field], list[str]]:
-    """Follow where the values of a recording look in a photo ``x`` ``(N, C, H, W)``.
+@dataclass(frozen=True, eq=False)
+class Looks:
+    """Where the values of a recorded pass look in a photo."""
 
-    Returns the field of each value that comes from the photo, and the names of operations without a
-    rule, behind which nothing is known.
-    """
+    fields: Mapping[Value, Field]
+    """The field of each value that comes from the photo."""
+    unknown: Sequence[str]
+    """The operations without a rule, behind which nothing is known."""
+    by_photo: bool
+    """Whether the photo itself decides where some values are taken from."""
+
+
+def leading_to(value: Value) -> list[Step]:
+    """The steps that a value of a recording was computed by, in their order."""
+    steps: dict[Step, int] = {}
+    waiting = [value]
+    while waiting:
+        step = waiting.pop().step
+        if step is not None and step not in steps:
+            steps[step] = max(result.number for result in step.results if result is not None)
+            waiting += step.inputs
+    return sorted(steps, key=lambda step: steps[step])
+
+
+def receptive_fields(steps: Iterable[Step], x: Value) -> Looks:
+    """Follow where the values of a recording look in a photo ``x`` ``(N, C, H, W)``."""
     height, width = x.shape[-2:]
-    rows = (torch.arange(height) + 0.5).reshape(1, 1, height, 1)
-    columns = (torch.arange(width) + 0.5).reshape(1, 1, 1, width)
-    fields: dict[Value, Field] = {x: (torch.ones(1, 1, 1, 1), rows, columns)}
+    device = x.tensor.device
+    rows = (torch.arange(height, device=device) + 0.5).reshape(1, 1, height, 1)
+    columns = (torch.arange(width, device=device) + 0.5).reshape(1, 1, 1, width)
+    fields: dict[Value, Field] = {x: (torch.ones(1, 1, 1, 1, device=device), rows, columns)}
     unknown: dict[str, None] = {}
+    by_photo = False
     for step in steps:
         if not any(value in fields for value in step.inputs):
             continue
+        if is_move(step) or step.operation.has("samples"):
+            by_photo |= any(value.depends for value in step.inputs if value not in fields)
         try:
-            fields |= _carried(step, fields)
+            fields |= _carried(step, fields, (height, width))
         except Exception as error:  # operators may take arguments in unknown ways
             if came_by_signal(error):
                 raise
             unknown[step.name] = None
-    return fields, list(unknown)
+    return Looks(fields, list(unknown), by_photo)
+
+
+def seen_pixels(steps: Iterable[Step], photo: Value, looks: Looks) -> Tensor | None:
+    """Which pixels ``(H, W)`` of a photo these steps look at; None for all of them.
+
+    Values that were moved are pixels still; whatever reads them otherwise looks at them, and at
+    those between.
+    """
+    seen = torch.zeros(photo.shape[2:], dtype=torch.bool)
+    pixels = {photo}
+    for step in steps:
+        for value in pixels.intersection(step.inputs):
+            signals = [other for other in step.inputs if other in looks.fields]
+            if is_move(step) or (torch.Tag.pointwise in step.operator.tags and len(signals) == 1):
+                pixels.update(looks.fields.keys() & set(step.results))
+                continue
+            mass, *moments = (part.expand(value.shape) for part in looks.fields[value])
+            read = (mass > 0) & _read(step, value)
+            rows, columns = (moment[read].div(mass[read]).long() for moment in moments)
+            seen[rows, columns] = True
+            if bool(seen.all()):
+                return None
+    return seen if bool(seen.any()) else None
+
+
+def _read(step: Step, value: Value) -> Tensor:
+    """What a step reads of a map ``(N, C, h, w)``, all that lies between included: truth values
+    that broadcast to it."""
+    read = torch.ones([1] * len(value.shape), dtype=torch.bool)
+    if step.args[0] is not value or len(value.shape) != 4:
+        return read
+    lines = []
+    if step.operation.kind == "convolution" and not step.args[6]:
+        stride, padding, dilation = step.args[3:6]
+        outputs = step.results[0].shape[2:]  # type: ignore[union-attr]
+        for axis, kernel in enumerate(step.args[1].shape[2:]):
+            last = (outputs[axis] - 1) * stride[axis] + dilation[axis] * (kernel - 1)
+            lines.append(torch.arange(value.shape[axis + 2]) <= last - padding[axis])
+    elif step.operation.has("samples"):
+        grid = step.args[1].tensor.detach().float()
+        ones = torch.ones((len(grid), 1, *value.shape[2:]), requires_grad=True)
+        with torch.enable_grad():
+            taken = step.operator(ones, grid, *step.args[2:], **step.kwargs)
+            (weights,) = torch.autograd.grad(taken.sum(), ones)
+        taken_from = (weights > 0).any(0)[0]
+        for axis in (0, 1):
+            places = taken_from.any(1 - axis).nonzero()
+            numbers = torch.arange(value.shape[axis + 2])
+            lines.append((numbers >= places.min()) & (numbers <= places.max()))
+    return lines[0][:, None] & lines[1] if lines else read
 
 
 def centres(field: Field, shape: Sequence[int]) -> Tensor:
@@ -63,13 +138,16 @@ def centres(field: Field, shape: Sequence[int]) -> Tensor:
     return torch.stack([place.expand(tuple(shape)) for place in places])
 
 
-def _carried(step: Step, fields: Mapping[Value, Field]) -> dict[Value, Field]:
-    """The fields of the results of a step."""
+def _carried(
+    step: Step, fields: Mapping[Value, Field], size: tuple[int, int]
+) -> dict[Value, Field]:
+    """The fields of the results of a step, on photos of a ``size``."""
     results = [value for value in dict.fromkeys(step.results) if value is not None]
     operation = step.operation
     if is_move(step):
         return _moved(step, results, fields)
     if operation.kind == "convolution":
+        _must_be_together(fields[step.args[0]], size, step.name)
         return {results[0]: _convolved(step, fields[step.args[0]])}
     if operation.has("pools"):
         return {results[0]: _pooled(step, fields[step.args[0]], results[0])}
@@ -81,7 +159,7 @@ def _carried(step: Step, fields: Mapping[Value, Field]) -> dict[Value, Field]:
         return {}
     if not operation.has("stays") and torch.Tag.pointwise not in step.operator.tags:
         raise ValueError(step.name)
-    return {results[0]: _by_value(step, results[0], fields)}
+    return {results[0]: _by_value(step, results[0], fields, size)}
 
 
 def _moved(
@@ -89,10 +167,12 @@ def _moved(
 ) -> dict[Value, Field]:
     """The fields of results that are moved: the step is run with each part of the fields."""
 
-    def part_of(axis: int, value: Value) -> Tensor | None:
-        """One part of the field of a value; None of a value that does not come from the photo."""
+    device = next(iter(fields.values()))[0].device
+
+    def part_of(axis: int, value: Value) -> Tensor:
+        """One part of the field of a value; 0 of a value that does not come from the photo."""
         field = fields.get(value)
-        return None if field is None else field[axis]
+        return torch.zeros([1] * len(value.shape), device=device) if field is None else field[axis]
 
     parts = [moved(step, partial(part_of, axis)) for axis in range(3)]
     return {result: tuple(part[result] for part in parts) for result in results}  # type: ignore[misc]
@@ -117,6 +197,8 @@ def _convolved(step: Step, field: Field) -> Field:
     kernel = squares.mean(int(is_transposed), keepdim=True).sum(
         int(not is_transposed), keepdim=True
     )
+    if list(kernel.shape[2:]) == list(step.args[3]):  # patches, which are drawn as such
+        kernel = kernel.mean((2, 3), keepdim=True).expand_as(kernel)
     options = step.args[3:8]  # stride, padding, dilation, transposed, output padding
     parts = []
     for part in field:
@@ -161,7 +243,22 @@ def _of_product(step: Step, result: Value, fields: Mapping[Value, Field]) -> dic
     }
 
 
-def _by_value(step: Step, result: Value, fields: Mapping[Value, Field]) -> Field:
+def _must_be_together(field: Field, size: tuple[int, int], name: str, dim: int = 1) -> None:
+    """Refuse to mix what looks at several places of the photo, along a dimension of its values: the
+    mean of these is none of them."""
+    mass, *moments = field
+    for moment, length in zip(moments, size, strict=True):
+        if max(moment.shape[dim], mass.shape[dim]) > 1:
+            place = torch.where(mass > 0, moment / mass, torch.nan)
+            least = place.nan_to_num(torch.inf).amin(dim)
+            most = place.nan_to_num(-torch.inf).amax(dim)
+            if bool((most - least > _APART * length).any()):
+                raise ValueError(name)
+
+
+def _by_value(
+    step: Step, result: Value, fields: Mapping[Value, Field], size: tuple[int, int]
+) -> Field:
     """The field of what is computed value by value: the sum of those of the arguments that have the
     result's shape, times the squared slope."""
     signals = [value for value in dict.fromkeys(step.inputs) if value in fields]
@@ -169,6 +266,12 @@ def _by_value(step: Step, result: Value, fields: Mapping[Value, Field]) -> Field
     if not alike:
         raise ValueError(step.name)
     slope = _squared_slope(step, alike) if len(signals) == 1 else 1.0
+    if len(alike) > 1:
+        shape = torch.Size(result.shape)
+        together = [
+            torch.stack([fields[value][i].expand(shape) for value in alike]) for i in range(3)
+        ]
+        _must_be_together(tuple(together), size, step.name, dim=0)  # type: ignore[arg-type]
     parts = [sum(fields[value][axis] for value in alike) * slope for axis in range(3)]
     return tuple(parts)  # type: ignore[return-value]
 
@@ -194,5 +297,7 @@ def _squared_slope(step: Step, signals: Sequence[Value]) -> float | Tensor:
     return mean_square
 
 
+_APART = 1 / 4
+"""Of a photo: what is added up there looks at places that lie less far apart."""
 _SAMPLED = 2**14
 """How many values of a tensor are looked at for the mean slope of an activation."""

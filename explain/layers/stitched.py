@@ -16,6 +16,7 @@ from explain._utils.errors import ModelError, keywords, shown
 from explain.data.inputs import Inputs
 from explain.hooks.layer_names import LayerPlace
 from explain.layers.layouts import Size, enlarge
+from explain.layers.placement import Placement, draw
 from explain.targets.base import summary_of_output
 from explain.targets.regions import read_class_maps
 
@@ -203,10 +204,14 @@ class Stitched(nn.Module):
             )
         return stitched
 
-    def stitch_maps(self, maps: Sequence[Tensor], size: Size) -> Tensor:
+    def stitch_maps(
+        self, maps: Sequence[Tensor], size: Size, placement: Placement | None = None
+    ) -> Tensor:
         """Stitch the attribution maps ``(N, h, w)`` of a layer in each window to one map ``(N, H,
-        W)``."""
-        return self.stitch([window_map[:, None] for window_map in maps], size)[:, 0]
+        W)``; ``placement`` is that of the layer in a window."""
+        sides = self.sides(size)
+        pixels = [draw(of_window[:, None], sides, placement) for of_window in maps]
+        return self.stitch(pixels, size)[:, 0]
 
     def place_in_segmenter(self, place: LayerPlace) -> LayerPlace:
         """The place of a layer in the segmenter, by its place in this module: without "model." in

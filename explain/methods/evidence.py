@@ -7,7 +7,6 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 import torch
-import torch.nn.functional as F
 
 from explain._utils.errors import MethodError
 from explain._utils.rounding import finite_or_none
@@ -27,7 +26,7 @@ from explain.engine.perturbations import (
     Steps,
     rows_of,
 )
-from explain.layers.layouts import enlarge
+from explain.layers.placement import nearest
 from explain.methods.base import Method, Outcome, register
 from explain.methods.estimates import SearchMethod
 from explain.methods.masking import FullyMasked, ShownParts
@@ -394,10 +393,8 @@ class RegionSearch(Search):
         self._cells = method.regions(self._divided)[image]
         self._labels = self._cells
         if method.of_layer:  # where they lie in the photo
-            in_photo = F.interpolate(
-                self._cells[None, None].double(), evidence.size, mode="nearest-exact"
-            )
-            self._labels = in_photo[0, 0].long()
+            placement = evidence.placement
+            self._labels = nearest(self._cells, evidence.size, placement and placement[image])
         self._levels = self._nested()
         self._strength, self._threshold = method.strength(evidence, image)
         self._sets: list[RegionSet] = []
@@ -655,11 +652,10 @@ class RegionSearch(Search):
     def _guided(self, guide: Method) -> torch.Tensor:
         """For the search for evidence sets, the mean of the guide's map over each region ``(M,)``;
         larger means tried first."""
-        values = guide(self._evidence)[self._index : self._index + 1].double()
+        values = guide(self._evidence).double()
         has_channels = values.ndim > self._labels.ndim + 1
-        pixel_values = (
-            values.sum(1) if has_channels else enlarge(values[:, None], self._labels.shape)[:, 0]
-        )
+        in_pixels = values if has_channels else self._evidence.on_photo(values[:, None])
+        pixel_values = in_pixels[self._index : self._index + 1].sum(1)
         return region_values(pixel_values, self._labels)[0]
 
     def _nested(self) -> list[torch.Tensor]:

@@ -8,7 +8,6 @@ import torch
 
 from explain.engine import Evidence, InputGradients, Need
 from explain.engine.needs import GradientsBy, RuleCoverage
-from explain.layers.layouts import enlarge
 from explain.methods.base import GRADIENTS, Method, cam_map, register
 from explain.methods.cam import GradCAM
 from explain.relevance.gradient_rules import DeconvnetRule, GradientRule, GuidedRule
@@ -182,7 +181,7 @@ class GuidedGradCAM(GradientMethod):
         cam: the class map to multiply with; any method that gives ``(N, h, w)``.
 
     Returns:
-        ``(N, C, H, W)``; the map is enlarged to the input bilinearly.
+        ``(N, C, H, W)``; the map is drawn on the input, each cell where it looks.
 
     Selvaraju et al., ICCV 2017, section 3.1.
 
@@ -207,5 +206,5 @@ class GuidedGradCAM(GradientMethod):
         return GuidedBackprop().needs | self.cam.needs
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        cam = enlarge(cam_map(self.name, self.cam, evidence)[:, None], evidence.size)
+        cam = evidence.on_photo(cam_map(self.name, self.cam, evidence)[:, None])
         return GuidedBackprop()(evidence) * cam

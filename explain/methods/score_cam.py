@@ -14,7 +14,7 @@ from explain.baselines.replacements import to_unit
 from explain.engine import Activations, Evidence, Need, PerturbedRows
 from explain.engine.needs import BlockTokens
 from explain.engine.perturbations import Scores, ZeroInput, one_row_each, rows_of
-from explain.layers.layouts import enlarge
+from explain.layers.placement import Placement, draw
 from explain.methods.base import Outcome, Style, over_all, ratio, register
 from explain.methods.cam import unless_rounding, weighted_maps
 from explain.methods.estimates import RowMethod
@@ -50,18 +50,23 @@ class ScoreWeightedMethod(RowMethod):
         return most > least
 
     def masked(
-        self, photos: torch.Tensor, maps: torch.Tensor, numbers: torch.Tensor
+        self,
+        photos: torch.Tensor,
+        maps: torch.Tensor,
+        numbers: torch.Tensor,
+        placement: Placement | None,
     ) -> torch.Tensor:
         """For Score-CAM and its relatives, mask photos ``(b, C, H, W)`` with feature maps ``(b, h,
-        w)``, enlarged and brought to [0, 1]; ``numbers`` ``(b,)`` say which of the runs of a map it
-        is, for subclasses that run each map several times."""
-        return photos * masks(maps, tuple(photos.shape[2:]))
+        w)``, drawn on them and brought to [0, 1]; ``numbers`` ``(b,)`` say which of the runs of a
+        map it is, for subclasses that run each map several times."""
+        return photos * masks(maps, tuple(photos.shape[2:]), placement)
 
     def perturbed(self, evidence: Evidence) -> PerturbedRows:
         """For Score-CAM and its relatives, the masked photos, for each feature map that `seen`
         names ``times`` rows one after the other."""
         x = evidence.inputs
         a = evidence.activations
+        placement = evidence.placement
         channels = [
             is_seen.nonzero()[:, 0].to(x.device).repeat_interleave(self.times)
             for is_seen in self.seen(evidence)
@@ -74,7 +79,8 @@ class ScoreWeightedMethod(RowMethod):
             beside the photo stays as it is."""
             if not evidence.size:  # an input beside the photo that is no picture
                 return x[images]
-            return self.masked(x[images], a[images, channel], numbers % self.times)
+            places = placement and placement.converted(lambda centres: centres[images.cpu()])
+            return self.masked(x[images], a[images, channel], numbers % self.times, places)
 
         return rows_of_items(channels, masked)
 
@@ -176,15 +182,19 @@ class SSCAM(ScoreWeightedMethod):
         return torch.ones_like(seen) if self.noise == "input" else seen
 
     def masked(
-        self, photos: torch.Tensor, maps: torch.Tensor, numbers: torch.Tensor
+        self,
+        photos: torch.Tensor,
+        maps: torch.Tensor,
+        numbers: torch.Tensor,
+        placement: Placement | None,
     ) -> torch.Tensor:
         """For `SSCAM`, mask the photos with noise added: to the maps before they are brought to [0,
         1], or to the masked photos. Noise ``number`` is the same for all channels."""
         like = maps[0] if self.noise == "maps" else photos[0]
         added = self.sigma * noises(self.seed, numbers, like)
         if self.noise == "maps":
-            return super().masked(photos, maps + span(maps) * added, numbers)
-        return super().masked(photos, maps, numbers) + span(photos) * added
+            return super().masked(photos, maps + span(maps) * added, numbers, placement)
+        return super().masked(photos, maps, numbers, placement) + span(photos) * added
 
 
 @register
@@ -224,11 +234,15 @@ class ISCAM(ScoreWeightedMethod):
         return self.steps
 
     def masked(
-        self, photos: torch.Tensor, maps: torch.Tensor, numbers: torch.Tensor
+        self,
+        photos: torch.Tensor,
+        maps: torch.Tensor,
+        numbers: torch.Tensor,
+        placement: Placement | None,
     ) -> torch.Tensor:
         """For `ISCAM`, mask the photos, and fade them in: run ``i`` of n has the masked photo times
         ``(i + 1) / n``."""
-        return super().masked(photos, maps, numbers) * over_all(
+        return super().masked(photos, maps, numbers, placement) * over_all(
             (numbers + 1).to(photos) / self.steps, photos
         )
 
@@ -329,10 +343,12 @@ def rows_of_items(
     )
 
 
-def masks(maps: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
-    """Enlarge feature maps ``(b, h, w)`` linearly to ``size`` and bring each to [0, 1]: masks ``(b,
+def masks(
+    maps: torch.Tensor, size: tuple[int, ...], placement: Placement | None = None
+) -> torch.Tensor:
+    """Draw feature maps ``(b, h, w)`` on photos of ``size`` and bring each to [0, 1]: masks ``(b,
     1, H, W)``; a constant map gives a mask of zeros."""
-    return to_unit(enlarge(maps[:, None], size))
+    return to_unit(draw(maps[:, None], size, placement))
 
 
 def _alive(maps: torch.Tensor) -> torch.Tensor:
@@ -343,17 +359,22 @@ def _alive(maps: torch.Tensor) -> torch.Tensor:
 TOGETHER = 64  # masks that are enlarged at a time
 
 
-def clustered(maps: torch.Tensor, size: tuple[int, ...], distance: float) -> torch.Tensor:
+def clustered(
+    maps: torch.Tensor,
+    size: tuple[int, ...],
+    distance: float,
+    placement: Placement | None = None,
+) -> torch.Tensor:
     """Cluster the feature maps ``(C, h, w)`` of one image whose masks look alike (complete linkage,
     nearer than ``distance``), and add up the maps of each cluster: ``(K, h, w)``. For `ViTCX`.
 
-    Two masks, the maps enlarged to ``size`` and brought to [0, 1], lie apart by one minus their
-    cosine. Enlarging is linear, so the cosines are computed from the small maps, with the products
-    of the enlarging matrices; constants that are subtracted do not show in a mask. Constant maps
+    Two masks, the maps drawn on photos of ``size`` and brought to [0, 1], lie apart by one minus
+    their cosine. Drawing is linear, so the cosines are computed from the small maps, with the
+    products of what draws them; constants that are subtracted do not show in a mask. Constant maps
     are left out.
     """
     extremes = [
-        enlarge(batch[:, None], size).flatten(1).aminmax(dim=1)
+        draw(batch[:, None], size, placement).flatten(1).aminmax(dim=1)
         for batch in torch.split(maps, TOGETHER)
     ]
     least = torch.cat([low for low, _ in extremes]).double()
@@ -364,12 +385,20 @@ def clustered(maps: torch.Tensor, size: tuple[int, ...], distance: float) -> tor
     maps = maps[varies].double()
     least = least[varies, None]
     height, width = maps.shape[1:]
-    along_height = enlarging(height, size[0]).to(maps)
-    along_width = enlarging(width, size[1]).to(maps)
-    # (C, h, w): each map enlarged, and brought back by the transpose
-    enlarged_twice = along_height.T @ along_height @ maps @ (along_width.T @ along_width)
-    sums = torch.einsum("cij,i,j->c", maps, along_height.sum(0), along_width.sum(0))[:, None]
-    products = enlarged_twice.flatten(1) @ maps.flatten(1).T
+    flat = maps.flatten(1)
+    if placement is None or placement.is_even:
+        along_height = enlarging(height, size[0]).to(maps)
+        along_width = enlarging(width, size[1]).to(maps)
+        # (C, h, w): each map enlarged, and brought back by the transpose
+        drawn_twice = along_height.T @ along_height @ maps @ (along_width.T @ along_width)
+        of_cells = torch.outer(along_height.sum(0), along_width.sum(0)).flatten()
+        products = drawn_twice.flatten(1) @ flat.T
+    else:
+        alone = torch.eye(height * width).to(maps).reshape(-1, 1, height, width)
+        cells = draw(alone, size, placement).flatten(1)
+        of_cells = cells.sum(1)
+        products = flat @ (cells @ cells.T) @ flat.T
+    sums = (flat @ of_cells)[:, None]
     shifted = products - least * sums.T - sums * least.T + (size[0] * size[1]) * least * least.T
     lengths = shifted.diagonal().sqrt()
     labels = complete_linkage(1 - shifted / lengths[:, None] / lengths, distance).to(maps.device)
@@ -435,7 +464,10 @@ class ViTCX(RowMethod):
             raise MethodError(
                 "vitcx must have at least two transformer blocks, got fewer; take scorecam"
             )
-        return [clustered(maps, evidence.size, self.distance) for maps in evidence.activations]
+        return [
+            clustered(maps, evidence.size, self.distance, placement)
+            for maps, placement in zip(evidence.activations, _of_each(evidence), strict=True)
+        ]
 
     def perturbed(self, evidence: Evidence) -> PerturbedRows:
         """For `ViTCX`, two rows for each cluster, one after the other: the photo seen through the
@@ -445,13 +477,15 @@ class ViTCX(RowMethod):
         if len(evidence.size) != 2:
             return one_row_each(x)  # no photo
         clusters = [maps.to(x).repeat_interleave(2, 0) for maps in self.clusters(evidence)]
+        placement = evidence.placement
 
         def masked_or_noise(
             images: torch.Tensor, maps: torch.Tensor, numbers: torch.Tensor
         ) -> torch.Tensor:
             """The rows for cluster maps ``(b, h, w)``; even numbers are the masked photo, odd ones
             the whole photo with the noise."""
-            keep = masks(maps, evidence.size)
+            places = placement and placement.converted(lambda centres: centres[images.cpu()])
+            keep = masks(maps, evidence.size, places)
             added = noises(self.seed, numbers // 2, x[0])
             seen = torch.where((numbers % 2 == 0)[:, None, None, None], keep, 1)
             return x[images] * seen + self.sigma * added * (1 - keep)
@@ -462,16 +496,31 @@ class ViTCX(RowMethod):
         """The map of `ViTCX` ``(N, H, W)``: the mean at each pixel of the clusters' weights (masked
         score less noisy score, plus the photo's), weighted by the masks."""
         values = []
-        per_image = zip(self.clusters(evidence), scores, evidence[self.whole], strict=True)
-        for maps, row_scores, whole in per_image:
+        per_image = zip(
+            self.clusters(evidence), scores, evidence[self.whole], _of_each(evidence), strict=True
+        )
+        for maps, row_scores, whole, placement in per_image:
             masked_score, noise_score = row_scores.reshape(-1, 2).unbind(1)
             values.append(
-                weighted_mean(maps.to(whole), masked_score - noise_score + whole, evidence.size)
+                weighted_mean(
+                    maps.to(whole), masked_score - noise_score + whole, evidence.size, placement
+                )
             )
         return torch.stack(values)
 
 
-def weighted_mean(maps: torch.Tensor, weights: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
+def _of_each(evidence: Evidence) -> list[Placement | None]:
+    """The placement of the layer's map for each image."""
+    placement = evidence.placement
+    return [placement and placement[image] for image in range(len(evidence.inputs))]
+
+
+def weighted_mean(
+    maps: torch.Tensor,
+    weights: torch.Tensor,
+    size: tuple[int, ...],
+    placement: Placement | None = None,
+) -> torch.Tensor:
     """For `ViTCX`, the mean of ``weights`` ``(K,)`` at each pixel ``(H, W)``, weighted by the masks
     that the feature maps ``(K, h, w)`` make; 0 where no mask shows a pixel. Masks are enlarged
     `TOGETHER` at a time, for the memory."""
@@ -480,7 +529,7 @@ def weighted_mean(maps: torch.Tensor, weights: torch.Tensor, size: tuple[int, ..
     for batch, batch_weights in zip(
         torch.split(maps, TOGETHER), torch.split(weights.to(maps), TOGETHER), strict=True
     ):
-        keep = masks(batch, size)[:, 0]
+        keep = masks(batch, size, placement)[:, 0]
         total += torch.einsum("k,khw->hw", batch_weights, keep)
         seen += keep.sum(0)
     return ratio(total, seen)

@@ -14,7 +14,7 @@ from explain._utils.errors import MetricError, image_name, shown
 from explain._utils.random_numbers import permutation
 from explain.attribution.result import Attribution, by_maximum
 from explain.baselines.replacements import blurred, to_unit
-from explain.layers.layouts import enlarge
+from explain.layers.placement import Placement, draw
 from explain.methods.base import Style, ratio
 
 Sign = Literal["own", "signed", "absolute"]
@@ -51,6 +51,7 @@ class Maps:
     values: torch.Tensor
     size: tuple[int, int]
     style: Style | None = None
+    placement: Placement | None = None
 
     @classmethod
     def of(cls, name: str, source: MapsLike, images: torch.Tensor) -> "Maps":
@@ -87,13 +88,14 @@ class Maps:
             raise MetricError(
                 f"map {name!r} must hold finite values, got NaN or infinity for image {image}"
             )
-        return cls(name, values, size, style)
+        placement = source.placement if isinstance(source, Attribution) else None
+        return cls(name, values, size, style, placement)
 
     def per_pixel(self, sign: Sign = "own") -> torch.Tensor:
         """One number for each pixel of the photo ``(N, H, W)``.
 
-        Maps ``(N, h, w)`` are enlarged. Values for each pixel and channel are added up over the
-        channels. With "own", those of our methods that are magnitudes or colours and no
+        Maps ``(N, h, w)`` are drawn as pictures are. Values for each pixel and channel are added up
+        over the channels. With "own", those of our methods that are magnitudes or colours and no
         contributions count by the largest channel, as their heatmaps do.
         """
         values = self.values
@@ -101,8 +103,8 @@ class Maps:
             return values.abs().amax(1)
         if values.ndim == 4:
             values = values.sum(1)
-        elif tuple(values.shape[1:]) != self.size:
-            values = enlarge(values[:, None], self.size)[:, 0]
+        elif self.placement is not None or tuple(values.shape[1:]) != self.size:
+            values = draw(values[:, None], self.size, self.placement)[:, 0]
         return values.abs() if sign == "absolute" else values
 
     @property

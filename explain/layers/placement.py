@@ -1,0 +1,205 @@
+"""Where the cells of a map are drawn: from values and places to pixels.
+
+A cell of a feature map is drawn where it looks (`explain.layers.receptive_fields`), which is seldom
+the middle of its share of the photo. All pictures, masks and metrics of maps go through `draw`.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from explain.layers.layouts import Size, enlarge
+
+PlacementMode: TypeAlias = Literal["cells", "even"]
+"""Where maps are drawn: each cell where it looks, or all spread evenly over the photo."""
+
+NEAREST = 4  # cells that a pixel takes its value from, where they lie on no grid
+_EVEN = 1e-3  # of a cell: how far cells that count as spread evenly may lie beside
+_BESIDE = 0.5  # of a cell: how far the cells of a row may lie beside their mean
+_TOGETHER = 0.1  # of a cell: rows that lie nearer are at one place
+_AT_ONCE = 2**24  # distances
+
+
+@dataclass(frozen=True, eq=False)
+class Placement:
+    """Where the cells of a layer's map look in photos of a ``size``.
+
+    ``centres`` ``(1, h, w, 2)`` are rows and columns in pixels, the first pixel's centre at 0.5,
+    and NaN for cells that look nowhere; there is one entry for each image where these differ.
+    ``seen`` ``(H, W)`` are the pixels that any cell looks at, or None for all.
+
+    >>> rows = torch.tensor([[[[1.0, 2.0], [1.0, 4.0]]]])  # a row of two cells
+    >>> Placement((2, 6), rows).on_photo(torch.tensor([[[[0.0, 1.0]]]]))[0, 0, 0].tolist()
+    [0.0, 0.0, 0.25, 0.75, 1.0, 1.0]
+    """
+
+    size: Size
+    centres: Tensor
+    seen: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.centres)
+
+    def __getitem__(self, image: int) -> "Placement":
+        """The placement of one image."""
+        return self if len(self) == 1 else replace(self, centres=self.centres[image][None])
+
+    def converted(self, convert: Callable[[Tensor], Tensor]) -> "Placement":
+        """A copy with ``convert`` applied to what has an entry for each image."""
+        return self if len(self) == 1 else replace(self, centres=convert(self.centres))
+
+    def fits(self, maps: Tensor, size: Size) -> bool:
+        """Whether maps ``(N, C, h, w)`` have these cells, and a photo of ``size`` these pixels."""
+        return tuple(maps.shape[2:]) == tuple(self.centres.shape[1:3]) and tuple(size) == self.size
+
+    def on_photo(self, maps: Tensor) -> Tensor:
+        """The values of maps ``(N, C, h, w)`` at each pixel ``(N, C, H, W)``.
+
+        Between the centres of cells on a grid values change linearly, and beyond the outer ones
+        they are constant. Otherwise each pixel takes those of the nearest cells, weighted by how
+        near they are. Pixels that no cell looks at are 0.
+        """
+        if len(self) > 1:
+            return torch.cat(
+                [self[image].on_photo(maps[image][None]) for image in range(len(maps))]
+            )
+        pixels = self._spread(maps)
+        return pixels if self.seen is None else pixels * self.seen.to(pixels)
+
+    def at_cells(self, pixels: Tensor) -> Tensor:
+        """The values of pixels ``(N, C, H, W)`` where the cells look ``(N, C, h, w)``, linearly
+        between pixels; 0 for cells that look nowhere."""
+        sides = torch.tensor(self.size, dtype=torch.float64)
+        grid = (2 * self.centres / sides - 1).flip(-1).to(pixels)
+        grid = grid.nan_to_num().expand(len(pixels), -1, -1, -1)
+        values = F.grid_sample(pixels, grid, padding_mode="border", align_corners=False)
+        looks = ~self.centres.isnan().any(-1)[:, None]
+        return values * looks.to(pixels)
+
+    def _spread(self, maps: Tensor) -> Tensor:
+        """The values of maps at all pixels, whether they are seen or not."""
+        if self.is_even:
+            return enlarge(maps, self.size)
+        if self._along_axes is not None:
+            turned, rows, columns = self._along_axes
+            maps = maps.mT if turned else maps
+            return rows.to(maps) @ maps @ columns.to(maps).mT
+        indices, weights = self.nearest
+        flat = maps.flatten(2)
+        pixels = maps.new_zeros((*maps.shape[:2], math.prod(self.size)))
+        for index, weight in zip(indices, weights, strict=True):
+            pixels = pixels + flat[..., index.to(maps.device)] * weight.to(maps)
+        return pixels.reshape(*maps.shape[:2], *self.size)
+
+    @cached_property
+    def is_even(self) -> bool:
+        """Whether the cells are spread evenly over the photo."""
+        even = _even_centres(tuple(self.centres.shape[1:3]), self.size)
+        cell = torch.tensor([n / c for n, c in zip(self.size, even.shape[:2], strict=True)])
+        return bool(((self.centres - even).abs() <= _EVEN * cell).all())
+
+    @cached_property
+    def _along_axes(self) -> tuple[bool, Tensor, Tensor] | None:
+        """The matrices that interpolate along the rows and the columns of the photo, for cells on a
+        grid with its axes, and whether the map is turned beside it; None for others."""
+        for turned in (False, True):
+            centres = self.centres[0].transpose(0, 1) if turned else self.centres[0]
+            matrices = []
+            for axis, length in enumerate(self.size):
+                line = centres[..., axis] if axis == 0 else centres[..., axis].mT
+                places = line.nanmean(1)
+                ordered = places[~places.isnan()].sort().values
+                gaps = ordered.diff()
+                gap = float(gaps.median()) if len(gaps) else float(length)
+                off = (line - places[:, None]).abs()
+                is_line = bool((off <= _BESIDE * gap).logical_or(places.isnan()[:, None]).all())
+                if not len(ordered) or not is_line or bool((gaps < _TOGETHER * gap).any()):
+                    break
+                matrices.append(_interpolating(places, length))
+            else:
+                return turned, matrices[0], matrices[1]
+        return None
+
+    @cached_property
+    def nearest(self) -> tuple[Tensor, Tensor]:
+        """For each pixel, the nearest cells and their weights: ``(NEAREST, H * W)`` each."""
+        cells = self.centres[0].flatten(0, 1)
+        placed = (~cells.isnan().any(1)).nonzero()[:, 0]
+        count = self.size[0] * self.size[1] if self.seen is None else int(self.seen.sum())
+        if not len(placed):
+            none = torch.zeros(1, self.size[0] * self.size[1])
+            return none.long(), none
+        scale = (max(count, 1) / len(placed)) ** 0.5
+        pixels = _even_centres(self.size, self.size).flatten(0, 1)
+        nearest, weights = [], []
+        for some in torch.split(pixels, max(1, _AT_ONCE // len(placed))):
+            distances = torch.cdist(some, cells[placed])
+            near = distances.topk(min(NEAREST, len(placed)), largest=False)
+            nearest.append(placed[near.indices])
+            weights.append((-2 * (near.values / scale).square()).softmax(1))
+        return torch.cat(nearest).T, torch.cat(weights).T
+
+
+def draw(maps: Tensor, size: Size, placement: Placement | None = None) -> Tensor:
+    """Draw maps ``(N, C, h, w)`` on photos of ``size``: each cell where it looks, or with no
+    placement, or one of other maps, spread evenly."""
+    if placement is None or not placement.fits(maps, size):
+        return enlarge(maps, size)
+    return placement.on_photo(maps)
+
+
+def nearest(cells: Tensor, size: Size, placement: Placement | None = None) -> Tensor:
+    """What the nearest cell of a map ``(h, w)`` has, for each pixel ``(H, W)`` of a photo."""
+    if placement is None or not placement.fits(cells[None, None], size) or placement.is_even:
+        pixels = F.interpolate(cells[None, None].double(), size, mode="nearest-exact")
+        return pixels[0, 0].to(cells)
+    return cells.flatten()[placement.nearest[0][0].to(cells.device)].reshape(size)
+
+
+def transferred(
+    maps: Tensor, placement: Placement | None, other: Placement | None, cells: Size
+) -> Tensor:
+    """Bring maps ``(N, C, h, w)`` to the ``cells`` of another map: what is drawn where these
+    look."""
+    if tuple(maps.shape[2:]) == cells and (placement is other or other is None):
+        return maps
+    if placement is None or other is None or not placement.fits(maps, other.size):
+        return enlarge(maps, cells)
+    if placement.is_even and other.is_even:
+        return enlarge(maps, cells)
+    return other.at_cells(placement.on_photo(maps))
+
+
+def _even_centres(cells: Size, size: Size) -> Tensor:
+    """The centres ``(h, w, 2)`` of cells that are spread evenly."""
+    axes = [
+        (torch.arange(count) + 0.5) * (length / count)
+        for count, length in zip(cells, size, strict=True)
+    ]
+    return torch.stack(torch.meshgrid(axes, indexing="ij"), -1)
+
+
+def _interpolating(places: Tensor, length: int) -> Tensor:
+    """The matrix ``(length, cells)`` that interpolates linearly between cells at these ``places``,
+    in any order; those at NaN have no part."""
+    placed = (~places.isnan()).nonzero()[:, 0]
+    cells = placed[places[placed].argsort()]
+    ordered = places[cells].double()
+    matrix = torch.zeros(length, len(places), dtype=torch.float64)
+    if len(cells) == 1:
+        matrix[:, cells] = 1
+        return matrix
+    pixels = torch.arange(length, dtype=torch.float64) + 0.5
+    above = torch.searchsorted(ordered, pixels).clamp(1, len(cells) - 1)
+    gap = ordered[above] - ordered[above - 1]
+    share = ((pixels - ordered[above - 1]) / gap).clamp(0, 1)
+    numbers = torch.arange(length)
+    matrix[numbers, cells[above - 1]] = 1 - share
+    matrix[numbers, cells[above]] = share
+    return matrix

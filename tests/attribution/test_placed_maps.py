@@ -1,0 +1,112 @@
+"""Maps are drawn where the network looked, in pictures, masks, metrics and regions: an object that
+class 0 finds lies where it was put, whatever the network does to the photo first."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import explain
+from explain import ExplainError
+
+
+class Bright(nn.Module):
+    """Class 0 is the brightness of cells of 8 x 8 pixels, squared."""
+
+    def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.change = change
+        self.cells = nn.Conv2d(3, 2, 8, 8)
+        self.cells.weight.data.fill_(1 / 192)
+        self.cells.bias.data.zero_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.cells(self.change(x))).flatten(2).pow(2).mean(-1)
+
+
+def warped(x: Tensor) -> Tensor:
+    """The middle of the photo, twice as large, as a spatial transformer takes it."""
+    theta = torch.tensor([[[0.5, 0, 0.0], [0, 0.5, 0.0]]])
+    grid = F.affine_grid(theta.expand(len(x), -1, -1), list(x.shape), align_corners=False)
+    return F.grid_sample(x, grid, align_corners=False)
+
+
+CHANGES: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, int]]] = {
+    "nothing": (lambda x: x, (32, 40)),
+    "a centre crop": (lambda x: x[..., 32:96, 32:96], (40, 56)),
+    "padding": (lambda x: F.pad(x, (16, 48, 0, 32)), (32, 64)),
+    "a mirror": (lambda x: x.flip(3), (32, 16)),
+    "transposing": (lambda x: x.transpose(2, 3), (96, 16)),
+    "rolling": (lambda x: x.roll((32, 48), (2, 3)), (16, 24)),
+    "turning": (lambda x: x.rot90(1, (2, 3)), (80, 24)),
+    "exchanged halves": (lambda x: torch.cat([x[..., 64:], x[..., :64]], 3), (32, 16)),
+    "half the size": (lambda x: F.interpolate(x, scale_factor=0.5, mode="bilinear"), (32, 64)),
+    "a spatial transformer": (warped, (40, 56)),
+}
+
+
+def photo_with(place: tuple[int, int]) -> Tensor:
+    row, column = place
+    photo = torch.zeros(1, 3, 128, 128)
+    photo[:, :, row : row + 16, column : column + 16] = 1
+    return photo
+
+
+def centre(heatmap: Tensor) -> Tensor:
+    """The centroid of what is at least 0.6 of the largest value, in pixels."""
+    bright = heatmap.double() * (heatmap >= 0.6 * heatmap.max())
+    numbers = torch.arange(128, dtype=torch.float64) + 0.5
+    rows = (bright.sum(1) * numbers).sum()
+    columns = (bright.sum(0) * numbers).sum()
+    return torch.stack([rows, columns]) / bright.sum()
+
+
+METHODS = ["gradcam", "hirescam", "layercam", "scorecam", "ablationcam", "guidedgradcam"]
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_map_lies_on_the_object_whatever_the_network_does_to_the_photo(name: str) -> None:
+    change, place = CHANGES[name]
+    model = Bright(change).eval()
+    photo = photo_with(place)
+    object_centre = torch.tensor(place, dtype=torch.float64) + 8
+    maps = explain.attribute(model, photo, METHODS, target=0, placement="cells")
+    for method, found in maps.items():
+        for drawn in (found.heatmap[0], found.signed[0].clamp(min=0)):
+            off = (centre(drawn) - object_centre).abs()
+            assert float(off.max()) < 8, method  # a cell
+
+
+def test_even_placement_draws_as_other_packages_do() -> None:
+    model = Bright(lambda x: x.flip(3)).eval()
+    found = explain.attribute(model, photo_with((32, 16)), target=0, placement="even")
+    assert found.placement is None
+    enlarged = F.interpolate(found.values[:, None], (128, 128), mode="bilinear")[:, 0]
+    assert_close(found.heatmap, enlarged / enlarged.max())
+    with pytest.raises(ExplainError, match="placement"):
+        explain.attribute(model, photo_with((32, 16)), target=0, placement="centre")  # type: ignore[call-overload]
+
+
+def test_places_stay_with_the_map_in_parts_and_pickles() -> None:
+    model = Bright(lambda x: x[..., 32:96, 32:96]).eval()
+    photos = torch.cat([photo_with((40, 56)), photo_with((64, 40))])
+    found = explain.attribute(model, photos, target=0, placement="cells")
+    for i, part in enumerate([found[0], found[1]]):
+        again = pickle.loads(pickle.dumps(part))
+        assert torch.equal(again.heatmap[0], found.heatmap[i])
+    assert not found.heatmap[:, :32].any()
+    metrics: Any = explain.evaluate(
+        model,
+        photos,
+        {"a": found},
+        ["pointinggame"],
+        boxes=[[(56, 40, 72, 56)], [(40, 64, 56, 80)]],
+    )
+    assert metrics["a"]["pointinggame"].tolist() == [1, 1]
