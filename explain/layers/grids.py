@@ -1,8 +1,10 @@
 """How the maps of a network lie on its input: the grids of its layers."""
 
+import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,11 +38,9 @@ from explain.layers.positions import UNKNOWN
 from explain.layers.receptive_fields import centres, leading_to, receptive_fields, seen_pixels
 from explain.layers.recording import ModuleCall, last_of_place
 from explain.layers.stitched import Stitched
-from explain.layers.summary import ForwardSummary, summary_of
+from explain.layers.summary import ForwardSummary, kept_places, summary_of
 from explain.recording import Step, Value
 from explain.targets.answer import JointTokens
-
-LOOKS = "where the cells of a layer look"
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,36 @@ class CellLooks:
     """Whether it is the same for other photos and passes."""
     draws: bool = False
     """Whether the pass draws random numbers."""
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """The modules, weights and buffers of a network, as they were at some time."""
+
+    modules: list[weakref.ref[nn.Module]]
+    states: list[tuple[int, int]]
+
+    @classmethod
+    def of(cls, model: nn.Module) -> "_Weights":
+        """The weights of a network as they are now."""
+        modules = [weakref.ref(module) for module in modules_of(model)]
+        return cls(modules, _states(modules))
+
+    @property
+    def are_the_same(self) -> bool:
+        """Whether the parts are the same still, and nobody has written to the weights."""
+        return _states(self.modules) == self.states
+
+
+def _states(modules: list[weakref.ref[nn.Module]]) -> list[tuple[int, int]]:
+    """Which parts some modules have, and how often each tensor of them was written to."""
+    return [
+        (id(part), part._version if isinstance(part, Tensor) and not part.is_inference() else 0)
+        for reference in modules
+        if (module := reference()) is not None
+        for parts in (module._modules, module._parameters, module._buffers)
+        for part in parts.values()
+    ]
 
 
 class NetworkGrids(Grids):
@@ -86,6 +116,8 @@ class NetworkGrids(Grids):
         self._model = model
         self._inputs = inputs
         self._placement = placement
+        self._of_photos: dict[str, Placement | None] = {}
+        """Of layers whose cells look elsewhere in each photo."""
         self._trains = trains
         """Whether weights change from call to call, which moves cells by little."""
         self._by_shape: dict[tuple[Size, str | None, int | None], Grid | None] = {}
@@ -173,21 +205,26 @@ class NetworkGrids(Grids):
         """
         if self._placement == "even" or layer is None or len(self.size) != 2:
             return None
-        kept = self._summary.chosen
-        weights = weights_of(self._model)
-        found_with = kept.get((LOOKS, layer), (None, None))[0]
-        if found_with is None or not (self._trains or found_with == weights):
+        if layer in self._of_photos:
+            return self._of_photos[layer]
+        kept: dict[Any, Any] = (
+            self._summary.chosen if self._inputs.name else kept_places(self._model)
+        )
+        key = layer, self.size, self._inputs.layout
+        weights, placement = kept.get(key, (None, None))
+        if weights is None or not (self._trains or weights.are_the_same):
             looks = self.look(layer) or CellLooks(None)
-            if looks.placement is None and looks.behind:
+            placement = looks.placement
+            if placement is None and looks.behind:
                 warn(
                     f"cells of layer {layer} are drawn evenly, since it is not known where they "
                     f"look behind {looks.behind}; placement='even' takes that as given"
                 )
-            if not looks.lasts:
-                return looks.placement
-            kept[LOOKS, layer] = weights, looks.placement
-        placement: Placement | None = kept[LOOKS, layer][1]
-        return placement
+            if looks.lasts:
+                kept[key] = _Weights.of(self._model), placement
+            else:
+                self._of_photos[layer] = placement
+        return placement  # type: ignore[no-any-return]
 
     def look(self, layer: str) -> CellLooks | None:
         """Run the network, and follow where the cells of a layer's map look; None if it has none,
@@ -354,17 +391,6 @@ class NetworkGrids(Grids):
         reading = read_map((1, *shape[1:]), self.size, None)
         fitting = [grid for grid in reading.grids if has_aspect(grid.size, self.size)]
         return fitting[0] if len(fitting) == 1 else None
-
-
-def weights_of(model: nn.Module) -> tuple[tuple[int, int], ...]:
-    """Which tensors the weights and buffers of a network are, and how often each was written to."""
-    states = [
-        (id(tensor), 0 if tensor.is_inference() else tensor._version)
-        for module in modules_of(model)
-        for tensor in (*module._parameters.values(), *module._buffers.values())
-        if tensor is not None
-    ]
-    return tuple(states)
 
 
 def _input_of(steps: Iterable[Step], place: LayerPlace) -> Value | None:

@@ -89,6 +89,8 @@ _summaries: weakref.WeakKeyDictionary[nn.Module, dict[Any, ForwardSummary]] = (
     weakref.WeakKeyDictionary()
 )
 
+_places: weakref.WeakKeyDictionary[nn.Module, dict[Any, Any]] = weakref.WeakKeyDictionary()
+
 
 def summary_of(
     model: nn.Module, inputs: Inputs, *, whole: bool = False, with_graph: bool = False
@@ -123,6 +125,13 @@ def forget_summary(model: nn.Module) -> None:
     """Drop the summaries of a network, and so the layers chosen by them, when it may have changed
     unseen."""
     _summaries.pop(model, None)
+    _places.pop(model, None)
+
+
+def kept_places(model: nn.Module) -> dict[Any, Any]:
+    """What is kept with a network of where the cells of its layers look; see
+    `explain.layers.grids`."""
+    return _places.setdefault(model, {})
 
 
 def summary_is_current(model: nn.Module, inputs: Inputs, ran: Sequence[str]) -> bool:
