@@ -42,8 +42,9 @@ def modules_of(model: nn.Module) -> dict[nn.Module, str]:
             for part, inner in reversed(children.items()):
                 if inner is not None:
                     waiting.append((start + part, inner))
-        for part, inner in kept_modules(module).items():
-            kept.append((start + part, inner))
+        if not type(module).__module__.startswith("torch."):  # which keeps none
+            for part, inner in kept_modules(module).items():
+                kept.append((start + part, inner))
     return names
 
 
@@ -61,8 +62,6 @@ def kept_modules(module: nn.Module) -> dict[str, nn.Module]:
     {'blocks.0': ReLU(), 'blocks.1': Tanh()}
     """
     modules: dict[str, nn.Module] = {}
-    if type(module).__module__.startswith("torch."):  # it keeps none
-        return modules
     attributes = vars(module)
     for attribute in [name for name in attributes if name not in _OF_EVERY_MODULE]:
         value = attributes.get(attribute)

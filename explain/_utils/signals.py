@@ -262,8 +262,8 @@ class Shared(SignalSafe[None]):
     def held_alone(self) -> list[Any]:
         """The contexts of the settings that no other block has changed too."""
         with lock:
-            held = [_shared[setting] for setting in self._held if setting in _shared]
-            return [changed.context for changed in held if changed.blocks == 1]
+            held = map(_shared.get, self._held)
+            return [changed.context for changed in held if changed and changed.blocks == 1]
 
 
 def deferring_signals(function: Callable[P, T]) -> Callable[P, T]:

@@ -310,9 +310,9 @@ class Request:
             to_be_read(item.method, item.attribution, item.evidence, warns=warns)
             for item in unchecked
         ]
-        rows = iter(read_together(*chain.from_iterable(tensors.values() for tensors in to_read)))
+        rows = iter(read_together(*chain.from_iterable(map(dict.values, to_read))))
         for item, tensors in zip(unchecked, to_read, strict=True):
-            numbers_by_reason = {reason: next(rows) for reason in tensors}
+            numbers_by_reason = dict(zip(tensors, rows, strict=False))
             largest = numbers_by_reason.pop("largest")
             if not all(map(math.isfinite, largest)):
                 raise not_finite(item.attribution, largest)

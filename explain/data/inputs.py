@@ -190,11 +190,11 @@ class Inputs:
     def sizes(self) -> tuple[Any, ...]:
         """The path and the shape of each tensor, without the number of images where it has a row
         for each; part of the key under which a network's layers are remembered."""
-        tensors = self._tensors.items()
-        return tuple(
-            (path, tensor.shape[1:] if self.goes_with_images(path) else tensor.shape)
-            for path, tensor in tensors
-        )
+        sizes = []
+        for path, tensor in self._tensors.items():
+            shape = tensor.shape[1:] if self.goes_with_images(path) else tensor.shape
+            sizes.append((path, shape))
+        return tuple(sizes)
 
     def rows(
         self, images: torch.Tensor, altered: Mapping[Path, torch.Tensor] | None = None

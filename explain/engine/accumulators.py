@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import torch
@@ -100,11 +99,6 @@ class TargetAccumulators:
                 self._ends[need] = time.monotonic() + seconds
             if need in self._errors:
                 self._inexact[need] = reducer.begin(evidence)
-
-    @property
-    def names(self) -> list[str]:
-        """The methods that use the rows."""
-        return list(dict.fromkeys(chain.from_iterable(self._names.values())))
 
     def read(
         self, images: Tensor, indices: Tensor, evidence_of: EvidenceLookup, first: int = 0

@@ -11,7 +11,7 @@ from torch.autograd.graph import Node
 from explain.data.inputs import Path
 from explain.engine.forward import Forward, ResolvedTarget
 from explain.hooks import Replace, intervene
-from explain.hooks.graph import Reach, is_of_hooks
+from explain.hooks.graph import Reach
 from explain.hooks.layer_names import name_of_call
 from explain.hooks.preserve import start_over
 
@@ -48,13 +48,11 @@ def _is_of_model(node: Any) -> bool:
     By names of Nodes and modules, as there is nothing else; a wrong yes costs a few runs, a wrong
     no a warning.
     """
-    if is_of_hooks(node):
-        return False
     name = node.name()
     if name.startswith("GeneratedBackwardFor_"):  # an operator that a library has registered
         return not name.startswith("GeneratedBackwardFor_torchvision_")
     module = str(getattr(getattr(node, "_forward_cls", None), "__module__", ""))
-    return module.split(".")[0] != "torch"
+    return module.split(".")[0] not in ("torch", "explain")
 
 
 def is_derivative(

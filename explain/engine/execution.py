@@ -16,7 +16,6 @@ Hooks are on during the passes alone, and act only for the thread that put them 
 parameter's ``.grad`` or ``requires_grad`` is touched.
 """
 
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
@@ -61,11 +60,11 @@ from explain.hooks.capturing import Capture, Source, cut_where_allowed, read_out
 from explain.hooks.graph import consumers, differentiate, graph, normalises_over_rows
 from explain.hooks.layer_names import place_of
 from explain.hooks.preserve import (
+    findings_of,
     own_statistics,
     recording,
     start_over,
     untouched,
-    weights_now,
 )
 from explain.hooks.unwrap import has_hooks, scripted, sharded
 from explain.layers.grids import NetworkGrids
@@ -80,12 +79,8 @@ from explain.relevance.propagation import RelevanceFlow, pass_channels, stop_oth
 from explain.relevance.steps import COMPARED, Dependence, Step, StepRecorder
 from explain.targets import Target, detector_outputs
 
-_follows: weakref.WeakKeyDictionary[nn.Module, dict[Any, bool]] = weakref.WeakKeyDictionary()
-"""Of networks, whether gradients in the inputs are all that their scores do."""
-_right: weakref.WeakKeyDictionary[nn.Module, set[Any]] = weakref.WeakKeyDictionary()
-"""Of networks, which gradients of theirs have nothing to be warned of."""
-_doubted: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-"""Networks with gradients that may not be the derivative of the score."""
+_FOLLOWS = "gradients in the inputs are all that the scores do"
+_IS_DOUBTED = "gradients may not be the derivative of the score"
 Wanted: TypeAlias = Mapping[NeedAtLayer, Sequence[Source]]
 """Needs that one backward pass answers, and what it differentiates with respect to for each."""
 
@@ -189,13 +184,13 @@ def _look_at_gradients(
     Where nothing is wrong, once for a model and its weights; not of sharded models, which are run
     no more often than they must be.
     """
-    right = _right.setdefault(model, set())
-    key = (*plan.needs, *weights_now(model))
-    if settings.create_graph or key in right or sharded(model):
+    findings = findings_of(model)
+    are_right = ("gradients are right", *plan.needs)
+    if settings.create_graph or are_right in findings or sharded(model):
         return
     gather(model, inputs, plan, targets, RuntimeSettings(activation=settings.activation))
-    if model not in _doubted:
-        right.add(key)
+    if _IS_DOUBTED not in findings:
+        findings[are_right] = True
 
 
 def _evidence(
@@ -273,9 +268,9 @@ class _Passes:
         replayed_layer = plan.perturbed_layer
         # Perturbed maps are run one image at a time and in this precision; and hooks of others
         # would see a replay.
-        can_replay = self.cut and len(inputs) == 1 and precision == settings.precision
-        if replayed_layer is not None and (not can_replay or has_hooks(model)):
-            replayed_layer = None
+        if replayed_layer is not None:
+            can_replay = self.cut and len(inputs) == 1 and precision == settings.precision
+            replayed_layer = replayed_layer if can_replay and not has_hooks(model) else None
         gradients = torch.set_grad_enabled(not self.cut)
         with (
             HookGroup(model) as group,
@@ -286,13 +281,13 @@ class _Passes:
             if settings.create_graph or needs.LayerCurvature in plan.kinds:
                 # fused attention has no second derivative
                 stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-            layers = self._watch(group, model, len(inputs))
+            layers = self._watch(group, model, inputs)
             seen = {}
             for kind in collectors.WATCHES.keys() & plan.kinds:
                 seen[kind] = collectors.WATCHES[kind](group, model)
             recorded = (
                 self._record(stack, model, explained, inputs)
-                if plan.whole
+                if plan.whole and plan.records
                 else RecordedOperations()
             )
             self.ran = executed_modules(group, model) if follow else []
@@ -308,6 +303,7 @@ class _Passes:
             with nullcontext() if self._prefix is None else self._prefix.tape:
                 output = arguments.call(model)
             layers.end_pass()
+            self.footprint.is_complete = True
             self._hooked = RemovableHandle.next_id > handles_before
             """Whether the model has registered hooks of its own during the pass."""
             graph_is_on = torch.is_grad_enabled() or any(
@@ -375,7 +371,7 @@ class _Passes:
             recorded.operations = stack.enter_context(operation_recorder).noted
         return recorded
 
-    def _watch(self, group: HookGroup, model: nn.Module, images: int) -> Capture:
+    def _watch(self, group: HookGroup, model: nn.Module, inputs: Inputs) -> Capture:
         """Hook the layers, sizes of outputs and concepts that the plan needs; return the capture of
         the layers.
 
@@ -386,7 +382,7 @@ class _Passes:
         names = (*plan.layers, *plan.watched)
         layers = Capture(group, names, gradients=plan.layers, cut=self.cut, once=True)
         if plan.reruns:
-            self.footprint.watch(group, model, images)
+            self.footprint = Footprint.of(group, model, inputs, self._precision)
         if plan.whole:
             concepts = {
                 place_of(backward.concept.layer, model).layer
@@ -544,17 +540,17 @@ class _Passes:
                 isinstance(need.kind, (needs.InputGradients, needs.LayerGradients))
                 and not need.input
             )
-            reached = [gradient for gradient in need_gradients if gradient is not None]
-            if not is_plain or ":" in (need.layer or "") or len(reached) != 1:
+            if not is_plain or ":" in (need.layer or ""):
                 continue
             names = custom_functions(nodes, list(sources))
             # not with global hooks, which would fire again in the runs of `is_derivative`
             if self._hooked and not has_hooks(nn.Identity()):
                 names.append("a hook that the forward pass registers")
             methods = ", ".join(self.plan.names_of([need])) if names else ""
-            if not methods:
+            reached = [gradient for gradient in need_gradients if gradient is not None]
+            if not methods or len(reached) != 1:
                 continue
-            _doubted.add(self.forward.model)
+            findings_of(self.forward.model)[_IS_DOUBTED] = True
             if not is_derivative(self.forward, resolved, need.layer, reached[0]):
                 why = "whose backward is not the derivative: the score changes otherwise"
                 warn(
@@ -572,11 +568,10 @@ class _Passes:
         inputs = forward.inputs
         if self._precision != "full" or not resolved.total.requires_grad or self._hooked:
             return
-        verdicts = _follows.setdefault(forward.model, {})
-        key = weights_now(forward.model)
-        if key not in verdicts:
+        findings = findings_of(forward.model)
+        if _FOLLOWS not in findings:
             # a caller's own function of the output is called no more often than it must be
-            if resolved.classes is None or has_hooks(nn.Identity()) or sharded(forward.model):
+            if resolved.classes is None or has_hooks(nn.Identity()):
                 return
             # small changes are lost in the rounding of half precision
             halves = (torch.float16, torch.bfloat16)
@@ -588,9 +583,9 @@ class _Passes:
             if all(gradient is None for gradient in gradients):
                 return  # the method itself says so
             by_path = dict(zip(inputs.paths, gradients, strict=True))
-            verdicts[key] = follows_contrast(forward, resolved, by_path)
-        if not verdicts[key]:
-            _doubted.add(forward.model)
+            findings[_FOLLOWS] = follows_contrast(forward, resolved, by_path)
+        if not findings[_FOLLOWS]:
+            findings[_IS_DOUBTED] = True
             names = [
                 name
                 for name, wanted in self.plan.wanted.items()

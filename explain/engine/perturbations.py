@@ -8,6 +8,7 @@ and targets of a call.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
@@ -367,7 +368,7 @@ class Attributions(Need[Any]):
     method: Attributor
     reducer: Reducer
 
-    @property
+    @cached_property
     def of_layer(self) -> bool:  # type: ignore[override]
         return self.perturbation.of_layer or any(
             need.of_layer for need in (*self.method.needs, *self.perturbation.needs)

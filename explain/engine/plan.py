@@ -22,6 +22,7 @@ from explain.engine.needs import (
     Attention,
     AttentionRelevance,
     Backward,
+    BiasTerms,
     BlockAttention,
     Need,
     NeedAtLayer,
@@ -38,6 +39,8 @@ class PerturbationPass:
     perturbation: Perturbation
     layer: str | None
     needs: tuple[NeedAtLayer, ...]
+    names: tuple[str, ...] = ()
+    """The methods that use them."""
 
     def is_known(self, precision: Precision) -> bool:
         """Whether the first forward pass has the scores of these perturbed rows already.
@@ -78,6 +81,11 @@ class PerturbationPass:
         """The plan of the passes over a batch of perturbed rows, which `gather` is called with for
         them."""
         return Plan({"": self.inner})
+
+    @cached_property
+    def gradients_plan(self) -> "Plan":
+        """The plan of these gradients of an unperturbed image, with the methods' names."""
+        return Plan({", ".join(self.names): self.gradients})
 
     @property
     def in_bfloat16(self) -> bool:
@@ -169,7 +177,7 @@ class Plan:
                 needs_of.setdefault(perturbed_at, []).append(need)
         return tuple(
             [
-                PerturbationPass(perturbation, layer, tuple(needs))
+                PerturbationPass(perturbation, layer, tuple(needs), tuple(self.names_of(needs)))
                 for (perturbation, layer), needs in needs_of.items()
             ]
         )
@@ -270,6 +278,14 @@ class Plan:
         """Whether the autograd graph must reach back to the input; otherwise it may begin at a
         layer."""
         return any(need.kind.whole for need in self.answered_at_once)
+
+    @cached_property
+    def records(self) -> bool:
+        """Whether operations of the forward pass are recorded: for rules, relevance, bias terms or
+        attention."""
+        return any(backward.changes_gradients for backward in self.backwards) or any(
+            isinstance(need.kind, (Attention, BiasTerms)) for need in self.answered_at_once
+        )
 
     @cached_property
     def layers(self) -> tuple[str, ...]:

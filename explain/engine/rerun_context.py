@@ -10,7 +10,6 @@ network may keep state where that cannot be put back, so the probe comes again a
 with as many rows as the last of them: once for a model, its weights and the number of rows.
 """
 
-import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -30,7 +29,7 @@ from explain.engine.plan import Plan
 from explain.engine.replay import Tape
 from explain.engine.settings import Footprint, RuntimeSettings, autocast, lacks_memory
 from explain.hooks.interventions import intervening_on_rows
-from explain.hooks.preserve import calculating, has_drawn, untouched, weights_now
+from explain.hooks.preserve import calculating, findings_of, has_drawn, untouched
 from explain.targets import Target
 from explain.targets.base import find_logits
 from explain.targets.detector_outputs import reading_once
@@ -39,8 +38,6 @@ Way: TypeAlias = Literal["channels last", "together", "behind the layer", "one a
 """How rows are run: all together, in two layouts; behind a layer alone; or one by one among the
 other images."""
 
-_confirmed: weakref.WeakKeyDictionary[nn.Module, set[Hashable]] = weakref.WeakKeyDictionary()
-"""Of networks, after which batches of rows an image has kept its score."""
 _MUST_REPEAT = "model must give an image the same score in each run"
 _RESET = (
     "it keeps something from run to run, or its random numbers go on: reset it in a forward-pre "
@@ -160,10 +157,9 @@ class RerunContext:
         Raises:
             ModelError: it has another one.
         """
-        batch = (way, rows, self.inputs.sizes, self.settings.precision)
-        key = (*batch, *weights_now(self.model))
-        confirmed = _confirmed.setdefault(self.model, set())
-        if key in confirmed:
+        key = ("keeps scores", way, rows, self.inputs.sizes, self.settings.precision)
+        findings = findings_of(self.model)
+        if key in findings:
             return
         with calculating(self.device.type):
             if way == "one at a time":
@@ -172,7 +168,7 @@ class RerunContext:
                 raise ModelError(
                     f"{_MUST_REPEAT}, but it did not after batches of {rows}; {_RESET}"
                 )
-        confirmed.add(key)
+        findings[key] = True
 
     def _first_right(self, choices: Mapping[Way, Callable[[Tensor], Any]], images: Tensor) -> Way:
         """The first of some ways to run perturbed rows that scores the unperturbed ``images``

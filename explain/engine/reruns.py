@@ -250,7 +250,7 @@ def _run_rows(
     image by image, since what lies before them is run once for an image.
     """
     first_rows = rows[context.inputs.path]
-    if not stream.in_bfloat16 and context.settings.precision != "full":
+    if context.settings.precision != "full" and not stream.in_bfloat16:
         context = replace(context, settings=replace(context.settings, precision="full"))
     if not (stream.perturbation.of_tokens or stream.perturbation.of_layer):
         indices = torch.arange(len(first_rows.owners), device=context.device)
@@ -357,9 +357,11 @@ class InputRerun:
             context.warn_of_draws()
         elif context.state.draws:
             self._way_to_run = "one at a time"
-        self._look_at_gradients(Plan({", ".join(sums[0].names): stream.gradients}))
-        are_classes = all(resolved.classes is not None for resolved in context.targets)
-        self._reads_scores = are_classes and context.forward.logits is not None and not stream.inner
+        self._look_at_gradients(stream.gradients_plan)
+        has_scores = context.forward.logits is not None and not stream.inner
+        self._reads_scores = has_scores and all(
+            resolved.classes is not None for resolved in context.targets
+        )
         graph = self._inner.whole or bool(self._inner.layers)
         self.rows_at_once = context.rows_at_once(self._way_to_run, graph=graph)
         self._faster_call = self._find_faster_call()

@@ -13,7 +13,9 @@ from explain._utils.nested import first_tensor
 from explain._utils.options import CheckedFields
 from explain._utils.progress import show_progress
 from explain._utils.signals import came_by_signal
+from explain.data.inputs import Inputs
 from explain.hooks import HookGroup
+from explain.hooks.preserve import findings_of
 from explain.hooks.unwrap import leaves
 from explain.layers.placement import PlacementMode
 from explain.targets.outputs import Activation
@@ -134,6 +136,24 @@ class Footprint:
     returned."""
     half: bool = False
     """Whether an output is in half precision, as under mixed precision inside the network."""
+    is_complete: bool = False
+    """Whether the pass that measures it has ended."""
+
+    @classmethod
+    def of(
+        cls, group: HookGroup, model: nn.Module, inputs: Inputs, precision: Precision
+    ) -> "Footprint":
+        """That of an earlier pass of such inputs; else one that the next pass is to complete, for
+        which modules are hooked."""
+        x = inputs.x
+        mixed = torch.is_autocast_enabled(x.device.type)
+        findings = findings_of(model)
+        key = (cls, inputs.sizes, x.dtype, precision, mixed)
+        footprint: Footprint | None = findings.get(key)
+        if footprint is None or not footprint.is_complete:
+            footprint = findings[key] = cls()
+            footprint.watch(group, model, len(inputs))
+        return footprint
 
     def watch(self, group: HookGroup, model: nn.Module, count: int) -> None:
         """Hook the model's modules to note the size of each output in a pass of ``count`` images,

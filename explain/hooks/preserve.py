@@ -5,6 +5,7 @@ import copy
 import ctypes
 import sys
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -298,12 +299,23 @@ def _version(tensor: torch.Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
 
 
-def weights_now(model: nn.Module) -> tuple[int, ...]:
-    """Which parameters a model has now, and their versions: a key for what is known of it with
-    these."""
+_MOST = 64  # findings that are kept of a model
+_findings: weakref.WeakKeyDictionary[nn.Module, tuple[list[int], dict[Any, Any]]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def findings_of(model: nn.Module) -> dict[Any, Any]:
+    """What was found out about a model with the weights that it has now; it is forgotten when these
+    change."""
     weights = parameters_of(model)
     versions = [-1 if weight.is_inference() else weight._version for weight in weights]
-    return (*map(id, weights), *versions)
+    weights_now = [*map(id, weights), *versions]
+    found_with, findings = _findings.get(model, (None, {}))
+    if found_with != weights_now or len(findings) > _MOST:
+        findings = {}
+        _findings[model] = weights_now, findings
+    return findings
 
 
 def _is_same(tensor: torch.Tensor, copied: torch.Tensor, earlier: int) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from explain._utils.errors import LayerError, warn
 from explain._utils.modules import parameters_of
 from explain._utils.signals import came_by_signal
-from explain.data.inputs import Inputs, InputsLike, as_inputs
+from explain.data.inputs import Inputs, InputsLike
 from explain.hooks.preserve import copied
 from explain.layers.branches import Branches, branches_beside
 from explain.layers.frames import with_layout
@@ -96,12 +96,11 @@ def _default_branches(
     model: nn.Module, x: InputsLike, score: Score | None, *, of_class: bool, refresh: bool
 ) -> Branches:
     """The layers of `branch_layers`, the default layer first, and those that are left out."""
-    inputs = as_inputs(x)
+    inputs = with_layout(model, x)
     if inputs.x.is_meta:
         raise LayerError(
             "x must hold values for a layer to be found, got one on the meta device; load it first"
         )
-    inputs = with_layout(model, inputs)
     if isinstance(model, Stitched):
         branches = _default_branches(
             model.model, model.first(inputs), model.energy(inputs), of_class=False, refresh=refresh

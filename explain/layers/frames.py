@@ -70,10 +70,11 @@ def _dims_of_channels(shape: Size) -> dict[InputLayout, int]:
     is before them is no single row or column.
     """
     dims: dict[InputLayout, int] = {"NCTHW": 1, "NTCHW": 2} if len(shape) == 5 else {"NCHW": 1}
-    lengths = {shape[dim] for dim in dims.values()}
     has_sides = len(shape) > 3 and min(shape[-3:-1]) > 1
-    if has_sides and shape[-1] in COLOURS and lengths.isdisjoint(COLOURS):
-        dims["NHWC" if len(shape) == 4 else "NTHWC"] = len(shape) - 1
+    if has_sides and shape[-1] in COLOURS:
+        lengths = {shape[dim] for dim in dims.values()}
+        if lengths.isdisjoint(COLOURS):
+            dims["NHWC" if len(shape) == 4 else "NTHWC"] = len(shape) - 1
     return dims
 
 

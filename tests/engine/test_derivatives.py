@@ -231,6 +231,22 @@ def test_a_branch_without_a_gradient_beside_another_is_told(
         assert any("derivative" in each for each in said) == (name != "alive")
 
 
+def test_a_branch_without_a_gradient_is_told_by_the_weights_of_now() -> None:
+    parts = {"live": nn.Conv2d(3, 6, 3), "dead": nn.Conv2d(3, 6, 3), "head": nn.Linear(6, 3)}
+
+    def scores(net: Any, x: Tensor) -> Tensor:
+        return net.head((F.relu(net.live(x)) + F.relu(net.dead(x)).detach()).mean((2, 3)))
+
+    model = Made(scores, **parts).eval()
+    for weight in (15.0, 0.0, 15.0):
+        with torch.no_grad():
+            model.dead.weight.fill_(weight)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            explain.attribute(model, torch.rand(1, 3, 16, 16), "saliency", target=1)
+        assert any("derivative" in str(warning.message) for warning in caught) == (weight > 0)
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("method", OF_ALTERED)
 def test_methods_of_altered_photos_say_so_too(name: str, method: str) -> None:

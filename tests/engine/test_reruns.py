@@ -235,6 +235,32 @@ def noting(steps: list[tuple[int, int]]) -> Callable[[int, int], None]:
     return lambda rows, total: steps.append((rows, total))
 
 
+def test_batches_are_as_large_after_a_pass_that_failed() -> None:
+    class Late(nn.Module):
+        fails = True
+
+        def forward(self, maps: torch.Tensor) -> torch.Tensor:
+            if self.fails:
+                raise ValueError("not yet")
+            return maps
+
+    wide = nn.Sequential(nn.Conv2d(3, 512, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    model = nn.Sequential(nn.Identity(), Late(), wide, nn.Linear(512, 2)).eval()
+    x = torch.rand(1, 3, 32, 32)
+
+    def steps() -> list[tuple[int, int]]:
+        noted: list[tuple[int, int]] = []
+        explain.attribute(model, x, "occlusion(window=8)", target=1, progress=noting(noted))
+        return noted
+
+    with pytest.raises(ValueError, match="not yet"):
+        steps()
+    Late.fails = False
+    after_failure = steps()
+    assert len(after_failure) > 2
+    assert after_failure == steps()
+
+
 ERRORS = {
     "of torch": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
     "of the CPU": RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate"),
