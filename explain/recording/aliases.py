@@ -61,6 +61,8 @@ class Memory:
     """The value that was written last as a whole, or else bound first."""
     tensor: Tensor
     """The tensor that held it, without its graph."""
+    writer: Tensor
+    """The tensor by which it was written last, or else bound first."""
     version: int = 0
     """How often it has been written to."""
     flat: Value | None = None
@@ -85,10 +87,17 @@ class _Binding:
 
 
 class Aliases:
-    """The values of tensors. ``note`` adds a step for what only moves values about."""
+    """The values of tensors.
 
-    def __init__(self, note: Note, constant: Callable[[Tensor], Value]) -> None:
+    ``note`` adds a step for what only moves values about, ``leave`` names what is done past the
+    record.
+    """
+
+    def __init__(
+        self, note: Note, constant: Callable[[Tensor], Value], leave: Callable[[str], None]
+    ) -> None:
         self._note = note
+        self._leave = leave
         self._constant = constant
         self._bindings: dict[int, _Binding] = {}
         self._memories: dict[int, Memory] = {}
@@ -101,7 +110,9 @@ class Aliases:
         binding = self._bindings.get(id(tensor))
         if binding is not None and binding.memory is memory and binding.version == memory.version:
             return binding.value
-        value = self._part(memory, Geometry.of(tensor))
+        value = self._flipped(tensor, self._part(memory, Geometry.of(tensor)))
+        if tensor.requires_grad and not memory.writer.requires_grad:
+            self._leave("a write past autograd")
         if not tensor.requires_grad and torch.is_grad_enabled():
             # x.data, or another way past autograd
             value = self._note(aten.detach.default, value, shape=value.shape, dtype=value.dtype)
@@ -114,7 +125,8 @@ class Aliases:
         key = _key(tensor)
         memory = self._memories.get(key)
         if memory is None:
-            memory = self._memories[key] = Memory(value, _without_graph(tensor, value))
+            stored = self._flipped(tensor, value)
+            memory = self._memories[key] = Memory(stored, _without_graph(tensor, value), tensor)
         memory.views.append(value)
         self._bindings[id(tensor)] = _Binding(tensor, value, memory, memory.version)
 
@@ -139,9 +151,11 @@ class Aliases:
             self.bind(tensor, value)
             return
         geometry = Geometry.of(tensor)
+        stored = self._flipped(tensor, value)
         memory.version += 1
+        memory.writer = tensor
         if geometry.fills(_count(tensor)):
-            memory.value = value
+            memory.value = stored
             memory.tensor = _without_graph(tensor, value)
             memory.flat = None
         else:
@@ -149,7 +163,7 @@ class Aliases:
             memory.flat = self._note(
                 as_strided_scatter,
                 self._reinterpreted(memory.flat, geometry.dtype),
-                value,
+                stored,
                 geometry.size,
                 geometry.stride,
                 geometry.offset,
@@ -163,10 +177,20 @@ class Aliases:
         self._memories.pop(_key(tensor), None)
 
     @property
-    def with_gradient(self) -> set[Value]:
-        """The values whose tensors autograd has a gradient of."""
-        bindings = self._bindings.values()
-        return {binding.value for binding in bindings if binding.tensor.requires_grad}
+    def bound(self) -> list[tuple[Value, Tensor]]:
+        """The values, each with the tensor that holds or held it."""
+        return [(binding.value, binding.tensor) for binding in self._bindings.values()]
+
+    def _flipped(self, tensor: Tensor, value: Value) -> Value:
+        """The value of a tensor as memory has it, or back, if the tensor is a conjugate or negative
+        view."""
+        if tensor.is_conj():
+            value = self._note(
+                aten.conj_physical.default, value, shape=value.shape, dtype=value.dtype
+            )
+        if tensor.is_neg():
+            value = self._note(aten.neg.default, value, shape=value.shape, dtype=value.dtype)
+        return value
 
     def _part(self, memory: Memory, geometry: Geometry) -> Value:
         """The value of the tensor that lies at ``geometry`` in a memory."""

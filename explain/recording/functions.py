@@ -73,7 +73,7 @@ def _as_step(
         {},
         first.module,
         first.call,
-        any(value in with_gradient for value in leaving),
+        first.has_gradient or any(value in with_gradient for value in leaving),
         results=tuple(results),
     )
     for value in leaving:

@@ -42,6 +42,7 @@ def finished(recorder: PassRecorder, output: Any) -> Recording:
     steps = with_functions(
         recorder.functions, recorder.steps, outputs.values(), recorder.with_gradient
     )
+    recorder.name_derivatives()
     used = set(outputs.values()).union(*(step.inputs for step in steps))
     # autograd detaches what it saves
     steps = [step for step in steps if step.name != "detach" or not used.isdisjoint(step.results)]

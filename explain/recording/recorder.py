@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from explain._utils.errors import HookError
 from explain._utils.modules import modules_of
 from explain.recording.aliases import Aliases
 from explain.recording.functions import FunctionSteps
@@ -16,7 +17,9 @@ from explain.recording.torch_internals import (
     FunctionCall,
     OperatorFacts,
     Running,
+    computed_from,
     facts_of,
+    function_behind,
     tensors_by_name,
     writes_of,
 )
@@ -74,7 +77,7 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Whether random numbers were drawn."""
         self.unseen: dict[str, None] = {}
         """What left the record and may have come back as a constant, with its module."""
-        self._aliases = Aliases(self._note, self._constant)
+        self._aliases = Aliases(self._note, self._constant, self.leave)
         modules = modules_of(model)
         self._calls = CallStack(modules)
         self.scripted = frozenset(
@@ -82,6 +85,7 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
         """The paths of scripted modules, whose parts are not seen."""
         self._functions: dict[FunctionCall, FunctionSteps] = {}
+        self._sources: list[torch.autograd.graph.Node] = []
         self._named: dict[int, tuple[Kind, str, Tensor]] = {}
         for name, tensor in tensors_by_name(modules, "parameter"):
             self._named.setdefault(id(tensor), ("parameter", name, tensor))
@@ -91,6 +95,8 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def add_input(self, tensor: Tensor) -> Value:
         """Let a tensor be an input of the pass: what is computed from it depends on the input."""
         value = self._new("input", tensor, depends=True)
+        if tensor.requires_grad:
+            self._sources.append(torch.autograd.graph.get_gradient_edge(tensor).node)
         self._aliases.bind(tensor, value)
         self.inputs.append(value)
         return value
@@ -107,7 +113,16 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @property
     def with_gradient(self) -> set[Value]:
         """The values that autograd has a gradient of."""
-        return self._aliases.with_gradient
+        return {value for value, tensor in self._aliases.bound if tensor.requires_grad}
+
+    def name_derivatives(self) -> None:
+        """Name the functions with a derivative of their own that compute nothing: no step is
+        theirs."""
+        for value, tensor in self._aliases.bound:
+            function = function_behind(tensor)
+            is_noted = value.step is None or value.step.operator is function
+            if function is not None and not is_noted:
+                self.unseen[f"the derivative of {function.__name__}"] = None
 
     def leave(self, call: str) -> None:
         """Name a call that gave values to somebody else: they may come back as constants."""
@@ -138,13 +153,13 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         writes = writes_of(facts, args)
         written = _written(writes, args, kwargs) if writes else []
         self.draws |= facts.is_random
-        are_constants = {value.kind for value in values} <= {"constant"}
-        if are_constants or facts.only_shape or facts.is_random:
+        leaves = facts.leaves
+        if facts.name == "to_mkldnn" and running.module in self.scripted:
+            leaves = "to_mkldnn()"  # what follows are no operators
+        if leaves is not None and any(value.depends for value in values):
+            self.leave(leaves)
+        if facts.is_constant or {value.kind for value in values} <= {"constant"}:
             return self._run_unrecorded(operator, args, kwargs, written)
-        if operator is aten._local_scalar_dense.default:
-            if values[0].depends:
-                self.leave("item()")
-            return operator(*args, **kwargs)
         if noted.unknown:
             for tensor in noted.unknown:
                 self.value_of(tensor)
@@ -160,6 +175,8 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for tensor in written:
                 self._aliases.before_write(tensor)
         result = operator(*args, **kwargs)
+        if not step.has_gradient and any(tensor.requires_grad for tensor in written):
+            self.leave("a write past autograd")
         self._add(step, running)
         if facts.name in _OVERWRITE:
             values = [value for value in values if value not in overwritten]
@@ -184,7 +201,7 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         writes: tuple[int | str, ...] = (),
     ) -> Step:
         """A step that is about to run."""
-        has_gradient = torch.is_grad_enabled()
+        has_gradient = running.has_gradient or torch.is_grad_enabled()
         return Step(operator, args, kwargs, running.module, running.number, has_gradient, writes)
 
     def _add(self, step: Step, running: Running) -> None:
@@ -289,6 +306,8 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _constant(self, tensor: Tensor) -> Value:
         """The value of a tensor that comes from elsewhere."""
+        if computed_from(tensor, self._sources):
+            self.leave("a tensor of another thread")
         value = self._new("constant", tensor)
         self._aliases.bind(tensor, value)
         return value
@@ -297,6 +316,8 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, kind: Kind, tensor: Tensor, step: Step | None = None, depends: bool = False
     ) -> Value:
         """A new value that a tensor holds."""
+        if tensor.is_nested:
+            raise HookError("tensors of a recorded pass must not be nested; pad them")
         kept = tensor if kind in ("parameter", "buffer") else tensor.detach()
         shape = tuple(tensor.shape)
         value = Value(len(self.values), kind, shape, tensor.dtype, depends, None, step, kept)

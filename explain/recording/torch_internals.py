@@ -5,8 +5,8 @@ import linecache
 import sys
 import types
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal
 
@@ -35,8 +35,11 @@ class OperatorFacts:
     is_random: bool = False
     moves_itself: bool = False
     """Whether it changes the shape of a tensor in place, as ``t_``, and writes no values."""
-    only_shape: bool = False
-    """Whether only the shape and the type of its result depend on its arguments."""
+    is_constant: bool = False
+    """Whether the record has its results as constants: they are drawn at random, or memory of a
+    shape and type."""
+    leaves: str | None = None
+    """What it is called, if it gives values to somebody else than PyTorch."""
     definition: Callable[..., Any] | None = None
     """What it is by other operators, which are recorded instead."""
 
@@ -57,22 +60,30 @@ def facts_of(operator: Any) -> OperatorFacts:
             writes.append(place)
     name = schema.name.removeprefix("aten::")
     is_composite = _has_kernel(operator, "CompositeImplicitAutograd")
+    is_random = torch.Tag.nondeterministic_seeded in operator.tags
+    only_shape = name.startswith("new_") or name.endswith("_like")
+    leaves = "item()" if name == "_local_scalar_dense" else None
+    if name.startswith(("c10d::", "_c10d_functional::")):  # from other processes
+        leaves = name
     returned = [result.alias_info for result in schema.returns if result.alias_info is not None]
     return OperatorFacts(
         name=name.removesuffix("_") if writes else name,
         tensors=tuple(tensors),
         writes=tuple(writes),
         is_view=name == "_unsafe_view" or any(not info.is_write for info in returned),
-        is_random=torch.Tag.nondeterministic_seeded in operator.tags,
+        is_random=is_random,
+        is_constant=is_random or only_shape or leaves is not None,
+        leaves=leaves,
         moves_itself=torch.Tag.inplace_view in operator.tags,
-        only_shape=name.startswith("new_") or name.endswith("_like"),
         definition=operator.decompose if is_composite else _definitions().get(operator),
     )
 
 
 def _has_kernel(operator: Any, key: str) -> bool:
     """Whether an operator has a kernel of its own for a dispatch key."""
-    return torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), key)
+    name = operator.name()
+    is_known = torch._C._dispatch_has_kernel(name)
+    return is_known and torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
 
 
 _HIDDEN_WRITES = {
@@ -234,6 +245,8 @@ class Running:
     """Which call of that module it is."""
     function: FunctionCall | None = None
     """The outermost `torch.autograd.Function` around it."""
+    has_gradient: bool = False
+    """Whether gradients are recorded, though they are switched off meanwhile."""
     nodes: "Mapping[str, Running] | None" = None
     """If it runs a graph: the calls that the nodes of the graph, by their names, were part of."""
 
@@ -289,20 +302,20 @@ class CallStack:
 
     def _entered(self, frame: types.FrameType, around: Running) -> Running:
         """The call of a frame inside another; what is no part of the model belongs to that."""
+        running = replace(around, frame=frame, nodes=None)
         function = self._functions.get(id(frame.f_code))
-        if function is not None:
-            call = around.function or _function_call(frame, function)
-            return Running(frame, around.module, around.number, call)
         graph = self._graphs.get(id(frame.f_code))
-        if graph is not None:
-            nodes = self._calls_in(graph, around)
-            return Running(frame, around.module, around.number, around.function, nodes)
-        name = self._names.get(frame.f_locals["self"])
-        if name is None:
-            return Running(frame, around.module, around.number, around.function)
-        number = self._numbers[name]
-        self._numbers[name] += 1
-        return Running(frame, name, number, around.function)
+        if function is not None and not has_own_derivative(function):
+            running.has_gradient = True
+        elif function is not None:
+            running.function = around.function or _function_call(frame, function)
+        elif graph is not None:
+            running.nodes = self._calls_in(graph, around)
+        elif (name := self._names.get(frame.f_locals["self"])) is not None:
+            running.module = name
+            running.number = self._numbers[name]
+            self._numbers[name] += 1
+        return running
 
     def _calls_in(self, graph: torch.fx.Graph, around: Running) -> dict[str, Running]:
         """The call of a module that each node of a graph was part of before it was traced."""
@@ -315,7 +328,7 @@ class CallStack:
             key = next(reversed(stack))  # of the second call: path@1
             path = ".".join(filter(None, [around.module, stack[key][0]]))
             number = numbers[path] + int(key.partition("@")[2] or 0)
-            calls[node.name] = Running(None, path, number, around.function)
+            calls[node.name] = replace(around, frame=None, module=path, number=number)
             if path != around.module:
                 self._numbers[path] = max(self._numbers[path], number + 1)
         return calls
@@ -324,6 +337,13 @@ class CallStack:
         """Let go of the frames."""
         self._running.clear()
         self._depths.clear()
+
+
+def has_own_derivative(function: type[torch.autograd.Function]) -> bool:
+    """Whether a function has another derivative than the operators inside: not those by which
+    PyTorch gives operators a derivative, saves memory, or waits for other processes."""
+    modules = ("torch.utils.checkpoint", "torch.nn.parallel.", "torch._library.")
+    return not function.__module__.startswith(modules)
 
 
 def _forward_codes() -> dict[int, type[torch.autograd.Function]]:
@@ -351,3 +371,24 @@ def _function_call(frame: types.FrameType, function: type[torch.autograd.Functio
         context = args.pop(0)
         function = getattr(type(context), "_forward_cls", function)
     return FunctionCall(function, tuple(args))
+
+
+def computed_from(tensor: Tensor, sources: Collection[torch.autograd.graph.Node]) -> bool:
+    """Whether the graph of autograd leads from a tensor to one of the nodes ``sources``."""
+    waiting = [tensor.grad_fn]
+    seen = set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        if node in sources:
+            return True
+        seen.add(node)
+        waiting += [following for following, _ in node.next_functions]
+    return False
+
+
+def function_behind(tensor: Tensor) -> type[torch.autograd.Function] | None:
+    """The function with a derivative of its own that gave a tensor, if one did."""
+    function = getattr(type(tensor.grad_fn), "_forward_cls", None)
+    return function if function is not None and has_own_derivative(function) else None

@@ -8,9 +8,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._higher_order_ops import scan, while_loop
 from torch.utils.checkpoint import checkpoint
 
 from explain.recording import record
+
+pytestmark = [
+    # torch's own, while it compiles parts of a network
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),
+    pytest.mark.filterwarnings("ignore:`torch.jit:FutureWarning"),
+]
 
 FORWARDS: dict[str, Callable[[Tensor], Tensor]] = {}
 """What networks do to an image (2, 3, 8, 8), by name."""
@@ -234,7 +241,87 @@ def numbers_and_types(x):
     return (x.float() * 2 + x.half()).double() + x.shape[0] * (x > 0.5) + x.argmax()
 
 
-WITHOUT_GRADIENTS = {"empty_memory_filled_row_by_row", "out_argument"}
+@forward
+def write_through_a_conjugate(x):
+    numbers = torch.fft.fft(x)
+    numbers.conj().imag.mul_(3)
+    numbers.imag.neg_()
+    numbers[0].conj().mul_(2j)
+    return numbers.real + 2 * numbers.imag
+
+
+@forward
+def write_through_pairs_of_reals(x):
+    numbers = torch.complex(x, x * 2)
+    torch.view_as_real(numbers).mul_(torch.tensor([2.0, 5.0]))
+    return numbers.abs() + torch.view_as_real(numbers)[..., 1]
+
+
+@forward
+def chosen_by_the_values(x):
+    return torch.cond(x.sum() > 192, lambda h: h.sin(), lambda h: h.cos() * 2, (x,))
+
+
+@forward
+def repeated_by_the_values(x):
+    start = torch.tensor(0), x * 1.1
+    return while_loop(lambda _, h: h.sum() > 100, lambda count, h: (count + 1, h.sin()), start)[1]
+
+
+@forward
+def scanned(x):
+    return scan(lambda carry, h: (carry + h, carry * h), x[0] * 0, x)[1]
+
+
+@forward
+def derivatives_of_functions(x):
+    slopes = torch.func.grad(lambda h: h.pow(3).sum())(x)
+    rows = torch.func.vmap(torch.func.jacrev(lambda h: h.sin().sum(0)))(x).sum((1, 2))
+    return slopes + rows + torch.func.jvp(torch.exp, (x,), (x,))[1]
+
+
+@forward
+def lists_at_once(x):
+    sums = torch._foreach_add([x[0], x[1]], [x[1] * 2, x[0]])
+    torch._foreach_addcmul_(sums, [x[0], x[0]], [x[1], x[1]], 3)
+    return torch.stack(torch._foreach_maximum(sums, 2.0))
+
+
+@forward
+def several_out_arguments(x):
+    parts = [x.new_empty(2, 3, 8, 3), x.new_empty(2, 3, 8, 5)]
+    torch.split_with_sizes_copy(x, [3, 5], 3, out=parts)
+    values, places = torch.max(parts[0], 3, out=(x.new_empty(0), x.new_empty(0, dtype=torch.long)))
+    return parts[1] + values[..., None] + places[..., None]
+
+
+@forward
+def sparse_product(x):
+    matrix = (x[0, 0] * (x[0, 0] > 0.5)).to_sparse()
+    return torch.sparse.mm(matrix, x[1, 0]) + x
+
+
+@torch.library.custom_op("recorded::doubled", mutates_args=())
+def doubled(x: Tensor) -> Tensor:
+    return x * 2
+
+
+doubled.register_autograd(lambda ctx, gradient: gradient * 2)
+
+
+@torch.library.custom_op("recorded::increase", mutates_args=("x",))
+def increase(x: Tensor) -> None:
+    x.add_(1)
+
+
+@forward
+def operators_of_libraries(x):
+    h = doubled(x).sin()
+    increase(h)
+    return h
+
+
+WITHOUT_GRADIENTS = {"empty_memory_filled_row_by_row", "out_argument", "several_out_arguments"}
 """Functions with ``out=`` run only under `torch.no_grad`."""
 
 
@@ -279,3 +366,33 @@ def test_every_value_is_what_it_was_when_it_was_made(name):
     for step in recording.steps:
         for value, tensor in step.run(lambda value: value.tensor).items():
             torch.testing.assert_close(tensor, value.tensor, rtol=1e-12, atol=1e-12, equal_nan=True)
+
+
+OVERWRITTEN = {
+    "write_after_reading",
+    "write_through_a_view_before_it_is_read",
+    "read_an_overwritten_value_twice",
+}
+"""Functions that overwrite what their own backward pass needs."""
+NOT_COMPILED = {"chosen_by_the_values"}
+"""Functions whose backward pass PyTorch refuses where it may not compile them."""
+NAMED = {"past_autograd", "other_data", "scanned"}
+"""Functions whose gradient a recording says that it misses."""
+GRADIENTS = FORWARDS.keys() - WITHOUT_GRADIENTS - OVERWRITTEN - NOT_COMPILED
+
+
+@pytest.mark.parametrize("name", sorted(GRADIENTS))
+def test_the_replay_has_the_gradient_of_the_function_or_names_what_it_misses(name):
+    x, other = images(0), images(1).requires_grad_()
+    model = OneNetwork(name)
+    recording = record(model, x)
+    assert bool(recording.unseen) == (name in NAMED)
+    if name in NAMED:
+        return
+    output = model(other * 1).abs().sum()
+    replayed = recording.replay(other * 1).abs().sum()
+    assert replayed.requires_grad == output.requires_grad
+    if output.requires_grad:
+        (expected,) = torch.autograd.grad(output, other)
+        (gradient,) = torch.autograd.grad(replayed, other)
+        torch.testing.assert_close(gradient, expected, rtol=1e-10, atol=1e-12)
