@@ -125,7 +125,8 @@ class Aliases:
         key = _key(tensor)
         memory = self._memories.get(key)
         if memory is None:
-            stored = self._flipped(tensor, value)
+            is_foreign = value.kind in ("input", "constant")
+            stored = self._flipped(tensor, value) if is_foreign else value
             memory = self._memories[key] = Memory(stored, _without_graph(tensor, value), tensor)
         memory.views.append(value)
         self._bindings[id(tensor)] = _Binding(tensor, value, memory, memory.version)

@@ -119,9 +119,8 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Name the functions with a derivative of their own that compute nothing: no step is
         theirs."""
         for value, tensor in self._aliases.bound:
-            function = function_behind(tensor)
-            is_noted = value.step is None or value.step.operator is function
-            if function is not None and not is_noted:
+            function = function_behind(tensor) if value.depends else None
+            if function is not None and value.step and value.step.operator is not function:
                 self.unseen[f"the derivative of {function.__name__}"] = None
 
     def leave(self, call: str) -> None:
@@ -175,7 +174,7 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for tensor in written:
                 self._aliases.before_write(tensor)
         result = operator(*args, **kwargs)
-        if not step.has_gradient and any(tensor.requires_grad for tensor in written):
+        if written and not step.has_gradient and any(tensor.requires_grad for tensor in written):
             self.leave("a write past autograd")
         self._add(step, running)
         if facts.name in _OVERWRITE:

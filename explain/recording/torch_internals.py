@@ -375,7 +375,7 @@ def _function_call(frame: types.FrameType, function: type[torch.autograd.Functio
 
 def computed_from(tensor: Tensor, sources: Collection[torch.autograd.graph.Node]) -> bool:
     """Whether the graph of autograd leads from a tensor to one of the nodes ``sources``."""
-    waiting = [tensor.grad_fn]
+    waiting = [tensor.grad_fn] if sources else []
     seen = set()
     while waiting:
         node = waiting.pop()
@@ -389,6 +389,6 @@ def computed_from(tensor: Tensor, sources: Collection[torch.autograd.graph.Node]
 
 
 def function_behind(tensor: Tensor) -> type[torch.autograd.Function] | None:
-    """The function with a derivative of its own that gave a tensor, if one did."""
+    """The function that gave a tensor, if it has a derivative of its own."""
     function = getattr(type(tensor.grad_fn), "_forward_cls", None)
     return function if function is not None and has_own_derivative(function) else None
