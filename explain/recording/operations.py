@@ -32,7 +32,7 @@ Trait = Literal[
 * biased: adds a bias to what is linear in the input, or normalised
 * fills: overwrites a tensor with a constant
 * mixes: combines values along a dimension, and keeps it
-* monotone: of single values: its extremes are at the extremes of its arguments
+* monotone: of single values: rises or falls with each argument, on either side of 0
 * moves: moves, repeats or selects values; permutes: does the same at any size of a dimension
 * pools: combines the values of windows of a map; resizes: gives it another size; samples: reads it
   where another argument says

@@ -313,15 +313,15 @@ def outputs_of_scores(activation: Activation | None, classes: int) -> Outputs:
     return Outputs()
 
 
-def adds_up(outputs: torch.Tensor, *, coarse: bool = False) -> bool:
+def adds_up(outputs: torch.Tensor) -> bool:
     """Whether outputs ``(N, K, ...)`` are probabilities that add up to one over K, as those of a
-    softmax; ``coarse`` says that something on their way was in half precision.
+    softmax.
 
     Those of whole numbers may be scores or votes as well; see `is_fractional`.
     """
     if outputs.ndim < 2 or outputs.shape[1] < 2 or not may_be_probabilities(outputs):
         return False
-    is_exact = not coarse and outputs.dtype in (torch.float32, torch.float64)
+    is_exact = outputs.dtype in (torch.float32, torch.float64)
     rounding = ROUNDING if is_exact else COARSE
     deviations = (outputs.double().sum(1) - 1).abs()
     return bool((deviations < rounding).all())

@@ -88,6 +88,14 @@ SIGMOID: dict[str, Function] = {
     "the mean of several": lambda s: torch.stack([s.sigmoid(), 1 - (-s).sigmoid()]).mean(0),
     "a weighted mean": lambda s: 0.3 * s.sigmoid() + 0.7 * (1 - torch.sigmoid(-s)),
     "the exponential of a logarithm": lambda s: F.logsigmoid(s).exp(),
+    "written out": lambda s: 1 / (1 + (-s).exp()),
+    "written out by its exponential": lambda s: s.exp() / (1 + s.exp()),
+    "written out, in half precision": lambda s: (1 / (1 + (-s).half().exp())).float(),
+    "written out for each sign": lambda s: torch.where(
+        s < 0, s.exp() / (1 + s.exp()), 1 / (1 + (-s).exp())
+    ),
+    "a hyperbolic tangent": lambda s: (1 + (s / 2).tanh()) / 2,
+    "of a constant mask": lambda s: s.sigmoid() * torch.ones(s.shape[1]),
     "two softmaxes of two": lambda s: torch.stack([0 * s, s], 2).softmax(2)[:, :, 1],
 }
 SCORES: dict[str, Function] = {
@@ -96,6 +104,8 @@ SCORES: dict[str, Function] = {
     "small scores": lambda s: 0.01 * s + 0.4,
     "a gate": lambda s: s.sigmoid() * (0.2 * s).abs().clamp(max=1),
     "a score of a sigmoid": lambda s: 2 * s.sigmoid() - 1,
+    "a score of a distance": lambda s: (-(s**2)).exp(),
+    "a share of the largest": lambda s: s.sigmoid() / s.sigmoid().amax(1, True),
     "percent": lambda s: 100 * s.sigmoid(),
     "whole numbers that add up to one": lambda s: (s == s.amax(1, keepdim=True)) * 1.0 + 0 * s,
     "whole numbers": lambda s: s.round().long(),
@@ -106,6 +116,7 @@ SAID: dict[str, tuple[Function, Any, Function]] = {
     "scores, said to be of a sigmoid": (lambda s: s, "sigmoid", torch.sigmoid),
     "a softmax, said to be one": (lambda s: s.softmax(1), "softmax", softmax),
     "the logarithm of a sigmoid": (F.logsigmoid, None, torch.sigmoid),
+    "the same, written out": (lambda s: -F.softplus(-s), None, torch.sigmoid),
 }
 PROBABILITIES = {
     **{name: (last, None, softmax) for name, last in SOFTMAX.items()},
@@ -140,6 +151,54 @@ def test_outputs_become_probabilities_once_whichever_photo_comes_first(
             best = [i for i in best if probabilities[i] >= 0.5]
         shown = [(LABELS[i], pytest.approx(float(probabilities[i]), abs=off)) for i in best]
         assert explanation.predictions == shown
+
+
+def exported(model: nn.Module, x: Tensor) -> nn.Module:
+    return torch.export.export(model, (x,)).module()
+
+
+PROGRAMS: dict[str, Callable[[nn.Module, Tensor], nn.Module]] = {
+    "traced": torch.jit.trace,
+    "exported": exported,
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning")
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
+@pytest.mark.parametrize("end", ["a slice", "written out"])
+def test_programs_without_modules_say_what_their_outputs_are(program: Any, end: str) -> None:
+    x = PLAIN(YELLOW)[None]
+    model = program(channels(SIGMOID[end]), x)
+    method = Occlusion(SIDE, SIDE, score="probability")
+    values = explain.attribute(model, x, method, target=0).values
+    change = scores(x).sigmoid() - torch.tensor(-6.0).sigmoid()
+    assert_close(values[:, 0, 0], change[:, 0])
+
+
+@pytest.mark.parametrize("last", [F.softmax, SOFTMAX["written out"]], ids=["called", "written"])
+def test_some_classes_of_a_softmax_are_probabilities(last: Any) -> None:
+    model = channels(lambda s: (last(s, 1) if last is F.softmax else last(s))[:, :2])
+    with pytest.warns(ExplainWarning, match="probabilities already"):
+        shown = explain.Explainer(model, LABELS[:2], PLAIN)(RED, "saliency", 0)
+    assert_close(shown.probabilities.double(), of_photo(RED).softmax(0)[:2], rtol=0, atol=1e-6)
+
+
+def test_yes_and_no_of_one_sigmoid_are_two_classes() -> None:
+    model = channels(lambda s: torch.stack([1 - s[:, 0].sigmoid(), s[:, 0].sigmoid()], 1))
+    with pytest.warns(ExplainWarning, match="probabilities already"):
+        shown = explain.Explainer(model, ["no", "yes"], PLAIN)(RED, "saliency", 1)
+    yes = float(of_photo(RED)[0].sigmoid())
+    assert shown.predictions == [
+        ("yes", pytest.approx(yes, abs=1e-5)),
+        ("no", pytest.approx(1 - yes, abs=1e-5)),
+    ]
+
+
+def test_a_number_in_a_part_of_the_range_of_a_probability_is_a_number() -> None:
+    disparity = channels(lambda s: 0.3 * s.sigmoid(), 1)
+    shown = explain.Explainer(disparity, preprocess=PLAIN)(RED, "saliency", 0)
+    expected = 0.3 * float(of_photo(RED)[0].sigmoid())
+    assert shown.predictions == [("number", pytest.approx(expected, abs=1e-5))]
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -271,6 +330,18 @@ def test_features_are_not_explained_as_classes(give: Any) -> None:
         )
         assert_close(a.score, plain(x)[[0, 1], [1, 3]].detach())
         assert_close(a.values, expected.values)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning")
+@pytest.mark.parametrize("freeze", [False, True])
+def test_features_of_a_traced_program_are_not_explained_as_classes(freeze: bool) -> None:
+    x = torch.rand(2, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
+    model = heads(lambda f, s, o: (f, s))
+    program = torch.jit.trace(model, x)
+    if freeze:
+        program = torch.jit.freeze(program).eval()
+    a = explain.attribute(program, x, Occlusion(4, 4), target=[1, 3])
+    assert_close(a.score, model(x)[1][[0, 1], [1, 3]].detach())
 
 
 def test_where_nothing_tells_features_from_scores_it_is_said() -> None:

@@ -1,0 +1,139 @@
+"""Between which bounds the values of a recording lie, whatever the input: what softmaxes, sigmoids
+and their like made, however they are written."""
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+
+from explain.recording import Step, Value
+
+_KEEPING = frozenset(["moves", "permutes", "selects"])
+"""The traits of operations that give nothing outside of the range of what they are given."""
+
+
+class Range(NamedTuple):
+    """The least and the greatest value that a tensor may have.
+
+    ``classes`` is the number of values that a softmax made to add up to one, of which these are
+    some or all; 0 for a sigmoid.
+    """
+
+    low: float
+    high: float
+    classes: int = 0
+
+
+def ranges_of(
+    steps: Iterable[Step], known: Mapping[Value, Range] | None = None, *, blind: bool = False
+) -> dict[Value, Range]:
+    """Follow the ranges of values through the steps of a recording, from softmaxes, sigmoids and
+    exponentials on.
+
+    Those that are not in the result may have any value. ``known`` ranges are those of inputs. In a
+    ``blind`` recording, the constants may be anything.
+
+    >>> from explain.recording import record
+    >>> class Percent(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return 100 / (1 + (-x).exp())
+    >>> recording = record(Percent(), torch.rand(1, 3))
+    >>> ranges_of(recording.steps)[recording.outputs[()]]
+    Range(low=0.0, high=100.0, classes=0)
+    """
+    ranges = dict(known or {})
+    for step in steps:
+        arguments = _ranges_of_arguments(step, ranges, blind)
+        of_step = _range_of_share(step, ranges) or _range_of(step, arguments)
+        for value in step.results:
+            # neither constants, nor the indices of maxima
+            if of_step and value and value.depends and value.dtype.is_floating_point:
+                ranges[value] = of_step
+    return ranges
+
+
+def _ranges_of_arguments(
+    step: Step, ranges: Mapping[Value, Range], blind: bool
+) -> dict[Value, Range]:
+    """The ranges of the arguments of a step; none at all if one of them may have any value.
+
+    That of a constant is the range of its values.
+    """
+    signals = step.inputs
+    if not step.operation.has("monotone"):  # others take indices and masks
+        signals = [value for value in signals if value.dtype.is_floating_point]
+    if ranges.keys().isdisjoint(signals):
+        return {}
+    known: dict[Value, Range] = {}
+    for value in signals:
+        if value in ranges:
+            known[value] = ranges[value]
+        elif value.depends or blind or not value.numel:
+            return {}
+        else:
+            tensor = value.tensor.detach()
+            known[value] = Range(float(tensor.min()), float(tensor.max()))
+    return known
+
+
+def _range_of(step: Step, arguments: Mapping[Value, Range]) -> Range | None:
+    """The range of the results of a step, by those of its arguments or else by the table."""
+    operation = step.operation
+    if arguments and operation.has("monotone"):
+        return _at_extremes(step, arguments)
+    if arguments and (operation.traits & _KEEPING or step.name == "sum"):
+        sums = next(filter(None, step.results))
+        terms = step.inputs[0].numel / sums.numel if step.name == "sum" else 1
+        low = min(known.low for known in arguments.values())
+        high = max(known.high for known in arguments.values())
+        return Range(low * terms, high * terms, _classes(arguments))
+    if operation.range is None:
+        return None
+    is_shared = operation.kind == "softmax" and step.args[0].shape
+    return Range(*operation.range, step.args[0].shape[step.args[1]] if is_shared else 0)
+
+
+def _at_extremes(step: Step, arguments: Mapping[Value, Range]) -> Range | None:
+    """The range of a monotone step, which is run where its arguments have their least and greatest
+    values and 0, in all combinations."""
+    ends: list[Sequence[float]] = []
+    for low, high, _ in arguments.values():
+        ends.append((low, -0.0, 0.0, high) if low < 0 < high else (low, high))
+    results: list[float] = []
+    for numbers in itertools.product(*ends):
+        tensors = [torch.tensor(number, dtype=torch.float64) for number in numbers]
+        run = step.run(dict(zip(arguments, tensors, strict=True)).__getitem__)
+        results.append(float(next(iter(run.values()))))
+    if any(map(math.isnan, results)):
+        return None
+    low, high = min(results), max(results)
+    rises = results[0] == low and results[-1] == high  # 1 - p adds up to something else
+    return Range(low, high, _classes(arguments) if rises else 0)
+
+
+def _classes(arguments: Mapping[Value, Range]) -> int:
+    """Among how many values those of several arguments share one; 0 if these differ."""
+    counts = {known.classes for value, known in arguments.items() if value.depends}
+    return counts.pop() if len(counts) == 1 else 0
+
+
+def _range_of_share(step: Step, ranges: Mapping[Value, Range]) -> Range | None:
+    """The range of what is divided by its own sum, as a softmax is, or by one more than itself, as
+    a sigmoid is; or of the logarithm of a share. None for all else."""
+    part, whole = (*step.args, None, None)[:2]
+    if step.kwargs or not (isinstance(part, Value) and isinstance(whole, Value)):
+        return None
+    is_quotient = step.name == "div" and part in ranges and ranges[part].low >= 0
+    is_log = step.name == "sub" and whole.numel < part.numel
+    if not (is_quotient or (is_log and bool((part.tensor <= whole.tensor).all()))):
+        return None
+    parts, wholes = part.tensor.double(), whole.tensor.double()
+    rounding = 1e-2 if part.dtype.itemsize == 2 else 1e-4
+    for dim, size in enumerate(parts.shape):
+        sums = parts.logsumexp(dim, True) if is_log else parts.sum(dim, True)
+        if torch.allclose(wholes, sums, rounding, rounding * is_log):
+            return Range(-math.inf, 0.0, size) if is_log else Range(0.0, 1.0, size)
+    is_sigmoid = is_quotient and torch.allclose(wholes, parts + 1, rounding, 0)
+    return Range(0.0, 1.0) if is_sigmoid else None
