@@ -26,14 +26,12 @@ class Range(NamedTuple):
     classes: int = 0
 
 
-def ranges_of(
-    steps: Iterable[Step], known: Mapping[Value, Range] | None = None, *, blind: bool = False
-) -> dict[Value, Range]:
+def ranges_of(steps: Iterable[Step], *, blind: bool = False) -> dict[Value, Range]:
     """Follow the ranges of values through the steps of a recording, from softmaxes, sigmoids and
     exponentials on.
 
-    Those that are not in the result may have any value. ``known`` ranges are those of inputs. In a
-    ``blind`` recording, the constants may be anything.
+    Those that are not in the result may have any value. In a ``blind`` recording, the constants may
+    be anything.
 
     >>> from explain.recording import record
     >>> class Percent(torch.nn.Module):
@@ -43,7 +41,7 @@ def ranges_of(
     >>> ranges_of(recording.steps)[recording.outputs[()]]
     Range(low=0.0, high=100.0, classes=0)
     """
-    ranges = dict(known or {})
+    ranges: dict[Value, Range] = {}
     for step in steps:
         arguments = _ranges_of_arguments(step, ranges, blind)
         of_step = _range_of_share(step, ranges) or _range_of(step, arguments)
@@ -66,16 +64,16 @@ def _ranges_of_arguments(
         signals = [value for value in signals if value.dtype.is_floating_point]
     if ranges.keys().isdisjoint(signals):
         return {}
-    known: dict[Value, Range] = {}
+    arguments: dict[Value, Range] = {}
     for value in signals:
         if value in ranges:
-            known[value] = ranges[value]
+            arguments[value] = ranges[value]
         elif value.depends or blind or not value.numel:
             return {}
         else:
             tensor = value.tensor.detach()
-            known[value] = Range(float(tensor.min()), float(tensor.max()))
-    return known
+            arguments[value] = Range(float(tensor.min()), float(tensor.max()))
+    return arguments
 
 
 def _range_of(step: Step, arguments: Mapping[Value, Range]) -> Range | None:
@@ -86,8 +84,8 @@ def _range_of(step: Step, arguments: Mapping[Value, Range]) -> Range | None:
     if arguments and (operation.traits & _KEEPING or step.name == "sum"):
         sums = next(filter(None, step.results))
         terms = step.inputs[0].numel / sums.numel if step.name == "sum" else 1
-        low = min(known.low for known in arguments.values())
-        high = max(known.high for known in arguments.values())
+        low = min(argument.low for argument in arguments.values())
+        high = max(argument.high for argument in arguments.values())
         return Range(low * terms, high * terms, _classes(arguments))
     if operation.range is None:
         return None
@@ -115,7 +113,7 @@ def _at_extremes(step: Step, arguments: Mapping[Value, Range]) -> Range | None:
 
 def _classes(arguments: Mapping[Value, Range]) -> int:
     """Among how many values those of several arguments share one; 0 if these differ."""
-    counts = {known.classes for value, known in arguments.items() if value.depends}
+    counts = {argument.classes for value, argument in arguments.items() if value.depends}
     return counts.pop() if len(counts) == 1 else 0
 
 
