@@ -112,3 +112,52 @@ def test_relevance_that_is_lost_where_nobody_can_look_is_told() -> None:
     with pytest.warns(ExplainWarning, match="lrp misses the score"):
         a = explain.attribute(model, random(3, 2, 3, 8, 8), "lrp", target=1)
     assert torch.allclose(a.delta, -a.score / 2, rtol=1e-4)
+
+
+class StandardisedConv(nn.Conv2d):
+    """A convolution whose weights have the mean 0 and the variance 1, as in BiT."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        variance, mean = torch.var_mean(self.weight, (1, 2, 3), keepdim=True)
+        weight = (self.weight - mean) * (variance + 1e-8).rsqrt()
+        return F.conv2d(x, weight, self.bias, self.stride, self.padding)
+
+
+def in_groups(seed: int, depth: int, shift: float) -> nn.Module:
+    """Residual blocks of group normalisations and standardised convolutions, as in BiT; those of a
+    black photo are of zeros where no ``shift`` is added."""
+    torch.manual_seed(seed)
+
+    def add(net: Any, x: Tensor) -> Tensor:
+        return x + net.conv(net.norm(x).relu())
+
+    def block() -> nn.Module:
+        norm = nn.GroupNorm(2, 6)
+        nn.init.uniform_(norm.weight, 0.5, 2)
+        nn.init.normal_(norm.bias, std=shift)
+        return Made(add, norm=norm, conv=StandardisedConv(6, 6, 3, padding=1))
+
+    blocks = [block() for _ in range(depth)]
+    head = [nn.GroupNorm(2, 6), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(24, 4)]
+    return nn.Sequential(StandardisedConv(3, 6, 3, padding=1, bias=False), *blocks, *head).eval()
+
+
+@pytest.mark.parametrize("method", [DeepLIFT(), IntegratedGradients()], ids=str)
+@pytest.mark.parametrize("shift", [0.0, 0.3])
+def test_single_precision_gives_the_map_of_double_precision_or_says_so(
+    method: Any, shift: float
+) -> None:
+    for seed in range(3):
+        model = in_groups(seed, 1 + seed, shift)
+        x = random(seed, 1, 3, 8, 8)
+        exact, _ = messages(model.double(), x, method)
+        scores = model(torch.cat([x, torch.zeros_like(x)]))[:, 1].detach()
+        difference = (scores[0] - scores[1]).abs()
+        a, said = messages(model.float(), x.float(), method)
+        off = (a.values - exact.values).abs().max() / exact.values.abs().max()
+        missed = (a.values.double().sum() - exact.values.sum()).abs()
+        if said:
+            assert any("misses the difference of the scores" in message for message in said)
+        else:
+            assert off < 1e-3
+            assert missed < max(0.05 * difference, 0.01 * (difference + scores[0].abs()))
