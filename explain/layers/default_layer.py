@@ -451,9 +451,10 @@ def _last_feature_maps(search: LayerSearch) -> tuple[Branches, bool]:
     layer = first_that_shows(names, influences)
     if layer is None:
         return Branches(names[:1]), False
-    of_branches = [
-        candidate.name for candidate in _latest_first(maps + tokens) if not candidate.is_gate
-    ]
+    alike = maps + tokens
+    if all(candidate.name != layer for candidate in alike):
+        alike = alike + other_maps
+    of_branches = [candidate.name for candidate in _latest_first(alike) if not candidate.is_gate]
     attentions = [candidate.name for candidate in candidates if candidate.is_attention]
     return branches_beside(search, layer, of_branches, attentions), True
 
