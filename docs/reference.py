@@ -34,6 +34,7 @@ from tables import line as row_of  # noqa: E402
 
 USED = [
     "hooks",
+    "recording",
     "training",
     "distributed.communication",
     "distributed.packaging",
