@@ -71,8 +71,8 @@ def branch_layers(
     of_class: bool = False,
     refresh: bool = False,
 ) -> list[str]:
-    """Name the layers to explain together: `default_layer`, and that of each branch of a classifier
-    that reaches the score beside it, such as the members of an ensemble.
+    """Name the layers to explain together: `default_layer`, and that of each branch that
+    reaches the score beside it, such as the members of an ensemble.
 
     Arguments are as for `default_layer`. Warns of branches that see the photo elsewhere, as crops
     and mirrored copies do, since their maps cannot be added up cell by cell.
@@ -406,14 +406,7 @@ def _last_of_each_size(search: LayerSearch, count: int) -> tuple[Branches, bool]
     of_all: list[str] = []
     left_out: dict[str, None] = {}
     for layer in layers:
-        names = reached[layer]
-        of_branches = branches_beside(
-            search,
-            layer,
-            names,
-            attentions,
-            from_photo=() if search.summary.gives_scores else names,
-        )
+        of_branches = branches_beside(search, layer, reached[layer], attentions)
         # a product of the stages of two branches is not the sum of their products
         other_sizes = [name for name in layers if name != layer]
         of_others = branches_beside(search, layer, other_sizes, attentions, from_photo=other_sizes)
@@ -461,7 +454,7 @@ def _last_feature_maps(search: LayerSearch) -> tuple[Branches, bool]:
 
 def _maps_of_one_answer(search: LayerSearch, score: Score) -> Branches:
     """The last map, or tokens, that show where one of many answers, such as a detected box, comes
-    from, in each branch from the photo on.
+    from, in each branch.
 
     The answers themselves show nothing: neither the map of classes that the network gives, nor a
     map of which the score reads one position. Nor does a head that slides over the maps of several
@@ -524,15 +517,17 @@ def _maps_of_one_answer(search: LayerSearch, score: Score) -> Branches:
     layer = max(
         positions, key=lambda name: (*images[name], -positions[name] if reads_few_numbers else 0)
     )
-    of_branches = [
-        candidate.name
+    sizes = {
+        candidate.name: candidate.grid.size
         for candidate in dict.fromkeys(covering + resized + _latest_first(tokens_of_map))
         if candidate.grid and not is_last_choice(candidate)
-    ]
+    }
+    of_branches = [*sizes]
     if reads_few_numbers:
-        of_branches.sort(key=lambda name: positions.get(name, math.inf))
+        of_branches.sort(key=lambda name: math.prod(sizes[name]))
+    other_sizes = [name for name in of_branches if sizes[name] != sizes.get(layer)]
     attentions = [candidate.name for candidate in candidates if candidate.is_attention]
-    return branches_beside(search, layer, of_branches, attentions, from_photo=of_branches, least=2)
+    return branches_beside(search, layer, of_branches, attentions, from_photo=other_sizes, least=2)
 
 
 def _no_map(model: nn.Module, calls: Sequence[ModuleCall]) -> LayerError:

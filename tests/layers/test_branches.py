@@ -204,6 +204,16 @@ def backbone() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 8, 3, 2, 1), nn.ReLU())
 
 
+def conv_relu(channels: int) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(channels, 8, 3, 1, 1), nn.ReLU())
+
+
+def branched(model: nn.Module, x: Tensor) -> Tensor:
+    maps, first, second, head = model.members
+    x = maps(x)
+    return head(torch.cat([first(x), second(x)], 1))
+
+
 def added_backbones(model: nn.Module, x: Tensor) -> Tensor:
     first, second, head = model.members
     return F.interpolate(head(first(x) + second(x)), x.shape[2:])
@@ -241,6 +251,10 @@ DENSE: dict[str, tuple[Callable[[], nn.Module], Sequence[str]]] = {
     "two backbones": (
         lambda: made(added_backbones, backbone(), backbone(), nn.Conv2d(8, 4, 3, 1, 1)),
         ["members.1", "members.0"],
+    ),
+    "two branches of one map": (
+        lambda: made(branched, conv_relu(3), conv_relu(8), conv_relu(8), nn.Conv2d(16, 4, 3, 1, 1)),
+        ["members.2", "members.1"],
     ),
 }
 
