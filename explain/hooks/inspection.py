@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from explain._utils.errors import HookError, printable
 from explain._utils.html import aligned, table_html
@@ -19,6 +18,7 @@ from explain._utils.nested import as_sources, first_tensor
 from explain.hooks import preserve, unwrap
 from explain.hooks.graph import differentiate
 from explain.hooks.group import HookGroup
+from explain.hooks.tracer import OperatorCalls
 
 
 @dataclass
@@ -128,7 +128,7 @@ def inspect(
 
     with preserve.untouched(model, grad=gradients), HookGroup(model) as group:
         watch = _Watch(group, hookable, gradients)
-        with watch.operations:
+        with OperatorCalls(watch.operations.add):
             output, sources = run()
         if gradients:
             _differentiate(output, score, sources)
@@ -160,30 +160,24 @@ def _time_calls(group: HookGroup, names: Iterable[str], rows: Sequence[CallRow])
     group.forward(names, end)
 
 
-class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Operations:
     """Counts floating point operations, by PyTorch's own formulas."""
 
     def __init__(self) -> None:
-        """Load PyTorch's formulas for floating point operations, for `inspect`."""
-        super().__init__()  # type: ignore[no-untyped-call]
         from torch.utils.flop_counter import flop_registry, sdpa_flop_count  # slow to load
 
         self._flops_of_operator: Any = flop_registry
         self._flops_of_attention: Any = sdpa_flop_count
         self.count = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Make an operation of the model, and add its floating point operations to ``count``, for
-        `inspect`."""
-        kwargs = kwargs or {}
-        output = func(*args, **kwargs)
-        formula = self._flops_of_operator.get(func.overloadpacket)
+    def add(self, operator: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
+        """Add the floating point operations of an operator to ``count``."""
+        formula = self._flops_of_operator.get(operator.overloadpacket)
         if formula is not None:
-            self.count += formula(*args, **kwargs, out_val=output)
-        elif "scaled_dot_product" in str(func):  # a kernel without a formula, as that of CPUs
+            self.count += formula(*args, **kwargs, out_val=result)
+        elif "scaled_dot_product" in str(operator):  # a kernel without a formula, as that of CPUs
             query, key, value = args[:3]
             self.count += self._flops_of_attention(query.shape, key.shape, value.shape)
-        return output
 
 
 class _Watch:

@@ -13,7 +13,6 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from explain._utils import nested
 from explain._utils.errors import MetricError, raised
@@ -21,7 +20,7 @@ from explain._utils.modules import modules_of
 from explain.data.inputs import Inputs
 from explain.hooks import copied
 from explain.hooks.preserve import untouched
-from explain.hooks.tracer import running_modules
+from explain.hooks.tracer import OperatorCalls, running_modules
 from explain.hooks.unwrap import sharded
 
 POWER_ITERATIONS = 15
@@ -70,7 +69,7 @@ def layers_with_weights(model: nn.Module, inputs: Inputs) -> list[Layer]:
     ['0', '3']
     """
     uses = _Uses()
-    with untouched(model), uses:
+    with untouched(model), OperatorCalls(uses.note):
         inputs.detached().call(model)
     names = dict(modules_of(model))
     used_modules = dict.fromkeys(part for module in uses.modules for part in module.modules())
@@ -129,18 +128,16 @@ def _memory(tensor: torch.Tensor) -> int:
     return (tensor.data_ptr() if tensor.layout == torch.strided else 0) or id(tensor)
 
 
-class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records the order in which this thread's operations first use tensors, and which of these are
-    parameters.
+class _Uses:
+    """The order in which operations first use tensors, and which of these are parameters.
 
     The modules that run them are read from Python's stack, where those in plain lists are too.
     """
 
     def __init__(self) -> None:
-        """Begin a record of a forward pass: ``order`` has the number of first use by the memory of
-        a tensor (`_memory`), ``parameters`` those that are used by their ids, and ``modules`` is an
-        ordered set of those that run, outermost first. Filled while the mode is on."""
-        super().__init__()  # type: ignore[no-untyped-call]
+        """Begin without any: ``order`` has the number of first use by the memory of a tensor
+        (`_memory`), ``parameters`` those that are used by their ids, and ``modules`` is an ordered
+        set of those that run, outermost first."""
         self.order: dict[int, int] = {}
         self.parameters: dict[int, nn.Parameter] = {}
         self.modules: dict[nn.Module, None] = {}
@@ -155,16 +152,14 @@ class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
         }
         return dict(sorted(used.items()))
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Note the modules that run and the tensors that are used, and run the operation unchanged.
-        Torch calls this for every operation while the mode is on."""
+    def note(self, operator: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
+        """Note the modules that run, and the tensors that an operator has used."""
         outermost_first = reversed(list(running_modules(sys._getframe(1))))
         self.modules |= dict.fromkeys(outermost_first)
-        for _, tensor in nested.paths((args, kwargs or {})):
+        for _, tensor in nested.paths((args, kwargs)):
             self.order.setdefault(_memory(tensor), len(self.order))
             if isinstance(tensor, nn.Parameter):
                 self.parameters[id(tensor)] = tensor
-        return func(*args, **(kwargs or {}))
 
 
 def layer_groups(layers: Sequence[str], steps: int | None) -> list[list[str]]:
