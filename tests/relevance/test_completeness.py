@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import explain
 from explain import ExplainWarning
-from explain.methods import BlurIntegratedGradients, DeepLIFT, IntegratedGradients
+from explain.methods import LRP, BlurIntegratedGradients, DeepLIFT, IntegratedGradients
 from tests.conftest import Made, settled
 from tests.relevance.test_relevance import random
 
@@ -161,3 +161,25 @@ def test_single_precision_gives_the_map_of_double_precision_or_says_so(
         else:
             assert off < 1e-3
             assert missed < max(0.05 * difference, 0.01 * (difference + scores[0].abs()))
+
+
+@pytest.mark.xfail(
+    strict=True, reason="which values of a sequence belong to an image needs the recording"
+)
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_sequences_with_time_first_add_up_as_those_with_the_images_first(kind: Any) -> None:
+    def read(net: Any, x: Tensor) -> Tensor:
+        tokens = net.patches(x).flatten(2).mT
+        if net.rnn.batch_first:
+            return net.head(net.rnn(tokens)[0].mean(1))
+        return net.head(net.rnn(tokens.transpose(0, 1))[0].mean(0))
+
+    x = random(3, 2, 3, 16, 12)
+    found = []
+    for first in (True, False):
+        parts = {"patches": nn.Conv2d(3, 6, 4, 4), "rnn": kind(6, 5, batch_first=first)}
+        model = settled(Made(read, **parts, head=nn.Linear(5, 4))).double().eval()
+        found.append(messages(model, x, LRP())[0])
+    by_images, by_time = found
+    torch.testing.assert_close(by_time.values, by_images.values)
+    torch.testing.assert_close(by_time.delta, by_images.delta, rtol=0, atol=1e-12)
