@@ -186,6 +186,17 @@ class Inputs:
             return False
         return tensor.ndim > 0 and len(tensor) == len(self)
 
+    def split(
+        self, explained: Mapping[Path, torch.Tensor]
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """All tensors, with the ``explained`` ones in the place of their own: those that have a row
+        for each image, and others."""
+        with_images: list[torch.Tensor] = []
+        shared: list[torch.Tensor] = []
+        for path, tensor in {**self._tensors, **explained}.items():
+            (with_images if self.goes_with_images(path) else shared).append(tensor)
+        return with_images, shared
+
     @cached_property
     def sizes(self) -> tuple[Any, ...]:
         """The path and the shape of each tensor, without the number of images where it has a row

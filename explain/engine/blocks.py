@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -15,7 +16,7 @@ from explain._utils.nested import first_tensor, replace_first
 from explain.data.inputs import Inputs
 from explain.engine.settings import raise_unless_of_network
 from explain.hooks import HookGroup
-from explain.hooks.attention import attention, heads_together, joined_heads
+from explain.hooks.attention import AttentionRecorder, heads_together, joined_heads
 from explain.hooks.capturing import read_outputs
 from explain.hooks.graph import Reach, differentiate, graph, normalises_over_rows
 from explain.hooks.layer_names import place_of
@@ -193,7 +194,10 @@ def _read_out(
                 group.forward_pre(after, partial(with_first, change=end), with_kwargs=True)
             else:
                 group.forward(last, leave)
-        output = inputs.call(model)
+        with ExitStack() as stack:
+            explained = {path: inputs.tensor(path) for path in inputs.paths}
+            recorder = AttentionRecorder(stack, model, *inputs.split(explained))
+            output = inputs.replaced(explained).call(model)
         wanted: Target = target(
             torch.arange(len(inputs), device=inputs.x.device).repeat(len(chosen))
         )
@@ -205,7 +209,7 @@ def _read_out(
         )
     gradients = []
     with HookGroup() as group:
-        records = attention(total, group)
+        records = recorder.watch(group)
         chosen_means = [means[i] for i in chosen]
         of_means = differentiate(total, chosen_means, retain_graph=True)
         # one block after the other: in a block that is no module, shortcuts lead past its start
@@ -217,7 +221,7 @@ def _read_out(
             reached = [record for record in records if record.gradient is not None]
             for heads in heads_together(reached)[:1]:
                 of_heads = [head.gradient for head in heads if head.gradient is not None]
-                gradients.append(joined_heads(of_heads, len(inputs)))
+                gradients.append(joined_heads(heads, of_heads, len(inputs)))
     if len(gradients) != len(chosen):
         raise MethodError(
             f"legrad must see the attention of each of the {len(chosen)} blocks, got "

@@ -376,36 +376,25 @@ def _attention(
         # tokens the score is read from. This pass brings it: hooks put it into the records.
         if grid is not None and min(grid.tokens) != length - len(grid.tokens):
             differentiate(resolved.total, [forward.source(need.input)], retain_graph=True)
-    # a fused kernel's gradient counts half, as half of its relevance goes to the values
-    share = 0.5 if isinstance(need.kind, needs.AttentionRelevance) else 1.0
-    return tuple(_attention_map(heads, count, share) for heads in heads_together(records))
+    return tuple(_attention_map(heads, count) for heads in heads_together(records))
 
 
-def _attention_map(
-    heads: Sequence[AttentionRecord], count: int, share_of_fused: float
-) -> needs.AttentionMap:
+def _attention_map(heads: Sequence[AttentionRecord], count: int) -> needs.AttentionMap:
     """Join the records of one attention's heads into one map for ``count`` images: weights,
-    gradient, queries and keys.
-
-    ``share_of_fused`` is the part of the gradient that counts for heads of a fused kernel.
-    """
-
-    def gradient_of(head: AttentionRecord) -> Tensor:
-        """The gradient in a head's weights; zero where none arrived."""
-        if head.gradient is None:
-            return torch.zeros_like(head.weights)
-        return share_of_fused * head.gradient if head.fused else head.gradient
-
+    gradient, queries and keys."""
     gradient = None
     if any(head.gradient is not None for head in heads):
-        gradient = joined_heads([gradient_of(head) for head in heads], count)
-    queries = [head.query for head in heads if head.query is not None]
-    keys = [head.key for head in heads if head.key is not None]
+        gradients = [
+            torch.zeros_like(head.weights) if head.gradient is None else head.gradient
+            for head in heads
+        ]
+        gradient = joined_heads(heads, gradients, count)
+    is_by_head = all(len(head.query) == len(head.weights) == len(head.key) for head in heads)
     return needs.AttentionMap(
-        weights=joined_heads([head.weights for head in heads], count),
+        weights=joined_heads(heads, [head.weights for head in heads], count),
         gradient=gradient,
-        query=joined_heads(queries, count) if len(queries) == len(heads) else None,
-        key=joined_heads(keys, count) if len(keys) == len(heads) else None,
+        query=joined_heads(heads, [head.query for head in heads], count) if is_by_head else None,
+        key=joined_heads(heads, [head.key for head in heads], count) if is_by_head else None,
     )
 
 

@@ -55,7 +55,7 @@ from explain.engine.settings import (
     mixed_precision_now,
 )
 from explain.hooks import HookGroup
-from explain.hooks.attention import attention
+from explain.hooks.attention import AttentionRecorder
 from explain.hooks.capturing import Capture, Source, cut_where_allowed, read_outputs
 from explain.hooks.graph import consumers, differentiate, graph, normalises_over_rows
 from explain.hooks.layer_names import place_of
@@ -342,6 +342,8 @@ class _Passes:
         leaves = list(explained.values())
         if any(isinstance(kind, needs.Attention) and kind.unreached for kind in kinds):
             recorded.unreached = stack.enter_context(ZeroLeaves(leaves)).leaves
+        if self.plan.reads_attention:
+            recorded.attention = AttentionRecorder(stack, model, *inputs.split(explained))
         has_bias_terms = any(isinstance(kind, needs.BiasTerms) for kind in kinds)
         has_steps = any(backward.propagates for backward in backwards)
         layout = BatchLayout(len(inputs)) if has_bias_terms or has_steps else None
@@ -750,7 +752,8 @@ def _record_attention(
     if any(
         isinstance(need.kind, (needs.Attention, needs.AttentionRelevance)) for need in needs_of_pass
     ):
-        resolved.attention = attention(resolved.total, group, forward.end)
+        assert forward.recorded.attention is not None
+        resolved.attention = forward.recorded.attention.watch(group)
 
 
 def _answer(

@@ -18,7 +18,7 @@ from explain.engine import perturbations
 from explain.engine.ends import outputs_of
 from explain.engine.needs import Backward, NeedAtLayer, at_least_float32
 from explain.hooks import capturing, inspect
-from explain.hooks.attention import AttentionRecord
+from explain.hooks.attention import AttentionRecord, AttentionRecorder
 from explain.hooks.preserve import detached
 from explain.layers.layouts import Grids, to_spatial
 from explain.relevance import composites, gradient_rules
@@ -90,6 +90,8 @@ class RecordedOperations:
     """What adds constants, among others."""
     compared: Sequence[Step] = ()
     """What differences from a reference are shared out at."""
+    attention: AttentionRecorder | None = None
+    """The pass, for its attentions."""
     unreached: Sequence[Tensor] = ()
     """What a backward pass goes to for attention that the explained inputs do not reach."""
 

@@ -1,109 +1,136 @@
-"""Attention weights read from the autograd graph, whether a module, a function or a fused kernel
-computed them.
+"""Attention weights of a pass, however a network computes them, and the gradients in them.
 
-A softmax leaves its result in its Node, and the gradient that arrives there is the gradient in the
-weights; the product before it leaves query and key. A fused kernel leaves query, key and value: the
-weights are softmax(q k' scale + mask), and since its output is weights times values, the gradient
-in the weights is the gradient that arrives times v'. Nothing in the forward pass is changed.
+The pass is recorded, and `attentions_in` finds its attentions; the gradient in the weights is what
+arrives at the Node that computed them. Nothing in the forward pass is changed.
 """
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import cached_property
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from explain.hooks.attention_parts import fused_scores, spread
-from explain.hooks.graph import Reach, consumers, is_of_hooks
+from explain.hooks.graph import Reach
 from explain.hooks.group import HookGroup
-
-_FUSED = "ScaledDotProduct"
+from explain.recording import PassRecorder, Value, Watcher
+from explain.recording.attention import RecordedAttention, attentions_in, token_numbers
+from explain.recording.rows import image_numbers
 
 
 class AttentionRecord:
-    """One attention in the graph of an output: its ``weights``, and their ``gradient`` in the next
-    backward pass.
+    """One attention of a pass, or some of its heads: its ``weights``, and their ``gradient`` in the
+    next backward pass.
 
-    The weights are ``(N, heads, queries, keys)``, or have N and heads in one dimension, as
-    ``query`` and ``key`` have then. The gradient is recorded while ``group`` is alive.
+    They are ``(M, queries, keys)``, ``query`` and ``key`` ``(M, tokens, d)``, for M heads of all
+    images. ``images`` ``(M,)`` says whose they are, None if that is not known; ``tokens``
+    ``(M, keys)`` which tokens the keys are of, None if they are no tokens.
     """
 
-    def __init__(self, node: Any, group: HookGroup) -> None:
-        """Read the weights, and query and key if they are saved, from a softmax's or fused
-        attention's Node.
+    def __init__(
+        self, attention: RecordedAttention, weights: Tensor, rows: Mapping[Value, Tensor | None]
+    ) -> None:
+        """Read an attention of a recorded pass, with the tensor of its ``weights`` in the graph and
+        the image numbers of values."""
+        self.gradient: Tensor | None = None
+        self.node: Any = weights.grad_fn
+        """Where the weights were computed; None without a graph."""
+        self._dims = (attention.queries, attention.keys)
+        self.weights = _by_head(weights.detach().clone(), *self._dims)
+        query, key = attention.query, attention.key
+        self.query = _by_head(query.value.tensor.detach(), query.tokens, query.channels)
+        self.key = _by_head(key.value.tensor.detach(), key.tokens, key.channels)
+        numbers = token_numbers(key)
+        self.tokens: Tensor | None = None
+        if numbers is not None and len(self.key) == len(self.weights):
+            self.tokens = _by_head(numbers, key.tokens, key.channels)[..., 0]
+        self.images = _images(attention, rows)
+        if attention.weights not in rows and self.tokens is not None:
+            self.images = torch.unique(self.tokens, dim=0, return_inverse=True)[1]
 
-        The gradient of the weights is recorded when a backward pass reaches the Node.
-        """
-        self.node = node
-        self.gradient: torch.Tensor | None = None
-        self.query: torch.Tensor | None
-        self.key: torch.Tensor | None
-        self.fused = node.name().startswith(_FUSED)
-        if self.fused:
-            masks = [getattr(node, f"_saved_attn_{name}", None) for name in ("mask", "bias")]
-            mask = next((mask.detach() for mask in masks if mask is not None), None)
-            causal = getattr(node, "_saved_is_causal", False)
-            scale = getattr(node, "_saved_scale", None)
-            query: torch.Tensor = node._saved_query.detach()
-            key = spread(node._saved_key.detach(), query.shape[1])
-            self.query = query
-            self.key = key
-            self.weights = fused_scores(query, key, mask, causal, scale).softmax(-1)
-        else:
-            self.query, self.key = _multiplied(node)
-            self.weights = node._saved_result.detach().clone()
-        group.put_node(node, self._take, pre=True)
+    def watch(self, group: HookGroup) -> None:
+        """Record the gradient in the weights when a backward pass reaches them, while ``group`` is
+        alive."""
+        self.gradient = None
+        if self.node is not None:
+            group.put_node(self.node, self._take, pre=True)
 
-    def _take(self, grad_outputs: tuple[torch.Tensor | None, ...]) -> None:
-        """Note the gradient in the attention weights: a prehook of the attention's Node."""
-        if grad_outputs[0] is None:
-            return
-        arrived = grad_outputs[0].detach()
-        if self.fused:
-            value = spread(self.node._saved_value.detach(), arrived.shape[1])
-            self.gradient = arrived @ value.transpose(-2, -1)
-        else:
-            self.gradient = arrived.clone()
+    def _take(self, grad_outputs: tuple[Tensor | None, ...]) -> None:
+        """Note the gradient in the attention weights: a prehook of their Node."""
+        if grad_outputs[0] is not None:
+            self.gradient = _by_head(grad_outputs[0].detach().clone(), *self._dims)
 
 
-def attention(
-    output: torch.Tensor, group: HookGroup, until: int | None = None
-) -> list[AttentionRecord]:
-    """Find every attention in the autograd graph of ``output``, in the order of the forward pass,
-    and record its gradient.
+class AttentionRecorder:
+    """Records a forward pass until a stack closes, to find its attentions.
 
-    With ``until``, Nodes from this sequence number on do not count: a score may take a softmax over
-    classes itself.
+    ``images`` are the inputs that have the images first, ``shared`` those that have none.
 
     >>> layer = torch.nn.MultiheadAttention(4, 2, batch_first=True)
-    >>> x = torch.rand(1, 3, 4, requires_grad=True)
+    >>> x = torch.rand(3, 5, 4)
+    >>> with ExitStack() as stack:
+    ...     recorder = AttentionRecorder(stack, layer, [x])
+    ...     output = layer(x, x, x, need_weights=False)[0]
     >>> with HookGroup() as group:
-    ...     found = attention(layer(x, x, x, need_weights=False)[0].sum(), group)
-    >>> [tuple(record.weights.shape) for record in found]
-    [(1, 2, 3, 3)]
+    ...     (record,) = recorder.watch(group)
+    ...     output.sum().backward()
+    >>> joined_heads([record], [record.weights], 3).shape, record.gradient.shape
+    (torch.Size([3, 2, 5, 5]), torch.Size([6, 5, 5]))
     """
-    readers: Mapping[Any, Sequence[Any]] = consumers(output)
-    earlier = [node for node in readers if until is None or node._sequence_nr() < until]
-    return [
-        AttentionRecord(node, group)
-        for node in sorted(earlier, key=lambda node: node._sequence_nr())
-        if node.name().startswith(_FUSED)
-        or (_is_softmax_of_keys(node) and _weighs_values(node, readers))
-    ]
+
+    def __init__(
+        self,
+        stack: ExitStack,
+        model: nn.Module,
+        images: Iterable[Tensor],
+        shared: Iterable[Tensor] = (),
+    ) -> None:
+        self._recorder = PassRecorder(model)
+        self._images = [self._recorder.add_input(tensor) for tensor in images]
+        for tensor in shared:
+            self._recorder.add_input(tensor)
+        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        stack.enter_context(Watcher(self._recorder))
+        stack.enter_context(self._recorder)
+
+    @cached_property
+    def _records(self) -> list[AttentionRecord]:
+        """The attentions of the pass, which has ended."""
+        recorder = self._recorder
+        attentions = attentions_in(recorder.steps)
+        rows: Mapping[Value, Tensor | None] = {}
+        if attentions:
+            rows = image_numbers(recorder.steps, self._images, self._images[0].shape[0])
+        tensors = recorder.tensors
+        records = []
+        for attention in attentions:
+            weights = tensors.get(attention.weights, attention.weights.tensor)
+            records.append(AttentionRecord(attention, weights, rows))
+        return records
+
+    def watch(self, group: HookGroup) -> list[AttentionRecord]:
+        """The attentions of the pass in their order; their gradients are recorded while ``group``
+        is alive."""
+        for record in self._records:
+            record.watch(group)
+        return list(self._records)
 
 
 def heads_together(records: Sequence[AttentionRecord]) -> list[list[AttentionRecord]]:
     """The records of each attention, in the order of the forward pass: several where a network
-    computes its heads one by one.
+    computes its heads, or images, one by one.
 
-    Heads of one attention follow each other, have weights of the same shape, and none of them
-    depends on another; all of them depend on the attention before.
+    They follow each other, have weights of the same shape, and none of them depends on another; all
+    of them depend on the attention before.
 
     >>> heads = torch.nn.ModuleList(torch.nn.MultiheadAttention(4, 1) for _ in range(2))
     >>> x = torch.rand(3, 1, 4, requires_grad=True)
-    >>> with HookGroup() as group:
+    >>> with ExitStack() as stack:
+    ...     recorder = AttentionRecorder(stack, heads, [x])
     ...     output = sum(head(x, x, x, need_weights=False)[0] for head in heads)
-    ...     [len(records) for records in heads_together(attention(output.sum(), group))]
+    >>> [len(records) for records in heads_together(recorder.watch(HookGroup()))]
     [2]
     """
     attentions: list[list[AttentionRecord]] = []
@@ -123,112 +150,60 @@ def heads_together(records: Sequence[AttentionRecord]) -> list[list[AttentionRec
 
 def _depends_on(record: AttentionRecord, earlier: Sequence[AttentionRecord]) -> bool:
     """Whether an attention is computed from what an earlier one gave."""
-    nodes = [head.node for head in earlier]
+    nodes = [head.node for head in earlier if head.node is not None]
+    if not nodes:
+        return False
     reach = Reach([], nodes, since=min(node._sequence_nr() for node in nodes))
     return reach.of(record.node)
 
 
-def joined_heads(maps: Sequence[torch.Tensor], count: int) -> torch.Tensor:
-    """Attention maps of the heads of one attention, as `heads_together` groups them, as one tensor
-    ``(N, heads, queries, keys)`` of ``count`` images."""
-    return torch.cat([by_image(of_head, count) for of_head in maps], 1)
+def joined_heads(records: Sequence[AttentionRecord], maps: Sequence[Tensor], count: int) -> Tensor:
+    """Tensors ``(M, …)`` of the records of one attention, as `heads_together` groups them, as one
+    tensor ``(N, heads, …)`` of ``count`` images.
 
-
-def by_image(maps: torch.Tensor, count: int) -> torch.Tensor:
-    """Attention maps ``(N * heads, queries, keys)`` of ``count`` images as ``(N, heads, queries,
-    keys)``; maps of four dimensions as they are.
-
-    >>> by_image(torch.zeros(6, 4, 4), 2).shape
-    torch.Size([2, 3, 4, 4])
+    It is empty, ``(0, heads, …)``, if the heads do not look at the same tokens of each image: in
+    windows, among channels, or where it is not known.
     """
-    if maps.ndim == 4:
-        return maps
-    return torch.unflatten(maps, 0, (count, -1)) if len(maps) % count == 0 else maps[:, None]
+    stacked = torch.cat(list(maps))
+    order = _by_image(records, count)
+    if order is None:
+        return stacked.new_empty((0, *stacked.shape))
+    return torch.unflatten(stacked[order], 0, (count, -1))
 
 
-def _multiplied(node: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Query and key ``(N * heads, tokens, d)`` of an attention, from the product in the graph
-    before its softmax's Node.
-
-    (None, None) if autograd has not saved them.
-    """
-    weights = node._saved_result.shape
-    while node is not None and "bmmbackward" not in node.name().lower():
-        node = next((parent for parent, _ in node.next_functions if parent is not None), None)
-    saved = [getattr(node, f"_saved_{name}", None) for name in ("self", "mat2", "batch1", "batch2")]
-    factors = [tensor.detach() for tensor in saved if isinstance(tensor, torch.Tensor)]
-    if len(factors) < 2 or (factors[0].shape[-2], factors[1].shape[-1]) != weights[-2:]:
-        return None, None
-    return factors[0], factors[1].transpose(-2, -1)
-
-
-def _is_softmax_of_keys(node: Any) -> bool:
-    """Whether a Node is a softmax over the last of three or four dimensions, as that of attention
-    weights."""
-    if "SoftmaxBackward" not in node.name() or "Log" in node.name():
-        return False
-    dimensions = node._saved_result.ndim
-    dim = node._saved_dim if "_saved_dim" in dir(node) else -1
-    return dimensions in (3, 4) and (dim if dim < 2**62 else dim - 2**64) in (-1, dimensions - 1)
+def _by_image(records: Sequence[AttentionRecord], count: int) -> Tensor | None:
+    """The order in which the heads of records come image by image; None if not each image has the
+    same number of heads on the same tokens."""
+    images = [record.images for record in records if record.images is not None]
+    tokens = [record.tokens for record in records if record.tokens is not None]
+    if len(images) < len(records) or len(tokens) < len(records):
+        return None
+    image_of = torch.cat(images)
+    order = image_of.argsort(stable=True)
+    heads = image_of.bincount(minlength=count)
+    if len(heads) != count or bool((heads * count != len(order)).any()):
+        return None
+    by_image = torch.unflatten(torch.cat(tokens)[order], 0, (count, -1))
+    return order if bool((by_image == by_image[:, :1]).all()) else None
 
 
-_PASSED_ON = (
-    "View",
-    "UnsafeView",
-    "Reshape",
-    "Expand",
-    "Transpose",
-    "Permute",
-    "Clone",
-    "Unsqueeze",
-    "Squeeze",
-    "Slice",
-    "Select",
-    "Split",
-    "Unbind",
-    "T",
-    "ToCopy",
-    "Alias",
-    "Cat",
-    "Mul",
-    "Div",
-    "Add",
-    "Sub",
-    "MaskedFill",
-    "Where",
-    "NativeDropout",
-    "Mm",
-    "Convolution",
-    "NativeBatchNorm",
-    "CudnnBatchNorm",
-    "NativeLayerNorm",
-)
-"""Nodes of what is done to weights before values are multiplied by them; heads may be mixed."""
+def _by_head(tensor: Tensor, first: int | None, last: int) -> Tensor:
+    """A tensor ``(M, first, last)``: two of its dimensions last, and all others in one; without a
+    dimension for the first, that has size 1."""
+    if first is None:
+        first = tensor.ndim
+        tensor = tensor.unsqueeze(first)
+    moved = tensor.movedim((first, last), (-2, -1))
+    return moved.reshape(-1, *moved.shape[-2:])
 
 
-def _weighs_values(softmax: Any, readers: Mapping[Any, Sequence[Any]]) -> bool:
-    """Whether the result of a softmax is multiplied with values later in the graph, as attention
-    weights are.
-
-    A softmax over classes is read, or multiplied by a mask of the same size. ``readers`` are the
-    Nodes that read each Node's result.
-    """
-    size = _numel(softmax)
-    seen = {softmax}
-    waiting = [softmax]
-    while waiting:
-        for consumer in readers[waiting.pop()]:
-            name = consumer.name()
-            has_more = _numel(consumer) > size
-            if "bmm" in name.lower() or (name.startswith("Mul") and has_more):
-                return True
-            passes_on = name.startswith(_PASSED_ON) or is_of_hooks(consumer)
-            if passes_on and not has_more and consumer not in seen:
-                seen.add(consumer)
-                waiting.append(consumer)
-    return False
-
-
-def _numel(node: Any) -> int:
-    """The number of values in the result of an autograd Node."""
-    return math.prod(node._input_metadata[0].shape)
+def _images(attention: RecordedAttention, rows: Mapping[Value, Tensor | None]) -> Tensor | None:
+    """The image ``(M,)`` of each head of an attention's weights; None if it is not known, or not
+    one."""
+    weights = attention.weights
+    numbers = rows.get(weights)
+    dims = [dim for dim in (attention.queries, attention.keys) if dim is not None]
+    if numbers is None or any(numbers.shape[dim] > 1 for dim in dims) or bool((numbers < 0).any()):
+        return None
+    sizes = [1 if dim in dims else size for dim, size in enumerate(weights.shape)]
+    return numbers.expand(sizes).flatten().long()

@@ -41,7 +41,7 @@ def photo_tokens(
         MethodError: the model has no attention among all tokens, or only within windows.
     """
     joint = evidence.grids.joint
-    if joint is not None and maps:
+    if joint is not None and maps and all(len(m) == len(evidence.inputs) for m in maps):
         if not joint.size:
             raise MethodError(
                 f"{method} must have tokens that lie on the photo, got {len(joint.photo)} queries, "

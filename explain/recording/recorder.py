@@ -111,6 +111,11 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return list(self._functions.values())
 
     @property
+    def tensors(self) -> dict[Value, Tensor]:
+        """The tensors that hold values, in their graph."""
+        return dict(self._aliases.bound)
+
+    @property
     def with_gradient(self) -> set[Value]:
         """The values that autograd has a gradient of."""
         return {value for value, tensor in self._aliases.bound if tensor.requires_grad}

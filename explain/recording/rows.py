@@ -5,7 +5,7 @@ laid out beside each other, and images run one by one.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias
 
@@ -47,34 +47,12 @@ def image_numbers(
     >>> rows[recording.outputs[()]].flatten().tolist()
     [0, 1, 0, 1, 0, 1, 0, 1, 0, 1]
     """
-    labels: dict[Value, Labels | None] = {}
     if count == 1:
         values = [*inputs, *(value for step in steps for value in step.results if value)]
         return {value: torch.zeros([1] * len(value.shape), dtype=torch.int32) for value in values}
-    for value in inputs:
-        if value.shape[:1] == (count,):
-            labels[value] = _along_first(torch.arange(1, count + 1), value)
-
-    def labels_of(value: Value) -> Labels:
-        """The labels of an argument that is known, or depends on no image."""
-        of_value = labels.get(value)
-        return _nobody(value) if of_value is None else of_value
-
-    for step in steps:
-        dependent = [value for value in step.inputs if value in labels]
-        results = [value for value in dict.fromkeys(step.results) if value is not None]
-        if step.name == "copy" or step.operation.has("fills"):
-            dependent = [value for value in dependent if value is not step.args[0]]
-        if not dependent:
-            continue
-        of_results: dict[Value, Labels] = {}
-        if not any(labels[value] is None for value in dependent):
-            try:
-                of_results = _labels_of_results(step, dependent, results, labels_of)
-            except Exception as error:  # operators may take arguments in unknown ways
-                if came_by_signal(error):
-                    raise
-        labels |= {value: of_results.get(value) for value in results}
+    labels = labels_through(
+        steps, {value: numbers_along(value, 0) for value in inputs if value.shape[:1] == (count,)}
+    )
     images: dict[int, Tensor] = {}
     for of_value in labels.values():
         if of_value is not None and id(of_value) not in images:
@@ -83,6 +61,36 @@ def image_numbers(
         value: None if of_value is None else images[id(of_value)]
         for value, of_value in labels.items()
     }
+
+
+def labels_through(
+    steps: Iterable[Step], labels: Mapping[Value, Labels]
+) -> dict[Value, Labels | None]:
+    """The labels of all values that are made of those that have some; None where elements of
+    several are mixed, or it is not known."""
+    of_values: dict[Value, Labels | None] = dict(labels)
+    for step in steps:
+        labelled = [value for value in step.inputs if value in of_values]
+        if step.name == "copy" or step.operation.has("fills"):
+            labelled = [value for value in labelled if value is not step.args[0]]
+        if not labelled:
+            continue
+        of_arguments: dict[Value, Labels] = {}
+        for value in labelled:
+            of_value = of_values[value]
+            if of_value is not None:
+                of_arguments[value] = of_value
+        of_results = follow(step, of_arguments) if len(of_arguments) == len(set(labelled)) else {}
+        of_values |= {value: of_results.get(value) for value in step.results if value is not None}
+    return of_values
+
+
+def numbers_along(value: Value, dim: int | None) -> Labels:
+    """Numbers along one dimension of a value, from 1 on; of None, the number 1."""
+    sizes = [1] * len(value.shape)
+    if dim is not None:
+        sizes[dim] = value.shape[dim]
+    return torch.arange(1, math.prod(sizes) + 1, dtype=torch.int32).reshape(sizes)
 
 
 def summed(values: Tensor, numbers: Tensor, count: int) -> Tensor:
@@ -99,8 +107,25 @@ def summed(values: Tensor, numbers: Tensor, count: int) -> Tensor:
     return sums.index_add_(0, images, rows.flatten())[:count]
 
 
-class _MixedError(Exception):
-    """Images are mixed in a value."""
+def follow(step: Step, labels: Mapping[Value, Labels]) -> dict[Value, Labels]:
+    """The labels of the results of a step, from those of the values among its arguments that have
+    some; without the results in which elements of several labels are mixed, or it is not known."""
+
+    def of_argument(value: Value) -> Labels:
+        """The labels of an argument; one without any is the same for all."""
+        return labels[value] if value in labels else _no_labels(value)
+
+    results = [value for value in dict.fromkeys(step.results) if value is not None]
+    try:
+        return _labels_of_results(step, list(labels), results, of_argument)
+    except Exception as error:  # operators may take arguments in unknown ways
+        if came_by_signal(error):
+            raise
+        return {}
+
+
+class MixedError(Exception):
+    """Elements of several labels are mixed in a value."""
 
 
 def _labels_of_results(
@@ -109,7 +134,7 @@ def _labels_of_results(
     """The labels of each result of a step, by the kind of operation.
 
     Raises:
-        _MixedError: images are mixed in them.
+        MixedError: labels are mixed in them.
     """
     operation = step.operation
     labels = [labels_of(value) for value in dependent]
@@ -125,7 +150,7 @@ def _labels_of_results(
     if len(labels) == 1:
         dims = _mixed_dims(step)
         if dims is not None:
-            mixed = _mixed(labels[0], dims)
+            mixed = mixed_along(labels[0], dims)
             return {value: _without_dims(mixed, dims, value) for value in results}
         if _treats_each_row(operation) and _changes_along_first(labels[0]):
             by_row = [value for value in results if value.shape[:1] == dependent[0].shape[:1]]
@@ -175,7 +200,7 @@ def _of_index(step: Step, results: Sequence[Value], labels_of: LabelsOf) -> dict
         missing_dims = len(result.shape) - len(index.shape)
         labels = labels_of(index)
         return {result: labels.reshape([*labels.shape, *[1] * missing_dims])}
-    raise _MixedError
+    raise MixedError
 
 
 def _of_product(step: Step, result: Value, labels_of: LabelsOf) -> Labels:
@@ -184,7 +209,7 @@ def _of_product(step: Step, result: Value, labels_of: LabelsOf) -> Labels:
     first = int(step.operation.has("adds to first"))
     left, right = (labels_of(step.args[first + i]) for i in (0, 1))
     added = [labels_of(value) for value in step.args[:first]]
-    return _joined([_mixed(left, [-1]), _mixed(right, [-2]), *added], result)
+    return _joined([mixed_along(left, [-1]), mixed_along(right, [-2]), *added], result)
 
 
 def _mixed_dims(step: Step) -> list[int] | None:
@@ -230,13 +255,13 @@ def _probed(
     addresses.
 
     Raises:
-        _MixedError: an element changes with several images, or an argument has no NaN.
+        MixedError: an element changes with several images, or an argument has no NaN.
     """
     is_known = isinstance(step.operator, torch._ops.OpOverload)
     if is_known and step.operator.namespace != "aten":
         dependent = [value for value in dependent if value is step.args[0]]
     if not all(value.dtype.is_floating_point or value.dtype.is_complex for value in dependent):
-        raise _MixedError
+        raise MixedError
     most = max(int(labels_of(value).max()) for value in dependent)
     of_results = {value: torch.zeros(value.shape, dtype=torch.int32) for value in results}
     for bit in range(most.bit_length()):
@@ -256,12 +281,12 @@ def _probed(
         for value, labels in of_results.items():
             one, zero = (hidden[value].cpu() for hidden in reached)
             if bool((one & zero).any()):
-                raise _MixedError
+                raise MixedError
             labels += one.int() << bit
     return {value: compact(labels) for value, labels in of_results.items() if bool(labels.any())}
 
 
-def _nobody(value: Value) -> Labels:
+def _no_labels(value: Value) -> Labels:
     """The labels of a value that depends on no image."""
     return torch.zeros([1] * len(value.shape), dtype=torch.int32)
 
@@ -276,13 +301,13 @@ def _along_first(labels: Labels, value: Value) -> Labels:
     return labels.int().reshape([-1] + [1] * (len(value.shape) - 1))
 
 
-def _mixed(labels: Labels, dims: Sequence[int]) -> Labels:
+def mixed_along(labels: Labels, dims: Sequence[int]) -> Labels:
     """The labels of what is made of all elements along some dimensions, of size 1 along these."""
     if not dims or labels.numel() == 1:
         return labels
     mixed = labels.amax(tuple(dims), keepdim=True)
     if bool(((labels != mixed) & (labels > 0)).any()):
-        raise _MixedError
+        raise MixedError
     return mixed
 
 
@@ -293,15 +318,15 @@ def _without_dims(labels: Labels, dims: Sequence[int], result: Value) -> Labels:
 
 def _joined(labels: Sequence[Labels], result: Value) -> Labels:
     """The labels of what is made, element by element, of values that broadcast to a result."""
-    joined = _nobody(result)
+    joined = _no_labels(result)
     for part in labels:
         missing_dims = len(result.shape) - part.ndim
         if missing_dims < 0:
-            raise _MixedError
+            raise MixedError
         aligned = part.reshape([1] * missing_dims + [*part.shape])
         differs = (joined != aligned) & (joined > 0) & (aligned > 0)
         if bool(differs.any()):
-            raise _MixedError
+            raise MixedError
         joined = joined.maximum(aligned)
     return joined
 
@@ -310,6 +335,6 @@ def _filled(labels: Labels) -> Labels:
     """Labels shrunk to size 1 along dimensions in which they do not change, but for elements that
     belong to no image."""
     for dim in range(labels.ndim):
-        with suppress(_MixedError):
-            labels = _mixed(labels, [dim])
+        with suppress(MixedError):
+            labels = mixed_along(labels, [dim])
     return labels

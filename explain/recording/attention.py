@@ -1,0 +1,319 @@
+"""The attentions in a recording: a softmax over keys between two products, however they are
+written."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from explain.recording.moves import is_move
+from explain.recording.rows import Labels, MixedError, follow, mixed_along, numbers_along
+from explain.recording.values import Step, Value
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A factor of a product, and its dimensions of tokens and of channels."""
+
+    value: Value
+    tokens: int | None
+    """None where there is one token, and no dimension for it."""
+    channels: int
+
+
+@dataclass(frozen=True)
+class RecordedAttention:
+    """One attention: its weights with their dimensions of queries and keys, and what it is made of.
+
+    ``queries`` is None where there is one query and no dimension for it.
+    """
+
+    weights: Value
+    queries: int | None
+    keys: int
+    query: Factor
+    key: Factor
+    value: Factor
+
+
+@dataclass(frozen=True)
+class _PairProduct:
+    """A product of two factors that may be that of an attention.
+
+    ``rows`` and ``columns`` number the tokens of the first and of the second one in ``result``.
+    """
+
+    result: Value
+    factors: tuple[Factor, Factor]
+    rows: Labels
+    columns: Labels
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """A value that is made of a product, element by element or by mixing heads, and which tokens
+    its elements are of.
+
+    ``tokens`` are the numbers of both factors. After a softmax, ``attention`` is known but for
+    its value.
+    """
+
+    product: _PairProduct
+    tokens: tuple[Labels, Labels]
+    is_exponential: bool = False
+    log_dim: int | None = None
+    """The dimension over which it is the logarithm of a softmax."""
+    attention: RecordedAttention | None = None
+    keys: int = 1
+    """Which of the factors has the keys."""
+
+
+def attentions_in(steps: Iterable[Step]) -> list[RecordedAttention]:
+    """Find each attention of a recording, in the order of their softmaxes.
+
+    >>> from explain.recording import record
+    >>> layer = torch.nn.MultiheadAttention(4, 2, batch_first=True)
+    >>> x = torch.rand(1, 3, 4)
+    >>> recording = record(layer, x, x, x)
+    >>> [attention.weights.shape for attention in attentions_in(recording.steps)]
+    [(2, 3, 3)]
+    """
+    scores: dict[Value, _Scores] = {}
+    attentions: dict[Value, RecordedAttention] = {}
+    for step in steps:
+        followed = _followed(step, scores)
+        if followed:
+            scores |= followed
+            continue
+        product = _product(step)
+        if product is None:
+            continue
+        attention = _weighted_sum(product, scores)
+        if attention is not None:
+            attentions.setdefault(attention.weights, attention)
+        scores[product.result] = _Scores(product, (product.rows, product.columns))
+    return sorted(attentions.values(), key=lambda attention: attention.weights.number)
+
+
+def token_numbers(factor: Factor) -> Labels | None:
+    """Which token each element of a factor belongs to, of size 1 along its channels.
+
+    These are the numbers of the tokens that the last linear map, or window of a map, has made. None
+    if tokens are mixed along the channels, or since that map, or it is not known.
+    """
+    numbers = _tokens_of(factor.value, {})
+    sizes = [1 if d == factor.channels else n for d, n in enumerate(factor.value.shape)]
+    try:
+        return None if numbers is None else mixed_along(numbers, [factor.channels]).expand(sizes)
+    except MixedError:
+        return None
+
+
+def _tokens_of(value: Value, memo: dict[Value, Labels | None]) -> Labels | None:
+    """The numbers of the tokens that the elements of a value belong to; ``memo`` gets those of all
+    that are asked on the way."""
+    if value not in memo:
+        memo[value] = _from_arguments(value, memo)
+    return memo[value]
+
+
+def _from_arguments(value: Value, memo: dict[Value, Labels | None]) -> Labels | None:
+    """The numbers of a value's tokens: new ones, if a linear map has made it."""
+    step = value.step
+    if step is None:  # such as learned queries
+        return _numbered(value, [len(value.shape) - 1])
+    operation = step.operation
+    if operation.kind == "convolution" or operation.has("pools"):
+        return _numbered(value, [1])
+    if operation.kind == "matrixproduct" or step.name == "embedding":
+        return _numbered(value, [len(value.shape) - 1])
+    is_pointwise = torch.Tag.pointwise in getattr(step.operator, "tags", ())
+    labels: dict[Value, Labels] = {}
+    for source in step.inputs:
+        of_source = _tokens_of(source, memo) if source.depends == value.depends else None
+        if of_source is not None:
+            labels[source] = of_source
+        elif source.depends == value.depends and not is_pointwise:
+            return None
+    if not labels:
+        return None
+    of_value = follow(step, labels).get(value)
+    if of_value is None and is_pointwise:
+        # tokens of two maps are added up, and are new ones
+        ndim = len(value.shape)
+        parts = [part for part in labels.values() if part.ndim == ndim]
+        channels = [d for d in range(ndim) if all(part.shape[d] == 1 for part in parts)]
+        of_value = _numbered(value, channels)
+    return of_value
+
+
+def _numbered(value: Value, channels: Sequence[int]) -> Labels:
+    """Numbers of the tokens of a value, from 1 on: of its elements in all dimensions but those of
+    channels."""
+    sizes = [1 if d in channels else size for d, size in enumerate(value.shape)]
+    return torch.arange(1, math.prod(sizes) + 1, dtype=torch.int32).reshape(sizes)
+
+
+def _followed(step: Step, scores: Mapping[Value, _Scores]) -> dict[Value, _Scores]:
+    """What the results of a step are made of, if it leaves the tokens of scores apart."""
+    carriers = [value for value in step.inputs if value in scores]
+    if not carriers:
+        return {}
+    source = min(carriers, key=lambda value: _preference(scores[value]))
+    of_source = scores[source]
+    rows, columns = (
+        {
+            value: scores[value].tokens[side]
+            for value in carriers
+            if scores[value].product is of_source.product
+        }
+        for side in (0, 1)
+    )
+    if step.operation.kind == "softmax":
+        result = step.results[0]
+        assert result is not None
+        return {result: _normalised(step, source, result, of_source)}
+    of_rows = follow(step, rows)
+    of_columns = follow(step, columns)
+    carried = {}
+    for value in of_rows.keys() & of_columns.keys():
+        of_value = replace(of_source, tokens=(of_rows[value], of_columns[value]))
+        carried[value] = _normalised(step, source, value, of_value)
+    return carried
+
+
+def _preference(scores: _Scores) -> tuple[bool, int, int]:
+    """What orders scores that are added up: weights first, then products of two signals, then the
+    earlier ones."""
+    depending = sum(factor.value.depends for factor in scores.product.factors)
+    return scores.attention is None, -depending, scores.product.result.number
+
+
+def _normalised(step: Step, source: Value, result: Value, scores: _Scores) -> _Scores:
+    """Scores after a step: they are weights if it completes a softmax, by hand or not."""
+    if scores.attention is not None:
+        return scores
+    name = step.name
+    dim: int | None = None
+    log_dim = scores.log_dim
+    if step.operation.kind == "softmax":
+        dim = step.args[1] % len(result.shape)
+        if name == "_log_softmax":
+            return replace(scores, log_dim=dim)
+    elif name == "sub":
+        log_dim = _reduced_over(step.args[1], source, "logsumexp")
+    elif name in ("exp", "exp2"):
+        dim = log_dim
+        scores = replace(scores, is_exponential=True)
+    elif name in ("div", "mul") and scores.is_exponential:
+        divisors = [value for value in step.inputs if value is not source]
+        dim = _reduced_over(divisors[-1], source, "sum") if divisors else None
+    if dim is None:
+        return replace(scores, log_dim=log_dim)
+    return _weights(result, dim, scores)
+
+
+def _weights(value: Value, dim: int, scores: _Scores) -> _Scores:
+    """The weights that a softmax over a dimension gives, if it is over the tokens of a factor."""
+    for keys in (1, 0):
+        of_keys, of_queries = scores.tokens[keys], scores.tokens[1 - keys]
+        along_queries = [d for d, size in enumerate(of_queries.shape) if size > 1]
+        along_keys = [d for d, size in enumerate(of_keys.shape) if size > 1]
+        is_alone = not along_keys and value.shape[dim] == 1
+        if len(along_queries) > 1 or not (along_keys == [dim] or is_alone):
+            continue
+        if not along_queries:  # a single query
+            single = [d for d, size in enumerate(value.shape) if size == 1 and d != dim]
+            along_queries = single[-1:]
+        query, key = scores.product.factors[1 - keys], scores.product.factors[keys]
+        queries = along_queries[0] if along_queries else None
+        attention = RecordedAttention(value, queries, dim, query, key, key)
+        return replace(scores, attention=attention, keys=keys)
+    return scores
+
+
+def _reduced_over(value: object, source: Value, name: str) -> int | None:
+    """The dimension over which a value is the sum of ``source``, or another reduction by its name;
+    None if it isn't."""
+    while isinstance(value, Value) and value.step is not None:
+        step = value.step
+        if step.name == name and step.args[0] is source:
+            dims = step.args[1] if len(step.args) > 1 else range(len(source.shape))
+            dims = [dims] if isinstance(dims, int) else list(dims)
+            return dims[0] % len(source.shape) if len(dims) == 1 else None
+        depending = [part for part in step.inputs if part.depends]
+        is_pointwise = torch.Tag.pointwise in getattr(step.operator, "tags", ())
+        if len(depending) != 1 or not (is_pointwise or is_move(step)):
+            return None
+        value = depending[0]
+    return None
+
+
+def _product(step: Step) -> _PairProduct | None:
+    """The product that a step makes, if it may be one of an attention: of two signals, or of
+    matrices of each image, and no linear layer."""
+    if step.name == "sum" and isinstance(step.args[0], Value):
+        return _product_by_hand(step)
+    result = step.results[0]
+    if step.operation.kind != "matrixproduct" or result is None or len(result.shape) < 2:
+        return None
+    first = int(step.operation.has("adds to first"))
+    left, right = step.args[first : first + 2]
+    last = len(left.shape) - 1
+    is_linear = last < 2 and not (left.depends and right.depends)
+    if is_linear or len(result.shape) != len(left.shape):
+        return None
+    factors = (Factor(left, last - 1, last), Factor(right, last, last - 1))
+    return _PairProduct(
+        result, factors, numbers_along(result, last - 1), numbers_along(result, last)
+    )
+
+
+def _product_by_hand(step: Step) -> _PairProduct | None:
+    """The product that a sum of products of single values makes."""
+    products = step.args[0].step
+    result = step.results[0]
+    if result is None or products is None or products.name != "mul" or len(step.args) < 2:
+        return None
+    factors = [part for part in products.args if isinstance(part, Value) and part.depends]
+    summed = [step.args[1]] if isinstance(step.args[1], int) else list(step.args[1] or ())
+    if len(factors) != 2 or len(summed) != 1:
+        return None
+    ndim = len(step.args[0].shape)
+    summed_dim = summed[0] % ndim
+    shapes = [[1] * (ndim - len(factor.shape)) + [*factor.shape] for factor in factors]
+    left, right = shapes
+    rows = [d for d in range(ndim) if left[d] > 1 and right[d] == 1]
+    columns = [d for d in range(ndim) if right[d] > 1 and left[d] == 1]
+    if len(rows) > 1 or len(columns) > 1:
+        return None
+    is_dropped = len(result.shape) < ndim
+    of_tokens = []
+    labels = []
+    for factor, dims in zip(factors, (rows, columns), strict=True):
+        missing_dims = ndim - len(factor.shape)
+        dim = dims[0] if dims else None
+        token_dim = None if dim is None else dim - missing_dims
+        of_tokens.append(Factor(factor, token_dim, summed_dim - missing_dims))
+        labels.append(
+            numbers_along(result, None if dim is None else dim - (is_dropped and summed_dim < dim))
+        )
+    return _PairProduct(result, (of_tokens[0], of_tokens[1]), labels[0], labels[1])
+
+
+def _weighted_sum(
+    product: _PairProduct, scores: Mapping[Value, _Scores]
+) -> RecordedAttention | None:
+    """The attention whose weights a product multiplies with values, and adds up over the keys."""
+    factors = product.factors
+    for weights, values in (factors, factors[::-1]):
+        of_weights = scores.get(weights.value)
+        if of_weights is None or of_weights.attention is None:
+            continue
+        of_keys = of_weights.tokens[of_weights.keys]
+        along_keys = [d for d, size in enumerate(of_keys.shape) if size > 1]
+        if along_keys == [weights.channels] and values.tokens is not None:
+            value = Factor(values.value, tokens=values.channels, channels=values.tokens)
+            return replace(of_weights.attention, value=value)
+    return None
