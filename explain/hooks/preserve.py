@@ -140,6 +140,8 @@ def _hold_modes(modules: Iterable[nn.Module]) -> list[_HeldMode]:
             _plain_train = nn.Module.train
             nn.Module.train = _train  # type: ignore[method-assign, assignment]
         for module in modules:
+            if not hasattr(module, "training"):  # a frozen program
+                continue
             held = _held_modes.get(id(module))
             if held is None:
                 held = _held_modes[id(module)] = _HeldMode(module, module.training)

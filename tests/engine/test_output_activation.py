@@ -339,7 +339,7 @@ def test_features_of_a_traced_program_are_not_explained_as_classes(freeze: bool)
     model = heads(lambda f, s, o: (f, s))
     program = torch.jit.trace(model, x)
     if freeze:
-        program = torch.jit.freeze(program).eval()
+        program = torch.jit.freeze(program)  # without a mode
     a = explain.attribute(program, x, Occlusion(4, 4), target=[1, 3])
     assert_close(a.score, model(x)[1][[0, 1], [1, 3]].detach())
 
