@@ -34,7 +34,7 @@ def with_functions(
     replaced: set[Step] = set()
     wanted = set(outputs)
     for call in functions:
-        whole = _as_step(call, steps, wanted, with_gradient)
+        whole = _as_step(call, steps, wanted, with_gradient) if call.steps else None
         if whole is not None:
             first_steps[call.steps[0]] = whole
             replaced |= set(call.steps)

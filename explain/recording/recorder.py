@@ -149,6 +149,9 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if facts.definition is not None:
             with self:
                 return facts.definition(*args, **kwargs)
+        self.draws |= facts.is_random
+        if facts.tensors == ():
+            return operator(*args, **kwargs)
         running = self._calls.now()
         if running.function is not None:
             self._enter(running.function)
@@ -156,7 +159,6 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         values = noted.values
         writes = writes_of(facts, args)
         written = _written(writes, args, kwargs) if writes else []
-        self.draws |= facts.is_random
         leaves = facts.leaves
         if facts.name == "to_mkldnn" and running.module in self.scripted:
             leaves = "to_mkldnn()"  # what follows are no operators
@@ -311,7 +313,9 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _constant(self, tensor: Tensor) -> Value:
         """The value of a tensor that comes from elsewhere."""
         if computed_from(tensor, self._sources):
-            self.leave("a tensor of another thread")
+            function = function_behind(tensor)
+            unseen = "a tensor of another thread"
+            self.leave(f"the derivative of {function.__name__}" if function else unseen)
         value = self._new("constant", tensor)
         self._aliases.bind(tensor, value)
         return value
