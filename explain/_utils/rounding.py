@@ -32,6 +32,18 @@ def rounding_error(terms: Tensor, dim: Dims) -> Tensor:
     return norm.mul(_ROUNDING * torch.finfo(terms.dtype).eps)
 
 
+def likeness(one: Tensor, other: Tensor) -> Tensor:
+    """Return the cosine between the values ``(N, ...)`` of each image in two maps ``(N,)``, however
+    small they are; 1 where one has none.
+
+    >>> likeness(torch.tensor([[1e-30, 0], [0, 0]]), torch.tensor([[0, 2.0], [1, 1]]))
+    tensor([0., 1.])
+    """
+    rows = [values.detach().flatten(1) for values in (one, other)]
+    rows = [values / values.abs().amax(1, keepdim=True) for values in rows]
+    return torch.cosine_similarity(rows[0], rows[1]).nan_to_num(1)
+
+
 def all_cancel(means: Tensor, terms: Tensor) -> Tensor:
     """Return for each of N images whether all of its means ``(N, ...)`` may be nothing but rounding
     errors: bool ``(N,)``. ``terms`` ``(N, ...)`` are those that the means were taken of.

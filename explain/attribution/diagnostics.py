@@ -143,6 +143,9 @@ _ROUNDED = 0.1
 """By how much of their largest change scores in bfloat16 are off where it is said."""
 _ROUNDING = 1000
 """How many of the last bits of the sizes that are added up may be rounding errors."""
+_TINY = 100
+"""Values that change the score by no more than so many of its last bits may be rounding errors:
+those of a mean behind an instance normalisation changed it by up to 45."""
 _EXCUSED = 0.01
 """The share of the scores up to which these are rounding errors, however large the sizes are."""
 
@@ -260,6 +263,11 @@ def to_be_read(
     if not warns:
         return tensors
     score = attribution.score
+    if not attribution.parts:
+        values = attribution.values.detach()
+        change = values.flatten(1).norm(dim=1) * evidence[0].inputs.abs().amax().clamp(min=1)
+        limit = _TINY * torch.finfo(values.dtype).eps * score.abs().clamp(min=1)
+        tensors["tiny"] = (change > 0) & (change <= limit)
     if method.by_score:
         tensors["negative"] = (score < 0) & attribution.values.flatten(1).any(1)
     promised = _promised_sum(method, attribution, evidence)
@@ -313,11 +321,17 @@ def warn_of_result(
             "is not absolute"
         )
     reasons: dict[str, list[str]] = {}
+    cancelled = doubtful["cancelled"].tolist() if "cancelled" in doubtful else [False] * len(score)
     for image, magnitude in enumerate(largest):
-        if magnitude != 0:
+        if magnitude != 0 and not cancelled[image]:
             continue
         negative_score = method.by_score and bool(score[image] < 0)
-        if attribution.sets is not None:
+        if cancelled[image]:
+            reason = (
+                "all that it found are rounding errors, as if the score did not depend on the "
+                "photo; choose another target, or try double precision"
+            )
+        elif attribution.sets is not None:
             asks_for_same = attribution.options.get("becomes") is None
             answer = (
                 "the answer is the same"

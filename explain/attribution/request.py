@@ -14,8 +14,9 @@ import torch
 from torch import nn
 
 from explain._utils.device_reads import read_together, reading_later
-from explain._utils.errors import LayerError, MethodError, muted
+from explain._utils.errors import ExplainError, LayerError, MethodError, muted
 from explain._utils.options import by_name
+from explain._utils.rounding import likeness
 from explain.attribution.applying import EvidenceOfCalls, apply_method, first_of
 from explain.attribution.diagnostics import (
     not_finite,
@@ -36,6 +37,7 @@ from explain.engine.settings import MEMORY, Footprint, RuntimeSettings
 from explain.engine.validation import check_inputs
 from explain.hooks import HookGroup, preserve, unwrap
 from explain.hooks.intervening import active_interventions
+from explain.hooks.unwrap import sharded
 from explain.layers.costs import cost_after
 from explain.layers.default_layer import branch_layers, layers_to_fuse
 from explain.layers.grids import window_calls
@@ -52,6 +54,16 @@ from explain.methods.base import (
 )
 from explain.targets import Target, answer, packed, text
 from explain.targets.classes import BinaryLogit, ClassTarget, TopClass
+
+_NUDGES = ((1e-6, 0), (3e-6, 1e-6), (5e-6, 2e-6), (7e-6, 3e-6), (9e-6, 4e-6), (9.5e-6, 4.5e-6))
+"""By what share inputs and scores are made smaller, and what share of the largest value is added to
+inputs, to get other rounding errors. Those from 0 to 1, or from -1 to 1, stay there, since models
+may insist on it."""
+_SAME = 0.99995
+"""The cosine down to which maps say the same. Of real ones as small as rounding errors of the
+score, it was 0.9999 at least."""
+_OTHER = 0.88
+"""The cosine from which on they say something else: a third of the map is rounding errors."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,14 +264,14 @@ class Request:
         return layers
 
     def _run(
-        self, layers: Mapping[str, list[str]], *, follow: bool = True
+        self, layers: Mapping[str, list[str]], *, follow: bool = True, checks: bool = True
     ) -> list[dict[str, Attribution]]:
         """Gather the evidence in one run of the engine, and apply each method to that of its
         layers, for each target.
 
         With ``follow``, `_OtherPathError` is raised if these inputs take another path through the
         network than those that the default layers were chosen by. After an interrupt, methods
-        without a result are left out. Results are checked together at the end.
+        without a result are left out. With ``checks``, results are checked together at the end.
         """
         interventions = active_interventions(self.model)
         plan = self._planned(layers)
@@ -292,18 +304,24 @@ class Request:
                         _Unchecked(target, method, attribution, evidence_on_first_input)
                     )
                 results.append(attributions)
-            self._check(unchecked)
+            if checks:
+                checked = iter(self._check(unchecked, layers))
+                for attributions in results:
+                    attributions.update(zip(list(attributions), checked, strict=False))
         if not all(results):
             raise KeyboardInterrupt("interrupted before any method had something to show")
         return results
 
-    def _check(self, unchecked: Sequence["_Unchecked"]) -> None:
+    def _check(
+        self, unchecked: Sequence["_Unchecked"], layers: Mapping[str, list[str]]
+    ) -> list[Attribution]:
         """Refuse attributions that are not finite, and warn of those that mean something else than
-        one expects.
+        one expects. Returns them, with zeros where there was nothing but rounding errors.
 
         Comes after all methods, so that all numbers that it looks at are read from the device
         together.
         """
+        checked = []
         # early in training, maps of zeros are nothing unusual
         warns = not self.settings.create_graph
         to_read = [
@@ -316,19 +334,64 @@ class Request:
             largest = numbers_by_reason.pop("largest")
             if not all(map(math.isfinite, largest)):
                 raise not_finite(item.attribution, largest)
+            doubtful = {
+                reason: tensors[reason] for reason, row in numbers_by_reason.items() if any(row)
+            }
+            attribution = item.attribution
+            if "tiny" in doubtful:
+                cancelled = self._cancelled(item, layers, doubtful.pop("tiny"))
+                doubtful["cancelled"] = cancelled
+                values = attribution.values.clone()
+                values[cancelled] = 0
+                attribution = replace(attribution, values=values)
+            checked.append(attribution)
             if warns:
                 warn_of_result(
                     item.method,
-                    item.attribution,
+                    attribution,
                     largest[: len(self.inputs)],
-                    {
-                        reason: tensors[reason]
-                        for reason, row in numbers_by_reason.items()
-                        if any(row)
-                    },
+                    doubtful,
                     item.evidence,
                     partial(self._follows_gradient, item.target),
                 )
+        return checked
+
+    def _cancelled(
+        self, item: "_Unchecked", layers: Mapping[str, list[str]], tiny: torch.Tensor
+    ) -> torch.Tensor:
+        """Which images ``(N,)`` of some with ``tiny`` values have nothing but rounding errors in
+        them: others come where hardly more than rounding differs.
+
+        Values are compared by their direction, since that of a saturated score is right where its
+        size is rounded. A real map stays as it is if inputs are scaled, also where pixels are equal
+        or black. One that changes by that may be told by shifts too, which bring other rounding
+        errors to altered photos that are black. Not of searches, and of what ends by the clock:
+        little leads them elsewhere.
+        """
+        searches = any(isinstance(need, Searches) for need in item.method.needs)
+        is_timed = getattr(item.method, "max_seconds", None) is not None
+        if searches or is_timed or sharded(self.model):
+            return torch.zeros_like(tiny)
+        request = replace(
+            self,
+            methods={item.attribution.method: item.method},
+            targets=[item.target],
+            settings=replace(self.settings, progress=None),
+        )
+        alike = []
+        for less, share in _NUDGES:
+            nudged = replace(request, inputs=self.inputs.nudged(1 - less, share))
+            try:
+                with muted():
+                    by_target = nudged._run(layers, follow=False, checks=False)
+            except ExplainError:  # such as a box that is detected no more
+                return torch.zeros_like(tiny)
+            (other,) = by_target[0].values()
+            alike.append(likeness(item.attribution.values, other.values))
+            tiny = tiny & (alike[0] < _SAME)
+            if not tiny.any():
+                break
+        return tiny & (torch.stack(alike).amin(0) < _OTHER)
 
     def _check_path(self, ran: Sequence[str]) -> None:
         """Called by the engine after the forward pass with the modules that ran: stop if they are

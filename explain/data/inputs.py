@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import attrgetter
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -109,6 +109,8 @@ class Inputs:
 
     path: Path = field(init=False)
     """Where the first explained tensor is."""
+
+    _nudge: ClassVar[tuple[float, torch.Tensor] | None] = None
 
     @property
     def places(self) -> Sequence[Path | None]:
@@ -267,7 +269,19 @@ class Inputs:
             is_alone = _is_image(tensor) and tensor.shape[0] == 1
             memory_format = torch.contiguous_format if is_alone else torch.preserve_format
             copies[path] = tensor.clone(memory_format=memory_format)
+        if self._nudge is not None:
+            scale, shift = self._nudge
+            for path in self.paths:
+                copies[path] = scale * copies[path] + shift
         return self._with(copies)
+
+    def nudged(self, scale: float, share: float) -> "Inputs":
+        """Return the same inputs, of which the model gets the explained ones times ``scale`` and
+        plus a ``share`` of the largest value of all, altered images too; what it gives is taken
+        times ``scale``."""
+        changed = self._with(self._tensors)
+        vars(changed)["_nudge"] = scale, share * self.x.detach().abs().amax()
+        return changed
 
     def call(self, model: nn.Module) -> Any:
         """Call the model on copies of all tensors, and return its output. Errors of torch that the
@@ -280,7 +294,14 @@ class Inputs:
         """
         copies = self.copied()
         try:
-            return model(*copies.args, **copies.kwargs)
+            output = model(*copies.args, **copies.kwargs)
+            if self._nudge is None:
+                return output
+            scale = self._nudge[0]
+            return nested.replace(
+                output,
+                lambda path, tensor: scale * tensor if tensor.is_floating_point() else tensor,
+            )
         except ExplainError:
             raise
         except Exception as error:

@@ -103,6 +103,8 @@ _CONTRASTS = (0.03, 0.003, 0.0003)
 many kinks the first ones may say something else than the gradient."""
 _UNSEEN = 0.25
 """The share of a change of the score from which on gradients leave something out."""
+_ROUNDING = 1000
+"""How many of the last bits of one may be rounding errors, where all scores are."""
 
 
 def follows_contrast(
@@ -131,6 +133,7 @@ def follows_contrast(
             expected += (gradient.detach() * moves[path]).sum()
     explained = slice(None) if resolved.image is None else resolved.image
     size = resolved.score.detach()[explained].abs().sum()
+    rounding = _ROUNDING * torch.finfo(size.dtype).eps
 
     def score(share: float) -> Tensor:
         """The sum of the scores with another contrast."""
@@ -144,6 +147,7 @@ def follows_contrast(
             change = (score(share) - score(-share)) / (2 * share)
         unseen = (change - expected).abs()
         least = torch.maximum(_UNSEEN * torch.maximum(change.abs(), expected.abs()), 0.1 * size)
+        least = least.clamp(min=rounding)
         if not unseen > least:
             return True
     # scores also change where the model keeps something between its passes

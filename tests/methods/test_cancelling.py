@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
@@ -64,16 +66,118 @@ def test_a_map_is_as_it_was_where_the_gradients_of_some_channels_cancel() -> Non
     torch.testing.assert_close(values, expected.detach(), rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.xfail(strict=True, reason="needs the recording: which scores are constants")
-@pytest.mark.parametrize("method", ["saliency", "occlusion(window=4)", "kernelshap(samples=40)"])
-def test_a_score_that_does_not_depend_on_the_photo_has_a_map_of_zeros(method: str) -> None:
+# Scores that do not depend on the photo
+
+
+def pooled(head: nn.Module, answer: Callable[[torch.Tensor], torch.Tensor]) -> Made:
+    """A layer, its mean over all places, and what a function makes of the scores of a head."""
+    return Made(
+        lambda net, x: answer(net.head(net.maps(x).relu().mean((2, 3)))),
+        maps=nn.Conv2d(3, 6, 3, padding=1),
+        head=head,
+    )
+
+
+def of_normalised(bias: bool) -> Made:
     """The mean of a normalised map is zero, whatever the photo."""
-    model = Made(
+    return Made(
         lambda net, x: net.head(net.norm(net.maps(x)).mean((2, 3))),
         maps=nn.Conv2d(3, 6, 3, padding=1),
         norm=nn.InstanceNorm2d(6),
-        head=nn.Linear(6, 4),
+        head=nn.Linear(6, 4, bias=bias),
     )
-    x = torch.rand(2, 3, 12, 12, dtype=torch.float64)
-    a = explain.attribute(settled(model).double().eval(), x, method, target=1)
+
+
+def summed(scores: torch.Tensor) -> torch.Tensor:
+    """Probabilities add up to one."""
+    return scores.log_softmax(1).exp().sum(1, keepdim=True).expand(-1, 2)
+
+
+OF_SCORES = ["occlusion(window=4)", "kernelshap(samples=40)", "lime(samples=40)"]
+OF_GRADIENTS = ["saliency", "inputxgradient", "integratedgradients(steps=8)"]
+CONSTANTS: dict[str, tuple[Callable[[], Made], list[str]]] = {
+    "normalised": (lambda: of_normalised(True), [*OF_SCORES, *OF_GRADIENTS]),
+    "normalised, no bias": (lambda: of_normalised(False), [*OF_SCORES, *OF_GRADIENTS]),
+    "softmax, summed": (lambda: pooled(nn.Linear(6, 4), summed), OF_SCORES),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("name", "method"), [(name, method) for name in CONSTANTS for method in CONSTANTS[name][1]]
+)
+def test_a_score_that_does_not_depend_on_the_photo_has_a_map_of_zeros(
+    name: str, method: str, dtype: torch.dtype
+) -> None:
+    model = settled(CONSTANTS[name][0]()).to(dtype).eval()
+    x = torch.rand(2, 3, 12, 12, dtype=dtype)
+    with pytest.warns(ExplainWarning, match="rounding errors"):
+        a = explain.attribute(model, x, method, target=1)
     assert not a.values.any()
+
+
+def with_weights_times(share: float, *, bias: bool) -> nn.Module:
+    """A network with so small weights that its scores are smaller than rounding errors of one."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 6, 3, bias=bias), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(54, 2)
+    )
+    for weights in model.parameters():
+        nn.init.uniform_(weights, -share, share)
+    return model
+
+
+def vanishing() -> nn.Module:
+    """Saturated functions, one behind the other."""
+    deep = [part for _ in range(12) for part in (nn.Linear(8, 8), nn.Sigmoid())]
+    return nn.Sequential(nn.Flatten(), nn.Linear(192, 8), *deep, nn.Linear(8, 2))
+
+
+def saturated() -> nn.Module:
+    """Probabilities of which float32 has one bit left."""
+    head = nn.Linear(6, 2)
+    nn.init.constant_(head.bias, 15.5)
+    return pooled(head, torch.sigmoid)
+
+
+REAL = {
+    "small weights": lambda: with_weights_times(1e-6, bias=True),
+    "small weights, no bias": lambda: with_weights_times(1e-6, bias=False),
+    "vanishing": vanishing,
+    "saturated": saturated,
+}
+LIT = {
+    "noise": lambda x: x,
+    "half of it black": lambda x: x * (torch.arange(x.shape[-1]) < 4),
+    "one grey": torch.ones_like,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("photo", LIT)
+@pytest.mark.parametrize("name", REAL)
+def test_real_gradients_stay_however_small(name: str, photo: str, dtype: torch.dtype) -> None:
+    model = settled(REAL[name]()) if name == "vanishing" else REAL[name]()
+    model = model.to(dtype).eval()
+    x = LIT[photo](torch.rand(2, 3, 8, 8)).to(dtype).requires_grad_()
+    (expected,) = torch.autograd.grad(model(x)[:, 1].sum(), x)
+    size = expected.abs().amax()
+    assert 0 < size < 1e-3
+    for method, times in (("inputxgradient", x.detach()), ("saliency", expected.sign())):
+        a = explain.attribute(model, x.detach(), method, target=1)
+        torch.testing.assert_close(a.values / size, expected * times / size)
+
+
+@pytest.mark.parametrize("photo", LIT)
+def test_real_changes_of_the_score_stay_however_small(photo: str) -> None:
+    model = with_weights_times(1e-6, bias=True).double()
+    x = LIT[photo](torch.rand(1, 3, 8, 8)).double()
+    covered = x.repeat(4, 1, 1, 1)
+    for number, (row, column) in enumerate([(0, 0), (0, 4), (4, 0), (4, 4)]):
+        covered[number, :, row : row + 4, column : column + 4] = 0
+    with torch.no_grad():
+        drops = (model(x) - model(covered))[:, 1].reshape(2, 2)
+    a = explain.attribute(model, x, "occlusion(window=4, stride=4)", target=1)
+    size = drops.abs().amax()
+    assert 0 < size < 1e-9
+    expected = drops.repeat_interleave(4, 0).repeat_interleave(4, 1)
+    torch.testing.assert_close(a.values[0] / size, expected / size, rtol=1e-5, atol=1e-5)
