@@ -4,6 +4,6 @@ says where it is."""
 from collections.abc import Callable
 from typing import Any
 
-grids_of_photo: Callable[[Any, Any], Callable[[str, int], Any]]
-"""From a model and its inputs to how the tokens that a layer gives lie on the photo; see
+grids_of_photo: Callable[[Any, Any], Any]
+"""From a model and its inputs to how tokens and cells lie on the photo; see `PhotoGrids` of
 `explain.layers.grids`."""

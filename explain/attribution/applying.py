@@ -49,8 +49,6 @@ def apply_method(
             if stitched is None
             else stitched.stitch_maps(maps_of_calls, first.size, placement)
         )
-        if stitched is not None:
-            placement = None
         placements.append(placement)
     layers = tuple(maps)
     values = maps[layers[0]]
@@ -61,10 +59,6 @@ def apply_method(
         all_maps = list(maps.values())
         values = fused(all_maps, how, placements)
         placement = placements[finest_of(all_maps)]
-    if placement is not None and not (
-        values.ndim == 3 and placement.fits(values[:, None], first.size)
-    ):
-        placement = None  # of values of pixels
     fields: dict[str, Any] = {}
     if len(layers) > 1:
         fields = {"maps": maps, "fuse": how}

@@ -49,13 +49,30 @@ class Scene:
         ``target`` is the target's number in ``boxes``. What the model did not see is marked.
         """
         picture = overlays.draw_marked(
-            self.photo, map_for(attribution, style), style, self.box, self.seen
+            self.photo, map_for(attribution, style), style, self.box, self._seen_by(attribution)
         )
         box = self.boxes[target] if target < len(self.boxes) else None
         if box is None:
             return picture
         detected = [*self.detected.values(), box]
         return overlays.outlined(picture, {"": box}, detected.index(box))
+
+    def _seen_by(self, attribution: Attribution) -> Sequence[Box]:
+        """The parts of the photo that the map's cells look at: of a network that crops its input,
+        the crop."""
+        placement = attribution.placement
+        if placement is None or placement.seen is None or len(self.seen) > 1:
+            return self.seen
+        rows, columns = (placement.seen.any(axis).nonzero()[:, 0] for axis in (1, 0))
+        down = self.box.height / placement.size[0]
+        across = self.box.width / placement.size[1]
+        part = Box(
+            self.box.left + across * int(columns.min()),
+            self.box.top + down * int(rows.min()),
+            self.box.left + across * (int(columns.max()) + 1),
+            self.box.top + down * (int(rows.max()) + 1),
+        )
+        return (part,)
 
     def legend(self, style: Style) -> Legend | None:
         """The legend of a style on the part of this photo that the model saw; kept, so each is
@@ -195,7 +212,9 @@ def map_for(attribution: Attribution, style: Style) -> np.ndarray[Any, Any]:
         return array(attribution.values[0])
     with_sign = style.reads == "signed"
     in_pixels = _in_pixels(attribution)
-    if in_pixels or style.name not in AREAS:
+    placement = attribution.placement
+    is_placed = placement is not None and not placement.is_even
+    if in_pixels or is_placed or style.name not in AREAS:
         values = array(attribution.signed[0] if with_sign else attribution.heatmap[0])
         draws_places = style.name in styles.CHOICES
         return styles.smoothed(values, style.spread) if in_pixels and draws_places else values

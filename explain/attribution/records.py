@@ -149,6 +149,8 @@ class Record(Part):
 
     ``asked`` is the target where it was more than a class, as `encode_target` writes it.
     ``request`` are all arguments, where the caller wants to recognise the request later.
+    ``placement`` says where the cells of a layer's map look; None where they are spread evenly, as
+    in older records.
     """
 
     name: ClassVar[str] = "record"
@@ -189,6 +191,7 @@ class Record(Part):
     interventions: Any = ()
     verdict: Object | None = None
     request: Any = None
+    placement: Object | None = None
 
 
 @dataclass(frozen=True)
@@ -317,6 +320,7 @@ def results_of(attribution: result.Attribution) -> dict[str, Any]:
         "values": shape_and_digest(pictures.array(attribution.values[0])),
         "sets": None if attribution.sets is None else attribution.sets.described(0),
         "interventions": encode(list(attribution.interventions)),
+        "placement": attribution.placement and attribution.placement[0].described,
     }
 
 

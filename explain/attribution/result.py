@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +14,13 @@ from explain._utils.html import lines_html, picture_html
 from explain.data.boxes import Box
 from explain.engine.settings import Precision
 from explain.hooks.interventions import Intervention
-from explain.layers.placement import Placement, draw, transferred
+from explain.layers.placement import (
+    Placement,
+    PlacementMode,
+    draw,
+    shared_out,
+    transferred,
+)
 from explain.methods.base import (
     Fusion,
     Method,
@@ -198,6 +203,11 @@ class Attribution(Outcome):
         if not is_timed and (self.finished is None or bool(self.finished.all())):
             return ""
         return f"stopped early after {int(self.spent.max()):,} of {int(self.planned.max()):,}"
+
+    @property
+    def placed(self) -> PlacementMode:
+        """Whether the cells of a layer's map are drawn where they look, or spread evenly."""
+        return "even" if self.layer is not None and self.placement is None else "cells"
 
     @property
     def precision(self) -> Precision:
@@ -448,17 +458,17 @@ def fused(
     finest = finest_of(maps)
     size = tuple(maps[finest].shape[1:])
 
-    def at_finest(number: int, values: torch.Tensor) -> torch.Tensor:
-        """The values of a map at the cells of the finest one."""
-        pair = placements[number], placements[finest]
-        return transferred(values[:, None], *pair, size)[:, 0]
-
+    pairs = [(placement, placements[finest], size) for placement in placements]
     if how == "sum":
         total = maps[0].new_zeros((len(maps[0]), *size))
-        for number, values in enumerate(maps):
-            total = total + at_finest(number, values) * (values[0].numel() / prod(size))
+        for values, pair in zip(maps, pairs, strict=True):
+            total = total + shared_out(values[:, None], *pair)[:, 0]
         return total
-    stacked = torch.stack([at_finest(i, by_maximum(values)) for i, values in enumerate(maps)])
+    at_finest = [
+        transferred(by_maximum(values)[:, None], *pair)[:, 0]
+        for values, pair in zip(maps, pairs, strict=True)
+    ]
+    stacked = torch.stack(at_finest)
     if how == "mean":
         return stacked.mean(0)
     if how == "max":

@@ -310,7 +310,15 @@ class _SiteFinder:
             # images are in the first dimension here
             return None if grid is None else replace(grid, layout="tokens")
 
-        axes = Axes(values, place, self.model, size, name, find_grid=find_grid)
+        axes = Axes(
+            values,
+            place,
+            self.model,
+            size,
+            name,
+            find_grid=find_grid,
+            find_placement=lambda: grids_of_photo(self.model, self.inputs).placement(name),
+        )
 
         def masks_of(field_name: str, units: Iterable[Any]) -> torch.Tensor:
             masks = [axes.mask(Intervention(name, **{field_name: unit})) for unit in units]
@@ -332,7 +340,7 @@ class _SiteFinder:
             (column * width, row * height, (column + 1) * width, (row + 1) * height)
             for row, column in corners
         )
-        return masks_of("region", boxes), (rows, columns)
+        return torch.cat(list(map(axes.of_region, boxes))), (rows, columns)
 
 
 def _default(model: nn.Module, inputs: Inputs, at: At) -> list[str]:

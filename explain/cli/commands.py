@@ -449,6 +449,11 @@ fuse = option(
     "how the maps of several layers become one",
     show_default="mean",
 )
+placement = option(
+    "--placement cells|even",
+    "where maps of a layer are drawn: each cell where it looks, or all spread evenly",
+    show_default="cells",
+)
 batch_size = option(
     "--batch-size N", "inputs at once in methods that run the model many times", type=COUNT
 )

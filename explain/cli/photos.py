@@ -95,6 +95,7 @@ MOST = 500  # photos on one contact sheet: a browser is slow with more
     multiple=True,
 )
 @cli.fuse
+@cli.placement
 @option(
     "--baseline NAME",
     "the baseline of covered pixels in methods and metrics that cover some: zero, black, "

@@ -78,6 +78,7 @@ def _refuse_unheeded(
     effects = {
         "layer": (has_layer, f": no layer is looked at for {names}"),
         "fuse": (fuses, ": the maps of one layer are not fused; name several with --layer"),
+        "placement": (has_layer, f": no layer is looked at for {names}"),
         "batch_size": (evaluates or reruns, f": the model is run once for {names}"),
         "bf16": (reruns, f": the model is run once for {names}"),
         "alpha": (any(hasattr(style, "alpha") for style in styles), ": nothing is drawn as heat"),
@@ -201,4 +202,5 @@ def call_options(options: SimpleNamespace) -> dict[str, Any]:
         **values,
         "layer": list(options.layer) or None,
         "precision": "bf16" if options.bf16 else "full",
+        **({"placement": options.placement} if options.placement else {}),
     }

@@ -65,6 +65,7 @@ target_option = option(
 @cli.top_k
 @cli.layers
 @cli.fuse
+@cli.placement
 @model_options()
 @cli.batch_size
 @cli.budget

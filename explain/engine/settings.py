@@ -56,7 +56,7 @@ class RuntimeSettings(CheckedFields):
     keep_partial: bool = False
     activation: Activation | None = None
     create_graph: bool = False
-    placement: PlacementMode = "even"
+    placement: PlacementMode = "cells"
 
     name: ClassVar[str] = "attribute"
     minimums = {"batch_size": 1}

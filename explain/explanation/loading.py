@@ -37,6 +37,7 @@ from explain.explanation.explainer import Explainer
 from explain.explanation.explanation import Explanation, method_slug
 from explain.hooks import intervene, preserve
 from explain.hooks.interventions import Intervention
+from explain.layers.placement import Placement
 from explain.methods.base import MethodLike
 from explain.methods.evidence import EvidenceSets
 from explain.models.files import is_file_or_code
@@ -92,8 +93,30 @@ class Saved:
             fields[name] = None if number is None else torch.tensor([number])
         target = record.target if isinstance(record.target, str) else torch.tensor([record.target])
         return result.Attribution(
-            values=self.values[None], target=target, options=options, sets=sets, **fields
+            values=self.values[None],
+            target=target,
+            options=options,
+            sets=sets,
+            placement=self._placement,
+            **fields,
         )
+
+    @property
+    def _placement(self) -> Placement | None:
+        """Where the record says that the cells look; None where it says nothing.
+
+        Raises:
+            RecordError: it is damaged.
+        """
+        described = self.content.placement
+        if described is None:
+            return None
+        try:
+            return Placement.restored(described)
+        except (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError):
+            raise RecordError(
+                f"{self._name} must say where cells look, got {shown(described)}; save it again"
+            ) from None
 
     @property
     def heatmap(self) -> torch.Tensor:
@@ -169,6 +192,7 @@ class Saved:
             layer=record.layer,
             fuse=record.fuse,
             precision=record.precision,
+            placement="even" if record.layer and record.placement is None else "cells",
             interventions=arguments["interventions"],
         )
         if method is None:

@@ -58,6 +58,7 @@ def tiles_on_photo(
         error=None,
         sets=None,
         frames_first=False,
+        placement=None,
     )
 
 

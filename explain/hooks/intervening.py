@@ -222,6 +222,7 @@ def _apply(
             )
         dim_of_tokens = 0 if tokens_first else -2
         length = shape[dim_of_tokens] if values.ndim >= 3 else 0
+        find_grids = partial(_grids_on_photo, model, model_calls.inputs)
         axes = Axes(
             values,
             place,
@@ -230,7 +231,8 @@ def _apply(
             str(intervention),
             intervention.channel_dim,
             image_dim=int(tokens_first),
-            find_grid=partial(_photo_grid, model, model_calls.inputs, intervention.layer, length),
+            find_grid=lambda: (grids := find_grids()) and grids(intervention.layer, length),
+            find_placement=lambda: (grids := find_grids()) and grids.placement(intervention.layer),
         )
         replacement_values = intervention.replacement(values, axes.channel_dim, axes.places)
         mask = axes.mask(intervention)
@@ -256,12 +258,12 @@ def _apply(
 
 
 _photo_grids: WeakKeyDictionary[nn.Module, dict[Any, Any]] = WeakKeyDictionary()
-"""What tells how a model's tokens lie on photos of some size."""
+"""What tells how a model's tokens and cells lie on photos of some size."""
 
 
-def _photo_grid(model: nn.Module, inputs: tuple[Any, Any], layer: str, length: int) -> Any:
-    """The grid on which ``length`` tokens of a layer lie on the photo, as `explain.layers` finds
-    it; None where it is not known.
+def _grids_on_photo(model: nn.Module, inputs: tuple[Any, Any]) -> Any:
+    """How tokens and cells lie on the photo, as `explain.layers.grids` finds it; None where it is
+    not known.
 
     It is looked for once for each model and shape of ``inputs`` (args, kwargs), in a copy of the
     model that has none of the active hooks and shares the parameters.
@@ -276,4 +278,4 @@ def _photo_grid(model: nn.Module, inputs: tuple[Any, Any], layer: str, length: i
             if came_by_signal(error):
                 raise
             return None
-    return grids[key](layer, length)
+    return grids[key]

@@ -92,7 +92,8 @@ class Axes:
     ``channel_dim`` is the dimension of channels, and ``places`` has those of positions: rows and
     columns of a map, or tokens. ``size`` is that of the photo, and ``what`` is named in errors.
     ``image_dim`` is the dimension of images, and ``find_grid`` tells how tokens lie on the photo: a
-    `Grid` of `explain.layers`, or None.
+    `Grid` of `explain.layers`, or None; ``find_placement`` where the cells of a map look: a
+    `Placement`, or None for evenly.
     """
 
     def __init__(
@@ -106,6 +107,7 @@ class Axes:
         *,
         image_dim: int = 0,
         find_grid: Callable[[], Any] = lambda: None,
+        find_placement: Callable[[], Any] = lambda: None,
     ) -> None:
         """Find the dimensions of channels and positions in a layer's values, for interventions on
         some of its units.
@@ -118,6 +120,7 @@ class Axes:
         self._size = size
         self._what = what
         self._find_grid = find_grid
+        self._find_placement = find_placement
         self._of_attention = place.of_attention
         self._of_tokens = self._of_attention or values.ndim == 3
         last_dim = values.ndim - 1
@@ -163,9 +166,14 @@ class Axes:
                 )
             masks.append(self._along(self.places[-1], units.tokens, "tokens"))
         if units.positions is not None:
-            masks.append(self._placed(self._at_positions(units.positions)))
+            masks.append(self.on_grid(self._at_positions(units.positions)))
         if units.region is not None:
-            masks.append(self._placed(self._in_region(units.region)))
+            masks.append(self.of_region(units.region))
+            if not masks[-1].any():
+                raise HookError(
+                    f"region of {self._what} must hold the centre of a position, got none; make it "
+                    "larger"
+                )
         return reduce(torch.logical_and, masks) if masks else None
 
     def grid(self) -> tuple[int, int]:
@@ -211,9 +219,9 @@ class Axes:
             grid[row, column] = True
         return grid
 
-    def _in_region(self, region: Sequence[float]) -> torch.Tensor:
-        """A boolean grid ``(rows, columns)``, true at positions whose centres are in a region of
-        the photo.
+    def of_region(self, region: Sequence[float]) -> torch.Tensor:
+        """A mask that broadcasts to the layer's values, true at positions that look at a region of
+        the photo; there may be none.
 
         ``region`` is x0, y0, x1, y1 in pixels of the model's input, ends exclusive.
         """
@@ -223,17 +231,17 @@ class Axes:
             )
         height, width = self.grid()
         x0, y0, x1, y1 = region
-        ys = (torch.arange(height, device=self._device) + 0.5) * self._size[0] / height
-        xs = (torch.arange(width, device=self._device) + 0.5) * self._size[1] / width
-        in_region = ((ys >= y0) & (ys < y1))[:, None] & ((xs >= x0) & (xs < x1))
-        if not in_region.any():
-            raise HookError(
-                f"region of {self._what} must hold the centre of a position, got none; make it "
-                "larger"
-            )
-        return in_region
+        placement = self._find_placement()
+        if placement is not None and tuple(placement.centres.shape[1:3]) == (height, width):
+            ys, xs = placement.centres[0].to(self._device).unbind(-1)
+        else:
+            rows = (torch.arange(height, device=self._device) + 0.5) * self._size[0] / height
+            columns = (torch.arange(width, device=self._device) + 0.5) * self._size[1] / width
+            ys, xs = torch.meshgrid(rows, columns, indexing="ij")
+        in_region: torch.Tensor = (ys >= y0) & (ys < y1) & (xs >= x0) & (xs < x1)
+        return self.on_grid(in_region)
 
-    def _placed(self, grid: torch.Tensor) -> torch.Tensor:
+    def on_grid(self, grid: torch.Tensor) -> torch.Tensor:
         """A boolean grid ``(rows, columns)`` as a mask that broadcasts to the layer's values;
         tokens off the grid are false."""
         if not self._of_tokens:

@@ -1,7 +1,7 @@
 """How the maps of a network lie on its input: the grids of its layers."""
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -11,8 +11,10 @@ from torch import Tensor, nn
 
 from explain._utils.errors import warn
 from explain._utils.modules import modules_of, submodule
+from explain._utils.random_numbers import normal, seeded
 from explain._utils.signals import came_by_signal
 from explain.data.inputs import Inputs
+from explain.hooks.intervening import active_interventions
 from explain.hooks.layer_names import LayerPlace, name_of_place, place_of
 from explain.layers.layouts import (
     Grid,
@@ -212,15 +214,17 @@ class NetworkGrids(Grids):
         )
         key = layer, self.size, self._inputs.layout
         weights, placement = kept.get(key, (None, None))
+        if active_interventions(self._model):  # which may move what passes through
+            weights = None
         if weights is None or not (self._trains or weights.are_the_same):
             looks = self.look(layer) or CellLooks(None)
-            placement = looks.placement
+            placement = looks.placement and looks.placement.aligned
             if placement is None and looks.behind:
                 warn(
                     f"cells of layer {layer} are drawn evenly, since it is not known where they "
                     f"look behind {looks.behind}; placement='even' takes that as given"
                 )
-            if looks.lasts:
+            if looks.lasts and not active_interventions(self._model):
                 kept[key] = _Weights.of(self._model), placement
             else:
                 self._of_photos[layer] = placement
@@ -228,9 +232,14 @@ class NetworkGrids(Grids):
 
     def look(self, layer: str) -> CellLooks | None:
         """Run the network, and follow where the cells of a layer's map look; None if it has none,
-        or it is one of a video."""
+        or it is one of a video.
+
+        The network runs on noise, so that this depends on no photo; unless the photo decides.
+        """
         inputs = self._inputs.detached()
-        first = inputs.first() if self._summary.alone else inputs
+        noise = normal(inputs.x.shape, seeded(0)).to(inputs.x)
+        of_noise = inputs.replaced(noise) if inputs.x.is_floating_point() else inputs
+        first = of_noise.first() if self._summary.alone else of_noise
         looks = self._look_once(layer, first)
         if looks is None or looks.lasts:
             return looks
@@ -240,8 +249,8 @@ class NetworkGrids(Grids):
             torch.rand(1, device="cpu")  # the next run draws other numbers
             torch.rand(1, device=inputs.x.device)
             again = self._look_once(layer, first)
-        pair = [looks.placement, again and again.placement]
-        if all(pair) and torch.equal(*(one.centres.nan_to_num() for one in pair)):  # type: ignore[union-attr]
+        placement = again and again.placement
+        if looks.placement and placement and looks.placement.is_beside(placement):
             return replace(looks, lasts=True)
         return CellLooks(None, "random numbers", lasts=False)
 
@@ -403,26 +412,35 @@ def _input_of(steps: Iterable[Step], place: LayerPlace) -> Value | None:
     return next((value for step in steps_of_call for value in step.inputs if value.depends), None)
 
 
-def grids_of_photo(model: nn.Module, inputs: Inputs) -> Callable[[str, int], Grid | None]:
-    """Return a function from a layer's name and its number of tokens to the grid of these tokens on
-    the photo.
+class PhotoGrids:
+    """How tokens, and the cells of maps, lie on the photos of a network, for traces and for
+    interventions, which name tokens and regions."""
 
-    For traces and interventions, which name tokens and regions; the name may be a part of the
-    attention in a layer.
-    """
-    grids = NetworkGrids(model, inputs.detached())
+    def __init__(self, model: nn.Module, inputs: Inputs) -> None:
+        """Begin to tell it of the layers of a network on these inputs."""
+        self._model = model
+        self._grids = NetworkGrids(model, inputs.detached())
 
-    def grid_of(layer: str, length: int) -> Grid | None:
+    def __call__(self, layer: str, length: int) -> Grid | None:
         """The grid on which the ``length`` tokens of a layer, or of an attention in it, lie on the
-        photo; None if on none.
+        photo; None if on none."""
+        return (
+            self._grids.of_layer(layer) if self._is_output(layer) else self._grids.of_tokens(length)
+        )
 
-        Traces and interventions find the tokens of a region by it.
-        """
-        place = place_of(layer, model)
-        is_output = not place.of_attention and place.module in modules_of(model).values()
-        return grids.of_layer(layer) if is_output else grids.of_tokens(length)
+    def placement(self, layer: str) -> Placement | None:
+        """Where the cells of a layer's map look in the photo; None for evenly."""
+        return self._grids.placement(layer) if self._is_output(layer) else None
 
-    return grid_of
+    def _is_output(self, layer: str) -> bool:
+        """Whether a name means what a module gives, and no part of an attention."""
+        place = place_of(layer, self._model)
+        return not place.of_attention and place.module in dict(self._model.named_modules())
+
+
+def grids_of_photo(model: nn.Module, inputs: Inputs) -> PhotoGrids:
+    """How tokens and cells lie on the photos of a network; see `PhotoGrids`."""
+    return PhotoGrids(model, inputs)
 
 
 def window_calls(model: Stitched, inputs: Inputs, layer: str) -> list[str]:

@@ -5,10 +5,11 @@ the middle of its share of the photo. All pictures, masks and metrics of maps go
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, TypeAlias
+from itertools import pairwise
+from typing import Any, Literal, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -104,16 +105,26 @@ class Placement:
         cell = torch.tensor([n / c for n, c in zip(self.size, even.shape[:2], strict=True)])
         return bool(((self.centres - even).abs() <= _EVEN * cell).all())
 
+    def is_beside(self, other: "Placement") -> bool:
+        """Whether each cell lies less than half a cell beside that of another placement."""
+        if self.centres.shape != other.centres.shape or self.size != other.size:
+            return False
+        cell = torch.tensor(
+            [n / c for n, c in zip(self.size, self.centres.shape[1:3], strict=True)]
+        )
+        off = (self.centres - other.centres).abs().nan_to_num()
+        return bool((off < 0.5 * cell).all())
+
     @cached_property
-    def _along_axes(self) -> tuple[bool, Tensor, Tensor] | None:
-        """The matrices that interpolate along the rows and the columns of the photo, for cells on a
-        grid with its axes, and whether the map is turned beside it; None for others."""
+    def lines(self) -> tuple[bool, Tensor, Tensor] | None:
+        """Where the rows and the columns of cells look, of a grid along the photo's axes, and
+        whether the map is turned beside it; None for other cells."""
         for turned in (False, True):
             centres = self.centres[0].transpose(0, 1) if turned else self.centres[0]
-            matrices = []
+            lines = []
             for axis, length in enumerate(self.size):
                 line = centres[..., axis] if axis == 0 else centres[..., axis].mT
-                places = line.nanmean(1)
+                places = line.double().nanmean(1)
                 ordered = places[~places.isnan()].sort().values
                 gaps = ordered.diff()
                 gap = float(gaps.median()) if len(gaps) else float(length)
@@ -121,10 +132,78 @@ class Placement:
                 is_line = bool((off <= _BESIDE * gap).logical_or(places.isnan()[:, None]).all())
                 if not len(ordered) or not is_line or bool((gaps < _TOGETHER * gap).any()):
                     break
-                matrices.append(_interpolating(places, length))
+                lines.append(places.float())
             else:
-                return turned, matrices[0], matrices[1]
+                return turned, lines[0], lines[1]
         return None
+
+    @property
+    def aligned(self) -> "Placement":
+        """The same placement with the cells of each row, and of each column, in one line, if they
+        lie near enough."""
+        if len(self) > 1 or self.lines is None:
+            return self
+        turned, *lines = self.lines
+        centres = torch.stack(torch.meshgrid(lines, indexing="ij"), -1)
+        return replace(self, centres=(centres.transpose(0, 1) if turned else centres)[None])
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """The placement of one image in values of JSON: the places of rows and columns, or of each
+        cell; and how many pixels of the photo, row after row, are in turn unseen and seen."""
+        description: dict[str, Any] = {"size": list(self.size)}
+        if self.lines is not None:
+            description["turned"], rows, columns = self.lines
+            description |= {"rows": _listed(rows), "columns": _listed(columns)}
+        else:
+            description["cells"] = [list(map(_listed, row)) for row in self.centres[0]]
+        if self.seen is not None:
+            flags = F.pad(self.seen.flatten().int(), (1, 0))
+            changes = flags.diff().nonzero()[:, 0].tolist()
+            ends = [0, *changes, self.seen.numel()]
+            description["runs"] = [end - start for start, end in pairwise(ends)]
+        return description
+
+    @classmethod
+    def restored(cls, description: Mapping[str, Any]) -> "Placement":
+        """The placement that `described` has described.
+
+        >>> even = Placement((2, 4), torch.tensor([[[[1.0, 1.0], [1.0, 3.0]]]]))
+        >>> Placement.restored(even.described).centres.tolist() == even.centres.tolist()
+        True
+        """
+        height, width = map(int, description["size"])
+        if "cells" in description:
+            nan_for_none = [
+                [[torch.nan if place is None else float(place) for place in cell] for cell in row]
+                for row in description["cells"]
+            ]
+            centres = torch.tensor(nan_for_none)
+        else:
+            lines = [
+                torch.tensor([torch.nan if place is None else float(place) for place in line])
+                for line in (description["rows"], description["columns"])
+            ]
+            centres = torch.stack(torch.meshgrid(lines, indexing="ij"), -1)
+            centres = centres.transpose(0, 1) if description["turned"] else centres
+        seen = None
+        if "runs" in description:
+            runs = torch.tensor(list(map(int, description["runs"])))
+            if bool((runs < 0).any()) or int(runs.sum()) != height * width:
+                raise ValueError(f"runs must be of {height * width} pixels, got {int(runs.sum())}")
+            flags = torch.arange(len(runs)) % 2 == 1
+            seen = flags.repeat_interleave(runs).reshape(height, width)
+        return cls((height, width), centres.reshape(1, *centres.shape[-3:]), seen)
+
+    @cached_property
+    def _along_axes(self) -> tuple[bool, Tensor, Tensor] | None:
+        """The matrices that interpolate along the rows and the columns of the photo, and whether
+        the map is turned beside it, for `lines`."""
+        if self.lines is None:
+            return None
+        turned, *lines = self.lines
+        rows, columns = map(_interpolating, lines, self.size)
+        return turned, rows, columns
 
     @cached_property
     def nearest(self) -> tuple[Tensor, Tensor]:
@@ -165,15 +244,33 @@ def nearest(cells: Tensor, size: Size, placement: Placement | None = None) -> Te
 def transferred(
     maps: Tensor, placement: Placement | None, other: Placement | None, cells: Size
 ) -> Tensor:
-    """Bring maps ``(N, C, h, w)`` to the ``cells`` of another map: what is drawn where these
-    look."""
-    if tuple(maps.shape[2:]) == cells and (placement is other or other is None):
-        return maps
+    """Bring maps ``(N, C, h, w)`` to the ``cells`` of another map: what is drawn where these look.
+
+    Maps whose cells lie less than half a cell apart stay as they are.
+    """
     if placement is None or other is None or not placement.fits(maps, other.size):
         return enlarge(maps, cells)
+    if placement.is_beside(other):
+        return maps
     if placement.is_even and other.is_even:
         return enlarge(maps, cells)
     return other.at_cells(placement.on_photo(maps))
+
+
+def shared_out(
+    maps: Tensor, placement: Placement | None, other: Placement | None, cells: Size
+) -> Tensor:
+    """Share the values of maps ``(N, C, h, w)`` out among the ``cells`` of another map, so that
+    their sum stays; what no cell of that looks at is lost."""
+    with torch.enable_grad():
+        ones = torch.ones_like(maps[:, :1], requires_grad=True)
+        (parts,) = torch.autograd.grad(transferred(ones, placement, other, cells).sum(), ones)
+    return transferred(maps / torch.where(parts > 0, parts, 1), placement, other, cells)
+
+
+def _listed(places: Tensor) -> list[float | None]:
+    """Places as numbers, None for those that are nowhere."""
+    return [None if math.isnan(place) else place for place in places.tolist()]
 
 
 def _even_centres(cells: Size, size: Size) -> Tensor:

@@ -494,7 +494,11 @@ class _Checks:
         `COSTLY` passes; and whether the method still takes long. A note in the verdict says so."""
         attribution = evaluated.attribution
         name = evaluated.data.maps.name
-        place: Any = {"layer": attribution.layer, "fuse": attribution.fuse}
+        place: Any = {
+            "layer": attribution.layer,
+            "fuse": attribution.fuse,
+            "placement": attribution.placed,
+        }
         planned = plan(self.model, self.inputs, evaluated.method, target=self.target, **place)
         layers = {
             need.layer

@@ -306,7 +306,9 @@ def _run(
         if first.wrap is not None:
             objects = [replace(first.wrap, method=method) for method in objects]
         layer_names = None if layers is None else [prefix + layer for layer in layers]
+        placed = {methods[name].attribution.placed for name in names}
         settings: Any = {**options, "layer": layer_names, "fuse": fuse, "progress": None}
+        settings["placement"] = "even" if "even" in placed else "cells"
         with muted(), intervene(model, interventions):
             attributions = attribute(
                 model, inputs, objects, targets=classes or [target], **settings

@@ -218,6 +218,9 @@ def plane(values: Array, *, signed: bool = False) -> dict[str, Any]:
     }
 
 
+CELLS = 56  # along the longer side of a map whose own cells are not spread evenly
+
+
 def map_and_kind(attribution: Attribution, longest: int | None = None) -> tuple[Array, str]:
     """Return the map ``(h, w)`` of an attribution's first image as the page draws it, and the kind
     of its values.
@@ -229,7 +232,23 @@ def map_and_kind(attribution: Attribution, longest: int | None = None) -> tuple[
     values, kind = as_drawn(
         attribution.contributions[0].float(), attribution.style, attribution.layer is not None
     )
-    return array(values) if kind == "heat" else _averaged(array(values), longest), kind
+    if kind == "heat":
+        return _evenly(values, attribution), kind
+    return _averaged(array(values), longest), kind
+
+
+def _evenly(values: torch.Tensor, attribution: Attribution) -> Array:
+    """A map ``(h, w)`` of a layer as cells that are spread evenly, as the page draws them: where
+    its own cells look elsewhere, so many that it looks like the map."""
+    placement = attribution.placement
+    if (
+        placement is None
+        or placement.is_even
+        or not placement.fits(values[None, None], attribution.size)
+    ):
+        return array(values)
+    pixels = placement[0].on_photo(values[None, None])[0, 0]
+    return _averaged(array(pixels), CELLS)
 
 
 def as_drawn(

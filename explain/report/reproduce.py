@@ -176,8 +176,8 @@ def _typed(value: Any) -> str:
 
 
 def _layer_options(attributions: Sequence[Attribution]) -> dict[str, Any]:
-    """The arguments ``layer`` and ``fuse`` that repeat the maps of one target; empty where none are
-    needed, or none would be right for all methods.
+    """The arguments ``layer``, ``fuse`` and ``placement`` that repeat the maps of one target; empty
+    where none are needed, or none would be right for all methods.
 
     One call has one layer for all methods. So it is left out where methods had different layers, or
     where one that had none would take it and give another map.
@@ -190,10 +190,13 @@ def _layer_options(attributions: Sequence[Attribution]) -> dict[str, Any]:
     if len({attribution.layer for attribution in maps_of_layers}) != 1 or would_move:
         return {}
     layer = maps_of_layers[0].layer
-    if isinstance(layer, str):
-        return {"layer": layer}
     fuses = {attribution.fuse for attribution in maps_of_layers}
-    return {"layer": list(layer or ()), **({"fuse": fuses.pop()} if len(fuses) == 1 else {})}
+    options: dict[str, Any] = {"layer": layer if isinstance(layer, str) else list(layer or ())}
+    if not isinstance(layer, str) and len(fuses) == 1:
+        options["fuse"] = fuses.pop()
+    if maps_of_layers[0].placed == "even" and len(maps_of_layers[0].size) == 2:
+        options["placement"] = "even"
+    return options
 
 
 def _typed_method(attribution: Attribution) -> str | None:

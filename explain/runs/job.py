@@ -374,7 +374,10 @@ class Job:
             "metrics": json.dumps(
                 {name: finite_or_none(metrics[name]) for name in sorted(metrics)}
             ),
-            **packed(attribution.values[image].float().numpy()),
+            **packed(
+                attribution.values[image].float().numpy(),
+                attribution.placement and attribution.placement[image],
+            ),
         }
 
     def _columns(

@@ -19,7 +19,14 @@ from explain.methods import Method
 from explain.runs.exporting import arrow_modules, arrow_schema, with_map
 from explain.store.reading import StoredRun, columns_of_row, row_of
 from explain.store.sources import path_text
-from explain.store.writing import PhotoRecord, Store, content_digest, method_row, packed
+from explain.store.writing import (
+    PhotoRecord,
+    Store,
+    content_digest,
+    method_row,
+    packed,
+    shape_and_placement,
+)
 
 # Other files than Parquet begin with an underline: programs that read a folder of Parquet files
 # skip them.
@@ -192,7 +199,8 @@ def _with_map(result: dict[str, Any], values: Any) -> dict[str, Any]:
     cell ``values`` of the Parquet table. Raises ValueError where the map does not fit the digest in
     the metadata."""
     with np.errstate(all="ignore"):  # of a damaged map, which the digest shows
-        columns = packed(np.asarray(values.values.to_numpy()).reshape(json.loads(result["shape"])))
+        shape, placement = shape_and_placement(result)
+        columns = packed(np.asarray(values.values.to_numpy()).reshape(shape), placement)
     if columns["content"] != result["content"]:
         raise ValueError("a map has changed since it was written")
     return result | columns

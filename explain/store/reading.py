@@ -44,6 +44,7 @@ from explain.store.writing import (
     content_digest,
     digest_of_cells,
     quoted,
+    shape_and_placement,
     unpacked,
 )
 from explain.targets.labels import class_label
@@ -153,6 +154,7 @@ class Row:
             style=self.style,
             delta=None if self.delta is None else torch.tensor([self.delta]),
             neutral=self.values.mean()[None] if self.uncentred else None,
+            placement=shape_and_placement(self.columns)[1],
         )
 
     @property

@@ -22,6 +22,7 @@ import torch
 from explain._utils.errors import RunError
 from explain._utils.resources import packaged_text
 from explain.data import files
+from explain.layers.placement import Placement
 from explain.methods import Method
 from explain.store.manifest import described_method, must_agree
 from explain.store.sources import Entry, Failed, path_text
@@ -83,14 +84,15 @@ def quoted(columns: Iterable[str]) -> str:
     return ", ".join(f'"{name}"' for name in columns)
 
 
-def packed(values: np.ndarray[Any, Any]) -> dict[str, Any]:
+def packed(values: np.ndarray[Any, Any], placement: Placement | None = None) -> dict[str, Any]:
     """Return a map of any shape as the columns ``shape``, ``scale``, ``content`` (a digest) and
     ``map`` of the table ``results``; `unpacked` reads them.
 
     ``map`` is float16, little-endian, row after row, to be multiplied by ``scale``: the largest
     magnitude of the map (1 where all is zero). This value is kept to float32, and no other is off
     by more than ``2**-11`` of itself; those below ``2**-14`` of the largest, by no more than
-    ``2**-25`` of the largest.
+    ``2**-25`` of the largest. With a ``placement`` of one image, ``shape`` has where the cells look
+    as well; see `shape_and_placement`.
 
     >>> columns = packed(np.array([[0.0, 3.0]], np.float32))
     >>> columns["map"], columns["shape"], columns["scale"]
@@ -99,7 +101,11 @@ def packed(values: np.ndarray[Any, Any]) -> dict[str, Any]:
     halves, scale = files.halved(np.asarray(values, np.float32))
     content = halves.astype("<f2").tobytes()
     return {
-        "shape": json.dumps(halves.shape),
+        "shape": json.dumps(
+            halves.shape
+            if placement is None
+            else {"shape": halves.shape, "places": placement.described}
+        ),
         "scale": float(scale),
         "content": content_digest(content),
         "map": content,
@@ -112,8 +118,18 @@ def unpacked(columns: Mapping[str, Any]) -> torch.Tensor:
     >>> unpacked({"map": b"\\x00\\x00\\x00<", "shape": "[1, 2]", "scale": 3.0})
     tensor([[0., 3.]])
     """
-    halves = np.frombuffer(columns["map"], "<f2").reshape(json.loads(columns["shape"]))
+    shape, _ = shape_and_placement(columns)
+    halves = np.frombuffer(columns["map"], "<f2").reshape(shape)
     return torch.from_numpy(files.restored(halves, np.float32(columns["scale"])))
+
+
+def shape_and_placement(columns: Mapping[str, Any]) -> tuple[list[int], Placement | None]:
+    """The shape of a map of ``results``, and where its cells look, if that is stored: the column
+    ``shape`` is a list, or ``{"shape": list, "places": ...}``."""
+    described = json.loads(columns["shape"])
+    if isinstance(described, list):
+        return described, None
+    return described["shape"], Placement.restored(described["places"])
 
 
 def digest_of_cells(cells: Iterable[Any]) -> int:

@@ -20,7 +20,7 @@ from explain.attribution.result import Attribution
 from explain.render.styles import get_style
 from explain.runs.preparing import Prepared
 from explain.store.sources import Failed
-from explain.store.writing import PhotoRecord, Store, unpacked
+from explain.store.writing import PhotoRecord, Store, shape_and_placement, unpacked
 
 TABLES = packaged_text("explain.training", "tables.sql").split(";\n")
 
@@ -175,6 +175,7 @@ class TensorBoardLog:
             torch.tensor([result["score"]]),
             result["layer"],
             size,
+            placement=shape_and_placement(result)[1],
         )
         picture = scene.overlay(attribution, get_style(style))
         self._writer.add_image(f"maps/{tag}", np.asarray(picture), step, dataformats="HWC")

@@ -110,3 +110,51 @@ def test_places_stay_with_the_map_in_parts_and_pickles() -> None:
         boxes=[[(56, 40, 72, 56)], [(40, 64, 56, 80)]],
     )
     assert metrics["a"]["pointinggame"].tolist() == [1, 1]
+
+
+def test_a_region_of_the_photo_is_ablated_where_the_layer_looks_at_it() -> None:
+    """Without the cells that look at the object, the score is gone; without others, it stays."""
+    for name in ("a centre crop", "a mirror", "transposing", "exchanged halves"):
+        change, (row, column) = CHANGES[name]
+        model = Bright(change).eval()
+        photo = photo_with((row, column))
+        score = model(photo)[0, 0].item()
+        on_object = (column, row, column + 16, row + 16)
+        for region, left in ((on_object, 0.0), ((column + 16, row, column + 24, row + 8), score)):
+            with explain.hooks.intervene(model, [explain.hooks.Ablate("cells", region=region)]):
+                assert model(photo)[0, 0].item() == pytest.approx(left, abs=1e-6), name
+
+
+def test_maps_of_several_layers_are_fused_where_their_cells_look() -> None:
+    """The finer of two layers sees a mirror image of what the coarser one sees."""
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fine = Bright(lambda x: x)
+            self.fine.cells = nn.Conv2d(3, 2, 4, 4)
+            self.coarse = Bright(lambda x: x.flip(3))
+            for part in (self.fine, self.coarse):
+                part.cells.weight.data.fill_(0.1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fine(x) + self.coarse(x)
+
+    model = Two().eval()
+    photo = photo_with((32, 16))
+    layers = ["coarse.cells", "fine.cells"]
+    for fuse in ("sum", "mean", "product"):
+        found = explain.attribute(
+            model, photo, target=0, layer=layers, fuse=fuse, placement="cells"
+        )
+        assert found.values.shape == (1, 32, 32)
+        assert float((centre(found.heatmap[0]) - torch.tensor([40.0, 24.0])).abs().max()) < 4, fuse
+
+
+def test_concepts_lie_where_their_cells_look() -> None:
+    from explain.attribution.concepts import find_concepts
+
+    model = Bright(lambda x: x.flip(3)).eval()
+    photo = photo_with((32, 16)) + 0.01 * torch.rand(1, 3, 128, 128)
+    concepts = find_concepts(model, photo, count=1, layer="cells")
+    assert float((centre(concepts.heatmaps[0, 0]) - torch.tensor([40.0, 24.0])).abs().max()) < 8

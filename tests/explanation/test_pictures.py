@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torchvision
 from PIL import Image
 from torch import nn
 
@@ -25,7 +26,7 @@ from explain.methods.base import title_of
 from explain.models import CenterCrop
 from explain.render import styles
 from explain.targets import Detections, Segmentation, Similarity
-from tests.conftest import ROOT, Made
+from tests.conftest import ROOT, Made, settled
 from tests.render.test_styles import lab
 
 
@@ -273,3 +274,24 @@ def test_a_result_of_any_size_takes_at_most_300_kilobytes_of_a_notebook() -> Non
     page = explanation._repr_html_()
     assert page.startswith("<img")  # the page in its frame would be larger
     assert len(page) < 300_000
+
+
+def test_what_a_network_crops_away_is_marked_as_not_seen() -> None:
+    parts = [nn.Conv2d(3, 4, 3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    net = settled(nn.Sequential(*parts, nn.Linear(4, 5)))
+    net[-1].weight.data.abs_()
+    model = Made(lambda model, x: model.net(x[..., 8:32, 16:40]), net=net).eval()
+    photo = Image.new("RGB", (48, 40), (90, 120, 60))
+    explainer = explain.Explainer(
+        model, categories=list("abcde"), preprocess=torchvision.transforms.functional.to_tensor
+    )
+    pictures = [
+        np.asarray(explainer(photo, "layercam", target, placement=placement).overlay())
+        for target, placement in (("b", "cells"), ("c", "cells"), ("b", "even"))
+    ]
+    for part in (slice(0, 7), (slice(None), slice(41, None))):
+        first, other, even = (picture[part] for picture in pictures)
+        assert np.array_equal(first, other)  # no heat
+        assert not np.array_equal(first, even)
+        assert (first != np.asarray(photo)[part]).any(2).mean() > 0.9
+    assert not np.array_equal(pictures[0][8:32, 16:40], pictures[1][8:32, 16:40])

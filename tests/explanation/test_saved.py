@@ -120,3 +120,34 @@ def test_files_damaged_in_any_way_are_read_as_saved_or_refused_in_one_line(saved
     ways = islice(records.damaged(contents, 0), 100)
     results = {what: records.outcome(saved, files, first) for what, files in ways}
     assert set(results.values()) == {records.SAME, records.REFUSED}, results
+
+
+def test_a_record_keeps_where_cells_look_and_older_ones_are_drawn_evenly(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+
+    def network() -> torch.nn.Module:
+        parts = [torch.nn.Conv2d(3, 4, 3, 2, 1), torch.nn.Conv2d(4, 4, 3, 2, 1), torch.nn.ReLU()]
+        return torch.nn.Sequential(
+            *parts, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(4, 5)
+        )
+
+    explainer = explain.Explainer(
+        settled(network()).eval(), categories=list("abcde"), preprocess=CenterCrop(32)
+    )
+    Image.linear_gradient("L").resize((40, 32)).save(tmp_path / "photo.png")
+    heatmaps = {}
+    for placement in ("cells", "even"):
+        made = explainer(tmp_path / "photo.png", "gradcam", "b", placement=placement)
+        path = made.save(tmp_path / placement)[2]
+        read = explain.load(path)
+        torch.testing.assert_close(read.heatmap, made.heatmap, rtol=1e-5, atol=1e-6)
+        again = read.repeat(explainer)
+        torch.testing.assert_close(again.heatmap, made.heatmap, rtol=1e-5, atol=1e-6)
+        heatmaps[placement] = made.heatmap
+    assert float((heatmaps["cells"] - heatmaps["even"]).abs().max()) > 0.05
+    record = json.loads((tmp_path / "cells" / path.name).read_text("utf-8"))
+    del record["placement"]
+    (tmp_path / "cells" / path.name).write_text(json.dumps(record), "utf-8")
+    torch.testing.assert_close(
+        explain.load(tmp_path / "cells" / path.name).heatmap, heatmaps["even"], rtol=1e-5, atol=1e-6
+    )

@@ -80,7 +80,7 @@ def test_the_map_of_an_ensemble_is_that_of_all_members(count: int) -> None:
 
 def test_backbones_of_other_sizes_add_what_they_add_to_the_score() -> None:
     model = made(joined, member(), member(2, 12), nn.Linear(20, 4))
-    found = explain.attribute(model, X, "hirescam", target=1)
+    found = explain.attribute(model, X, "hirescam", target=1, placement="even")
     assert found.layer == ("members.1.3", "members.0.3")
     assert found.values.shape == (2, 32, 32)
     fine, coarse = products(model, X, ["members.0.3", "members.1.3"], 1)
@@ -113,7 +113,7 @@ def test_a_module_that_is_called_twice_is_explained_at_both_calls() -> None:
 def test_members_that_are_transformers_and_others_are_explained_together() -> None:
     vit = torchvision.models.VisionTransformer(32, 8, 2, 2, 8, 16, num_classes=4)
     model = made(mean_of_members, vit, member(), vit.__class__(32, 8, 2, 2, 12, 16, num_classes=4))
-    found = explain.attribute(model, X, GradCAM(relu=False), target=1)
+    found = explain.attribute(model, X, GradCAM(relu=False), target=1, placement="even")
     block = "encoder.layers.encoder_layer_1.ln_1"
     layers = (f"members.2.{block}", "members.1.3", f"members.0.{block}")
     assert sorted(found.layer) == sorted(layers)
@@ -124,6 +124,14 @@ def test_members_that_are_transformers_and_others_are_explained_together() -> No
         for part in parts.values()
     )
     assert_close(found.values, total)
+
+
+def test_maps_of_other_sizes_keep_their_sum_where_their_cells_look() -> None:
+    model = made(joined, member(), member(3, 12), nn.Linear(20, 4))
+    found = explain.attribute(model, X, "hirescam", target=1)
+    assert found.maps["members.1.3"].shape == (2, 11, 11)
+    total = torch.stack([part.sum((1, 2)) for part in found.maps.values()]).sum(0)
+    assert_close(found.values.sum((1, 2)), total)
 
 
 def test_what_is_no_branch_is_not_added() -> None:
@@ -348,7 +356,9 @@ def test_stages_are_those_of_all_branches(kind: str) -> None:
         parameter.data += 0.05
     target: Any = 1 if kind == "classifiers" else Segmentation(1, REGION)
     score = (lambda y: y[:, 1].sum()) if kind == "classifiers" else of_region
-    found = explain.attribute(model, X, RefineCAM(HiResCAM(relu=False)), target=target)
+    found = explain.attribute(
+        model, X, RefineCAM(HiResCAM(relu=False)), target=target, placement="even"
+    )
     last = "3" if kind != "backbones" else ""
     stages = [
         [f"members.{i}.1" for i in (1, 0)],

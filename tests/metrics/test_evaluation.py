@@ -31,10 +31,10 @@ from tests.metrics.conftest import Counting
 def test_methods_attributions_and_arrays_are_judged_alike(
     model: nn.Module, photos: torch.Tensor
 ) -> None:
-    attribution = explain.attribute(model, photos, "gradcam", layer="layer1")
+    attribution = explain.attribute(model, photos, "gradcam", layer="layer1", placement="even")
     array = attribution.values.numpy()
     sources = {"name": "gradcam", "attribution": attribution, "array": array}
-    table = explain.evaluate(model, photos, sources, "deletion", layer="layer1")
+    table = explain.evaluate(model, photos, sources, "deletion", layer="layer1", placement="even")
     assert list(table) == list(sources)
     for name in sources:
         torch.testing.assert_close(table[name]["deletion"], table["name"]["deletion"])

@@ -7,6 +7,7 @@ import hashlib
 import sqlite3
 import threading
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,28 @@ from tests.runs.networks import (
 )
 
 METHODS = ["gradcam", "saliency"]
+
+
+def test_a_run_keeps_where_cells_look_and_rows_without_it_are_drawn_evenly(tmp_path: Path) -> None:
+    convolutions = [torch.nn.Conv2d(3, 4, 3, 2, 1), torch.nn.Conv2d(4, 4, 3, 2, 1)]
+    end = [torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()]
+    model = settled(torch.nn.Sequential(*convolutions, *end, torch.nn.Linear(4, 5))).eval()
+    network = explain.Explainer(model, categories=list("abcde"), preprocess=as_it_is)
+    photo = picture(0, (32, 32))
+    for placement in ("cells", "even"):
+        folder = tmp_path / placement
+        folder.mkdir()
+        run = stored_run(folder, [photo], network, ["gradcam"], placement=placement)
+        (row,) = run.rows()
+        alone = explain.attribute(
+            model, as_it_is(photo)[None], target=row.target_class, placement=placement
+        )
+        torch.testing.assert_close(row.heatmap, alone.heatmap[0], rtol=2e-3, atol=1e-3)
+        old = replace(row, columns={**row.columns, "shape": str(list(row.values.shape))})
+        even = explain.attribute(
+            model, as_it_is(photo)[None], target=row.target_class, placement="even"
+        )
+        torch.testing.assert_close(old.heatmap, even.heatmap[0], rtol=2e-3, atol=1e-3)
 
 
 def test_each_row_is_what_the_photo_gives_alone(tmp_path: Path) -> None:

@@ -470,7 +470,9 @@ def test_boxes_together_are_read_once_and_explained_as_each_alone(
 
     boxes = [Detections(label, decode=decode, threshold=0.0) for label in (0, 1)]
     targets = [*boxes, boxes[0] - boxes[1]]
-    together = explain.attribute(model, photos, HiResCAM(), targets=targets, layer="features")
+    together = explain.attribute(
+        model, photos, HiResCAM(), targets=targets, layer="features", placement="even"
+    )
     assert (len(outputs), passes) == (1, [2])
     for target, attribution in zip(targets, together, strict=True):
         alone = explain.attribute(model, photos, HiResCAM(), target=target, layer="features")
