@@ -136,8 +136,8 @@ def values_of(model: nn.Module, x: Tensor, *, graph: bool) -> dict[str, Tensor]:
     for name, method in METHODS.items():
         layer = "last" if any(need.of_layer for need in method.needs) else None
         values[name] = attribute(
-            model, x, method, layer=layer, target=LABELS, create_graph=graph
-        ).values
+            model, x, method, layer=layer, target=LABELS, create_graph=graph, placement="even"
+        ).values  # where cells look is no part of the derivative
     return values
 
 

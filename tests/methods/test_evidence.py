@@ -228,7 +228,7 @@ def test_places_are_exchanged_with_those_of_another_photo(
     model: nn.Module, layer: str, side: int
 ) -> None:
     x, other, becomes = of_two_classes(model, layer, side**2)
-    options: dict[str, Any] = {} if layer == "photo" else {"layer": layer}
+    options: dict[str, Any] = {} if layer == "photo" else {"layer": layer, "placement": "even"}
     fill = OtherPhoto(other)
     method = Necessary(side, fill, becomes=becomes, of_layer=layer != "photo")
     evidence = the_set(model, x, method, **options)

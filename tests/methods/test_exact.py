@@ -108,7 +108,8 @@ def test_a_method_equals_its_plain_computation(case: Case, seed: int) -> None:
         for number in (1, 3):
             model[number] = Made(lambda net, x: F.relu(x))
     target = (0, 4)[seed]
-    found = explain.attribute(model, x, method, target=target, layer=layer_for(method, str(LAYER)))
+    layer = layer_for(method, str(LAYER))
+    found = explain.attribute(model, x, method, target=target, layer=layer, placement="even")
     for i in range(len(x)):
         expected = slow(layers, x[i], target, LAYER)
         assert_close(found.values[i], expected, rtol=1e-8, atol=1e-12)
@@ -123,7 +124,7 @@ def test_maps_of_several_layers_are_fused_as_their_plain_computation() -> None:
     x = photo(0, (1, 3, 8, 12))
     stages = [2, 5, 7]
     maps = [plain.layercam(layers, x[0], 2, stage) for stage in stages]
-    where: Any = {"target": 2, "layer": [str(stage) for stage in stages]}
+    where: Any = {"target": 2, "layer": [str(stage) for stage in stages], "placement": "even"}
     fusions: list[Literal["mean", "max", "product"]] = ["mean", "max", "product"]
     for how in fusions:
         fused = explain.attribute(plain.module_of(layers), x, "layercam", fuse=how, **where)
