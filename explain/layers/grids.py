@@ -1,7 +1,7 @@
 """How the maps of a network lie on its input: the grids of its layers."""
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -38,10 +38,10 @@ from explain.layers.located import (
 from explain.layers.placement import Placement, PlacementMode
 from explain.layers.positions import UNKNOWN
 from explain.layers.receptive_fields import centres, leading_to, receptive_fields, seen_pixels
-from explain.layers.recording import ModuleCall, last_of_place
+from explain.layers.recording import CallKey, ModuleCall, last_of_place
 from explain.layers.stitched import Stitched
 from explain.layers.summary import ForwardSummary, kept_places, summary_of
-from explain.recording import Step, Value
+from explain.recording import PassRecorder, Step, Value
 from explain.targets.answer import JointTokens
 
 
@@ -264,6 +264,22 @@ class NetworkGrids(Grids):
             if came_by_signal(error):
                 raise
             return CellLooks(None, "what cannot be recorded")
+        try:
+            return self._looks_in(recorder, photo, values, layer, place)
+        finally:
+            for step in recorder.steps:  # which know their results, and these know them
+                for value in filter(None, step.results):
+                    value.step = None
+
+    def _looks_in(
+        self,
+        recorder: PassRecorder,
+        photo: Value,
+        values: Mapping[CallKey, Value],
+        layer: str,
+        place: LayerPlace,
+    ) -> CellLooks | None:
+        """Follow where the cells of a layer's map look in a recorded pass."""
         if place.part == "input":
             value = _input_of(recorder.steps, place)
             grid = None if value is None else self._of_input((self.count, *value.shape[1:]))
