@@ -76,7 +76,7 @@ class Placement:
     def at_cells(self, pixels: Tensor) -> Tensor:
         """The values of pixels ``(N, C, H, W)`` where the cells look ``(N, C, h, w)``, linearly
         between pixels; 0 for cells that look nowhere."""
-        sides = torch.tensor(self.size, dtype=torch.float64)
+        sides = torch.tensor(self.size, dtype=torch.float64, device="cpu")
         grid = (2 * self.centres / sides - 1).flip(-1).to(pixels)
         grid = grid.nan_to_num().expand(len(pixels), -1, -1, -1)
         values = F.grid_sample(pixels, grid, padding_mode="border", align_corners=False)
@@ -102,7 +102,9 @@ class Placement:
     def is_even(self) -> bool:
         """Whether the cells are spread evenly over the photo."""
         even = _even_centres(tuple(self.centres.shape[1:3]), self.size)
-        cell = torch.tensor([n / c for n, c in zip(self.size, even.shape[:2], strict=True)])
+        cell = torch.tensor(
+            [n / c for n, c in zip(self.size, even.shape[:2], strict=True)], device="cpu"
+        )
         return bool(((self.centres - even).abs() <= _EVEN * cell).all())
 
     def is_beside(self, other: "Placement") -> bool:
@@ -110,7 +112,7 @@ class Placement:
         if self.centres.shape != other.centres.shape or self.size != other.size:
             return False
         cell = torch.tensor(
-            [n / c for n, c in zip(self.size, self.centres.shape[1:3], strict=True)]
+            [n / c for n, c in zip(self.size, self.centres.shape[1:3], strict=True)], device="cpu"
         )
         off = (self.centres - other.centres).abs().nan_to_num()
         return bool((off < 0.5 * cell).all())
@@ -178,20 +180,22 @@ class Placement:
                 [[torch.nan if place is None else float(place) for place in cell] for cell in row]
                 for row in description["cells"]
             ]
-            centres = torch.tensor(nan_for_none)
+            centres = torch.tensor(nan_for_none, device="cpu")
         else:
             lines = [
-                torch.tensor([torch.nan if place is None else float(place) for place in line])
+                torch.tensor(
+                    [torch.nan if place is None else float(place) for place in line], device="cpu"
+                )
                 for line in (description["rows"], description["columns"])
             ]
             centres = torch.stack(torch.meshgrid(lines, indexing="ij"), -1)
             centres = centres.transpose(0, 1) if description["turned"] else centres
         seen = None
         if "runs" in description:
-            runs = torch.tensor(list(map(int, description["runs"])))
+            runs = torch.tensor(list(map(int, description["runs"])), device="cpu")
             if bool((runs < 0).any()) or int(runs.sum()) != height * width:
                 raise ValueError(f"runs must be of {height * width} pixels, got {int(runs.sum())}")
-            flags = torch.arange(len(runs)) % 2 == 1
+            flags = torch.arange(len(runs), device="cpu") % 2 == 1
             seen = flags.repeat_interleave(runs).reshape(height, width)
         return cls((height, width), centres.reshape(1, *centres.shape[-3:]), seen)
 
@@ -212,7 +216,7 @@ class Placement:
         placed = (~cells.isnan().any(1)).nonzero()[:, 0]
         count = self.size[0] * self.size[1] if self.seen is None else int(self.seen.sum())
         if not len(placed):
-            none = torch.zeros(1, self.size[0] * self.size[1])
+            none = torch.zeros(1, self.size[0] * self.size[1], device="cpu")
             return none.long(), none
         scale = (max(count, 1) / len(placed)) ** 0.5
         pixels = _even_centres(self.size, self.size).flatten(0, 1)
@@ -276,7 +280,7 @@ def _listed(places: Tensor) -> list[float | None]:
 def _even_centres(cells: Size, size: Size) -> Tensor:
     """The centres ``(h, w, 2)`` of cells that are spread evenly."""
     axes = [
-        (torch.arange(count) + 0.5) * (length / count)
+        (torch.arange(count, device="cpu") + 0.5) * (length / count)
         for count, length in zip(cells, size, strict=True)
     ]
     return torch.stack(torch.meshgrid(axes, indexing="ij"), -1)
@@ -288,15 +292,15 @@ def _interpolating(places: Tensor, length: int) -> Tensor:
     placed = (~places.isnan()).nonzero()[:, 0]
     cells = placed[places[placed].argsort()]
     ordered = places[cells].double()
-    matrix = torch.zeros(length, len(places), dtype=torch.float64)
+    matrix = torch.zeros(length, len(places), dtype=torch.float64, device="cpu")
     if len(cells) == 1:
         matrix[:, cells] = 1
         return matrix
-    pixels = torch.arange(length, dtype=torch.float64) + 0.5
+    pixels = torch.arange(length, dtype=torch.float64, device="cpu") + 0.5
     above = torch.searchsorted(ordered, pixels).clamp(1, len(cells) - 1)
     gap = ordered[above] - ordered[above - 1]
     share = ((pixels - ordered[above - 1]) / gap).clamp(0, 1)
-    numbers = torch.arange(length)
+    numbers = torch.arange(length, device="cpu")
     matrix[numbers, cells[above - 1]] = 1 - share
     matrix[numbers, cells[above]] = share
     return matrix

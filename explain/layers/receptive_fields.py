@@ -84,7 +84,8 @@ def seen_pixels(steps: Iterable[Step], photo: Value, looks: Looks) -> Tensor | N
     Values that were moved are pixels still; whatever reads them otherwise looks at them, and at
     those between.
     """
-    seen = torch.zeros(photo.shape[2:], dtype=torch.bool)
+    device = photo.tensor.device
+    seen = torch.zeros(photo.shape[2:], dtype=torch.bool, device=device)
     pixels = {photo}
     for step in steps:
         for value in pixels.intersection(step.inputs):
@@ -104,7 +105,8 @@ def seen_pixels(steps: Iterable[Step], photo: Value, looks: Looks) -> Tensor | N
 def _read(step: Step, value: Value) -> Tensor:
     """What a step reads of a map ``(N, C, h, w)``, all that lies between included: truth values
     that broadcast to it."""
-    read = torch.ones([1] * len(value.shape), dtype=torch.bool)
+    device = value.tensor.device
+    read = torch.ones([1] * len(value.shape), dtype=torch.bool, device=device)
     if step.args[0] is not value or len(value.shape) != 4:
         return read
     lines = []
@@ -113,17 +115,17 @@ def _read(step: Step, value: Value) -> Tensor:
         outputs = step.results[0].shape[2:]  # type: ignore[union-attr]
         for axis, kernel in enumerate(step.args[1].shape[2:]):
             last = (outputs[axis] - 1) * stride[axis] + dilation[axis] * (kernel - 1)
-            lines.append(torch.arange(value.shape[axis + 2]) <= last - padding[axis])
+            lines.append(torch.arange(value.shape[axis + 2], device=device) <= last - padding[axis])
     elif step.operation.has("samples"):
         grid = step.args[1].tensor.detach().float()
-        ones = torch.ones((len(grid), 1, *value.shape[2:]), requires_grad=True)
+        ones = torch.ones((len(grid), 1, *value.shape[2:]), requires_grad=True, device=device)
         with torch.enable_grad():
             taken = step.operator(ones, grid, *step.args[2:], **step.kwargs)
             (weights,) = torch.autograd.grad(taken.sum(), ones)
         taken_from = (weights > 0).any(0)[0]
         for axis in (0, 1):
             places = taken_from.any(1 - axis).nonzero()
-            numbers = torch.arange(value.shape[axis + 2])
+            numbers = torch.arange(value.shape[axis + 2], device=device)
             lines.append((numbers >= places.min()) & (numbers <= places.max()))
     return lines[0][:, None] & lines[1] if lines else read
 

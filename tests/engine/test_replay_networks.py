@@ -155,7 +155,9 @@ class Stems(TorchDispatchMode):
 
 def network(between: Between) -> Net:
     model = settled(Net(between)).double().eval()
-    explain.attribute(model, X, "eigencam", target=1, layer="layer")  # looks at the layers
+    explain.attribute(
+        model, X, "eigencam", target=1, layer="layer", placement="even"
+    )  # looks at the layers
     model.turn = 0
     torch.manual_seed(0)
     return model
@@ -195,7 +197,7 @@ def test_ablations_equal_the_plain_computation(name: str, batch_size: int | None
     model = network(NETWORKS[name])
     with Stems() as stems:
         how = {"layer": "layer", "batch_size": batch_size}
-        values = explain.attribute(model, X, SIGNED, target=1, **how).values
+        values = explain.attribute(model, X, SIGNED, target=1, **how, placement="even").values
     assert_close(values, expected, **EXACT)
     # the photo's own pass is kept
     assert (stems.count == 1) == (name in REPLAYED)
@@ -205,7 +207,7 @@ def test_what_counts_before_the_layer_is_as_it_was_in_the_pass_of_the_photo() ->
     model = network(counts_calls)
     expected = ablated(model)
     count = model.count.clone()
-    values = explain.attribute(model, X, SIGNED, target=1, layer="layer").values
+    values = explain.attribute(model, X, SIGNED, target=1, layer="layer", placement="even").values
     assert_close(values, expected, **EXACT)
     assert model.count == count
 
@@ -215,7 +217,9 @@ def test_nothing_is_replayed_past_hooks_of_others() -> None:
     expected = ablated(model)
     calls: list[int] = []
     with model.stem.register_forward_hook(lambda module, args, output: calls.append(len(output))):
-        values = explain.attribute(model, X, SIGNED, target=1, layer="layer", batch_size=2).values
+        values = explain.attribute(
+            model, X, SIGNED, target=1, layer="layer", batch_size=2, placement="even"
+        ).values
     assert_close(values, expected, **EXACT)
     # the photo, the probe, three pieces, and the probe again
     assert calls == [1] * (1 + 1 + 3 + 1)

@@ -62,7 +62,9 @@ class Small(nn.Module):
 
 def small(between: Tensors | None = None, before: Tensors | None = None) -> Small:
     model = settled(Small(between, before)).double().eval()
-    explain.attribute(model, X[:1], "eigencam", target=1, layer="conv")  # looks at the layers
+    explain.attribute(
+        model, X[:1], "eigencam", target=1, layer="conv", placement="even"
+    )  # looks at the layers
     model.rows.clear()
     model.given.clear()
     return model
@@ -136,10 +138,10 @@ PLAIN: dict[str, tuple[Any, Callable[[Small, torch.Tensor, int], torch.Tensor]]]
 def test_a_blank_photo_and_the_photo_itself_are_scored_once() -> None:
     model = small()
     methods = ["scorecam", "sscam", "iscam", "integratedgradients"]
-    explain.attribute(model, X[:1], methods, target=1, layer="conv")
+    explain.attribute(model, X[:1], methods, target=1, layer="conv", placement="even")
     assert model.times_given(torch.zeros_like(X[0])) == 1
     model.rows.clear()
-    explain.attribute(model, X[:1], "ablationcam", target=1, layer="conv")
+    explain.attribute(model, X[:1], "ablationcam", target=1, layer="conv", placement="even")
     # the photo; from its layer on for all maps; and twice for one alone
     assert sum(model.rows) == 4
 
@@ -155,7 +157,7 @@ def test_every_batch_size_gives_the_plain_computation(method: str, batch_size: i
     assert expected.any()
     how = {"layer": layer_for(asked, "conv"), "batch_size": batch_size}
     for target in (classes, lambda output: output[torch.arange(3), classes]):
-        values = explain.attribute(model, X, asked, target=target, **how).values
+        values = explain.attribute(model, X, asked, target=target, **how, placement="even").values
         torch.testing.assert_close(values, expected, **EXACT)
 
 
@@ -217,7 +219,7 @@ def test_images_that_change_each_others_scores_are_explained_as_they_are_in_thei
     methods = [asked for asked, _ in compared.values()]
     targets = [2, 0, 4]
     how = {"layer": "conv", "batch_size": batch_size}
-    maps = explain.attribute(model, X, methods, target=targets, **how)
+    maps = explain.attribute(model, X, methods, target=targets, **how, placement="even")
     for name, (_, plain) in compared.items():
         for i, target in enumerate(targets):
             expected = plain(Among(model, i), X[[i]], target)  # type: ignore[arg-type]
@@ -228,7 +230,7 @@ def test_a_perturbed_photo_whose_score_is_no_number_is_refused_and_the_layer_is_
     model = small(before=lambda x: x / x.abs().sum((1, 2, 3), keepdim=True))
     with pytest.raises(ModelError, match="finite scores, got nan, first in layer 'conv'"):
         # which scores a blank photo
-        explain.attribute(model, X, "scorecam", target=1, layer="conv")
+        explain.attribute(model, X, "scorecam", target=1, layer="conv", placement="even")
 
 
 def noting(steps: list[tuple[int, int]]) -> Callable[[int, int], None]:
@@ -250,7 +252,9 @@ def test_batches_are_as_large_after_a_pass_that_failed() -> None:
 
     def steps() -> list[tuple[int, int]]:
         noted: list[tuple[int, int]] = []
-        explain.attribute(model, x, "occlusion(window=8)", target=1, progress=noting(noted))
+        explain.attribute(
+            model, x, "occlusion(window=8)", target=1, progress=noting(noted), placement="even"
+        )
         return noted
 
     with pytest.raises(ValueError, match="not yet"):
@@ -290,7 +294,7 @@ def test_pieces_that_do_not_fit_are_halved_and_counted_once(
     steps: list[tuple[int, int]] = []
     where = layer_for(asked, "conv")
     how = {"layer": where, "batch_size": batch_size, "progress": noting(steps)}
-    values = explain.attribute(model, X[:1], asked, target=1, **how).values
+    values = explain.attribute(model, X[:1], asked, target=1, **how, placement="even").values
     torch.testing.assert_close(values, expected, **EXACT)
     assert failures
     assert steps == sorted(set(steps))
@@ -302,7 +306,9 @@ def test_progress_has_one_total_and_never_goes_back(coupling: Tensors | None) ->
     steps: list[tuple[int, int]] = []
     methods = ["scorecam", "ablationcam", Smooth(samples=6), IntegratedGradients(steps=5)]
     how = {"batch_size": 4, "progress": noting(steps)}
-    explain.attribute(small(coupling), X[:1], methods, target=1, layer="conv", **how)
+    explain.attribute(
+        small(coupling), X[:1], methods, target=1, layer="conv", **how, placement="even"
+    )
     # of the maps twice, noisy copies, points of the path, and the blank photo
     total = 4 + 4 + 6 + 5 + 1
     assert {last for _, last in steps} == {total}
@@ -324,7 +330,7 @@ def test_each_copy_of_an_image_has_its_baseline(images: int, batch_size: int | N
         return (x - start) * integrated(model, x[None], 1, 3, start)[0]
 
     methods = [Smooth(path, samples=4), Augmented(path, scales=(1.0,))]
-    maps = explain.attribute(model, X, methods, target=1, batch_size=batch_size)
+    maps = explain.attribute(model, X, methods, target=1, batch_size=batch_size, placement="even")
     smooth, augmented = (a.values for a in maps.values())
     for i, (x, start) in enumerate(zip(X, baseline.expand_as(X), strict=True)):
         copies = [plain(copy[0], start) for copy in noisy(x[None], 4)]
@@ -347,7 +353,9 @@ def test_coupled_rows_are_seen_however_small_the_scores_are(scaled: Tensors) -> 
     model.head = lambda maps: scaled(head(maps))  # type: ignore[method-assign]
     method = IntegratedGradients(steps=8)
     pieces, alone = (
-        explain.attribute(model, X[:1].float(), method, target=2, batch_size=size).values
+        explain.attribute(
+            model, X[:1].float(), method, target=2, batch_size=size, placement="even"
+        ).values
         for size in (5, 1)
     )
     torch.testing.assert_close(pieces, alone, rtol=1e-4, atol=1e-7 * float(alone.abs().max()))
@@ -404,8 +412,8 @@ def test_an_answer_that_the_next_pass_overwrites_is_copied(
     x = X[:images]
     methods = [asked for asked, _ in PLAIN.values()] + [IDGI(IntegratedGradients(4)), "deeplift"]
     how = {"layer": "conv", "batch_size": batch_size}
-    maps = explain.attribute(model, x, methods, target=1, **how)
-    expected = explain.attribute(plain, x, methods, target=1, **how)
+    maps = explain.attribute(model, x, methods, target=1, **how, placement="even")
+    expected = explain.attribute(plain, x, methods, target=1, **how, placement="even")
     with torch.no_grad():
         score, score_of_zeros = plain(x)[:, 1], plain(0 * x)[:, 1]
     for name, attribution in maps.items():
