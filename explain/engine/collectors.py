@@ -28,10 +28,11 @@ from explain.hooks.layer_names import name_of_call
 from explain.hooks.preserve import detached
 from explain.layers.layouts import Grid
 from explain.layers.summary import independent_calls
+from explain.recording.gradients import leading_to
 from explain.recording.moves import fits
 from explain.recording.rows import summed
-from explain.relevance.constants import AddedConstant
-from explain.relevance.gradient_rules import GradientRule, uninspected
+from explain.relevance.constants import AddedConstant, uninspected
+from explain.relevance.gradient_rules import Coverage, GradientRule
 from explain.relevance.propagation import relevance_of
 from explain.targets.detections import Detected
 
@@ -146,8 +147,6 @@ def sources(forward: Forward, need: NeedAtLayer) -> list[Source]:
     this pass.
     """
     kind = need.kind
-    if isinstance(kind, needs.BiasTerms):
-        return [constant.edge for constant in forward.constants]
     if kind.at_layer:
         # curvature is differentiated where it is answered
         return [] if kind.second else forward.layers.sources_of(forward.records[need.layer])
@@ -195,16 +194,15 @@ def _layer_relevance(
         LayerError: no gradient leads from the layer to the input. Rules act on what depends on the
             input, so behind such a layer there would be none.
     """
-    maps = _activations(forward, resolved, need, gradients)
-    gradient = _layer_gradients(forward, resolved, need, gradients)
-    reach = Reach(forward.sources.values())
-    nodes = forward.layers.nodes_of(forward.records[need.layer or ""])
-    if not any(map(reach.of, nodes)):
+    whole = forward.recorded.whole
+    assert whole is not None
+    if whole.of_layer(forward.records[need.layer or ""]) not in whole.signals:
         raise LayerError(
             f"layer {need.layer!r} must depend on the input through differentiable operations for "
             "its relevance, but does not; look for detach() or no_grad() before it, or use gradcam"
         )
-    return gradient * maps
+    maps = _activations(forward, resolved, need, gradients)
+    return _layer_gradients(forward, resolved, need, gradients) * maps
 
 
 def _layer_curvature(
@@ -310,8 +308,9 @@ def _relevance(
     rules conserve it.
     """
     relevance = detached(forward.source(need.input)) * _of_input(gradients[0], forward, resolved)
-    input_number = list(forward.inputs.paths).index(need.input or forward.inputs.path)
-    deposit = resolved.propagated[need.kind.backward].flow.deposits.get(input_number)  # type: ignore[index]
+    assert forward.recorded.whole is not None
+    source = forward.recorded.whole.sources[need.input or forward.inputs.path]
+    deposit = resolved.propagated[need.kind.backward].flow.deposits.get(source)  # type: ignore[index]
     return at_least_float32(relevance if deposit is None else relevance + deposit)
 
 
@@ -340,6 +339,16 @@ def _bias_terms(
         if beside is not None:
             terms.append(beside)
     return tuple(terms)
+
+
+def _uninspected(
+    forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients
+) -> Coverage:
+    """The operations that FullGrad cannot look into."""
+    whole = forward.recorded.whole
+    assert whole is not None
+    steps = whole.recording.steps
+    return uninspected(steps, leading_to(steps, whole.recording.outputs.values()))
 
 
 def _attention(
@@ -433,9 +442,7 @@ ANSWERS: dict[
         resolved.propagated[need.kind.backward].coverage  # type: ignore[index]
     ),
     needs.BiasTerms: _bias_terms,
-    needs.Uninspected: lambda forward, resolved, *_: uninspected(
-        resolved.total, forward.recorded.operations
-    ),
+    needs.Uninspected: _uninspected,
     needs.Attention: _attention,
     needs.InputAttention: _attention,
     needs.AttentionRelevance: _attention,
@@ -493,17 +500,15 @@ def _of_images(
     the photo, which are then summed for each image.
     """
     count = forward.count
-    labels = constant.images
+    whole = forward.recorded.whole
+    labels = None if whole is None else whole.rows.get(constant.result)
     if labels is not None and not fits(labels, term.shape):
         labels = None
-    # as many images as rows that are none; the grids of layers know how these are laid out
-    if labels is not None and len(labels) == 1 and len(term) == count and constant.module is None:
-        if labels.shape != (1, count, 1):
-            return summed(term, labels, count)[:, None], None
-        term = term.transpose(0, 1)
-        labels = None
-    if constant.attention is not None and term.ndim == 2 and len(term) % count == 0:
-        term = term.reshape(-1, count, term.shape[1]).transpose(0, 1)
+    if labels is not None and labels.numel() == labels.shape[1:2].numel():
+        term, labels = _images_first(term, labels, count)
+    elif count == 1 and constant.attention is not None and term.shape[1:2] == (1,):
+        term = term.transpose(0, 1)  # attention has the tokens first
+    if constant.attention is not None and term.ndim == 3:
         grid = forward.grids.of_layer(constant.attention)
         if grid is None:
             return term.flatten(1), None
@@ -539,6 +544,17 @@ def _of_images(
     if labels is not None:
         return summed(term, labels, count)[:, None], None
     return (term.transpose(0, 1) if has_images_second else term).reshape(count, -1), None
+
+
+def _images_first(term: Tensor, labels: Tensor, count: int) -> tuple[Tensor, Tensor | None]:
+    """A term with its images in the first dimension, if they lie along the second: one after the
+    other, or several channels of each, as instance normalisations have them."""
+    if labels.numel() == count:
+        return term.transpose(0, 1), None
+    blocks = torch.arange(count).repeat_interleave(labels.numel() // count)
+    if len(term) == 1 and torch.equal(labels.flatten().cpu(), blocks.to(labels)):
+        return term[0].unflatten(0, (count, -1)), None
+    return term, labels
 
 
 def _on_grid(term: Tensor, grid: Grid) -> tuple[Tensor, Tensor | None]:

@@ -2,12 +2,13 @@
 
 `_Passes` runs the forward pass, in which `explain.hooks.capturing.Capture` records the layers, and
 then the backward passes for each target: `torch.autograd.grad` of the score, in the recorded layers
-and the input. Before a backward pass
+and the input; or, where something takes the place of gradients, a walk back over the recording of
+the pass (`explain.engine.recorded_pass`):
 
-* `explain.relevance.gradient_rules.apply_rule` puts a rule for gradients on its Nodes, such as
-  `GuidedRule`;
-* `explain.relevance.composites.propagate` puts the rules of LRP there, whose formulas are in
-  `linear_rules` and `nonlinear_rules`.
+* `explain.relevance.gradient_rules.walk_by_rule` for rules such as `GuidedRule`;
+* `explain.relevance.composites.propagate` for LRP, whose formulas are in `linear_rules` and
+  `nonlinear_rules`;
+* `explain.relevance.deeplift.multipliers` for DeepLIFT.
 
 Perturbed rows (masked photos, points on a path) are run in batches by `explain.engine.reruns`. The
 collectors turn what was recorded into the answers to each need.
@@ -19,7 +20,7 @@ parameter's ``.grad`` or ``requires_grad`` is touched.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, TypeAlias
 
 import torch
@@ -45,6 +46,7 @@ from explain.engine.needs import (
     at_least_float32,
 )
 from explain.engine.plan import Plan
+from explain.engine.recorded_pass import RecordedPass
 from explain.engine.rerun_context import RerunContext, RerunState
 from explain.engine.searches import run_searches
 from explain.engine.settings import (
@@ -56,8 +58,8 @@ from explain.engine.settings import (
 )
 from explain.hooks import HookGroup
 from explain.hooks.attention import AttentionRecorder
-from explain.hooks.capturing import Capture, Source, cut_where_allowed, read_outputs
-from explain.hooks.graph import consumers, differentiate, graph, normalises_over_rows
+from explain.hooks.capturing import Capture, Source, cut_where_allowed
+from explain.hooks.graph import differentiate, graph, normalises_over_rows
 from explain.hooks.layer_names import place_of
 from explain.hooks.preserve import (
     findings_of,
@@ -69,14 +71,11 @@ from explain.hooks.preserve import (
 from explain.hooks.unwrap import has_hooks, scripted, sharded
 from explain.layers.grids import NetworkGrids
 from explain.layers.recording import executed_modules
-from explain.relevance.batch_layout import BatchLayout
-from explain.relevance.composites import propagate
-from explain.relevance.constants import Influence
-from explain.relevance.deeplift import propagate_differences
-from explain.relevance.gradient_rules import ZeroLeaves, apply_rule
-from explain.relevance.operations import OperationRecorder
-from explain.relevance.propagation import RelevanceFlow, pass_channels, stop_other_paths
-from explain.relevance.steps import COMPARED, Dependence, Step, StepRecorder
+from explain.recording import Value
+from explain.recording.gradients import Gradients, leading_to, walk_back
+from explain.relevance.composites import Channels, propagate
+from explain.relevance.deeplift import multipliers
+from explain.relevance.gradient_rules import ZeroLeaves, walk_by_rule
 from explain.targets import Target, detector_outputs
 
 _FOLLOWS = "gradients in the inputs are all that the scores do"
@@ -259,8 +258,8 @@ class _Passes:
         self.footprint = Footprint()
         self._precision = precision
         self._create_graph = settings.create_graph
-        self._of_reference: dict[needs.Reference | None, Sequence[Step]] = {}
-        """The recorded steps of DeepLIFT's references, while targets need them."""
+        self._of_reference: dict[needs.Reference | None, RecordedPass] = {}
+        """The recorded passes of DeepLIFT's references, while targets need them."""
         explained = {}
         for path in inputs.paths:
             tensor = inputs.tensor(path)
@@ -286,7 +285,7 @@ class _Passes:
             for kind in collectors.WATCHES.keys() & plan.kinds:
                 seen[kind] = collectors.WATCHES[kind](group, model)
             recorded = (
-                self._record(stack, model, explained, inputs)
+                self._record(stack, group, model, explained, inputs)
                 if plan.whole and plan.records
                 else RecordedOperations()
             )
@@ -309,6 +308,10 @@ class _Passes:
             graph_is_on = torch.is_grad_enabled() or any(
                 tensor.requires_grad for _, tensor in nested.paths(output)
             )
+        if recorded.whole is not None:
+            recorded.whole.finish(output, explained, with_graph=settings.create_graph)
+            with torch.enable_grad():
+                output = recorded.whole.begin_at(output)
         self.forward = Forward(
             model=model,
             inputs=inputs,
@@ -326,7 +329,12 @@ class _Passes:
             self.forward.records[layer] = self.forward.record(layer)
 
     def _record(
-        self, stack: ExitStack, model: nn.Module, explained: Mapping[Path, Tensor], inputs: Inputs
+        self,
+        stack: ExitStack,
+        group: HookGroup,
+        model: nn.Module,
+        explained: Mapping[Path, Tensor],
+        inputs: Inputs,
     ) -> RecordedOperations:
         """Start recording the operations of the forward pass that gradient rules, LRP, DeepLIFT and
         bias terms need.
@@ -345,33 +353,19 @@ class _Passes:
         if self.plan.reads_attention:
             recorded.attention = AttentionRecorder(stack, model, *inputs.split(explained))
         has_bias_terms = any(isinstance(kind, needs.BiasTerms) for kind in kinds)
-        has_steps = any(backward.propagates for backward in backwards)
-        layout = BatchLayout(len(inputs)) if has_bias_terms or has_steps else None
-        if has_bias_terms:
-            influence = Influence([*leaves, *inputs.other_tensors.values()])
-            constant_recorder = StepRecorder(model, influence, kinds=(), layout=layout)
-            recorded.adding = stack.enter_context(constant_recorder).steps
-        if any(backward.reference is not None for backward in backwards):
-            compared_recorder = StepRecorder(
-                model, Dependence(leaves), kinds=COMPARED, layout=layout
+        if has_bias_terms or any(backward.changes_gradients for backward in backwards):
+            others = inputs.other_tensors.values()
+            recorded.whole = RecordedPass.begin(
+                stack, group, model, len(inputs), explained, others, self._recorded_layers(model)
             )
-            recorded.compared = stack.enter_context(compared_recorder).steps
-        composites_of_plan = [
-            backward.composite for backward in backwards if backward.composite is not None
-        ]
-        if composites_of_plan:
-            replaced_kinds = frozenset[str]().union(
-                *(composite.kinds for composite in composites_of_plan)
-            )
-            step_recorder = StepRecorder(
-                model, Dependence(leaves), kinds=replaced_kinds, layout=layout
-            )
-            recorded.steps = stack.enter_context(step_recorder).steps
-        has_rules = any(backward.rule is not None for backward in backwards)
-        if has_rules or has_bias_terms:
-            operation_recorder = OperationRecorder(model, rectifiers=has_rules)
-            recorded.operations = stack.enter_context(operation_recorder).noted
         return recorded
+
+    def _recorded_layers(self, model: nn.Module) -> list[str]:
+        """The layers whose values the recording has to know: those that relevance is read at, and
+        those of concepts."""
+        concepts = [backward.concept for backward in self.plan.backwards]
+        names = [concept.layer for concept in concepts if concept is not None]
+        return [*self.plan.layers, *(place_of(name, model).layer for name in names)]
 
     def _watch(self, group: HookGroup, model: nn.Module, inputs: Inputs) -> Capture:
         """Hook the layers, sizes of outputs and concepts that the plan needs; return the capture of
@@ -385,15 +379,6 @@ class _Passes:
         layers = Capture(group, names, gradients=plan.layers, cut=self.cut, once=True)
         if plan.reruns:
             self.footprint = Footprint.of(group, model, inputs, self._precision)
-        if plan.whole:
-            concepts = {
-                place_of(backward.concept.layer, model).layer
-                for backward in plan.backwards
-                if backward.concept is not None
-            }
-            self._output_nodes = read_outputs(
-                group, concepts, lambda tensor: (tensor.grad_fn, tensor.output_nr, tensor.shape)
-            )
         return layers
 
     def tapes(self) -> dict[str, replay.Tape]:
@@ -422,7 +407,7 @@ class _Passes:
         with HookGroup() if self.plan.reads_attention else nullcontext() as group:
             if group is not None:
                 _record_attention(sources_by_need, resolved, self.forward, group)
-            _answer(sources_by_need, self.forward, resolved, ())
+            _answer(sources_by_need, self.forward, resolved)
         for backward in self.plan.backwards:
             self._back(
                 backward,
@@ -479,65 +464,44 @@ class _Passes:
         """
         forward = self.forward
         with ExitStack() as stack:
-            if backward.changes_gradients or self.plan.reads_attention:
-                self._hook_backward(backward, sources_by_need, resolved, stack)
+            if self.plan.reads_attention:
+                group = stack.enter_context(HookGroup())
+                _record_attention(sources_by_need, resolved, forward, group)
             flat = list(chain.from_iterable(sources_by_need.values()))
             gradients: Sequence[Tensor | None] = (None,) * len(flat)
-            if flat and total.requires_grad:
+            walks = backward.changes_gradients or any(
+                isinstance(need.kind, needs.BiasTerms) for need in sources_by_need
+            )
+            asked: Mapping[NeedAtLayer, Sequence[Any]] = sources_by_need
+            if walks and total.requires_grad:
+                asked, gradients = self._walk(backward, sources_by_need, resolved, total)
+            elif flat and total.requires_grad:
                 gradients = differentiate(
                     total, flat, retain_graph=keep, create_graph=self._create_graph, nodes=nodes
                 )
-            _answer(sources_by_need, forward, resolved, gradients)
+            found = iter(gradients)
+            gradients_by_need = {need: list(islice(found, len(asked[need]))) for need in asked}
+            _answer(gradients_by_need, forward, resolved)
         if not (backward.changes_gradients or self._create_graph) and any(self.plan.wanted):
             if backward.objective is not None:
                 resolved = forward.as_target(backward.objective, resolved)
-            self._check_derivative(sources_by_need, resolved, gradients, nodes)
-
-    def _hook_backward(
-        self,
-        backward: Backward,
-        sources_by_need: Wanted,
-        resolved: ResolvedTarget,
-        stack: ExitStack,
-    ) -> None:
-        """Put hooks on the autograd graph for a backward pass: gradient rules, LRP, DeepLIFT,
-        attention.
-
-        They are removed when ``stack`` closes. The order is that in which the hooks run on a node.
-        """
-        forward = self.forward
-        group = stack.enter_context(HookGroup())
-        if backward.rule is not None:
-            resolved.coverage[backward.rule] = apply_rule(
-                backward.rule, group, resolved.total, forward.recorded.operations
-            )
-        _record_attention(sources_by_need, resolved, forward, group)
-        if backward.composite is not None:
-            self._propagate(backward, resolved, group, sources_by_need)
-            stack.callback(resolved.propagated[backward].flow.close)
-        if backward.reference is not None:
-            stack.callback(self._compare(backward.reference, resolved, group).close)
-        if backward.propagates:  # rules run linear maps again, in the widest type of their inputs
-            stack.enter_context(torch.autocast(resolved.total.device.type, enabled=False))
+            self._check_derivative(sources_by_need, resolved, gradients_by_need, nodes)
 
     def _check_derivative(
         self,
         sources_by_need: Wanted,
         resolved: ResolvedTarget,
-        gradients: Sequence[Tensor | None],
+        gradients: Mapping[NeedAtLayer, Sequence[Tensor | None]],
         nodes: Sequence[Node],
     ) -> None:
         """Warn if plain gradients are not the derivative of the score, since the model has custom
         functions or hooks.
 
         Looks only at gradients in the input or a layer with custom functions behind it;
-        `is_derivative` then runs the model a few times more. ``gradients`` are in the order of the
-        sources in ``sources_by_need``.
+        `is_derivative` then runs the model a few times more.
         """
-        first_gradient = 0
         for need, sources in sources_by_need.items():
-            need_gradients = gradients[first_gradient : first_gradient + len(sources)]
-            first_gradient += len(sources)
+            need_gradients = gradients[need]
             is_plain = (
                 isinstance(need.kind, (needs.InputGradients, needs.LayerGradients))
                 and not need.input
@@ -581,7 +545,10 @@ class _Passes:
                 if any(result.dtype in halves for result in node._input_metadata):
                     return
             sources = [forward.source(path) for path in inputs.paths]
-            gradients = differentiate(resolved.total, sources, retain_graph=True)
+            try:
+                gradients = differentiate(resolved.total, sources, retain_graph=True)
+            except RuntimeError:  # the network overwrites what autograd needs
+                return
             if all(gradient is None for gradient in gradients):
                 return  # the method itself says so
             by_path = dict(zip(inputs.paths, gradients, strict=True))
@@ -599,15 +566,87 @@ class _Passes:
                 "take occlusion or rise"
             )
 
-    def _run_reference(self, reference: needs.Reference, image: int | None) -> Sequence[Step]:
-        """Run the model on the reference input of DeepLIFT, and return the recorded steps of this
-        pass.
+    def _walk(
+        self, backward: Backward, wanted: Wanted, resolved: ResolvedTarget, total: Tensor
+    ) -> tuple[Wanted, Sequence[Tensor | None]]:
+        """Walk back over the recording, by the rules of a composite, by one for gradients, by
+        differences from a reference, or by its derivatives.
+
+        Returns, for each need, the values that it asks for, and their gradients one after the
+        other.
+        """
+        forward = self.forward
+        whole = forward.recorded.whole
+        assert whole is not None
+        steps = whole.recording.steps
+        values_by_need: dict[NeedAtLayer, Sequence[Value]] = {}
+        for need in wanted:
+            values_by_need[need] = self._values(need, whole)
+        values = list(chain.from_iterable(values_by_need.values()))
+        attended = whole.attention_weights if resolved.attention else []
+        asked = [*values, *attended]
+        reference = None
+        if backward.reference is not None:
+            reference = self._reference(backward.reference, resolved.image)
+        # rules run linear maps again, in the widest type of their inputs
+        mixed_precision_off = torch.autocast(total.device.type, enabled=False)
+        with mixed_precision_off, torch.set_grad_enabled(self._create_graph):
+            gradients = whole.gradients_of(total, create_graph=self._create_graph)
+            if backward.composite is not None:
+                channels = None
+                if backward.concept is not None:
+                    channels = self._channels(backward.concept, resolved, whole, gradients)
+                result = propagate(
+                    backward.composite,
+                    steps,
+                    gradients,
+                    list(whole.sources.values()),
+                    asked,
+                    forward.count,
+                    whole.rows,
+                    channels,
+                )
+                resolved.propagated[backward] = result
+                found = result.gradients
+            elif backward.rule is not None:
+                found, resolved.coverage[backward.rule] = walk_by_rule(
+                    backward.rule, steps, gradients, whole.sources.values(), asked
+                )
+            elif reference is not None:
+                found = multipliers(
+                    whole.recording,
+                    reference.recording,
+                    gradients,
+                    list(whole.sources.values()),
+                    list(reference.sources.values()),
+                    asked,
+                )
+            else:
+                leading = leading_to(steps, gradients)
+                through = {value for value in leading if value.depends}
+                found = walk_back(steps, gradients, asked, through)
+        for record, value in zip(resolved.attention, attended, strict=False):
+            record.note(found.get(value))
+        return values_by_need, [found.get(value) for value in values]  # type: ignore[return-value]
+
+    def _values(self, need: NeedAtLayer, whole: RecordedPass) -> Sequence[Value]:
+        """The values of the recording whose gradients a need asks for."""
+        if isinstance(need.kind, needs.BiasTerms):
+            return [constant.result for constant in self.forward.constants]
+        if need.layer:
+            return [whole.of_layer(self.forward.records[need.layer])]
+        return [whole.sources[need.input or self.forward.inputs.path]]
+
+    def _reference(self, reference: needs.Reference, image: int | None) -> RecordedPass:
+        """The recorded pass of the reference input of DeepLIFT, which is run once for all targets.
 
         With ``image``, only this image is replaced by its reference; the others of the batch stay
-        as they are. The steps are those of the photos' own pass, in the same order, for
-        `propagate_differences`.
+        as they are.
         """
+        if reference in self._of_reference and image is None:
+            return self._of_reference[reference]
         inputs = self.forward.inputs
+        model = self.forward.model
         reference_inputs = {}
         for path in inputs.paths:
             reference_input = reference.of(inputs.tensor(path)).clone()
@@ -617,15 +656,19 @@ class _Passes:
                 )
                 reference_input[is_other] = inputs.tensor(path)[is_other]
             reference_inputs[path] = reference_input.requires_grad_()
-        recorder = StepRecorder(
-            self.forward.model,
-            Dependence(list(reference_inputs.values())),
-            kinds=COMPARED,
-            layout=BatchLayout(len(inputs)),
-        )
         start_over(written=False)
-        with recording(True), autocast(inputs.x, self._precision), recorder:
-            output = inputs.replaced(reference_inputs).call(self.forward.model)
+        with (
+            recording(True),
+            autocast(inputs.x, self._precision),
+            HookGroup(model) as group,
+            ExitStack() as stack,
+        ):
+            others = inputs.other_tensors.values()
+            whole = RecordedPass.begin(
+                stack, group, model, len(inputs), reference_inputs, others, ()
+            )
+            output = inputs.replaced(reference_inputs).call(model)
+        whole.finish(output, reference_inputs, with_graph=self._create_graph)
         if any(
             tensor.is_floating_point() and bool(tensor.isnan().any())
             for _, tensor in nested.paths(output)
@@ -633,98 +676,37 @@ class _Passes:
             raise MethodError(
                 "baseline must be one that the model has finite scores for, got NaN; choose another"
             )
-        return recorder.steps
+        self._of_reference[reference] = whole
+        return whole
 
-    def _compare(
-        self, reference: needs.Reference, resolved: ResolvedTarget, group: HookGroup
-    ) -> RelevanceFlow:
-        """Hook the graph so that the next backward pass propagates DeepLIFT's differences from
-        ``reference``.
-
-        The reference's pass is run once and kept for all targets, except where images are
-        differentiated one by one. The caller closes the flow that is returned. This flow records
-        what the hooks change in the pass.
-        """
-        if reference not in self._of_reference or resolved.image is not None:
-            self._of_reference[reference] = self._run_reference(reference, resolved.image)
-        reference_steps = self._of_reference[reference]
-        return propagate_differences(
-            group,
-            resolved.total,
-            self.forward.recorded.compared,
-            reference_steps,
-            self.forward.count,
-        )
-
-    def _propagate(
+    def _channels(
         self,
-        backward: Backward,
+        concept: Concept,
         resolved: ResolvedTarget,
-        group: HookGroup,
-        sources_by_need: Wanted,
-    ) -> None:
-        """Hook the autograd graph so that the next backward pass propagates relevance by the rules
-        of a composite (LRP).
-
-        The result goes to ``resolved.propagated``, whose flow the caller closes. Nodes at which
-        relevance is read (layers of ``sources_by_need``, a concept's layer) are not merged with
-        those behind them.
-        """
-        forward = self.forward
-        assert backward.composite is not None
-        explained = [forward.source(path) for path in forward.inputs.paths]
-        concept_node = (
-            None
-            if backward.concept is None
-            else self._pass_channels(backward.concept, resolved, group)
-        )
-        layer_sources = [
-            source for need, sources in sources_by_need.items() if need.layer for source in sources
-        ]
-        layer_nodes = [
-            source.grad_fn if isinstance(source, Tensor) else source.node
-            for source in layer_sources
-        ]
-        do_not_merge = [node for node in (concept_node, *layer_nodes) if node is not None]
-        resolved.propagated[backward] = propagate(
-            backward.composite,
-            group,
-            resolved.total,
-            forward.recorded.operations,
-            forward.recorded.steps,
-            explained,
-            forward.count,
-            do_not_merge,
-        )
-        if concept_node is not None:
-            stop_other_paths(group, concept_node, consumers(resolved.total))
-
-    def _pass_channels(self, concept: Concept, resolved: ResolvedTarget, group: HookGroup) -> Node:
-        """Hook a concept's layer so that relevance passes through its channels alone; return the
-        layer's Node.
+        whole: RecordedPass,
+        gradients: Gradients,
+    ) -> Channels:
+        """The channels of a concept's layer, that relevance passes through alone.
 
         The layer's name may have the number of a call; otherwise its last call is taken.
         """
         layer_place = place_of(concept.layer, self.forward.model)
         call_number = layer_place.call
-        calls = [
-            (node, output, shape)
-            for node, output, shape in self._output_nodes[layer_place.layer]
-            if node is not None
-        ]
+        calls = whole.layers[layer_place.layer]
         must = "concept must name a layer that the score depends on"
         must = f"{must}, got {concept.layer!r}"
         if not calls or (call_number is not None and call_number >= len(calls)):
             raise LayerError(
                 f"{must}, which was called {len(calls)} times; --list-layers shows them"
             )
-        node, output, shape = calls[-1 if call_number is None else call_number]
-        if node not in consumers(resolved.total):
+        value = calls[-1 if call_number is None else call_number]
+        if value not in leading_to(whole.recording.steps, gradients):
             raise LayerError(
                 f"{must}, which does not lead to target {resolved.name}; choose a layer on the way "
                 "there"
             )
-        grid = self.forward.grids.grid(tuple(shape))
+        shape = value.shape
+        grid = self.forward.grids.grid(shape)
         if grid is not None:
             dim = grid.of_channels % len(shape)
         else:
@@ -734,8 +716,7 @@ class _Passes:
                 f"concept must have channels below {shape[dim]}, got {max(concept.channels)}; name "
                 "less"
             )
-        pass_channels(group, node, output, concept.channels, dim)
-        return node
+        return Channels(value, concept.channels, dim)
 
 
 def _record_attention(
@@ -757,24 +738,16 @@ def _record_attention(
 
 
 def _answer(
-    sources_by_need: Wanted,
-    forward: Forward,
-    resolved: ResolvedTarget,
-    gradients: Sequence[Tensor | None],
+    gradients: Mapping[NeedAtLayer, Sequence[Any]], forward: Forward, resolved: ResolvedTarget
 ) -> None:
     """Answer needs by the functions in `collectors.ANSWERS`, with the gradients in their sources.
 
-    ``gradients`` holds those of all sources one after the other, in the order of
-    ``sources_by_need``. Needs are answered in this order too, since one may read the answer to an
-    earlier one.
+    Needs are answered in the order of ``gradients``, since one may read the answer to an earlier
+    one.
     """
-    first_gradient = 0
-    for need, sources in sources_by_need.items():
-        need_gradients = gradients[first_gradient : first_gradient + len(sources)]
-        first_gradient += len(sources)
-        resolved.answers[need] = collectors.ANSWERS[type(need.kind)](
-            forward, resolved, need, need_gradients
-        )
+    for need, of_sources in gradients.items():
+        answer = collectors.ANSWERS[type(need.kind)]
+        resolved.answers[need] = answer(forward, resolved, need, of_sources)
 
 
 def _own_rows(evidence_by_pass: Sequence[Any]) -> Any:

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import Node
 
 from explain._utils.device_reads import require_finite
 from explain._utils.errors import LayerError, ModelError, TargetError
@@ -17,14 +16,13 @@ from explain.data.inputs import Inputs, Path
 from explain.engine import perturbations
 from explain.engine.ends import outputs_of
 from explain.engine.needs import Backward, NeedAtLayer, at_least_float32
+from explain.engine.recorded_pass import RecordedPass
 from explain.hooks import capturing, inspect
 from explain.hooks.attention import AttentionRecord, AttentionRecorder
 from explain.hooks.preserve import detached
 from explain.layers.layouts import Grids, to_spatial
 from explain.relevance import composites, gradient_rules
 from explain.relevance.constants import AddedConstant, added_constants
-from explain.relevance.operations import Operation
-from explain.relevance.steps import Step
 from explain.targets import ClassTarget, Target, TopClass, detections
 from explain.targets.base import find_logits, find_scores
 from explain.targets.classes import ChosenClasses
@@ -82,14 +80,8 @@ class ResolvedTarget:
 class RecordedOperations:
     """The operations of a forward pass, as far as they were recorded."""
 
-    operations: Mapping[Node, Operation] = field(default_factory=dict)
-    """Rectifiers and operators, by the Nodes that they left."""
-    steps: Sequence[Step] = ()
-    """What relevance is shared out at."""
-    adding: Sequence[Step] = ()
-    """What adds constants, among others."""
-    compared: Sequence[Step] = ()
-    """What differences from a reference are shared out at."""
+    whole: RecordedPass | None = None
+    """The recording of the pass, for rules and constants."""
     attention: AttentionRecorder | None = None
     """The pass, for its attentions."""
     unreached: Sequence[Tensor] = ()
@@ -155,9 +147,10 @@ class Forward:
         """The constants, such as biases, that the network adds in this pass, in their order; for
         FullGrad.
 
-        Empty unless the pass recorded the steps that add them.
+        Empty unless the pass was recorded.
         """
-        return added_constants(self.model, self.recorded.adding)
+        whole = self.recorded.whole
+        return () if whole is None else added_constants(self.model, whole.recording.steps)
 
     def source(self, path: Path | None) -> Tensor:
         """The leaf tensor of an explained input that gradients are taken in; None means the first

@@ -22,10 +22,11 @@ from explain._utils.modules import submodule
 from explain.data.inputs import Path, dotted
 from explain.engine.forward import Forward, ResolvedTarget
 from explain.hooks import HookGroup
-from explain.hooks.graph import differentiate, graph
+from explain.hooks.graph import differentiate
 from explain.hooks.preserve import recording, start_over
-from explain.relevance.gradient_rules import GradientRule, Gradients
-from explain.relevance.operations import Operation, operations_of
+from explain.recording.gradients import leading_to
+from explain.relevance.gradient_rules import GradientRule, GradientTuple
+from explain.relevance.rectifiers import Operation, operations_of
 
 INSTEAD = 'leave out gradients="full_backward"'
 """What to do where such hooks cannot be used: autograd needs none."""
@@ -44,7 +45,7 @@ def hooked_layer_gradient(
     """
     seen: list[Tensor] = []
 
-    def keep(module: nn.Module, grad_input: Any, grad_output: Gradients) -> None:
+    def keep(module: nn.Module, grad_input: Any, grad_output: GradientTuple) -> None:
         seen.extend(g.detach().clone() for g in grad_output if g is not None)
 
     with recording(True), HookGroup(forward.model) as group:
@@ -94,9 +95,9 @@ def _hook(
     rule: GradientRule,
     operation: Operation,
     module: nn.Module,
-    grad_input: Gradients,
-    grad_output: Gradients,
-) -> Gradients:
+    grad_input: GradientTuple,
+    grad_output: GradientTuple,
+) -> GradientTuple:
     """The full-backward hook of a rectifier's module: return the ``grad_input`` that a gradient
     rule makes of it."""
     return rule.backward(operation, grad_input, grad_output)
@@ -119,18 +120,22 @@ def _run(forward: Forward, resolved: ResolvedTarget) -> tuple[Tensor, list[Tenso
 
 def _rectifiers(
     forward: Forward, resolved: ResolvedTarget, rule: GradientRule
-) -> dict[str, Callable[..., Gradients]]:
+) -> dict[str, Callable[..., GradientTuple]]:
     """The full-backward hooks for the modules that rectify, by name, under a gradient rule.
 
     Raises:
         MethodError: something else rectifies, which has no full-backward hook.
     """
-    hooks: dict[str, Callable[..., Gradients]] = {}
-    for operation in operations_of(graph(resolved.total), forward.recorded.operations):
+    hooks: dict[str, Callable[..., GradientTuple]] = {}
+    whole = forward.recorded.whole
+    assert whole is not None
+    steps = whole.recording.steps
+    leading = leading_to(steps, whole.gradients_of(resolved.total, create_graph=False))
+    for operation in operations_of(steps, whole.signals, leading):
         if not rule.covers(operation):
             continue
-        name = operation.module
-        if name is None or any(submodule(forward.model, name).children()):
+        name = operation.step.module
+        if any(submodule(forward.model, name).children()):
             where = f"layer {name!r}" if name else "the model"
             got = f"got {operation.kind}() in {where}; write a module there, or {INSTEAD}"
             raise MethodError(f"rectifiers must be modules for full-backward hooks, {got}")

@@ -59,8 +59,12 @@ class AttentionRecord:
 
     def _take(self, grad_outputs: tuple[Tensor | None, ...]) -> None:
         """Note the gradient in the attention weights: a prehook of their Node."""
-        if grad_outputs[0] is not None:
-            self.gradient = _by_head(grad_outputs[0].detach().clone(), *self._dims)
+        self.note(grad_outputs[0])
+
+    def note(self, gradient: Tensor | None) -> None:
+        """Note the gradient in the attention weights, in their own shape."""
+        if gradient is not None:
+            self.gradient = _by_head(gradient.detach().clone(), *self._dims)
 
 
 class AttentionRecorder:

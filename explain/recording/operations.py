@@ -15,11 +15,13 @@ Trait = Literal[
     "adds to first",
     "biased",
     "fills",
+    "linear",
     "mixes",
     "monotone",
     "moves",
     "permutes",
     "pools",
+    "rectifies",
     "reduces",
     "resizes",
     "samples",
@@ -31,11 +33,13 @@ Trait = Literal[
 * adds: may add a constant; adds to first: adds a product to its first argument
 * biased: adds a bias to what is linear in the input, or normalised
 * fills: overwrites a tensor with a constant
+* linear: linear in what it is given, as what moves, permutes and resizes too
 * mixes: combines values along a dimension, and keeps it
 * monotone: of single values: rises or falls with each argument, on either side of 0
 * moves: moves, repeats or selects values; permutes: does the same at any size of a dimension
 * pools: combines the values of windows of a map; resizes: gives it another size; samples: reads it
   where another argument says
+* rectifies: lets positive values pass, as a ReLU and its relatives
 * reduces: combines the values along dimensions
 * selects: gives nothing outside of the range of what it is given, as what moves and permutes too
 * stays: leaves values where they are, besides the operations that PyTorch calls pointwise

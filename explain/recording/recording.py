@@ -1,7 +1,7 @@
 """A recorded forward pass: what a network computed, step by step."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,6 +63,17 @@ class Recording:
                 if is_done and value not in outputs:
                     tensors.pop(value, None)
         return nested.replace(self.output, lambda path, _: tensor_of(self.outputs[path]))
+
+    def run_with_graph(self, inputs: Mapping[Value, Tensor]) -> None:
+        """Compute the values of the recording again, with gradients that lead to ``inputs`` and to
+        the parameters; `Value.tensor` gives these from now on."""
+        for value, tensor in inputs.items():
+            value.kept = tensor
+        for step in self.steps:
+            with torch.set_grad_enabled(step.has_gradient):
+                results = step.run(lambda value: value.tensor)
+            for value, tensor in results.items():
+                value.kept = tensor
 
     def __len__(self) -> int:
         return len(self.steps)

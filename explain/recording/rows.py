@@ -28,7 +28,7 @@ _VIEWS = frozenset(["view", "_unsafe_view", "_reshape_alias"])
 
 
 def image_numbers(
-    steps: Iterable[Step], inputs: Iterable[Value], count: int
+    steps: Sequence[Step], inputs: Iterable[Value], count: int
 ) -> dict[Value, Tensor | None]:
     """Follow which image of a batch each element of the values of a recording belongs to.
 
@@ -57,10 +57,48 @@ def image_numbers(
     for of_value in labels.values():
         if of_value is not None and id(of_value) not in images:
             images[id(of_value)] = _filled(of_value) - 1
-    return {
-        value: None if of_value is None else images[id(of_value)]
-        for value, of_value in labels.items()
-    }
+    found: dict[Value, Tensor | None] = {}
+    for value, of_value in labels.items():
+        found[value] = None if of_value is None else images[id(of_value)]
+    for step in reversed(steps):
+        if is_move(step):
+            _fill_from_results(step, found)
+    return found
+
+
+def images_elsewhere(
+    steps: Sequence[Step], inputs: Iterable[Value], count: int
+) -> dict[Value, Tensor]:
+    """The image numbers of the values whose images do not come first, as `image_numbers` tells
+    them."""
+    first = torch.arange(count)
+    found: dict[Value, Tensor] = {}
+    for value, numbers in image_numbers(steps, inputs, count).items():
+        if numbers is None or not numbers.ndim:
+            continue
+        is_first = numbers.numel() == len(numbers) and torch.equal(numbers.flatten(), first)
+        if not is_first:
+            found[value] = numbers
+    return found
+
+
+def _fill_from_results(step: Step, found: dict[Value, Tensor | None]) -> None:
+    """Give elements that belong to no image the number of the image that a step moves them to."""
+    for source in values_moved(step):
+        numbers = found.get(source)
+        if numbers is None or not bool((numbers < 0).any()):
+            continue
+        indices = torch.arange(1.0, source.numel + 1, dtype=torch.float64).reshape(source.shape)
+        moved_indices = moved(step, {source: indices}.get)
+        filled = numbers.expand(source.shape).flatten().clone()
+        for result, of_result in moved_indices.items():
+            images = found.get(result)
+            if images is not None:
+                places = of_result.expand(result.shape).flatten().long()
+                images = images.expand(result.shape).flatten()[places > 0]
+                places = places[places > 0] - 1
+                filled[places] = filled[places].maximum(images)
+        found[source] = _filled(filled.reshape(source.shape) + 1) - 1
 
 
 def labels_through(
@@ -145,6 +183,9 @@ def _labels_of_results(
     is_sum = _argument(step, "accumulate") or _argument(step, "reduce")
     if (is_move(step) and not is_sum) or step.name == "embedding":
         return _of_move(step, results, labels_of)
+    boxes = _argument(step, "rois")
+    if boxes is not None:  # column 0 of a box is the number of its image
+        return {value: _along_first(boxes.tensor[:, 0] + 1, value) for value in results}
     if operation.kind == "matrixproduct" and len(results[0].shape) > 1:
         return {results[0]: _of_product(step, results[0], labels_of)}
     if len(labels) == 1:
@@ -303,7 +344,7 @@ def _along_first(labels: Labels, value: Value) -> Labels:
 
 def mixed_along(labels: Labels, dims: Sequence[int]) -> Labels:
     """The labels of what is made of all elements along some dimensions, of size 1 along these."""
-    if not dims or labels.numel() == 1:
+    if not dims or labels.numel() < 2:
         return labels
     mixed = labels.amax(tuple(dims), keepdim=True)
     if bool(((labels != mixed) & (labels > 0)).any()):

@@ -9,25 +9,27 @@ import fnmatch
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from types import NoneType
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import Node
 
 from explain._utils.errors import MethodError, did_you_mean, shown
-from explain.hooks import HookGroup
-from explain.hooks.graph import consumers
+from explain.recording import Step as RecordedStep
+from explain.recording import Value
+from explain.recording.gradients import Gradients, Rule, leading_to, reached_from, walk_back
 from explain.relevance import nonlinear_rules as nonlinear
-from explain.relevance.calls import Call
 from explain.relevance.gradient_rules import Coverage
 from explain.relevance.linear_rules import AlphaBeta, Epsilon, Flat, Gamma, Gradient, ZBox, ZPlus
-from explain.relevance.operations import Operation, operations_of
-from explain.relevance.propagation import RelevanceFlow, RelevanceRule, with_merged_maps
-from explain.relevance.steps import ENTERED, Step
-from explain.relevance.table import KINDS, LINEAR, is_library_operator
+from explain.relevance.propagation import (
+    RelevanceFlow,
+    RelevanceRule,
+    walk_rule,
+    walk_with_account,
+)
+from explain.relevance.steps import LINEAR, Step, steps_of
+from explain.relevance.table import KINDS
 
 _MATERIAL = 1e-3
 """The share of what arrives from which on an operation without a rule is named for what it
@@ -154,18 +156,6 @@ class Composite:
             rules.append((when, rule))
         return replace(self, rules=tuple(rules))
 
-    @property
-    def kinds(self) -> frozenset[str]:
-        """The kinds of steps at which these LRP rules may replace gradients: the recorder gives
-        those entrances."""
-        acting = {
-            kind
-            for when, rule in self.rules
-            for kind in when.kinds or KINDS
-            if not isinstance(rule, nonlinear.ConstantTerms)
-        }
-        return ENTERED | acting
-
     def rule(self, step: Step) -> RelevanceRule | None:
         """The LRP rule that covers a step: the first whose condition it meets and that fits it.
 
@@ -247,17 +237,16 @@ def automatic_composite(steps: Sequence[Step]) -> Composite:
     # Counted by their weights: a network that takes its images one by one calls each convolution
     # once for each image.
     convolutions = [step for step in steps if step.kind == "convolution"]
-    weights = {
-        step.node if step.map is None else step.linear.call_weight.data_ptr()
-        for step in convolutions
-    }
+    weights = {step.recorded.inputs[1] for step in convolutions}
     return COMPOSITES["EpsilonPlusFlat" if len(weights) > 1 else "Epsilon"]
 
 
 @dataclass(eq=False)
 class PropagationResult:
-    """What a backward pass under a composite found besides gradients."""
+    """What a walk back under a composite found."""
 
+    gradients: Gradients
+    """Those in the wanted values: times the value, they are relevance."""
     composite: Composite
     flow: RelevanceFlow
     covered: Counter[tuple[str, str]]
@@ -287,45 +276,67 @@ class PropagationResult:
         return Coverage(dict(by_kind), dict(missed), by_rule, taken, self.composite.name)
 
 
+@dataclass(frozen=True, eq=False)
+class Channels:
+    """The channels of a value that relevance passes through alone, along its dimension ``dim``."""
+
+    value: Value
+    kept: Sequence[int]
+    dim: int
+
+    def of(self, gradient: Tensor) -> Tensor:
+        """A gradient with zeros in all other channels."""
+        kept = torch.tensor(self.kept, device=gradient.device)
+        part = gradient.index_select(self.dim, kept)
+        return torch.zeros_like(gradient).index_copy(self.dim, kept, part)
+
+
 def propagate(
     composite: Composite,
-    group: HookGroup,
-    score: Tensor,
-    noted: Mapping[Node, Operation],
-    steps: Sequence[Step],
-    sources: Sequence[Tensor],
+    recorded: Sequence[RecordedStep],
+    gradients: Gradients,
+    sources: Sequence[Value],
+    wanted: Collection[Value],
     count: int,
-    do_not_merge: Collection[Node] = (),
+    rows: Mapping[Value, Tensor | None] | None = None,
+    channels: Channels | None = None,
 ) -> PropagationResult:
-    """Attach the rules of a composite to the graph of ``score``, so that its next backward pass
-    propagates relevance.
+    """Walk back over a recorded pass by the rules of a composite.
 
-    The engine calls this before it differentiates; the hooks last as long as ``group``. ``noted``
-    and ``steps`` were recorded in the forward pass, ``sources`` are the explained inputs, ``count``
-    is the number of images. Linear maps whose Nodes are in ``do_not_merge`` are not merged with the
-    normalisation that follows. The result's ``flow`` fills during the backward pass.
+    ``gradients`` are those of the score in the values of the output, ``sources`` the explained
+    inputs, ``wanted`` the values that gradients are asked for, ``count`` is the number of images.
+    ``rows`` says which image each value belongs to, where the images do not come first. With
+    ``channels``, relevance passes through these alone.
     """
-    nodes = consumers(score)
-    steps_of_score = [step for step in steps if step.node in nodes]
-    chosen = automatic_composite(steps_of_score) if composite == AUTOMATIC else composite
-    flow = RelevanceFlow(group, count, sources)
+    signals = reached_from(recorded, sources)
+    leading = leading_to(recorded, gradients)
+    keep = {*wanted, channels.value} if channels else set(wanted)
+    steps = steps_of(recorded, signals, leading, keep)
+    chosen = automatic_composite(steps) if composite == AUTOMATIC else composite
+    flow = RelevanceFlow(count, sources, recorded, signals)
     covered = Counter[tuple[str, str]]()
     missed = Counter[str]()
-    counted: set[Call] = set()
-    for step in with_merged_maps(steps_of_score, nodes, do_not_merge):
+    rules: dict[RecordedStep, Rule] = {}
+    rows = rows or {}
+    # the rules of linear maps are listed first
+    for step in sorted(steps, key=lambda step: step.map is None):
+        step.images = rows.get(step.map_output)
+        step.input_images = [rows.get(value) for value in step.inputs]
         has_no_rule = step.kind == "other"
-        name = step.function if has_no_rule else step.kind
-        rule = nonlinear.NoRule() if has_no_rule else chosen.rule(step)
-        if step.call not in counted:  # one call may have several results
-            counted.add(step.call)
-            covered["gradient" if rule is None else rule.name, name] += 1
-            missed[name] += is_library_operator(name) or (has_no_rule and not step.entrances)
-        if rule is not None:
+        name = step.name if has_no_rule else step.kind
+        rule = None if has_no_rule else chosen.rule(step)
+        covered["gradient" if rule is None else rule.name, name] += 1
+        missed[name] += "::" in name
+        if has_no_rule:
+            rules[step.last] = walk_with_account(step, flow)
+        elif rule is not None:
             if getattr(rule, "by_sign", False):
                 flow.signed.append(step)
-            flow.attach(step, partial(rule.back, step, flow=flow.for_step(step)))
-    recorded = {step.node for step in steps}
-    for operation in operations_of(nodes, noted):
-        if not operation.rectifies and operation.node not in recorded:
-            missed[operation.kind] += 1
-    return PropagationResult(chosen, flow, covered, +missed)
+            rules[step.last] = walk_rule(step, rule, flow)
+    if channels is not None:
+        behind = reached_from(recorded, [channels.value])
+        before = walk_back(recorded, gradients, [channels.value], behind & signals, rules)
+        arrived = before.get(channels.value)
+        gradients = {} if arrived is None else {channels.value: channels.of(arrived)}
+    found = walk_back(recorded, gradients, wanted, signals, rules)
+    return PropagationResult(found, chosen, flow, covered, +missed)

@@ -8,76 +8,130 @@ who held them. So the multipliers times the differences of the input add up to t
 scores.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple, TypeAlias
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.graph import GradientEdge
 
 from explain._utils.errors import MethodError
-from explain.hooks import HookGroup
-from explain.hooks.graph import consumers
+from explain.recording import Recording, Value
+from explain.recording import Step as RecordedStep
+from explain.recording.gradients import Gradients, Rule, derivative, reached_from, walk_back
 from explain.relevance.nonlinear_rules import (
-    attention_scores,
     epsilon_of,
+    is_centred,
     normalised_rows,
     parameter_of,
 )
-from explain.relevance.propagation import Answer, RelevanceFlow
-from explain.relevance.steps import Step
+from explain.relevance.steps import Step, step_of
 
 
 class StepPair(NamedTuple):
-    """A step and the same step of the run on the reference: the values that both were given."""
+    """A step and the same step of the run on the reference."""
 
     step: Step
-    of_reference: Step
+    of_reference: RecordedStep
+    signals: Collection[Value]
 
     def inputs_at(self, place: int) -> tuple[Tensor, Tensor]:
-        """The argument at ``place``, in the run on the photo and in that on the reference."""
-        return self.step.values[place].tensor, self.of_reference.values[place].tensor
+        """The input at ``place``, in the run on the photo and in that on the reference."""
+        return self.step.inputs[place].tensor, self.of_reference.inputs[place].tensor
+
+    @property
+    def results(self) -> tuple[Tensor, Tensor]:
+        """The result, in the run on the photo and in that on the reference."""
+        return self.step.output.tensor, _first(self.of_reference).tensor
 
 
-def propagate_differences(
-    group: HookGroup,
-    score: Tensor,
-    steps: Sequence[Step],
-    reference_steps: Sequence[Step],
-    count: int,
-) -> RelevanceFlow:
-    """Attach DeepLIFT's rules to the graph of ``score``, so that its next backward pass gives
-    multipliers instead of gradients.
+BackOfPair: TypeAlias = Callable[[StepPair, Tensor], Sequence[Tensor]]
+"""The multipliers of a step's signals, from those of its result."""
 
-    The engine calls this before it differentiates; the hooks last as long as ``group``. ``steps``
-    and ``reference_steps`` are those of the photo's and of the reference's forward pass, in order;
-    ``count`` is the number of images.
+
+def _first(step: RecordedStep) -> Value:
+    """The first result of a step."""
+    return next(value for value in step.results if value is not None)
+
+
+def multipliers(
+    recording: Recording,
+    reference: Recording,
+    gradients: Gradients,
+    sources: Sequence[Value],
+    of_sources: Sequence[Value],
+    wanted: Collection[Value],
+) -> Gradients:
+    """DeepLIFT's multipliers of ``wanted`` values: a walk back over a recorded pass, beside that of
+    the reference.
+
+    ``gradients`` are those of the score in the values of the output, ``sources`` the explained
+    inputs, and ``of_sources`` what the reference has in their place.
 
     Raises:
         MethodError: the network takes another way for the reference, or with another number of
             values.
     """
-    refusal = MethodError(
-        "baseline of deeplift must run the operations of the photo, on as many values, but does "
-        "not; choose another"
+    signals = reached_from(recording.steps, sources)
+    steps = _steps_of_signals(recording, signals)
+    of_reference = _steps_of_signals(reference, reached_from(reference.steps, of_sources))
+    if [_signature(step) for step in steps] != [_signature(step) for step in of_reference]:
+        raise MethodError(
+            "baseline of deeplift must run the operations of the photo, on as many values, but "
+            "does not; choose another"
+        )
+    rules: dict[RecordedStep, Rule] = {}
+    for recorded, reference_step in zip(steps, of_reference, strict=True):
+        step = step_of(recorded, signals, of_complex=True)
+        rule = None if step is None else _rule_of(step)
+        if step is not None and rule is not None:
+            rules[recorded] = _walk_rule(StepPair(step, reference_step, signals), rule)
+    return walk_back(recording.steps, gradients, wanted, signals, rules)
+
+
+def _steps_of_signals(recording: Recording, signals: Collection[Value]) -> list[RecordedStep]:
+    """The steps that read what depends on the explained inputs, but for copies, which hooks add."""
+    copies = ("alias", "clone", "copy", "detach")
+    steps = [step for step in recording.steps if step.name not in copies]
+    return [step for step in steps if not signals.isdisjoint(step.inputs)]
+
+
+def _signature(step: RecordedStep) -> tuple[str, list[tuple[int, ...]]]:
+    """What a step of the photo and that of the reference have in common."""
+    return step.name, [value.shape for value in step.inputs]
+
+
+def _rule_of(step: Step) -> BackOfPair | None:
+    """How differences are shared out at a step, if otherwise than by its derivative.
+
+    All functions of one number rescale; sums, products with constants and the like are linear.
+    """
+    if step.kind in ("product", "quotient", "matrixproduct") and len(step.signals) == 2:
+        return _BACK[step.kind]
+    if step.kind in ("softmax", "deviation", "maximum") and tuple(step.signals) == (0,):
+        return _BACK[step.kind]
+    is_pointwise = torch.Tag.pointwise in getattr(step.recorded.operator, "tags", ())
+    is_linear = step.kind in ("sum", "product", "choice") or (
+        step.kind == "quotient" and tuple(step.signals) == (0,)
     )
-    if [step.function for step in steps] != [step.function for step in reference_steps]:
-        raise refusal
-    nodes = consumers(score)
-    flow = RelevanceFlow(group, count, ())
-    for step, reference_step in zip(steps, reference_steps, strict=True):
-        if step.node in nodes and step.entrances:
-            if _shapes(step) != _shapes(reference_step):
-                raise refusal
-            flow.attach(step, partial(_BACK[step.kind], StepPair(step, reference_step)))
-    return flow
+    is_of_one = len(step.signals) == 1 and step.x.shape == step.output.shape
+    is_function = is_pointwise or step.kind in ("activation", "rectifier")
+    return _rescale if is_function and is_of_one and not is_linear else None
 
 
-def _shapes(step: Step) -> list[torch.Size]:
-    """The shapes of a step's arguments, to compare a photo's step with its reference."""
-    return [value.tensor.shape for value in step.values.values()]
+def _walk_rule(pair: StepPair, rule: BackOfPair) -> Rule:
+    """DeepLIFT's rule at one step, as `walk_back` takes it."""
+
+    def back(arrived: Gradients) -> list[tuple[Value, Tensor | None]]:
+        """The multipliers of the inputs that are signals."""
+        step = pair.step
+        gradient = arrived.get(step.output)
+        if gradient is None:
+            plain = derivative(step.recorded, arrived, pair.signals)
+            return list(zip(step.inputs, plain, strict=True))
+        sent = rule(pair, gradient)
+        return [(step.inputs[place], sent[i]) for i, place in enumerate(step.signals)]
+
+    return back
 
 
 def _slope(x: Tensor, x0: Tensor, y: Tensor, y0: Tensor) -> Tensor:
@@ -91,68 +145,58 @@ def _slope(x: Tensor, x0: Tensor, y: Tensor, y0: Tensor) -> Tensor:
     return torch.where(near, torch.nan, (y - y0) / torch.where(near, 1, change))
 
 
-def _rescale(pair: StepPair, gradient: Tensor) -> dict[int, Answer]:
+def _rescale(pair: StepPair, gradient: Tensor) -> list[Tensor]:
     """DeepLIFT's rescale rule for an activation: multiply the gradient by the slope between photo
-    and reference, or leave autograd's where they coincide.
+    and reference, or take the derivative where they coincide.
 
-    Returns the answer for the step's input, by its place (0), as `_BACK` does for all kinds of
-    steps.
+    Returns the multipliers of the inputs, as `_BACK` does for all kinds of steps.
     """
-    x, x0 = pair.inputs_at(0)
-    slope = _slope(x, x0, pair.step.result.tensor, pair.of_reference.result.tensor).conj()
+    place = pair.step.signals[0]
+    x, x0 = pair.inputs_at(place)
+    slope = _slope(x, x0, *pair.results).conj()
     is_same_point = slope.isnan()
-
-    def rescaled(plain: Tensor) -> Tensor:
-        """The multiplier of x, from autograd's gradient ``plain``."""
-        if torch.is_grad_enabled() and bool(is_same_point.any()):
-            # The slope between two points depends on both: its derivative is the mean of theirs.
-            plain = (plain + _through(pair.of_reference, gradient)) / 2
-        # NaN is masked before the product: `torch.where` would hide it in the values, but not in
-        # their derivative.
-        return torch.where(is_same_point, plain, gradient * slope.masked_fill(is_same_point, 0))
-
-    return {0: rescaled}
-
-
-def _through(step: Step, arrived: Tensor) -> Tensor:
-    """Autograd's own gradient in a step's first input, from the gradient ``arrived`` in its result,
-    with a graph for second derivatives.
-
-    For DeepLIFT, where photo and reference coincide.
-    """
-    parent, output = step.node.next_functions[0]
-    assert parent is not None  # a rule acts where a gradient leads on
-    result = GradientEdge(step.node, step.output)
-    first_input = GradientEdge(parent, output)
-    return torch.autograd.grad(result, first_input, arrived, create_graph=True)[0]
+    if not bool(is_same_point.any()):
+        return [gradient * slope]
+    step = pair.step
+    plain = derivative(step.recorded, {step.output: gradient}, [step.x])[place]
+    assert plain is not None
+    if torch.is_grad_enabled():
+        # The slope between two points depends on both: its derivative is the mean of theirs.
+        arrived = {_first(pair.of_reference): gradient}
+        x0_value = pair.of_reference.inputs[place]
+        of_reference = derivative(pair.of_reference, arrived, [x0_value])[place]
+        assert of_reference is not None
+        plain = (plain + of_reference) / 2
+    # NaN is masked before the product: `torch.where` would hide it in the values, but not in
+    # their derivative.
+    slopes = slope.masked_fill(is_same_point, 0)
+    return [torch.where(is_same_point, plain, gradient * slopes)]
 
 
-def _product(pair: StepPair, gradient: Tensor) -> dict[int, Tensor]:
+def _product(pair: StepPair, gradient: Tensor) -> list[Tensor]:
     """DeepLIFT at a product a b: each factor's gradient is that of the result, times the mean of
     the other factor in photo and reference."""
     a, a0 = pair.inputs_at(0)
     b, b0 = pair.inputs_at(1)
-    return {0: _meeting(gradient * _mean(b, b0), a), 1: _meeting(gradient * _mean(a, a0), b)}
+    return [_meeting(gradient * _mean(b, b0), a), _meeting(gradient * _mean(a, a0), b)]
 
 
-def _quotient(pair: StepPair, gradient: Tensor) -> dict[int, Tensor]:
-    """DeepLIFT at a quotient a / b, as a product of a and 1 / b. Returns the gradients by the
-    factors' places."""
-    above, below = (1, 0) if pair.step.function.startswith("r") else (0, 1)
-    a, a0 = pair.inputs_at(above)
-    b, b0 = pair.inputs_at(below)
+def _quotient(pair: StepPair, gradient: Tensor) -> list[Tensor]:
+    """DeepLIFT at a quotient a / b, as a product of a and 1 / b."""
+    a, a0 = pair.inputs_at(0)
+    b, b0 = pair.inputs_at(1)
     of_a = gradient * _mean(1 / b, 1 / b0)
     of_b = -gradient * _mean(a, a0) / (b * b0).conj()
-    return {above: _meeting(of_a, a), below: _meeting(of_b, b)}
+    return [_meeting(of_a, a), _meeting(of_b, b)]
 
 
-def _matrix_product(pair: StepPair, gradient: Tensor) -> dict[int, Tensor]:
+def _matrix_product(pair: StepPair, gradient: Tensor) -> list[Tensor]:
     """DeepLIFT at a matrix product: as for a product, each matrix by the mean of the other one."""
     a, a0 = pair.inputs_at(0)
     b, b0 = pair.inputs_at(1)
     of_a = gradient @ _mean(b, b0).transpose(-2, -1)
     of_b = _mean(a, a0).transpose(-2, -1) @ gradient
-    return {0: _meeting(of_a, a), 1: _meeting(of_b, b)}
+    return [_meeting(of_a, a), _meeting(of_b, b)]
 
 
 def _mean(factor: Tensor, of_reference: Tensor) -> Tensor:
@@ -187,40 +231,24 @@ def _of_softmax(x: Tensor, x0: Tensor, dim: int, gradient: Tensor) -> Tensor:
     return sent - slope / slope.sum(dim, keepdim=True) * sent.sum(dim, keepdim=True)
 
 
-def _softmax(pair: StepPair, gradient: Tensor) -> dict[int, Tensor]:
-    """DeepLIFT at a softmax step: its gradient by the place of the input."""
+def _softmax(pair: StepPair, gradient: Tensor) -> list[Tensor]:
+    """DeepLIFT at a softmax."""
     x, x0 = pair.inputs_at(0)
-    return {0: _of_softmax(x, x0, pair.step.options["dim"], gradient)}
+    return [_of_softmax(x, x0, pair.step.options["dim"], gradient)]
 
 
-def _attention(pair: StepPair, gradient: Tensor) -> dict[int, Tensor]:
-    """DeepLIFT at a fused attention: two matrix products with a softmax between them. Returns the
-    gradients of query, key and value (places 0 to 2)."""
-    (q, q0), (k, k0), (v, v0) = (pair.inputs_at(i) for i in range(3))
-    scores, scale = attention_scores(pair.step, q, k)
-    scores0, _ = attention_scores(pair.step, q0, k0)
-    weights = (scores.softmax(-1) + scores0.softmax(-1)) / 2
-    of_scores = (
-        _of_softmax(scores, scores0, -1, gradient @ ((v + v0) / 2).transpose(-2, -1)) * scale
-    )
-    of_query = of_scores @ (k + k0) / 2
-    of_key = of_scores.transpose(-2, -1) @ (q + q0) / 2
-    return {0: of_query, 1: of_key, 2: weights.transpose(-2, -1) @ gradient}
-
-
-def _deviation(pair: StepPair, gradient: Tensor) -> dict[int, Tensor]:
+def _deviation(pair: StepPair, gradient: Tensor) -> list[Tensor]:
     """DeepLIFT at a normalisation: subtract the mean, which is linear, then multiply by the inverse
     root of the mean square."""
     step = pair.step
     x, x0 = pair.inputs_at(0)
     shape, dims = normalised_rows(step, x)
     weight = parameter_of(step, "weight")
-    centred = step.function != "rms_norm"
     epsilon = epsilon_of(step, x)
     arrived = (gradient if weight is None else gradient * weight).reshape(shape)
     rows = x.reshape(shape)
     rows0 = x0.reshape(shape)
-    if centred:
+    if is_centred(step):
         rows, rows0 = (r - r.mean(dims, keepdim=True) for r in (rows, rows0))
     square, square0 = (r.square().mean(dims, keepdim=True) + epsilon for r in (rows, rows0))
     inverse = square.rsqrt()
@@ -229,58 +257,58 @@ def _deviation(pair: StepPair, gradient: Tensor) -> dict[int, Tensor]:
     slope = -(inverse * inverse0).square() / (inverse + inverse0)
     count = rows.numel() // square.numel()
     of_square = (arrived * (rows + rows0) / 2).sum(dims, keepdim=True) * slope
-    gradient_of_rows = arrived * (inverse + inverse0) / 2 + of_square * (rows + rows0) / count
-    return {
-        0: (
-            gradient_of_rows - gradient_of_rows.mean(dims, keepdim=True)
-            if centred
-            else gradient_of_rows
-        ).reshape(x.shape)
-    }
+    of_rows = arrived * (inverse + inverse0) / 2 + of_square * (rows + rows0) / count
+    if is_centred(step):
+        of_rows = of_rows - of_rows.mean(dims, keepdim=True)
+    return [of_rows.reshape(x.shape)]
 
 
-def _maximum(pair: StepPair, gradient: Tensor) -> dict[int, Tensor]:
-    """DeepLIFT at a max pooling or ``amax``: where the maximum rose, the value that holds it now
-    gets the difference; where it fell, the one that held it in the reference."""
+def _maximum(pair: StepPair, gradient: Tensor) -> list[Tensor]:
+    """DeepLIFT at a max pooling or maximum over dimensions: where the maximum rose, the value that
+    holds it now gets the difference; where it fell, the one that held it in the reference."""
     x, x0 = pair.inputs_at(0)
-    if pair.step.function == "amax":
-        return {0: _over_dimensions(x, x0, pair.step.options, gradient)}
-    pooling = getattr(F, pair.step.function)
-    options = {
-        name: value
-        for name, value in pair.step.options.items()
-        if name not in ("input", "return_indices")
-    }
-    (y, at), (y0, at0) = (pooling(signal, **options, return_indices=True) for signal in (x, x0))
-    first_place = -int(pair.step.function[-2])  # of "max_pool2d": the last two dimensions
-    flat_x = x.flatten(first_place)
-    flat_reference = x0.flatten(first_place)
+    results = [value for value in pair.step.recorded.results if value is not None]
+    if "pool" not in pair.step.name:
+        return [_over_dimensions(x, x0, pair, gradient)]
+    of_reference = [value for value in pair.of_reference.results if value is not None]
+    y, at = (value.tensor for value in results)
+    y0, at0 = (value.tensor for value in of_reference)
+    first_place = -2 if "2d" in pair.step.name else -3
     maxima = y.flatten(first_place), at.flatten(first_place)
     reference_maxima = y0.flatten(first_place), at0.flatten(first_place)
-    flat_gradient = gradient.flatten(first_place)
-    multipliers = _to_holders(flat_x, flat_reference, maxima, reference_maxima, flat_gradient)
-    return {0: multipliers.reshape(x.shape)}
+    sent = _to_holders(
+        x.flatten(first_place),
+        x0.flatten(first_place),
+        maxima,
+        reference_maxima,
+        gradient.flatten(first_place),
+    )
+    return [sent.reshape(x.shape)]
 
 
-def _over_dimensions(x: Tensor, x0: Tensor, options: Mapping[str, Any], gradient: Any) -> Tensor:
-    """DeepLIFT's gradient in x for the maximum over the dimensions in ``options["dim"]``.
+def _over_dimensions(x: Tensor, x0: Tensor, pair: StepPair, gradient: Tensor) -> Tensor:
+    """DeepLIFT's gradient in x for a maximum or minimum over dimensions.
 
     ``gradient`` is that in the maxima, with or without the reduced dimensions.
     """
-    dims = options.get("dim", ())
-    dims = ((dims,) if isinstance(dims, int) else tuple(dims)) or tuple(range(x.ndim))
+    given = pair.step.options.get("dim", ())
+    dims: tuple[int, ...] = (given,) if isinstance(given, int) else tuple(given)
+    dims = dims or tuple(range(x.ndim))
+    sign = -1 if "min" in pair.step.name else 1
     ends = tuple(range(-len(dims), 0))
-    rows, rows0 = (signal.movedim(dims, ends).flatten(ends[0]) for signal in (x, x0))
+    rows, rows0 = ((sign * s).movedim(dims, ends).flatten(ends[0]) for s in (x, x0))
     maxima, reference_maxima = (tuple(signal.max(-1, keepdim=True)) for signal in (rows, rows0))
-    multipliers = _to_holders(
-        rows, rows0, maxima, reference_maxima, gradient.reshape(maxima[0].shape)
-    )
+    sent = _to_holders(rows, rows0, maxima, reference_maxima, gradient.reshape(maxima[0].shape))
     sizes = [*rows.shape[:-1], *(x.shape[dim] for dim in dims)]
-    return multipliers.reshape(sizes).movedim(ends, dims)
+    return sent.reshape(sizes).movedim(ends, dims)
 
 
 def _to_holders(
-    x: Tensor, x0: Tensor, maxima: Sequence[Any], reference_maxima: Sequence[Any], gradient: Tensor
+    x: Tensor,
+    x0: Tensor,
+    maxima: Sequence[Tensor],
+    reference_maxima: Sequence[Tensor],
+    gradient: Tensor,
 ) -> Tensor:
     """DeepLIFT's gradient in x for maxima over its last dimension: sent to the places that hold
     them.
@@ -296,15 +324,12 @@ def _to_holders(
     )
 
 
-_BACK: dict[str, Callable[[StepPair, Tensor], Mapping[int, Any]]] = {
-    "rectifier": _rescale,
-    "activation": _rescale,
+_BACK: dict[str, BackOfPair] = {
     "product": _product,
     "quotient": _quotient,
     "matrixproduct": _matrix_product,
     "softmax": _softmax,
-    "attention": _attention,
     "deviation": _deviation,
     "maximum": _maximum,
 }
-"""What leaves a step by its entrances, in the place of autograd's gradient, by the step's kind."""
+"""The rules, by the step's kind."""

@@ -2,30 +2,36 @@
 autograd would do.
 
 A rule is a frozen value that says which operations it covers and what replaces their gradients.
-`apply_rule` puts it on the Nodes of the graph, so it acts on modules, functions and in-place
-methods alike, and no module is touched. Which Nodes are rectifiers is found in the forward pass, by
-`explain.relevance.operations`.
+`walk_by_rule` follows it on the way back over a recorded pass, so it acts on modules, functions and
+in-place methods alike, and no module is touched. What rectifies is found by
+`explain.relevance.rectifiers`.
 """
 
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import Node
 
-from explain.hooks import HookGroup
-from explain.hooks.graph import graph
+from explain.hooks.graph import Reach
+from explain.hooks.preserve import without_proxy
 from explain.hooks.tracer import Tracer
+from explain.recording import Step, Value
+from explain.recording.gradients import (
+    Gradients,
+    Rule,
+    derivative,
+    leading_to,
+    reached_from,
+    walk_back,
+)
 from explain.relevance.calls import Call
-from explain.relevance.operations import Operation, operations_of
-from explain.relevance.steps import Dependence
+from explain.relevance.rectifiers import Operation, operations_of
 from explain.relevance.table import operation_name
 
-Gradients = tuple[Tensor | None, ...]
+GradientTuple = tuple[Tensor | None, ...]
 
 
 class GradientRule(Hashable, Protocol):
@@ -37,8 +43,8 @@ class GradientRule(Hashable, Protocol):
     def covers(self, operation: Operation) -> bool: ...
 
     def backward(
-        self, operation: Operation, grad_inputs: Gradients, grad_outputs: Gradients
-    ) -> Gradients:
+        self, operation: Operation, grad_inputs: GradientTuple, grad_outputs: GradientTuple
+    ) -> GradientTuple:
         """Return the new input gradients of an operation, from autograd's and from the gradients of
         its outputs."""
         ...
@@ -56,8 +62,8 @@ class GuidedRule:
         return operation.rectifies
 
     def backward(
-        self, operation: Operation, grad_inputs: Gradients, grad_outputs: Gradients
-    ) -> Gradients:
+        self, operation: Operation, grad_inputs: GradientTuple, grad_outputs: GradientTuple
+    ) -> GradientTuple:
         """Guided backpropagation: the positive part of autograd's gradient in the rectified inputs,
         the rest unchanged."""
         if operation.by_parts and grad_outputs[0] is not None:
@@ -76,8 +82,8 @@ class DeconvnetRule(GuidedRule):
     name: ClassVar[str] = "deconvnet"
 
     def backward(
-        self, operation: Operation, grad_inputs: Gradients, grad_outputs: Gradients
-    ) -> Gradients:
+        self, operation: Operation, grad_inputs: GradientTuple, grad_outputs: GradientTuple
+    ) -> GradientTuple:
         """Deconvnet: the positive part of the gradient that arrives, in place of autograd's in the
         rectified input."""
         sent = list(grad_inputs)
@@ -125,34 +131,75 @@ def _counted(kinds: Mapping[str, int]) -> str:
     return ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
 
 
-def apply_rule(
-    rule: GradientRule, group: HookGroup, score: Tensor, noted: Mapping[Node, Operation]
-) -> Coverage:
-    """Attach a gradient rule (guided backpropagation, deconvnet) to the rectifiers in the graph of
-    ``score``, so that its next backward pass follows it.
+def walk_by_rule(
+    rule: GradientRule,
+    steps: Sequence[Step],
+    gradients: Gradients,
+    sources: Iterable[Value],
+    wanted: Collection[Value],
+) -> tuple[Gradients, Coverage]:
+    """The gradients in ``wanted`` values under a rule such as guided backpropagation, and how many
+    operations of each kind it covers and misses.
 
-    The engine calls this before it differentiates; the hooks last as long as ``group``. ``noted``
-    is what an `OperationRecorder` saw in the forward pass. Returns how many operations of each kind
-    the rule covers, and how many it misses.
+    ``gradients`` are those of the score in the values of the output, ``sources`` the explained
+    inputs.
     """
+    signals = reached_from(steps, sources)
     covered = Counter[str]()
     missed = Counter[str]()
-    for operation in operations_of(graph(score), noted):
+    rules: dict[Step, Rule] = {}
+    for operation in operations_of(steps, signals, leading_to(steps, gradients)):
         if rule.covers(operation):
-            group.put_node(operation.node, partial(rule.backward, operation))
+            rules[operation.step] = _walk_rule(rule, operation, signals)
             covered[operation.kind] += 1
         else:
             missed[operation.kind] += 1
-    return Coverage(dict(covered), dict(missed))
+    found = walk_back(steps, gradients, wanted, signals, rules)
+    return found, Coverage(dict(covered), dict(missed))
 
 
-def uninspected(score: Tensor, noted: Mapping[Node, Operation]) -> Coverage:
-    """The operations of a score's graph that cannot be inspected, such as hand-written functions,
-    counted by kind as ``missed``."""
-    operations = operations_of(graph(score), noted)
-    return Coverage(
-        missed=dict(Counter(operation.kind for operation in operations if not operation.rectifies))
-    )
+def _walk_rule(rule: GradientRule, operation: Operation, signals: Collection[Value]) -> Rule:
+    """A rule for gradients at one operation, as `walk_back` takes it."""
+    step = operation.step
+
+    def back(arrived: Gradients) -> Iterable[tuple[Value, Tensor | None]]:
+        """The gradients that leave the operation."""
+        plain = derivative(step, arrived, signals)
+        of_results = tuple(None if value is None else arrived.get(value) for value in step.results)
+        sent = rule.backward(operation, tuple(plain), of_results)
+        return zip(step.inputs, sent, strict=True)
+
+    return back
+
+
+class Dependence:
+    """Tells what depends on the explained inputs from what is made of parameters, numbers and other
+    inputs.
+
+    A gradient leads from the one to the inputs. From the other it leads to parameters at most,
+    whether they are trained or not, and whether or not the model has registered them: what is
+    computed from a detached tensor, or looked up by an index, depends on the input in no way that a
+    gradient could follow.
+
+    >>> layer, x = torch.nn.Linear(3, 3), torch.ones(1, 3, requires_grad=True)
+    >>> dependence = Dependence([x])
+    >>> [dependence.of(made) for made in (layer(x), layer.weight.T * 2, layer(x.detach()))]
+    [True, False, False]
+    """
+
+    def __init__(self, sources: Sequence[Tensor]) -> None:
+        """Start a forward pass with the explained inputs; Nodes of earlier passes do not count."""
+        self._sources = {id(tensor): tensor for tensor in sources}
+        self._reach = Reach(sources, since=torch._C._autograd._get_sequence_nr())
+
+    def of(self, tensor: Tensor) -> bool:
+        """Whether a gradient leads from a tensor of this forward pass back to an explained
+        input."""
+        tensor = without_proxy(tensor)
+        if not tensor.requires_grad:
+            return False
+        node = tensor.grad_fn
+        return id(tensor) in self._sources if node is None else self._reach.of(node)
 
 
 class ZeroLeaves(Tracer):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from explain._utils.errors import MethodError
 from explain.relevance.input_prefix import Prefix
-from explain.relevance.propagation import LinearRule, RelevanceFlow, Sent, send_nothing
+from explain.relevance.propagation import LinearRule, RelevanceFlow, Sent
 from explain.relevance.steps import Step
 
 
@@ -44,9 +44,10 @@ class Gradient(LinearRule):
     gradient."""
 
     def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Sent:
-        """LRP-0 at a linear map: leave autograd's gradient as it is; the bias takes its share."""
-        _take(step, flow, gradient, step.linear.bias)
-        return dict.fromkeys(step.scales, send_nothing)
+        """LRP-0 at a linear map: its plain gradient; the bias takes its share."""
+        linear = step.linear
+        _take(step, flow, gradient, linear.bias)
+        return linear.backward(gradient, step.x.tensor, linear.weight)
 
 
 @dataclass(frozen=True)
@@ -237,12 +238,14 @@ class _AtInput(_Stabilised):
         """
         linear = step.linear
         x = step.x.tensor
-        prefix = Prefix.to(step.entrances[linear.place], flow.sources) if step.nearest else None
+        prefix = None
+        if step.nearest:
+            prefix = Prefix.to(linear.x, flow.recorded, flow.sources, flow.signals)
         shares = self.shares(step, gradient * step.result.tensor, flow, prefix)
         if prefix is not None:
             flow.take("biases", shares * prefix.outside)
-            for place, relevance in prefix.back(shares).items():
-                flow.deposit(place, relevance)
+            for source, relevance in prefix.back(shares).items():
+                flow.deposit(source, relevance)
             return torch.zeros_like(x)
         return flow.per_value(shares, x)
 
@@ -377,10 +380,11 @@ class ZBox(_AtInput):
             return x.amin(dims, keepdim=True).expand_as(x), x.amax(dims, keepdim=True).expand_as(x)
         if prefix is None:
             return _laid(self.low, x, x.ndim + channels), _laid(self.high, x, x.ndim + channels)
-        source_ranges = [
-            (_laid(self.low, source, 1), _laid(self.high, source, 1)) for source in flow.sources
-        ]
-        return prefix.range(x, flow.sources, source_ranges)
+        source_ranges = {
+            source: (_laid(self.low, source.tensor, 1), _laid(self.high, source.tensor, 1))
+            for source in flow.sources
+        }
+        return prefix.range(x, source_ranges)
 
 
 def _laid(numbers: tuple[float, ...], like: Tensor, channels: int) -> Tensor:

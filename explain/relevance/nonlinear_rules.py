@@ -7,7 +7,7 @@ that leaves a step is the one that arrives, times the step's result over its inp
 et al., CVPR 2021).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
@@ -15,17 +15,15 @@ import torch
 from torch import Tensor
 
 from explain._utils.errors import MethodError
-from explain.hooks.attention_parts import fused_scores
-from explain.hooks.preserve import detached
+from explain.recording import Value
 from explain.relevance.batch_layout import numbers_of
-from explain.relevance.calls import Call, along
-from explain.relevance.constants import constant_part, constant_terms
+from explain.relevance.constants import constant_part, constant_terms, has_constant_part
+from explain.relevance.linear_maps import along
 from explain.relevance.propagation import (
     Answer,
     RelevanceFlow,
     RelevanceRule,
     Sent,
-    relevance_of,
     send_nothing,
 )
 from explain.relevance.steps import Step
@@ -44,7 +42,7 @@ class Uniform(RelevanceRule):
     def fits(self, step: Step) -> bool:
         """Whether an LRP rule for products can act on a step: it has several factors, or factors
         that are constants (gates, denominators)."""
-        return super().fits(step) and (bool(self._scales(step)) or len(step.dependent) > 1)
+        return super().fits(step) and (bool(self._scales(step)) or len(step.signals) > 1)
 
     def _scales(self, step: Step) -> list[int]:
         """The places of a product's factors that get no relevance: gates, denominators, and
@@ -55,7 +53,7 @@ class Uniform(RelevanceRule):
         """LRP at a product: divide the gradient equally among its signals; gates and denominators
         get none."""
         scales = self._scales(step)
-        factors = max(1, len(step.dependent) - len(scales))
+        factors = max(1, len(step.signals) - len(scales))
         sent: dict[int | None, Tensor | Answer] = {None: gradient / factors}
         return sent | dict.fromkeys(scales, send_nothing)
 
@@ -64,7 +62,7 @@ class _OfOneSignal(RelevanceRule):
     """A rule for steps whose first argument alone depends on the input."""
 
     def fits(self, step: Step) -> bool:
-        return super().fits(step) and tuple(step.dependent) == (0,)
+        return super().fits(step) and tuple(step.signals) == (0,)
 
 
 class ActivationPassThrough(_OfOneSignal):
@@ -84,7 +82,7 @@ class ActivationPassThrough(_OfOneSignal):
         """
         x = step.x.tensor
         y = step.result.tensor
-        at_zero = _at_zero(step.call, x)
+        at_zero = _at_zero(step, x)
         if at_zero is not None:
             flow.take("activations", gradient * at_zero)
 
@@ -104,19 +102,17 @@ class ActivationPassThrough(_OfOneSignal):
         return {0: from_zero}
 
 
-def _at_zero(call: Call, x: Tensor) -> Tensor | None:
+def _at_zero(step: Step, x: Tensor) -> Tensor | None:
     """An activation's value at zero, as a tensor that broadcasts to its result; None where it is 0
     everywhere.
 
     A value that is not finite counts as 0. LRP treats f(0) as a bias.
     """
-    out_of_place_call = call.out_of_place() if call.in_place else call
-    if out_of_place_call is None:
-        return None
-    results = detached(out_of_place_call.make({0: x.new_zeros([1] * min(x.ndim, 1))})).nan_to_num(
-        0, 0, 0
-    )
-    return results if bool(results.any()) else None
+    zero = x.new_zeros([1] * min(x.ndim, 1))
+    with torch.no_grad():
+        results = step.recorded.run(lambda value: zero if value is step.x else value.tensor)
+    at_zero = results[step.output].nan_to_num(0, 0, 0)
+    return at_zero if bool(at_zero.any()) else None
 
 
 class ConstantWeights(RelevanceRule):
@@ -126,45 +122,23 @@ class ConstantWeights(RelevanceRule):
     name: ClassVar[str] = "constant"
 
     def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Sent:
-        """LRP with constant attention weights: send no relevance through a softmax, or through the
-        query, key and mask of a fused attention."""
-        if step.kind == "softmax":
-            # Its result was used otherwise than as a factor: that relevance ends here.
-            if bool(gradient.any()):
-                flow.take("softmax", gradient * step.result.tensor)
-            return torch.zeros_like(gradient)
-        return dict.fromkeys((0, 1, 3), send_nothing)
+        """LRP with constant attention weights: send no relevance through a softmax."""
+        # its result may be used otherwise than as a factor: that relevance ends here
+        if bool(gradient.any()):
+            flow.take("softmax", gradient * step.result.tensor)
+        return torch.zeros_like(gradient)
 
 
 class Taylor(RelevanceRule):
     """The softmax by its first derivative (Achtibat et al., 2024): R_i = x_i (R_i - s_i sum_j R_j).
 
-    It is the plain gradient, and does not conserve: what is missing is taken by the softmax. In
-    attention, the two products share equally between their factors.
+    It is the plain gradient, and does not conserve: what is missing is taken by the softmax.
     """
 
     def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Sent:
-        """LRP at a softmax: autograd's gradient; in a fused attention, halves of it for the two
-        products.
-
-        The cause "softmax" takes the relevance that is not conserved.
-        """
-        if step.kind == "softmax":
-            return {0: partial(self._of_softmax, step.result.tensor, gradient, flow)}
-        flow.take("softmax", gradient * step.result.tensor)
-        # Half of the relevance goes to the values; query and key share the other half.
-        weights = 0.5 if 2 in step.entrances and len(step.entrances) > 1 else 1.0
-        scores = weights * (0.5 if {0, 1} <= step.entrances.keys() else 1.0)
-        factors = {0: scores, 1: scores, 2: 0.5 if weights < 1 else 1.0, 3: weights}
-
-        def scaled(place: int, plain: Tensor) -> Tensor:
-            """The share of autograd's gradient that leaves by one argument (``place``) of a fused
-            attention: an `Answer` of an LRP rule."""
-            if place in step.values:
-                flow.take("softmax", -plain * factors[place] * step.values[place].tensor)
-            return plain * factors[place]
-
-        return {place: partial(scaled, place) for place in step.entrances}
+        """LRP at a softmax: its derivative; the cause "softmax" takes the relevance that is not
+        conserved."""
+        return {0: partial(self._of_softmax, step.result.tensor, gradient, flow)}
 
     @staticmethod
     def _of_softmax(s: Tensor, gradient: Tensor, flow: RelevanceFlow, plain: Tensor) -> Tensor:
@@ -176,21 +150,6 @@ class Taylor(RelevanceRule):
         # log s stands for x: they differ by one number in each row, whose gradients add up to zero.
         flow.take("softmax", s * gradient - torch.where(s > 0, s, 1).log() * plain)
         return plain
-
-
-def attention_scores(step: Step, query: Tensor, key: Tensor) -> tuple[Tensor, float]:
-    """The scores ``(..., Q, K)`` of a fused attention, before its softmax, and the number that they
-    are scaled by.
-
-    The lowest number of the type stands where the mask hides a key from a query.
-    """
-    options = step.options
-    scale: float = query.shape[-1] ** -0.5 if options.get("scale") is None else options["scale"]
-    causal = bool(options.get("is_causal"))
-    scores = fused_scores(
-        query, key, options.get("attn_mask"), causal, scale, torch.finfo(query.dtype).min
-    )
-    return scores, scale
 
 
 class ConstantDeviation(_OfOneSignal):
@@ -211,29 +170,37 @@ class ConstantDeviation(_OfOneSignal):
 def parameter_of(step: Step, name: str) -> Tensor | None:
     """The weight or bias (``name``) of a step that normalises, in a shape that broadcasts to its
     input; None without one."""
-    parameter: Tensor | None = step.options.get(name)
-    if parameter is None or step.function in ("layer_norm", "rms_norm"):
-        return parameter
-    return along(parameter, step.x.tensor.ndim - 1)
+    parameter: Value | None = step.options.get(name)
+    if parameter is None:
+        return None
+    if "normalized_shape" in step.options:
+        return parameter.tensor
+    return along(parameter.tensor, len(step.x.shape) - 1)
+
+
+def is_centred(step: Step) -> bool:
+    """Whether a step that normalises subtracts the mean."""
+    return "rms_norm" not in step.name
 
 
 def normalised_rows(step: Step, x: Tensor) -> tuple[torch.Size, tuple[int, ...]]:
     """The shape to which a normalisation's input is reshaped, and the dimensions of it that the
     statistics are taken over.
 
-    A layer normalisation keeps the shape; a group or instance normalisation has ``(N, groups,
-    rest)``.
+    Layer and batch normalisations keep the shape; group normalisations have ``(N, groups, rest)``.
     """
-    if step.function in ("layer_norm", "rms_norm"):
+    if "normalized_shape" in step.options:
         return x.shape, tuple(range(-len(step.options["normalized_shape"]), 0))
-    groups = step.options.get("num_groups", x.shape[1])
-    return torch.Size((len(x), groups, x.numel() // len(x) // groups)), (-1,)
+    if "group" in step.options:
+        groups = step.options["group"]
+        return torch.Size((len(x), groups, x.numel() // len(x) // groups)), (-1,)
+    return x.shape, (0, *range(2, x.ndim))
 
 
 def epsilon_of(step: Step, x: Tensor) -> float:
     """The number that a normalisation step adds to the variance: its argument, or PyTorch's default
     for x."""
-    epsilon: float | None = step.options.get("eps", None if step.function == "rms_norm" else 1e-5)
+    epsilon: float | None = step.options.get("eps")
     return torch.finfo(x.dtype).eps if epsilon is None else epsilon
 
 
@@ -245,12 +212,8 @@ def _through(step: Step, gradient: Tensor) -> Tensor:
     """
     x = step.x.tensor
     epsilon = epsilon_of(step, x)
-    if step.function == "batch_norm":  # it normalises by the statistics of the batch
-        reduced_dims = (0, *range(2, x.ndim))
-        deviation = (x.var(reduced_dims, correction=0, keepdim=True) + epsilon).sqrt()
-        return torch.div(gradient - gradient.mean(reduced_dims, keepdim=True), deviation)
     shape, dims = normalised_rows(step, x)
-    if step.function == "rms_norm":
+    if not is_centred(step):
         return gradient * (x.square().mean(dims, keepdim=True) + epsilon).rsqrt()
     rows = x.reshape(shape)
     arrived = gradient.reshape(shape)
@@ -267,39 +230,9 @@ def _inverse_deviation(rows: Tensor, dims: tuple[int, ...], epsilon: float) -> T
     Without a graph it is that of PyTorch's kernel, so that it equals the forward pass; the kernel's
     is a constant to autograd, so where a graph is created a formula gives it.
     """
-    if torch.is_grad_enabled():
+    if torch.is_grad_enabled() or dims[0] == 0:
         return (rows.var(dims, correction=0, keepdim=True) + epsilon).rsqrt()
     return torch.native_layer_norm(rows, [rows.shape[d] for d in dims], None, None, epsilon)[2]
-
-
-class NoRule(RelevanceRule):
-    """An operation that no rule knows: the plain gradient, and an account of what is lost, by its
-    name.
-
-    Relevance is value times gradient. So what is lost is the result times the gradient that
-    arrives, less what was given times the gradients that leave: nothing, where the operation is
-    linear or a choice among values.
-    """
-
-    name: ClassVar[str] = "gradient"
-
-    def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Sent:
-        """LRP at an operation without a rule: autograd's gradient, with an account of the relevance
-        that the operation loses, by its name."""
-        if not step.entrances:
-            return None  # there is nothing to compare
-        relevance = relevance_of(gradient, step.result.tensor)
-        flow.take(step.function, relevance)
-        flow.watch(step.function, relevance)
-
-        def sent(place: int, plain: Tensor) -> Tensor:
-            """Return autograd's gradient of one argument, and subtract the argument's relevance
-            from what was taken."""
-            of_argument = replace(flow, images=step.argument_images[place])
-            of_argument.take(step.function, -relevance_of(plain, step.values[place].tensor))
-            return plain
-
-        return {place: partial(sent, place) for place in step.entrances}
 
 
 class ConstantTerms(RelevanceRule):
@@ -311,15 +244,16 @@ class ConstantTerms(RelevanceRule):
     def fits(self, step: Step) -> bool:
         """Whether a step is a sum, a concatenation or a choice by a mask, with a constant among its
         arguments that takes relevance."""
-        return step.kind in ("sum", "join", "choice") and bool(step.constants)
+        if step.kind == "sum":
+            return len(step.signals) < 2
+        return step.kind in ("join", "choice") and has_constant_part(step)
 
     def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Sent:
         """LRP at a sum, concatenation or choice: its constants take their relevance as "biases";
         gradients stay."""
         for term in constant_terms(step) if step.kind == "sum" else [constant_part(step)]:
-            if term is not None:
-                # Masks add minus infinity to scores that do not count: 0 times that is NaN.
-                flow.take("biases", torch.where(gradient == 0, 0, gradient * term))
+            # Masks add minus infinity to scores that do not count: 0 times that is NaN.
+            flow.take("biases", torch.where(gradient == 0, 0, gradient * term))
         return None
 
 
@@ -328,8 +262,7 @@ class ElementwisePassThrough(_OfOneSignal):
     its position.
 
     For activations, normalisations of a photo and softmaxes, whose output has the shape of their
-    input. Attention is two products with a softmax between: the factors of each product share
-    equally. Relevance that would go to an input of zero is absorbed, since value times gradient
+    input. Relevance that would go to an input of zero is absorbed, since value times gradient
     cannot express it.
     """
 
@@ -337,39 +270,13 @@ class ElementwisePassThrough(_OfOneSignal):
 
     def fits(self, step: Step) -> bool:
         """Whether the pass rule of LRP can act: each element of the step's result belongs to one of
-        its input; or for attention, all signals have one batch shape."""
-        if step.kind == "attention":
-            return (
-                len(step.values) == 3
-                and len({snapshot.tensor.shape[:-2] for snapshot in step.values.values()}) == 1
-            )
+        its input."""
         return super().fits(step) and step.kind in ("activation", "softmax", "deviation")
 
     def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Sent:
         """LRP's pass rule: the gradient with which each element of the input has the relevance of
-        the result's element there.
-
-        For a fused attention it is written out: half of the relevance to the values, a quarter each
-        to query and key.
-        """
-        if step.kind != "attention":
-            return flow.per_value(gradient * step.result.tensor, step.x.tensor)
-        # Half of the relevance goes to the values, the rest through the softmax to query and key.
-        q, k, v = (step.values[i].tensor for i in range(3))
-        scores, scale = attention_scores(step, q, k)
-        weights = scores.softmax(-1)
-        # what the weights get, where the kernel is one of several Nodes
-        half_gradient = gradient / 2
-        of_scores = (
-            flow.per_value(half_gradient @ v.transpose(-2, -1) * weights, scores) * scale / 2
-        )
-        of_values = weights.transpose(-2, -1) @ half_gradient
-        return {
-            None: half_gradient,
-            0: of_scores @ k,
-            1: of_scores.transpose(-2, -1) @ q,
-            2: of_values,
-        }
+        the result's element there."""
+        return flow.per_value(gradient * step.result.tensor, step.x.tensor)
 
 
 class Balanced(RelevanceRule):
@@ -382,20 +289,16 @@ class Balanced(RelevanceRule):
 
     def fits(self, step: Step) -> bool:
         """Whether a step adds or subtracts two signals, as LRP's rule for shortcuts needs."""
-        return (
-            super().fits(step)
-            and step.function in ("add", "iadd", "sub", "isub")
-            and len(step.dependent) == 2
-        )
+        return super().fits(step) and step.name in ("add", "sub") and len(step.signals) == 2
 
     def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Sent:
         """LRP at a sum of two signals: their gradients, scaled for each image so that large
         opposite shares do not cancel out."""
-        first_signal = step.values[0].tensor
-        second_signal = step.values[1].tensor
-        sign = -1 if "sub" in step.function else 1
+        first_signal = step.inputs[0].tensor
+        second_signal = step.inputs[1].tensor
+        sign = -1 if step.name == "sub" else 1
         of_first = gradient.sum_to_size(first_signal.shape)
-        of_second = (sign * step.call.kwargs.get("alpha", 1) * gradient).sum_to_size(
+        of_second = (sign * step.recorded.kwargs.get("alpha", 1) * gradient).sum_to_size(
             second_signal.shape
         )
         first_sum = flow.by_image(of_first * first_signal)

@@ -1,66 +1,63 @@
-"""Relevance propagation: a backward pass whose gradient is changed so that value times gradient is
-relevance.
+"""Relevance propagation: a walk back over a recorded pass whose gradient is changed so that value
+times gradient is relevance.
 
 At each step, a rule says what takes the place of the gradient. An operation that no rule covers
-keeps autograd's, which shares out the relevance in proportion to the inputs, as far as it is
+keeps its derivative, which shares out the relevance in proportion to the inputs, as far as it is
 linear. What a rule does not pass on (what biases and stabilisers take, what a softmax loses) is
 added up by its cause, for each image.
-
-A normalisation by known statistics that a linear map's result is given to, and nothing else, is one
-map with it.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import Node
 
 from explain._utils.device_reads import read_together
 from explain._utils.options import CheckedFields
-from explain.hooks import HookGroup
-from explain.hooks.graph import Entrance, Reach
+from explain.recording import Step as RecordedStep
+from explain.recording import Value
+from explain.recording.gradients import Gradients, Rule, derivative
 from explain.recording.moves import fits
 from explain.recording.rows import summed
 from explain.relevance.batch_layout import numbers_of
-from explain.relevance.calls import along
+from explain.relevance.linear_maps import along
 from explain.relevance.steps import Step
 
-Gradients = tuple[Tensor | None, ...]
-Answer: TypeAlias = Callable[[Tensor], Tensor | None]
+Answer: TypeAlias = Callable[[Tensor], Tensor]
 Sent: TypeAlias = Tensor | Mapping[Any, Tensor | Answer] | None
-"""What leaves a step in the place of autograd's gradients, by the places of what it was given: a
-tensor, or a function of autograd's. Places that are not named keep autograd's. With None for a
-place, it says what autograd differentiates with in the place of what arrived. A tensor alone is for
-all signals, and spares autograd the work; None alone changes nothing."""
+"""What leaves a step in the place of its derivative, by the places of its inputs: a tensor, or a
+function of what the derivative gives. Places that are not named keep the derivative. With None for
+a place, it says what is differentiated with in the place of what arrived. A tensor alone is for all
+signals, and spares the derivative; None alone changes nothing."""
 
 
 @dataclass(eq=False)
 class RelevanceFlow:
-    """What a backward pass under a composite leaves behind: what was taken by which cause, and what
-    was deposited.
+    """What a walk under a composite leaves behind: what was taken by which cause, and what was
+    deposited.
 
-    ``count`` is the number of images; ``sources`` are the explained inputs.
+    ``count`` is the number of images; ``sources`` are the explained inputs, ``recorded`` the steps
+    of the pass.
     """
 
-    group: HookGroup
     count: int
-    sources: Sequence[Tensor]
+    sources: Sequence[Value]
+    recorded: Sequence[RecordedStep] = ()
+    signals: Collection[Value] = ()
+    """The values that depend on the explained inputs."""
     images: Tensor | None = None
     """Which image each value belongs to in the step that the flow is for, as `BatchLayout` tells
     it."""
     taken: dict[str, Tensor] = field(default_factory=dict)
-    deposits: dict[int, Tensor] = field(default_factory=dict)
-    """Relevance that was given to a source itself, by its place among them."""
+    deposits: Gradients = field(default_factory=dict)
+    """Relevance that was given to a source itself."""
     watched: dict[str, Tensor] = field(default_factory=dict)
     """How much relevance arrived at operations without a rule, by their names."""
     signed: list[Step] = field(default_factory=list)
     """The steps whose rules ask whether what they are given is negative anywhere."""
     _nonnegative: dict[Step, bool] = field(default_factory=dict)
-    _entrances: list[Entrance] = field(default_factory=list)
 
     def for_step(self, step: Step) -> "RelevanceFlow":
         """This flow with the image numbers of one step's result, to pass to the rule of that step.
@@ -68,39 +65,6 @@ class RelevanceFlow:
         It shares ``taken`` and ``deposits`` with this one.
         """
         return self if step.images is None else replace(self, images=step.images)
-
-    def attach(self, step: Step, back: Callable[[Tensor], Sent]) -> None:
-        """Hook a rule (of LRP or DeepLIFT) onto a step's Node, so that it replaces autograd's
-        gradients in the backward pass.
-
-        ``back`` gets the gradient in the step's result, and returns the gradients for its inputs
-        (see `Sent`). They are handed to the step's entrances, which autograd reaches right after
-        the Node.
-        """
-
-        def arrive(gradients: Gradients) -> Gradients | None:
-            """Run the rule before the Node's own backward, and change the gradients that the Node
-            receives."""
-            arrived = gradients[step.output]
-            sent = None if arrived is None else back(arrived)
-            if arrived is None or sent is None:
-                return None
-            sent_by_place: dict[Any, Any] = {None: arrived}
-            if isinstance(sent, Tensor):
-                sent_by_place = {None: None, **dict.fromkeys(step.entrances, sent)}
-                sent_by_place |= dict.fromkeys(step.scales, send_nothing)
-            else:
-                sent_by_place |= sent
-            for place, entrance in step.entrances.items():
-                if place in sent_by_place:
-                    entrance.answer = partial(_answer, sent_by_place[place])
-                    self._entrances.append(entrance)
-            for_autograd = sent_by_place[None]
-            changed = list(gradients)
-            changed[step.output] = None if for_autograd is None else for_autograd.to(arrived.dtype)
-            return tuple(changed)
-
-        self.group.put_node(step.node, arrive, pre=True)
 
     def is_nonnegative(self, step: Step) -> bool:
         """Whether the input of a step's linear map has no negative value.
@@ -114,13 +78,6 @@ class RelevanceFlow:
             for map_step, (lowest_value,) in zip(unread, lowest, strict=True):
                 self._nonnegative[map_step] = lowest_value >= 0
         return self._nonnegative[step]
-
-    def close(self) -> None:
-        """Reset the entrances that the backward pass did not reach, so that none keeps a rule's
-        answer for a later pass."""
-        for entrance in self._entrances:
-            entrance.answer = None
-        self._entrances.clear()
 
     @torch.no_grad()
     def take(self, cause: str, relevance: Tensor, factor: Tensor | float = 1.0) -> None:
@@ -211,13 +168,13 @@ class RelevanceFlow:
         varying = [d for d, size in enumerate(self.images.shape) if size > 1]
         return varying[0] if len(varying) == 1 and fits(self.images, tensor.shape) else None
 
-    def deposit(self, place: int, relevance: Tensor) -> None:
-        """Give relevance to the explained input at ``place`` of ``sources``, past the gradient.
+    def deposit(self, source: Value, relevance: Tensor) -> None:
+        """Give relevance to an explained input, past the gradient.
 
         Rules at the input do so: their shares are no multiples of the input. The engine adds the
         deposits to value times gradient.
         """
-        self.deposits[place] = self.deposits.get(place, 0) + relevance
+        self.deposits[source] = self.deposits.get(source, 0) + relevance
 
 
 @dataclass(frozen=True)
@@ -238,10 +195,10 @@ class RelevanceRule(CheckedFields):
     def fits(self, step: Step) -> bool:
         """Whether the rule can act on a step whose kind and module its condition accepts.
 
-        The composite tries its next rule if not. This default accepts steps with entrances that are
-        no linear maps.
+        The composite tries its next rule if not. This default accepts steps that are no linear
+        maps.
         """
-        return bool(step.entrances) and step.map is None
+        return step.map is None
 
     def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Sent:
         """The gradients that leave the step, from the gradient in its result (of the result's
@@ -288,128 +245,74 @@ def send_nothing(plain: Tensor) -> Tensor:
     return torch.zeros_like(plain)
 
 
-def _answer(answer: Tensor | Answer, plain: Tensor | None) -> Tensor | None:
-    """The gradient that leaves by an entrance: the rule's tensor, or the rule's function of
-    autograd's gradient ``plain``.
+def walk_rule(step: Step, rule: "RelevanceRule", flow: RelevanceFlow) -> Rule:
+    """A relevance rule at one step, as `walk_back` takes it."""
+    flow_of_step = flow.for_step(step)
 
-    None where the rule needs autograd's gradient and there is none.
+    def back(arrived: Gradients) -> Iterable[tuple[Value, Tensor | None]]:
+        """The gradients that leave the step, in the place of those of its derivative."""
+        gradient = arrived.get(step.output)
+        if gradient is None:
+            return zip(step.inputs, derivative(step.recorded, arrived, flow.signals), strict=True)
+        if step.map is not None:
+            gradient = gradient.reshape(step.shape)
+        sent = rule.back(step, gradient, flow_of_step)
+        if isinstance(sent, Tensor):
+            signals = [place for place in step.signals if place not in step.scales]
+            return [(step.inputs[place], sent) for place in signals]
+        return _replaced(step, arrived, sent or {}, flow.signals)
+
+    return back
+
+
+def walk_with_account(step: Step, flow: RelevanceFlow) -> Rule:
+    """The derivative of an operation that no rule knows, and an account of what is lost, by its
+    name.
+
+    Relevance is value times gradient. So what is lost is the results times the gradients that
+    arrive, less what was given times the gradients that leave: nothing, where the operation is
+    linear or a choice among values.
     """
-    if isinstance(answer, Tensor):
-        return answer
-    return None if plain is None else answer(plain)
+
+    def back(arrived: Gradients) -> Iterable[tuple[Value, Tensor | None]]:
+        """The gradients that leave the step."""
+        of_result = flow.for_step(step)
+        for value, gradient in arrived.items():
+            relevance = relevance_of(gradient, value.tensor)
+            of_result.take(step.name, relevance)
+            of_result.watch(step.name, relevance)
+        plain = derivative(step.recorded, arrived, flow.signals)
+        for place, gradient_of_input in enumerate(plain):
+            if gradient_of_input is not None:
+                of_input = replace(flow, images=step.input_images[place])
+                value = step.inputs[place]
+                of_input.take(step.name, -relevance_of(gradient_of_input, value.tensor))
+        return zip(step.inputs, plain, strict=True)
+
+    return back
 
 
-def pass_channels(
-    group: HookGroup, node: Node, output: int, channels: Sequence[int], dim: int
-) -> None:
-    """Set the gradient that arrives at a Node to zero, except in some channels of one of its
-    outputs.
-
-    For relevance of a concept: ``output`` is the Node's output that holds the layer's map,
-    ``channels`` the indices kept along its dimension ``dim``. Other outputs get zeros.
-    """
-
-    def keep_channels(grad_outputs: Gradients) -> Gradients | None:
-        """The gradients that arrive at the Node, with zeros everywhere but in the kept channels: a
-        prehook."""
-        arrived = grad_outputs[output]
-        changed = [None if g is None else torch.zeros_like(g) for g in grad_outputs]
-        if arrived is not None:
-            kept = torch.tensor(channels, device=arrived.device)
-            changed[output] = torch.zeros_like(arrived).index_copy(
-                dim, kept, arrived.index_select(dim, kept)
-            )
-        return tuple(changed)
-
-    group.put_node(node, keep_channels, pre=True)
-
-
-def stop_other_paths(group: HookGroup, node: Node, after: Mapping[Node, Sequence[Node]]) -> None:
-    """Zero the gradient on all paths of the graph that do not lead to ``node``.
-
-    For relevance of a concept, which flows through one layer alone. ``after`` is the graph as
-    `consumers` gives it: for each Node, those that read its result. Hooks run in the order in which
-    they are put: call this after the rules are attached, which need a step's whole gradient.
-    """
-    leading_nodes = {node}
-    waiting = [node]
-    while waiting:
-        new_readers = [reader for reader in after[waiting.pop()] if reader not in leading_nodes]
-        leading_nodes.update(new_readers)
-        waiting += new_readers
-
-    def stop(other_inputs: set[int], grad_inputs: Gradients, grad_outputs: Gradients) -> Gradients:
-        """The gradients that leave a Node, with zeros for inputs that do not lead to the concept's
-        Node."""
-        return tuple(
-            torch.zeros_like(g) if i in other_inputs and g is not None else g
-            for i, g in enumerate(grad_inputs)
-        )
-
-    for reader in leading_nodes - {node}:
-        other_inputs = {
-            i
-            for i, (parent, _) in enumerate(reader.next_functions)
-            if parent and parent not in leading_nodes
-        }
-        if other_inputs:
-            group.put_node(reader, partial(stop, other_inputs))
-
-
-def with_merged_maps(
-    steps: Sequence[Step], nodes: Mapping[Node, Sequence[Node]], do_not_merge: Collection[Node]
-) -> list[Step]:
-    """The steps of a pass with each batch normalisation merged into the linear map before it: first
-    the linear maps, in the order of the pass, then all other steps.
-
-    Merged are maps whose result only the normalisation reads. ``nodes`` is the graph as `consumers`
-    gives it. Those whose Nodes are in ``do_not_merge`` stay apart, since their own results are
-    asked for. Sets ``rectified`` and ``nearest`` of the linear maps, which rules and composites
-    read.
-    """
-    map_steps: list[Step] = []
-    merged: set[Step] = set()
-    for step in reversed([step for step in steps if step.map is not None]):
-        if step in merged:
-            continue
-        receivers = _behind_entrances(step.node, nodes)
-        rectified = bool(receivers) and all(
-            node.name().startswith("ReluBackward") for node in receivers
-        )
-        merged_step = step
-        preceding = step.preceding
-        if (
-            preceding is not None
-            and len(nodes[preceding.node]) == 1
-            and preceding.node not in do_not_merge
-        ):
-            merged_map = preceding.linear.then(step.linear.weight, step.linear.bias)
-            if merged_map is not None:
-                merged.add(preceding)
-                merged_step = replace(
-                    preceding,
-                    node=step.node,
-                    output=step.output,
-                    kept_result=step.kept_result,
-                    map=merged_map,
-                )
-                merged_step.images = step.images
-        merged_step.rectified = rectified
-        map_steps.append(merged_step)
-    map_steps.reverse()
-    reach = Reach((), {step.node for step in map_steps if step.kind != "batchnorm"})
-    for step in map_steps:
-        inputs = [step.entrances[place] for place in step.dependent if place not in step.scales]
-        step.nearest = not any(reach.of(entrance) for entrance in inputs)
-    return [*map_steps, *(step for step in steps if step.map is None)]
-
-
-def _behind_entrances(node: Node, nodes: Mapping[Node, Sequence[Node]]) -> list[Node]:
-    """The Nodes that read a Node's result, looking through the entrances that this package has put
-    between them."""
-    receivers: list[Node] = []
-    for reader in nodes[node]:
-        receivers += (
-            _behind_entrances(reader, nodes) if reader.name() == "_EntranceBackward" else [reader]
-        )
-    return receivers
+def _replaced(
+    step: Step,
+    arrived: Gradients,
+    sent: Mapping[Any, Tensor | Answer],
+    signals: Collection[Value],
+) -> list[tuple[Value, Tensor | None]]:
+    """The gradients that leave a step: what a rule ``sent``, and its derivative elsewhere."""
+    to_differentiate = arrived
+    if None in sent:
+        to_differentiate = {**arrived, step.output: sent[None]}  # type: ignore[dict-item]
+    needs_derivative = any(not isinstance(sent.get(place), Tensor) for place in step.signals)
+    plain: Sequence[Tensor | None] = [None] * len(step.inputs)
+    if needs_derivative:
+        plain = derivative(step.recorded, to_differentiate, signals)
+    gradients: list[tuple[Value, Tensor | None]] = []
+    for place in step.signals:
+        gradient = plain[place]
+        answer = sent.get(place)
+        if isinstance(answer, Tensor):
+            gradient = answer
+        elif answer is not None and gradient is not None:
+            gradient = answer(gradient)
+        gradients.append((step.inputs[place], gradient))
+    return gradients

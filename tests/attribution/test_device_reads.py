@@ -11,6 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import explain
 from explain import ModelError
+from explain.engine import recorded_pass
+from explain.recording.rows import images_elsewhere
 from tests.conftest import Made
 
 _READS = (
@@ -39,17 +41,30 @@ class Waits(TorchDispatchMode):
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__()
         self.counts = Counter[str]()
+        # the numbers of images are in the memory of the host, whatever device the photos are on
+        self.on_host = False
+        uncounted = self._on_host(images_elsewhere)
+        monkeypatch.setattr(recorded_pass, "images_elsewhere", uncounted)
         for name in ("tolist", "numpy", "cpu", "__array__"):
             self._count(monkeypatch, Tensor, name)
         for name in ("tensor", "as_tensor", "from_numpy"):
             self._count(monkeypatch, torch, name)
+
+    def _on_host(self, function: Any) -> Any:
+        def uncounted(*args: Any) -> Any:
+            self.on_host = True
+            found = function(*args)
+            self.on_host = False
+            return found
+
+        return uncounted
 
     def _count(self, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
         plain = getattr(owner, name)
 
         def counted(*args: Any, **options: Any) -> Any:
             copies = owner is Tensor or not isinstance(args[0], Tensor)
-            self.counts[name] += copies
+            self.counts[name] += copies and not self.on_host
             return plain(*args, **options)
 
         monkeypatch.setattr(owner, name, counted)
@@ -60,6 +75,8 @@ class Waits(TorchDispatchMode):
         by_mask = name.split(".")[0] in _MASKED and any(
             index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1]
         )
+        if self.on_host:
+            return func(*args, **(kwargs or {}))
         if by_mask or name.split(".")[0] in _READS or f"{name}.{overload}" in _READS:
             self.counts[name] += 1
         return func(*args, **(kwargs or {}))

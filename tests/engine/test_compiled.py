@@ -141,12 +141,13 @@ def test_a_closed_network_is_explained_by_what_needs_scores_and_gradients_alone(
         explain.attribute(net, X, "gradcam", target=1)
 
 
-def test_a_part_under_vmap_is_explained_exactly_or_refused() -> None:
+def test_a_part_under_vmap_is_explained_exactly() -> None:
     assert_exact(calling(lambda part, x: torch.vmap(part)(x)), OTHERS)
     rectified = calling(lambda part, x: torch.vmap(lambda row: part(row).clamp(min=0))(x))
-    for method in ("fullgrad", "guidedbackprop"):
-        with pytest.raises(MethodError, match=rf"{method} must see .* outside torch.vmap"):
-            explain.attribute(rectified, X, method, target=1)
+    plainly = calling(lambda part, x: part(x).clamp(min=0))
+    for method in ("fullgrad", "guidedbackprop", "lrp", "deeplift"):
+        a, expected = (explain.attribute(net, X, method, target=1) for net in (rectified, plainly))
+        assert_close(a.values, expected.values, rtol=1e-9, atol=1e-12, msg=method)
 
 
 TRANSFORMS: dict[str, Callable[[Any], Any]] = {

@@ -13,7 +13,7 @@ from torchvision import ops
 
 import explain
 from explain import ExplainWarning, ModelError
-from explain.methods import LRP
+from explain.methods import LRP, FullGrad
 from explain.relevance import COMPOSITES, Composite, Epsilon, When
 from explain.relevance.table import LINEAR
 from tests.conftest import Made, settled
@@ -192,10 +192,12 @@ OPERATORS: dict[str, tuple[str, Function]] = {
     "a custom operator": ("shifted", shifted),
     "several results": ("several", lambda h: sum(several(h))),
     "attention": ("attended", lambda h: attended(h, h.flip(1), h)),
-    "named as a function of torch": ("relu", registered.relu),
-    "in place": ("grow_", lambda h: registered.grow_(h * 1)),
-    "in place, a part": ("grow_", lambda h: grown_in_part(h * 1)),
-    "a view": ("rows", lambda h: registered.rows(h).reshape(h.shape)),
+}
+COMPOSED: dict[str, Function] = {
+    "named as a function of torch": registered.relu,
+    "in place": lambda h: registered.grow_(h * 1),
+    "in place, a part": lambda h: grown_in_part(h * 1),
+    "a view": lambda h: registered.rows(h).reshape(h.shape),
 }
 
 
@@ -224,6 +226,16 @@ def test_an_operator_without_a_rule_is_named_by_every_method_that_needs_one(
     for a in (*together.values(), alone):
         assert a.coverage.missed == {f"explain_tests::{name}": 1}
         assert torch.allclose(a.score, model(x)[:, 1])
+
+
+@pytest.mark.parametrize("operator", COMPOSED.values(), ids=COMPOSED)
+def test_an_operator_that_is_composed_of_others_is_these_others(operator: Function) -> None:
+    model = operated(operator)
+    x = random(3, 2, 3, 8, 8)
+    for method in (LRP("Epsilon"), FullGrad(rescale=False), "guidedbackprop"):
+        a = explain.attribute(model, x, method, target=1)
+        assert a.coverage.missed == {}
+        assert a.delta is None or a.delta.abs().max() <= 1e-9
 
 
 @torch.library.custom_op("explain_tests::without_derivative", mutates_args=())

@@ -134,8 +134,8 @@ def test_each_rule_is_its_formula(
 
 
 class Then(nn.Module):
-    """A layer, and a weighted sum of what it gives: products, so that no rule for linear maps
-    covers them."""
+    """A layer, and a weighted sum of what it gives, written so that no rule for linear maps covers
+    it."""
 
     def __init__(self, layer: nn.Module, head: torch.Tensor) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ class Then(nn.Module):
         self.register_buffer("head", head)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (self.layer(x).flatten(1) * self.head).sum(1, keepdim=True)
+        return (self.layer(x).flatten(1) * self.head).cumsum(1)[:, -1:]
 
 
 # What is conserved

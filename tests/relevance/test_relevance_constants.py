@@ -111,11 +111,10 @@ def test_a_normalisation_of_images_by_running_statistics_is_one_of_batches() -> 
     models = [nn.Sequential(norm, nn.Flatten(), head).double().eval() for norm in norms]
     for method in (LRP("Epsilon"), LRP("EpsilonPlusFlat"), "attnlrp", DeepLIFT(), "fullgrad"):
         a, expected = (explain.attribute(model, x, method, target=1) for model in models)
-        assert torch.equal(a.values, expected.values)
+        assert torch.allclose(a.values, expected.values, rtol=1e-12, atol=1e-15)
         assert a.delta.abs().max() <= 1e-12
 
 
-@pytest.mark.filterwarnings("ignore:lrp has no rule for some operations")
 @pytest.mark.parametrize(
     "used", [lambda h, c: h, lambda h, c: c, lambda h, c: h - c], ids=["output", "state", "both"]
 )
@@ -132,7 +131,7 @@ def test_the_results_of_one_operation_are_handed_what_is_their_own(
     model = settled(Made(forward, cell=nn.LSTMCell(3, 5), head=nn.Linear(5, 3))).double()
     a = explain.attribute(model, random(0, 2, 3, 4, 4), LRP("Epsilon"), target=1)
     assert a.delta.abs().max() <= 1e-12
-    assert set(a.coverage.missed) == {"lstm_cell"}
+    assert a.coverage.missed == {}
 
 
 REFUSED: dict[str, Callable[[], Any]] = {

@@ -1,0 +1,273 @@
+"""Gradients along a recorded pass: a walk over its steps, from the results back to the inputs.
+
+Each step turns the gradients in its results into those in its inputs: by its own derivative, or by
+a rule in the place of it.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from explain.recording.values import Step, Value
+
+aten = torch.ops.aten
+Gradients: TypeAlias = dict[Value, Tensor]
+OfInputs: TypeAlias = Sequence[Tensor | None]
+"""The gradients in the inputs of a step, in the order of `Step.inputs`."""
+Rule: TypeAlias = Callable[[Gradients], Iterable[tuple[Value, Tensor | None]]]
+"""From the gradients in a step's results to those in earlier values."""
+
+
+def reached_from(steps: Iterable[Step], sources: Iterable[Value]) -> set[Value]:
+    """The sources, and all values from which a gradient leads back to one of them."""
+    reached = set(sources)
+    for step in steps:
+        if passes_gradient(step) and not reached.isdisjoint(step.inputs):
+            results = filter(_has_gradient, step.results)
+            reached.update(value for value in results if value.depends)
+    return reached
+
+
+def leading_to(steps: Sequence[Step], results: Iterable[Value]) -> set[Value]:
+    """The results, and all values through which a gradient comes from one of them."""
+    leading = set(results)
+    for step in reversed(steps):
+        if passes_gradient(step) and not leading.isdisjoint(step.results):
+            leading.update(filter(_has_gradient, step.inputs))
+    return leading
+
+
+def passes_gradient(step: Step) -> bool:
+    """Whether a gradient goes on through a step."""
+    return step.has_gradient and step.name != "detach"
+
+
+def _has_gradient(value: Value | None) -> bool:
+    """Whether a value is of a type that has gradients."""
+    return value is not None and (value.dtype.is_floating_point or value.dtype.is_complex)
+
+
+def walk_back(
+    steps: Sequence[Step],
+    gradients: Mapping[Value, Tensor],
+    wanted: Collection[Value],
+    through: Collection[Value],
+    rules: Mapping[Step, Rule] | None = None,
+) -> Gradients:
+    """The gradients in ``wanted`` values, from those in the results of a pass.
+
+    The walk leads ``through`` these values alone. A step without one of the ``rules`` passes the
+    gradient on by its derivative. The result has the wanted values that were reached.
+
+    >>> import torch
+    >>> from explain.recording import record
+    >>> recording = record(torch.nn.Tanh(), torch.zeros(1, 2))
+    >>> (x,) = recording.inputs
+    >>> (y,) = recording.outputs.values()
+    >>> found = walk_back(recording.steps, {y: torch.ones(1, 2)}, [x], {x, y})
+    >>> found[x].tolist()
+    [[1.0, 1.0]]
+    """
+    rules = rules or {}
+    waiting = dict(gradients)
+    found: Gradients = {}
+    for step in reversed(steps):
+        arrived: Gradients = {}
+        for result in step.results:
+            if result in waiting:
+                arrived[result] = waiting.pop(result)
+        found |= {value: arrived[value] for value in arrived if value in wanted}
+        if not arrived or not passes_gradient(step) or through.isdisjoint(step.inputs):
+            continue
+        rule = rules.get(step)
+        if rule is None:
+            sent: Iterable[tuple[Value, Tensor | None]] = zip(
+                step.inputs, derivative(step, arrived, through), strict=True
+            )
+        else:
+            sent = rule(arrived)
+        for value, gradient in sent:
+            if gradient is not None and value in through:
+                gradient = _in_type(gradient, value.dtype)
+                earlier = waiting.get(value)
+                waiting[value] = gradient if earlier is None else earlier + gradient
+    found |= {value: waiting[value] for value in waiting if value in wanted}
+    return found
+
+
+def derivative(step: Step, arrived: Mapping[Value, Tensor], through: Collection[Value]) -> OfInputs:
+    """The gradients in the inputs of a step by its own derivative, in those that are in
+    ``through``.
+
+    Differentiable itself where gradients are on.
+    """
+    create_graph = torch.is_grad_enabled()
+    formula = None if create_graph else _FORMULAS.get(step.name)
+    first = next((value for value in step.results if value is not None), None)
+    if formula is not None and len(arrived) == 1 and first in arrived:
+        return formula(step, arrived[first], through)
+    with torch.enable_grad():
+        sources = [_source(value.tensor) if value in through else None for value in step.inputs]
+        given = iter(sources)
+
+        def tensor_of(value: Value) -> Tensor:
+            """The source in the place of the next input; what is no source as it was."""
+            source = next(given)
+            return value.tensor if source is None else source
+
+        results = step.run(tensor_of)
+    differentiated: list[Tensor] = []
+    gradients: list[Tensor] = []
+    for value, gradient in arrived.items():
+        if results[value].requires_grad:
+            differentiated.append(results[value])
+            gradients.append(_laid_out(gradient, results[value], step))
+    if not differentiated:
+        return [None] * len(sources)
+    found = iter(
+        torch.autograd.grad(
+            differentiated,
+            [source for source in sources if source is not None],
+            gradients,
+            allow_unused=True,
+            create_graph=create_graph,
+        )
+    )
+    return [None if source is None else next(found) for source in sources]
+
+
+def _in_type(gradient: Tensor, dtype: torch.dtype) -> Tensor:
+    """A gradient in the type of its value: the real part of a complex one for a real value."""
+    if gradient.is_complex() and not dtype.is_complex:
+        gradient = gradient.real
+    return gradient.to(dtype)
+
+
+def _laid_out(gradient: Tensor, result: Tensor, step: Step) -> Tensor:
+    """A gradient as PyTorch's derivative of a step takes it: for batch normalisations laid out as
+    the result, which PyTorch (2.13, 2.14) is wrong about otherwise where there is one row."""
+    if "batch_norm" not in step.name:
+        return gradient
+    return torch.empty_like(result).copy_(gradient)
+
+
+def _source(tensor: Tensor) -> Tensor:
+    """A tensor to differentiate with respect to: an alias, which keeps its graph where gradients
+    are created."""
+    return tensor.view_as(tensor) if tensor.requires_grad else tensor.detach().requires_grad_()
+
+
+# The derivatives that walks meet most, written out so that nothing is computed again
+
+
+def _of_convolution(step: Step, gradient: Tensor, through: Collection[Value]) -> OfInputs:
+    x, weight, bias = step.args[:3]
+    wanted = [value in through for value in (x, weight, bias)]
+    sizes = None if bias is None else bias.shape
+    gradients = aten.convolution_backward(
+        gradient, x.tensor, weight.tensor, sizes, *step.args[3:], wanted
+    )
+    given = [x, weight] if bias is None else [x, weight, bias]
+    return [gradients[i] if wanted[i] else None for i in range(len(given))]
+
+
+def _of_product(step: Step, gradient: Tensor, through: Collection[Value]) -> OfInputs:
+    first, second = step.inputs
+    of_first = gradient @ second.tensor.mH if first in through else None
+    of_second = first.tensor.mH @ gradient if second in through else None
+    return [of_first, of_second]
+
+
+def _of_addmm(step: Step, gradient: Tensor, through: Collection[Value]) -> OfInputs:
+    added, first, second = step.inputs
+    beta = step.kwargs.get("beta", 1)
+    alpha = step.kwargs.get("alpha", 1)
+    of_added = beta * gradient.sum_to_size(added.shape) if added in through else None
+    of_first = alpha * gradient @ second.tensor.mH if first in through else None
+    of_second = alpha * first.tensor.mH @ gradient if second in through else None
+    return [of_added, of_first, of_second]
+
+
+def _of_relu(step: Step, gradient: Tensor, through: Collection[Value]) -> OfInputs:
+    return [aten.threshold_backward(gradient, _result(step, 0), 0)]
+
+
+def _of_sum(step: Step, gradient: Tensor, through: Collection[Value]) -> OfInputs:
+    factors: list[float] = [1, step.kwargs.get("alpha", 1)]
+    found: list[Tensor | None] = []
+    for term, factor in zip(step.args[:2], factors, strict=True):
+        if isinstance(term, Value):
+            share = gradient if factor == 1 else factor * gradient
+            found.append(share.sum_to_size(term.shape) if term in through else None)
+    return found
+
+
+def _of_elementwise_product(step: Step, gradient: Tensor, through: Collection[Value]) -> OfInputs:
+    first, second = step.args
+    found: list[Tensor | None] = []
+    for factor, other in ((first, second), (second, first)):
+        if not isinstance(factor, Value):
+            continue
+        if factor not in through:
+            found.append(None)
+            continue
+        number = other.tensor.conj() if isinstance(other, Value) else complex(other).conjugate()
+        if isinstance(number, complex) and not number.imag:
+            number = number.real
+        found.append((gradient * number).sum_to_size(factor.shape))
+    return found
+
+
+def _of_reshape(step: Step, gradient: Tensor, through: Collection[Value]) -> OfInputs:
+    return [gradient.reshape(step.inputs[0].shape)]
+
+
+def _of_expand(step: Step, gradient: Tensor, through: Collection[Value]) -> OfInputs:
+    return [gradient.sum_to_size(step.inputs[0].shape)]
+
+
+def _of_transpose(step: Step, gradient: Tensor, through: Collection[Value]) -> OfInputs:
+    return [gradient.transpose(*step.args[1:])]
+
+
+def _of_permute(step: Step, gradient: Tensor, through: Collection[Value]) -> OfInputs:
+    dims = [dim % gradient.ndim for dim in step.args[1]]
+    return [gradient.permute(sorted(range(len(dims)), key=dims.__getitem__))]
+
+
+def _of_max_pool(step: Step, gradient: Tensor, through: Collection[Value]) -> OfInputs:
+    defaults = [[], [0, 0], [1, 1], False]  # of stride, padding, dilation and ceil_mode
+    options = [*step.args[1:], *defaults[len(step.args) - 2 :]]
+    x = step.inputs[0].tensor
+    return [aten.max_pool2d_with_indices_backward(gradient, x, *options, _result(step, 1))]
+
+
+def _of_softmax(step: Step, gradient: Tensor, through: Collection[Value]) -> OfInputs:
+    result = _result(step, 0)
+    return [aten._softmax_backward_data(gradient, result, step.args[1], result.dtype)]
+
+
+def _result(step: Step, place: int) -> Tensor:
+    """One of the results of a step."""
+    value = step.results[place]
+    assert value is not None
+    return value.tensor
+
+
+_FORMULAS: dict[str, Callable[[Step, Tensor, Collection[Value]], OfInputs]] = {
+    "convolution": _of_convolution,
+    "mm": _of_product,
+    "bmm": _of_product,
+    "addmm": _of_addmm,
+    "relu": _of_relu,
+    "add": _of_sum,
+    "mul": _of_elementwise_product,
+    **dict.fromkeys(("view", "_unsafe_view", "unsqueeze", "squeeze"), _of_reshape),
+    **dict.fromkeys(("expand", "clone", "alias"), _of_expand),
+    "transpose": _of_transpose,
+    "permute": _of_permute,
+    "max_pool2d_with_indices": _of_max_pool,
+    "_softmax": _of_softmax,
+}
