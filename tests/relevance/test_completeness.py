@@ -170,9 +170,6 @@ def test_single_precision_gives_the_map_of_double_precision_or_says_so(
             assert missed < max(0.05 * difference, 0.01 * (difference + scores[0].abs()))
 
 
-@pytest.mark.xfail(
-    strict=True, reason="which values of a sequence belong to an image needs the recording"
-)
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 def test_sequences_with_time_first_add_up_as_those_with_the_images_first(kind: Any) -> None:
     def read(net: Any, x: Tensor) -> Tensor:
