@@ -553,7 +553,7 @@ def _images_first(term: Tensor, labels: Tensor, count: int) -> tuple[Tensor, Ten
         return term.transpose(0, 1), None
     blocks = torch.arange(count).repeat_interleave(labels.numel() // count)
     if len(term) == 1 and torch.equal(labels.flatten().cpu(), blocks.to(labels)):
-        return term[0].unflatten(0, (count, -1)), None
+        return torch.unflatten(term[0], 0, (count, -1)), None
     return term, labels
 
 

@@ -584,7 +584,7 @@ class _Passes:
             values_by_need[need] = self._values(need, whole)
         values = list(chain.from_iterable(values_by_need.values()))
         attended = whole.attention_weights if resolved.attention else []
-        asked = [*values, *attended]
+        asked = {*values, *attended}
         reference = None
         if backward.reference is not None:
             reference = self._reference(backward.reference, resolved.image)
@@ -625,9 +625,9 @@ class _Passes:
                 leading = leading_to(steps, gradients)
                 through = {value for value in leading if value.depends}
                 found = walk_back(steps, gradients, asked, through)
-        for record, value in zip(resolved.attention, attended, strict=False):
+        for record, value in zip(resolved.attention, attended, strict=True):
             record.note(found.get(value))
-        return values_by_need, [found.get(value) for value in values]  # type: ignore[return-value]
+        return values_by_need, [found.get(value) for value in values]
 
     def _values(self, need: NeedAtLayer, whole: RecordedPass) -> Sequence[Value]:
         """The values of the recording whose gradients a need asks for."""

@@ -4,7 +4,8 @@ Each step turns the gradients in its results into those in its inputs: by its ow
 a rule in the place of it.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import TypeAlias
 
 import torch
@@ -25,8 +26,7 @@ def reached_from(steps: Iterable[Step], sources: Iterable[Value]) -> set[Value]:
     reached = set(sources)
     for step in steps:
         if passes_gradient(step) and not reached.isdisjoint(step.inputs):
-            results = filter(_has_gradient, step.results)
-            reached.update(value for value in results if value.depends)
+            reached.update(value for value in _of_numbers(step.results) if value.depends)
     return reached
 
 
@@ -35,7 +35,7 @@ def leading_to(steps: Sequence[Step], results: Iterable[Value]) -> set[Value]:
     leading = set(results)
     for step in reversed(steps):
         if passes_gradient(step) and not leading.isdisjoint(step.results):
-            leading.update(filter(_has_gradient, step.inputs))
+            leading.update(_of_numbers(step.inputs))
     return leading
 
 
@@ -44,16 +44,18 @@ def passes_gradient(step: Step) -> bool:
     return step.has_gradient and step.name != "detach"
 
 
-def _has_gradient(value: Value | None) -> bool:
-    """Whether a value is of a type that has gradients."""
-    return value is not None and (value.dtype.is_floating_point or value.dtype.is_complex)
+def _of_numbers(values: Iterable[Value | None]) -> Iterator[Value]:
+    """Yield the values of types that have gradients."""
+    for value in values:
+        if value is not None and (value.dtype.is_floating_point or value.dtype.is_complex):
+            yield value
 
 
 def walk_back(
     steps: Sequence[Step],
     gradients: Mapping[Value, Tensor],
-    wanted: Collection[Value],
-    through: Collection[Value],
+    wanted: AbstractSet[Value],
+    through: AbstractSet[Value],
     rules: Mapping[Step, Rule] | None = None,
 ) -> Gradients:
     """The gradients in ``wanted`` values, from those in the results of a pass.
@@ -97,7 +99,9 @@ def walk_back(
     return found
 
 
-def derivative(step: Step, arrived: Mapping[Value, Tensor], through: Collection[Value]) -> OfInputs:
+def derivative(
+    step: Step, arrived: Mapping[Value, Tensor], through: AbstractSet[Value]
+) -> OfInputs:
     """The gradients in the inputs of a step by its own derivative, in those that are in
     ``through``.
 
@@ -105,9 +109,9 @@ def derivative(step: Step, arrived: Mapping[Value, Tensor], through: Collection[
     """
     create_graph = torch.is_grad_enabled()
     formula = None if create_graph else _FORMULAS.get(step.name)
-    first = next((value for value in step.results if value is not None), None)
-    if formula is not None and len(arrived) == 1 and first in arrived:
-        return formula(step, arrived[first], through)
+    if formula is not None and len(arrived) == 1 and step.results[0] in arrived:
+        (gradient,) = arrived.values()
+        return formula(step, gradient, through)
     with torch.enable_grad():
         sources = [_source(value.tensor) if value in through else None for value in step.inputs]
         given = iter(sources)
@@ -162,7 +166,7 @@ def _source(tensor: Tensor) -> Tensor:
 # The derivatives that walks meet most, written out so that nothing is computed again
 
 
-def _of_convolution(step: Step, gradient: Tensor, through: Collection[Value]) -> OfInputs:
+def _of_convolution(step: Step, gradient: Tensor, through: AbstractSet[Value]) -> OfInputs:
     x, weight, bias = step.args[:3]
     wanted = [value in through for value in (x, weight, bias)]
     sizes = None if bias is None else bias.shape
@@ -173,14 +177,14 @@ def _of_convolution(step: Step, gradient: Tensor, through: Collection[Value]) ->
     return [gradients[i] if wanted[i] else None for i in range(len(given))]
 
 
-def _of_product(step: Step, gradient: Tensor, through: Collection[Value]) -> OfInputs:
+def _of_product(step: Step, gradient: Tensor, through: AbstractSet[Value]) -> OfInputs:
     first, second = step.inputs
     of_first = gradient @ second.tensor.mH if first in through else None
     of_second = first.tensor.mH @ gradient if second in through else None
     return [of_first, of_second]
 
 
-def _of_addmm(step: Step, gradient: Tensor, through: Collection[Value]) -> OfInputs:
+def _of_addmm(step: Step, gradient: Tensor, through: AbstractSet[Value]) -> OfInputs:
     added, first, second = step.inputs
     beta = step.kwargs.get("beta", 1)
     alpha = step.kwargs.get("alpha", 1)
@@ -190,11 +194,11 @@ def _of_addmm(step: Step, gradient: Tensor, through: Collection[Value]) -> OfInp
     return [of_added, of_first, of_second]
 
 
-def _of_relu(step: Step, gradient: Tensor, through: Collection[Value]) -> OfInputs:
+def _of_relu(step: Step, gradient: Tensor, through: AbstractSet[Value]) -> OfInputs:
     return [aten.threshold_backward(gradient, _result(step, 0), 0)]
 
 
-def _of_sum(step: Step, gradient: Tensor, through: Collection[Value]) -> OfInputs:
+def _of_sum(step: Step, gradient: Tensor, through: AbstractSet[Value]) -> OfInputs:
     factors: list[float] = [1, step.kwargs.get("alpha", 1)]
     found: list[Tensor | None] = []
     for term, factor in zip(step.args[:2], factors, strict=True):
@@ -204,7 +208,7 @@ def _of_sum(step: Step, gradient: Tensor, through: Collection[Value]) -> OfInput
     return found
 
 
-def _of_elementwise_product(step: Step, gradient: Tensor, through: Collection[Value]) -> OfInputs:
+def _of_elementwise_product(step: Step, gradient: Tensor, through: AbstractSet[Value]) -> OfInputs:
     first, second = step.args
     found: list[Tensor | None] = []
     for factor, other in ((first, second), (second, first)):
@@ -220,31 +224,31 @@ def _of_elementwise_product(step: Step, gradient: Tensor, through: Collection[Va
     return found
 
 
-def _of_reshape(step: Step, gradient: Tensor, through: Collection[Value]) -> OfInputs:
+def _of_reshape(step: Step, gradient: Tensor, through: AbstractSet[Value]) -> OfInputs:
     return [gradient.reshape(step.inputs[0].shape)]
 
 
-def _of_expand(step: Step, gradient: Tensor, through: Collection[Value]) -> OfInputs:
+def _of_expand(step: Step, gradient: Tensor, through: AbstractSet[Value]) -> OfInputs:
     return [gradient.sum_to_size(step.inputs[0].shape)]
 
 
-def _of_transpose(step: Step, gradient: Tensor, through: Collection[Value]) -> OfInputs:
+def _of_transpose(step: Step, gradient: Tensor, through: AbstractSet[Value]) -> OfInputs:
     return [gradient.transpose(*step.args[1:])]
 
 
-def _of_permute(step: Step, gradient: Tensor, through: Collection[Value]) -> OfInputs:
+def _of_permute(step: Step, gradient: Tensor, through: AbstractSet[Value]) -> OfInputs:
     dims = [dim % gradient.ndim for dim in step.args[1]]
     return [gradient.permute(sorted(range(len(dims)), key=dims.__getitem__))]
 
 
-def _of_max_pool(step: Step, gradient: Tensor, through: Collection[Value]) -> OfInputs:
+def _of_max_pool(step: Step, gradient: Tensor, through: AbstractSet[Value]) -> OfInputs:
     defaults = [[], [0, 0], [1, 1], False]  # of stride, padding, dilation and ceil_mode
     options = [*step.args[1:], *defaults[len(step.args) - 2 :]]
     x = step.inputs[0].tensor
     return [aten.max_pool2d_with_indices_backward(gradient, x, *options, _result(step, 1))]
 
 
-def _of_softmax(step: Step, gradient: Tensor, through: Collection[Value]) -> OfInputs:
+def _of_softmax(step: Step, gradient: Tensor, through: AbstractSet[Value]) -> OfInputs:
     result = _result(step, 0)
     return [aten._softmax_backward_data(gradient, result, step.args[1], result.dtype)]
 
@@ -256,7 +260,7 @@ def _result(step: Step, place: int) -> Tensor:
     return value.tensor
 
 
-_FORMULAS: dict[str, Callable[[Step, Tensor, Collection[Value]], OfInputs]] = {
+_FORMULAS: dict[str, Callable[[Step, Tensor, AbstractSet[Value]], OfInputs]] = {
     "convolution": _of_convolution,
     "mm": _of_product,
     "bmm": _of_product,

@@ -7,7 +7,8 @@ that suits a network.
 
 import fnmatch
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from types import NoneType
 from typing import Any
@@ -296,7 +297,7 @@ def propagate(
     recorded: Sequence[RecordedStep],
     gradients: Gradients,
     sources: Sequence[Value],
-    wanted: Collection[Value],
+    wanted: AbstractSet[Value],
     count: int,
     rows: Mapping[Value, Tensor | None] | None = None,
     channels: Channels | None = None,
@@ -335,7 +336,7 @@ def propagate(
             rules[step.last] = walk_rule(step, rule, flow)
     if channels is not None:
         behind = reached_from(recorded, [channels.value])
-        before = walk_back(recorded, gradients, [channels.value], behind & signals, rules)
+        before = walk_back(recorded, gradients, {channels.value}, behind & signals, rules)
         arrived = before.get(channels.value)
         gradients = {} if arrived is None else {channels.value: channels.of(arrived)}
     found = walk_back(recorded, gradients, wanted, signals, rules)

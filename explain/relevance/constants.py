@@ -2,7 +2,8 @@
 steps of a pass."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,7 +125,7 @@ def constant_terms(step: Step) -> list[Any]:
     return constant
 
 
-def uninspected(steps: Iterable[RecordedStep], leading: Collection[Value]) -> Coverage:
+def uninspected(steps: Iterable[RecordedStep], leading: AbstractSet[Value]) -> Coverage:
     """The operations on the way to a score that cannot be looked into, counted as ``missed``:
     functions with a derivative of their own, and operators of libraries that the table does not
     know."""
@@ -169,7 +170,7 @@ def _constants_of(recorded: RecordedStep) -> Iterator[tuple[Tensor | float, bool
         yield part, False, part.ndim > 3
 
 
-def _bias(step: RecordedStep, signals: Collection[Value]) -> Tensor | None:
+def _bias(step: RecordedStep, signals: AbstractSet[Value]) -> Tensor | None:
     """The constant that a convolution, linear layer or normalisation adds to its linear part; None
     without one.
 
@@ -183,7 +184,7 @@ def _bias(step: RecordedStep, signals: Collection[Value]) -> Tensor | None:
     if x not in signals:
         return None
     if step.operation.kind == "batchnorm":
-        found = linear_map(step, [x])
+        found = linear_map(step, {x})
         if found is not None:
             return found.bias
     bias: Value | None = options_of(step).get("bias")

@@ -8,7 +8,8 @@ who held them. So the multipliers times the differences of the input add up to t
 scores.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -32,7 +33,7 @@ class StepPair(NamedTuple):
 
     step: Step
     of_reference: RecordedStep
-    signals: Collection[Value]
+    signals: AbstractSet[Value]
 
     def inputs_at(self, place: int) -> tuple[Tensor, Tensor]:
         """The input at ``place``, in the run on the photo and in that on the reference."""
@@ -59,7 +60,7 @@ def multipliers(
     gradients: Gradients,
     sources: Sequence[Value],
     of_sources: Sequence[Value],
-    wanted: Collection[Value],
+    wanted: AbstractSet[Value],
 ) -> Gradients:
     """DeepLIFT's multipliers of ``wanted`` values: a walk back over a recorded pass, beside that of
     the reference.
@@ -88,7 +89,7 @@ def multipliers(
     return walk_back(recording.steps, gradients, wanted, signals, rules)
 
 
-def _steps_of_signals(recording: Recording, signals: Collection[Value]) -> list[RecordedStep]:
+def _steps_of_signals(recording: Recording, signals: AbstractSet[Value]) -> list[RecordedStep]:
     """The steps that read what depends on the explained inputs, but for copies, which hooks add."""
     copies = ("alias", "clone", "copy", "detach")
     steps = [step for step in recording.steps if step.name not in copies]
@@ -158,13 +159,13 @@ def _rescale(pair: StepPair, gradient: Tensor) -> list[Tensor]:
     if not bool(is_same_point.any()):
         return [gradient * slope]
     step = pair.step
-    plain = derivative(step.recorded, {step.output: gradient}, [step.x])[place]
+    plain = derivative(step.recorded, {step.output: gradient}, {step.x})[place]
     assert plain is not None
     if torch.is_grad_enabled():
         # The slope between two points depends on both: its derivative is the mean of theirs.
         arrived = {_first(pair.of_reference): gradient}
         x0_value = pair.of_reference.inputs[place]
-        of_reference = derivative(pair.of_reference, arrived, [x0_value])[place]
+        of_reference = derivative(pair.of_reference, arrived, {x0_value})[place]
         assert of_reference is not None
         plain = (plain + of_reference) / 2
     # NaN is masked before the product: `torch.where` would hide it in the values, but not in

@@ -8,7 +8,8 @@ in-place methods alike, and no module is touched. What rectifies is found by
 """
 
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -136,7 +137,7 @@ def walk_by_rule(
     steps: Sequence[Step],
     gradients: Gradients,
     sources: Iterable[Value],
-    wanted: Collection[Value],
+    wanted: AbstractSet[Value],
 ) -> tuple[Gradients, Coverage]:
     """The gradients in ``wanted`` values under a rule such as guided backpropagation, and how many
     operations of each kind it covers and misses.
@@ -158,7 +159,7 @@ def walk_by_rule(
     return found, Coverage(dict(covered), dict(missed))
 
 
-def _walk_rule(rule: GradientRule, operation: Operation, signals: Collection[Value]) -> Rule:
+def _walk_rule(rule: GradientRule, operation: Operation, signals: AbstractSet[Value]) -> Rule:
     """A rule for gradients at one operation, as `walk_back` takes it."""
     step = operation.step
 

@@ -12,7 +12,8 @@ constant, as in other rules. With the derivative J of an operation, relevance R 
 its name.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 import torch
@@ -225,7 +226,11 @@ class Prefix:
 
     @classmethod
     def to(
-        cls, end: Value, steps: Sequence[Step], sources: Sequence[Value], signals: Collection[Value]
+        cls,
+        end: Value,
+        steps: Sequence[Step],
+        sources: Sequence[Value],
+        signals: AbstractSet[Value],
     ) -> "Prefix | None":
         """The way (prefix) from the explained inputs to the input of the first linear map.
 
@@ -285,7 +290,7 @@ class Prefix:
 
 
 def operations_between(
-    steps: Sequence[Step], end: Value, signals: Collection[Value]
+    steps: Sequence[Step], end: Value, signals: AbstractSet[Value]
 ) -> list[_Operation]:
     """The operations on the way from the explained inputs to a value, in the order of the pass.
 

@@ -2,7 +2,8 @@
 added."""
 
 import functools
-from collections.abc import Callable, Collection
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -104,7 +105,7 @@ def along(values: Tensor, ndim: int, dim: int = 0) -> Tensor:
     return values.reshape(shape)
 
 
-def linear_map(step: Step, signals: Collection[Value]) -> LinearMap | None:
+def linear_map(step: Step, signals: AbstractSet[Value]) -> LinearMap | None:
     """The linear map that a step computes of the one signal among its inputs; None where it is
     none."""
     given = [value for value in step.inputs if value in signals]
@@ -174,7 +175,7 @@ def _deformed_convolution(step: Step, x: Value) -> LinearMap | None:
         return result
 
     def scaled(factor: Tensor) -> Tensor:
-        return weight * along(factor, 4)
+        return torch.mul(weight, along(factor, 4))
 
     return LinearMap(x, run, weight, along(bias_value.tensor, 3), -3, None, scaled)
 
@@ -236,7 +237,8 @@ def weighted_sum(product: Step, x: Value, reader: Step) -> LinearMap | None:
 
     def run(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         assert bias is None  # nothing is added
-        return (x * weight).sum(tuple(dims), keepdim=keepdim)
+        summed: Tensor = (x * weight).sum(tuple(dims), keepdim=keepdim)
+        return summed
 
     return LinearMap(x, run, weight, None, -1)
 

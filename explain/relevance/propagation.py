@@ -7,7 +7,8 @@ linear. What a rule does not pass on (what biases and stabilisers take, what a s
 added up by its cause, for each image.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeAlias
 
@@ -45,7 +46,7 @@ class RelevanceFlow:
     count: int
     sources: Sequence[Value]
     recorded: Sequence[RecordedStep] = ()
-    signals: Collection[Value] = ()
+    signals: AbstractSet[Value] = frozenset()
     """The values that depend on the explained inputs."""
     images: Tensor | None = None
     """Which image each value belongs to in the step that the flow is for, as `BatchLayout` tells
@@ -296,7 +297,7 @@ def _replaced(
     step: Step,
     arrived: Gradients,
     sent: Mapping[Any, Tensor | Answer],
-    signals: Collection[Value],
+    signals: AbstractSet[Value],
 ) -> list[tuple[Value, Tensor | None]]:
     """The gradients that leave a step: what a rule ``sent``, and its derivative elsewhere."""
     to_differentiate = arrived

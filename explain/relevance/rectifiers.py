@@ -6,7 +6,8 @@ the mask comes from: it must be the sign of what is kept, so a mask of tokens do
 if it happens to agree with the sign. ``minimum(x, 0)`` is a negated rectifier, -relu(-x).
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -52,7 +53,7 @@ class _Selection(NamedTuple):
 
 
 def operations_of(
-    steps: Sequence[Step], signals: Collection[Value], leading: Collection[Value]
+    steps: Sequence[Step], signals: AbstractSet[Value], leading: AbstractSet[Value]
 ) -> Iterator[Operation]:
     """Yield the rectifiers on the way from the inputs to a score, and what cannot be looked into:
     functions with a derivative of their own, operators of libraries that the table does not know,
@@ -70,7 +71,7 @@ def operations_of(
                 yield rectifier
 
 
-def _rectifier(step: Step, signals: Collection[Value]) -> Operation | None:
+def _rectifier(step: Step, signals: AbstractSet[Value]) -> Operation | None:
     """The rectifier that a step is; None if it is none."""
     if step.operation.has("rectifies"):
         return Operation(step, True)
@@ -93,7 +94,7 @@ def _rectifier(step: Step, signals: Collection[Value]) -> Operation | None:
     return None
 
 
-def _bounded(step: Step, signals: Collection[Value]) -> Operation | None:
+def _bounded(step: Step, signals: AbstractSet[Value]) -> Operation | None:
     """The rectifier that a clamp, maximum or minimum is, if one of its bounds is zero."""
     x, *bounds = step.args
     if step.name in ("maximum", "minimum"):
@@ -110,7 +111,7 @@ def _bounded(step: Step, signals: Collection[Value]) -> Operation | None:
     return Operation(step, True, negated=True) if _is_zero(most, signals) else None
 
 
-def _without_negative_part(step: Step, signals: Collection[Value]) -> Operation | None:
+def _without_negative_part(step: Step, signals: AbstractSet[Value]) -> Operation | None:
     """The rectifier that a sum of a value and its negated negative part, or its size, is:
     x - min(x, 0), x + relu(-x), x + |x|."""
     terms = [value for value in step.inputs if value in signals]
@@ -148,7 +149,7 @@ def _selections(step: Step) -> list[_Selection]:
     return []
 
 
-def _side(selection: _Selection, signals: Collection[Value]) -> int | None:
+def _side(selection: _Selection, signals: AbstractSet[Value]) -> int | None:
     """1 if the mask is true where the kept value is positive, -1 if where it is negative, None if
     it is not the sign of that value."""
     kept = selection.kept
@@ -181,12 +182,12 @@ def _sign(mask: Value) -> tuple[Value | None, int]:
         return None, side
     first, second = step.args
     side *= _SIDES[step.name]
-    if _is_zero(second, ()):
+    if _is_zero(second, frozenset()):
         return first, side
-    return (second, -side) if _is_zero(first, ()) else (None, side)
+    return (second, -side) if _is_zero(first, frozenset()) else (None, side)
 
 
-def _is_zero(value: Any, signals: Collection[Value]) -> bool:
+def _is_zero(value: Any, signals: AbstractSet[Value]) -> bool:
     """Whether a value is a constant zero: a number, or a tensor of zeros that no gradient leads
     from."""
     if isinstance(value, Value):
@@ -195,7 +196,7 @@ def _is_zero(value: Any, signals: Collection[Value]) -> bool:
     return isinstance(value, (int, float)) and value == 0
 
 
-def _comes_from(value: Any, source: Value, signals: Collection[Value]) -> bool:
+def _comes_from(value: Any, source: Value, signals: AbstractSet[Value]) -> bool:
     """Whether ``value`` is a number, or was computed from ``source`` at most `_STEPS` steps ago.
 
     Then ``where(x > 0, x, 0.1 * x)`` is a leaky ReLU.

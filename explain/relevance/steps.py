@@ -2,7 +2,8 @@
 inputs are signals, and the linear map that it is."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -172,9 +173,9 @@ class Readers:
 
 def steps_of(
     recorded: Sequence[RecordedStep],
-    signals: Collection[Value],
-    leading: Collection[Value],
-    keep: Collection[Value] = (),
+    signals: AbstractSet[Value],
+    leading: AbstractSet[Value],
+    keep: AbstractSet[Value] = frozenset(),
 ) -> list[Step]:
     """The steps of a pass that relevance rules may act on, in the order of the pass.
 
@@ -211,7 +212,7 @@ def steps_of(
 
 
 def step_of(
-    step: RecordedStep, signals: Collection[Value], *, of_complex: bool = False
+    step: RecordedStep, signals: AbstractSet[Value], *, of_complex: bool = False
 ) -> Step | None:
     """A recorded step as rules see it; None if it is linear, without a rule of its own.
 
@@ -236,9 +237,9 @@ def step_of(
         return Step("other", step, places)  # a constant divided by a signal
     if kind not in LINEAR:
         return Step(kind, step, places, scales)
-    values = [step.inputs[place] for place in places]
+    values = {step.inputs[place] for place in places}
     if kind == "convolution":
-        values = [step.inputs[place] for place in places if place not in scales]
+        values = {step.inputs[place] for place in places if place not in scales}
     found = linear_map(step, values)
     if kind == "matrixproduct" and found is not None:
         kind = "dense"
@@ -296,8 +297,8 @@ def _scale(value: Value) -> str | None:
 def _merge(
     step: Step,
     readers: Readers,
-    signals: Collection[Value],
-    keep: Collection[Value],
+    signals: AbstractSet[Value],
+    keep: AbstractSet[Value],
     merged: set[RecordedStep],
 ) -> None:
     """Merge what follows a map's result alone, as one number for each channel, into the map."""
@@ -321,7 +322,7 @@ def _merge(
 
 
 def _weighted_sum(
-    step: Step, readers: Readers, keep: Collection[Value], merged: set[RecordedStep]
+    step: Step, readers: Readers, keep: AbstractSet[Value], merged: set[RecordedStep]
 ) -> Step | None:
     """A product with constants whose result is only summed up: a linear map; None if it is not."""
     reader = None if step.output in keep else readers.only(step.output)
@@ -335,13 +336,13 @@ def _weighted_sum(
 
 
 def _followed_by(
-    step: Step, reader: RecordedStep, value: Value, signals: Collection[Value]
+    step: Step, reader: RecordedStep, value: Value, signals: AbstractSet[Value]
 ) -> LinearMap | None:
     """The map of a step, and then of a normalisation or sum that reads its result; None if they
     are not one map."""
     shape = step.shape
     if reader.operation.kind == "batchnorm" and value.shape == shape:
-        norm = linear_map(reader, [value])
+        norm = linear_map(reader, {value})
         return None if norm is None else step.linear.then(norm.step_weight, norm.bias)
     if reader.name != "add" or len(reader.inputs) != 2 or step.kind == "batchnorm":
         return None
