@@ -57,7 +57,7 @@ from explain.engine.settings import (
     mixed_precision_now,
 )
 from explain.hooks import HookGroup
-from explain.hooks.attention import AttentionRecorder
+from explain.hooks.attention import AttentionRecorder, ZeroLeaves
 from explain.hooks.capturing import Capture, Source, cut_where_allowed
 from explain.hooks.graph import differentiate, graph, normalises_over_rows
 from explain.hooks.layer_names import place_of
@@ -75,7 +75,7 @@ from explain.recording import Value
 from explain.recording.gradients import Gradients, leading_to, walk_back
 from explain.relevance.composites import Channels, propagate
 from explain.relevance.deeplift import multipliers
-from explain.relevance.gradient_rules import ZeroLeaves, walk_by_rule
+from explain.relevance.gradient_rules import walk_by_rule
 from explain.targets import Target, detector_outputs
 
 _FOLLOWS = "gradients in the inputs are all that the scores do"

@@ -15,6 +15,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from explain.hooks.graph import Reach
 from explain.hooks.group import HookGroup
+from explain.hooks.preserve import without_proxy
+from explain.hooks.tracer import Tracer
 from explain.recording import PassRecorder, Value, Watcher
 from explain.recording.attention import RecordedAttention, attentions_in, token_numbers
 from explain.recording.rows import image_numbers
@@ -211,3 +213,55 @@ def _images(attention: RecordedAttention, rows: Mapping[Value, Tensor | None]) -
         return None
     sizes = [1 if dim in dims else size for dim, size in enumerate(weights.shape)]
     return numbers.expand(sizes).flatten().long()
+
+
+class ZeroLeaves(Tracer):
+    """Zero leaves at attention that the explained input does not reach, so that a backward pass
+    can.
+
+    Words attend to each other before they meet a photo. A backward pass to the photo does not reach
+    that attention, and with frozen weights there is not even a graph. So zeros that require a
+    gradient are added to the input of such an attention: a pass that goes to them as well finds the
+    gradient there.
+
+    It adds zeros to what softmaxes and attentions are given that ``sources`` do not reach;
+    ``leaves`` has them.
+
+    >>> photo, words = torch.zeros(2, requires_grad=True), torch.zeros(2)
+    >>> with ZeroLeaves([photo]) as recorder:
+    ...     total = ((photo + words.softmax(0)) * photo.softmax(0)).sum()
+    >>> [tuple(found.shape) for found in torch.autograd.grad(total, recorder.leaves)]
+    [(2,)]
+    """
+
+    def __init__(self, sources: Sequence[Tensor]) -> None:
+        """Start a forward pass with the explained inputs; Nodes of earlier passes do not count."""
+        self.leaves: list[Tensor] = []
+        self._sources = {id(tensor): tensor for tensor in sources}
+        self._reach = Reach(sources, since=torch._C._autograd._get_sequence_nr())
+
+    def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Make a call of the forward pass; add a zero leaf to the input of a softmax or attention
+        that no explained input reaches."""
+        name = getattr(func, "__name__", "")
+        is_attention = name in ("softmax", "scaled_dot_product_attention")
+        if not is_attention or not torch.is_grad_enabled():
+            return func(*args, **kwargs)
+        given = [*args, *kwargs.values()]
+        tensors = [value for value in given if isinstance(value, Tensor)]
+        if not tensors or any(map(self._is_reached, tensors)):
+            return func(*args, **kwargs)
+        leaf = torch.zeros_like(tensors[0], requires_grad=True)
+        self.leaves.append(leaf)
+        changed = [value + leaf if value is tensors[0] else value for value in given]
+        named = dict(zip(kwargs, changed[len(args) :], strict=True))
+        return func(*changed[: len(args)], **named)
+
+    def _is_reached(self, tensor: Tensor) -> bool:
+        """Whether a gradient leads from a tensor of this forward pass back to an explained
+        input."""
+        tensor = without_proxy(tensor)
+        if not tensor.requires_grad:
+            return False
+        node = tensor.grad_fn
+        return id(tensor) in self._sources if node is None else self._reach.of(node)

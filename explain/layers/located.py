@@ -16,7 +16,7 @@ from explain.layers.layouts import Grid, LayoutReading, Size
 from explain.layers.positions import EVERYWHERE, NOWHERE, UNKNOWN, Positions, State, positions_of
 from explain.layers.recording import CallKey, ModuleCall, run_noting_calls
 from explain.recording import PassRecorder, Value, Watcher
-from explain.relevance.calls import storage_of
+from explain.relevance.constants import storage_of
 
 PLACES = "where in the photo the values of tensors lie"
 

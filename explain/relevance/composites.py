@@ -20,6 +20,7 @@ from explain._utils.errors import MethodError, did_you_mean, shown
 from explain.recording import Step as RecordedStep
 from explain.recording import Value
 from explain.recording.gradients import Gradients, Rule, leading_to, reached_from, walk_back
+from explain.recording.operations import TABLE
 from explain.relevance import nonlinear_rules as nonlinear
 from explain.relevance.gradient_rules import Coverage
 from explain.relevance.linear_rules import AlphaBeta, Epsilon, Flat, Gamma, Gradient, ZBox, ZPlus
@@ -30,8 +31,11 @@ from explain.relevance.propagation import (
     walk_with_account,
 )
 from explain.relevance.steps import LINEAR, Step, steps_of
-from explain.relevance.table import KINDS
 
+_OF_TABLE = {row.kind for row in TABLE.values() if row.kind is not None}
+KINDS = tuple(sorted(_OF_TABLE | {"dense", "other"}))
+"""The kinds of steps, as conditions of composites name them; operations without a kind are
+"other"."""
 _MATERIAL = 1e-3
 """The share of what arrives from which on an operation without a rule is named for what it
 loses."""

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from explain._utils.modules import modules_of
 from explain.recording import Step as RecordedStep
 from explain.recording import Value
-from explain.relevance.calls import storage_of
 from explain.relevance.gradient_rules import Coverage
 from explain.relevance.linear_maps import along, linear_map, options_of
 from explain.relevance.steps import Readers, Step, step_of
@@ -191,6 +190,16 @@ def _bias(step: RecordedStep, signals: AbstractSet[Value]) -> Tensor | None:
     if bias is None or step.name == "native_layer_norm":
         return None if bias is None else bias.tensor
     return along(bias.tensor, len(x.shape) - 1)
+
+
+def storage_of(tensor: Tensor) -> int:
+    """A number for a tensor's memory, the same for all views of it: its address, or an identity
+    where it has none."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    # sparse tensors, and those within a transform, have no storage
+    except (NotImplementedError, RuntimeError):
+        return id(tensor)
 
 
 def _storage_of_constant(step: RecordedStep) -> int:

@@ -11,14 +11,11 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
-from explain.hooks.graph import Reach
-from explain.hooks.preserve import without_proxy
-from explain.hooks.tracer import Tracer
 from explain.recording import Step, Value
 from explain.recording.gradients import (
     Gradients,
@@ -28,9 +25,7 @@ from explain.recording.gradients import (
     reached_from,
     walk_back,
 )
-from explain.relevance.calls import Call
 from explain.relevance.rectifiers import Operation, operations_of
-from explain.relevance.table import operation_name
 
 GradientTuple = tuple[Tensor | None, ...]
 
@@ -171,74 +166,3 @@ def _walk_rule(rule: GradientRule, operation: Operation, signals: AbstractSet[Va
         return zip(step.inputs, sent, strict=True)
 
     return back
-
-
-class Dependence:
-    """Tells what depends on the explained inputs from what is made of parameters, numbers and other
-    inputs.
-
-    A gradient leads from the one to the inputs. From the other it leads to parameters at most,
-    whether they are trained or not, and whether or not the model has registered them: what is
-    computed from a detached tensor, or looked up by an index, depends on the input in no way that a
-    gradient could follow.
-
-    >>> layer, x = torch.nn.Linear(3, 3), torch.ones(1, 3, requires_grad=True)
-    >>> dependence = Dependence([x])
-    >>> [dependence.of(made) for made in (layer(x), layer.weight.T * 2, layer(x.detach()))]
-    [True, False, False]
-    """
-
-    def __init__(self, sources: Sequence[Tensor]) -> None:
-        """Start a forward pass with the explained inputs; Nodes of earlier passes do not count."""
-        self._sources = {id(tensor): tensor for tensor in sources}
-        self._reach = Reach(sources, since=torch._C._autograd._get_sequence_nr())
-
-    def of(self, tensor: Tensor) -> bool:
-        """Whether a gradient leads from a tensor of this forward pass back to an explained
-        input."""
-        tensor = without_proxy(tensor)
-        if not tensor.requires_grad:
-            return False
-        node = tensor.grad_fn
-        return id(tensor) in self._sources if node is None else self._reach.of(node)
-
-
-class ZeroLeaves(Tracer):
-    """Zero leaves at attention that the explained input does not reach, so that a backward pass
-    can.
-
-    Words attend to each other before they meet a photo. A backward pass to the photo does not reach
-    that attention, and with frozen weights there is not even a graph. So zeros that require a
-    gradient are added to the input of such an attention: a pass that goes to them as well finds the
-    gradient there.
-
-    It adds zeros to what softmaxes and attentions are given that ``sources`` do not reach;
-    ``leaves`` has them.
-
-    >>> photo, words = torch.zeros(2, requires_grad=True), torch.zeros(2)
-    >>> with ZeroLeaves([photo]) as recorder:
-    ...     total = ((photo + words.softmax(0)) * photo.softmax(0)).sum()
-    >>> [tuple(found.shape) for found in torch.autograd.grad(total, recorder.leaves)]
-    [(2,)]
-    """
-
-    def __init__(self, sources: Sequence[Tensor]) -> None:
-        self.leaves: list[Tensor] = []
-        self._dependence = Dependence(sources)
-
-    def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Make a call of the forward pass; add a zero leaf to the input of a softmax or attention
-        that no explained input reaches.
-
-        `Tracer` calls this in place of every PyTorch function. The values stay the same.
-        """
-        name = operation_name(func)
-        is_attention = name in ("softmax", "scaled_dot_product_attention")
-        if is_attention and torch.is_grad_enabled():
-            call = Call(func, name, args, kwargs)
-            if not any(map(self._dependence.of, call.tensors)):
-                first = call.tensors[0]
-                leaf = torch.zeros_like(first, requires_grad=True)
-                self.leaves.append(leaf)
-                return call.make({call.tensor_places[0]: first + leaf})
-        return func(*args, **kwargs)

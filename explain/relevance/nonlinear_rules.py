@@ -16,7 +16,6 @@ from torch import Tensor
 
 from explain._utils.errors import MethodError
 from explain.recording import Value
-from explain.relevance.batch_layout import numbers_of
 from explain.relevance.constants import constant_part, constant_terms, has_constant_part
 from explain.relevance.linear_maps import along
 from explain.relevance.propagation import (
@@ -24,6 +23,7 @@ from explain.relevance.propagation import (
     RelevanceFlow,
     RelevanceRule,
     Sent,
+    numbers_of,
     send_nothing,
 )
 from explain.relevance.steps import Step

@@ -22,7 +22,6 @@ from explain.recording import Value
 from explain.recording.gradients import Gradients, Rule, derivative
 from explain.recording.moves import fits
 from explain.recording.rows import summed
-from explain.relevance.batch_layout import numbers_of
 from explain.relevance.linear_maps import along
 from explain.relevance.steps import Step
 
@@ -317,3 +316,27 @@ def _replaced(
             gradient = answer(gradient)
         gradients.append((step.inputs[place], gradient))
     return gradients
+
+
+def numbers_of(tensor: Tensor, count: int, images: Tensor | None) -> Tensor | None:
+    """The image number of each value of a step's tensor: ``images`` where they broadcast to it,
+    else by rows, of which each of the ``count`` images has one or several.
+
+    None where it is not known.
+    """
+    if images is not None and fits(images, tensor.shape):
+        return images
+    if tensor.ndim and len(tensor) and len(tensor) % count == 0:
+        return _first(count, tensor)
+    if tensor.ndim > 1 and tensor.shape[1] == count:
+        return _first(count, tensor[0]).unsqueeze(0)
+    return None
+
+
+def _first(count: int, like: Tensor) -> Tensor:
+    """The image numbers of a tensor whose rows come image by image: ``(len(like), 1, ...)``.
+
+    ``count`` is the number of images; ``len(like)`` must be a multiple of it.
+    """
+    numbers = torch.arange(count, device=like.device, dtype=torch.int32)
+    return along(numbers.repeat_interleave(len(like) // count), like.ndim)

@@ -21,9 +21,9 @@ from explain.methods import (
     Method,
 )
 from explain.methods.base import get_method, options
+from explain.recording.operations import TABLE
 from explain.relevance import COMPOSITES
 from explain.relevance.composites import transformer_attribution
-from explain.relevance.table import TABLE
 from tests.conftest import Made, settled, snapshot
 
 LABELS = torch.tensor([1, 2])

@@ -15,7 +15,7 @@ import explain
 from explain import ExplainWarning, ModelError
 from explain.methods import LRP, FullGrad
 from explain.relevance import COMPOSITES, Composite, Epsilon, When
-from explain.relevance.table import LINEAR
+from explain.relevance.steps import LINEAR
 from tests.conftest import Made, settled
 from tests.methods import plain_relevance as plain
 from tests.relevance.test_relevance import random

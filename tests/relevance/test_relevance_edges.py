@@ -17,7 +17,7 @@ import explain
 from explain import LayerError
 from explain.methods import LRP, DeepLIFT, FullGrad
 from explain.relevance import COMPOSITES, Composite, Epsilon, When
-from explain.relevance.table import LINEAR
+from explain.relevance.steps import LINEAR
 from tests.conftest import Made, settled
 from tests.relevance.test_relevance import assert_near, random
 
