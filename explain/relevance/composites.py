@@ -33,7 +33,7 @@ from explain.relevance.propagation import (
 from explain.relevance.steps import LINEAR, Step, steps_of
 
 _OF_TABLE = {row.kind for row in TABLE.values() if row.kind is not None}
-KINDS = tuple(sorted(_OF_TABLE | {"dense", "other"}))
+KINDS = tuple(sorted(_OF_TABLE | {"attention", "dense", "other"}))
 """The kinds of steps, as conditions of composites name them; operations without a kind are
 "other"."""
 _MATERIAL = 1e-3
@@ -73,7 +73,9 @@ class When:
             raise MethodError(
                 f"module of When must be a pattern such as 'layer4.*', got {shown(self.module)}"
             )
-        object.__setattr__(self, "kinds", tuple(self.kinds))
+        # an attention, fused or not, is a softmax between two products
+        kinds = ["softmax" if kind == "attention" else kind for kind in self.kinds]
+        object.__setattr__(self, "kinds", tuple(kinds))
 
     def __call__(self, kind: str, module: str | None, first: bool) -> bool:
         """Whether a step of this kind, in this module, meets the condition; ``first`` says whether
@@ -91,7 +93,7 @@ _OTHERS: Rules = (
     (When(("deviation", "batchnorm")), nonlinear.ConstantDeviation()),
     (When(("sum", "join", "choice")), nonlinear.ConstantTerms()),
 )
-_SOFTMAX = When(("softmax", "attention"))
+_SOFTMAX = When(("softmax",))
 _CONSTANT: Rules = (
     (_SOFTMAX, nonlinear.ConstantWeights()),
     (_FACTORS, nonlinear.Uniform()),
@@ -188,7 +190,7 @@ def transformer_attribution() -> Composite:
     """The composite of the first transformer attribution (Chefer et al., CVPR 2021): z+ without
     biases, pass-through elsewhere, balanced sums."""
     pass_through = (
-        When(("activation", "deviation", "softmax", "attention")),
+        When(("activation", "deviation", "softmax")),
         nonlinear.ElementwisePassThrough(),
     )
     sums = (When(("sum",)), nonlinear.Balanced())
@@ -237,7 +239,7 @@ def automatic_composite(steps: Sequence[Step]) -> Composite:
 
     A network with a single convolution, as one that cuts patches, does not count as convolutional.
     """
-    if any(step.kind in ("softmax", "attention") for step in steps):
+    if any(step.kind == "softmax" for step in steps):
         return COMPOSITES["AttnLRP"]
     # Counted by their weights: a network that takes its images one by one calls each convolution
     # once for each image.
