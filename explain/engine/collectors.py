@@ -28,7 +28,7 @@ from explain.hooks.layer_names import name_of_call
 from explain.hooks.preserve import detached
 from explain.layers.layouts import Grid
 from explain.layers.summary import independent_calls
-from explain.recording.gradients import leading_to
+from explain.recording.gradients import paths_to
 from explain.recording.moves import fits
 from explain.recording.rows import summed
 from explain.relevance.constants import AddedConstant, uninspected
@@ -348,7 +348,7 @@ def _uninspected(
     whole = forward.recorded.whole
     assert whole is not None
     steps = whole.recording.steps
-    return uninspected(steps, leading_to(steps, whole.recording.outputs.values()))
+    return uninspected(steps, paths_to(steps, whole.recording.outputs.values()))
 
 
 def _attention(
@@ -506,6 +506,8 @@ def _of_images(
         labels = None
     if labels is not None and labels.numel() == labels.shape[1:2].numel():
         term, labels = _images_first(term, labels, count)
+    elif labels is not None and labels.numel() != len(labels):
+        return summed(term, labels, count)[:, None], None
     elif count == 1 and constant.attention is not None and term.shape[1:2] == (1,):
         term = term.transpose(0, 1)  # attention has the tokens first
     if constant.attention is not None and term.ndim == 3:

@@ -72,8 +72,8 @@ from explain.hooks.unwrap import has_hooks, scripted, sharded
 from explain.layers.grids import NetworkGrids
 from explain.layers.recording import executed_modules
 from explain.recording import Value
-from explain.recording.gradients import Gradients, leading_to, walk_back
-from explain.relevance.composites import Channels, propagate
+from explain.recording.gradients import Gradients, paths_to, walk_back
+from explain.relevance.composites import KeptChannels, propagate
 from explain.relevance.deeplift import multipliers
 from explain.relevance.gradient_rules import walk_by_rule
 from explain.targets import Target, detector_outputs
@@ -354,9 +354,15 @@ class _Passes:
             recorded.attention = AttentionRecorder(stack, model, *inputs.split(explained))
         has_bias_terms = any(isinstance(kind, needs.BiasTerms) for kind in kinds)
         if has_bias_terms or any(backward.changes_gradients for backward in backwards):
-            others = inputs.other_tensors.values()
+            other_inputs = inputs.other_tensors.values()
             recorded.whole = RecordedPass.begin(
-                stack, group, model, len(inputs), explained, others, self._recorded_layers(model)
+                stack,
+                group,
+                model,
+                len(inputs),
+                explained,
+                other_inputs,
+                self._recorded_layers(model),
             )
         return recorded
 
@@ -479,8 +485,8 @@ class _Passes:
                 gradients = differentiate(
                     total, flat, retain_graph=keep, create_graph=self._create_graph, nodes=nodes
                 )
-            found = iter(gradients)
-            gradients_by_need = {need: list(islice(found, len(asked[need]))) for need in asked}
+            remaining = iter(gradients)
+            gradients_by_need = {need: list(islice(remaining, len(asked[need]))) for need in asked}
             _answer(gradients_by_need, forward, resolved)
         if not (backward.changes_gradients or self._create_graph) and any(self.plan.wanted):
             if backward.objective is not None:
@@ -607,13 +613,13 @@ class _Passes:
                     channels,
                 )
                 resolved.propagated[backward] = result
-                found = result.gradients
+                of_values = result.gradients
             elif backward.rule is not None:
-                found, resolved.coverage[backward.rule] = walk_by_rule(
+                of_values, resolved.coverage[backward.rule] = walk_by_rule(
                     backward.rule, steps, gradients, whole.sources.values(), asked
                 )
             elif reference is not None:
-                found = multipliers(
+                of_values = multipliers(
                     whole.recording,
                     reference.recording,
                     gradients,
@@ -622,12 +628,12 @@ class _Passes:
                     asked,
                 )
             else:
-                leading = leading_to(steps, gradients)
+                leading = paths_to(steps, gradients)
                 through = {value for value in leading if value.depends}
-                found = walk_back(steps, gradients, asked, through)
+                of_values = walk_back(steps, gradients, asked, through)
         for record, value in zip(resolved.attention, attended, strict=True):
-            record.note(found.get(value))
-        return values_by_need, [found.get(value) for value in values]
+            record.note(of_values.get(value))
+        return values_by_need, [of_values.get(value) for value in values]
 
     def _values(self, need: NeedAtLayer, whole: RecordedPass) -> Sequence[Value]:
         """The values of the recording whose gradients a need asks for."""
@@ -663,9 +669,9 @@ class _Passes:
             HookGroup(model) as group,
             ExitStack() as stack,
         ):
-            others = inputs.other_tensors.values()
+            other_inputs = inputs.other_tensors.values()
             whole = RecordedPass.begin(
-                stack, group, model, len(inputs), reference_inputs, others, ()
+                stack, group, model, len(inputs), reference_inputs, other_inputs, ()
             )
             output = inputs.replaced(reference_inputs).call(model)
         whole.finish(output, reference_inputs, with_graph=self._create_graph)
@@ -685,7 +691,7 @@ class _Passes:
         resolved: ResolvedTarget,
         whole: RecordedPass,
         gradients: Gradients,
-    ) -> Channels:
+    ) -> KeptChannels:
         """The channels of a concept's layer, that relevance passes through alone.
 
         The layer's name may have the number of a call; otherwise its last call is taken.
@@ -700,7 +706,7 @@ class _Passes:
                 f"{must}, which was called {len(calls)} times; --list-layers shows them"
             )
         value = calls[-1 if call_number is None else call_number]
-        if value not in leading_to(whole.recording.steps, gradients):
+        if value not in paths_to(whole.recording.steps, gradients):
             raise LayerError(
                 f"{must}, which does not lead to target {resolved.name}; choose a layer on the way "
                 "there"
@@ -716,7 +722,7 @@ class _Passes:
                 f"concept must have channels below {shape[dim]}, got {max(concept.channels)}; name "
                 "less"
             )
-        return Channels(value, concept.channels, dim)
+        return KeptChannels(value, concept.channels, dim)
 
 
 def _record_attention(

@@ -24,7 +24,7 @@ from explain.engine.forward import Forward, ResolvedTarget
 from explain.hooks import HookGroup
 from explain.hooks.graph import differentiate
 from explain.hooks.preserve import recording, start_over
-from explain.recording.gradients import leading_to
+from explain.recording.gradients import paths_to
 from explain.relevance.gradient_rules import GradientRule, GradientTuple
 from explain.relevance.rectifiers import Operation, operations_of
 
@@ -130,7 +130,7 @@ def _rectifiers(
     whole = forward.recorded.whole
     assert whole is not None
     steps = whole.recording.steps
-    leading = leading_to(steps, whole.gradients_of(resolved.total, create_graph=False))
+    leading = paths_to(steps, whole.gradients_of(resolved.total, create_graph=False))
     for operation in operations_of(steps, whole.signals, leading):
         if not rule.covers(operation):
             continue

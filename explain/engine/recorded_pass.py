@@ -46,17 +46,17 @@ class RecordedPass:
         model: nn.Module,
         count: int,
         explained: Mapping[Path, Tensor],
-        others: Iterable[Tensor],
+        other_inputs: Iterable[Tensor],
         layers: Iterable[str],
     ) -> "RecordedPass":
         """Record what runs until ``stack`` closes.
 
-        ``others`` are further inputs, on which values may depend; of ``layers``, the outputs are
-        noted.
+        ``other_inputs`` are further inputs, on which values may depend; of ``layers``, the outputs
+        are noted.
         """
         recorder = PassRecorder(model)
         sources = {path: recorder.add_input(tensor) for path, tensor in explained.items()}
-        for tensor in others:
+        for tensor in other_inputs:
             recorder.add_input(tensor)
         values = read_outputs(group, layers, recorder.value_of)
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))  # as the recorder decomposes it
@@ -120,9 +120,9 @@ class RecordedPass:
     def gradients_of(self, total: Tensor, *, create_graph: bool) -> Gradients:
         """The gradients of a score in the values of the output that it is picked from."""
         edges = [edge for edge, _ in self._outputs]
-        found = differentiate(total, edges, retain_graph=True, create_graph=create_graph)
+        of_outputs = differentiate(total, edges, retain_graph=True, create_graph=create_graph)
         gradients: Gradients = {}
-        for (_, value), gradient in zip(self._outputs, found, strict=True):
+        for (_, value), gradient in zip(self._outputs, of_outputs, strict=True):
             if gradient is not None:
                 earlier = gradients.get(value)
                 gradients[value] = gradient if earlier is None else earlier + gradient

@@ -247,13 +247,13 @@ class ZeroLeaves(Tracer):
         is_attention = name in ("softmax", "scaled_dot_product_attention")
         if not is_attention or not torch.is_grad_enabled():
             return func(*args, **kwargs)
-        given = [*args, *kwargs.values()]
-        tensors = [value for value in given if isinstance(value, Tensor)]
+        arguments = [*args, *kwargs.values()]
+        tensors = [value for value in arguments if isinstance(value, Tensor)]
         if not tensors or any(map(self._is_reached, tensors)):
             return func(*args, **kwargs)
         leaf = torch.zeros_like(tensors[0], requires_grad=True)
         self.leaves.append(leaf)
-        changed = [value + leaf if value is tensors[0] else value for value in given]
+        changed = [value + leaf if value is tensors[0] else value for value in arguments]
         named = dict(zip(kwargs, changed[len(args) :], strict=True))
         return func(*changed[: len(args)], **named)
 

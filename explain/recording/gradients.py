@@ -30,7 +30,7 @@ def reached_from(steps: Iterable[Step], sources: Iterable[Value]) -> set[Value]:
     return reached
 
 
-def leading_to(steps: Sequence[Step], results: Iterable[Value]) -> set[Value]:
+def paths_to(steps: Sequence[Step], results: Iterable[Value]) -> set[Value]:
     """The results, and all values through which a gradient comes from one of them."""
     leading = set(results)
     for step in reversed(steps):
@@ -74,13 +74,13 @@ def walk_back(
     """
     rules = rules or {}
     waiting = dict(gradients)
-    found: Gradients = {}
+    of_wanted: Gradients = {}
     for step in reversed(steps):
         arrived: Gradients = {}
         for result in step.results:
             if result in waiting:
                 arrived[result] = waiting.pop(result)
-        found |= {value: arrived[value] for value in arrived if value in wanted}
+        of_wanted |= {value: arrived[value] for value in arrived if value in wanted}
         if not arrived or not passes_gradient(step) or through.isdisjoint(step.inputs):
             continue
         rule = rules.get(step)
@@ -95,8 +95,8 @@ def walk_back(
                 gradient = _in_type(gradient, value.dtype)
                 earlier = waiting.get(value)
                 waiting[value] = gradient if earlier is None else earlier + gradient
-    found |= {value: waiting[value] for value in waiting if value in wanted}
-    return found
+    of_wanted |= {value: waiting[value] for value in waiting if value in wanted}
+    return of_wanted
 
 
 def derivative(
@@ -114,11 +114,11 @@ def derivative(
         return formula(step, gradient, through)
     with torch.enable_grad():
         sources = [_source(value.tensor) if value in through else None for value in step.inputs]
-        given = iter(sources)
+        remaining = iter(sources)
 
         def tensor_of(value: Value) -> Tensor:
             """The source in the place of the next input; what is no source as it was."""
-            source = next(given)
+            source = next(remaining)
             return value.tensor if source is None else source
 
         results = step.run(tensor_of)
@@ -130,7 +130,7 @@ def derivative(
             gradients.append(_laid_out(gradient, results[value], step))
     if not differentiated:
         return [None] * len(sources)
-    found = iter(
+    of_sources = iter(
         torch.autograd.grad(
             differentiated,
             [source for source in sources if source is not None],
@@ -139,7 +139,7 @@ def derivative(
             create_graph=create_graph,
         )
     )
-    return [None if source is None else next(found) for source in sources]
+    return [None if source is None else next(of_sources) for source in sources]
 
 
 def _in_type(gradient: Tensor, dtype: torch.dtype) -> Tensor:
@@ -173,8 +173,8 @@ def _of_convolution(step: Step, gradient: Tensor, through: AbstractSet[Value]) -
     gradients = aten.convolution_backward(
         gradient, x.tensor, weight.tensor, sizes, *step.args[3:], wanted
     )
-    given = [x, weight] if bias is None else [x, weight, bias]
-    return [gradients[i] if wanted[i] else None for i in range(len(given))]
+    inputs = [x, weight] if bias is None else [x, weight, bias]
+    return [gradients[i] if wanted[i] else None for i in range(len(inputs))]
 
 
 def _of_product(step: Step, gradient: Tensor, through: AbstractSet[Value]) -> OfInputs:
@@ -200,28 +200,28 @@ def _of_relu(step: Step, gradient: Tensor, through: AbstractSet[Value]) -> OfInp
 
 def _of_sum(step: Step, gradient: Tensor, through: AbstractSet[Value]) -> OfInputs:
     factors: list[float] = [1, step.kwargs.get("alpha", 1)]
-    found: list[Tensor | None] = []
+    shares: list[Tensor | None] = []
     for term, factor in zip(step.args[:2], factors, strict=True):
         if isinstance(term, Value):
             share = gradient if factor == 1 else factor * gradient
-            found.append(share.sum_to_size(term.shape) if term in through else None)
-    return found
+            shares.append(share.sum_to_size(term.shape) if term in through else None)
+    return shares
 
 
 def _of_elementwise_product(step: Step, gradient: Tensor, through: AbstractSet[Value]) -> OfInputs:
     first, second = step.args
-    found: list[Tensor | None] = []
+    shares: list[Tensor | None] = []
     for factor, other in ((first, second), (second, first)):
         if not isinstance(factor, Value):
             continue
         if factor not in through:
-            found.append(None)
+            shares.append(None)
             continue
         number = other.tensor.conj() if isinstance(other, Value) else complex(other).conjugate()
         if isinstance(number, complex) and not number.imag:
             number = number.real
-        found.append((gradient * number).sum_to_size(factor.shape))
-    return found
+        shares.append((gradient * number).sum_to_size(factor.shape))
+    return shares
 
 
 def _of_reshape(step: Step, gradient: Tensor, through: AbstractSet[Value]) -> OfInputs:

@@ -57,13 +57,13 @@ def image_numbers(
     for of_value in labels.values():
         if of_value is not None and id(of_value) not in images:
             images[id(of_value)] = _filled(of_value) - 1
-    found: dict[Value, Tensor | None] = {}
+    numbers_by_value: dict[Value, Tensor | None] = {}
     for value, of_value in labels.items():
-        found[value] = None if of_value is None else images[id(of_value)]
+        numbers_by_value[value] = None if of_value is None else images[id(of_value)]
     for step in reversed(steps):
         if is_move(step):
-            _fill_from_results(step, found)
-    return found
+            _fill_from_results(step, numbers_by_value)
+    return numbers_by_value
 
 
 def images_elsewhere(
@@ -72,33 +72,33 @@ def images_elsewhere(
     """The image numbers of the values whose images do not come first, as `image_numbers` tells
     them."""
     first = torch.arange(count)
-    found: dict[Value, Tensor] = {}
+    elsewhere: dict[Value, Tensor] = {}
     for value, numbers in image_numbers(steps, inputs, count).items():
         if numbers is None or not numbers.ndim:
             continue
         is_first = numbers.numel() == len(numbers) and torch.equal(numbers.flatten(), first)
         if not is_first:
-            found[value] = numbers
-    return found
+            elsewhere[value] = numbers
+    return elsewhere
 
 
-def _fill_from_results(step: Step, found: dict[Value, Tensor | None]) -> None:
+def _fill_from_results(step: Step, numbers_by_value: dict[Value, Tensor | None]) -> None:
     """Give elements that belong to no image the number of the image that a step moves them to."""
     for source in values_moved(step):
-        numbers = found.get(source)
+        numbers = numbers_by_value.get(source)
         if numbers is None or not bool((numbers < 0).any()):
             continue
         indices = torch.arange(1.0, source.numel + 1, dtype=torch.float64).reshape(source.shape)
         moved_indices = moved(step, {source: indices}.get)
         filled = numbers.expand(source.shape).flatten().clone()
         for result, of_result in moved_indices.items():
-            images = found.get(result)
+            images = numbers_by_value.get(result)
             if images is not None:
                 places = of_result.expand(result.shape).flatten().long()
                 images = images.expand(result.shape).flatten()[places > 0]
                 places = places[places > 0] - 1
                 filled[places] = filled[places].maximum(images)
-        found[source] = _filled(filled.reshape(source.shape) + 1) - 1
+        numbers_by_value[source] = _filled(filled.reshape(source.shape) + 1) - 1
 
 
 def labels_through(

@@ -19,7 +19,7 @@ from torch import Tensor
 from explain._utils.errors import MethodError, did_you_mean, shown
 from explain.recording import Step as RecordedStep
 from explain.recording import Value
-from explain.recording.gradients import Gradients, Rule, leading_to, reached_from, walk_back
+from explain.recording.gradients import Gradients, Rule, paths_to, reached_from, walk_back
 from explain.recording.operations import TABLE
 from explain.relevance import nonlinear_rules as nonlinear
 from explain.relevance.gradient_rules import Coverage
@@ -30,7 +30,7 @@ from explain.relevance.propagation import (
     walk_rule,
     walk_with_account,
 )
-from explain.relevance.steps import LINEAR, Step, steps_of
+from explain.relevance.steps import LINEAR, Step, relevance_steps
 
 _OF_TABLE = {row.kind for row in TABLE.values() if row.kind is not None}
 KINDS = tuple(sorted(_OF_TABLE | {"attention", "dense", "other"}))
@@ -284,7 +284,7 @@ class PropagationResult:
 
 
 @dataclass(frozen=True, eq=False)
-class Channels:
+class KeptChannels:
     """The channels of a value that relevance passes through alone, along its dimension ``dim``."""
 
     value: Value
@@ -306,7 +306,7 @@ def propagate(
     wanted: AbstractSet[Value],
     count: int,
     rows: Mapping[Value, Tensor | None] | None = None,
-    channels: Channels | None = None,
+    channels: KeptChannels | None = None,
 ) -> PropagationResult:
     """Walk back over a recorded pass by the rules of a composite.
 
@@ -316,9 +316,9 @@ def propagate(
     ``channels``, relevance passes through these alone.
     """
     signals = reached_from(recorded, sources)
-    leading = leading_to(recorded, gradients)
+    leading = paths_to(recorded, gradients)
     keep = {*wanted, channels.value} if channels else set(wanted)
-    steps = steps_of(recorded, signals, leading, keep)
+    steps = relevance_steps(recorded, signals, leading, keep)
     chosen = automatic_composite(steps) if composite == AUTOMATIC else composite
     flow = RelevanceFlow(count, sources, recorded, signals)
     covered = Counter[tuple[str, str]]()
@@ -342,8 +342,8 @@ def propagate(
             rules[step.last] = walk_rule(step, rule, flow)
     if channels is not None:
         behind = reached_from(recorded, [channels.value])
-        before = walk_back(recorded, gradients, {channels.value}, behind & signals, rules)
-        arrived = before.get(channels.value)
+        of_channels = walk_back(recorded, gradients, {channels.value}, behind & signals, rules)
+        arrived = of_channels.get(channels.value)
         gradients = {} if arrived is None else {channels.value: channels.of(arrived)}
-    found = walk_back(recorded, gradients, wanted, signals, rules)
-    return PropagationResult(found, chosen, flow, covered, +missed)
+    of_wanted = walk_back(recorded, gradients, wanted, signals, rules)
+    return PropagationResult(of_wanted, chosen, flow, covered, +missed)

@@ -183,9 +183,9 @@ def _bias(step: RecordedStep, signals: AbstractSet[Value]) -> Tensor | None:
     if x not in signals:
         return None
     if step.operation.kind == "batchnorm":
-        found = linear_map(step, {x})
-        if found is not None:
-            return found.bias
+        norm = linear_map(step, {x})
+        if norm is not None:
+            return norm.bias
     bias: Value | None = options_of(step).get("bias")
     if bias is None or step.name == "native_layer_norm":
         return None if bias is None else bias.tensor
@@ -212,16 +212,16 @@ def _storage_of_constant(step: RecordedStep) -> int:
 def _scores_of_attention(steps: Sequence[RecordedStep]) -> set[Value]:
     """The values from which scores of attention are made, before a softmax: what is added there is
     no map of the photo."""
-    found: set[Value] = set()
+    scores: set[Value] = set()
     for softmax in steps:
         if softmax.operation.kind != "softmax":
             continue
         value = softmax.inputs[0]
         for _ in range(_SCORE_STEPS):
-            found.add(value)
+            scores.add(value)
             step = value.step
             is_change = step is not None and step.operation.kind in (None, "sum", "product")
             if step is None or not is_change or not step.inputs:
                 break
             value = step.inputs[0]
-    return found
+    return scores

@@ -292,8 +292,8 @@ def _over_dimensions(x: Tensor, x0: Tensor, pair: StepPair, gradient: Tensor) ->
 
     ``gradient`` is that in the maxima, with or without the reduced dimensions.
     """
-    given = pair.step.options.get("dim", ())
-    dims: tuple[int, ...] = (given,) if isinstance(given, int) else tuple(given)
+    reduced = pair.step.options.get("dim", ())
+    dims: tuple[int, ...] = (reduced,) if isinstance(reduced, int) else tuple(reduced)
     dims = dims or tuple(range(x.ndim))
     sign = -1 if "min" in pair.step.name else 1
     ends = tuple(range(-len(dims), 0))

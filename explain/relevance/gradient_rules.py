@@ -21,7 +21,7 @@ from explain.recording.gradients import (
     Gradients,
     Rule,
     derivative,
-    leading_to,
+    paths_to,
     reached_from,
     walk_back,
 )
@@ -144,14 +144,14 @@ def walk_by_rule(
     covered = Counter[str]()
     missed = Counter[str]()
     rules: dict[Step, Rule] = {}
-    for operation in operations_of(steps, signals, leading_to(steps, gradients)):
+    for operation in operations_of(steps, signals, paths_to(steps, gradients)):
         if rule.covers(operation):
             rules[operation.step] = _walk_rule(rule, operation, signals)
             covered[operation.kind] += 1
         else:
             missed[operation.kind] += 1
-    found = walk_back(steps, gradients, wanted, signals, rules)
-    return found, Coverage(dict(covered), dict(missed))
+    of_wanted = walk_back(steps, gradients, wanted, signals, rules)
+    return of_wanted, Coverage(dict(covered), dict(missed))
 
 
 def _walk_rule(rule: GradientRule, operation: Operation, signals: AbstractSet[Value]) -> Rule:

@@ -54,8 +54,8 @@ class _Operation:
         with torch.enable_grad():
             self._given = [inputs[place].tensor.detach().requires_grad_() for place in self.places]
             by_place = dict(zip(self.places, self._given, strict=True))
-            given = iter([by_place.get(place, v.tensor) for place, v in enumerate(inputs)])
-            computed = self.step.run(lambda _: next(given))
+            arguments = iter([by_place.get(place, v.tensor) for place, v in enumerate(inputs)])
+            computed = self.step.run(lambda _: next(arguments))
         self._computed = [computed[value] for value in self.results]
         slopes = {place: self._slope(place) for place in self.places}
         self.slopes = {place: slope for place, slope in slopes.items() if slope is not None}
@@ -196,14 +196,15 @@ class Prefix:
     """What lies between the explained inputs and what a map is given.
 
     >>> from explain.recording import record
+    >>> from explain.recording.gradients import reached_from
     >>> class Flipped(torch.nn.Module):
     ...     def forward(self, x):
     ...         return (2 * x.flip(1))[:, :2] - 1
     >>> recording = record(Flipped(), torch.tensor([[1.0, 2.0, 3.0]]))
     >>> (end,) = recording.outputs.values()
-    >>> signals = {value for value in recording.values if value.depends}
+    >>> signals = reached_from(recording.steps, recording.inputs)
     >>> prefix = Prefix.to(end, recording.steps, recording.inputs, signals)
-    >>> [found.tolist() for found in prefix.back(torch.tensor([[5.0, 7.0]])).values()]
+    >>> [share.tolist() for share in prefix.back(torch.tensor([[5.0, 7.0]])).values()]
     [[[0.0, 7.0, 5.0]]]
     """
 

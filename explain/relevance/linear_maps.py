@@ -108,10 +108,10 @@ def along(values: Tensor, ndim: int, dim: int = 0) -> Tensor:
 def linear_map(step: Step, signals: AbstractSet[Value]) -> LinearMap | None:
     """The linear map that a step computes of the one signal among its inputs; None where it is
     none."""
-    given = [value for value in step.inputs if value in signals]
-    if len(given) != 1:
+    signals_of_step = [value for value in step.inputs if value in signals]
+    if len(signals_of_step) != 1:
         return None
-    (x,) = given
+    (x,) = signals_of_step
     if step.name in _MAPS:
         return _MAPS[step.name](step, x)
     return None

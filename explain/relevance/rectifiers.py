@@ -213,5 +213,5 @@ def _comes_from(value: Any, source: Value, signals: AbstractSet[Value]) -> bool:
         if earlier is source:
             return True
         if earlier.step is not None:
-            waiting += [given for given in earlier.step.inputs if given in signals]
+            waiting += [argument for argument in earlier.step.inputs if argument in signals]
     return False

@@ -165,13 +165,15 @@ class Readers:
             reader = self.only(value)
             if reader is None or reader.name not in _RESHAPES:
                 return value
-            (result,) = (found for found in reader.results if found is not None)
+            (result,) = (
+                value_of_reader for value_of_reader in reader.results if value_of_reader is not None
+            )
             if not value.shape or result.shape[-1:] != value.shape[-1:]:
                 return value
             value = result
 
 
-def steps_of(
+def relevance_steps(
     recorded: Sequence[RecordedStep],
     signals: AbstractSet[Value],
     leading: AbstractSet[Value],
@@ -220,6 +222,8 @@ def step_of(
     """
     places = [place for place, value in enumerate(step.inputs) if value in signals]
     kind = step.operation.kind
+    if step.name == "_log_softmax":
+        kind = None  # its relevance is not that of weights
     is_complex = any(value.dtype.is_complex for value in step.inputs)
     if kind is None or (is_complex and not of_complex):
         is_linear = not _LINEAR_TRAITS.isdisjoint(step.operation.traits)
@@ -240,12 +244,12 @@ def step_of(
     values = {step.inputs[place] for place in places}
     if kind == "convolution":
         values = {step.inputs[place] for place in places if place not in scales}
-    found = linear_map(step, values)
-    if kind == "matrixproduct" and found is not None:
+    linear = linear_map(step, values)
+    if kind == "matrixproduct" and linear is not None:
         kind = "dense"
-    if found is None and _adds_constant(step):
+    if linear is None and _adds_constant(step):
         return Step("other", step, places)  # no rule separates it from a product of two signals
-    return Step(kind, step, places, scales, found)
+    return Step(kind, step, places, scales, linear)
 
 
 def _is_by_batch(step: RecordedStep) -> bool:
@@ -270,8 +274,8 @@ def _scales(kind: str, step: RecordedStep, places: Sequence[int]) -> dict[int, s
     if kind == "quotient":
         return {place: "denominator" for place in places if place == 1 or len(step.inputs) == 1}
     if kind in ("product", "matrixproduct"):
-        found = {place: _scale(step.inputs[place]) for place in places}
-        scales = {place: scale for place, scale in found.items() if scale is not None}
+        by_place = {place: _scale(step.inputs[place]) for place in places}
+        scales = {place: scale for place, scale in by_place.items() if scale is not None}
         return scales if len(scales) < len(places) else {}
     if kind not in ("sampling", "convolution"):
         return {}
@@ -313,10 +317,10 @@ def _merge(
         end = reader
         if reader.name in _RESHAPES:
             continue
-        found = _followed_by(step, reader, value, signals)
-        if found is None:
+        longer_map = _followed_by(step, reader, value, signals)
+        if longer_map is None:
             return
-        step.map = found
+        step.map = longer_map
         step.last = reader
         merged.update(passed)
 
@@ -328,11 +332,11 @@ def _weighted_sum(
     reader = None if step.output in keep else readers.only(step.output)
     if len(step.signals) != 1 or len(step.inputs) != 2 or reader is None or reader.name != "sum":
         return None
-    found = weighted_sum(step.recorded, step.x, reader)
-    if found is None:
+    linear = weighted_sum(step.recorded, step.x, reader)
+    if linear is None:
         return None
     merged.add(reader)
-    return Step("dense", step.recorded, step.signals, map=found, last=reader)
+    return Step("dense", step.recorded, step.signals, map=linear, last=reader)
 
 
 def _followed_by(
@@ -346,12 +350,12 @@ def _followed_by(
         return None if norm is None else step.linear.then(norm.step_weight, norm.bias)
     if reader.name != "add" or len(reader.inputs) != 2 or step.kind == "batchnorm":
         return None
-    others = [other for other in reader.inputs if other is not value]
-    if len(others) != 1 or others[0] in signals or reader.kwargs.get("alpha", 1) != 1:
+    added = [other for other in reader.inputs if other is not value]
+    if len(added) != 1 or added[0] in signals or reader.kwargs.get("alpha", 1) != 1:
         return None
     channels = step.linear.channels
     count = shape[channels]
-    bias = others[0]
+    bias = added[0]
     sizes = [1] * max(0, len(value.shape) - len(bias.shape)) + list(bias.shape)
     is_by_channel = sizes[channels] == count and Counter(sizes)[1] == len(sizes) - 1
     same_channels = value.shape[channels] == count and (value.shape == shape or channels == -1)
