@@ -504,17 +504,20 @@ def _of_images(
     labels = None if whole is None else whole.rows.get(constant.result)
     if labels is not None and not fits(labels, term.shape):
         labels = None
-    if labels is not None and labels.numel() == labels.shape[1:2].numel():
-        term, labels = _images_first(term, labels, count)
-    elif labels is not None and labels.numel() != len(labels):
+    has_images_second = labels is not None and labels.numel() == labels.shape[1:2].numel()
+    if labels is not None and labels.numel() != len(labels) and not has_images_second:
         return summed(term, labels, count)[:, None], None
-    elif count == 1 and constant.attention is not None and term.shape[1:2] == (1,):
-        term = term.transpose(0, 1)  # attention has the tokens first
-    if constant.attention is not None and term.ndim == 3:
+    if constant.attention is not None and term.ndim == 3:  # it has the tokens first
         grid = forward.grids.of_layer(constant.attention)
+        if has_images_second or (count == 1 and term.shape[1] == 1):
+            term = term.transpose(0, 1)
         if grid is None:
             return term.flatten(1), None
         return _on_grid(term, replace(grid, layout="tokens"))
+    # as many images as tokens, or several channels of each image, as instance normalisations have
+    is_ambiguous = constant.module is None and len(term) in (1, count)
+    if labels is not None and has_images_second and (is_ambiguous or len(term) == 1):
+        term, labels = _images_first(term, labels, count)
     shape = tuple(term.shape)
     layer = (
         None

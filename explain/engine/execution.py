@@ -371,7 +371,8 @@ class _Passes:
         those of concepts."""
         concepts = [backward.concept for backward in self.plan.backwards]
         names = [concept.layer for concept in concepts if concept is not None]
-        return [*self.plan.layers, *(place_of(name, model).layer for name in names)]
+        places = [place_of(name, model) for name in [*self.plan.layers, *names]]
+        return list(dict.fromkeys(place.layer for place in places))
 
     def _watch(self, group: HookGroup, model: nn.Module, inputs: Inputs) -> Capture:
         """Hook the layers, sizes of outputs and concepts that the plan needs; return the capture of

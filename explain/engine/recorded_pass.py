@@ -97,8 +97,7 @@ class RecordedPass:
 
     def of_layer(self, call: LayerCall) -> Value:
         """The value of the first tensor that a call of a layer returned."""
-        values = self.layers[call.layer]
-        return values[call.call] if call.call < len(values) else values[-1]
+        return self.layers[call.layer][call.call]
 
     @cached_property
     def attention_weights(self) -> list[Value]:

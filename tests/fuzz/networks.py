@@ -225,6 +225,7 @@ class Ready:
         """Explain in the state that the case says, refused or not; nothing else may be raised."""
         target = self.target[:images] if isinstance(self.target, Tensor) else self.target
         options = {"target": target, "layer": layer_for(method, self.case.layer)} | changes
+        options["placement"] = "even"  # as the plain computations lay maps over the photo
         with quietly(), caller(self.case.mode):
             try:
                 return explain.attribute(self.model, self.inputs(images), method, **options)
