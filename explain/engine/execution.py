@@ -777,18 +777,16 @@ def _own_rows(evidence_by_pass: Sequence[Any]) -> Any:
 
 
 def _must_be_open(model: nn.Module, method: str) -> None:
-    """Refuse a method that reads every operation if the model has scripted modules, which hide
-    theirs.
+    """Refuse a method that hooks the blocks of a network if the model has scripted modules, which
+    hide theirs.
 
-    Scripted modules show other operations after they have been optimised by earlier runs, so the
-    values would depend on these. Called before anything runs; ``method`` is the name for the
-    message.
+    Called before anything runs; ``method`` is the name for the message.
     """
     closed = scripted(model)
     if closed:
-        must = f"see every operation of the model, but layer {closed[0]!r} is scripted"
+        must = f"see the blocks of the model, but layer {closed[0]!r} is scripted"
         raise MethodError(
-            f"{method or 'the method'} must {must}; use what it was made from, or saliency"
+            f"{method or 'the method'} must {must}; use what it was made from, or attnlrp"
         )
 
 

@@ -104,19 +104,14 @@ class Need(Generic[T]):
     """Whether the backward pass goes through a gradient."""
     detached: ClassVar[bool] = False
     """Whether the answer never keeps its graph."""
+    looks_inside: ClassVar[bool] = False
+    """Whether modules are hooked that scripted ones hide."""
     also: "ClassVar[frozenset[Need[Any]]]" = frozenset()
     """What must be gathered before it."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         dataclass(frozen=True)(cls)
-
-    @property
-    def looks_inside(self) -> bool:
-        """Whether the need must see the operations of the network, which scripted modules hide."""
-        return self.backward is not None and (
-            self.backward.propagates or self.backward.rule is not None
-        )
 
     @cached_property
     def hooked(self) -> bool:
@@ -253,13 +248,13 @@ class BiasTerms(Need[tuple[Tensor, ...]]):
     """What every bias of the network adds to the score: a tuple of ``(N, C, h, w)``, or ``(N, K)``
     without a map."""
 
-    whole = looks_inside = reads_weights = differentiates = True
+    whole = reads_weights = differentiates = True
 
 
 class Uninspected(Need[Coverage]):
     """Which operations between the input and the score nobody can look into, as ``missed``."""
 
-    whole = looks_inside = True
+    whole = True
 
 
 class DetectionSimilarity(Need[Tensor]):
@@ -293,7 +288,7 @@ class Attention(Need[tuple[AttentionMap, ...]]):
     gradients: bool = False
     unreached: bool = False
 
-    whole = looks_inside = detached = True
+    whole = detached = True
 
     @property
     def differentiates(self) -> bool:  # type: ignore[override]

@@ -246,8 +246,8 @@ class Plan:
 
     @cached_property
     def looks_inside(self) -> str | None:
-        """The name of a method that must see every operation of the network, or None; scripted
-        models are refused for it."""
+        """The name of a method that must see the blocks of the network, or None; scripted models
+        are refused for it."""
         for name, needs in self.wanted.items():
             if any(need.kind.looks_inside for need in needs):
                 return name

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -60,6 +61,8 @@ class RecordedPass:
             recorder.add_input(tensor)
         values = read_outputs(group, layers, recorder.value_of)
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))  # as the recorder decomposes it
+        # scripted code that has run before is run in another way otherwise, which hides derivatives
+        stack.enter_context(torch.jit.optimized_execution(False))
         stack.enter_context(Watcher(recorder))
         stack.enter_context(recorder)
         return cls(count, sources, values, recorder)

@@ -98,6 +98,8 @@ class AttentionRecorder:
         for tensor in shared:
             self._recorder.add_input(tensor)
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        # scripted code that has run before is run in another way otherwise, which hides derivatives
+        stack.enter_context(torch.jit.optimized_execution(False))
         stack.enter_context(Watcher(self._recorder))
         stack.enter_context(self._recorder)
 

@@ -17,7 +17,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import explain
-from explain import ExplainError, ExplainWarning, LayerError, MethodError, ModelError
+from explain import ExplainError, ExplainWarning, LayerError, ModelError
 from explain.methods import LIME, RISE, Occlusion
 from explain.models import CenterCrop
 
@@ -101,9 +101,9 @@ def test_a_closed_model_is_explained_as_its_original_by_methods_that_need_scores
         assert_close(explanation[name].values, expected[name].values, atol=1e-5, rtol=1e-4)
     with pytest.raises(LayerError, match="hidden"):
         explainer(PHOTO, "gradcam")
-    if close is scripted_file:
-        with pytest.raises(MethodError, match="scripted"):
-            explainer(PHOTO, "lrp")
+    for name in ("lrp", "deeplift", "guidedbackprop"):
+        values = explainer(PHOTO, name).values
+        assert_close(values, original(PHOTO, name).values, atol=1e-5, rtol=1e-4)
 
 
 def onnx_file(path: Path, weight: np.ndarray, kind: str, shape: list[Any]) -> str:
