@@ -225,7 +225,7 @@ class Inputs:
 
     def first(self) -> "Inputs":
         """Return the inputs for the first image alone."""
-        return self.rows(torch.zeros(1, dtype=torch.long)) if len(self) > 1 else self
+        return self.rows(torch.zeros(1, dtype=torch.long, device="cpu")) if len(self) > 1 else self
 
     def replaced(self, new: torch.Tensor | Mapping[Path, torch.Tensor]) -> "Inputs":
         """Return the inputs with explained tensors replaced, by their paths; a single tensor

@@ -408,7 +408,7 @@ def _grid_of_points(layout: Layout, points: Tensor) -> Grid | None:
     """
     tokens = (points > 0).all(1).nonzero()[:, 0]
     lengths = list[int]()
-    cells = torch.zeros(len(tokens), dtype=torch.long)
+    cells = torch.zeros(len(tokens), dtype=torch.long, device="cpu")
     for axis in points[tokens].round(decimals=5).unbind(1):
         values, ranks = torch.unique(axis, return_inverse=True)
         lengths.append(len(values))

@@ -127,7 +127,7 @@ def locate_tensors(model: nn.Module, inputs: Inputs, calls: Sequence[ModuleCall]
     """
     inputs_to_try = [inputs]
     if len(inputs) == 1 and any(len(call.shape) == 3 and call.shape[0] != 1 for call in calls):
-        inputs_to_try = [inputs.rows(torch.zeros(2, dtype=torch.long)), inputs]
+        inputs_to_try = [inputs.rows(torch.zeros(2, dtype=torch.long, device="cpu")), inputs]
     for images in inputs_to_try:
         try:
             places, draws = _locate_once(model, images)
@@ -176,7 +176,7 @@ def folded_by_time(
 
     try:
         outputs_of_one = outputs_of(inputs.first())
-        outputs_of_two = outputs_of(inputs.rows(torch.tensor([0, 1])))
+        outputs_of_two = outputs_of(inputs.rows(torch.tensor([0, 1], device="cpu")))
     except Exception as error:  # the network may take only one video, or a fixed number
         if came_by_signal(error):
             raise

@@ -158,7 +158,7 @@ def _pixels(x: Value, dim: int) -> Tensor:
     count = x.shape[dim]
     shape = [1] * len(x.shape)
     shape[dim] = count
-    return ((torch.arange(count) + 0.5) / count).reshape(shape)
+    return ((torch.arange(count, device="cpu") + 0.5) / count).reshape(shape)
 
 
 def _first(states: Iterable[State], result: Value) -> State:
@@ -249,7 +249,7 @@ def _resampling(step: Step) -> Callable[[Tensor], Tensor] | None:
     operation = step.operation
     if operation.kind == "convolution":
         weight: Value = step.args[1]
-        ones = torch.ones((1, 1, *weight.shape[2:]), dtype=torch.float64)
+        ones = torch.ones((1, 1, *weight.shape[2:]), dtype=torch.float64, device="cpu")
         options = step.args[3:8]  # stride, padding, dilation, transposed, output padding
         return lambda values: aten.convolution(values, ones, None, *options, 1)
     if operation.has("pools") or operation.has("resizes"):

@@ -152,7 +152,7 @@ def _numbered(value: Value, channels: Sequence[int]) -> Labels:
     """Numbers of the tokens of a value, from 1 on: of its elements in all dimensions but those of
     channels."""
     sizes = [1 if d in channels else size for d, size in enumerate(value.shape)]
-    return torch.arange(1, math.prod(sizes) + 1, dtype=torch.int32).reshape(sizes)
+    return torch.arange(1, math.prod(sizes) + 1, dtype=torch.int32, device="cpu").reshape(sizes)
 
 
 def _followed(step: Step, scores: Mapping[Value, _Scores]) -> dict[Value, _Scores]:

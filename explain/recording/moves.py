@@ -39,7 +39,7 @@ def moved(step: Step, number_of: Callable[[Value], Tensor | None]) -> dict[Value
             return value.tensor.cpu()
         numbers = number_of(value)
         if numbers is None:
-            numbers = torch.zeros([1] * len(value.shape))
+            numbers = torch.zeros([1] * len(value.shape), device="cpu")
         if step.operation.has("permutes"):
             return numbers
         return numbers.expand(value.shape).contiguous()  # a view of the value may be none of these

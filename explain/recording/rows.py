@@ -49,7 +49,10 @@ def image_numbers(
     """
     if count == 1:
         values = [*inputs, *(value for step in steps for value in step.results if value)]
-        return {value: torch.zeros([1] * len(value.shape), dtype=torch.int32) for value in values}
+        return {
+            value: torch.zeros([1] * len(value.shape), dtype=torch.int32, device="cpu")
+            for value in values
+        }
     labels = labels_through(
         steps, {value: numbers_along(value, 0) for value in inputs if value.shape[:1] == (count,)}
     )
@@ -71,7 +74,7 @@ def images_elsewhere(
 ) -> dict[Value, Tensor]:
     """The image numbers of the values whose images do not come first, as `image_numbers` tells
     them."""
-    first = torch.arange(count)
+    first = torch.arange(count, device="cpu")
     elsewhere: dict[Value, Tensor] = {}
     for value, numbers in image_numbers(steps, inputs, count).items():
         if numbers is None or not numbers.ndim:
@@ -88,7 +91,9 @@ def _fill_from_results(step: Step, numbers_by_value: dict[Value, Tensor | None])
         numbers = numbers_by_value.get(source)
         if numbers is None or not bool((numbers < 0).any()):
             continue
-        indices = torch.arange(1.0, source.numel + 1, dtype=torch.float64).reshape(source.shape)
+        indices = torch.arange(1.0, source.numel + 1, dtype=torch.float64, device="cpu").reshape(
+            source.shape
+        )
         moved_indices = moved(step, {source: indices}.get)
         filled = numbers.expand(source.shape).flatten().clone()
         for result, of_result in moved_indices.items():
@@ -128,7 +133,7 @@ def numbers_along(value: Value, dim: int | None) -> Labels:
     sizes = [1] * len(value.shape)
     if dim is not None:
         sizes[dim] = value.shape[dim]
-    return torch.arange(1, math.prod(sizes) + 1, dtype=torch.int32).reshape(sizes)
+    return torch.arange(1, math.prod(sizes) + 1, dtype=torch.int32, device="cpu").reshape(sizes)
 
 
 def summed(values: Tensor, numbers: Tensor, count: int) -> Tensor:
@@ -304,7 +309,9 @@ def _probed(
     if not all(value.dtype.is_floating_point or value.dtype.is_complex for value in dependent):
         raise MixedError
     most = max(int(labels_of(value).max()) for value in dependent)
-    of_results = {value: torch.zeros(value.shape, dtype=torch.int32) for value in results}
+    of_results = {
+        value: torch.zeros(value.shape, dtype=torch.int32, device="cpu") for value in results
+    }
     for bit in range(most.bit_length()):
         reached = []
         for has_bit in (1, 0):
@@ -329,7 +336,7 @@ def _probed(
 
 def _no_labels(value: Value) -> Labels:
     """The labels of a value that depends on no image."""
-    return torch.zeros([1] * len(value.shape), dtype=torch.int32)
+    return torch.zeros([1] * len(value.shape), dtype=torch.int32, device="cpu")
 
 
 def _changes_along_first(labels: Labels) -> bool:
