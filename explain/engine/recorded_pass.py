@@ -7,20 +7,18 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from explain._utils import nested
 from explain.data.inputs import Path
 from explain.hooks import HookGroup
 from explain.hooks.capturing import LayerCall, read_outputs
 from explain.hooks.graph import differentiate
-from explain.recording import PassRecorder, Recording, Value, Watcher
+from explain.recording import PassRecorder, Recording, Value
 from explain.recording.attention import attentions_in
 from explain.recording.gradients import Gradients, reached_from
-from explain.recording.record import finished
+from explain.recording.record import finished, record_until
 from explain.recording.rows import images_elsewhere
 
 
@@ -60,11 +58,7 @@ class RecordedPass:
         for tensor in other_inputs:
             recorder.add_input(tensor)
         values = read_outputs(group, layers, recorder.value_of)
-        stack.enter_context(sdpa_kernel(SDPBackend.MATH))  # as the recorder decomposes it
-        # scripted code that has run before is run in another way otherwise, which hides derivatives
-        stack.enter_context(torch.jit.optimized_execution(False))
-        stack.enter_context(Watcher(recorder))
-        stack.enter_context(recorder)
+        record_until(stack, recorder)
         return cls(count, sources, values, recorder)
 
     def finish(self, output: Any, explained: Mapping[Path, Tensor], *, with_graph: bool) -> None:

@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from explain.hooks.graph import Reach
 from explain.hooks.group import HookGroup
 from explain.hooks.preserve import without_proxy
 from explain.hooks.tracer import Tracer
-from explain.recording import PassRecorder, Value, Watcher
+from explain.recording import PassRecorder, Value
 from explain.recording.attention import RecordedAttention, attentions_in, token_numbers
+from explain.recording.record import record_until
 from explain.recording.rows import image_numbers
 
 
@@ -97,11 +97,7 @@ class AttentionRecorder:
         self._images = [self._recorder.add_input(tensor) for tensor in images]
         for tensor in shared:
             self._recorder.add_input(tensor)
-        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-        # scripted code that has run before is run in another way otherwise, which hides derivatives
-        stack.enter_context(torch.jit.optimized_execution(False))
-        stack.enter_context(Watcher(self._recorder))
-        stack.enter_context(self._recorder)
+        record_until(stack, self._recorder)
 
     @cached_property
     def _records(self) -> list[AttentionRecord]:

@@ -1,13 +1,16 @@
 """`record`: run a model once, and note what it computes."""
 
+from contextlib import ExitStack
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from explain._utils import nested
 from explain.recording.functions import with_functions
 from explain.recording.recorder import PassRecorder, Watcher
 from explain.recording.recording import Recording
+from explain.recording.torch_internals import scripts_as_written
 
 
 def record(model: nn.Module, *args: Any, **kwargs: Any) -> Recording:
@@ -31,9 +34,21 @@ def record(model: nn.Module, *args: Any, **kwargs: Any) -> Recording:
     copied_args, copied_kwargs = nested.replace((args, kwargs), lambda _, tensor: _source(tensor))
     for _, tensor in nested.paths((copied_args, copied_kwargs)):
         recorder.add_input(tensor)
-    with Watcher(recorder), recorder:
+    with ExitStack() as stack:
+        record_until(stack, recorder)
         output = model(*copied_args, **copied_kwargs)
     return finished(recorder, output)
+
+
+def record_until(stack: ExitStack, recorder: PassRecorder) -> None:
+    """Let a recorder note what runs until ``stack`` closes.
+
+    Attention is computed by its definition meanwhile, whose derivative is that of what is recorded.
+    """
+    stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+    stack.enter_context(scripts_as_written())
+    stack.enter_context(Watcher(recorder))
+    stack.enter_context(recorder)
 
 
 def finished(recorder: PassRecorder, output: Any) -> Recording:

@@ -6,6 +6,7 @@ import sys
 import types
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal
@@ -208,6 +209,13 @@ def _definitions() -> dict[Any, Callable[..., Any]]:
         operator = getattr(aten, f"_scaled_dot_product_{name}_attention").default
         operators[operator] = _attention_on_gpu(operator)
     return operators
+
+
+def scripts_as_written() -> AbstractContextManager[None]:
+    """Run scripted code as it was written: once it has run, it is run in another way otherwise,
+    which hides derivatives."""
+    context: AbstractContextManager[None] = torch.jit.optimized_execution(False)  # type: ignore[attr-defined]
+    return context
 
 
 # Which module runs
