@@ -188,7 +188,7 @@ def failing(where: str, after: int) -> tuple[nn.Module, Exception]:
     [
         ("gradcam", "forward", 0),
         ("gradcam", "backward", 0),
-        ("guidedbackprop", "backward", 0),
+        ("saliency", "backward", 0),
         ("integratedgradients", "forward", 1),
         ("scorecam", "forward", 1),
     ],
@@ -217,11 +217,30 @@ def test_what_the_users_hooks_raise_comes_through_as_it_is(kind: str, x: torch.T
     error = CallersError("from a hook")
     getattr(model.avgpool, f"register_{kind}_hook")(fail(error))
     before = snapshot(model)
-    for method in ("gradcam", "guidedbackprop"):
+    for method in ("gradcam", "saliency"):
         with pytest.raises(CallersError) as caught:
             explain.attribute(model, x, method, target=1)
         assert caught.value is error
     assert snapshot(model) == before
+
+
+@pytest.mark.parametrize("kind", ["full_backward", "full_backward_pre"])
+@pytest.mark.parametrize("method", ["guidedbackprop", "deconvnet", "fullgrad", "lrp", "deeplift"])
+def test_what_runs_no_backward_pass_of_autograd_calls_no_hooks_of_it(
+    method: str, kind: str, x: torch.Tensor
+) -> None:
+    model = net()
+    expected = explain.attribute(model, x, method, target=1).values
+    getattr(model.avgpool, f"register_{kind}_hook")(fail(CallersError("from a hook")))
+    model.register_forward_hook(lambda module, args, output: hooked(output))
+    values = explain.attribute(model, x, method, target=1).values
+    assert torch.equal(values, expected)
+
+
+def hooked(output: torch.Tensor) -> torch.Tensor:
+    if output.requires_grad:
+        output.register_hook(fail(CallersError("from a hook")))
+    return output
 
 
 @pytest.mark.parametrize("kind", [ValueError, KeyError, MemoryError])

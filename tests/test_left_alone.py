@@ -74,14 +74,17 @@ def test_hooks_of_the_user_fire_in_an_explanation_as_in_a_pass_of_their_own(
         torch.autograd.grad(model(at)[:, 3].sum(), at)
         return list(log)
 
-    wanted = of_a_pass()
+    in_a_pass = of_a_pass()
+    wanted = in_a_pass
+    if method in ("guidedbackprop", "fullgrad"):  # which run no backward pass of autograd
+        wanted = [line for line in in_a_pass if "backward" not in line]
     before = hooks_of(model)
-    assert len(wanted) > 60
+    assert len(in_a_pass) > 60
     log.clear()
     explain.attribute(model, x, method, target=3)
     assert log == wanted
     assert hooks_of(model) == before
-    assert of_a_pass() == wanted
+    assert of_a_pass() == in_a_pass
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,7 @@ def record_output(model: nn.Module, inputs: Inputs) -> tuple[Any, dict[int, Orig
         if not (blind and value.kind == "constant")
     }
     recorder.close()
+    recorder.release()
     return output, origins
 
 

@@ -147,6 +147,8 @@ def gather(
                     ]
             for target in resolved:
                 passes.answer(target, last=target is resolved[-1])
+            if passes.forward.recorded.whole is not None:
+                passes.forward.recorded.whole.close()
         evidence = partial(_evidence, passes.forward, origin)
         if plan.reruns:
             context = RerunContext(
@@ -422,7 +424,7 @@ class _Passes:
                 keep=self._create_graph or not last or backward != self.plan.backwards[-1],
             )
             if last:  # only one reference's pass is in memory at a time
-                self._of_reference.pop(backward.reference, None)
+                self._drop(backward.reference)
 
     def _back(self, backward: Backward, resolved: ResolvedTarget, *, keep: bool) -> None:
         """Answer all needs that share one backward pass; ``keep`` leaves the graph for further
@@ -683,8 +685,15 @@ class _Passes:
             raise MethodError(
                 "baseline must be one that the model has finite scores for, got NaN; choose another"
             )
+        self._drop(reference)
         self._of_reference[reference] = whole
         return whole
+
+    def _drop(self, reference: needs.Reference | None) -> None:
+        """Let go of the recorded pass of a reference, if there is one."""
+        whole = self._of_reference.pop(reference, None)
+        if whole is not None:
+            whole.close()
 
     def _channels(
         self,

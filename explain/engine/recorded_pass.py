@@ -113,6 +113,10 @@ class RecordedPass:
         """The values that a gradient leads from back to an explained input."""
         return reached_from(self.recording.steps, self.sources.values())
 
+    def close(self) -> None:
+        """Let go of the recording, which has answered all needs."""
+        self._recorder.release()
+
     def gradients_of(self, total: Tensor, *, create_graph: bool) -> Gradients:
         """The gradients of a score in the values of the output that it is picked from."""
         edges = [edge for edge, _ in self._outputs]

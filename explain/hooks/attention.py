@@ -112,6 +112,8 @@ class AttentionRecorder:
         for attention in attentions:
             weights = tensors.get(attention.weights, attention.weights.tensor)
             records.append(AttentionRecord(attention, weights, rows))
+        recorder.close()
+        recorder.release()
         return records
 
     def watch(self, group: HookGroup) -> list[AttentionRecord]:

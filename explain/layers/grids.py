@@ -267,9 +267,7 @@ class NetworkGrids(Grids):
         try:
             return self._looks_in(recorder, photo, values, layer, place)
         finally:
-            for step in recorder.steps:  # which know their results, and these know them
-                for value in filter(None, step.results):
-                    value.step = None
+            recorder.release()
 
     def _looks_in(
         self,

@@ -250,6 +250,7 @@ def _locate_once(model: nn.Module, inputs: Inputs) -> tuple[Places, bool]:
             if not any(all(map(torch.equal, state, other)) for other in of_shape):
                 of_shape.append(state)
     places = Places(len(inputs), of_calls, sequences, _added_constants(states))
+    recorder.release()
     return places, recorder.draws
 
 

@@ -138,6 +138,13 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._calls.close()
         del self._aliases, self._named
 
+    def release(self) -> None:
+        """Let go of a record that nobody reads any more: its values and steps know each other, and
+        would wait for the garbage collector."""
+        for value in self.values:
+            value.step = None
+        self.values.clear()
+
     # What an operator does
 
     def __torch_dispatch__(

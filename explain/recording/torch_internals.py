@@ -13,6 +13,8 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules._functions import BackwardHookFunction
+from torch.utils.hooks import BackwardHook
 
 aten = torch.ops.aten
 _MODULE_CALL = nn.Module._call_impl.__code__
@@ -348,10 +350,13 @@ class CallStack:
 
 
 def has_own_derivative(function: type[torch.autograd.Function]) -> bool:
-    """Whether a function has another derivative than the operators inside: not those by which
-    PyTorch gives operators a derivative, saves memory, or waits for other processes."""
+    """Whether a function has another derivative than the operators inside.
+
+    PyTorch's own have not that give operators a derivative, save memory, wait for other processes,
+    or call hooks.
+    """
     modules = ("torch.utils.checkpoint", "torch.nn.parallel.", "torch._library.")
-    return not function.__module__.startswith(modules)
+    return not (function is BackwardHookFunction or function.__module__.startswith(modules))
 
 
 def _forward_codes() -> dict[int, type[torch.autograd.Function]]:
@@ -365,6 +370,8 @@ def _forward_codes() -> dict[int, type[torch.autograd.Function]]:
         while hasattr(forward, "__wrapped__"):
             forward = forward.__wrapped__
         codes[id(getattr(forward, "__code__", None))] = function
+    # its result, a view, is made once its `forward` has ended
+    codes[id(BackwardHook._apply_on_tensors.__code__)] = BackwardHookFunction
     return codes
 
 
