@@ -60,7 +60,7 @@ def _as_step(
     for step in steps:
         if step not in inner_steps:
             leaving |= inner_values & set(step.inputs)
-    args = with_tensors(call.args, lambda value: value.tensor.detach())
+    args = with_tensors(call.args, lambda value: value.tensor.detach().clone())
     with torch.no_grad():
         again = list(tensors_of(call.function.apply(*args)))
     results = [_same(tensor, leaving) for tensor in again]

@@ -109,6 +109,10 @@ class Step:
 
         Nothing is written into the tensors that it gives.
         """
+        function = getattr(self.operator, "apply", None)
+        if function is not None:  # which may write into any argument
+            args = with_tensors(self.args, lambda value: tensor_of(value).clone())
+            return self._named(list(tensors_of(function(*args))))
         args, kwargs = with_tensors((self.args, self.kwargs), tensor_of)
         written: list[Any] = []
         args = list(args)
@@ -116,9 +120,11 @@ class Step:
             holder: Any = kwargs if isinstance(place, str) else args
             holder[place] = _copied(holder[place])
             written += holder[place] if isinstance(holder[place], list) else [holder[place]]
-        call = getattr(self.operator, "apply", self.operator)
-        returned = call(*args, **kwargs)
-        tensors = [*tensors_of(returned), *written]
+        returned = self.operator(*args, **kwargs)
+        return self._named([*tensors_of(returned), *written])
+
+    def _named(self, tensors: list[Tensor]) -> dict[Value, Tensor]:
+        """The tensors that the operator has given, by their values."""
         pairs = zip(self.results, tensors, strict=True)
         return {value: tensor for value, tensor in pairs if value is not None}
 
@@ -140,6 +146,8 @@ def _shown(argument: Argument) -> str:
     """An argument, as the table of a recording shows it."""
     if isinstance(argument, (list, tuple)):
         return f"[{', '.join(map(_shown, argument))}]"
+    if isinstance(argument, dict):
+        return _shown(list(argument.values()))
     return str(argument)
 
 
@@ -155,12 +163,14 @@ def values_in(argument: Argument) -> Iterator[Value]:
 
 
 def tensors_of(result: Any) -> Iterator[Tensor]:
-    """Yield the tensors in what an operator returns, in their order."""
+    """Yield the tensors in what an operator takes or returns, in their order."""
     if isinstance(result, Tensor):
         yield result
     elif isinstance(result, (list, tuple)):
         for part in result:
             yield from tensors_of(part)
+    elif isinstance(result, dict):
+        yield from tensors_of(list(result.values()))
 
 
 def mapped(argument: Any, change: Callable[[Any], Any]) -> Any:

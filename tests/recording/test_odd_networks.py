@@ -213,6 +213,36 @@ class Ones(torch.autograd.Function):
         return gradient
 
 
+class Kept(torch.autograd.Function):
+    """Doubles into a tensor that is kept for the next pass."""
+
+    @staticmethod
+    def forward(ctx, x, kept):
+        result = kept.setdefault("it", torch.zeros_like(x)).copy_(2 * x)
+        return result.view_as(result)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 2 * gradient, None
+
+
+def test_a_function_that_writes_into_its_arguments_is_run_on_copies():
+    kept = {}
+    model = Applied(lambda inner, x: Kept.apply(x.sin(), kept) + 1, nn.Identity())
+    x = torch.rand(2, 3, dtype=torch.float64)
+    for _ in range(2):  # the second pass takes memory that it has written
+        recording = record(model, x)
+        assert not recording.unseen
+        (output,) = recording.outputs.values()
+        before = [value.tensor.clone() for step in recording.steps for value in step.inputs]
+        written = kept["it"].clone()
+        torch.testing.assert_close(recording.replay(3 * x), 2 * (3 * x).sin() + 1)
+        torch.testing.assert_close(output.tensor, 2 * x.sin() + 1)
+        after = [value.tensor for step in recording.steps for value in step.inputs]
+        torch.testing.assert_close(after, before, rtol=0, atol=0)
+        assert torch.equal(kept["it"], written)
+
+
 def with_threads(x):
     halves = {}
 
