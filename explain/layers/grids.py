@@ -296,7 +296,7 @@ class NetworkGrids(Grids):
         lines = [grid.spread(axis).nanmean(dims, keepdim=True)[:, 0] for axis in where.cpu()]
         seen = seen_pixels(steps, photo, looks)
         placement = Placement(
-            self.size, torch.stack(lines, -1), None if seen is None else seen.cpu()
+            self.size, torch.stack(lines, -1).float(), None if seen is None else seen.cpu()
         )
         return CellLooks(
             placement, lasts=not (looks.by_photo or recorder.draws), draws=recorder.draws

@@ -59,9 +59,12 @@ def receptive_fields(steps: Iterable[Step], x: Value) -> Looks:
     """Follow where the values of a recording look in a photo ``x`` ``(N, C, H, W)``."""
     height, width = x.shape[-2:]
     device = x.tensor.device
-    rows = (torch.arange(height, device=device) + 0.5).reshape(1, 1, height, 1)
-    columns = (torch.arange(width, device=device) + 0.5).reshape(1, 1, 1, width)
-    fields: dict[Value, Field] = {x: (torch.ones(1, 1, 1, 1, device=device), rows, columns)}
+    # the rounding of single precision would show in maps, which are drawn by this
+    precise = torch.float32 if device.type == "mps" else torch.float64
+    mass = torch.ones(1, 1, 1, 1, device=device, dtype=precise)
+    rows = torch.arange(0.5, height, device=device, dtype=precise).reshape(1, 1, height, 1)
+    columns = torch.arange(0.5, width, device=device, dtype=precise).reshape(1, 1, 1, width)
+    fields: dict[Value, Field] = {x: (mass, rows, columns)}
     unknown: dict[str, None] = {}
     by_photo = False
     for step in steps:
@@ -111,7 +114,7 @@ def _read(step: Step, value: Value) -> Tensor:
         return read
     lines = []
     if step.operation.kind == "convolution" and not step.args[6]:
-        stride, padding, dilation = step.args[3:6]
+        stride, padding, dilation = [[*part] * 2 for part in step.args[3:6]]  # or one for both
         outputs = step.results[0].shape[2:]  # type: ignore[union-attr]
         for axis, kernel in enumerate(step.args[1].shape[2:]):
             last = (outputs[axis] - 1) * stride[axis] + dilation[axis] * (kernel - 1)
@@ -169,12 +172,12 @@ def _moved(
 ) -> dict[Value, Field]:
     """The fields of results that are moved: the step is run with each part of the fields."""
 
-    device = next(iter(fields.values()))[0].device
+    any_mass = next(iter(fields.values()))[0]
 
     def part_of(axis: int, value: Value) -> Tensor:
         """One part of the field of a value; 0 of a value that does not come from the photo."""
         field = fields.get(value)
-        return torch.zeros([1] * len(value.shape), device=device) if field is None else field[axis]
+        return any_mass.new_zeros([1] * len(value.shape)) if field is None else field[axis]
 
     parts = [moved(step, partial(part_of, axis)) for axis in range(3)]
     return {result: tuple(part[result] for part in parts) for result in results}  # type: ignore[misc]
@@ -185,7 +188,7 @@ def _run_on(step: Step, field: Field) -> Field:
     x: Value = step.args[0]
     results = []
     for part in field:
-        options = [arg.tensor.float() if isinstance(arg, Value) else arg for arg in step.args[1:]]
+        options = [arg.tensor.to(part) if isinstance(arg, Value) else arg for arg in step.args[1:]]
         result = step.operator(part.expand(x.shape).contiguous(), *options, **step.kwargs)
         results.append(compact(result))
     return tuple(results)  # type: ignore[return-value]
@@ -194,7 +197,7 @@ def _run_on(step: Step, field: Field) -> Field:
 def _convolved(step: Step, field: Field) -> Field:
     """The field behind a convolution: that of its window, weighted by the squared weights."""
     x: Value = step.args[0]
-    squares = step.args[1].tensor.detach().float().square()
+    squares = step.args[1].tensor.detach().to(field[0]).square()
     is_transposed = step.args[6]
     kernel = squares.mean(int(is_transposed), keepdim=True).sum(
         int(not is_transposed), keepdim=True
@@ -237,9 +240,9 @@ def _of_product(step: Step, result: Value, fields: Mapping[Value, Field]) -> dic
     if first in fields and second in fields:
         return {}
     if first in fields:
-        scale = second.tensor.detach().float().square().sum(0).mean()
+        scale = second.tensor.detach().to(fields[first][0]).square().sum(0).mean()
         return {result: tuple(part.mean(1, keepdim=True) * scale for part in fields[first])}
-    squares = first.tensor.detach().float().square()
+    squares = first.tensor.detach().to(fields[second][0]).square()
     return {
         result: tuple(compact(squares @ part.expand(second.shape)) for part in fields[second])  # type: ignore[dict-item]
     }
@@ -267,7 +270,7 @@ def _by_value(
     alike = [value for value in signals if value.shape == result.shape]
     if not alike:
         raise ValueError(step.name)
-    slope = _squared_slope(step, alike) if len(signals) == 1 else 1.0
+    slope = _squared_slope(step, alike, fields[alike[0]][0].dtype) if len(signals) == 1 else 1.0
     if len(alike) > 1:
         shape = torch.Size(result.shape)
         together = [
@@ -278,11 +281,12 @@ def _by_value(
     return tuple(parts)  # type: ignore[return-value]
 
 
-def _squared_slope(step: Step, signals: Sequence[Value]) -> float | Tensor:
-    """The mean squared slope of a step that acts on each value, or of a batch normalisation."""
+def _squared_slope(step: Step, signals: Sequence[Value], dtype: torch.dtype) -> float | Tensor:
+    """The mean squared slope of a step that acts on each value, or of a batch normalisation, in
+    this type."""
     if step.name == "native_batch_norm" and step.args[1] is not None and not step.args[5]:
-        variance = step.args[4].tensor.float() + step.args[7]
-        ratios: Tensor = step.args[1].tensor.detach().float().square() / variance
+        variance = step.args[4].tensor.to(dtype) + step.args[7]
+        ratios: Tensor = step.args[1].tensor.detach().to(dtype).square() / variance
         return ratios.mean()
     if step.operation.has("biased"):
         return 1.0
