@@ -162,7 +162,9 @@ def _constants_of(recorded: RecordedStep) -> Iterator[tuple[Tensor | float, bool
         # complex numbers belong to frequencies, not to places of the photo
         is_complex = step.output.dtype.is_complex
         for term in terms if len(terms) == 1 else ():
-            yield term, False, isinstance(term, Tensor) and term.numel() > 1 and not is_complex
+            is_tensor = isinstance(term, Tensor)
+            is_map = is_tensor and term.numel() > 1 and not is_complex
+            yield term, is_tensor and term.ndim == 1, is_map
     elif step.kind in ("join", "choice") and has_constant_part(step):
         # tokens that are constant, such as a class token, lie on no place
         part = constant_part(step)
