@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from explain._utils.errors import warn
 from explain._utils.modules import modules_of, submodule
 from explain._utils.random_numbers import normal, seeded
-from explain._utils.signals import came_by_signal
 from explain.data.inputs import Inputs
 from explain.hooks.intervening import active_interventions
 from explain.hooks.layer_names import LayerPlace, name_of_place, place_of
+from explain.hooks.unwrap import sharded
 from explain.layers.layouts import (
     Grid,
     Grids,
@@ -38,7 +38,7 @@ from explain.layers.located import (
 from explain.layers.placement import Placement, PlacementMode
 from explain.layers.positions import UNKNOWN
 from explain.layers.receptive_fields import centres, leading_to, receptive_fields, seen_pixels
-from explain.layers.recording import CallKey, ModuleCall, last_of_place
+from explain.layers.recording import CallKey, ModuleCall
 from explain.layers.stitched import Stitched
 from explain.layers.summary import ForwardSummary, kept_places, summary_of
 from explain.recording import PassRecorder, Step, Value
@@ -258,12 +258,9 @@ class NetworkGrids(Grids):
         """Follow where the cells of a layer's map look in a run on these inputs."""
         place = self._place(layer)
         place = place._replace(module=modules_of(self._model)[submodule(self._model, place.module)])
-        try:
-            recorder, photo, values = record_calls(self._model, inputs)
-        except Exception as error:  # operators that no recorder sees, or one image alone
-            if came_by_signal(error):
-                raise
-            return CellLooks(None, "what cannot be recorded")
+        if sharded(self._model):  # weights are gone after the pass
+            return CellLooks(None, "weights that FSDP shards")
+        recorder, photo, values = record_calls(self._model, inputs, partly=True)
         try:
             return self._looks_in(recorder, photo, values, layer, place)
         finally:
@@ -282,11 +279,13 @@ class NetworkGrids(Grids):
             value = _input_of(recorder.steps, place)
             grid = None if value is None else self._of_input((self.count, *value.shape[1:]))
         else:
-            value = last_of_place(values, place)
             call = self._call(layer)
+            value = None if call is None else values.get(call.key)
             grid = None if call is None else call.grid
-        if value is None or grid is None or grid.frames is not None:
+        if grid is None or grid.frames is not None:
             return None
+        if value is None:
+            return CellLooks(None, "what cannot be recorded")
         steps = leading_to(value)
         looks = receptive_fields(steps, photo)
         if value not in looks.fields:

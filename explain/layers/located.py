@@ -216,10 +216,10 @@ def _same_in_both(places: Places, places_again: Places) -> Places:
 
 
 def record_calls(
-    model: nn.Module, inputs: Inputs
+    model: nn.Module, inputs: Inputs, *, partly: bool = False
 ) -> tuple[PassRecorder, Value, dict[CallKey, Value]]:
     """Record a pass of a network; return the record, the photo in it, and what each call of a
-    module gives."""
+    module gives; ``partly``, as far as it can be recorded."""
     recorder = PassRecorder(model)
     photo = recorder.add_input(inputs.x)
     values: dict[CallKey, Value] = {}
@@ -227,9 +227,14 @@ def record_calls(
     def note(key: CallKey, module: nn.Module, output: Any, tensor: Tensor) -> None:
         values[key] = recorder.value_of(tensor)
 
-    with Watcher(recorder), recorder:
-        run_noting_calls(model, inputs.replaced(inputs.x), note)
-    recorder.close()
+    try:
+        with Watcher(recorder), recorder:
+            run_noting_calls(model, inputs.replaced(inputs.x), note)
+    except Exception as error:  # operators that no recorder sees, or one image alone
+        if not partly or came_by_signal(error):
+            raise
+    finally:
+        recorder.close()
     return recorder, photo, values
 
 

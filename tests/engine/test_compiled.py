@@ -137,6 +137,7 @@ def test_a_closed_network_is_explained_by_what_needs_no_layers(
         explain.attribute(net, X, "gradcam", target=1)
 
 
+@pytest.mark.filterwarnings("ignore:cells of layer")  # of what runs under vmap, nothing is known
 def test_a_part_under_vmap_is_explained_exactly() -> None:
     assert_exact(calling(lambda part, x: torch.vmap(part)(x)), OTHERS)
     rectified = calling(lambda part, x: torch.vmap(lambda row: part(row).clamp(min=0))(x))
