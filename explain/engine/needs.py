@@ -127,7 +127,7 @@ class Need(Generic[T]):
         `gather` refuses such needs for sharded networks.
         """
         backward = self.backward
-        return backward is not None and (backward.composite is not None or backward.second)
+        return backward is not None and (backward.changes_gradients or backward.second)
 
     @cached_property
     def backward(self) -> Backward | None:

@@ -78,10 +78,15 @@ def work(rank: int, size: int, folder: Path) -> list[list[str]]:
 
     def same(model: Any, *methods: Any) -> None:
         for method in methods:
-            sharded = explain.attribute(model, x, method, target=1).values
-            expected = explain.attribute(plain, x, method, target=1).values
+            # where cells look is not known of weights that are there during the pass alone
+            sharded, expected = (
+                explain.attribute(net, x, method, target=1, placement="even").values
+                for net in (model, plain)
+            )
             assert_close(sharded, expected, rtol=1e-4, atol=1e-7)
 
+    with pytest.warns(explain.ExplainWarning, match="evenly"):
+        explain.attribute(sharded_twice(network()), x, target=1)
     outcomes = []
     for shard in (sharded_twice, sharded_flat):
         of_model = [outcome(partial(same, shard(network()), method)) for method in METHODS]
@@ -102,7 +107,10 @@ def test_methods_on_sharded_models_are_right_or_refused(size: int, tmp_path: Pat
     of_sharded, of_flat = of_ranks(size, partial(work, size=size, folder=tmp_path))[0]
     right = ["right"]
     refused = ["refused"]
-    assert of_sharded == [*right * 4, *refused * 3, *right, *refused * 2, *right]
+    walking_back = [*refused * 2]  # over the recording, which reads weights after the pass
+    assert of_sharded == [*right, *walking_back, *right, *refused * 6, *right]
     assert of_flat == (
-        [*right * 9, *refused, *right] if size == 1 else [*right * 4, *refused * 6, *right]
+        [*right * 9, *refused, *right]
+        if size == 1
+        else [*right, *walking_back, *right, *refused * 6, *right]
     )
