@@ -26,7 +26,7 @@ Models and graphs:
     unwrap         the module inside DataParallel and the like, its modules and their hooks
     preserve       a model, its caller and the settings of torch, left as they were; copies with
                    modes of their own
-    graph          Nodes, entrances where gradients are replaced, histories given to tensors
+    graph          Nodes, and histories given to tensors
     attention, attention_parts
                    attention weights and their gradients, read from the graph; queries, keys,
                    values, weights and heads, while they are computed

@@ -1,5 +1,4 @@
-"""The autograd graph of a tensor: its Nodes, entrances where gradients are replaced, histories
-given to tensors.
+"""The autograd graph of a tensor: its Nodes, and histories given to tensors.
 
 Other code may hold a tensor as well: in a list, as an attribute, as a second output. It sees a new
 history only if the object itself has it, so the object is not replaced here where that can be
@@ -270,14 +269,6 @@ class Reach:
         return reaches[node]
 
 
-def is_of_hooks(node: Node) -> bool:
-    """Whether a Node was put into the graph by hooks of this package (an entrance, alias or gate),
-    not by the model."""
-    return str(getattr(getattr(node, "_forward_cls", None), "__module__", "")).startswith(
-        "explain."
-    )
-
-
 def accumulator(leaf: torch.Tensor) -> Node:
     """Return the Node that adds a leaf's gradient into ``leaf.grad``.
 
@@ -295,34 +286,22 @@ def accumulator(leaf: torch.Tensor) -> Node:
     return get_gradient_edge(leaf).node
 
 
-Answer: TypeAlias = Callable[[torch.Tensor | None], torch.Tensor | None]
-Entrance: TypeAlias = Any
-"""The Node of what `entrance` has returned."""
-
-
-class _Entrance(torch.autograd.Function):
+class _Alias(torch.autograd.Function):
     """The same memory and version counter, in the graph; autograd does not treat it as a view.
 
-    So it may be overwritten. Its Node replaces the next gradient by ``answer`` of it.
+    So it may be overwritten.
     """
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, start: torch.Tensor | None = None) -> torch.Tensor:
         """Return the same memory under a new history; ``start`` only makes autograd record it."""
-        ctx.answer = None
         ctx.set_materialize_grads(False)
         return tensor.detach()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor | None) -> Any:
-        """Pass the gradient to ``answer`` if one is set, once, and send on what it returns."""
-        answer = ctx.answer
-        ctx.answer = None
-        return (gradient if answer is None else answer(gradient)), None
-
-
-class _Alias(_Entrance):
-    """One that `is_alias` knows."""
+        """Pass the gradient on."""
+        return gradient, None
 
 
 with torch.inference_mode(False):
@@ -346,20 +325,6 @@ class _Continued(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         """Pass the gradient to ``other``, with ``both`` to the tensor's earlier history as well."""
         return gradient if ctx.both else None, gradient, None
-
-
-def entrance(tensor: torch.Tensor) -> torch.Tensor:
-    """Return an alias for an operation; its Node replaces the next gradient by ``answer`` of it,
-    where that is set.
-
-    >>> x = torch.ones(2, requires_grad=True)
-    >>> given = entrance(x)
-    >>> y = given.exp().sum()
-    >>> given.grad_fn.answer = lambda gradient: torch.zeros(2)
-    >>> torch.autograd.grad(y, x, retain_graph=True)[0], torch.autograd.grad(y, x)[0]
-    (tensor([0., 0.]), tensor([2.7183, 2.7183]))
-    """
-    return _Entrance.apply(tensor)  # type: ignore[no-any-return]
 
 
 def alias(tensor: torch.Tensor) -> torch.Tensor:

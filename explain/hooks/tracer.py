@@ -1,7 +1,6 @@
 """The tracer: the one `TorchFunctionMode` that all who record, replace or count the calls of this
 thread extend; and operators, shown as they run."""
 
-import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
@@ -11,8 +10,6 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode  # of PyTorch 2.6 to 2.15
 from torch.utils._python_dispatch import TorchDispatchMode
-
-from explain._utils.modules import modules_of
 
 Running: TypeAlias = tuple[str | None, nn.Module | None]
 """The module that runs, and its name."""
@@ -115,25 +112,6 @@ def running_modules(frame: types.FrameType | None) -> Iterator[nn.Module]:
         if frame.f_code is _MODULE_CALL:
             yield frame.f_locals["self"]
         frame = frame.f_back
-
-
-class ModuleTracker:
-    """Tells the innermost module of a model that runs, and the first of its names.
-
-    The calls are read from Python's stack, which costs nothing before.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self._names = modules_of(model)
-
-    def __call__(self) -> Running:
-        """The innermost module of the model whose call is running, with its name; (None, None)
-        outside of all."""
-        module = next(
-            (running for running in running_modules(sys._getframe(1)) if running in self._names),
-            None,
-        )
-        return (None, None) if module is None else (self._names[module], module)
 
 
 _MODE_CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")

@@ -1,21 +1,17 @@
-"""A forward pass recorded as operations and steps; relevance propagation on them, and DeepLIFT's
-multipliers.
+"""Relevance propagation on the recording of a forward pass; DeepLIFT's multipliers, and rules for
+gradients.
 
-    table            what is known of PyTorch's operations (operations.csv)
-    calls            one call of an operation; the linear map that it is
-    operations       the rectifiers of a pass, for rules on gradients
-    steps            the steps of a pass, for rules on relevance
-    constants        what the steps of a pass add that does not depend on the input, for FullGrad
-    batch_layout     which rows of a tensor belong to which image
-    positions        which pixels a place of a tensor stands for
+    steps            the steps of a recording that rules act on: their kinds, signals and maps
+    linear_maps      the linear maps among them: what is mapped, by which weights
     linear_rules     rules for linear maps: epsilon, gamma, alpha-beta, and those for the first map
     nonlinear_rules  rules for products, activations, softmaxes, normalisations, sums; passing on
-    composites       which rule covers which step, and `propagate`, which attaches them
-    propagation      the relevance that flows back, the linear maps in the graph, the rules' bases
+    composites       which rule covers which step, and `propagate`, which walks back by them
+    propagation      the relevance that flows back, and the rules' bases
     input_prefix     from the first map back to the pixels
-    gradient_rules   rules for gradients at rectifiers (guided backpropagation, deconvnet); zero
-                     leaves at attention
     deeplift         DeepLIFT's multipliers, by the rescale rule
+    constants        what the steps of a pass add that does not depend on the input, for FullGrad
+    rectifiers       the rectifiers of a recording, in whatever words
+    gradient_rules   rules for gradients at rectifiers (guided backpropagation, deconvnet)
 """
 
 from explain.relevance.composites import COMPOSITES, Composite, When

@@ -48,8 +48,8 @@ class RelevanceFlow:
     signals: AbstractSet[Value] = frozenset()
     """The values that depend on the explained inputs."""
     images: Tensor | None = None
-    """Which image each value belongs to in the step that the flow is for, as `BatchLayout` tells
-    it."""
+    """Which image each value belongs to in the step that the flow is for, None where the images
+    come first."""
     taken: dict[str, Tensor] = field(default_factory=dict)
     deposits: Gradients = field(default_factory=dict)
     """Relevance that was given to a source itself."""
@@ -240,8 +240,8 @@ def relevance_of(gradient: Tensor, value: Tensor | float) -> Tensor:
 
 
 def send_nothing(plain: Tensor) -> Tensor:
-    """Zeros in place of autograd's gradient: what an LRP rule sends through an entrance by which no
-    relevance leaves."""
+    """Zeros in the place of a derivative: what an LRP rule sends to an input that gets no
+    relevance."""
     return torch.zeros_like(plain)
 
 
