@@ -49,13 +49,16 @@ METHODS |= {
 
 Function = Callable[[Tensor], Tensor]
 SPECIAL: dict[str, Function] = {
-    "prelu": lambda x: F.prelu(x, x.new_full((1,), 0.2)),
+    "_prelu_kernel": lambda x: F.prelu(x, x.new_full((1,), 0.2)),
     "threshold": lambda x: F.threshold(x, 0.1, 0.3),
     "clamp": lambda x: x.clamp(-0.3, 0.4),
     "clamp_max": lambda x: x.clamp_max(0.2),
+    "clamp_min": lambda x: x.clamp_min(-0.2),
     "softshrink": lambda x: F.softshrink(x, 0.1),
     "hardshrink": lambda x: F.hardshrink(x, 0.1),
-    "log_sigmoid": F.logsigmoid,
+    "log_sigmoid_forward": F.logsigmoid,
+    "special_expit": torch.special.expit,
+    "special_ndtr": torch.special.ndtr,
     "pow": lambda x: x.pow(3),
     "sqrt": lambda x: (x.square() + 0.1).sqrt(),
     "log1p": lambda x: x.square().log1p(),
