@@ -95,7 +95,7 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def add_input(self, tensor: Tensor) -> Value:
         """Let a tensor be an input of the pass: what is computed from it depends on the input."""
         value = self._new("input", tensor, depends=True)
-        if tensor.requires_grad:
+        if tensor.requires_grad and torch.is_grad_enabled():
             self._sources.append(torch.autograd.graph.get_gradient_edge(tensor).node)
         self._aliases.bind(tensor, value)
         self.inputs.append(value)

@@ -405,5 +405,9 @@ def computed_from(tensor: Tensor, sources: Collection[torch.autograd.graph.Node]
 
 def function_behind(tensor: Tensor) -> type[torch.autograd.Function] | None:
     """The function that gave a tensor, if it has a derivative of its own."""
-    function = getattr(type(tensor.grad_fn), "_forward_cls", None)
+    try:
+        node = tensor.grad_fn
+    except RuntimeError:  # one of several views, and another one has been overwritten
+        return None
+    function = getattr(type(node), "_forward_cls", None)
     return function if function is not None and has_own_derivative(function) else None
