@@ -454,7 +454,8 @@ def fused(
             fused([maps[i] for i in numbers], "sum", [placements[i] for i in numbers])
             for numbers in by_size.values()
         ]
-        maps, placements = stages, [placements[numbers[0]] for numbers in by_size.values()]
+        maps = stages
+        placements = [placements[numbers[0]] for numbers in by_size.values()]
     finest = finest_of(maps)
     size = tuple(maps[finest].shape[1:])
 

@@ -41,7 +41,8 @@ class AttentionRecord:
         """Where the weights were computed; None without a graph."""
         self._dims = (attention.queries, attention.keys)
         self.weights = _by_head(weights.detach().clone(), *self._dims)
-        query, key = attention.query, attention.key
+        query = attention.query
+        key = attention.key
         self.query = _by_head(query.value.tensor.detach(), query.tokens, query.channels)
         self.key = _by_head(key.value.tensor.detach(), key.tokens, key.channels)
         numbers = token_numbers(key)

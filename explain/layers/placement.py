@@ -220,7 +220,8 @@ class Placement:
             return none.long(), none
         scale = (max(count, 1) / len(placed)) ** 0.5
         pixels = _even_centres(self.size, self.size).flatten(0, 1)
-        nearest, weights = [], []
+        nearest = []
+        weights = []
         for some in torch.split(pixels, max(1, _AT_ONCE // len(placed))):
             distances = torch.cdist(some, cells[placed])
             near = distances.topk(min(NEAREST, len(placed)), largest=False)

@@ -217,7 +217,8 @@ def _normalised(step: Step, source: Value, result: Value, scores: _Scores) -> _S
 def _weights(value: Value, dim: int, scores: _Scores) -> _Scores:
     """The weights that a softmax over a dimension gives, if it is over the tokens of a factor."""
     for keys in (1, 0):
-        of_keys, of_queries = scores.tokens[keys], scores.tokens[1 - keys]
+        of_keys = scores.tokens[keys]
+        of_queries = scores.tokens[1 - keys]
         along_queries = [d for d, size in enumerate(of_queries.shape) if size > 1]
         along_keys = [d for d, size in enumerate(of_keys.shape) if size > 1]
         is_alone = not along_keys and value.shape[dim] == 1
@@ -226,7 +227,8 @@ def _weights(value: Value, dim: int, scores: _Scores) -> _Scores:
         if not along_queries:  # a single query
             single = [d for d, size in enumerate(value.shape) if size == 1 and d != dim]
             along_queries = single[-1:]
-        query, key = scores.product.factors[1 - keys], scores.product.factors[keys]
+        query = scores.product.factors[1 - keys]
+        key = scores.product.factors[keys]
         queries = along_queries[0] if along_queries else None
         attention = RecordedAttention(value, queries, dim, query, key, key)
         return replace(scores, attention=attention, keys=keys)

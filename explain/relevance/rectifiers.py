@@ -105,7 +105,8 @@ def _bounded(step: Step, signals: AbstractSet[Value]) -> Operation | None:
     least = step.kwargs.get("min", bounds[0] if bounds else None)
     most = step.kwargs.get("max", bounds[1] if len(bounds) > 1 else None)
     if step.name == "clamp_max":
-        least, most = None, least
+        most = least
+        least = None
     if least is not None:
         return Operation(step, True) if _is_zero(least, signals) else None
     return Operation(step, True, negated=True) if _is_zero(most, signals) else None
@@ -118,7 +119,8 @@ def _without_negative_part(step: Step, signals: AbstractSet[Value]) -> Operation
     if len(terms) != 2 or terms[0].shape != terms[1].shape:
         return None
     for place in (0,) if step.name == "sub" else (0, 1):
-        x, other = terms[place], terms[1 - place]
+        x = terms[place]
+        other = terms[1 - place]
         if not _comes_from(other, x, signals):
             continue
         negative_part = x.tensor.clamp(max=0)
