@@ -15,6 +15,7 @@ from explain._utils.progress import show_progress
 from explain._utils.signals import came_by_signal
 from explain.data.inputs import Inputs
 from explain.hooks import HookGroup
+from explain.hooks.group import note_runs
 from explain.hooks.preserve import findings_of
 from explain.hooks.unwrap import leaves
 from explain.layers.placement import PlacementMode
@@ -169,7 +170,7 @@ class Footprint:
                 self.outputs.append((name, tensor.numel() * tensor.element_size() // count))
                 self.half = self.half or tensor.dtype in (torch.float16, torch.bfloat16)
 
-        group.note_runs(leaves(model), measure)
+        note_runs(group, leaves(model), measure)
 
     @property
     def whole(self) -> int:

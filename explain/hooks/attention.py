@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from explain.hooks.graph import Reach
-from explain.hooks.group import HookGroup
+from explain.hooks.group import HookGroup, put_node
 from explain.hooks.preserve import without_proxy
 from explain.hooks.tracer import Tracer
 from explain.recording import PassRecorder, Value
@@ -58,7 +58,7 @@ class AttentionRecord:
         alive."""
         self.gradient = None
         if self.node is not None:
-            group.put_node(self.node, self._take, pre=True)
+            put_node(group, self.node, self._take, pre=True)
 
     def _take(self, grad_outputs: tuple[Tensor | None, ...]) -> None:
         """Note the gradient in the attention weights: a prehook of their Node."""

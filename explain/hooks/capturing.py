@@ -43,7 +43,7 @@ from explain.hooks.graph import (
     mark,
     try_continue_from,
 )
-from explain.hooks.group import HookGroup, InputSwap, module_of
+from explain.hooks.group import HookGroup, InputSwap, module_of, put, put_swap
 from explain.hooks.layer_names import LayerPlace, Where, place_of, select_places
 from explain.hooks.unwrap import runs_in_order
 
@@ -199,7 +199,7 @@ class Capture:
             if gradients is True or (gradients and name in gradients):
                 self._wanted.setdefault(layer, set()).add(None if once else place.call)
         if self._wanted and (not once or not cut):
-            group.put_swap(self._model, InputSwap(self._begin_pass, self.end_pass))
+            put_swap(group, self._model, InputSwap(self._begin_pass, self.end_pass))
         for layer, place in places.items():
             if place.of_attention:
                 group.forward(layer, partial(self._leave_attention, layer))
@@ -464,10 +464,10 @@ class Capture:
             return self._leave(layer, inputs if self._is_wanted(layer) else None, output)
 
         if layer in self._wanted:
-            group.put(partial(module.register_forward_pre_hook, with_kwargs=True), enter)
+            put(group, partial(module.register_forward_pre_hook, with_kwargs=True), enter)
             swap = InputSwap(begin, partial(self._continue_from_aliases, layer))
-            group.put_swap(_last_in(module), swap)
-        group.put(module.register_forward_hook, leave)
+            put_swap(group, _last_in(module), swap)
+        put(group, module.register_forward_hook, leave)
 
     def _watch_input(self, group: HookGroup, layer: str, module: nn.Module) -> None:
         """Register the hook that records a module's first input tensor and its gradient.
@@ -494,7 +494,7 @@ class Capture:
                 (args, kwargs), lambda tensor: aliased if tensor is first_input else tensor
             )
 
-        group.put_swap(module, InputSwap(enter, partial(self._continue_from_aliases, layer)))
+        put_swap(group, module, InputSwap(enter, partial(self._continue_from_aliases, layer)))
 
     def _leave_attention(
         self, layer: str, module: nn.Module, args: Any, output: torch.Tensor

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+from torch.nn.modules.module import register_module_forward_hook
 
 from explain._utils import nested
 from explain._utils.errors import HookError
 from explain.hooks.graph import Gradients, continue_from
 from explain.hooks.guard import Hook
-from explain.hooks.handles import Registered
+from explain.hooks.handles import BeforeEvery, Registered, unless_in_hook
 
 
 class _Gate(torch.autograd.Function):
@@ -44,16 +45,16 @@ class _Gate(torch.autograd.Function):
 
 
 class Gates:
-    """The full-backward hooks and pre-hooks of one module.
+    """The full-backward hooks and pre-hooks of one module, or of every module that runs.
 
     Each call has a record of its own: a module that runs three times in one forward pass meets its
     hook three times in backward, each time with the gradients of that call. Gates hold nothing of
     their group: the graph holds them, and the two would keep each other alive forever.
     """
 
-    def __init__(self, thread: int | None, module: nn.Module) -> None:
-        """Prepare the backward hooks (on gradients) of one module, for calls of ``thread`` (None
-        for all)."""
+    def __init__(self, thread: int | None, module: nn.Module | None) -> None:
+        """Prepare the backward hooks (on gradients) of one module (None: of every module), for
+        calls of ``thread`` (None for all)."""
         self.hooks: dict[str, list[GateHook]] = {"backward-pre": [], "backward": []}
         self._callers: list[Hook] = []
         self._running: list[_Call] = []
@@ -68,12 +69,20 @@ class Gates:
         The module's forward hooks are registered with the first hook, and removed with the last.
         """
         if not self._handles:
-            register = partial(self._module.register_forward_pre_hook, with_kwargs=True)
-            after = self._module.register_forward_hook
+            enter: Callable[..., Any] = self._enter
+            leave: Callable[..., Any] = self._leave
+            register_pre: Callable[[Any], Any] = BeforeEvery
+            register: Callable[[Any], Any] = register_module_forward_hook
+            if self._module is None:
+                enter = unless_in_hook(enter)
+                leave = unless_in_hook(leave)
+            else:
+                register_pre = partial(self._module.register_forward_pre_hook, with_kwargs=True)
+                register = self._module.register_forward_hook
             self._handles.append(
-                Registered(self._enter, register, self._thread, self._callers).handle
+                Registered(enter, register_pre, self._thread, self._callers).handle
             )
-            self._handles.append(Registered(self._leave, after, self._thread, self._callers).handle)
+            self._handles.append(Registered(leave, register, self._thread, self._callers).handle)
         hooks = self.hooks[direction]
         hooks.insert(0 if first else len(hooks), hook)
         caller_hooks = [hook.fn] if isinstance(hook.fn, Hook) else []
@@ -102,7 +111,11 @@ class Gates:
     def _leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         """End the latest call of a module with backward hooks, as a forward hook: its outputs pass
         a gate."""
-        return self._running.pop().leave(output) if self._running else None
+        while self._running:
+            call = self._running.pop()
+            if call.module is module:  # those above it raised, and were not left
+                return call.leave(output)
+        return None
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +153,7 @@ class _Call:
     def __init__(self, owner: Gates, module: nn.Module) -> None:
         """Note which hooks are for this call, in the order in which they fire."""
         self._owner = owner
-        self._module = module
+        self.module = module
         hooks = [hook for hooks in owner.hooks.values() for hook in hooks]
         self._meant = {hook for hook in hooks if hook.is_meant is None or hook.is_meant()}
         for hook in self._meant:
@@ -201,7 +214,7 @@ class _Call:
         """
         for hook in self._owner.hooks[direction]:
             changed = (
-                hook.fn(self._module, gradients, *other_gradients) if hook in self._meant else None
+                hook.fn(self.module, gradients, *other_gradients) if hook in self._meant else None
             )
             gradients = gradients if changed is None else changed
         return gradients

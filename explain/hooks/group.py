@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import Node, register_multi_grad_hook
 from torch.jit import RecursiveScriptModule  # type: ignore[attr-defined]
+from torch.nn.modules import module as global_hooks
 
 from explain._utils.errors import HookError, LayerError, warn
 from explain._utils.modules import submodule
@@ -17,8 +18,15 @@ from explain._utils.nested import SwappedInputs, first_tensor
 from explain._utils.signals import Shared, SignalSafe, at_fork, deferring_signals
 from explain.hooks.attention_parts import NO_ATTENTION, AttentionTracer
 from explain.hooks.full_backward import GateHook, Gates
-from explain.hooks.guard import ForwardHook, GradientHook, Hook, ModuleGradientHook, is_ours
-from explain.hooks.handles import Handle, Registered
+from explain.hooks.guard import (
+    EVERY_MODULE,
+    ForwardHook,
+    GradientHook,
+    Hook,
+    ModuleGradientHook,
+    is_ours,
+)
+from explain.hooks.handles import BeforeEvery, Handle, Registered, unless_in_hook
 from explain.hooks.layer_names import LayerPlace, Where, find_places
 from explain.hooks.preserve import is_under_way, plain_sequences
 
@@ -29,9 +37,9 @@ class HookGroup(SignalSafe["HookGroup"]):
     Every method that registers a hook returns its `Handle`, to remove that hook alone. Hooks of one
     kind fire in the order in which they were registered. Hooks on modules are also reached by calls
     that other threads make of the same model; they ignore those calls. Hooks on tensors and Nodes
-    belong to one graph and need no such guard; a group without a model takes these alone. Names of
-    layers may say which call is meant, counted in each call of the model: ``"conv@1"`` is the
-    second.
+    belong to one graph and need no such guard; a group without a model takes these, and hooks on
+    every module (``every_…``). Names of layers may say which call is meant, counted in each call of
+    the model: ``"conv@1"`` is the second.
 
     A hook may return None, or a replacement for what it was given. One that takes the wrong
     arguments, returns the wrong number or shape of gradients, edits a gradient in place, or raises,
@@ -44,7 +52,7 @@ class HookGroup(SignalSafe["HookGroup"]):
     of the same function, or on the same place, fired either.
 
     Args:
-        model: the model whose layers are hooked.
+        model: the model whose layers are hooked; it does not limit hooks on every module.
 
     Raises:
         HookError: a hook does not fit its place, or the group is closed. LayerError: a layer is not
@@ -72,7 +80,8 @@ class HookGroup(SignalSafe["HookGroup"]):
         self._handles: dict[Handle, None] = {}
         self._undo: list[Callable[[], None]] = []
         """What removes the hooks that `put` has registered."""
-        self._gates: dict[nn.Module, Gates] = {}
+        self._gates: dict[nn.Module | None, Gates] = {}
+        """By module; those of every module under None."""
         self._closed = False
         self._plain_sequences: Shared | None = None
         self._signs_at_first_hook: Any = None
@@ -200,6 +209,35 @@ class HookGroup(SignalSafe["HookGroup"]):
             where, fn, "backward", ["module", "grad_input", "grad_output"], prepend
         )
 
+    # Hooks on every module that runs in this thread, of any model, also one that is made later.
+    # Calls that a hook on modules makes itself are left out, since they would never end.
+
+    def every_forward_pre(self, fn: Callable[..., Any], *, with_kwargs: bool = False) -> Handle:
+        """Call ``fn(module, args)`` before every module that runs; what it returns replaces its
+        inputs.
+
+        These hooks come before those on chosen modules. ``with_kwargs`` is that of `forward_pre`.
+        """
+        return self._on_every_call(fn, "forward_pre", with_kwargs)
+
+    def every_forward(self, fn: Callable[..., Any], *, with_kwargs: bool = False) -> Handle:
+        """Call ``fn(module, args, output)`` after every module that runs; what it returns replaces
+        ``output``.
+
+        These hooks come before those on chosen modules. ``with_kwargs`` is that of `forward`.
+        """
+        return self._on_every_call(fn, "forward", with_kwargs)
+
+    def every_backward_pre(self, fn: Callable[..., Any]) -> Handle:
+        """Call ``fn(module, grad_output)`` before the backward of every module that ran; it may
+        return a new one."""
+        return self._on_every_gradient(fn, "backward-pre", ["module", "grad_output"])
+
+    def every_backward(self, fn: Callable[..., Any]) -> Handle:
+        """Call ``fn(module, grad_input, grad_output)`` when the gradients of a module that ran are
+        known; what it returns replaces ``grad_input``. The tuples are those of `backward`."""
+        return self._on_every_gradient(fn, "backward", ["module", "grad_input", "grad_output"])
+
     # Hooks on tensors and Nodes, which act in any thread that runs backward
 
     def tensor(self, tensor: torch.Tensor, fn: Callable[..., Any]) -> Handle:
@@ -274,56 +312,6 @@ class HookGroup(SignalSafe["HookGroup"]):
                 "after_backward() must be called while a backward pass runs; call it from a hook"
             ) from None
         return handle
-
-    # For this package
-
-    def put(
-        self, register: Callable[[Any], Any], fn: Callable[..., Any], *undo: Callable[[], None]
-    ) -> None:
-        """Register a hook of this package with one of PyTorch's ``register_…`` functions; it is not
-        checked, and need not fire.
-
-        It acts for calls of this thread alone, and is removed with the group. ``undo`` are
-        functions to call then.
-        """
-        self._undo += (*undo, Registered(fn, register, self._thread).handle.remove)
-
-    def put_node(self, node: Node, fn: Callable[..., Any], *, pre: bool = False) -> None:
-        """Register a hook of this package on a Node, for backward passes in any thread; before it
-        runs if ``pre``.
-
-        Several hooks on one Node run in the order in which they are put. ``fn`` is that of `node`
-        or `node_pre`.
-        """
-        register = node.register_prehook if pre else node.register_hook
-        self._undo += ([node].clear, Registered(fn, register, None).handle.remove)
-
-    def put_swap(self, module: nn.Module, swap: "InputSwap") -> None:
-        """Register the hooks of an `InputSwap` on a module: they replace tensors in its inputs
-        until the call ends."""
-        self.put(partial(module.register_forward_pre_hook, with_kwargs=True), swap.enter)
-        self.put(module.register_forward_hook, swap.leave, swap.restore_all)
-
-    @deferring_signals
-    def note_runs(
-        self, modules: Mapping[str, nn.Module], measure: Callable[[str, Any], None] | None = None
-    ) -> list[str]:
-        """Return a list to which the name of each module is added when it has run, once for each
-        call.
-
-        ``measure`` is called with the name and the output. For this package; the hooks go with the
-        group.
-        """
-        names = list[str]()
-
-        def note(name: str, module: nn.Module, args: Any, output: Any) -> None:
-            names.append(name)
-            if measure is not None:
-                measure(name, output)
-
-        for name, module in modules.items():
-            self.put(module.register_forward_hook, partial(note, name))
-        return names
 
     # How they are registered
 
@@ -419,14 +407,9 @@ class HookGroup(SignalSafe["HookGroup"]):
         inside it (``:q``). A name with a call (``@1``) gets a counter that lets the hook act on
         that call alone.
         """
-        argument_names = ["module", "args"]
-        if options["with_kwargs"]:
-            argument_names.append("kwargs")
-        if kind == "forward":
-            argument_names.append("output")
         places = self._places(where)
-        handle = self._open(
-            ForwardHook, fn, [name for name, _, _ in places], kind.replace("_", "-"), argument_names
+        handle = self._open_on_calls(
+            fn, [name for name, _, _ in places], kind, options["with_kwargs"]
         )
         for number, (name, place, module) in enumerate(places):
             hooks = handle.hooks[number : number + 1]
@@ -456,6 +439,46 @@ class HookGroup(SignalSafe["HookGroup"]):
                 )
             self._count(handle, module, counter)
             self._note_runs_around(handle, place.module)
+        return handle
+
+    def _open_on_calls(
+        self, fn: Callable[..., Any], places: Sequence[str], kind: str, with_kwargs: bool
+    ) -> Handle:
+        """A new handle for a caller's forward hook of a ``kind``; see `_open`."""
+        argument_names = ["module", "args"]
+        if with_kwargs:
+            argument_names.append("kwargs")
+        if kind == "forward":
+            argument_names.append("output")
+        return self._open(ForwardHook, fn, places, kind.replace("_", "-"), argument_names)
+
+    @deferring_signals
+    def _on_every_call(
+        self, fn: Callable[..., Any], kind: Literal["forward_pre", "forward"], with_kwargs: bool
+    ) -> Handle:
+        """Register a caller's forward hook on every module that runs."""
+        handle = self._open_on_calls(fn, [EVERY_MODULE], kind, with_kwargs)
+        hook = handle.hooks[0] if handle.hooks else fn
+        register: Callable[[Any], Any] = BeforeEvery
+        if kind == "forward":
+            register = partial(global_hooks.register_module_forward_hook, with_kwargs=with_kwargs)
+        elif not with_kwargs:
+            register = global_hooks.register_module_forward_pre_hook
+        handle.place(register, unless_in_hook(hook), self._thread, handle.hooks)
+        # PyTorch leaves this flag behind
+        flags: dict[int, Any] = global_hooks._global_forward_hooks_with_kwargs
+        handle.undo.append(partial(flags.pop, handle.id, None))
+        return handle
+
+    @deferring_signals
+    def _on_every_gradient(
+        self, fn: Callable[..., Any], direction: str, argument_names: Sequence[str]
+    ) -> Handle:
+        """Register a caller's hook on the gradients of every module that runs."""
+        handle = self._open(ModuleGradientHook, fn, [EVERY_MODULE], direction, argument_names)
+        hook = GateHook(handle.hooks[0] if handle.hooks else fn)
+        gates = self._gates.setdefault(None, Gates(self._thread, None))
+        handle.undo.append(gates.add(hook, direction, first=False))
         return handle
 
     def _on_attention(
@@ -576,6 +599,62 @@ class HookGroup(SignalSafe["HookGroup"]):
             return None
         more = f"; nor did {len(unfired) - 1} more" if len(unfired) > 1 else ""
         return f"{unfired[0]} never fired: {unfired[0].hooks[0].unfired}{more}"
+
+
+# Hooks of this package: not checked, and they need not fire
+
+
+def put(
+    group: HookGroup,
+    register: Callable[[Any], Any],
+    fn: Callable[..., Any],
+    *undo: Callable[[], None],
+) -> None:
+    """Register a hook of this package with one of PyTorch's ``register_…`` functions.
+
+    It acts for calls of the group's thread alone, and is removed with the group. ``undo`` are
+    functions to call then.
+    """
+    group._undo += (*undo, Registered(fn, register, group._thread).handle.remove)
+
+
+def put_node(group: HookGroup, node: Node, fn: Callable[..., Any], *, pre: bool = False) -> None:
+    """Register a hook of this package on a Node, for backward passes in any thread; before it runs
+    if ``pre``.
+
+    Several hooks on one Node run in the order in which they are put.
+    """
+    register = node.register_prehook if pre else node.register_hook
+    group._undo += ([node].clear, Registered(fn, register, None).handle.remove)
+
+
+def put_swap(group: HookGroup, module: nn.Module, swap: "InputSwap") -> None:
+    """Register the hooks of an `InputSwap` on a module: they replace tensors in its inputs until
+    the call ends."""
+    put(group, partial(module.register_forward_pre_hook, with_kwargs=True), swap.enter)
+    put(group, module.register_forward_hook, swap.leave, swap.restore_all)
+
+
+@deferring_signals
+def note_runs(
+    group: HookGroup,
+    modules: Mapping[str, nn.Module],
+    measure: Callable[[str, Any], None] | None = None,
+) -> list[str]:
+    """Return a list to which the name of each module is added when it has run, once for each call.
+
+    ``measure`` is called with the name and the output.
+    """
+    names = list[str]()
+
+    def note(name: str, module: nn.Module, args: Any, output: Any) -> None:
+        names.append(name)
+        if measure is not None:
+            measure(name, output)
+
+    for name, module in modules.items():
+        put(group, module.register_forward_hook, partial(note, name))
+    return names
 
 
 def module_of(model: nn.Module, place: LayerPlace) -> nn.Module:

@@ -89,6 +89,10 @@ def _without_partial(fn: Any) -> Any:
     return fn
 
 
+EVERY_MODULE = "every module"
+"""Where a hook is that is called for whatever runs."""
+
+
 class Hook:
     """A caller's function on one place: it is named when it raises, and knows whether it has fired.
 
@@ -107,9 +111,11 @@ class Hook:
         self.direction = direction
         self.name = name_of_function(fn)
         self.fired = False
+        self._now = ""
+        """Which of every module it was called for last."""
 
     def __str__(self) -> str:
-        return f"hook {self.name!r} on {self.where} ({self.direction})"
+        return f"hook {self.name!r} on {self.where}{self._now} ({self.direction})"
 
     def must_take(self, arguments: Sequence[str]) -> None:
         """Check that the function can be called with these arguments (names that the message
@@ -136,6 +142,8 @@ class Hook:
         """Call the function and note that it fired; an exception becomes a `HookError` that names
         the hook."""
         self.fired = True
+        if self.where == EVERY_MODULE:
+            self._now = f", here a {type(arguments[0]).__name__}"
         try:
             result = self.fn(*arguments)
         except ExplainError:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
+from torch import nn
+from torch.nn.modules import module as global_hooks
 from torch.utils.hooks import RemovableHandle
 
 from explain._utils.signals import deferring_signals
@@ -91,6 +93,43 @@ class Registered:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (nullcontext(), "__exit__")
+
+
+class BeforeEvery:
+    """Registers a hook before every module that runs, which is called with keyword arguments too.
+
+    PyTorch passes these only to hooks that are noted in the module, even if the hook is for every
+    module. So a first hook makes the note in the module that is about to run, and the hook itself
+    takes it away.
+    """
+
+    def __init__(self, hook: Registered) -> None:
+        """Register ``hook``, as PyTorch's functions do."""
+        self._fn = hook.fn
+        self._thread = hook.thread
+        hook.fn = self._call
+        self._first = global_hooks.register_module_forward_pre_hook(self._note)
+        self._second = global_hooks.register_module_forward_pre_hook(hook)
+        self.id = self._second.id
+
+    def _note(self, module: nn.Module, args: Any) -> None:
+        if self._thread == threading.get_ident():
+            module._forward_pre_hooks_with_kwargs[self.id] = True
+
+    def _call(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        module._forward_pre_hooks_with_kwargs.pop(self.id, None)
+        return self._fn(module, args, kwargs)
+
+    def remove(self) -> None:
+        """Remove both hooks."""
+        self._second.remove()
+        self._first.remove()
+
+
+def unless_in_hook(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A hook on every module that ignores the calls which a hook on modules makes in this thread,
+    its own ones included."""
+    return lambda *arguments: fn(*arguments) if acting.depth == 1 else None
 
 
 class Handle:

@@ -18,6 +18,7 @@ from explain._utils.signals import came_by_signal
 from explain.data.inputs import Inputs
 from explain.hooks import HookGroup
 from explain.hooks.graph import Reach, keeping_values
+from explain.hooks.group import note_runs
 from explain.hooks.layer_names import LayerPlace
 from explain.hooks.preserve import untouched, without_proxy
 from explain.hooks.unwrap import hookable, leaves, runs_in_order
@@ -125,7 +126,7 @@ def executed_modules(group: HookGroup, model: nn.Module) -> list[str]:
         if not module._modules:
             names.append(name)
         elif not runs_in_order(module):
-            return group.note_runs(leaves(model))
+            return note_runs(group, leaves(model))
     return names
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import pickle
+import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -14,10 +16,12 @@ import pytest
 import torch
 from torch import nn
 
+import explain
 from explain import ExplainWarning, HookError, LayerError
 from explain.hooks import HookGroup
 from explain.hooks.graph import accumulator
 from explain.hooks.layer_names import select_places
+from explain.hooks.unwrap import callers_hooks
 from tests.conftest import TinyNet, hook_count, in_threads
 
 
@@ -278,3 +282,225 @@ def test_hooks_that_could_not_have_fired_are_nothing_to_tell_about() -> None:
     assert told(model, lambda group: two(group) or group.remove(), run) == []
     with pytest.raises(KeyError):  # the block did not end as it should, and that is what is told
         told(model, two, lambda: {}[run()])
+
+
+# Every module that runs
+
+
+class Nested(nn.Module):
+    """Takes keyword arguments alone, and makes a module while it runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Identity()
+
+    def forward(self, *, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return nn.Hardtanh(-99, 99)(self.inner(x)) * scale
+
+
+EVERY = ["every_forward_pre", "every_forward", "every_backward_pre", "every_backward"]
+
+
+def global_hooks() -> int:
+    """How many hooks and flags there are for every module."""
+    of_torch = nn.modules.module
+    names = [name for name in vars(of_torch) if re.match("_global_.*(hooks|_called|kwargs)$", name)]
+    assert len(names) >= 6
+    return sum(len(getattr(of_torch, name)) for name in names)
+
+
+def type_name(module: nn.Module, *given: object) -> str:
+    return type(module).__name__
+
+
+@pytest.mark.parametrize("model", [None, chain()])
+def test_hooks_on_every_module_see_any_model_and_what_is_made_in_forward(
+    model: nn.Module | None,
+) -> None:
+    seen: dict[str, list[str]] = {kind: [] for kind in EVERY}
+    x = torch.tensor(2.0, requires_grad=True)
+    with HookGroup(model) as group:
+        for kind, names in seen.items():
+            note = functools.partial(lambda names, *given: names.append(type_name(*given)), names)
+            getattr(group, kind)(note)
+        made_later = nn.Sequential(nn.Tanh())
+        Nested()(x=made_later(x), scale=torch.tensor(3.0)).backward()
+        in_threads(1, lambda number: chain()(ones()).backward())
+    nn.ReLU()(x).backward()
+    inwards = ["Sequential", "Tanh", "Nested", "Identity", "Hardtanh"]
+    outwards = ["Tanh", "Sequential", "Identity", "Hardtanh", "Nested"]
+    assert seen == {
+        "every_forward_pre": inwards,
+        "every_forward": outwards,
+        "every_backward_pre": ["Nested", "Hardtanh", "Identity", "Sequential", "Tanh"],
+        "every_backward": ["Hardtanh", "Identity", "Nested", "Tanh", "Sequential"],
+    }
+    assert global_hooks() == 0
+
+
+def test_hooks_on_every_module_replace_what_they_are_given() -> None:
+    x = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
+    scale = torch.tensor(3.0, dtype=torch.float64, requires_grad=True)
+    shapes: list[tuple[int, int]] = []
+    with HookGroup() as group:
+        group.every_forward_pre(
+            lambda module, args, kwargs: (args, {k: v + 1 for k, v in kwargs.items()}),
+            with_kwargs=True,
+        )
+        group.every_forward(
+            lambda module, args, kwargs, output: output * 2 if kwargs else None, with_kwargs=True
+        )
+        group.every_backward_pre(lambda m, go: (go[0] * 5,) if isinstance(m, Nested) else None)
+        group.every_backward(lambda m, gi, go: shapes.append((len(gi), len(go))))
+        group.every_backward(
+            lambda m, gi, go: (gi[0] * 7, gi[1]) if isinstance(m, Nested) else None
+        )
+        value = Nested()(x=x, scale=scale)
+        value.backward()
+    assert value.item() == 2 * (2 + 1) * (3 + 1)
+    assert (x.grad, scale.grad) == (2 * 4 * 5 * 7, 2 * 3 * 5)
+    assert shapes == [(1, 1), (1, 1), (2, 1)]
+    assert global_hooks() == 0
+
+
+def test_hooks_on_every_module_are_those_on_each_one_for_gradients() -> None:
+    """As many, of the same values and in the same order, also where modules work in place."""
+    logs: list[list[Any]] = [[], []]
+    for log, on_every in zip(logs, (True, False), strict=True):
+        model = chain()
+        x = ones()
+
+        def note(module: nn.Module, gi: Any, go: Any, log: list[Any] = log) -> None:
+            log.append((type_name(module), gi[0].tolist(), go[0].tolist()))
+
+        with HookGroup(model) as group:
+            group.every_backward(note) if on_every else group.backward(nn.Module, note)
+            model(x).backward()
+        assert x.grad.tolist() == GRADIENT
+    assert logs[0] == logs[1]
+    assert len(logs[0]) == 4
+
+
+class Fallible(nn.Module):
+    """Goes on although a module in it raises."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.broken = nn.Linear(5, 5)
+        self.whole = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with contextlib.suppress(RuntimeError):
+            self.broken(x)
+        return self.whole(x).sum()
+
+
+def test_a_module_that_raised_does_not_mix_up_the_gradients_of_others() -> None:
+    model = Fallible().double()
+    x = torch.ones(1, 2, dtype=torch.float64, requires_grad=True)
+    seen: list[tuple[str, Any]] = []
+    with HookGroup() as group:
+        group.every_backward(lambda m, gi, go: seen.append((type_name(m), gi[0].tolist())))
+        model(x).backward()
+    expected = model.whole.weight.sum(0, keepdim=True).tolist()
+    assert seen == [("Linear", expected), ("Fallible", expected)]
+
+
+@pytest.mark.parametrize("end", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize("kind", EVERY)
+def test_hooks_on_every_module_are_gone_after_an_error(kind: str, end: type[BaseException]) -> None:
+    model = chain()
+    with pytest.raises(end), HookGroup() as group, HookGroup(model) as other:
+        getattr(group, kind)(nothing)
+        getattr(other, kind)(nothing)
+        model(ones()).backward()
+        raise end
+    assert global_hooks() == hooks_on(model) == 0
+
+
+def test_groups_with_hooks_on_every_module_close_in_any_order() -> None:
+    seen: list[str] = []
+    first = HookGroup()
+    second = HookGroup()
+    kept = first.every_forward(lambda *given: seen.append("first"))
+    second.every_forward(lambda *given: seen.append("second"))
+    assert (len(first), "every module" in repr(kept)) == (1, True)
+    nn.ReLU()(ones())
+    first.remove()
+    nn.ReLU()(ones())
+    second.remove()
+    nn.ReLU()(ones())
+    assert (seen, kept.removed) == (["first", "second", "second"], True)
+
+
+def test_a_hook_on_every_module_may_run_modules() -> None:
+    """They are not hooked themselves, which would never end."""
+    seen: list[str] = []
+
+    def runs(module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
+        seen.append(type_name(module))
+        return nn.ReLU()(output)
+
+    with HookGroup() as group:
+        group.every_forward(runs)
+        group.every_backward(lambda m, gi, go: seen.append(f"back {type_name(m)}"))
+        nn.Sequential(nn.Identity())(ones()).sum().backward()
+    assert seen == ["Identity", "Sequential", "back Identity", "back Sequential"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "hook"),
+    [
+        ("every_forward", lambda module, args: None),
+        ("every_forward_pre", lambda module, args: 1 / 0 if type_name(module) == "ReLU" else None),
+        ("every_backward", lambda m, gi, go: (gi[0][:, :1],) if type_name(m) == "ReLU" else None),
+    ],
+)
+def test_a_hook_on_every_module_that_misbehaves_is_named(kind: str, hook: Any) -> None:
+    model = chain()
+    with pytest.raises(HookError, match="every module") as caught, HookGroup() as group:
+        getattr(group, kind)(hook)
+        model(ones()).backward()
+    assert "ReLU" in str(caught.value) or "must take" in str(caught.value)
+    assert global_hooks() == 0
+
+
+def test_hooks_on_every_module_are_in_the_record_of_an_explanation_and_in_no_copy() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+    def louder(module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
+        return output * 2
+
+    x = torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    plain = explain.attribute(model, x, "saliency", target=1)
+    with HookGroup() as group:
+        group.every_forward(louder)
+        group.every_forward_pre(lambda module, args, kwargs: None, with_kwargs=True)
+        names = callers_hooks(model)
+        hooked = explain.attribute(model, x, "saliency", target=1)
+        other = copy.deepcopy(model)
+    assert [name.split(" on ")[0] for name in names] == ["<lambda>", "louder"]
+    assert torch.allclose(hooked.values, plain.values * 2**4)
+    assert hooks_on(other) == global_hooks() == 0
+
+
+def test_an_unused_hook_on_every_module_is_told_where_something_ran() -> None:
+    group = HookGroup().__enter__()
+    group.every_forward(nothing)
+    (ones() * 2).sum().backward()
+    with pytest.warns(ExplainWarning, match="every module"):
+        group.__exit__(None, None, None)
+
+
+def test_a_scripted_model_runs_below_hooks_on_every_module() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of newer versions of torch
+        model = torch.jit.trace(chain(), ones())
+    x = ones()
+    seen: list[str] = []
+    with HookGroup() as group:
+        for kind in EVERY:
+            getattr(group, kind)(lambda module, *given: seen.append(type_name(module)))
+        model(x).backward()
+    assert x.grad.tolist() == GRADIENT
+    assert len(seen) >= 4
