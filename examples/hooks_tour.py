@@ -1,4 +1,4 @@
-"""A walk through the kinds of hooks, on networks so small that each figure can be worked out on
+"""A walk through all kinds of hooks, on networks so small that each figure can be worked out on
 paper.
 
     python examples/hooks_tour.py                  all of it, in a few seconds
@@ -13,17 +13,24 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import tempfile
 import textwrap
 import warnings
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from explain import HookError, attribute, hooks
+from explain.distributed.communication import Codec, communicate
+from explain.distributed.packaging import export_package, import_package
 from explain.hooks import HookGroup
 from explain.hooks.graph import accumulator as node_of_leaf
+from explain.models.small_networks import SmallResNet
 
 WIDTH = 96
 SECTIONS: dict[str, Callable[[], None]] = {}
@@ -586,6 +593,45 @@ def triple() -> None:
         y.sum().backward()
 
 
+@section
+def every() -> None:
+    """group.every_forward_pre, every_forward, every_backward_pre and every_backward call for
+    whatever runs: of any model, also modules that are made inside forward.
+
+    PyTorch's own hooks of this kind act in all threads, and until somebody removes them.
+    """
+    fired: list[str] = []
+    with HookGroup() as group:
+        group.every_forward_pre(lambda m, args: fired.append(f"before {type(m).__name__}"))
+        group.every_forward(lambda m, args, output: fired.append(f"after {type(m).__name__}"))
+        group.every_backward_pre(lambda m, go: fired.append(f"towards {type(m).__name__}"))
+        group.every_backward(lambda m, gi, go: fired.append(f"back through {type(m).__name__}"))
+        y = nn.Sequential(nn.Linear(3, 1))(torch.ones(1, 3))
+        nn.ReLU()(y).backward()
+    nn.ReLU()(torch.ones(1))
+    tell(", ".join(fired))
+
+
+@section
+def parts() -> None:
+    """A name may mean one call of a layer ("twice@1"), its input ("2:input"), or a part of an
+    attention ("attn:pattern")."""
+    thrice = Thrice()
+    with HookGroup(thrice) as group:
+        group.forward("twice@1", lambda m, args, output: show("its second call gives", output))
+        group.forward("twice@1", lambda m, args, output: output + 1)
+        show("2 * 2 * 2, and 1 added after the second", thrice(torch.ones(1, 1)))
+    model = linear_network()
+    with HookGroup(model) as group:
+        group.forward("2:input", lambda m, args, x: show("what its last layer is given", x))
+        model(torch.ones(1, 3))
+    attention = nn.MultiheadAttention(2, 1, bias=False, batch_first=True).eval()
+    same = torch.ones(1, 2, 2)
+    with HookGroup(attention) as group:
+        group.forward(":pattern", lambda m, args, x: show("weights of two equal tokens", x[0, 0]))
+        attention(same, same, same, need_weights=False)
+
+
 # The autograd graph
 
 
@@ -757,6 +803,81 @@ def extractor() -> None:
 def timeline() -> None:
     """hooks.timeline(model, x) runs forward and backward, and lists which hook fires when."""
     print(textwrap.indent(str(hooks.timeline(linear_network(), torch.ones(1, 3))), "    "))
+
+
+@section
+def intervention() -> None:
+    """hooks.intervene(model, ...) replaces what layers give, in forward, by Ablate, Patch, Steer,
+    Project or Replace."""
+    model = linear_network()
+    x = torch.ones(1, 3)
+    show("score", model(x))
+    halves = hooks.Replace("1", lambda output: output / 2)
+    for label, change in {
+        "first channel of layer 1 set to 0": hooks.Ablate("1", channels=[0]),
+        "layer 1 moved by (1, 0, 0, 0)": hooks.Steer("1", torch.tensor([1.0, 0, 0, 0])),
+        "layer 1 halved": halves,
+    }.items():
+        with hooks.intervene(model, change):
+            show(label, model(x))
+    show("score afterwards", model(x))
+
+
+@section
+def recording() -> None:
+    """hooks.record(model, x) lists the operations that a model computes: functions, methods and
+    modules alike, below Python."""
+    recording = hooks.record(TwoRectifiers(), torch.tensor([[1.0, 2.0]]))
+    tell(", ".join(step.name for step in recording.steps))
+
+
+# Between processes, and in archives
+
+
+@section
+def communication() -> None:
+    """communicate(model, how) chooses how DistributedDataParallel sends gradients, by PyTorch's
+    communication hook, and records what was sent.
+
+    There is one process here; examples/distributed.py has several.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        dist.init_process_group(
+            "gloo", init_method=Path(folder, "meeting").as_uri(), rank=0, world_size=1
+        )
+        try:
+            halves = Codec(lambda bucket: bucket.half(), lambda sent: sent.float())
+            model = nn.Linear(3, 1)
+            parallel = DistributedDataParallel(model)
+            recorder = communicate(parallel, halves)
+            parallel(torch.tensor([[1.0, 2.0, 3.0]])).backward()
+        finally:
+            dist.destroy_process_group()
+    (sent,) = recorder.buckets
+    show("gradients of weight and bias", model.weight.grad, model.bias.grad)
+    show("bytes of the bucket, bytes sent as float16", sent.bytes, sent.bytes_sent)
+
+
+@section
+def packaging() -> None:
+    """export_package(model, file) calls on_intern, on_extern and on_mock for each module of code
+    that goes in, stays out or is replaced: the hooks of torch.package."""
+    fired: list[str] = []
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "model.pt")
+        export_package(
+            SmallResNet(2, 4, (8,), (1,)),
+            file,
+            categories=["cat", "dog"],
+            on_intern=lambda exporter, name: fired.append(f"in: {name}"),
+            on_extern=lambda exporter, name: fired.append(f"out: {name}"),
+        )
+        packaged = import_package(file)  # this runs the code in the file
+    tell(", ".join(name for name in fired if name.startswith("in") or name == "out: torch"))
+    show("opened again: labels", packaged.categories)
+
+
+# What goes wrong
 
 
 @section

@@ -3,6 +3,8 @@ used."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -10,9 +12,12 @@ import pytest
 import torch
 from torch import nn
 from torch.testing import assert_close
+from torchvision.models import MobileNetV2, ResNet, vgg
+from torchvision.models.resnet import BasicBlock
 
 import explain
-from explain.hooks import capture
+from explain.hooks import HookGroup, capture
+from explain.methods import GradCAM
 from tests.conftest import Made, in_threads, layer_for, snapshot
 
 
@@ -72,6 +77,76 @@ def test_methods_by_full_backward_hooks_are_those_by_autograd_or_refused(way: st
     assert snapshot(model) == before
     with pytest.raises(explain.ExplainError, match="positional"):
         explain.attribute(model, {"photo": x}, "saliency(gradients=full_backward)", target=2)
+
+
+Gradients = tuple[torch.Tensor | None, ...]
+
+
+def clamp(module: nn.Module, grad_input: Gradients, grad_output: Gradients) -> Gradients:
+    return tuple(None if gradient is None else gradient.clamp(min=0) for gradient in grad_input)
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "layer4": lambda: ResNet(BasicBlock, [1, 1, 1, 1], num_classes=5),
+    "features": lambda: MobileNetV2(num_classes=5, width_mult=0.25),
+    "0": lambda: nn.Sequential(
+        vgg.make_layers([8, "M", 12, "M", 16]),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(16, 5),
+    ),
+}
+"""By the names of their layers."""
+
+
+@pytest.mark.parametrize("layer", NETWORKS)
+@pytest.mark.parametrize("of_torch", [True, False])
+def test_hooks_by_hand_give_gradcam_guided_backpropagation_and_saliency(
+    layer: str, of_torch: bool
+) -> None:
+    """With the returned ``grad_input``: hooks of PyTorch, where nothing works in place, and of a
+    group."""
+    torch.manual_seed(0)
+    model = NETWORKS[layer]().double().eval()
+    rectifiers = [m for m in model.modules() if isinstance(m, (nn.ReLU, nn.ReLU6))]
+    for rectifier in rectifiers:
+        rectifier.inplace = not of_torch
+    x = torch.rand(2, 3, 48, 48, dtype=torch.float64, requires_grad=True)
+    kept: dict[str, torch.Tensor] = {}
+
+    def keep_maps(module: nn.Module, args: Any, output: torch.Tensor) -> None:
+        kept["maps"] = output.detach().clone()
+
+    def keep_gradient(module: nn.Module, grad_input: Gradients, grad_output: Gradients) -> None:
+        kept["gradient"] = grad_output[0]
+
+    def keep_pixels(module: nn.Module, grad_input: Gradients, grad_output: Gradients) -> None:
+        kept["pixels"] = grad_input[0]
+
+    def scored(*hooks: tuple[nn.Module, Any]) -> None:
+        """Run forward and backward with full-backward hooks on modules."""
+        with HookGroup(model) as group, ExitStack() as handles:
+            handles.enter_context(model.get_submodule(layer).register_forward_hook(keep_maps))
+            for module, hook in hooks:
+                if of_torch:
+                    handles.enter_context(module.register_full_backward_hook(hook))
+                else:
+                    group.backward(module, hook)
+            model(x)[:, 3].sum().backward()
+
+    scored((model.get_submodule(layer), keep_gradient), (model, keep_pixels))
+    weights = kept["gradient"].mean((2, 3), keepdim=True)
+    by_hand = {
+        "gradcam": (weights * kept["maps"]).sum(1),
+        "saliency": kept["pixels"].abs(),
+    }
+    scored(*((rectifier, clamp) for rectifier in rectifiers), (model, keep_pixels))
+    by_hand["guidedbackprop"] = kept["pixels"]
+    methods = [GradCAM(relu=False), "saliency", "guidedbackprop"]
+    maps = explain.attribute(model, x.detach(), methods, target=3, layer=layer)
+    for name, values in by_hand.items():
+        assert values.abs().max() > 0
+        assert_close(maps[name].values, values, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("way", ["backward", "another thread", "seen.backward", "calls of others"])

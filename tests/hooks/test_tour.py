@@ -9,6 +9,10 @@ from types import ModuleType
 
 import pytest
 
+from explain import hooks
+from explain.distributed import communication, packaging
+from explain.hooks import HookGroup
+from explain.hooks.handles import Handle
 from tests.conftest import ROOT
 
 
@@ -121,6 +125,17 @@ FIGURES = {
         "module: grad_input ((1, 3, 2), (4, 10, 6), (3, 7, 4))",
         "input, weight, bias ((1, 3, 2), (4, 10, 6), (3, 7, 4)), ((4, 4), (4, 4)), (4)",
     ],
+    "every": [
+        "before Sequential, before Linear, after Linear, after Sequential, before ReLU, after ReLU, "
+        "towards ReLU, back through ReLU, towards Sequential, back through Sequential, "
+        "towards Linear, back through Linear",
+    ],
+    "parts": [
+        "its second call gives (4)",
+        "added after the second (10)",
+        "is given (7, 0, 27, 0)",
+        "two equal tokens ((0.5, 0.5), (0.5, 0.5))",
+    ],
     "graph": ["AddmmBackward0, TBackward0, AccumulateGrad, ReluBackward0"],
     "node": ["10 times that (10, 10)", "added 1 (22, 2)"],
     "guided": [
@@ -147,6 +162,16 @@ FIGURES = {
         "12 backward-pre 1 (ReLU)",
         "16 backward model (Sequential)",
     ],
+    "intervention": [
+        "score (89)",
+        "set to 0 (82)",
+        "(1, 0, 0, 0) (90)",
+        "halved (45)",
+        "afterwards (89)",
+    ],
+    "recording": ["relu, mm, relu, select, select, sub"],
+    "communication": ["weight and bias (1, 2, 3), (1)", "sent as float16 16, 8"],
+    "packaging": ["in: explain.models.small_networks, out: torch", "labels (cat, dog)"],
     "errors": [
         "must take (module, args, output)",
         "[(1, 4)], got [(1, 2)]",
@@ -161,6 +186,24 @@ def words(text: str) -> str:
 
 def test_every_section_has_its_figures() -> None:
     assert list(FIGURES) == list(tour.SECTIONS)
+
+
+def test_the_tour_and_the_page_show_every_kind_of_hook() -> None:
+    """All that registers hooks: the methods of a group, and what the rooms of hooks offer."""
+    kinds = [f"group.{name}" for name, method in vars(HookGroup).items() if is_kind(name, method)]
+    assert len(kinds) >= 14
+    tools = {"inspect", "capture", "FeatureExtractor", "timeline", "intervene", "record", "graph"}
+    assert tools < set(hooks.__all__)
+    between = [communication.communicate.__name__, packaging.export_package.__name__]
+    for page in ("examples/hooks_tour.py", "docs/hooks.md"):
+        text = (ROOT / page).read_text("utf-8")
+        wanted = [*kinds, *(f"hooks.{name}" for name in tools), *between]
+        assert [name for name in wanted if not re.search(rf"\b{name}\b", text)] == [], page
+
+
+def is_kind(name: str, method: object) -> bool:
+    returns_handle = getattr(method, "__annotations__", {}).get("return") is Handle
+    return returns_handle and not name.startswith("_")
 
 
 @pytest.mark.parametrize("name", FIGURES)
