@@ -5,10 +5,7 @@ history only if the object itself has it, so the object is not replaced here whe
 avoided.
 """
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -19,12 +16,8 @@ from torch.autograd.graph import Node, get_gradient_edge
 from explain._utils.errors import HookError
 
 
-def graph(
-    start: torch.Tensor | Node | None, *, until: Callable[[Node], bool] | None = None
-) -> list[Node]:
+def graph(start: torch.Tensor | Node | None) -> list[Node]:
     """Return every autograd Node of the graph of a tensor, or of a Node, once, nearest first.
-
-    What lies behind a Node for which ``until`` is true is left out.
 
     >>> x = torch.ones(2, requires_grad=True)
     >>> [node.name() for node in graph(x.relu().sum())]
@@ -37,81 +30,11 @@ def graph(
     while waiting:
         node = waiting.pop()
         nodes.append(node)
-        if until is not None and until(node):
-            continue
         for parent, _ in node.next_functions:
             if parent is not None and parent not in seen:
                 seen.add(parent)
                 waiting.append(parent)
     return nodes
-
-
-def consumers(score: torch.Tensor) -> dict[Node, list[Node]]:
-    """For each Node of a score's graph, the Nodes that read its result, once for each time that
-    they do.
-
-    The keys are in the order of `graph`: nearest to the score first.
-    """
-    nodes: dict[Node, list[Node]] = {node: [] for node in graph(score)}
-    for node in nodes:
-        for parent, _ in node.next_functions:
-            if parent is not None:
-                nodes[parent].append(node)
-    return nodes
-
-
-class ValueDroppedError(RuntimeError):
-    """A backward pass needs a value that is not there any more."""
-
-
-@dataclass
-class _SavedValue:
-    """What autograd saved of the forward pass, and the version that the tensor had then."""
-
-    tensor: torch.Tensor | None
-    version: int
-    size: int
-
-
-@contextmanager
-def keeping_values(most: int = 0) -> Iterator[None]:
-    """Let autograd record Nodes, but keep only the ``most`` bytes of values that it saved last.
-
-    So a graph takes little memory: it shows what depends on what, and a backward pass can reach the
-    last layers. One that goes further raises a `ValueDroppedError`.
-    """
-    values = deque[_SavedValue]()
-    total = 0
-
-    def save(tensor: torch.Tensor) -> _SavedValue:
-        """Save a tensor for the backward pass, and drop the oldest values beyond ``most`` bytes;
-        weights cost nothing."""
-        nonlocal total
-        is_weight = tensor.is_leaf and tensor.requires_grad
-        size = 0 if is_weight else tensor.numel() * tensor.element_size()
-        value = _SavedValue(tensor.detach(), tensor._version, size)
-        values.append(value)
-        total += size
-        while total > most:
-            oldest = values.popleft()
-            oldest.tensor = None
-            total -= oldest.size
-        return value
-
-    def restore(value: _SavedValue) -> torch.Tensor:
-        """The saved tensor, for the backward pass.
-
-        Raises:
-            ValueDroppedError: it was dropped, or overwritten.
-        """
-        if value.tensor is None or value.tensor._version != value.version:
-            raise ValueDroppedError(
-                "a backward pass must have the values of the forward pass, but some were not kept"
-            )
-        return value.tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(save, restore):
-        yield
 
 
 Gradients: TypeAlias = tuple[torch.Tensor | None, ...]

@@ -1,16 +1,13 @@
 """Branches that reach a score side by side, such as the members of an ensemble."""
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.graph import Node
 
-from explain.hooks.graph import consumers, graph
-from explain.hooks.layer_names import place_of
 from explain.layers.grids import NetworkGrids
 from explain.layers.influence import (
     CANDIDATES,
@@ -19,9 +16,9 @@ from explain.layers.influence import (
     influences_of,
     is_product,
     mixes,
-    total_score,
 )
-from explain.layers.recording import last_of_place, tensors_in
+from explain.recording import Step, Value
+from explain.recording.gradients import paths_to, reached_from
 
 _APART = 0.75  # of a cell: how far apart the cells of maps may lie that are added up
 
@@ -42,47 +39,44 @@ class Branches:
 
 @dataclass(frozen=True, eq=False)
 class _Branch:
-    """A layer in the graph of a score: its Node, and the Nodes that read each Node."""
+    """A layer in a recorded pass: its value, and the values through which it reaches what is
+    read."""
 
-    node: Node
-    readers: Mapping[Node, Collection[Node]]
-
-    @cached_property
-    def upstream(self) -> frozenset[Node]:
-        """What the layer is computed from, and its own Node."""
-        return frozenset(graph(self.node))
+    value: Value
+    steps: Sequence[Step]
+    leading: Collection[Value]
 
     @cached_property
-    def downstream(self) -> frozenset[Node]:
-        """What is computed from the layer, on the way to the score."""
-        nodes = set[Node]()
-        waiting = [self.node]
-        while waiting:
-            further = self.readers.get(waiting.pop(), ())
-            waiting += [reader for reader in further if reader not in nodes]
-            nodes.update(further)
-        return frozenset(nodes)
+    def upstream(self) -> set[Value]:
+        """What the layer is computed from, and its own value."""
+        return paths_to(self.steps, [self.value])
+
+    @cached_property
+    def downstream(self) -> set[Value]:
+        """What is computed from the layer, on the way to what is read."""
+        return reached_from(self.steps, [self.value]).intersection(self.leading) - {self.value}
 
     def is_apart(self, other: "_Branch", *, from_photo: bool) -> bool:
         """Whether both reach what is read, and neither from the other; ``from_photo``, nor do they
         share a feature map."""
         if not (self.downstream and other.downstream):
             return False
-        if other.node in self.upstream or other.node in self.downstream:
+        if other.value in self.upstream or other.value in self.downstream:
             return False
-        return not (from_photo and any(map(mixes, self.upstream & other.upstream)))
+        shared = self.upstream & other.upstream
+        return not (from_photo and any(mixes(value.step) for value in shared))
 
     def meets(self, other: "_Branch") -> bool:
         """Whether two branches meet in a sum, a mean or a concatenation.
 
         Where they meet in a product, either one accounts for all of the score.
         """
-        alone = self.downstream - other.downstream | {self.node}
-        other_alone = other.downstream - self.downstream | {other.node}
+        alone = self.downstream - other.downstream | {self.value}
+        other_alone = other.downstream - self.downstream | {other.value}
         for join in self.downstream & other.downstream:
-            parents = {parent for parent, _ in join.next_functions}
+            parents = join.step.inputs if join.step else []
             is_join = not alone.isdisjoint(parents) and not other_alone.isdisjoint(parents)
-            if is_join and not is_product(join):
+            if is_join and not is_product(join.step):
                 return True
         return False
 
@@ -91,7 +85,6 @@ def branches_beside(
     search: LayerSearch,
     layer: str,
     candidates: Sequence[str],
-    attentions: Sequence[str],
     *,
     from_photo: Collection[str] = (),
     least: int = 1,
@@ -100,25 +93,23 @@ def branches_beside(
     where the score comes from.
 
     ``candidates`` are the layers to choose from, the last ones first; of tokens, those before the
-    last of ``attentions`` in their branch. Those of ``from_photo`` count only where they share no
+    last attention in their branch. Those of ``from_photo`` count only where they share no
     feature map with ``layer``, as the levels of a feature pyramid do. At ``least`` so many
     positions of a layer must count.
     """
     candidates = _possible(search, layer, candidates, from_photo)
     if not candidates:
         return Branches([layer])
-    search = replace(search, recorded=search.graph)
-    score = total_score(search.score, search.graph.output)
-    readers = {} if score is None else consumers(score)
-    chosen = _branches(search, [layer], readers).get(layer)
+    leading = search.scored.to_score
+    chosen = _branches(search, [layer], leading).get(layer)
     if chosen is None:
         return Branches([layer])
     branches = {
         name: branch
-        for name, branch in _branches(search, candidates, readers).items()
+        for name, branch in _branches(search, candidates, leading).items()
         if chosen.is_apart(branch, from_photo=name in from_photo) and chosen.meets(branch)
     }
-    ends = {branch.node for branch in _branches(search, attentions, readers).values()}
+    ends = set(search.scored.attentions.values()) if branches else set()
     grids = NetworkGrids(search.model, search.inputs)
     layers = [layer]
     while branches:
@@ -159,12 +150,9 @@ def _possible(
     key = ("beside", layer, *candidates, None, *from_photo)
     possible: list[str] | None = search.summary.chosen.get(key)
     if possible is None:
-        readers: dict[Node, set[Node]] = {}
-        for tensor in tensors_in(search.graph.output, most=None):
-            for node, of_node in consumers(tensor).items():
-                readers.setdefault(node, set()).update(of_node)
-        chosen = _branches(search, [layer], readers).get(layer)
-        branches = {} if chosen is None else _branches(search, candidates, readers)
+        leading = paths_to(search.scored.steps, search.scored.outputs)
+        chosen = _branches(search, [layer], leading).get(layer)
+        branches = {} if chosen is None else _branches(search, candidates, leading)
         possible = [
             name
             for name, branch in branches.items()
@@ -175,14 +163,14 @@ def _possible(
 
 
 def _branches(
-    search: LayerSearch, layers: Sequence[str], readers: Mapping[Node, Collection[Node]]
+    search: LayerSearch, layers: Sequence[str], leading: Collection[Value]
 ) -> dict[str, _Branch]:
-    """The branches of layers in the graph of a search; those that have no Node are left out."""
+    """The branches of layers in the pass of a search; those that did not run are left out."""
     branches = {}
     for layer in layers:
-        edge = last_of_place(search.graph.edges, place_of(layer, search.model))
-        if edge is not None:
-            branches[layer] = _Branch(edge.node, readers)
+        value = search.value_of(layer)
+        if value is not None:
+            branches[layer] = _Branch(value, search.scored.steps, leading)
     return branches
 
 

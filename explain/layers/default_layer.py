@@ -1,13 +1,12 @@
 """Which layer to explain by default."""
 
 import math
-import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from explain._utils.errors import LayerError, warn
 from explain._utils.modules import parameters_of
@@ -23,17 +22,16 @@ from explain.layers.influence import (
     ScoreInfluence,
     first_that_shows,
     influences_of,
-    numbers_read,
 )
 from explain.layers.layouts import Grid, Size, has_aspect
 from explain.layers.recording import ModuleCall
 from explain.layers.stitched import Stitched
-from explain.layers.summary import GRAPH, ForwardSummary, summary_of
+from explain.layers.summary import RECORDED, ForwardSummary, summary_of
+from explain.recording import Step, Value
+from explain.recording.moves import is_move
 
 ALL_SCORES = "all scores"
 MAX_NUMBERS_OF_BOX = 5  # numbers: existence and class of a box, or its corners
-_POOLING = re.compile("Pool(?!Former)|Upsample")
-_ATTENTION = re.compile("(?!.*(?:Block|Layer))(?:.*[Aa]tt(?:ention|n)|[A-Z]*SA$|XCA$)")
 
 
 def default_layer(
@@ -106,13 +104,13 @@ def _default_branches(
             model.model, model.first(inputs), model.energy(inputs), of_class=False, refresh=refresh
         )
         return branches.within("model")
-    summary = summary_of(model, inputs, with_graph=True)
+    summary = summary_of(model, inputs, with_record=True)
     shared_by = _shared_with(summary, score, of_class, refresh)
     if shared_by in summary.chosen:
         return summary.chosen[shared_by]  # type: ignore[no-any-return]
     search = _begin(model, inputs, summary, score, shared_by)
     if score is not None and not summary.gives_scores:
-        return _maps_of_one_answer(search, score)
+        return _maps_of_one_answer(search)
     branches, is_certain = _last_feature_maps(search)
     if is_certain and shared_by is not None:
         summary.chosen[shared_by] = branches
@@ -185,7 +183,7 @@ def _stages(
         first = model.first(inputs)
         inner = _stages(model.model, first, energy, count=count, of_class=False, refresh=refresh)
         return inner.within("model")
-    summary = summary_of(model, inputs, with_graph=True)
+    summary = summary_of(model, inputs, with_record=True)
     shared_by = _shared_with(summary, score, of_class, refresh)
     stages: Branches | None = summary.chosen.get((shared_by, count))
     if stages is None:
@@ -222,10 +220,10 @@ def _begin(
     """Begin a search for the layer on the first image, or, if the choice is for one score, on all
     images.
 
-    Takes the graph that the summary recorded, so the model need not run again. The graph is taken
+    Takes the pass that the summary recorded, so the model need not run again. The record is taken
     out of the summary, since it holds memory; only one search gets it.
     """
-    recorded = summary.chosen.pop(GRAPH, None)
+    recorded = summary.chosen.pop(RECORDED, None)
     if shared_by == ALL_SCORES:
         score = None
         inputs = inputs.first() if summary.alone else inputs
@@ -263,6 +261,8 @@ class _Candidate:
 
     number: int
     calls: list[ModuleCall]
+    value: Value | None
+    """The tensor in the recorded pass of the search."""
 
     @property
     def name(self) -> str:
@@ -284,25 +284,22 @@ class _Candidate:
         """Whether the tensor is laid out as a map, and not as tokens."""
         return self.grid is not None and self.grid.is_map
 
-    @property
+    @cached_property
     def is_pooling(self) -> bool:
-        """Whether a pooling or upsampling returned the tensor."""
-        return any(_POOLING.search(call.kind) for call in self.calls)
+        """Whether the tensor comes from a pooling, or a map that was resized."""
+        step = _behind_moves(self.value)
+        return step is not None and (step.operation.has("pools") or step.operation.has("resizes"))
 
-    @property
+    @cached_property
     def is_tokens(self) -> bool:
         """Whether the tensor is a sequence of tokens that lie on the photo.
 
         What is pooled is none, though it may have as many channels as there might be tokens.
         """
-        # What is pooled from tokens may have as many channels as there might be tokens.
-        has_tokens = self.grid is not None and self.grid.layout in ("tokens", "tokens first")
-        return has_tokens and not self.is_pooling
-
-    @property
-    def is_attention(self) -> bool:
-        """Whether an attention returned the tensor."""
-        return any(_ATTENTION.match(call.kind) for call in self.calls)
+        if self.grid is None or self.grid.layout not in ("tokens", "tokens first"):
+            return False
+        step = _behind_moves(self.value)
+        return not self.is_pooling and not (step and step.operation.has("reduces"))
 
     @property
     def is_gate(self) -> bool:
@@ -311,13 +308,22 @@ class _Candidate:
         return self.grid is not None and self.calls[-1].shape[self.grid.of_channels] == 1
 
 
-def _candidates(summary: ForwardSummary) -> list[_Candidate]:
+def _behind_moves(value: Value | None) -> Step | None:
+    """The step that has computed a value, before its elements were moved."""
+    step = None if value is None else value.step
+    while step is not None and is_move(step):
+        step = step.inputs[0].step
+    return step
+
+
+def _candidates(search: LayerSearch) -> list[_Candidate]:
     """The tensors of a pass that may be the layer to explain, in the order of the pass.
 
     Left out are those that are returned again later, those inside an attention, where heads and
     weights resemble maps, and those that saw only other images than what is explained. The default
     layer is chosen among them.
     """
+    summary = search.summary
     calls = [call for call in summary.calls if call.depends] or summary.calls
     calls_by_tensor: list[list[ModuleCall]] = []
     for call in calls:
@@ -325,14 +331,13 @@ def _candidates(summary: ForwardSummary) -> list[_Candidate]:
             calls_by_tensor[-1].append(call)
         else:
             calls_by_tensor.append([call])
-    attentions = tuple(f"{call.name}." for call in calls if _ATTENTION.match(call.kind))
+    attentions = tuple(f"{name}." for name in search.scored.attentions)
     candidates: list[_Candidate] = []
     for calls_of_tensor in calls_by_tensor:
-        calls_outside_attention = [
-            call for call in calls_of_tensor if not call.name.startswith(attentions)
-        ]
-        if calls_outside_attention and not calls_of_tensor[0].again:
-            candidates.append(_Candidate(len(candidates), calls_outside_attention))
+        outside = [call for call in calls_of_tensor if not call.name.startswith(attentions)]
+        if outside and not calls_of_tensor[0].again:
+            value = search.scored.values.get(outside[-1].key)
+            candidates.append(_Candidate(len(candidates), outside, value))
     return candidates
 
 
@@ -350,7 +355,7 @@ def _maps_as_the_input(search: LayerSearch, candidates: list[_Candidate]) -> lis
     return [candidate for candidate in covering if not candidate.is_pooling] or covering
 
 
-def _before_attention(candidates: list[_Candidate]) -> list[_Candidate]:
+def _before_attention(search: LayerSearch, candidates: list[_Candidate]) -> list[_Candidate]:
     """The candidates that are tokens with an attention after them, since later ones may count by
     the class token alone.
 
@@ -358,11 +363,17 @@ def _before_attention(candidates: list[_Candidate]) -> list[_Candidate]:
     default layer of transformers is among them.
     """
     tokens = [candidate for candidate in candidates if candidate.is_tokens]
-    attentions = [candidate for candidate in candidates if candidate.is_attention]
+    attentions = search.scored.attentions
     if not attentions:
         return tokens
-    last_attention = attentions[-1].number
-    return [token for token in tokens if token.number < last_attention and not token.is_attention]
+    last = max(weights.number for weights in attentions.values())
+    return [
+        token
+        for token in tokens
+        if token.value is not None
+        and token.value.number < last
+        and attentions.keys().isdisjoint(call.name for call in token.calls)
+    ]
 
 
 def _latest_first(candidates: Iterable[_Candidate]) -> list[_Candidate]:
@@ -380,7 +391,7 @@ def _last_of_each_size(search: LayerSearch, count: int) -> tuple[Branches, bool]
     They are not certain where a layer's gradient is zero everywhere for this one. Resolutions are
     positions of the map; names are in the order from fine to coarse.
     """
-    all_candidates = _candidates(search.summary)
+    all_candidates = _candidates(search)
     by_size: dict[Size, list[_Candidate]] = {}
     for candidate in _latest_first(all_candidates):
         if candidate.grid is not None and not candidate.is_pooling:
@@ -402,14 +413,13 @@ def _last_of_each_size(search: LayerSearch, count: int) -> tuple[Branches, bool]
         elif any(name in influences for name in names):
             is_certain = False
     layers = [layer for layer in reached if influences[layer].shows] or [*reached]
-    attentions = [candidate.name for candidate in all_candidates if candidate.is_attention]
     of_all: list[str] = []
     left_out: dict[str, None] = {}
     for layer in layers:
-        of_branches = branches_beside(search, layer, reached[layer], attentions)
+        of_branches = branches_beside(search, layer, reached[layer])
         # a product of the stages of two branches is not the sum of their products
         other_sizes = [name for name in layers if name != layer]
-        of_others = branches_beside(search, layer, other_sizes, attentions, from_photo=other_sizes)
+        of_others = branches_beside(search, layer, other_sizes, from_photo=other_sizes)
         of_all += of_branches.layers
         left_out |= dict.fromkeys(of_branches.left_out)
         left_out |= dict.fromkeys([*of_others.layers[1:], *of_others.left_out])
@@ -423,10 +433,10 @@ def _last_feature_maps(search: LayerSearch) -> tuple[Branches, bool]:
     Also returns whether the layer would be the same for another image: a gradient that is zero
     everywhere says nothing, and the choice is then not kept.
     """
-    candidates = _candidates(search.summary)
+    candidates = _candidates(search)
     maps = _maps_as_the_input(search, candidates)
     tokens = [candidate for candidate in candidates if candidate.is_tokens]
-    last_tokens = _before_attention(candidates)[-1:]
+    last_tokens = _before_attention(search, candidates)[-1:]
     latest = _latest_first([*maps[-1:], *last_tokens])[:1]
     if not latest:
         raise _no_map(search.model, search.summary.calls)
@@ -448,11 +458,10 @@ def _last_feature_maps(search: LayerSearch) -> tuple[Branches, bool]:
     if all(candidate.name != layer for candidate in alike):
         alike = alike + other_maps
     of_branches = [candidate.name for candidate in _latest_first(alike) if not candidate.is_gate]
-    attentions = [candidate.name for candidate in candidates if candidate.is_attention]
-    return branches_beside(search, layer, of_branches, attentions), True
+    return branches_beside(search, layer, of_branches), True
 
 
-def _maps_of_one_answer(search: LayerSearch, score: Score) -> Branches:
+def _maps_of_one_answer(search: LayerSearch) -> Branches:
     """The last map, or tokens, that show where one of many answers, such as a detected box, comes
     from, in each branch.
 
@@ -463,7 +472,7 @@ def _maps_of_one_answer(search: LayerSearch, score: Score) -> Branches:
     of several resolutions, the coarsest is taken.
     """
     summary = search.summary
-    candidates = _candidates(summary)
+    candidates = _candidates(search)
     shapes: dict[str, set[Size]] = {}
     for call in summary.calls:
         shapes.setdefault(call.name, set()).add(call.shape)
@@ -479,7 +488,7 @@ def _maps_of_one_answer(search: LayerSearch, score: Score) -> Branches:
         for candidate in candidates
         if candidate.is_tokens and candidate.grid and candidate.grid.size in summary.sizes
     ]
-    before_attention = set(_before_attention(candidates))
+    before_attention = set(_before_attention(search, candidates))
     tokens = [candidate for candidate in tokens_of_map if candidate in before_attention]
     covering = _latest_first(_maps_as_the_input(search, candidates) + tokens)
     resized = _latest_first(
@@ -491,23 +500,11 @@ def _maps_of_one_answer(search: LayerSearch, score: Score) -> Branches:
     }
     if not positions:
         raise _no_map(search.model, summary.calls)
-    reads_few_numbers = False
-
-    def noting_score(output: Any) -> Tensor:
-        """The score of an output, after a note of whether it reads few numbers, as that of a box
-        does.
-
-        Of boxes, coarse maps are preferred as the default layer.
-        """
-        nonlocal reads_few_numbers
-        scores = score(output)
-        reads_few_numbers = numbers_read(scores, output) <= MAX_NUMBERS_OF_BOX * len(search.inputs)
-        return scores
-
+    reads_few_numbers = search.numbers_read() <= MAX_NUMBERS_OF_BOX * len(search.inputs)
     images = dict.fromkeys(positions, (0, 0))
     """For how many images each layer shows something; and for how many more than one of its
     positions counts."""
-    for influences in replace(search, score=noting_score).influences_in_turn([*positions]):
+    for influences in search.influences_in_turn([*positions]):
         for name, influence in influences.items():
             many_positions = sum(count > 1 for count in influence.positions)
             images[name] = (many_positions if influence.shows else 0, many_positions)
@@ -526,8 +523,7 @@ def _maps_of_one_answer(search: LayerSearch, score: Score) -> Branches:
     if reads_few_numbers:
         of_branches.sort(key=lambda name: math.prod(sizes[name]))
     other_sizes = [name for name in of_branches if sizes[name] != sizes.get(layer)]
-    attentions = [candidate.name for candidate in candidates if candidate.is_attention]
-    return branches_beside(search, layer, of_branches, attentions, from_photo=other_sizes, least=2)
+    return branches_beside(search, layer, of_branches, from_photo=other_sizes, least=2)
 
 
 def _no_map(model: nn.Module, calls: Sequence[ModuleCall]) -> LayerError:

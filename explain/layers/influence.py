@@ -5,39 +5,92 @@ over its places (the logits of an attention), the answer itself, and what only w
 (gates, attention over places).
 """
 
-import operator
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
-from functools import cached_property, partial
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import takewhile
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import Node
 
-from explain._utils import nested
 from explain._utils.rounding import all_cancel
 from explain.data.inputs import Inputs
-from explain.hooks import HookGroup, capturing, preserve
-from explain.hooks.graph import ValueDroppedError, differentiate, graph
 from explain.hooks.layer_names import place_of
+from explain.hooks.preserve import calculating, untouched
+from explain.hooks.unwrap import sharded
 from explain.layers.grids import NetworkGrids
 from explain.layers.layouts import to_spatial
-from explain.layers.recording import ForwardGraph, last_of_place, record, tensors_in
-from explain.layers.summary import KEPT, ForwardSummary
+from explain.layers.recording import CallKey, RecordedCalls, last_of_place, record, tensors_in
+from explain.layers.summary import ForwardSummary
+from explain.recording import Step, Value
+from explain.recording.attention import attentions_in
+from explain.recording.gradients import (
+    Gradients,
+    passes_gradient,
+    paths_to,
+    reached_from,
+    walk_back,
+)
+from explain.recording.record import finished, record_until
 
 Score: TypeAlias = Callable[[Any], Tensor]
 """From a model's output to one score per image."""
 
 CANDIDATES = 24  # whose gradients one pass computes
 MAX_CANDIDATES = 6 * CANDIDATES
-_WEIGHTED = re.compile("(Slow)?Conv|Mkldnn|Cudnn|Linear|((Add|B|Baddb)m|M)m|Mv|Scaled|Generated")
-"""Nodes of operations with weights, or that mix channels or places in another way."""
-_PRODUCT = re.compile("Mul|Div|Bmm|Mm|GridSampler|Generated")
-"""Nodes of products; the registered operations are among them for deformable convolutions, which
-move a map."""
+
+
+@dataclass(frozen=True, eq=False)
+class ScoredPass:
+    """A recorded pass, and the score of its output."""
+
+    steps: Sequence[Step] = ()
+    values: Mapping[CallKey, Value] = field(default_factory=dict)
+    """What each call of a module gave."""
+    outputs: Sequence[Value] = ()
+    """The tensors in the network's output."""
+    score: Value | None = None
+    """The number that is differentiated; None where there is none."""
+    graph: Mapping[Value, Tensor] = field(default_factory=dict)
+    """The tensors of the pass in the graph of autograd, where weights are gone after the pass."""
+
+    @cached_property
+    def to_score(self) -> set[Value]:
+        """The values through which a gradient comes from the score."""
+        return set() if self.score is None else paths_to(self.steps, [self.score])
+
+    @cached_property
+    def attentions(self) -> dict[str, Value]:
+        """The weights of each attention, by the innermost module that computes it."""
+        weights: dict[str, Value] = {}
+        for attention in attentions_in(step for step in self.steps if step.results):
+            factors = (attention.query.value, attention.key.value, attention.value.value)
+            steps = [value.step for value in (attention.weights, *factors)]
+            paths = [step.module.split(".") for step in steps if step is not None]
+            shared = takewhile(lambda names: len(set(names)) == 1, zip(*paths, strict=False))
+            weights[".".join(names[0] for names in shared)] = attention.weights
+        return weights
+
+    def gradients(self, values: Collection[Value]) -> Gradients:
+        """The gradients of the score in those values that it depends on."""
+        score = self.score
+        if score is None:
+            return {}
+        start = score.tensor.detach().new_ones(())
+        with calculating(start.device.type):
+            if self.graph:
+                sources = [value for value in values if self.graph[value].requires_grad]
+                tensors = [self.graph[value] for value in sources]
+                gradients = torch.autograd.grad(
+                    self.graph[score], tensors, start, retain_graph=True, allow_unused=True
+                )
+                pairs = zip(sources, gradients, strict=True)
+                return {value: gradient for value, gradient in pairs if gradient is not None}
+            through = reached_from(self.steps, values) & self.to_score
+            return walk_back(self.steps, {score: start}, set(values), through)
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,22 +101,47 @@ class LayerSearch:
     inputs: Inputs
     summary: ForwardSummary
     score: Score | None
-    recorded: ForwardGraph | None
-    """The graph of a pass of these inputs, if there is one: the model then does not run again."""
+    recorded: RecordedCalls | None
+    """A recorded pass of these inputs, if there is one: the model then does not run again."""
 
     @cached_property
-    def graph(self) -> ForwardGraph:
-        """The graph of a pass of these inputs, which is run if there is none."""
-        if self.recorded is not None:
-            return self.recorded
-        recorder = record(self.model, self.inputs.detached(), KEPT)
-        return ForwardGraph(recorder.output, recorder.edges)
+    def scored(self) -> ScoredPass:
+        """The pass with its score."""
+        recorded = self.recorded or record(self.model, self.inputs.detached())
+        recorder = recorded.recorder
+        if recorder is None:
+            return ScoredPass()
+        of_output = tensors_in(recorded.output, most=None)
+        with ExitStack() as stack:
+            stack.enter_context(untouched(self.model, grad=True))
+            record_until(stack, recorder)
+            score = total_score(self.score, recorded.output)
+        outputs = [recorder.value_of(tensor) for tensor in of_output]
+        value = None if score is None else recorder.value_of(score)
+        graph = recorder.tensors if sharded(self.model) else {}
+        steps = finished(recorder, [*of_output, score]).steps
+        if value is not None and value not in reached_from(steps, recorder.inputs):
+            for step in steps:  # the network switches gradients off: the graph begins at a layer
+                step.has_gradient = True
+        return ScoredPass(steps, recorded.values, outputs, value, graph)
+
+    def value_of(self, layer: str) -> Value | None:
+        """What a layer gave in the pass; None if it did not run."""
+        return last_of_place(self.scored.values, place_of(layer, self.model))
 
     def influences_in_turn(self, layers: Sequence[str]) -> Iterator[dict[str, "ScoreInfluence"]]:
         """How layers reach the score, by layer, for a few dozen of them at a time; callers stop
         when one is right."""
         for start in range(0, min(len(layers), MAX_CANDIDATES), CANDIDATES):
             yield influences_of(self, layers[start : start + CANDIDATES])
+
+    def numbers_read(self) -> int:
+        """How many numbers of the model's output the score depends on, by its gradient.
+
+        Tells boxes, which read few numbers, from masks and maps.
+        """
+        gradients = self.scored.gradients(self.scored.outputs)
+        return sum(int((gradient != 0).sum()) for gradient in gradients.values())
 
 
 @dataclass(frozen=True)
@@ -83,7 +161,8 @@ class ScoreInfluence:
     def shows(self) -> bool:
         """Whether the layer shows where the score comes from, so that it can be explained by
         default."""
-        return not (self.cancels or self.is_answer or self.is_factor)
+        hides = self.cancels or self.is_answer or self.is_factor
+        return any(self.positions) and not hides
 
 
 def first_that_shows(layers: Iterable[str], influences: Mapping[str, ScoreInfluence]) -> str | None:
@@ -98,106 +177,33 @@ def first_that_shows(layers: Iterable[str], influences: Mapping[str, ScoreInflue
     return min(reaching, key=lambda layer: not influences[layer].shows, default=None)
 
 
-@dataclass(frozen=True)
-class _Backward:
-    """A backward pass from a score: what it reached of some layers, by name."""
-
-    score: Tensor | None
-    output: Any
-    gradients: Mapping[str, Tensor]
-    nodes: Mapping[str, set[Node]]
-
-
 def influences_of(search: LayerSearch, layers: Sequence[str]) -> dict[str, ScoreInfluence]:
     """How some layers reach the score, by layer; those that no gradient comes back to are left out.
 
-    Takes one backward pass, in the recorded graph if there is one. The default layer is chosen by
-    it, in the order of the candidates.
+    Takes one walk back over the recorded pass. The default layer is chosen by it, in the order of
+    the candidates.
     """
-    backward = _backward_in_graph(search, layers) or _run_backward(search, layers)
+    scored = search.scored
+    values = {layer: search.value_of(layer) for layer in layers}
+    gradients = scored.gradients({value for value in values.values() if value is not None})
     grids = NetworkGrids(search.model, search.inputs)
-    answers = set[Node]()
-    if search.score is not None:
-        answers = _nodes_of_answer(backward.score, backward.output)
-    reached = {node for nodes in backward.nodes.values() for node in nodes}
-    factors = _layers_that_weigh(backward.score, reached)
+    answers = set[Value]() if search.score is None else _answers(scored)
+    factors = _values_that_weigh(scored, gradients.keys())
     influences = {}
-    for layer, raw_gradient in backward.gradients.items():
-        gradient = to_spatial(raw_gradient, grids, layer)
-        nodes = backward.nodes[layer]
+    for layer, value in values.items():
+        if value is None or value not in gradients:
+            continue
+        gradient = to_spatial(gradients[value], grids, layer)
         means = gradient.flatten(2).mean(2)
         positions = (gradient != 0).any(1).flatten(1).sum(1)
         cancels_in_image = all_cancel(means, gradient) & (positions > 0)
         influences[layer] = ScoreInfluence(
             positions.tolist(),
             cancels=bool(cancels_in_image.any() and (cancels_in_image | (positions == 0)).all()),
-            is_answer=not answers.isdisjoint(nodes),
-            is_factor=factors.issuperset(nodes),
+            is_answer=value in answers,
+            is_factor=value in factors,
         )
     return influences
-
-
-def _run_backward(search: LayerSearch, layers: Sequence[str]) -> _Backward:
-    """Run a model on the search's inputs, and backward from the score to some layers.
-
-    For searches without a graph that was kept; the model is left as it was. For the choice of the
-    default layer.
-    """
-    model = search.model
-    names = dict.fromkeys(place_of(layer, model).layer for layer in layers)
-
-    def run(cut: bool) -> tuple[capturing.Capture, Tensor | None, Any]:
-        with preserve.untouched(model, grad=not cut), HookGroup(model) as group:
-            capture = capturing.Capture(group, names, gradients=True, cut=cut)
-            output = search.inputs.detached().call(model)
-            total = total_score(search.score, output)
-            if total is not None:
-                capture.backward(total, roughly=True)
-        return capture, total, output
-
-    capture, total, output = capturing.cut_where_allowed(run)
-    capture, total, output = run(False) if capture.missing else (capture, total, output)
-    gradients: dict[str, Tensor] = {}
-    nodes: dict[str, set[Node]] = {}
-    for layer in layers:
-        record = capture.of(layer)
-        if record is not None and record.gradient is not None:
-            gradients[layer] = record.gradient
-            nodes[layer] = set(capture.nodes_of(record))
-    return _Backward(total, output, gradients, nodes)
-
-
-def _backward_in_graph(search: LayerSearch, layers: Sequence[str]) -> _Backward | None:
-    """Run backward in the recorded graph to some layers; None without a graph, or if it dropped
-    values that this takes.
-
-    The graph is retained, so further layers can be asked for. For the choice of the default layer.
-    """
-    recorded = search.recorded
-    if recorded is None:
-        return None
-    edges = {
-        layer: edge
-        for layer in layers
-        if (edge := last_of_place(recorded.edges, place_of(layer, search.model))) is not None
-    }
-    with preserve.untouched(search.model, grad=True):
-        total = total_score(search.score, recorded.output)
-        if total is None:
-            return _Backward(total, recorded.output, {}, {})
-        if not total.requires_grad:  # behind a `detach()`: the graph must begin at a layer
-            return None
-        if not edges:
-            return _Backward(total, recorded.output, {}, {})
-        try:
-            results = differentiate(total, list(edges.values()), retain_graph=True)
-        except ValueDroppedError:
-            return None
-    gradients = {
-        layer: result for layer, result in zip(edges, results, strict=True) if result is not None
-    }
-    nodes = {layer: {edges[layer].node} for layer in gradients}
-    return _Backward(total, recorded.output, gradients, nodes)
 
 
 def total_score(score: Score | None, output: Any) -> Tensor | None:
@@ -217,79 +223,86 @@ def _best_score(output: Any) -> Tensor | None:
     return tensors[0].float().amax() if tensors else None
 
 
-def _nodes_of_answer(score: Tensor | None, output: Any) -> set[Node]:
-    """The autograd Nodes between a score and the last operations with weights: tensors there are
-    the answer itself.
+def _answers(scored: ScoredPass) -> set[Value]:
+    """The values between a score and the last operations with weights: they are the answer itself.
 
     Such layers are not explained by default, since no map there shows where the answer comes from.
     A row of scores is where they end: there is no map that would be the answer.
     """
-    rows = {tensor.grad_fn for tensor in tensors_in(output) if tensor.ndim <= 2}
+    rows = {value for value in scored.outputs if len(value.shape) <= 2}
+    near = {scored.score}
+    behind: list[Value] = []
+    for step in reversed(scored.steps):
+        results = near.intersection(step.results)
+        if not results:
+            continue
+        sources = [value for value in step.inputs if value in scored.to_score]
+        if mixes(step) or not rows.isdisjoint(results):
+            behind += sources
+        else:
+            near.update(sources)
+    return {value for value in near if value is not None} - paths_to(scored.steps, behind)
 
-    def ends(node: Node) -> bool:
-        """Whether a walk back from the score ends at this Node."""
-        return node in rows or mixes(node)
 
-    near = {*graph(score, until=ends)}
-    sources = {parent for node in near if ends(node) for parent, _ in node.next_functions}
-    return near - {node for source in sources for node in graph(source)}
-
-
-def mixes(node: Node) -> bool:
-    """Whether a Node is of an operation with weights, or that mixes channels or places in another
-    way.
+def mixes(step: Step | None) -> bool:
+    """Whether an operation has weights, or mixes channels or places in another way; those of
+    libraries may.
 
     Behind the last such operation, tensors are the answer itself and no default layer.
     """
-    return _WEIGHTED.match(node.name()) is not None
+    if step is None:
+        return False
+    return step.operation.kind in ("convolution", "matrixproduct") or "::" in step.name
 
 
-def is_product(node: Node) -> bool:
-    """Whether a Node is of an operation that may multiply two computed tensors."""
-    return _PRODUCT.match(node.name()) is not None
+def is_product(step: Step | None) -> bool:
+    """Whether an operation multiplies two tensors, if both are computed; those of libraries may.
 
-
-def _layers_that_weigh(score: Tensor | None, layers: AbstractSet[Node]) -> set[Node]:
-    """The layers that reach a score only as a factor of a map from which they are computed
-    themselves.
-
-    Layers are given and returned as their Nodes. These are gates, attention over places, and the
-    offsets of deformable convolutions. Of layers that are multiplied side by side, none is such a
-    factor. The default layer is none of them, since they say how much passes, and not what is
-    there.
+    Convolutions and samplers whose weights or offsets are computed are among them.
     """
+    if step is None:
+        return False
+    operation = step.operation
+    kinds = ("product", "quotient", "convolution", "matrixproduct")
+    return operation.kind in kinds or operation.has("samples") or "::" in step.name
 
-    def ends(node: Node) -> bool:
-        """Whether a walk back from a factor ends at this Node: at a layer, or an operation with
-        weights."""
-        return node in layers or mixes(node)
 
-    factors = set[Node]()
-    for product in graph(score):
-        parents = {parent for parent, _ in product.next_functions if parent is not None}
+def _values_that_weigh(scored: ScoredPass, layers: AbstractSet[Value]) -> set[Value]:
+    """The values of layers that reach a score only as a factor of a map from which they are
+    computed themselves.
+
+    These are gates, attention over places, and the offsets of deformable convolutions. Of layers
+    that are multiplied side by side, none is such a factor. The default layer is none of them,
+    since they say how much passes, and not what is there.
+    """
+    factors = set[Value]()
+    for product in scored.steps:
+        parents = {value for value in product.inputs if value.depends}
+        parents &= scored.to_score
         if len(parents) < 2 or not is_product(product):
             continue
         for factor in parents:
             cofactors = parents - {factor}
-            weighed_layers = layers & {
-                node for cofactor in cofactors for node in graph(cofactor, until=ends)
-            }
-            if weighed_layers and not weighed_layers.isdisjoint(graph(factor)):
-                elsewhere = graph(score, until=partial(operator.is_, product))
-                nodes_of_cofactors = {node for cofactor in cofactors for node in graph(cofactor)}
-                factors |= layers - nodes_of_cofactors.union(elsewhere)
+            weighed = layers & _upstream(
+                cofactors, lambda value: value in layers or mixes(value.step)
+            )
+            if weighed and not weighed.isdisjoint(paths_to(scored.steps, [factor])):
+                results = set(product.results)
+                elsewhere = _upstream([scored.score], results.__contains__)
+                factors |= layers - paths_to(scored.steps, cofactors) - elsewhere
     return factors
 
 
-def numbers_read(score: Tensor, output: Any) -> int:
-    """How many numbers of a model's output a score depends on, by its gradient.
-
-    Tells boxes, which read few numbers, from masks and maps.
-    """
-    tensors = [tensor for _, tensor in nested.paths(output) if tensor.requires_grad]
-    gradients = (
-        torch.autograd.grad(score.sum(), tensors, retain_graph=True, allow_unused=True)
-        if tensors and score.requires_grad
-        else ()
-    )
-    return sum(int((gradient != 0).sum()) for gradient in gradients if gradient is not None)
+def _upstream(starts: Iterable[Value | None], until: Callable[[Value], bool]) -> set[Value]:
+    """The values that some are computed from, and these; nothing behind one for which ``until`` is
+    true."""
+    waiting = list(starts)
+    upstream = set[Value]()
+    while waiting:
+        value = waiting.pop()
+        if value is None or value in upstream:
+            continue
+        upstream.add(value)
+        if value.step is not None and passes_gradient(value.step) and not until(value):
+            waiting += value.step.inputs
+    return upstream

@@ -14,7 +14,7 @@ from explain.data.inputs import Inputs
 from explain.layers import layouts
 from explain.layers.layouts import Grid, LayoutReading, Size
 from explain.layers.positions import EVERYWHERE, NOWHERE, UNKNOWN, Positions, State, positions_of
-from explain.layers.recording import CallKey, ModuleCall, run_noting_calls
+from explain.layers.recording import CallKey, ModuleCall, RecordedCalls, run_noting_calls
 from explain.recording import PassRecorder, Value, Watcher
 from explain.relevance.constants import storage_of
 
@@ -118,8 +118,14 @@ class Places:
         return replace(grid, layout="tokens first") if grid is not None and tokens_first else grid
 
 
-def locate_tensors(model: nn.Module, inputs: Inputs, calls: Sequence[ModuleCall]) -> Places:
-    """Run a network, and follow from where in the photo the values of its tensors come.
+def locate_tensors(
+    model: nn.Module,
+    inputs: Inputs,
+    calls: Sequence[ModuleCall],
+    recorded: RecordedCalls | None = None,
+) -> Places:
+    """Run a network, and follow from where in the photo the values of its tensors come; in a pass
+    that was ``recorded`` on these inputs, if that is enough.
 
     Two copies of a single image are tried first, to tell the tokens of one image from the tokens of
     its windows. Empty if the network cannot be followed. Run once for a summary; the result holds
@@ -128,6 +134,8 @@ def locate_tensors(model: nn.Module, inputs: Inputs, calls: Sequence[ModuleCall]
     inputs_to_try = [inputs]
     if len(inputs) == 1 and any(len(call.shape) == 3 and call.shape[0] != 1 for call in calls):
         inputs_to_try = [inputs.rows(torch.zeros(2, dtype=torch.long, device="cpu")), inputs]
+    elif recorded and recorded.recorder and not recorded.recorder.draws:
+        return _places_in(recorded.recorder, recorded.values, len(inputs))
     for images in inputs_to_try:
         try:
             places, draws = _locate_once(model, images)
@@ -245,8 +253,15 @@ def _locate_once(model: nn.Module, inputs: Inputs) -> tuple[Places, bool]:
     Parameters, buffers and other inputs are constants, which come from nowhere. The model is left
     as it was. Tokens and maps in an unclear layout are laid out by it.
     """
-    recorder, photo, values = record_calls(model, inputs)
-    states = positions_of(recorder.steps, photo)
+    recorder, _, values = record_calls(model, inputs)
+    places = _places_in(recorder, values, len(inputs))
+    recorder.release()
+    return places, recorder.draws
+
+
+def _places_in(recorder: PassRecorder, values: Mapping[CallKey, Value], count: int) -> Places:
+    """Follow from where in the photo the values of a recorded pass of ``count`` images come."""
+    states = positions_of(recorder.steps, recorder.inputs[0])
     of_calls = {key: (value.shape, states.get(value, NOWHERE)) for key, value in values.items()}
     sequences: dict[Size, list[Positions]] = {}
     for value, state in states.items():
@@ -254,9 +269,7 @@ def _locate_once(model: nn.Module, inputs: Inputs) -> tuple[Places, bool]:
             of_shape = sequences.setdefault(value.shape, [])
             if not any(all(map(torch.equal, state, other)) for other in of_shape):
                 of_shape.append(state)
-    places = Places(len(inputs), of_calls, sequences, _added_constants(states))
-    recorder.release()
-    return places, recorder.draws
+    return Places(count, of_calls, sequences, _added_constants(states))
 
 
 def _added_constants(states: Mapping[Value, State]) -> dict[int, list[tuple[Size, Positions]]]:

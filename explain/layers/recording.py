@@ -1,15 +1,13 @@
 """What ran: the calls that a network makes of its modules, and what they return."""
 
-import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Self, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
-import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from explain._utils import nested
 from explain._utils.errors import ExplainError
@@ -17,13 +15,14 @@ from explain._utils.modules import modules_of
 from explain._utils.signals import came_by_signal
 from explain.data.inputs import Inputs
 from explain.hooks import HookGroup
-from explain.hooks.graph import Reach, keeping_values
 from explain.hooks.group import note_runs
 from explain.hooks.layer_names import LayerPlace
-from explain.hooks.preserve import untouched, without_proxy
+from explain.hooks.preserve import calculating, untouched, without_proxy
 from explain.hooks.unwrap import hookable, leaves, runs_in_order
 from explain.layers import layouts
 from explain.layers.layouts import Grid, Layout, LayoutReading, Size
+from explain.recording import PassRecorder, Value
+from explain.recording.record import record_until
 
 CallKey: TypeAlias = tuple[str, int]
 """A call: the module's name, and which of its calls it is, counted from 0."""
@@ -147,67 +146,60 @@ def last_of_place(by_call: Mapping[CallKey, T], place: LayerPlace) -> T | None:
     return values_of_layer[-1] if values_of_layer else None
 
 
-@dataclass(frozen=True)
-class ForwardGraph:
-    """The graph of one forward pass: its output, and where the tensor of each call is in it."""
+class RecordedCalls:
+    """The calls of modules in a pass, and the operations, if they can be recorded.
 
-    output: Any
-    edges: Mapping[CallKey, GradientEdge]
+    ``output`` is the network's, and ``ran`` names the modules without parts that ran.
+    """
 
-
-class ModuleCallRecorder:
-    """The calls of modules in a pass of ``count`` images of ``size``; of a ``source``, whether they
-    depend on it."""
-
-    def __init__(self, size: Size, source: Tensor | None, count: int = 1) -> None:
-        """Begin a record of the calls of a network's modules in one pass, for its summary.
-
-        ``size`` is that of the input in pixels, ``count`` the number of images in the batch;
-        ``source`` is the leaf that the pass is run on, or None if no graph can be recorded. `take`
-        fills the rest.
-        """
+    def __init__(self, model: nn.Module, inputs: Inputs, *, operations: bool = True) -> None:
+        """Run a network once, and record the calls of its modules; with gradients on, if
+        ``operations`` are recorded."""
         self.calls: list[ModuleCall] = []
         self.open: dict[CallKey, LayoutReading] = {}
         """The calls whose output may be read in several ways."""
-        self.unreached: dict[CallKey, tuple[float, float]] = {}
-        """The calls that no gradient leads from to ``source``, and what shows whether they change
-        with it."""
-        self.edges: dict[CallKey, GradientEdge] = {}
-        """Where each call's tensor is in the graph."""
-        self._size = size
-        self._count = count
-        self._previous: Tensor | None = None
-        """The tensor that the latest call returned."""
-        self._seen: dict[int, tuple[weakref.ref[Tensor], int]] = {}
-        """The tensors that calls returned, by id, each with its version then."""
+        self.values: dict[CallKey, Value] = {}
+        """What each call gave."""
+        self.recorder = PassRecorder(model) if operations else None
+        self._size: Size = tuple(inputs.x.shape[2:])
+        self._count = len(inputs)
+        self._previous: Any = None
+        """What the latest call returned: a value, or without a record its tensor."""
         self._layouts: dict[Size, Layout] = {}
         """The latest layout that a module's class told, by the shape of its output."""
         self._takes_frames = False
         """Whether a convolution has taken each frame of a video as an image."""
-        self._reach = None if source is None else Reach([source])
-        """What the graph leads back from to ``source``."""
+        with ExitStack() as stack:
+            if self.recorder is not None:
+                with calculating(inputs.x.device.type, create_graph=True):
+                    x = inputs.x.detach().clone()
+                    if x.is_floating_point():
+                        x = x.requires_grad_().clone()
+                    self.recorder.add_input(x)
+                record_until(stack, self.recorder)
+                inputs = inputs.replaced(x)
+            self.output, self.ran = run_noting_calls(model, inputs, self._take, grad=operations)
 
-    def run(self, model: nn.Module, inputs: Inputs, *, grad: bool = False) -> Self:
-        """Run a network, and record the calls of its modules, its ``output``, and the names of the
-        modules that ``ran``.
+    def release(self) -> None:
+        """Let go of the operations."""
+        if self.recorder is not None:
+            self.recorder.close()
+            self.recorder.release()
 
-        With ``grad``, the graph is kept, which shows what calls depend on.
-        """
-        self.output, self.ran = run_noting_calls(model, inputs, self.take, grad=grad)
-        return self
-
-    def take(self, key: CallKey, module: nn.Module, output: Any, tensor: Tensor) -> None:
+    def _take(self, key: CallKey, module: nn.Module, output: Any, tensor: Tensor) -> None:
         """Record one call of a module: its shape as for one image, how the output may be read, and
-        what it depends on.
-
-        Called in the order of the pass. Weak references are kept to the tensors, to see when one is
-        returned again. The network's summary, by which layers are listed and chosen, is made of
-        these records.
-        """
-        reference, version = self._seen.get(id(tensor), (None, 0))
-        returned = reference is not None and reference() is tensor and version == _version(tensor)
-        passes_on = returned and tensor is self._previous
-        again = returned and output is not tensor and not passes_on
+        whether it depends on the input. Called in the order of the pass."""
+        returned: Any = tensor
+        again = False
+        depends = True
+        if self.recorder is not None:
+            returned = self.recorder.value_of(without_proxy(tensor))
+            again = output is not tensor and returned in self.values.values()
+            # what left the record may have come back as a constant
+            depends = returned.depends or bool(self.recorder.unseen)
+            self.values[key] = returned
+        passes_on = returned is self._previous
+        self._previous = returned
         shape = tuple(tensor.shape)  # as one image would have it
         frames = layouts.frames_in_batch(shape, self._size, self._count)
         if frames or shape[:1] == (self._count,):
@@ -219,17 +211,18 @@ class ModuleCallRecorder:
         if reading.open:
             self.open[key] = reading
         grid = None if reading.open else reading.likeliest  # open layouts are decided later
-        depends = self._reach is None or self._reach.of(tensor.grad_fn)
-        if not depends:
-            self.unreached[key] = _figures(tensor.detach())
-        if tensor.requires_grad:
-            self.edges[key] = get_gradient_edge(tensor)
-        kind = type(module).__name__
         self.calls.append(
-            ModuleCall(key[0], kind, shape, grid, passes_on, again, key[1], depends=depends)
+            ModuleCall(
+                key[0],
+                type(module).__name__,
+                shape,
+                grid,
+                passes_on,
+                again and not passes_on,
+                key[1],
+                depends=depends,
+            )
         )
-        self._previous = tensor
-        self._seen[id(tensor)] = (weakref.ref(tensor), _version(tensor))
 
     def _read(self, module: nn.Module, shape: Size) -> LayoutReading:
         """How the output of a module's call may be read as a map; frames of a video alone, once a
@@ -272,48 +265,17 @@ class ModuleCallRecorder:
         return replace(reading, grids=tuple(grids), believed=isinstance(module, _BY_ELEMENT))
 
 
-def _version(tensor: Tensor) -> int:
-    """How often a tensor has been overwritten, by autograd's count; 0 in inference mode, which does
-    not count.
+def record(model: nn.Module, inputs: Inputs) -> RecordedCalls:
+    """Run a network once, and record its calls with their layouts and dependence on the input.
 
-    By it, a tensor that a module returns again is told from one that was overwritten.
+    Of a network that cannot be recorded, all calls may depend on it.
     """
-    return 0 if tensor.is_inference() else tensor._version
-
-
-def record(model: nn.Module, inputs: Inputs, kept: int = 0) -> ModuleCallRecorder:
-    """Run a network once, and record its calls with their layouts and dependence on the input, for
-    its summary.
-
-    The graph shows which calls depend on what is explained; of a network that cannot be recorded,
-    all may. The graph keeps ``kept`` bytes of values for a backward pass.
-    """
-    size = tuple(inputs.x.shape[2:])
-    count = len(inputs)
-    if inputs.x.is_floating_point():
-        source = inputs.x.clone().requires_grad_()
-        recorder = ModuleCallRecorder(size, source, count)
-        try:
-            with keeping_values(kept):
-                return recorder.run(model, inputs.replaced(source), grad=True)
-        # the network may overwrite views, or differentiate something itself
-        except Exception as error:
-            if isinstance(error, ExplainError) or came_by_signal(error):
-                raise
-    return ModuleCallRecorder(size, None, count).run(model, inputs)
-
-
-def _figures(tensor: Tensor) -> tuple[float, float]:
-    """Two numbers by which two runs of a layer are compared: its sum and a weighted sum, which
-    change when it does.
-
-    Inside a transform of `torch.func`, of all that it maps. In float64, so that equal runs give
-    equal numbers.
-    """
-    values = without_proxy(torch.view_as_real(tensor) if tensor.is_complex() else tensor)
-    values = values.double().flatten()
-    weights = torch.linspace(1, 2, len(values), dtype=torch.float64, device=values.device)
-    return float(values.sum()), float((values * weights).sum())
+    try:
+        return RecordedCalls(model, inputs)
+    except Exception as error:  # operators that no recorder sees
+        if isinstance(error, ExplainError) or came_by_signal(error):
+            raise
+    return RecordedCalls(model, inputs, operations=False)
 
 
 def tensors_in(output: Any, most: int | None = 1) -> list[Tensor]:

@@ -20,7 +20,6 @@ from explain.layers.layouts import Size
 from explain.layers.located import PLACES, laid_out, locate_tensors
 from explain.layers.recording import (
     CallKey,
-    ForwardGraph,
     ModuleCall,
     last_of_place,
     record,
@@ -82,8 +81,7 @@ def list_layers(model: nn.Module, x: InputsLike) -> list[ModuleCall]:
     return list(summarize(model, with_layout(model, x)).calls)
 
 
-GRAPH = "the graph of the pass"
-KEPT = 2**28  # bytes of values that such a graph has at most
+RECORDED = "the operations of the pass"
 SUMMARIES = 16  # of a network, each for another size of inputs
 _summaries: weakref.WeakKeyDictionary[nn.Module, dict[Any, ForwardSummary]] = (
     weakref.WeakKeyDictionary()
@@ -93,15 +91,15 @@ _places: weakref.WeakKeyDictionary[nn.Module, dict[Any, Any]] = weakref.WeakKeyD
 
 
 def summary_of(
-    model: nn.Module, inputs: Inputs, *, whole: bool = False, with_graph: bool = False
+    model: nn.Module, inputs: Inputs, *, whole: bool = False, with_record: bool = False
 ) -> ForwardSummary:
     """Return the summary of a network's calls for inputs like these, made in one run and kept with
     the network.
 
     It is kept for the same modules and sizes of inputs; arguments that may change unseen prevent
-    that. The network runs on the first image, or with ``whole`` on the batch. ``with_graph``, a
-    summary that is made now has the graph of its pass in ``chosen`` under `GRAPH`; the caller takes
-    it out at once, since it holds memory.
+    that. The network runs on the first image, or with ``whole`` on the batch. ``with_record``, a
+    summary that is made now has the record of its pass in ``chosen`` under `RECORDED`; the caller
+    takes it out at once, since it holds memory.
     """
     modules = tuple(map(weakref.ref, modules_of(model)))
     if inputs.name is None:  # a tensor is all that the model takes
@@ -109,11 +107,11 @@ def summary_of(
     elif all(isinstance(value, (int, float, str, NoneType)) for value in inputs.constants):
         key = (inputs.path, inputs.sizes, inputs.layout, inputs.constants, modules)
     else:  # other arguments may change unseen
-        return summarize(model, inputs, whole=whole, with_graph=with_graph)
+        return summarize(model, inputs, whole=whole, with_record=with_record)
     summaries = _summaries.setdefault(model, {})
     summary = summaries.get(key)
     if summary is None:
-        summary = summarize(model, inputs, whole=whole, with_graph=with_graph)
+        summary = summarize(model, inputs, whole=whole, with_record=with_record)
         # if two threads made one, the first one's counts
         summary = summaries.setdefault(key, summary)
         for old in list(summaries)[:-SUMMARIES]:
@@ -152,7 +150,7 @@ def summary_is_current(model: nn.Module, inputs: Inputs, ran: Sequence[str]) -> 
 
 
 def summarize(
-    model: nn.Module, inputs: Inputs, *, whole: bool = False, with_graph: bool = False
+    model: nn.Module, inputs: Inputs, *, whole: bool = False, with_record: bool = False
 ) -> ForwardSummary:
     """Make the summary of a network from a run on the first image; on all of them if it refuses
     one, or with ``whole``.
@@ -161,39 +159,26 @@ def summarize(
     """
     if not whole:
         try:
-            return _summarize_once(model, inputs.first(), with_graph)
+            return _summarize_once(model, inputs.first(), with_record)
         except Exception as error:
             if isinstance(error, ExplainError) or len(inputs) == 1 or came_by_signal(error):
                 raise
-    return replace(_summarize_once(model, inputs, with_graph), alone=False)
+    return replace(_summarize_once(model, inputs, with_record), alone=False)
 
 
-def _summarize_once(model: nn.Module, inputs: Inputs, with_graph: bool) -> ForwardSummary:
+def _summarize_once(model: nn.Module, inputs: Inputs, with_record: bool) -> ForwardSummary:
     """Make the summary of a network from a run on these inputs as they are.
 
-    Where no gradient shows which calls depend on what is explained, the network runs once more on
-    an altered copy, and where shapes leave layouts open, to follow where values come from.
+    Where shapes leave layouts open, it may run once more, to follow where values come from.
     """
     inputs = inputs.detached()
-    recorder = record(model, inputs, KEPT if with_graph else 0)
-    output = recorder.output
-    calls = recorder.calls
+    recorded = record(model, inputs)
+    output = recorded.output
+    calls = recorded.calls
     chosen = dict[Any, Any]()
-    if with_graph:
-        chosen[GRAPH] = ForwardGraph(output, recorder.edges)
-    if recorder.open:
-        chosen[PLACES] = locate_tensors(model, inputs, calls)
-        calls = [laid_out(call, recorder.open.get(call.key), chosen[PLACES]) for call in calls]
-    calls_with_map = (call for call in calls if call.grid is not None or call.doubt)
-    # a second run shows which calls change though no gradient leads to them
-    if inputs.other_tensors or len({call.depends for call in calls_with_map}) > 1:
-        altered_figures = record(model, inputs.replaced(0.5 * inputs.x.flip(-1) + 0.1)).unreached
-        unchanged_calls = {
-            key
-            for key, figures in recorder.unreached.items()
-            if altered_figures.get(key) == figures
-        }
-        calls = [replace(call, depends=call.key not in unchanged_calls) for call in calls]
+    if recorded.open:
+        chosen[PLACES] = locate_tensors(model, inputs, calls, recorded)
+        calls = [laid_out(call, recorded.open.get(call.key), chosen[PLACES]) for call in calls]
     last_numbers = {call.name: call.number for call in calls}
     calls = [replace(call, last=call.number == last_numbers[call.name]) for call in calls]
     tensors = tensors_in(output)
@@ -212,12 +197,16 @@ def _summarize_once(model: nn.Module, inputs: Inputs, with_graph: bool) -> Forwa
         tensor.numel() and (tensor.ndim <= 2 or tensor.numel() == len(tensor))
         for tensor in tensors_of_images
     )
+    if with_record:
+        chosen[RECORDED] = recorded
+    else:
+        recorded.release()
     return ForwardSummary(
         tuple(calls),
         gives_scores,
         frozenset(answers),
         outputs=len(tensors),
-        ran=tuple(recorder.ran),
+        ran=tuple(recorded.ran),
         chosen=chosen,
     )
 

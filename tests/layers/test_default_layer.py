@@ -187,6 +187,66 @@ def test_the_layer_of_a_score_behind_detach_is_found_on_every_photo(
         torch.testing.assert_close(found.values, expected.detach())
 
 
+# --- what layers compute, whatever their classes are called
+
+
+def of_class(name: str, forward: Callable[..., Any], **parts: nn.Module) -> nn.Module:
+    """A module whose class has a name that says something else, or nothing."""
+    return type(name, (Made,), {})(forward, **parts)
+
+
+def attend(module: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+    queries, keys, values = module.inner(tokens).chunk(3, -1)
+    return module.outer((queries @ keys.mT).softmax(-1) @ values)
+
+
+def by_class_token(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    tokens = model.patches(x).flatten(2).mT
+    tokens = torch.cat([tokens.mean(1, keepdim=True), tokens], 1)
+    for block in model.blocks:
+        tokens = tokens + block.mix(block.norm(tokens))
+        tokens = tokens + block.mlp(tokens)
+    return model.head(model.last(tokens)[:, 0])
+
+
+@pytest.mark.parametrize("name", ["Attention", "Mix", "PoolBlock"])
+def test_the_tokens_before_the_last_attention_are_the_layer_whatever_it_is_called(
+    name: str,
+) -> None:
+    def block() -> nn.Module:
+        mix = of_class(name, attend, inner=nn.Linear(12, 36), outer=nn.Linear(12, 12))
+        return nn.ModuleDict({"norm": nn.LayerNorm(12), "mix": mix, "mlp": nn.Linear(12, 12)})
+
+    model = Made(
+        by_class_token,
+        patches=nn.Conv2d(3, 12, 8, 8),
+        blocks=nn.ModuleList([block(), block()]),
+        last=nn.LayerNorm(12),
+        head=nn.Linear(12, 5),
+    )
+    assert default_layer(settled(model).eval(), torch.rand(2, 3, 32, 48)) == "blocks.1.norm"
+
+
+@pytest.mark.parametrize("name", ["MaxPool2d", "Shrink"])
+def test_what_is_pooled_is_not_the_layer_whatever_it_is_called(name: str) -> None:
+    shrink = of_class(name, lambda module, x: F.max_pool2d(x, 2))
+    mixer = of_class("PoolMixer", lambda module, x: module.conv(x).relu(), conv=conv(12))
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, 5)]
+    model = nn.Sequential(nn.Conv2d(3, 12, 3, 2), mixer, shrink, *head)
+    assert default_layer(settled(model).eval(), torch.rand(1, 3, 32, 32)) == "1"
+
+
+@pytest.mark.parametrize("switch", [torch.no_grad, torch.enable_grad])
+def test_the_layer_is_the_same_where_the_network_switches_gradients_off(switch: Any) -> None:
+    gate = conv(12)
+    model = small(lambda f, gate: f * gate(f).sigmoid(), gate=gate)
+    forward = switch()(model.forward)
+    outer = settled(Made(lambda outer, x: forward(x), inner=model)).eval()
+    assert explain.attribute(outer, torch.rand(2, 3, 64, 64), "eigencam", target=1).layer == (
+        "inner.body"
+    )
+
+
 # --- precision
 
 
