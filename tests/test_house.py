@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import explain
+from explain.recording.operations import TABLE
 from tests.conftest import ROOT
 
 PACKAGE = ROOT / "explain"
@@ -136,9 +137,18 @@ def test_no_hook_is_registered_outside_the_hooks_room() -> None:
 MODULES = [name for name in FILES if not name.endswith("__main__")]
 
 
+def test_operations_are_listed_in_their_table_alone() -> None:
+    """A function for each operation is no list of operations; two names are a comparison."""
+    for path in FILES.values():
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, (ast.List, ast.Tuple, ast.Set)):
+                names = {getattr(element, "value", None) for element in node.elts}
+                assert len(names) < 3 or not names <= set(TABLE), f"{path}:{node.lineno}"
+
+
+@pytest.mark.filterwarnings("ignore:.* is zero everywhere")
 @pytest.mark.parametrize("name", MODULES)
 # of random networks, which may have nothing to say
-@pytest.mark.filterwarnings("ignore:.* is zero everywhere")
 def test_the_examples_in_docstrings_are_right(name: str) -> None:
     torch.manual_seed(0)
     found = doctest.testmod(importlib.import_module(name), optionflags=doctest.NORMALIZE_WHITESPACE)

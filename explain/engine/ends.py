@@ -86,7 +86,7 @@ def _weighted_steps(steps: Sequence[Step], *, blind: bool) -> dict[Value, int]:
         for value in step.inputs:
             of_step |= so_far if blind and value.kind == "constant" else leading.get(value, 0)
         so_far |= of_step
-        leading |= dict.fromkeys(filter(None, step.results), of_step)
+        leading |= dict.fromkeys(step.outputs, of_step)
     return leading
 
 

@@ -482,7 +482,7 @@ class _Passes:
                 isinstance(need.kind, needs.BiasTerms) for need in sources_by_need
             )
             asked: Mapping[NeedAtLayer, Sequence[Any]] = sources_by_need
-            if walks and total.requires_grad:
+            if walks:
                 asked, gradients = self._walk(backward, sources_by_need, resolved, total)
             elif flat and total.requires_grad:
                 gradients = differentiate(
@@ -536,11 +536,23 @@ class _Passes:
     def _check_branches(self, resolved: ResolvedTarget) -> None:
         """Warn if gradients in the inputs leave out what the score does, as behind ``detach()``.
 
-        That is found out once for a model and its weights. Not with global hooks, which would fire
-        again.
+        A recording of the pass names what left it. Otherwise that is found out once for a model and
+        its weights, but not with global hooks, which would fire again.
         """
         forward = self.forward
         inputs = forward.inputs
+        whole = forward.recorded.whole
+        methods = [
+            name
+            for name, wanted in self.plan.wanted.items()
+            if name and any(need.kind.whole for need in wanted)
+        ]
+        if whole is not None and whole.recording.unseen and methods:
+            warn(
+                f"{', '.join(methods)} cannot follow {', '.join(whole.recording.unseen)}: what "
+                "comes back from there counts as a constant; take occlusion or rise"
+            )
+            return
         if self._precision != "full" or not resolved.total.requires_grad or self._hooked:
             return
         findings = findings_of(forward.model)
@@ -564,14 +576,9 @@ class _Passes:
             findings[_FOLLOWS] = follows_contrast(forward, resolved, by_path)
         if not findings[_FOLLOWS]:
             findings[_IS_DOUBTED] = True
-            names = [
-                name
-                for name, wanted in self.plan.wanted.items()
-                if any(need.kind.whole for need in wanted)
-            ]
             warn(
-                f"{', '.join(names)} takes gradients that are not the derivative of the score: it "
-                "also changes without them (detach(), no_grad(), .data or NumPy in the model?); "
+                f"{', '.join(methods)} takes gradients that are not the derivative of the score: "
+                "it also changes without them (detach(), no_grad(), .data or NumPy in the model?); "
                 "take occlusion or rise"
             )
 
@@ -592,6 +599,8 @@ class _Passes:
         for need in wanted:
             values_by_need[need] = self._values(need, whole)
         values = list(chain.from_iterable(values_by_need.values()))
+        if not total.requires_grad:
+            return values_by_need, [None] * len(values)
         attended = whole.attention_weights if resolved.attention else []
         asked = {*values, *attended}
         reference = None

@@ -45,7 +45,7 @@ def ranges_of(steps: Iterable[Step], *, blind: bool = False) -> dict[Value, Rang
     for step in steps:
         arguments = _ranges_of_arguments(step, ranges, blind)
         of_step = _range_of_share(step, ranges) or _range_of(step, arguments)
-        for value in step.results:
+        for value in step.outputs:
             # neither constants, nor the indices of maxima
             if of_step and value and value.depends and value.dtype.is_floating_point:
                 ranges[value] = of_step
@@ -82,7 +82,7 @@ def _range_of(step: Step, arguments: Mapping[Value, Range]) -> Range | None:
     if arguments and operation.has("monotone"):
         return _at_extremes(step, arguments)
     if arguments and (operation.traits & _KEEPING or step.name == "sum"):
-        sums = next(filter(None, step.results))
+        sums = step.output
         terms = step.inputs[0].numel / sums.numel if step.name == "sum" else 1
         low = min(argument.low for argument in arguments.values())
         high = max(argument.high for argument in arguments.values())

@@ -64,7 +64,7 @@ def positions_of(steps: Iterable[Step], x: Value) -> dict[Value, State]:
         return states.get(value, NOWHERE)
 
     for step in steps:
-        results = [value for value in dict.fromkeys(step.results) if value is not None]
+        results = step.outputs
         if step.name.startswith("_fft"):
             states |= dict.fromkeys(results, _of_transform(step))
             continue

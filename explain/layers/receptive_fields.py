@@ -50,7 +50,7 @@ def leading_to(value: Value) -> list[Step]:
     while waiting:
         step = waiting.pop().step
         if step is not None and step not in steps:
-            steps[step] = max(result.number for result in step.results if result is not None)
+            steps[step] = max(result.number for result in step.outputs)
             waiting += step.inputs
     return sorted(steps, key=lambda step: steps[step])
 
@@ -94,7 +94,7 @@ def seen_pixels(steps: Iterable[Step], photo: Value, looks: Looks) -> Tensor | N
         for value in pixels.intersection(step.inputs):
             signals = [other for other in step.inputs if other in looks.fields]
             if is_move(step) or (torch.Tag.pointwise in step.operator.tags and len(signals) == 1):
-                pixels.update(looks.fields.keys() & set(step.results))
+                pixels.update(looks.fields.keys() & set(step.outputs))
                 continue
             mass, *moments = (part.expand(value.shape) for part in looks.fields[value])
             read = (mass > 0) & _read(step, value)
@@ -115,7 +115,7 @@ def _read(step: Step, value: Value) -> Tensor:
     lines = []
     if step.operation.kind == "convolution" and not step.args[6]:
         stride, padding, dilation = [[*part] * 2 for part in step.args[3:6]]  # or one for both
-        outputs = step.results[0].shape[2:]  # type: ignore[union-attr]
+        outputs = step.output.shape[2:]
         for axis, kernel in enumerate(step.args[1].shape[2:]):
             last = (outputs[axis] - 1) * stride[axis] + dilation[axis] * (kernel - 1)
             lines.append(torch.arange(value.shape[axis + 2], device=device) <= last - padding[axis])
@@ -147,7 +147,7 @@ def _carried(
     step: Step, fields: Mapping[Value, Field], size: tuple[int, int]
 ) -> dict[Value, Field]:
     """The fields of the results of a step, on photos of a ``size``."""
-    results = [value for value in dict.fromkeys(step.results) if value is not None]
+    results = step.outputs
     operation = step.operation
     if is_move(step):
         return _moved(step, results, fields)

@@ -55,7 +55,7 @@ def _as_step(
 ) -> Step | None:
     """A call of a function as one step; None if its results are not found again."""
     inner_steps = set(call.steps)
-    inner_values = {value for step in call.steps for value in step.results if value is not None}
+    inner_values = {value for step in call.steps for value in step.outputs}
     leaving = inner_values & outputs
     for step in steps:
         if step not in inner_steps:

@@ -26,7 +26,7 @@ def reached_from(steps: Iterable[Step], sources: Iterable[Value]) -> set[Value]:
     reached = set(sources)
     for step in steps:
         if passes_gradient(step) and not reached.isdisjoint(step.inputs):
-            reached.update(value for value in _of_numbers(step.results) if value.depends)
+            reached.update(value for value in _of_numbers(step.outputs) if value.depends)
     return reached
 
 
@@ -44,10 +44,10 @@ def passes_gradient(step: Step) -> bool:
     return step.has_gradient and step.name != "detach"
 
 
-def _of_numbers(values: Iterable[Value | None]) -> Iterator[Value]:
+def _of_numbers(values: Iterable[Value]) -> Iterator[Value]:
     """Yield the values of types that have gradients."""
     for value in values:
-        if value is not None and (value.dtype.is_floating_point or value.dtype.is_complex):
+        if value.dtype.is_floating_point or value.dtype.is_complex:
             yield value
 
 
@@ -77,7 +77,7 @@ def walk_back(
     of_wanted: Gradients = {}
     for step in reversed(steps):
         arrived: Gradients = {}
-        for result in step.results:
+        for result in step.outputs:
             if result in waiting:
                 arrived[result] = waiting.pop(result)
         of_wanted |= {value: arrived[value] for value in arrived if value in wanted}
@@ -268,8 +268,13 @@ _FORMULAS: dict[str, Callable[[Step, Tensor, AbstractSet[Value]], OfInputs]] = {
     "relu": _of_relu,
     "add": _of_sum,
     "mul": _of_elementwise_product,
-    **dict.fromkeys(("view", "_unsafe_view", "unsqueeze", "squeeze"), _of_reshape),
-    **dict.fromkeys(("expand", "clone", "alias"), _of_expand),
+    "view": _of_reshape,
+    "_unsafe_view": _of_reshape,
+    "unsqueeze": _of_reshape,
+    "squeeze": _of_reshape,
+    "expand": _of_expand,
+    "clone": _of_expand,
+    "alias": _of_expand,
     "transpose": _of_transpose,
     "permute": _of_permute,
     "max_pool2d_with_indices": _of_max_pool,

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from explain.recording.values import Step, Value, values_in
 
-_PADDING = {"constant_pad_nd": 2, "scatter": 3}
-"""Which argument is the number that is put between the values, if it is one."""
 _INDICES = ("index", "indices", "mask")
 
 
@@ -50,18 +48,14 @@ def moved(step: Step, number_of: Callable[[Value], Tensor | None]) -> dict[Value
 
 def _indices(step: Step) -> set[Value]:
     """The values that say where a step moves others."""
-    schema = getattr(step.operator, "_schema", None)
-    if schema is None:
-        return set()
-    named = [argument.name in _INDICES for argument in schema.arguments]
-    indices = [part for part, is_index in zip(step.args, named, strict=False) if is_index]
-    return set(values_in(indices))
+    return set(values_in([step.options.get(name) for name in _INDICES]))
 
 
 def _with_zeros(step: Step) -> Step:
-    """The step, with 0 in the place of a number that it puts between the values."""
-    place = _PADDING.get(step.name)
-    if place is None or place >= len(step.args) or isinstance(step.args[place], Value):
+    """The step, with 0 in the place of a number, its ``value``, that it puts between the values."""
+    names = list(step.options)
+    place = names.index("value") if "value" in names else len(step.args)
+    if place >= len(step.args) or isinstance(step.args[place], Value):
         return step
     return replace(step, args=(*step.args[:place], 0.0, *step.args[place + 1 :]))
 

@@ -14,15 +14,21 @@ Trait = Literal[
     "adds",
     "adds to first",
     "biased",
+    "cheap",
+    "copies",
+    "elementwise",
     "fills",
+    "gates",
     "linear",
     "mixes",
     "monotone",
     "moves",
+    "overwrites",
     "permutes",
     "pools",
     "rectifies",
     "reduces",
+    "reshapes",
     "resizes",
     "samples",
     "selects",
@@ -32,15 +38,21 @@ Trait = Literal[
 
 * adds: may add a constant; adds to first: adds a product to its first argument
 * biased: adds a bias to what is linear in the input, or normalised
+* cheap: costs less to run again than the memory of its result
+* copies: gives what it is given
+* elementwise: treats each value by itself, besides the operations that PyTorch calls pointwise
 * fills: overwrites a tensor with a constant
+* gates: makes of its argument a factor that is no signal itself: a gate, or an inverse deviation
 * linear: linear in what it is given, as what moves, permutes and resizes too
 * mixes: combines values along a dimension, and keeps it
 * monotone: of single values: rises or falls with each argument, on either side of 0
 * moves: moves, repeats or selects values; permutes: does the same at any size of a dimension
+* overwrites: gives nothing of the tensor that it writes into
 * pools: combines the values of windows of a map; resizes: gives it another size; samples: reads it
   where another argument says
 * rectifies: lets positive values pass, as a ReLU and its relatives
 * reduces: combines the values along dimensions
+* reshapes: gives the same values in another shape
 * selects: gives nothing outside of the range of what it is given, as what moves and permutes too
 * stays: leaves values where they are, besides the operations that PyTorch calls pointwise
 """

@@ -26,12 +26,6 @@ from explain.recording.torch_internals import (
 from explain.recording.values import Kind, Step, Value, tensors_of
 
 aten = torch.ops.aten
-_COPIES = frozenset(["clone", "roll", "constant_pad_nd"])
-"""Operations whose results are not kept: copying again is cheaper than the memory."""
-_OVERWRITE = frozenset(["copy", "fill", "zero"])
-"""Operations whose result does not depend on what they write over."""
-
-
 _OUTSIDE = frozenset(
     getattr(Tensor, name) for name in ("numpy", "__array__", "__dlpack__", "tolist", "storage")
 )
@@ -53,7 +47,7 @@ class Watcher(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Make a call of PyTorch, and name it if it gives values to somebody else."""
-        if func in _OUTSIDE and self._recorder.value_of(args[0]).depends:
+        if func in _OUTSIDE and _can_be_lost(self._recorder.value_of(args[0])):
             self._recorder.leave(f"{func.__name__}()")
         return func(*args, **(kwargs or {}))
 
@@ -169,7 +163,7 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         leaves = facts.leaves
         if facts.name == "to_mkldnn" and running.module in self.scripted:
             leaves = "to_mkldnn()"  # what follows are no operators
-        if leaves is not None and any(value.depends for value in values):
+        if leaves is not None and any(_can_be_lost(value) for value in values):
             self.leave(leaves)
         if facts.is_constant or {value.kind for value in values} <= {"constant"}:
             return self._run_unrecorded(operator, args, kwargs, written)
@@ -191,7 +185,7 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if written and not step.has_gradient and any(tensor.requires_grad for tensor in written):
             self.leave("a write past autograd")
         self._add(step, running)
-        if facts.name in _OVERWRITE:
+        if step.operation.has("overwrites"):
             values = [value for value in values if value not in overwritten]
         depends = any(value.depends for value in values)
         self._bind_results(step, facts, result, written, depends)
@@ -283,7 +277,8 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, step: Step, facts: OperatorFacts, result: Any, written: list[Tensor], depends: bool
     ) -> None:
         """Give the tensors that a step has made or written their values."""
-        is_copy = facts.name in _COPIES or (facts.is_view and step.inputs[0].kept is None)
+        is_view_of_lost = facts.is_view and step.inputs[0].kept is None
+        is_run_again = is_view_of_lost or step.operation.has("cheap")
         values: dict[int, Value] = {}
         for tensor in written:
             value = values[id(tensor)] = self._new("result", tensor, step, depends)
@@ -296,7 +291,7 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if id(tensor) not in values:
                 value = values[id(tensor)] = self._new("result", tensor, step, depends)
                 self._aliases.bind(tensor, value)
-        if is_copy:
+        if is_run_again:
             for value in values.values():
                 value.kept = None
         step.results = tuple([values[id(tensor)] for tensor in tensors])
@@ -365,6 +360,12 @@ class _Noted:
     """The values among them, in their order."""
     unknown: list[Tensor] = field(default_factory=list)
     """The tensors that were not seen before."""
+
+
+def _can_be_lost(value: Value) -> bool:
+    """Whether something is lost where a value leaves the record: what is chosen by whole numbers
+    and truth values has no derivative anyway."""
+    return value.depends and (value.dtype.is_floating_point or value.dtype.is_complex)
 
 
 def _written(

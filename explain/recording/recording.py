@@ -102,7 +102,7 @@ class Recording:
                 used.update(step.inputs)
         for step in reversed(leading):
             results, _, call = str(step).partition(" = ")
-            shapes = [value.shape for value in dict.fromkeys(step.results) if value in used]
+            shapes = [value.shape for value in step.outputs if value in used]
             sizes = [" x ".join(map(str, shape)) or "number" for shape in shapes]
             yield results, call, ", ".join(sizes), names[step]
 

@@ -7,7 +7,7 @@ laid out beside each other, and images run one by one.
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,10 +21,6 @@ Labels: TypeAlias = Tensor
 """For each element of a value the number of its image, from 1 on, or 0 if it is the same for all
 images; of size 1 where it does not change."""
 LabelsOf: TypeAlias = Callable[[Value], Labels]
-
-_ELEMENTWISE = frozenset(["_to_copy", "prelu", "tril", "triu"])
-"""What keeps elements where they are, besides what the table and PyTorch tell of."""
-_VIEWS = frozenset(["view", "_unsafe_view", "_reshape_alias"])
 
 
 def image_numbers(
@@ -48,7 +44,7 @@ def image_numbers(
     [0, 1, 0, 1, 0, 1, 0, 1, 0, 1]
     """
     if count == 1:
-        values = [*inputs, *(value for step in steps for value in step.results if value)]
+        values = [*inputs, *(value for step in steps for value in step.outputs)]
         return {
             value: torch.zeros([1] * len(value.shape), dtype=torch.int32, device="cpu")
             for value in values
@@ -114,7 +110,7 @@ def labels_through(
     of_values: dict[Value, Labels | None] = dict(labels)
     for step in steps:
         labelled = [value for value in step.inputs if value in of_values]
-        if step.name == "copy" or step.operation.has("fills"):
+        if step.operation.has("overwrites"):
             labelled = [value for value in labelled if value is not step.args[0]]
         if not labelled:
             continue
@@ -124,7 +120,7 @@ def labels_through(
             if of_value is not None:
                 of_arguments[value] = of_value
         of_results = follow(step, of_arguments) if len(of_arguments) == len(set(labelled)) else {}
-        of_values |= {value: of_results.get(value) for value in step.results if value is not None}
+        of_values |= {value: of_results.get(value) for value in step.outputs}
     return of_values
 
 
@@ -158,9 +154,8 @@ def follow(step: Step, labels: Mapping[Value, Labels]) -> dict[Value, Labels]:
         """The labels of an argument; one without any is the same for all."""
         return labels[value] if value in labels else _no_labels(value)
 
-    results = [value for value in dict.fromkeys(step.results) if value is not None]
     try:
-        return _labels_of_results(step, list(labels), results, of_argument)
+        return _labels_of_results(step, list(labels), step.outputs, of_argument)
     except Exception as error:  # operators may take arguments in unknown ways
         if came_by_signal(error):
             raise
@@ -183,12 +178,12 @@ def _labels_of_results(
     labels = [labels_of(value) for value in dependent]
     is_pointwise = torch.Tag.pointwise in getattr(step.operator, "tags", ())
     is_filled = operation.has("fills") or operation.kind == "activation"
-    if is_pointwise or is_filled or step.name in _ELEMENTWISE:
+    if is_pointwise or is_filled or operation.has("elementwise"):
         return dict.fromkeys(results, _joined(labels, results[0]))
-    is_sum = _argument(step, "accumulate") or _argument(step, "reduce")
+    is_sum = step.options.get("accumulate") or step.options.get("reduce")
     if (is_move(step) and not is_sum) or step.name == "embedding":
         return _of_move(step, results, labels_of)
-    boxes = _argument(step, "rois")
+    boxes = step.options.get("rois")
     if boxes is not None:  # column 0 of a box is the number of its image
         return {value: _along_first(boxes.tensor[:, 0] + 1, value) for value in results}
     if operation.kind == "matrixproduct" and len(results[0].shape) > 1:
@@ -213,7 +208,7 @@ def _of_move(step: Step, results: Sequence[Value], labels_of: LabelsOf) -> dict[
         return _of_index(step, results, labels_of)
     if first.any() and all(of_value.flatten().tolist() == [first.max()] for of_value in labels):
         return {value: first.reshape([1] * len(value.shape)) for value in results}
-    if step.name in _VIEWS:
+    if step.operation.has("reshapes"):
         return {results[0]: _viewed(first, values[0].shape, results[0].shape)}
     of_results = moved(step, lambda value: labels_of(value).float())  # some take no integers
     return {value: of_value.real.int() for value, of_value in of_results.items()}
@@ -263,11 +258,11 @@ def _mixed_dims(step: Step) -> list[int] | None:
     not in the table."""
     dims = range(len(step.args[0].shape)) if isinstance(step.args[0], Value) else range(0)
     if step.operation.has("reduces") or step.operation.has("mixes"):
-        dim = _argument(step, "dim")
+        dim = step.options.get("dim")
         return [dim] if isinstance(dim, int) else list(dim or dims)
     if step.name == "native_layer_norm":
         return list(dims[-len(step.args[1]) :])
-    if step.operation.kind == "batchnorm" and _argument(step, "training"):
+    if step.operation.kind == "batchnorm" and step.options.get("training"):
         return [dim for dim in dims if dim != 1]
     return None
 
@@ -276,18 +271,6 @@ def _treats_each_row(operation: KnownOperation) -> bool:
     """Whether an operation treats each index of the first dimension by itself."""
     is_of_windows = operation.has("pools") or operation.has("resizes")
     return is_of_windows or operation.kind in ("batchnorm", "convolution", "deviation")
-
-
-def _argument(step: Step, name: str) -> Any:
-    """An argument of an operator by its name; its default if it was not given, and None if there is
-    none."""
-    schema = getattr(step.operator, "_schema", None)
-    for place, argument in enumerate(schema.arguments if schema else ()):
-        if argument.name == name:
-            is_positional = place < len(step.args)
-            default = argument.default_value
-            return step.args[place] if is_positional else step.kwargs.get(name, default)
-    return None
 
 
 def _probed(

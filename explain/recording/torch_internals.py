@@ -7,8 +7,8 @@ import types
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import dataclass, field, replace
+from functools import cache, lru_cache
 from typing import Any, Literal
 
 import torch
@@ -29,6 +29,8 @@ class OperatorFacts:
 
     name: str
     """Its name in the table; without the end of its in-place form, if it is that."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """All arguments by name, each with what it is if it is not given, or None."""
     tensors: tuple[int | str, ...] | None = None
     """The arguments that may hold tensors; None if any may."""
     writes: tuple[int | str, ...] = ()
@@ -71,6 +73,7 @@ def facts_of(operator: Any) -> OperatorFacts:
     returned = [result.alias_info for result in schema.returns if result.alias_info is not None]
     return OperatorFacts(
         name=name.removesuffix("_") if writes else name,
+        defaults={argument.name: argument.default_value for argument in schema.arguments},
         tensors=tuple(tensors),
         writes=tuple(writes),
         is_view=name == "_unsafe_view" or any(not info.is_write for info in returned),
@@ -312,7 +315,7 @@ class CallStack:
 
     def _entered(self, frame: types.FrameType, around: Running) -> Running:
         """The call of a frame inside another; what is no part of the model belongs to that."""
-        running = replace(around, frame=frame, nodes=None)
+        running = Running(frame, around.module, around.number, around.function, around.has_gradient)
         function = self._functions.get(id(frame.f_code))
         graph = self._graphs.get(id(frame.f_code))
         if function is not None and not has_own_derivative(function):
@@ -359,13 +362,21 @@ def has_own_derivative(function: type[torch.autograd.Function]) -> bool:
     return not (function is BackwardHookFunction or function.__module__.startswith(modules))
 
 
-def _forward_codes() -> dict[int, type[torch.autograd.Function]]:
+def _forward_codes() -> Mapping[int, type[torch.autograd.Function]]:
     """The functions with a derivative of their own, by the id of the code of their ``forward``."""
-    codes = {}
     functions = torch.autograd.Function.__subclasses__()
-    while functions:
-        function = functions.pop()
+    for function in functions:
         functions += function.__subclasses__()
+    return _codes_of(tuple(functions))
+
+
+@lru_cache(maxsize=1)
+def _codes_of(
+    functions: tuple[type[torch.autograd.Function], ...],
+) -> Mapping[int, type[torch.autograd.Function]]:
+    """The same of certain functions."""
+    codes = {}
+    for function in functions:
         forward: Any = function.forward
         while hasattr(forward, "__wrapped__"):
             forward = forward.__wrapped__

@@ -104,6 +104,23 @@ class Step:
         """The values among the arguments, in their order."""
         return list(values_in((self.args, self.kwargs)))
 
+    @cached_property
+    def outputs(self) -> list[Value]:
+        """The results that are read, each once."""
+        return [value for value in dict.fromkeys(self.results) if value is not None]
+
+    @property
+    def output(self) -> Value:
+        """The first of the results that are read."""
+        return self.outputs[0]
+
+    @cached_property
+    def options(self) -> dict[str, Argument]:
+        """The arguments by their names; the operator's default for one that was not given."""
+        defaults = facts_of(self.operator).defaults
+        arguments = dict(zip(defaults, self.args, strict=False))
+        return {**defaults, **arguments, **self.kwargs}
+
     def run(self, tensor_of: Callable[[Value], Tensor]) -> dict[Value, Tensor]:
         """Compute the results from other tensors: ``tensor_of`` gives the tensor of each argument.
 
@@ -129,7 +146,7 @@ class Step:
         return {value: tensor for value, tensor in pairs if value is not None}
 
     def __str__(self) -> str:
-        results = ", ".join(str(value) for value in dict.fromkeys(self.results) if value)
+        results = ", ".join(str(value) for value in self.outputs)
         shown = [_shown(argument) for argument in self.args]
         shown += [f"{name}={_shown(argument)}" for name, argument in self.kwargs.items()]
         return f"{results} = {self.name}({', '.join(shown)})"

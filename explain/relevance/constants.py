@@ -14,7 +14,7 @@ from explain._utils.modules import modules_of
 from explain.recording import Step as RecordedStep
 from explain.recording import Value
 from explain.relevance.gradient_rules import Coverage
-from explain.relevance.linear_maps import along, linear_map, options_of
+from explain.relevance.linear_maps import along, linear_map
 from explain.relevance.steps import Readers, Step, step_of
 
 _NAMED = (
@@ -60,9 +60,9 @@ def added_constants(model: nn.Module, steps: Sequence[RecordedStep]) -> list[Add
     readers = Readers(steps)
     constants: list[AddedConstant] = []
     for recorded in steps:
-        result = next((value for value in recorded.results if value is not None), None)
-        if result is None or not result.depends:
+        if not recorded.outputs or not recorded.output.depends:
             continue
+        result = recorded.output
         module = modules.get(recorded.module)
         for value, channels_last, on_input in _constants_of(recorded):
             named = isinstance(module, _NAMED) and recorded.operation.has("biased")
@@ -188,7 +188,7 @@ def _bias(step: RecordedStep, signals: AbstractSet[Value]) -> Tensor | None:
         norm = linear_map(step, {x})
         if norm is not None:
             return norm.bias
-    bias: Value | None = options_of(step).get("bias")
+    bias: Value | None = step.options.get("bias")
     if bias is None or step.name == "native_layer_norm":
         return None if bias is None else bias.tensor
     return along(bias.tensor, len(x.shape) - 1)

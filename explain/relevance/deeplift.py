@@ -42,16 +42,11 @@ class StepPair(NamedTuple):
     @property
     def results(self) -> tuple[Tensor, Tensor]:
         """The result, in the run on the photo and in that on the reference."""
-        return self.step.output.tensor, _first(self.of_reference).tensor
+        return self.step.output.tensor, self.of_reference.output.tensor
 
 
 BackOfPair: TypeAlias = Callable[[StepPair, Tensor], Sequence[Tensor]]
 """The multipliers of a step's signals, from those of its result."""
-
-
-def _first(step: RecordedStep) -> Value:
-    """The first result of a step."""
-    return next(value for value in step.results if value is not None)
 
 
 def multipliers(
@@ -91,8 +86,7 @@ def multipliers(
 
 def _steps_of_signals(recording: Recording, signals: AbstractSet[Value]) -> list[RecordedStep]:
     """The steps that read what depends on the explained inputs, but for copies, which hooks add."""
-    copies = ("alias", "clone", "copy", "detach")
-    steps = [step for step in recording.steps if step.name not in copies]
+    steps = [step for step in recording.steps if not step.operation.has("copies")]
     return [step for step in steps if not signals.isdisjoint(step.inputs)]
 
 
@@ -165,7 +159,7 @@ def _rescale(pair: StepPair, gradient: Tensor) -> list[Tensor]:
     assert plain is not None
     if torch.is_grad_enabled():
         # The slope between two points depends on both: its derivative is the mean of theirs.
-        arrived = {_first(pair.of_reference): gradient}
+        arrived = {pair.of_reference.output: gradient}
         x0_value = pair.of_reference.inputs[place]
         of_reference = derivative(pair.of_reference, arrived, {x0_value})[place]
         assert of_reference is not None
@@ -237,7 +231,7 @@ def _of_softmax(x: Tensor, x0: Tensor, dim: int, gradient: Tensor) -> Tensor:
 def _softmax(pair: StepPair, gradient: Tensor) -> list[Tensor]:
     """DeepLIFT at a softmax."""
     x, x0 = pair.inputs_at(0)
-    return [_of_softmax(x, x0, pair.step.options["dim"], gradient)]
+    return [_of_softmax(x, x0, pair.step.recorded.options["dim"], gradient)]
 
 
 def _deviation(pair: StepPair, gradient: Tensor) -> list[Tensor]:
@@ -270,12 +264,10 @@ def _maximum(pair: StepPair, gradient: Tensor) -> list[Tensor]:
     """DeepLIFT at a max pooling or maximum over dimensions: where the maximum rose, the value that
     holds it now gets the difference; where it fell, the one that held it in the reference."""
     x, x0 = pair.inputs_at(0)
-    results = [value for value in pair.step.recorded.results if value is not None]
     if "pool" not in pair.step.name:
         return [_over_dimensions(x, x0, pair, gradient)]
-    of_reference = [value for value in pair.of_reference.results if value is not None]
-    y, at = (value.tensor for value in results)
-    y0, at0 = (value.tensor for value in of_reference)
+    y, at = (value.tensor for value in pair.step.recorded.outputs)
+    y0, at0 = (value.tensor for value in pair.of_reference.outputs)
     first_place = -2 if "2d" in pair.step.name else -3
     maxima = y.flatten(first_place), at.flatten(first_place)
     reference_maxima = y0.flatten(first_place), at0.flatten(first_place)
@@ -294,7 +286,7 @@ def _over_dimensions(x: Tensor, x0: Tensor, pair: StepPair, gradient: Tensor) ->
 
     ``gradient`` is that in the maxima, with or without the reduced dimensions.
     """
-    reduced = pair.step.options.get("dim", ())
+    reduced = pair.step.recorded.options.get("dim", ())
     dims: tuple[int, ...] = (reduced,) if isinstance(reduced, int) else tuple(reduced)
     dims = dims or tuple(range(x.ndim))
     sign = -1 if "min" in pair.step.name else 1

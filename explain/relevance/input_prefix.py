@@ -49,7 +49,7 @@ class _Operation:
         over it.
         """
         self._differentiated = list(self.places)
-        self.results = [value for value in dict.fromkeys(self.step.results) if value is not None]
+        self.results = self.step.outputs
         inputs = self.step.inputs
         with torch.enable_grad():
             self._given = [inputs[place].tensor.detach().requires_grad_() for place in self.places]
@@ -78,7 +78,7 @@ class _Operation:
         places. Normalisations count as the identity: their statistics are constants.
         """
         ones = _ones(self.results[0])
-        if self.step.name in ("alias", "clone"):
+        if self.step.operation.has("copies"):
             return ones
         slope_if_mixed = ones if "_norm" in self.step.name else None
         if len(self.results) != 1:
@@ -304,7 +304,7 @@ def operations_between(
         places = [place for place, value in enumerate(step.inputs) if value in signals]
         if not places or needed.isdisjoint(step.results):
             continue
-        values = [*step.inputs, *(value for value in step.results if value is not None)]
+        values = [*step.inputs, *step.outputs]
         if isinstance(step.operator, type) or any(value.dtype.is_complex for value in values):
             raise _Unknown
         operation = _Operation(step, places)

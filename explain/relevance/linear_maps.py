@@ -225,7 +225,7 @@ def weighted_sum(product: Step, x: Value, reader: Step) -> LinearMap | None:
     """The map of ``(x * weight).sum(dims)``; None if all that is summed up has one weight."""
     (other,) = [value for value in product.inputs if value is not x] or [x]
     weight = other.tensor
-    options = options_of(reader)
+    options = reader.options
     dims: Any = options.get("dim") or range(len(x.shape))
     missing_dims = len(x.shape) - weight.ndim
     if missing_dims < 0:
@@ -246,7 +246,7 @@ def weighted_sum(product: Step, x: Value, reader: Step) -> LinearMap | None:
 def _batch_norm(step: Step, x: Value) -> LinearMap | None:
     """The map of a batch normalisation by running statistics: multiply each channel, and add to
     it; None for one by the statistics of the batch, which depend on x."""
-    options = options_of(step)
+    options = step.options
     mean_value = options.get("running_mean")
     variance_value = options.get("running_var")
     if options.get("training", False) or mean_value is None or variance_value is None:
@@ -291,17 +291,6 @@ _MAPS: dict[str, Callable[[Step, Value], LinearMap | None]] = {
     "miopen_batch_norm": _batch_norm,
     "_native_batch_norm_legit_no_training": _batch_norm,
 }
-
-
-def options_of(step: Step) -> dict[str, Any]:
-    """The arguments of a step by the names of its operator's schema, with values for tensors."""
-    schema = getattr(step.operator, "_schema", None)
-    if schema is None:
-        return dict(step.kwargs)
-    options = {argument.name: argument.default_value for argument in schema.arguments}
-    names = [argument.name for argument in schema.arguments]
-    options |= dict(zip(names, step.args, strict=False))
-    return options | step.kwargs
 
 
 def _plain(weight: Tensor) -> Tensor:

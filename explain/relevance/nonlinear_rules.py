@@ -170,10 +170,10 @@ class ConstantDeviation(_OfOneSignal):
 def parameter_of(step: Step, name: str) -> Tensor | None:
     """The weight or bias (``name``) of a step that normalises, in a shape that broadcasts to its
     input; None without one."""
-    parameter: Value | None = step.options.get(name)
+    parameter: Value | None = step.recorded.options.get(name)
     if parameter is None:
         return None
-    if "normalized_shape" in step.options:
+    if "normalized_shape" in step.recorded.options:
         return parameter.tensor
     return along(parameter.tensor, len(step.x.shape) - 1)
 
@@ -189,10 +189,10 @@ def normalised_rows(step: Step, x: Tensor) -> tuple[torch.Size, tuple[int, ...]]
 
     Layer and batch normalisations keep the shape; group normalisations have ``(N, groups, rest)``.
     """
-    if "normalized_shape" in step.options:
-        return x.shape, tuple(range(-len(step.options["normalized_shape"]), 0))
-    if "group" in step.options:
-        groups = step.options["group"]
+    if "normalized_shape" in step.recorded.options:
+        return x.shape, tuple(range(-len(step.recorded.options["normalized_shape"]), 0))
+    if "group" in step.recorded.options:
+        groups = step.recorded.options["group"]
         return torch.Size((len(x), groups, x.numel() // len(x) // groups)), (-1,)
     return x.shape, (0, *range(2, x.ndim))
 
@@ -200,7 +200,7 @@ def normalised_rows(step: Step, x: Tensor) -> tuple[torch.Size, tuple[int, ...]]
 def epsilon_of(step: Step, x: Tensor) -> float:
     """The number that a normalisation step adds to the variance: its argument, or PyTorch's default
     for x."""
-    epsilon: float | None = step.options.get("eps")
+    epsilon: float | None = step.recorded.options.get("eps")
     return torch.finfo(x.dtype).eps if epsilon is None else epsilon
 
 

@@ -6,7 +6,7 @@ the mask comes from: it must be the sign of what is kept, so a mask of tokens do
 if it happens to agree with the sign. ``minimum(x, 0)`` is a negated rectifier, -relu(-x).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -75,10 +75,8 @@ def _rectifier(step: Step, signals: AbstractSet[Value]) -> Operation | None:
     """The rectifier that a step is; None if it is none."""
     if step.operation.has("rectifies"):
         return Operation(step, True)
-    if step.name in ("clamp", "clamp_min", "clamp_max", "maximum", "minimum"):
-        return _bounded(step, signals)
-    if step.name in ("add", "sub"):
-        return _without_negative_part(step, signals)
+    if step.name in _READERS:
+        return _READERS[step.name](step, signals)
     for selection in _selections(step):
         side = _side(selection, signals)
         if side is None:
@@ -217,3 +215,15 @@ def _comes_from(value: Any, source: Value, signals: AbstractSet[Value]) -> bool:
         if earlier.step is not None:
             waiting += [argument for argument in earlier.step.inputs if argument in signals]
     return False
+
+
+_READERS: dict[str, Callable[[Step, AbstractSet[Value]], Operation | None]] = {
+    "clamp": _bounded,
+    "clamp_min": _bounded,
+    "clamp_max": _bounded,
+    "maximum": _bounded,
+    "minimum": _bounded,
+    "add": _without_negative_part,
+    "sub": _without_negative_part,
+}
+"""What may be a rectifier by its bounds, or by its two terms."""

@@ -5,30 +5,17 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any
 
 from torch import Tensor
 
 from explain.recording import Step as RecordedStep
 from explain.recording import Value
-from explain.relevance.linear_maps import LinearMap, linear_map, options_of, weighted_sum
+from explain.recording.moves import is_move, values_moved
+from explain.relevance.linear_maps import LinearMap, linear_map, weighted_sum
 
 LINEAR = ("convolution", "dense", "matrixproduct", "batchnorm")
 """The kinds of steps that are linear maps."""
-_GATES = frozenset(["sigmoid", "hardsigmoid", "sign", "rsqrt", "reciprocal"])
-"""What makes gates and inverse deviations of what is given to it."""
-_SOFTMAX = frozenset(["_softmax", "_safe_softmax"])
-_LAYOUT = frozenset(
-    [
-        *("view", "_unsafe_view", "_reshape_alias", "unsqueeze", "squeeze", "expand", "transpose"),
-        *("permute", "t", "clone", "split", "split_with_sizes", "select", "slice", "unbind"),
-        *("alias", "_to_copy"),
-    ]
-)
-"""Operations that give the values of their input in another layout."""
 _LINEAR_TRAITS = frozenset(["linear", "moves", "permutes", "resizes"])
-_RESHAPES = frozenset(["view", "_unsafe_view", "_reshape_alias"])
 _POSITIONS = {"offset": "position", "rois": "position", "grid": "position", "mask": "gate"}
 """What the inputs of deformed convolutions and sampling are that are no signal."""
 
@@ -95,11 +82,6 @@ class Step:
         """The tensors among its arguments."""
         return self.recorded.inputs
 
-    @cached_property
-    def options(self) -> dict[str, Any]:
-        """The arguments by name, with values in the place of tensors."""
-        return options_of(self.recorded)
-
     @property
     def linear(self) -> LinearMap:
         """The linear map z = W x + b that this step computes; only for steps that have a
@@ -115,14 +97,14 @@ class Step:
     @property
     def output(self) -> Value:
         """The value that the step, or the last of those that are merged into it, gives."""
-        return next(value for value in self.last.results if value is not None)
+        return self.last.output
 
     @property
     def map_output(self) -> Value:
         """The value that the step gives before what is merged into it changes its shape."""
         if self.output.shape == self.shape:
             return self.output
-        return next(value for value in self.recorded.results if value is not None)
+        return self.recorded.output
 
     @property
     def result(self) -> Value | Reshaped:
@@ -163,14 +145,11 @@ class Readers:
         read."""
         while True:
             reader = self.only(value)
-            if reader is None or reader.name not in _RESHAPES:
+            if reader is None or not reader.operation.has("reshapes"):
                 return value
-            (result,) = (
-                value_of_reader for value_of_reader in reader.results if value_of_reader is not None
-            )
-            if not value.shape or result.shape[-1:] != value.shape[-1:]:
+            if not value.shape or reader.output.shape[-1:] != value.shape[-1:]:
                 return value
-            value = result
+            value = reader.output
 
 
 def relevance_steps(
@@ -198,16 +177,16 @@ def relevance_steps(
         step = step_of(recorded_step, signals)
         if step is not None and step.kind == "product":
             step = _weighted_sum(step, readers, keep, merged) or step
-        results = recorded_step.results
+        results = recorded_step.outputs
         if step is not None and step.map is not None:
             _merge(step, readers, signals, keep, merged)
             step.nearest = step.map.x not in behind_map
             step.rectified = _rectified(step, readers)
-            results = (*results, *step.last.results)
+            results = [*results, *step.last.outputs]
             if step.kind != "batchnorm":
-                behind_map.update(value for value in results if value is not None)
+                behind_map.update(results)
         if not behind_map.isdisjoint(recorded_step.inputs):
-            behind_map.update(value for value in results if value is not None)
+            behind_map.update(results)
         if step is not None:
             steps.append(step)
     return steps
@@ -221,9 +200,7 @@ def step_of(
     Rules for shares of relevance are not for complex numbers, unless ``of_complex`` says so.
     """
     places = [place for place, value in enumerate(step.inputs) if value in signals]
-    kind = step.operation.kind
-    if step.name == "_log_softmax":
-        kind = None  # its relevance is not that of weights
+    kind = _kind_of(step)
     is_complex = any(value.dtype.is_complex for value in step.inputs)
     if kind is None or (is_complex and not of_complex):
         is_linear = not _LINEAR_TRAITS.isdisjoint(step.operation.traits)
@@ -252,9 +229,15 @@ def step_of(
     return Step(kind, step, places, scales, linear)
 
 
+def _kind_of(step: RecordedStep) -> str | None:
+    """The kind of a step for rules: the relevance of a softmax's logarithm is not that of
+    weights."""
+    return None if step.name == "_log_softmax" else step.operation.kind
+
+
 def _is_by_batch(step: RecordedStep) -> bool:
     """Whether a batch normalisation takes the statistics of the batch."""
-    options = options_of(step)
+    options = step.options
     return bool(options.get("training", False)) or options.get("running_mean") is None
 
 
@@ -262,7 +245,7 @@ def _adds_constant(step: RecordedStep) -> bool:
     """Whether a step adds something to a product or convolution."""
     if step.operation.has("adds to first"):
         return True
-    return options_of(step).get("bias") is not None
+    return step.options.get("bias") is not None
 
 
 def _scales(kind: str, step: RecordedStep, places: Sequence[int]) -> dict[int, str]:
@@ -279,7 +262,7 @@ def _scales(kind: str, step: RecordedStep, places: Sequence[int]) -> dict[int, s
         return scales if len(scales) < len(places) else {}
     if kind not in ("sampling", "convolution"):
         return {}
-    options = options_of(step)
+    options = step.options
     positions = {options[name]: scale for name, scale in _POSITIONS.items() if name in options}
     inputs = step.inputs
     return {place: positions[inputs[place]] for place in places if inputs[place] in positions}
@@ -289,13 +272,13 @@ def _scale(value: Value) -> str | None:
     """What kind of scale a factor of a product is: "weights" behind a softmax, "gate" behind a
     sigmoid or an inverse root, None for a signal."""
     step = value.step
-    while step is not None and step.name in _LAYOUT:
-        step = step.inputs[0].step
+    while step is not None and is_move(step) and step.operation.kind is None:
+        step = values_moved(step)[-1].step
     if step is None:
         return None
-    if step.name in _SOFTMAX:
+    if _kind_of(step) == "softmax":
         return "weights"
-    return "gate" if step.name in _GATES else None
+    return "gate" if step.operation.has("gates") else None
 
 
 def _merge(
@@ -309,13 +292,13 @@ def _merge(
     end = step.recorded
     passed: list[RecordedStep] = []
     while True:
-        value = next(result for result in end.results if result is not None)
+        value = end.output
         reader = None if value in keep else readers.only(value)
         if reader is None:
             return
         passed.append(reader)
         end = reader
-        if reader.name in _RESHAPES:
+        if reader.operation.has("reshapes"):
             continue
         longer_map = _followed_by(step, reader, value, signals)
         if longer_map is None:
@@ -369,4 +352,4 @@ def _rectified(step: Step, readers: Readers) -> Value | None:
     reader = readers.only(step.output)
     if reader is None or reader.name != "relu":
         return None
-    return next(value for value in reader.results if value is not None)
+    return reader.output

@@ -167,3 +167,14 @@ def test_constants_that_are_joined_take_their_weight_times_their_value(joined: A
     a = explain.attribute(model, random(0, 2, 3, 2, 2), LRP("Gradient"), target=1)
     taken = model.head.weight[1, :12].detach() @ constants
     torch.testing.assert_close(a.coverage.taken["biases"], taken.expand(2))
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_fullgrad_of_a_score_that_no_gradient_leads_from_to_the_image_is_refused(
+    trained: bool,
+) -> None:
+    layers = {"first": nn.Conv2d(3, 4, 1), "head": nn.Linear(4, 5)}
+    model = Made(lambda net, x: net.head(pooled(net.first(x.detach()))), **layers)
+    model = settled(model).double().eval().requires_grad_(trained)
+    with pytest.raises(explain.ExplainError, match="depend"):
+        explain.attribute(model, random(3, 2, 3, 4, 4), "fullgrad", target=1)

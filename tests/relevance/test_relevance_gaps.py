@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -181,3 +182,53 @@ def test_what_a_model_has_computed_of_its_weights_and_kept_is_a_constant(method:
     assert torch.equal(first.values, second.values)
     for a in (first, second):
         assert a.delta.abs().max() <= 1e-9
+
+
+def half_by_data(y: torch.Tensor) -> torch.Tensor:
+    z = y * 1
+    z.data = z.data / 2
+    return z
+
+
+def half_in_a_thread(y: torch.Tensor) -> torch.Tensor:
+    halves: list[torch.Tensor] = []
+    thread = threading.Thread(target=lambda: halves.append(y / 2))
+    thread.start()
+    thread.join()
+    return halves[0]
+
+
+LEAVING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "numpy": lambda y: torch.from_numpy(y.detach().numpy() / 2),
+    "autograd": half_by_data,
+    "thread": half_in_a_thread,
+    "item": lambda y: y.new_full(y.shape, y.mean().item()),
+    "tolist": lambda y: y.new_tensor(y.tolist()),
+}
+
+
+@pytest.mark.parametrize("method", ["lrp", "guidedbackprop", "deeplift", "fullgrad"])
+@pytest.mark.parametrize("word", LEAVING)
+@pytest.mark.filterwarnings("ignore:.*misses the difference")
+def test_what_leaves_the_recording_beside_a_live_branch_is_named(word: str, method: str) -> None:
+    model = network(lambda y: (y + LEAVING[word](y)).relu())
+    with pytest.warns(ExplainWarning, match=word):
+        explain.attribute(model, X, method, target=1)
+
+
+def test_a_choice_by_truth_values_and_whole_numbers_loses_nothing() -> None:
+    def chosen(y: torch.Tensor) -> torch.Tensor:
+        if not bool(y.isfinite().all()):
+            return y
+        best = int(y.sum(0).argmax())
+        return y[:, best:]
+
+    model = network(lambda y: y)
+    best = int(model.first(X.flatten(1)).sum(0).argmax())
+    weight = model.head.weight
+    model.forward = lambda x: chosen(model.first(x.flatten(1))) @ weight[:, best:].T
+    values = explain.attribute(model, X, LRP("Gradient"), target=1).values
+    inputs = X.clone().requires_grad_()
+    score = (model.first(inputs.flatten(1)) @ (weight[1] * (torch.arange(6) >= best))).sum()
+    (gradient,) = torch.autograd.grad(score, [inputs])
+    assert torch.allclose(values, gradient * X, atol=1e-12)
