@@ -48,6 +48,7 @@ USED = [
     "data.images",
     "data.boxes",
     "render",
+    "explanation.explainer",
     "explanation.loading",
     "runs",
     "insight",

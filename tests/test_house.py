@@ -120,6 +120,50 @@ def test_a_name_is_given_once_in_a_module() -> None:
     assert [name for name, count in names.items() if count > 1] == []
 
 
+OF_OTHERS = {"_base", "_version"}
+"""Private names of tensors, which PyTorch gives."""
+
+
+def private_names(tree: ast.AST) -> set[str]:
+    """Return the private names that a module gives to what it defines."""
+    names = {getattr(node, NAMED.get(type(node), ""), None) for node in ast.walk(tree)}
+    return {name for name in names if name and name.startswith("_") and not name.endswith("__")}
+
+
+NAMED = {
+    ast.FunctionDef: "name",
+    ast.AsyncFunctionDef: "name",
+    ast.ClassDef: "name",
+    ast.Name: "id",
+}
+"""Where the nodes that may define a name hold it."""
+
+
+def test_no_room_uses_the_private_names_of_another() -> None:
+    """What one room needs of another is public; methods of a base class in another room, too."""
+    names: dict[str, set[str]] = {}
+    for path in FILES.values():
+        stored = {
+            node.attr
+            for node in ast.walk(parsed(path))
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+        }
+        names.setdefault(room_of(path), set()).update(stored | private_names(parsed(path)))
+    wrong = []
+    for module, path in FILES.items():
+        own = names[room_of(path)]
+        for node in ast.walk(parsed(path)):
+            used: list[str] = []
+            if isinstance(node, ast.Attribute):
+                used = [node.attr]
+            elif isinstance(node, ast.ImportFrom):
+                used = [alias.name for alias in node.names if alias.name != "_utils"]
+            foreign = {name for name in used if name.startswith("_") and not name.endswith("__")}
+            is_ours = foreign & set().union(*names.values()) - own - OF_OTHERS
+            wrong += [f"{module}:{node.lineno} uses {name}" for name in is_ours]
+    assert wrong == []
+
+
 def test_every_room_is_on_the_map() -> None:
     assert {room_of(path) for path in FILES.values()} - {"__init__"} == set(ROOMS)
     names = {path.name for path in PACKAGE.iterdir() if path.name != "__pycache__"}

@@ -669,8 +669,8 @@ def classes_of(explanation: Explanation) -> list[Any]:
     Raises:
         ExplainError: a target is known by a description alone, such as one of another output.
     """
-    request = explanation.request
-    has_texts = request is not None and any(isinstance(target, Text) for target in request.targets)
+    session = explanation.session
+    has_texts = session is not None and any(isinstance(target, Text) for target in session.targets)
     has_named_targets = has_texts or any(explanation.boxes)
     explained_targets = [next(iter(result.values())).target for result in explanation.results]
     if any(isinstance(target, str) for target in explained_targets) and not has_named_targets:

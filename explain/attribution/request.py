@@ -156,7 +156,7 @@ class Request:
         through the network.
         """
         warn_of_half_precision(self.methods, self.inputs.x)
-        with self._reading():
+        with self.reading():
             try:
                 return self._run(self._layers_by_method())
             except _OtherPathError:
@@ -175,7 +175,7 @@ class Request:
 
         The model may run on one image, to find layers.
         """
-        with self._reading():
+        with self.reading():
             layers = self._layers_by_method()
         layer_calls = {
             call for names in layers.values() for layer in names for call in self._calls(layer)
@@ -224,7 +224,7 @@ class Request:
         }
         return plan.cost(cost_after(self.model, self.inputs, layers))
 
-    def _reading(self) -> AbstractContextManager[Any]:
+    def reading(self) -> AbstractContextManager[Any]:
         """A block in which the model's outputs are read by one `OutputReader`, with the call's
         activation and categories."""
         return reading(self.model, self.inputs, self.settings.activation, self.settings.categories)

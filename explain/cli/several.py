@@ -149,7 +149,7 @@ def read_photo(path: str, answer: Output, explainer: "Explainer") -> "Image.Imag
     from explain.data.opening import hushed, troubles
 
     with hushed() as printed:
-        photo = explainer._load(_piped() if path == STDIN else path)
+        photo = explainer.read(_piped() if path == STDIN else path)
     if not has_contrast(photo):
         answer.note(f"{photo_label(path)}: {NO_CONTRAST}", once=True)
     for trouble in troubles(printed):

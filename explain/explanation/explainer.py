@@ -2,10 +2,10 @@
 
 import io
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import replace
-from functools import cache, partial
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any, TypeAlias, Unpack, overload
 
@@ -21,13 +21,13 @@ from explain.attribution.api import attribute
 from explain.attribution.concepts import find_concepts
 from explain.attribution.options import PhotoOptions
 from explain.attribution.result import Attribution
-from explain.attribution.selection import GROUPS
+from explain.attribution.selection import GROUPS, select
 from explain.baselines.base import range_of
 from explain.baselines.replacements import Black, get_baseline
 from explain.data.boxes import Box, Preprocess, as_input, locate, locate_tiles
 from explain.data.greys import Window, check_window
 from explain.data.images import ImageLike, image_path, load_image
-from explain.data.inputs import InputLayout, Inputs, InputsLike, check_layout
+from explain.data.inputs import InputLayout, Inputs, InputsLike, as_inputs, check_layout
 from explain.engine.validation import check_inputs
 from explain.explanation.detected import Located, located
 from explain.explanation.explanation import Explanation
@@ -37,7 +37,6 @@ from explain.explanation.photos import (
     AT_ONCE,
     BatchAnswers,
     Photo,
-    PhotoRequest,
     collected,
     converted,
     explained,
@@ -47,7 +46,8 @@ from explain.explanation.photos import (
 )
 from explain.explanation.tiles import tiles_on_photo
 from explain.hooks import Intervention, inspect, inspection, intervene, layer_names, unwrap
-from explain.methods.base import Method, MethodLike, get_method, options
+from explain.hooks.preserve import untouched
+from explain.methods.base import Method, MethodLike, get_method, list_methods, options
 from explain.models import (
     Classifier,
     attached,
@@ -57,7 +57,8 @@ from explain.models import (
     preprocessing,
 )
 from explain.render.styles import StyleLike, get_style
-from explain.targets import Target, as_target, text
+from explain.targets import ClassTarget, Target, TopClass, as_target, text
+from explain.targets.base import find_logits
 from explain.targets.detections import InPhoto, Place, showing
 from explain.targets.outputs import Activation, Outputs, Prediction, check_activation
 from explain.targets.resolve import TargetLike, as_targets, check_categories, one_per_image
@@ -187,7 +188,7 @@ class Explainer:
         self.categories = loaded.categories if labels is None else labels
         if text.is_image_text(self.model):
             self.model = text.image_scorer(self.model, labels=self.categories)
-        self._classifier = replace(
+        self.classifier = replace(
             loaded,
             model=self.model,
             preprocess=self.preprocess,
@@ -216,7 +217,7 @@ class Explainer:
                 arguments["categories"] = os.fspath(categories)
             elif labels is not None:
                 arguments["categories"] = list(labels)
-        self._origin = records.ModelOrigin(
+        self.origin = records.ModelOrigin(
             loaded.name,
             loaded.weights,
             encoding.name_of_callable(self.preprocess),
@@ -239,12 +240,12 @@ class Explainer:
         """
         other = copy(self)
         other.preprocess = preprocessing.cropped(self.preprocess, crop, self.model)
-        other._classifier = replace(self._classifier, preprocess=other.preprocess)
-        arguments = dict(self._origin.arguments)
+        other.classifier = replace(self.classifier, preprocess=other.preprocess)
+        arguments = dict(self.origin.arguments)
         if "crop" in arguments and crop != "center":
             arguments["crop"] = crop
         name = encoding.name_of_callable(other.preprocess)
-        other._origin = replace(self._origin, arguments=arguments, preprocess=name)
+        other.origin = replace(self.origin, arguments=arguments, preprocess=name)
         return other
 
     def __repr__(self) -> str:
@@ -298,11 +299,11 @@ class Explainer:
                 all others.
             ExplainError: an argument does not fit the model or the photo.
         """
-        request = self._request(methods, target, **options)
+        session = self.session(methods, target, **options)
         if isinstance(image, list | tuple | Iterator) and not isinstance(image, io.IOBase):
-            return collected(self._in_batches(image, request))
-        (one,) = photos_for_targets([image], request)
-        return self._explained_together([self._photo(one)], request)[0]
+            return collected(self._in_batches(image, session))
+        (one,) = photos_for_targets([image], session.of_each)
+        return self._explained_together([self._photo(one)], session)[0]
 
     @keywords(PhotoOptions, elsewhere=_OF_EXPLAINER)
     def each(
@@ -327,26 +328,33 @@ class Explainer:
         ... ]
         ['photo 1: image of 8 bytes is not an image']
         """
-        return self._in_batches(images, self._request(methods, target, **options))
+        return self._in_batches(images, self.session(methods, target, **options))
 
-    def _request(
+    @keywords(PhotoOptions, elsewhere=_OF_EXPLAINER)
+    def session(
         self,
-        methods: Methods,
-        target: TargetLike,
-        *,
-        targets: Sequence[TargetLike] | None = None,
-        top_k: int | None = None,
-        **options: Any,
-    ) -> PhotoRequest:
-        """Check the arguments of a call of the explainer, and return them as a request, in which
-        methods and targets are objects.
+        methods: Methods = "gradcam",
+        target: TargetLike = None,
+        **options: Unpack[PhotoOptions],
+    ) -> "Session":
+        """Check what is asked once, to ask it of many batches of inputs: what an app or a run of
+        one's own is built on. Arguments as for calling an `Explainer`.
 
-        May change the explainer's state: a target that asks for an activation decides how a model
-        of numbers is read from now on, unless the caller named an activation. Runs over data sets
-        call this too.
+        A target that asks for an activation decides how a model of numbers is read from now on,
+        unless the caller named an activation.
+
+        Raises:
+            ExplainError: a method or target is not known, or does not go together.
+
+        >>> explainer = Explainer("tiny")
+        >>> session = explainer.session(["gradcam", "saliency"], top_k=2)
+        >>> [method.name for method in session.methods], len(session.targets)
+        (['gradcam', 'saliency'], 2)
         """
-        options.setdefault("interventions", self.interventions)
-        wanted = as_targets(target, targets, top_k, self.categories)
+        settings: dict[str, Any] = {"interventions": self.interventions, **options}
+        several = settings.pop("targets", None)
+        top_k = settings.pop("top_k", None)
+        wanted = as_targets(target, several, top_k, self.categories)
         listed = one_per_image(target)
         of_each = None if listed is None else as_targets(targets=listed, categories=self.categories)
         if self._outputs is None or self._outputs.kind == "numbers":
@@ -359,14 +367,14 @@ class Explainer:
                 self._outputs = None
         is_group = isinstance(methods, str) and methods in GROUPS
         chosen: Any = methods if is_group else self._methods(methods)
-        if options.setdefault("precision", "full") == "bfloat16":
-            options["precision"] = "bf16"  # records and runs know this word alone
-        return PhotoRequest(chosen, wanted, options, of_each)
+        if settings.setdefault("precision", "full") == "bfloat16":
+            settings["precision"] = "bf16"  # records and runs know this word alone
+        return Session(self, chosen, wanted, settings, of_each)
 
     def _methods(self, methods: Methods) -> list[Method]:
         """Return the methods as objects, fitted to the preprocessing: black baselines become the
         input values of black, and methods that use the range of inputs get the values of black and
-        white. `explain.testing` calls this too."""
+        white."""
         listed = (
             [methods]
             if isinstance(methods, str) or not isinstance(methods, Iterable)
@@ -384,14 +392,14 @@ class Explainer:
         return chosen
 
     def _in_batches(
-        self, images: Iterable[ImageLike], request: PhotoRequest
+        self, images: Iterable[ImageLike], session: "Session"
     ) -> Iterator[Explanation | PhotoError]:
         """Yield the explanation, or the error, of each photo in the order of ``images``.
 
         Photos are read as they are needed. Those whose inputs have one shape are explained together
         if that gives the same maps as each alone.
         """
-        limit = request.options.get("batch_size")
+        limit = session.options.get("batch_size")
         largest_batch = min(AT_ONCE, limit) if isinstance(limit, int) and limit > 0 else AT_ONCE
 
         def read(image: ImageLike, place: int) -> Any:
@@ -404,16 +412,16 @@ class Explainer:
 
         def at_once(photo: Any) -> int:
             """Return how many photos of this size make a batch: as many as fit into `AREA` pixels,
-            one where the request or the input (frames, tiles) does not allow batches."""
-            if request.alone or photo.x.ndim != 4:
+            one where the session or the input (frames, tiles) does not allow batches."""
+            if session.alone or photo.x.ndim != 4:
                 return 1
             area: int = photo.image.width * photo.image.height
             return min(largest_batch, max(1, AREA // area))
 
-        every_image = enumerate(photos_for_targets(images, request))
+        every_image = enumerate(photos_for_targets(images, session.of_each))
         batches = explained(
             (read(image, place) for place, image in every_image),
-            lambda photos: self._explained_together(photos, request),
+            lambda photos: self._explained_together(photos, session),
             alike=lambda photo: (
                 (photo.x.shape, photo.x.dtype) if isinstance(photo, Photo) else None
             ),
@@ -433,44 +441,44 @@ class Explainer:
     def _photo(self, image: ImageLike, place: int = 0) -> Photo:
         """Return a photo with the model's input made of it, and its source; ``place`` is its number
         among several, from 0, by which results are put in order."""
-        photo = self._load(image)
+        photo = self.read(image)
         source = image_path(image)
         return Photo(photo, source, self.as_input(photo), source or f"photo {place}", place)
 
-    def _explained_together(self, photos: list[Photo], request: PhotoRequest) -> list[Explanation]:
+    def _explained_together(self, photos: list[Photo], session: "Session") -> list[Explanation]:
         """Return the explanations of photos whose inputs have one shape, made in one batch; tensors
         made within are on the CPU, whatever the caller's default device."""
         # no decorator: it would add a stack frame, by which warnings find the caller's line
         with cpu_by_default():
-            return self._explanations_of(photos, request)
+            return self._explanations_of(photos, session)
 
-    def _explanations_of(self, photos: list[Photo], request: PhotoRequest) -> list[Explanation]:
+    def _explanations_of(self, photos: list[Photo], session: "Session") -> list[Explanation]:
         """Return the explanation of each photo of a batch: run the methods once on the inputs
         together, and then split attributions, probabilities and detections by photo.
 
         Where each photo has a target of its own, they become one target for the batch. Maps of
         tiles are laid on their photo. The interventions act on the model within.
         """
-        targets = [self._targets_on(photo, request) for photo in photos]
+        targets = [self._targets_on(photo, session) for photo in photos]
         batch_targets = targets[0]
         names = [photos[0].source]
         if len(photos) > 1:
             names = [photo.name for photo in photos]
-            if request.of_each is not None:
+            if session.of_each is not None:
                 batch_targets = [as_target([of_photo[0] for of_photo in targets])]
         x = torch.cat([photo.x for photo in photos])
-        with intervene(self.model, request.options["interventions"]):
+        with intervene(self.model, session.options["interventions"]):
             tiles = self._tiles(photos[0]) if x.ndim == 5 else ()
             seen = [locate(self.preprocess, photo.image.size) for photo in photos if not tiles]
             with naming(names), showing(self._in_photo(photos, x)):
-                answers = self._attributed(x, replace(request, targets=batch_targets), seen)
+                answers = replace(session, targets=batch_targets)(x, seen)
             hooks = tuple(unwrap.callers_hooks(self.model))
-        outputs = self._outputs or Outputs()
+        outputs = self.outputs
         probabilities = answers.probabilities
         numbers = answers.logits if outputs.kind == "numbers" else None
         shared: Any = {
             "crops": tiles,
-            "origin": replace(self._origin, hooks=hooks),
+            "origin": replace(self.origin, hooks=hooks),
             "input_size": self._size(x),
             "categories": self.categories,
             "style": self.style,
@@ -483,53 +491,24 @@ class Explainer:
             results = answers.results_of(index)
             if tiles:
                 results = converted(results, partial(tiles_on_photo, boxes=tiles, size=size))
-            places = answers.places[index]
-            if places is not None:
-                targets[index] = list(places.targets)
+            in_photo = answers.located[index]
+            if in_photo is not None:
+                targets[index] = list(in_photo.targets)
             explanation = Explanation(
                 photo=photo.image,
                 source=photo.source,
                 box=seen[index] if seen else Box.whole(size),
                 results=tuple(results),
                 asked=tuple(map(encoding.encode_target, targets[index])),
-                request=replace(request, targets=targets[index], of_each=None),
+                session=replace(session, targets=targets[index], of_each=None),
                 probabilities=None if probabilities is None else probabilities[index].clone(),
                 numbers=None if numbers is None else numbers[index].clone(),
-                detections=() if places is None else places.detections,
-                boxes=() if places is None else places.boxes,
+                detections=() if in_photo is None else in_photo.detections,
+                boxes=() if in_photo is None else in_photo.boxes,
                 **shared,
             )
             explanations.append(explanation)
         return explanations
-
-    def _attributed(
-        self, x: torch.Tensor, request: PhotoRequest, seen: Sequence[Box]
-    ) -> BatchAnswers:
-        """Return the attributions, class scores and probabilities of inputs ``x`` ``(N, C, H, W)``
-        or of frames and tiles.
-
-        ``seen`` is the part of each photo that its input shows; empty for tiles. Where the model
-        gives no class scores, as a detector, the targets are located in these parts. Runs over data
-        sets call this too, without the explanations around it.
-        """
-        methods: Any = request.methods
-        results: list[dict[str, Attribution]] = attribute(
-            self.model,
-            self._inputs(x),
-            methods,
-            targets=request.targets,
-            categories=self.categories,
-            activation=self.activation,
-            **request.options,
-        )
-        logits = next(iter(results[0].values())).logits
-        places: Sequence[Located | None] = [None] * len(x)
-        if logits is None and seen:
-            targets = request.targets[: len(results)]
-            places = located(
-                self.model, self._inputs(x), targets, seen, self.categories, self.activation
-            )
-        return BatchAnswers(results, logits, self._probabilities(x, logits), places)
 
     def _in_photo(self, photos: Sequence[Photo], x: torch.Tensor) -> InPhoto:
         """Return the function by which messages about detections give boxes in pixels of the photo
@@ -543,13 +522,13 @@ class Explainer:
 
         return in_photo
 
-    def _targets_on(self, photo: Photo, request: PhotoRequest) -> list[Target]:
+    def _targets_on(self, photo: Photo, session: "Session") -> list[Target]:
         """Return the targets of one photo, its own where each photo has one. Places such as
         "person@320,200" are given in pixels of the photo, and are returned in pixels of its
         input."""
-        targets = list(request.targets)
-        if request.of_each is not None:
-            targets = [request.of_each[photo.place]]
+        targets = list(session.targets)
+        if session.of_each is not None:
+            targets = [session.of_each[photo.place]]
         if any(isinstance(target, Place) for target in targets):
             seen = locate(self.preprocess, photo.image.size)
             size = self._size(photo.x)
@@ -582,9 +561,7 @@ class Explainer:
             )
         concepts = find_concepts(self.model, photo.x, count, layer=layer)
         box = locate(self.preprocess, photo.image.size)
-        return PhotoConcepts(
-            concepts, photo.image, photo.source, self._origin, box, self.categories
-        )
+        return PhotoConcepts(concepts, photo.image, photo.source, self.origin, box, self.categories)
 
     def inspect(self, image: ImageLike) -> inspection.Inspection:
         """Run the model on one photo and list the output of every layer; see
@@ -593,36 +570,51 @@ class Explainer:
         check_inputs(self.model, self._inputs(x))
         return inspect(unwrap.unwrapped(self.model), x)
 
+    @property
+    def outputs(self) -> Outputs:
+        """What the model's outputs are: scores of classes or labels, or numbers. Known from the
+        first inputs on, and until then classes without an activation.
+
+        >>> explainer = Explainer("tiny")
+        >>> explainer.probabilities(torch.zeros(1, 3, 80, 80)).shape, explainer.outputs.kind
+        (torch.Size([1, 200]), 'classes')
+        """
+        return self._outputs or Outputs()
+
+    def probabilities(self, x: torch.Tensor) -> torch.Tensor | None:
+        """Run the model on inputs ``(N, C, H, W)`` without gradients, and return the probabilities
+        ``(N, K)`` of its classes; None for a model of numbers.
+
+        Raises:
+            ExplainError: it gives no class scores, or the labels are not as many.
+
+        >>> explainer = Explainer("tiny")
+        >>> x = explainer.batch([torch.rand(3, 80, 80), torch.rand(3, 80, 80)])
+        >>> explainer.probabilities(x).shape
+        torch.Size([2, 200])
+        """
+        model = self.model
+        with untouched(model), torch.no_grad(), intervene(model, self.interventions):
+            logits = find_logits(as_inputs(self._inputs(x)).call(model), len(x))
+            return self._probabilities(x, logits)
+
     def _probabilities(self, x: torch.Tensor, logits: torch.Tensor | None) -> torch.Tensor | None:
         """Return the probabilities ``(N, K)`` that the model's outputs ``logits`` stand for, or
         None where there are no outputs for classes, or where these are numbers.
 
         What the outputs are (scores, probabilities or numbers) is found out by the first call, and
-        kept in ``_outputs`` and ``activation`` for all later photos; repairs and tests of a model
-        call this for that. Labels that do not match the number of classes are refused.
+        kept for all later photos.
         """
         if logits is None:
             return None
         classifier.check_labels(self.categories, logits.shape[1])
         if self._outputs is None:
             outputs = classifier.outputs_for(
-                self._classifier, self._inputs(x), logits, self.activation
+                self.classifier, self._inputs(x), logits, self.activation
             )
             self._outputs = replace(outputs, unit=self.unit)
             self.activation = self._outputs.activation
         return self._outputs.probabilities(logits)
-
-    def _answers(
-        self, count: int, probabilities: torch.Tensor | None, logits: torch.Tensor | None
-    ) -> list[Prediction | None]:
-        """Return the model's best answer for each of ``count`` photos: a class, yes or no, or a
-        number; None for each where the model gives no outputs for classes. Runs over data sets call
-        this."""
-        outputs = self._outputs or Outputs()
-        values = logits if outputs.kind == "numbers" else probabilities
-        if values is None:
-            return [None] * count
-        return [outputs.answer(row, self.categories) for row in values]
 
     def _inputs(self, x: torch.Tensor) -> InputsLike:
         """Return inputs as `attribute` takes them, with the caller's layout of frames and channels
@@ -661,11 +653,11 @@ class Explainer:
         >>> Explainer().as_input(Image.new("RGB", (30, 20))).shape
         torch.Size([1, 3, 224, 224])
         """
-        photo = self._load(image)
+        photo = self.read(image)
         cells = getattr(photo, "cells", None)
         if cells is not None:  # of a volume, whose channels come before its slices
             slices = [as_input(self.preprocess(photo.crop(cell))) for cell in cells]
-            return self._placed(torch.stack(slices, 1)[None])
+            return self.batch(torch.stack(slices, 1)[None])
         preprocessed = as_input(self.preprocess(photo))
         config = huggingface.config_of(self.model)
         if (
@@ -678,7 +670,7 @@ class Explainer:
                 f"preprocess must return a tensor (C, H, W), got {shown(preprocessed)}; leave "
                 "out the batch dimension, or give layout='NTCHW' for a single tile"
             )
-        x = self._placed(preprocessed[None])
+        x = self.batch(preprocessed[None])
         if x.ndim == 4:
             if self.layout in (None, "NCHW"):
                 return x
@@ -696,16 +688,124 @@ class Explainer:
         height = x.ndim - 2 if self.layout is None else self.layout.index("H")
         return int(x.shape[height]), int(x.shape[height + 1])
 
-    def _load(self, image: ImageLike) -> Image.Image:
-        """Return a photo read as RGB, a scan within the window of grey values; for a model of
-        volumes, a volume as a picture of all its slices."""
+    def read(self, image: ImageLike) -> Image.Image:
+        """Return a photo as RGB, a scan within the window of grey values; for a model of volumes, a
+        volume as a picture of all its slices. The photo can be explained in place of its file.
+
+        >>> Explainer("tiny").read("assets/chelsea.png").mode
+        'RGB'
+        """
         return load_image(image, self.window, stack=self.sees_volumes)
 
-    def _placed(self, x: torch.Tensor) -> torch.Tensor:
-        """Return inputs on the model's device and in its precision; other rooms (runs, insight,
-        store, testing) call this for their batches."""
+    def batch(self, inputs: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return inputs of one shape ``(C, H, W)``, or a batch ``(N, C, H, W)``, as a batch on the
+        model's device and in its precision.
+
+        >>> explainer = Explainer("tiny")
+        >>> explainer.batch([torch.rand(3, 32, 32).double(), torch.rand(3, 32, 32)]).dtype
+        torch.float32
+        """
+        x = inputs if isinstance(inputs, torch.Tensor) else torch.stack(list(inputs))
         parameter = next((p for p in parameters_of(self.model) if p.is_floating_point()), None)
         return x if parameter is None else x.to(parameter.device, parameter.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Session:
+    """A question with its explainer, checked, which is asked of any number of batches; made by
+    `Explainer.session`.
+
+    ``methods`` is a list, or the name of a group ("all"), whose methods the inputs decide.
+    ``targets`` are those for every image; ``of_each`` has one target for each photo, where
+    ``target`` was a list, and is None otherwise. ``options`` are further arguments of `attribute`.
+    A part of the question is replaced by ``dataclasses.replace``.
+
+    >>> explainer = Explainer("tiny")
+    >>> session = explainer.session(["gradcam", "saliency"])
+    >>> answers = session(explainer.batch([explainer.as_input("assets/chelsea.png")[0]]))
+    >>> answers.results[0]["gradcam"].heatmap.shape, answers.predictions[0].label
+    (torch.Size([1, 80, 80]), 'Egyptian cat')
+    """
+
+    explainer: Explainer
+    methods: list[Method] | str
+    targets: list[Target]
+    options: Mapping[str, Any]
+    of_each: list[Target] | None = None
+
+    def __call__(self, x: torch.Tensor, seen: Sequence[Box] = ()) -> BatchAnswers:
+        """Return the attributions, class scores and probabilities of inputs ``x`` ``(N, C, H, W)``,
+        or of frames and tiles, as `Explainer.batch` and `Explainer.as_input` make them.
+
+        ``seen`` is the part of each photo that its input shows. Where the model gives no class
+        scores, as a detector, the targets are located in these parts; without them, nothing is.
+
+        Raises:
+            ExplainError: an argument does not fit the model or its inputs.
+        """
+        explainer = self.explainer
+        inputs = explainer._inputs(x)
+        methods: Any = self.methods
+        results: list[dict[str, Attribution]] = attribute(
+            explainer.model,
+            inputs,
+            methods,
+            targets=self.targets,
+            categories=explainer.categories,
+            activation=explainer.activation,
+            **self.options,
+        )
+        logits = next(iter(results[0].values())).logits
+        in_photos: Sequence[Located | None] = [None] * len(x)
+        if logits is None and seen:
+            in_photos = located(
+                explainer.model,
+                inputs,
+                self.targets[: len(results)],
+                seen,
+                explainer.categories,
+                explainer.activation,
+            )
+        probabilities = explainer._probabilities(x, logits)
+        outputs = explainer.outputs
+        values = logits if outputs.kind == "numbers" else probabilities
+        best: list[Prediction | None] = [None] * len(x)
+        if values is not None:
+            best = [outputs.answer(row, explainer.categories) for row in values]
+        return BatchAnswers(results, logits, probabilities, best, in_photos)
+
+    def methods_for(self, x: torch.Tensor) -> list[Method]:
+        """Return the methods that answer; those of a group are chosen for the layer and the class
+        of the inputs ``x``.
+
+        >>> explainer = Explainer("tiny")
+        >>> methods = explainer.session("all").methods_for(torch.rand(1, 3, 80, 80))
+        >>> "gradcam" in {method.name for method in methods}
+        True
+        """
+        if not isinstance(self.methods, str):
+            return self.methods
+        selection = select(
+            self.explainer.model,
+            self.explainer._inputs(x),
+            self.methods,
+            layer=self.options.get("layer"),
+            target=self.targets[0],
+            categories=self.explainer.categories,
+        )
+        return self.explainer._methods(selection.methods)
+
+    @cached_property
+    def alone(self) -> bool:
+        """Whether each photo must be explained on its own: in a batch, maps could change where a
+        target is no plain class, or where an option of a method holds a tensor, which may be meant
+        for one image."""
+        if any(not isinstance(target, ClassTarget | TopClass) for target in self.targets):
+            return True
+        methods = self.methods
+        if isinstance(methods, str):
+            methods = list(map(get_method, list_methods()))
+        return any(encoding.has_tensor(encoding.encode_fields(method)) for method in methods)
 
 
 @keywords(PhotoOptions, elsewhere=_OF_EXPLAINER)

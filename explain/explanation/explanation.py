@@ -72,12 +72,12 @@ class Explanation(Reportable):
     ``(K,)`` are those of the classes, and ``numbers`` ``(K,)`` the outputs of a model of numbers;
     each is None for other models. ``outputs`` says what the outputs mean. ``style`` replaces each
     method's own style in pictures. ``explainer`` made the explanation, and can explain the photo
-    further; ``request`` has its arguments. ``asked`` are the targets that were more than a class,
+    further; ``session`` has its arguments. ``asked`` are the targets that were more than a class,
     as records have them; ``key`` recognises a request later. ``detections`` are what a detector
     finds on the photo, best first, and ``boxes`` those of the targets, in pixels of the photo.
     ``verdicts`` are those of `check`, by the index of the target.
 
-    Everything else works without explainer and request: a copy and a pickle hold the data, on the
+    Everything else works without explainer and session: a copy and a pickle hold the data, on the
     CPU, and never the model; in them, both are None.
     """
 
@@ -88,7 +88,7 @@ class Explanation(Reportable):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy or pickle of an explanation holds: tensors on the CPU with memory of
-        their own, and neither the explainer nor the request, so that no model is stored."""
+        their own, and neither the explainer nor the session, so that no model is stored."""
         results = tuple(
             {name: attribution.converted(alone) for name, attribution in result.items()}
             for result in self.results
@@ -101,7 +101,7 @@ class Explanation(Reportable):
             "numbers": numbers,
             "verdicts": dict(self.verdicts),
         }
-        return {**vars(self), **held, "explainer": None, "request": None}
+        return {**vars(self), **held, "explainer": None, "session": None}
 
     @property
     def attributions(self) -> Mapping[str, Attribution]:
@@ -150,7 +150,7 @@ class Explanation(Reportable):
         for."""
         classes = next(iter(self.results[index].values())).target
         is_class = self.asked[index] is None and isinstance(classes, torch.Tensor)
-        return int(classes[0]) if is_class else self.request.targets[index]
+        return int(classes[0]) if is_class else self.session.targets[index]
 
     @property
     def predictions(self) -> list[tuple[str, float]]:

@@ -172,7 +172,7 @@ class Saved:
             names = ", ".join(f"{name}=..." for name in missing)
             why = "; ".join(missing.values())
             raise RecordError(f"{self._name} cannot be repeated alone: {why}; use repeat({names})")
-        photo = arguments["explainer"]._load(arguments["image"])
+        photo = arguments["explainer"].read(arguments["image"])
         if records.size_and_digest(photo) != record.image.pixels:
             raise RecordError(
                 f"image for {self._name} must have the pixels that were explained; use "
@@ -479,7 +479,7 @@ def _still_hold(results: list[Saved], photo: Image.Image, explainer: Explainer) 
     with intervene(explainer.model, explainer.interventions):
         # any method will do: the request resolves the targets
         request = requested(explainer.model, x, "saliency", None, targets, None, **settings)
-        with request._reading(), preserve.untouched(request.model), torch.no_grad():
+        with request.reading(), preserve.untouched(request.model), torch.no_grad():
             output = request.inputs.call(request.model)
             scores = [
                 float(target.resolved(output, 1).pick(output, 1)[0]) for target in request.targets

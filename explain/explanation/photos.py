@@ -3,7 +3,6 @@ for its photo."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
-from functools import cached_property
 from operator import itemgetter
 from typing import Any, TypeVar
 
@@ -21,14 +20,12 @@ from explain._utils.errors import (
 )
 from explain._utils.nested import first_tensor
 from explain._utils.signals import came_by_signal
-from explain.attribution.encoding import encode_fields, has_tensor
 from explain.attribution.result import Attribution
 from explain.data.images import ImageLike
 from explain.explanation.detected import Located
 from explain.hooks.preserve import untouched
-from explain.methods import Method
-from explain.methods.base import get_method, list_methods
-from explain.targets import ClassTarget, Target, TopClass
+from explain.targets import Target
+from explain.targets.outputs import Prediction
 
 # photos in a batch: on a CPU, larger ones are no faster, and their activations have to fit
 AT_ONCE = 8
@@ -38,34 +35,6 @@ NAMED = 3  # how many failures one message names
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-
-@dataclass(frozen=True)
-class PhotoRequest:
-    """The checked arguments of a call of an `Explainer`, before there are inputs; with those of a
-    batch, `attribute` makes a `Request` of them.
-
-    ``methods`` is a list, or the name of a group ("all"), whose methods the inputs decide.
-    ``targets`` are those for every photo; ``of_each`` has one target for each photo, where
-    ``target`` was a list, and is None otherwise. ``options`` are further arguments of `attribute`.
-    """
-
-    methods: list[Method] | str
-    targets: list[Target]
-    options: Mapping[str, Any]
-    of_each: list[Target] | None = None
-
-    @cached_property
-    def alone(self) -> bool:
-        """Whether each photo must be explained on its own: in a batch, maps could change where a
-        target is no plain class, or where an option of a method holds a tensor, which may be meant
-        for one image."""
-        if any(not isinstance(target, ClassTarget | TopClass) for target in self.targets):
-            return True
-        methods = self.methods
-        if isinstance(methods, str):
-            methods = list(map(get_method, list_methods()))
-        return any(has_tensor(encode_fields(method)) for method in methods)
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,28 +54,31 @@ class BatchAnswers:
     """The results for a batch of N photos.
 
     ``results`` has for each target the attributions by method. ``logits`` and ``probabilities``
-    ``(N, K)`` are the model's for its classes, or None. ``places`` has for each photo where the
-    targets are, for a model without class scores (a detector), and None otherwise.
+    ``(N, K)`` are the model's for its classes, or None. ``predictions`` has the model's best answer
+    for each photo: a class, yes or no, or a number; None where it gives no outputs for classes.
+    ``located`` has for each photo where the targets are, for a model without class scores (a
+    detector), and None otherwise.
     """
 
     results: list[dict[str, Attribution]]
     logits: torch.Tensor | None
     probabilities: torch.Tensor | None
-    places: Sequence[Located | None]
+    predictions: Sequence[Prediction | None]
+    located: Sequence[Located | None]
 
     def results_of(self, image: int) -> list[dict[str, Attribution]]:
         """Return the attributions of photo number ``image`` in the batch, each as a batch of one:
         for each target, by method. Targets that are boxes or regions get their names in that
         photo."""
         results = self.results
-        if len(self.places) > 1:
+        if len(self.located) > 1:
             results = converted(results, itemgetter(image))
-        place = self.places[image]
-        if place is None:
+        in_photo = self.located[image]
+        if in_photo is None:
             return results
         return [
             {name: replace(maps, target=label) for name, maps in of_target.items()}
-            for label, of_target in zip(place.names, results, strict=True)
+            for label, of_target in zip(in_photo.names, results, strict=True)
         ]
 
 
@@ -117,18 +89,20 @@ def converted(
     return [{name: convert(maps) for name, maps in of_target.items()} for of_target in results]
 
 
-def photos_for_targets(images: Iterable[ImageLike], request: PhotoRequest) -> Iterator[ImageLike]:
-    """Yield the photos of a call, and check that there are as many as targets, if each photo has a
-    target of its own.
+def photos_for_targets(
+    images: Iterable[ImageLike], of_each: Sequence[Target] | None
+) -> Iterator[ImageLike]:
+    """Yield the photos of a call, and check that there are as many as targets ``of_each``, if each
+    photo has a target of its own.
 
     Raises:
         TargetError: there are more photos than targets, or fewer. It is raised before the first
             photo where their number is known, otherwise when the photos have been taken.
     """
-    if request.of_each is None:
+    if of_each is None:
         yield from images
         return
-    count = len(request.of_each)
+    count = len(of_each)
     number = len(images) if isinstance(images, Sized) else 0  # 0 where it is not known
     if number in (0, count):
         for number, image in enumerate(images, 1):

@@ -91,7 +91,7 @@ def _trial(
 
     def scores(x: torch.Tensor) -> torch.Tensor:
         """The class scores ``(N, K)`` of inputs ``(N, C, H, W)``."""
-        return find_logits(explainer.model(explainer._placed(x)), len(x))
+        return find_logits(explainer.model(explainer.batch(x)), len(x))
 
     exchanged = marks.exchanged()
     with untouched(explainer.model), intervene(explainer.model, explainer.interventions):

@@ -85,7 +85,7 @@ class RunPhotos(PhotoReader):
         chosen = one_for_each_photo(self.run) if rows is None else rows
         pairs = filter(None, map(self._pair, chosen))
         for alike_pairs in in_batches(pairs, lambda pair: pair[1].shape, lambda _: size):
-            x = self.explainer._placed(torch.stack([x for _, x in alike_pairs]))
+            x = self.explainer.batch([x for _, x in alike_pairs])
             yield Batch(tuple(row for row, _ in alike_pairs), x)
         self.tell_missing()
 

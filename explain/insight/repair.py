@@ -21,7 +21,6 @@ from explain.insight.repaired import Answers, Repair
 from explain.insight.spurious_regions import Finding, MarkedPhotos, marked_photos
 from explain.layers.default_layer import stage_layers
 from explain.targets.base import find_logits
-from explain.targets.outputs import Outputs
 
 Prior = Callable[[nn.Module, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """From a model, inputs, classes ``(N,)`` and masks ``(N, 1, H, W)``, true where evidence may lie,
@@ -44,12 +43,9 @@ class _BatchRunner:
         """Run the old model on ``x`` ``(N, C, H, W)`` once, to decide whether its outputs are
         scores or probabilities. ``self.place`` moves inputs to the model's device and type."""
         explainer = photos.explainer
-        self.place = explainer._placed
-        x = self.place(x)
-        with torch.inference_mode():
-            # sets explainer._outputs
-            explainer._probabilities(x, find_logits(explainer.model(x), len(x)))
-        self._outputs = explainer._outputs or Outputs()
+        self.place = explainer.batch
+        explainer.probabilities(explainer.batch(x))  # says what its outputs are
+        self._outputs = explainer.outputs
 
     def __call__(self, model: nn.Module, x: torch.Tensor) -> torch.Tensor:
         """Return the log probabilities ``(N, K)`` that a model gives any number of inputs ``(N, C,

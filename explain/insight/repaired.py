@@ -175,7 +175,7 @@ class Repair:
         path = Path(path)
         buffer = io.BytesIO()
         if path.suffix == ".pt2":
-            x = self.photos.explainer._placed(self.marks.hosts.x[:2])
+            x = self.photos.explainer.batch(self.marks.hosts.x[:2])
             batch = {0: torch.export.Dim("batch")}
             torch.export.save(
                 torch.export.export(self.model, (x,), dynamic_shapes=(batch,)), buffer
@@ -258,7 +258,7 @@ def draw_maps(repair: Repair) -> Image.Image:
         scene = Scene(case.photo, whole, (whole,))
         for name, model in (("before", explainer.model), ("after", repair.model)):
             with muted():
-                x = explainer._placed(case.x[None])
+                x = explainer.batch(case.x[None])
                 attribution = attribute(model, x, method, target=TopClass())
             picture = scene.overlay(attribution, get_style(attribution.style))
             answer = class_label(explainer.categories, int(attribution.target[0]))

@@ -545,8 +545,8 @@ def check_explained(
         MetricError: it is a copy without a model; or the maps are of several crops.
     """
     explainer = explanation.explainer
-    request = explanation.request
-    if explainer is None or request is None:
+    session = explanation.session
+    if explainer is None or session is None:
         raise MetricError(
             "explanation must have its model to be checked, but is a copy; explain the photo again"
         )
@@ -556,7 +556,7 @@ def check_explained(
         )
     first = attributions[0]
     target = as_target(explanation.target_at(index))
-    methods = [] if isinstance(request.methods, str) else request.methods
+    methods = [] if isinstance(session.methods, str) else session.methods
     maps = [(attribution.applied(methods), attribution) for attribution in attributions]
     settings: Any = {"precision": first.precision, "activation": explainer.activation, **options}
     settings |= {

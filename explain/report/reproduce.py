@@ -44,7 +44,7 @@ class Subject(ABC):
     probabilities: torch.Tensor | None = None
     crops: tuple[Box, ...] = ()
     explainer: Any = None
-    request: Any = None
+    session: Any = None
     detections: tuple[Prediction, ...] = ()
     boxes: tuple[Prediction | None, ...] = ()
     verdicts: "dict[int, Verdict]" = field(default_factory=dict)

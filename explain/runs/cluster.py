@@ -324,7 +324,7 @@ def run_on_ray(
         raise RunError(
             f"explainer must be on the CPU to be sent elsewhere, got {job.device}; gpus= moves it"
         )
-    group = job.request.methods
+    group = job.session.methods
     if isinstance(group, str):
         raise RunError(
             f"methods must be named for many machines, got the group {group!r}; name them"

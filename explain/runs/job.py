@@ -25,7 +25,6 @@ from explain._utils.rounding import finite_or_none
 from explain.attribution.encoding import encode
 from explain.attribution.records import versions
 from explain.attribution.result import Attribution, set_figures
-from explain.attribution.selection import select
 from explain.data.boxes import Corners
 from explain.explanation.detected import Located
 from explain.explanation.explainer import Explainer
@@ -50,7 +49,7 @@ from explain.store.sources import (
 )
 from explain.store.writing import FORMAT, PhotoRecord, packed
 from explain.targets.labels import class_label
-from explain.targets.outputs import Outputs, Prediction
+from explain.targets.outputs import Prediction
 from explain.targets.resolve import TargetLike, one_per_image
 
 MOST_CLASSES = 256
@@ -104,12 +103,12 @@ class Job:
             raise TargetError(
                 f"target must be one for all photos, got {shown(target)}; targets= takes several"
             )
-        request = self.explainer._request(methods, target, **options)
+        session = self.explainer.session(methods, target, **options)
         if self.source.count == 0:
             where = path_text(str(source))
             raise RunError(f"source must have photos, but {where!r} has none; check its content")
-        self.request = request
-        self.methods = None if isinstance(request.methods, str) else request.methods
+        self.session = session
+        self.methods = None if isinstance(session.methods, str) else session.methods
         if self.methods is not None:  # maps are stored under the names of methods
             by_name(self.methods, get_method, MethodError, "method")
         self.metrics = list({metric.name: metric for metric in map(get_metric, metrics)}.values())
@@ -119,7 +118,7 @@ class Job:
             by_label=self.explainer.activation == "sigmoid",
         )
         self.preparer = Preparer(self.source, self.explainer.preprocess, self.explainer.window)
-        self._independent: bool | None = False if request.alone else None
+        self._independent: bool | None = False if session.alone else None
 
     @property
     def device(self) -> torch.device:
@@ -133,13 +132,13 @@ class Job:
         The file of the run stores it; a run that is continued must have the same, apart from
         `explain.store.manifest.MAY_DIFFER`. Keys and values of runs that exist depend on it.
         """
-        request = self.request
-        methods: Any = request.methods
+        session = self.session
+        methods: Any = session.methods
         if not isinstance(methods, str):
             methods = {method.name: described_method(method) for method in methods}
         options = {
             name: encode(value)
-            for name, value in request.options.items()
+            for name, value in session.options.items()
             if name not in ("layer", "progress", "keep_partial")
         }
         package_versions = versions()
@@ -149,9 +148,9 @@ class Job:
             "source": self.source.identity(),
             **model_identity(self.explainer, trained=self.is_training),
             "methods": methods,
-            "targets": [encode(target) for target in request.targets],
+            "targets": [encode(target) for target in session.targets],
             "metrics": {metric.name: repr(metric) for metric in self.metrics},
-            "layer": named_layer(self.explainer.model, request.options.get("layer")),
+            "layer": named_layer(self.explainer.model, session.options.get("layer")),
             **options,
             "versions": package_versions,
             "device": str(self.device),
@@ -179,7 +178,7 @@ class Job:
         batch."""
         if self._independent is False:
             return 1
-        return self.request.options.get("batch_size") or preparing.at_once(photo.x, self.device)
+        return self.session.options.get("batch_size") or preparing.at_once(photo.x, self.device)
 
     def _kind(self, photo: Ready) -> object:
         """What photos must have in common to be explained in one batch: shape and type of the
@@ -216,17 +215,16 @@ class Job:
             methods = self._chosen(x)
             if lacking is not None:
                 methods = [method for method in methods if method.name in lacking]
-            request = replace(self.request, methods=methods)
-            answers = self.explainer._attributed(x, request, [photo.box for photo in photos])
+            session = replace(self.session, methods=methods)
+            answers = session(x, [photo.box for photo in photos])
             probabilities = answers.probabilities
-            predictions = self.explainer._answers(len(photos), probabilities, answers.logits)
             photo_probabilities = (
                 [None] * len(photos) if probabilities is None else list(probabilities.float().cpu())
             )
             results: list[list[dict[str, Any]]] = [[] for _ in photos]
             for number, maps in enumerate(answers.results):
-                names = self._names(next(iter(maps.values())), answers.places, number)
-                figures = self._evaluated(photos, x, maps, request.targets[number], names)
+                names = self._names(next(iter(maps.values())), answers.located, number)
+                figures = self._evaluated(photos, x, maps, session.targets[number], names)
                 for method, attribution in maps.items():
                     on_cpu = attribution.converted(torch.Tensor.cpu)
                     for image, rows in enumerate(results):
@@ -236,8 +234,9 @@ class Job:
                         rows.append({**row, "target": names[image]})
         records = []
         for image, photo in enumerate(photos):
-            places = answers.places[image]
-            columns = self._columns(photo, photo_probabilities[image], predictions[image], places)
+            prediction = answers.predictions[image]
+            in_photo = answers.located[image]
+            columns = self._columns(photo, photo_probabilities[image], prediction, in_photo)
             photo_notes = (*photo.notes, *self.labels.notes(photo.label), *([] if image else notes))
             records.append(
                 PhotoRecord(columns, tuple(results[image]), photo_notes, photo.lacking is not None)
@@ -247,22 +246,13 @@ class Job:
     def _batch(self, photos: Sequence[Prepared]) -> torch.Tensor:
         """The inputs of some photos of one shape as a batch ``(N, C, H, W)``, on the device of the
         model."""
-        return self.explainer._placed(torch.stack([photo.x for photo in photos]))
+        return self.explainer.batch([photo.x for photo in photos])
 
     def _chosen(self, x: torch.Tensor) -> list[Method]:
         """The methods of the run. Those of a group, such as "all", are chosen for the layer and the
         class of the first photo ``x`` ``(N, C, H, W)``, and stay the same for the run."""
-        explainer = self.explainer
         if self.methods is None:
-            selection = select(
-                explainer.model,
-                x[:1],
-                str(self.request.methods),
-                layer=self.request.options.get("layer"),
-                target=self.request.targets[0],
-                categories=explainer.categories,
-            )
-            self.methods = explainer._methods(selection.methods)
+            self.methods = self.session.methods_for(x[:1])
         return self.methods
 
     def _names(
@@ -277,7 +267,7 @@ class Job:
         """
         if isinstance(attribution.target, str):
             return [place.names[number] if place else attribution.target for place in places]
-        outputs = self.explainer._outputs or Outputs()
+        outputs = self.explainer.outputs
         classes = None if attribution.logits is None else attribution.logits.shape[1]
         indices = attribution.target.tolist()
         return [outputs.label(self.explainer.categories, index, classes) for index in indices]
@@ -309,7 +299,7 @@ class Job:
             judged = {method.name: method for method in self.methods or () if method.name in maps}
         classes = next(iter(maps.values())).target
         option_names = ("layer", "fuse", "batch_size")
-        options: Any = {name: self.request.options.get(name) for name in option_names}
+        options: Any = {name: self.session.options.get(name) for name in option_names}
         table = evaluate(
             self.explainer.model,
             x,
@@ -430,7 +420,7 @@ class Job:
         """The probabilities of all labels or classes as JSON, for the column ``probabilities``;
         None for more than `MOST_CLASSES` classes, and for a single output without a name, which may
         be that of its class or of "no"."""
-        kind = (self.explainer._outputs or Outputs()).kind
+        kind = self.explainer.outputs.kind
         if probabilities is None:
             return None
         if len(probabilities) == 1 and self.explainer.categories is None:

@@ -37,7 +37,7 @@ def model_identity(explainer: Explainer, *, trained: bool = False) -> dict[str, 
         explainer: the model with all that belongs to it.
         trained: leave out what training changes.
     """
-    origin = explainer._origin
+    origin = explainer.origin
     model = explainer.model
     inputs = _test_inputs(explainer)
     structure = re.sub(r" at 0x[0-9a-f]+", "", str(model))  # places in memory, of functions
@@ -49,14 +49,14 @@ def model_identity(explainer: Explainer, *, trained: bool = False) -> dict[str, 
         "weights_from": origin.weights,
         **preprocessing_identity(explainer, inputs),
         "categories": None if explainer.categories is None else list(explainer.categories),
-        "temperature": explainer._classifier.temperature,
+        "temperature": explainer.classifier.temperature,
     }
     if explainer.interventions:
         properties["interventions"] = encode(list(explainer.interventions))
     if not trained:
         x = next((x for x in inputs if isinstance(x, torch.Tensor)), torch.zeros(3, 224, 224))
         with untouched(model), torch.no_grad():
-            output = _result(model, explainer._placed(x[None]))
+            output = _result(model, explainer.batch(x[None]))
         properties["test_scores"] = [_summary(tensor) for _, tensor in nested.paths(output)] or [
             _summary(output)
         ]
@@ -74,7 +74,7 @@ def preprocessing_identity(
         inputs: what it makes of the test pictures, where that is known.
     """
     inputs = _test_inputs(explainer) if inputs is None else inputs
-    origin = explainer._origin
+    origin = explainer.origin
     return {
         "preprocess": origin.preprocess,
         "explainer": origin.to_dict(),

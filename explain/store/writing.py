@@ -217,20 +217,20 @@ class Store:
         """Open or make the file, compare its manifest, and remove the mark of a finished run, which
         `end` sets again. The caller holds the lock of `locked_run`."""
         self.file = file
-        with self._translated():
-            self._db = sqlite3.connect(file, timeout=PATIENCE, isolation_level=None)
+        with self.translated():
+            self.db = sqlite3.connect(file, timeout=PATIENCE, isolation_level=None)
         try:
-            with self._translated():
+            with self.translated():
                 is_new = self._begin(manifest)
                 if compare and not is_new:
-                    rows = self._db.execute("SELECT key, value FROM manifest")
+                    rows = self.db.execute("SELECT key, value FROM manifest")
                     stored = {key: json.loads(value) for key, value in rows}
                     must_agree(stored, manifest, path_text(file), more=more)
                 for setting in ("journal_mode = WAL", "synchronous = NORMAL", "foreign_keys = ON"):
-                    self._db.execute(f"PRAGMA {setting}")
-                self._db.execute("DELETE FROM manifest WHERE key = 'ended'")
+                    self.db.execute(f"PRAGMA {setting}")
+                self.db.execute("DELETE FROM manifest WHERE key = 'ended'")
         except BaseException:  # an interrupt too must not leave the file open
-            self._db.close()
+            self.db.close()
             raise
 
     def _begin(self, manifest: Mapping[str, Any]) -> bool:
@@ -244,11 +244,11 @@ class Store:
             return False
         with self.transaction():
             for statement in [] if exists else TABLES:
-                self._db.execute(statement)
+                self.db.execute(statement)
             for table in ("manifest", "methods", "failures", "notes"):
-                self._db.execute(f"DELETE FROM {table}")
-            self._db.execute(f"PRAGMA application_id = {APPLICATION}")
-            self._db.execute(f"PRAGMA user_version = {FORMAT}")
+                self.db.execute(f"DELETE FROM {table}")
+            self.db.execute(f"PRAGMA application_id = {APPLICATION}")
+            self.db.execute(f"PRAGMA user_version = {FORMAT}")
             self.enter_in_manifest(manifest)
         return True
 
@@ -306,7 +306,7 @@ class Store:
                     self._write_photo(answer)
                 else:
                     name_and_stamp = (answer.name, answer.stamp)
-                    self._db.execute(
+                    self.db.execute(
                         "DELETE FROM photos WHERE name = ? AND stamp IS NOT ?", name_and_stamp
                     )
                     self.insert(
@@ -321,16 +321,16 @@ class Store:
         only the results of the methods in the record are replaced: these are new methods, or maps
         that lacked a metric.
         """
-        self._db.execute("DELETE FROM failures WHERE name = ?", (record.name,))
+        self.db.execute("DELETE FROM failures WHERE name = ?", (record.name,))
         if record.added:
             number = self._number("SELECT id FROM photos WHERE name = ?", record.name)
             # maps that are explained again for a further metric would be there twice
             for method in {result["method"] for result in record.results}:
-                self._db.execute(
+                self.db.execute(
                     "DELETE FROM results WHERE photo = ? AND method = ?", (number, method)
                 )
         else:
-            self._db.execute("DELETE FROM photos WHERE name = ?", (record.name,))
+            self.db.execute("DELETE FROM photos WHERE name = ?", (record.name,))
             number = self.insert("photos", record.photo)
         for result in record.results:
             self.insert("results", {"photo": number, **result}, record.name)
@@ -342,10 +342,10 @@ class Store:
         that their files have now: the next call need not read them."""
         with self.transaction():
             for entry in entries:
-                self._db.execute(
+                self.db.execute(
                     "UPDATE photos SET stamp = ? WHERE name = ?", (entry.stamp, entry.name)
                 )
-                self._db.execute("DELETE FROM failures WHERE name = ?", (entry.name,))
+                self.db.execute("DELETE FROM failures WHERE name = ?", (entry.name,))
 
     def end(self, when: str, names: Collection[str] | None = None) -> None:
         """Note in the manifest that the run went through all photos, and how many rows it has:
@@ -357,9 +357,9 @@ class Store:
                 all.
         """
         with self.transaction():
-            failures = [name for (name,) in self._db.execute("SELECT name FROM failures")]
+            failures = [name for (name,) in self.db.execute("SELECT name FROM failures")]
             gone = [(name,) for name in failures if names is not None and name not in names]
-            self._db.executemany("DELETE FROM failures WHERE name = ?", gone)
+            self.db.executemany("DELETE FROM failures WHERE name = ?", gone)
             counts = {
                 table: self._number(f"SELECT count(*) FROM {table}")
                 for table in ("photos", "results")
@@ -368,11 +368,11 @@ class Store:
 
     def close(self) -> None:
         """Close the file; SQLite removes its own files beside it."""
-        self._db.close()
+        self.db.close()
 
     def _number(self, statement: str, *values: Any) -> int:
         """The whole number that a query returns in the first cell of its first row."""
-        return int(self._db.execute(statement, values).fetchone()[0])
+        return int(self.db.execute(statement, values).fetchone()[0])
 
     def insert(
         self, table: str, row: Mapping[str, Any], *owner: str, conflict: str = "REPLACE"
@@ -388,27 +388,27 @@ class Store:
             row = {**row, "digest": digest_of_cells(cells)}
         places = ", ".join("?" * len(row))
         statement = f"INSERT OR {conflict} INTO {table} ({quoted(row)}) VALUES ({places})"
-        return int(self._db.execute(statement, tuple(row.values())).lastrowid or 0)
+        return int(self.db.execute(statement, tuple(row.values())).lastrowid or 0)
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Commit all statements of a block together, or none if it raises; a block inside another
         one is a part of that one's transaction."""
-        if self._db.in_transaction:
+        if self.db.in_transaction:
             yield
             return
-        with self._translated():
-            self._db.execute("BEGIN IMMEDIATE")
+        with self.translated():
+            self.db.execute("BEGIN IMMEDIATE")
             try:
                 yield
-                self._db.execute("COMMIT")
+                self.db.execute("COMMIT")
             except BaseException:  # an interrupt too must not leave half a transaction
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
+                if self.db.in_transaction:
+                    self.db.execute("ROLLBACK")
                 raise
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
+    def translated(self) -> Iterator[None]:
         """Turn an error of SQLite inside a block into a `RunError`, which says what to do."""
         try:
             yield

@@ -9,21 +9,17 @@ import torch
 from torch import nn
 
 from explain._utils.errors import ArgumentError, LayerError, ModelError, muted, shown
-from explain.attribution.api import attribute
 from explain.baselines.base import Baseline
 from explain.data.boxes import Box, locate
 from explain.data.images import load_image
 from explain.explanation.explainer import Explainer
 from explain.explanation.photos import in_batches
-from explain.hooks import intervene
-from explain.hooks.preserve import untouched
 from explain.hooks.unwrap import unwrapped
 from explain.insight.reattribution import images_of
 from explain.layers import default_layer
 from explain.methods.base import MethodLike, get_method, uses_layer
 from explain.models import Classifier
 from explain.targets import ClassTarget, TopClass, as_target
-from explain.targets.base import find_logits
 from explain.testing.regions import (
     LARGEST,
     MUST,
@@ -91,7 +87,7 @@ class ModelUnderTest:
         """
         if isinstance(image, torch.Tensor):
             photo: Any = image
-            x = self.explainer._placed(image[None])
+            x = self.explainer.batch(image[None])
             height, width = image.shape[-2:]
             visible_box = Box.whole((width, height))
         else:
@@ -135,10 +131,7 @@ class ModelUnderTest:
         Raises:
             ModelError: its outputs are no probabilities of classes.
         """
-        model = self.explainer.model
-        with untouched(model), torch.no_grad(), intervene(model, self.explainer.interventions):
-            scores = find_logits(model(x), len(x))
-            probabilities = self.explainer._probabilities(x, scores)
+        probabilities = self.explainer.probabilities(x)
         if probabilities is None:
             raise ModelError(
                 "model must give probabilities of classes for this test, got numbers; "
@@ -237,16 +230,10 @@ class ModelUnderTest:
     def heatmaps(self, x: torch.Tensor, method: MethodLike, classes: torch.Tensor) -> torch.Tensor:
         """Return the heatmap of each photo's class by a method, ``(N, H, W)`` from 0 to 1, in
         float64 on the CPU; 0 all over where a map is zero."""
-        explainer = self.explainer
-        chosen = explainer._methods(method)[0]
-        with muted(), intervene(explainer.model, explainer.interventions):
-            attribution = attribute(
-                explainer.model,
-                x,
-                chosen,
-                target=classes.tolist(),
-                activation=explainer.activation,
-            )
+        session = self.explainer.session(method, classes.tolist())
+        with muted():
+            answers = session(x)
+        (attribution,) = answers.results[0].values()
         return attribution.heatmap.double().cpu()
 
 

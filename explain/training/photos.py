@@ -35,12 +35,12 @@ class LabelJob(Job):
         """Explain a batch of watched photos for their labels, or for the top class where one of
         them has no label of the model.
 
-        Called by `Job` for each batch; it replaces the targets of the job's request.
+        It replaces the targets of the job's session.
         """
         if self.by_label:
             classes = [self.labels.first_class(photo.label) for photo in photos]
             targets = as_targets(None if None in classes else classes)
-            self.request = replace(self.request, targets=targets)
+            self.session = replace(self.session, targets=targets)
         return super().answers(photos)
 
 

@@ -70,22 +70,22 @@ class TrainingStore(Store):
         super().__init__(file, manifest)
         with self.transaction():
             for statement in TABLES:
-                self._db.execute(statement)
+                self.db.execute(statement)
 
     def last(self) -> int:
         """The last training step of which the file has a snapshot; 0 if there is none."""
-        with self._translated():
-            return int(self._db.execute("SELECT ifnull(max(step), 0) FROM steps").fetchone()[0])
+        with self.translated():
+            return int(self.db.execute("SELECT ifnull(max(step), 0) FROM steps").fetchone()[0])
 
     def go_back(self, step: int) -> None:
         """Delete all snapshots after a training step: a training that is continued from there takes
         another way. Maps go with their photos (by the foreign keys of the tables)."""
         with self.transaction():
-            self._db.execute(
+            self.db.execute(
                 "DELETE FROM photos WHERE id IN (SELECT photo FROM steps WHERE step > ?)", (step,)
             )
             for table in ("figures", "gradients", "units"):
-                self._db.execute(f"DELETE FROM {table} WHERE step > ?", (step,))
+                self.db.execute(f"DELETE FROM {table} WHERE step > ?", (step,))
 
     def enter(self, snapshot: TrainingSnapshot) -> None:
         """Write a snapshot to the file in one transaction; an earlier snapshot of the same step is
@@ -105,7 +105,7 @@ class TrainingStore(Store):
             self.write(snapshot.photos)
             for record in snapshot.photos:
                 if isinstance(record, PhotoRecord):
-                    self._db.execute(insert_step, (snapshot.step, name_start, record.name))
+                    self.db.execute(insert_step, (snapshot.step, name_start, record.name))
             self._enter_rows("figures", snapshot.step, list(snapshot.figures.items()))
             self._enter_rows("gradients", snapshot.step, snapshot.gradients)
             self._enter_rows("units", snapshot.step, unit_rows)
@@ -113,10 +113,10 @@ class TrainingStore(Store):
     def _enter_rows(self, table: str, step: int, rows: Sequence[tuple[Any, ...]]) -> None:
         """Replace the rows that a table has of a training step; ``rows`` have the columns after
         ``step``, in the order of ``tables.sql``. ``table`` is a name of ours, never of a user."""
-        self._db.execute(f"DELETE FROM {table} WHERE step = ?", (step,))
+        self.db.execute(f"DELETE FROM {table} WHERE step = ?", (step,))
         for row in rows:
             marks = ", ?" * len(row)
-            self._db.execute(f"INSERT INTO {table} VALUES (?{marks})", (step, *row))
+            self.db.execute(f"INSERT INTO {table} VALUES (?{marks})", (step, *row))
 
 
 class TensorBoardLog:
