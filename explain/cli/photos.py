@@ -283,9 +283,10 @@ class ContactSheet:
             model: the name of the model, shown where several explain the photo.
             bar: shows the passes of the model that curves take.
         """
+        from explain.metrics.photos import figures_in
         from explain.report import pages
 
-        figures = [pages.figures_in(table) for table in tables]
+        figures = [figures_in(table) for table in tables]
         self.pages += 1
         if len(self.entries) < MOST:
             short, full = pages.entry(explanation, figures)
@@ -358,7 +359,7 @@ class PhotoWork:
         photo whose results are in the folder is only reported.
         """
         from explain.data.files import slug
-        from explain.report.pages import tables_of
+        from explain.metrics.photos import tables_of
 
         options = self.options
         call = call_options(options)

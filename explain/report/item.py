@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -30,10 +30,6 @@ from explain.render.styles import edges
 from explain.report.reproduce import Reproduction, Subject, reproduction
 from explain.targets import Segmentation
 
-if TYPE_CHECKING:
-    from explain.metrics import Metric
-    from explain.metrics.evaluation import Table
-
 DIGITS = 5
 STEPS = 20
 FEWEST_STEPS = 8
@@ -46,7 +42,7 @@ def costs(subject: Subject) -> dict[str, float]:
     """Return by method how many passes of the model it took for the photo, as the report shows it;
     methods whose cost is not known are left out, and without a model all are."""
     passes: dict[str, float] = {}
-    if not has_model(subject):
+    if not subject.has_model:
         return passes
     x = subject.explainer.as_input(subject.photo)
     for name, attribution in subject.results[0].items():
@@ -80,12 +76,6 @@ def passes_run(cost: float, attribution: Attribution | None) -> float:
     return max(0.0, cost - float(attribution.planned.max() - attribution.spent.max()))
 
 
-def has_model(subject: Subject) -> bool:
-    """Whether metrics of a subject's maps can be computed: its model is available, and the maps are
-    of one crop (metrics run the model on one input)."""
-    return subject.explainer is not None and not subject.crops
-
-
 def steps_for(maps: int) -> int:
     """Return in how many steps the deletion and insertion curves of a page are computed where it
     has so many maps: `STEPS`, or fewer for more than `FULL_STEPS_MAPS` maps.
@@ -94,33 +84,6 @@ def steps_for(maps: int) -> int:
     (20, 20, 13, 8)
     """
     return max(FEWEST_STEPS, min(STEPS, STEPS * FULL_STEPS_MAPS // max(1, maps)))
-
-
-def table_of(
-    subject: Subject,
-    index: int,
-    maps: Mapping[str, Any],
-    metrics: "Sequence[Metric]",
-    **options: Any,
-) -> "Table":
-    """Evaluate maps of one target of a subject by metrics, with the subject's model and photo.
-
-    ``index`` is that of the target. ``maps`` has by name the maps themselves, or the methods for
-    metrics that run a method again. The interventions are those under which the maps were made.
-    Options as of `explain.evaluate`; the subject must have a model (`has_model`).
-    """
-    from explain.metrics import evaluate
-
-    return evaluate(
-        subject.explainer.model,
-        subject.explainer.as_input(subject.photo),
-        maps,
-        metrics,
-        target=subject.target_at(index),
-        activation=subject.explainer.activation,
-        interventions=next(iter(subject.results[index].values())).interventions,
-        **options,
-    )
 
 
 def curves(
@@ -138,9 +101,10 @@ def curves(
     many passes of the model as steps. The scripts of the page read these keys, and the app keeps
     the curves.
     """
-    if not steps or not maps or not has_model(subject):
+    if not steps or not maps or not subject.has_model:
         return {}
     from explain.metrics import Deletion, Insertion  # slow to load
+    from explain.metrics.photos import table_of
 
     is_probability = subject.probabilities is not None and len(subject.probabilities) > 1
     is_probability = is_probability and isinstance(subject.target_at(index), int)

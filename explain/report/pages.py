@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from PIL import Image
 
-from explain._utils.errors import ExplainError, MetricError, keywords, naming, printable
+from explain._utils.errors import ExplainError, keywords, printable
 from explain._utils.html import LARGEST, picture_html, png
 from explain._utils.resources import packaged_text
 from explain._utils.version import __version__
@@ -32,16 +32,14 @@ from explain.render.styles import (
     Spotlight,
     curve,
 )
-from explain.report.item import Detail, has_model, item, subject_name, summary, table_of
+from explain.report.item import Detail, item, subject_name, summary
 from explain.report.reproduce import Reproduction, Subject
 from explain.targets.labels import class_label, find_label
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-    from explain.methods.base import Method
     from explain.metrics.base import MetricLike
-    from explain.metrics.evaluation import Table
 
 
 FIGURE = re.compile(r"[-+±]?[\d.,]+(e[-+]?\d+)?( ?%)?|–")
@@ -466,6 +464,8 @@ def sheet(
         raise ExplainError(
             f"truth must hold {len(subjects)} classes or None, one for each photo, got {len(truth)}"
         )
+    from explain.metrics.photos import figures_in, tables_of  # slow to load
+
     metric_list = (
         [metrics]
         if isinstance(metrics, str) or not isinstance(metrics, Iterable)
@@ -519,53 +519,3 @@ def entry(
     return line, item(
         subject, replace(SHEET, steps=steps), figures=figures_of_targets, repeated_by=repeated_by
     )
-
-
-def figures_in(table: "Table") -> dict[str, dict[str, float | None]]:
-    """Return the values of a table of metrics as a page has them, ``{method: {metric: value}}``; of
-    each metric, the value of the first image, since the table is of one photo."""
-    values = table.to_dict()["values"]
-    return {
-        name: {metric: of_images[0] for metric, of_images in row.items()}
-        for name, row in values.items()
-    }
-
-
-def tables_of(
-    subject: Subject,
-    metrics: "Sequence[MetricLike]",
-    methods: "Sequence[Method]" = (),
-    **options: Any,
-) -> "list[Table]":
-    """Evaluate the maps of a photo by metrics: a table for each target, in their order; empty
-    without metrics.
-
-    Args:
-        subject: what was explained.
-        metrics: names or metric objects.
-        methods: those that made the maps; metrics that run a method again take them.
-        options: as of `explain.evaluate`.
-
-    Raises:
-        MetricError: the model is missing, or the maps are of several crops.
-    """
-    if not metrics:
-        return []
-    if not has_model(subject):
-        raise MetricError(
-            "metrics need an explanation with its explainer and one crop; leave metrics out"
-        )
-    from explain.metrics import ReattributionMetric, get_metric
-
-    objects = [get_metric(metric) for metric in metrics]
-    runs_again = any(isinstance(metric, ReattributionMetric) for metric in objects)
-    tables = []
-    for index, maps in enumerate(subject.results):
-        maps_or_methods: Any = maps
-        if runs_again:
-            maps_or_methods = {
-                name: attribution.applied(methods) for name, attribution in maps.items()
-            }
-        with naming([subject.source]):
-            tables.append(table_of(subject, index, maps_or_methods, objects, **options))
-    return tables

@@ -55,6 +55,12 @@ class Subject(ABC):
         return list(self.results[0])
 
     @property
+    def has_model(self) -> bool:
+        """Whether metrics of the maps can be computed: the model is there, and the maps are of one
+        crop (metrics run the model on one input)."""
+        return self.explainer is not None and not self.crops
+
+    @property
     @abstractmethod
     def targets(self) -> list[str]:
         """The names of the targets, as people read them, in the order of ``results``."""

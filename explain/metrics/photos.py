@@ -1,0 +1,83 @@
+"""Tables of metrics of one photo that was explained, such as an `explain.Explanation`."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from explain._utils.errors import MetricError, naming
+from explain.methods.base import Method
+from explain.metrics.base import Metric, MetricLike, get_metric
+from explain.metrics.evaluation import Table, evaluate
+from explain.metrics.variants import ReattributionMetric
+
+
+def table_of(
+    subject: Any,
+    index: int,
+    maps: Mapping[str, Any],
+    metrics: Sequence[Metric],
+    **options: Any,
+) -> Table:
+    """Evaluate maps of one target of a subject by metrics, with the subject's model and photo.
+
+    ``index`` is that of the target. ``maps`` has by name the maps themselves, or the methods for
+    metrics that run a method again. The interventions are those under which the maps were made.
+    Options as of `explain.evaluate`; the subject must have a model (``has_model``).
+    """
+    return evaluate(
+        subject.explainer.model,
+        subject.explainer.as_input(subject.photo),
+        maps,
+        metrics,
+        target=subject.target_at(index),
+        activation=subject.explainer.activation,
+        interventions=next(iter(subject.results[index].values())).interventions,
+        **options,
+    )
+
+
+def figures_in(table: Table) -> dict[str, dict[str, float | None]]:
+    """Return the values of a table of metrics as a page has them, ``{method: {metric: value}}``; of
+    each metric, the value of the first image, since the table is of one photo."""
+    values = table.to_dict()["values"]
+    return {
+        name: {metric: of_images[0] for metric, of_images in row.items()}
+        for name, row in values.items()
+    }
+
+
+def tables_of(
+    subject: Any,
+    metrics: Sequence[MetricLike],
+    methods: Sequence[Method] = (),
+    **options: Any,
+) -> list[Table]:
+    """Evaluate the maps of a photo by metrics: a table for each target, in their order; empty
+    without metrics.
+
+    Args:
+        subject: what was explained.
+        metrics: names or metric objects.
+        methods: those that made the maps; metrics that run a method again take them.
+        options: as of `explain.evaluate`.
+
+    Raises:
+        MetricError: the model is missing, or the maps are of several crops.
+    """
+    if not metrics:
+        return []
+    if not subject.has_model:
+        raise MetricError(
+            "metrics need an explanation with its explainer and one crop; leave metrics out"
+        )
+    objects = [get_metric(metric) for metric in metrics]
+    runs_again = any(isinstance(metric, ReattributionMetric) for metric in objects)
+    tables = []
+    for index, maps in enumerate(subject.results):
+        maps_or_methods: Any = maps
+        if runs_again:
+            maps_or_methods = {
+                name: attribution.applied(methods) for name, attribution in maps.items()
+            }
+        with naming([subject.source]):
+            tables.append(table_of(subject, index, maps_or_methods, objects, **options))
+    return tables
