@@ -83,8 +83,6 @@ class Row:
     works: dict[str, Work]
     per: int = 1
     notes: dict[str, str] = field(default_factory=dict)
-    exact: Work | None = None
-    """What the values are in full precision, where the work is done in another."""
     batched: bool = False
     """Whether the time is told by that of the batched forward pass too."""
 
@@ -339,15 +337,6 @@ def rows(quick: bool) -> Iterator[tuple[str, float | None, Callable[[str, float 
         }
         return Row(name, goal, model, x, works, per=steps, batched=True)
 
-    def in_bf16(name: str, goal: float | None, of: str, method: Any, per: int) -> Row:
-        model = network(of)
-        x = photo()
-        full, half = (
-            ours(model, x, [method], layer=layer, precision=precision)
-            for precision in ("full", "bf16")
-        )
-        return Row(name, goal, model, x, {"explain": half}, per=per, batched=True, exact=full)
-
     def covering(name: str, goal: float | None, method: str) -> Row:
         model = network("resnet18")
         x = photo()
@@ -377,7 +366,6 @@ def rows(quick: bool) -> Iterator[tuple[str, float | None, Callable[[str, float 
 
     few, many = batches
     integrated = f"integratedgradients, each of {steps} steps"
-    score_bf16 = partial(in_bf16, of="resnet18", method="scorecam", per=channels)
     yield "gradcam", 1.10, partial(gradcam, batch=few)
     yield f"gradcam, {many} images", 1.10, partial(gradcam, batch=many)
     yield "7 CAMs together, one layer", 1.30, seven
@@ -385,7 +373,6 @@ def rows(quick: bool) -> Iterator[tuple[str, float | None, Callable[[str, float 
     yield "gradcam at four stages", 2.2, stages
     yield f"ablationcam, ResNet-18, {channels} channels", 2.5, ablation
     yield "scorecam, ResNet-18, each channel", None, score
-    yield "scorecam, ResNet-18, each channel, bfloat16", None, score_bf16
     yield "`torch.autograd.grad` in the pixels, by hand", None, plain
     yield "saliency", 2.2, partial(pixels, method="saliency", theirs="Saliency")
     yield "inputxgradient", 2.2, partial(pixels, method="inputxgradient", theirs="InputXGradient")
@@ -483,14 +470,6 @@ def by_batched(row: Row, rounds: int) -> tuple[float, float]:
     return statistics.median(a for a, _ in found), statistics.median(b for _, b in found)
 
 
-def error(row: Row) -> float:
-    """By how much the values are off those in full precision, in units of the largest."""
-    assert row.exact is not None
-    (found,) = row.works["explain"]().values()
-    (exact,) = row.exact().values()
-    return float((found.values - exact.values).abs().max() / exact.values.abs().max())
-
-
 def measure(row: Row, rounds: int) -> dict[str, Any]:
     found: dict[str, Any] = {
         "work": row.name,
@@ -511,8 +490,6 @@ def measure(row: Row, rounds: int) -> dict[str, Any]:
     bare = peak_bytes(row.bare)
     found["memory"] = {name: peak_bytes(work) / bare for name, work in short.items()}
     row.model.zero_grad()
-    if row.exact is not None and row.works:
-        found["error"] = error(row)
     found["notes"] = row.notes
     found["per"] = row.per
     return found
@@ -535,8 +512,6 @@ def cell(
     notes = [found["notes"][name]] if name in found["notes"] else []
     if name == "explain" and "by_batched" in found:
         notes.append(f"{shown(found['by_batched'])} of the batched pass")
-    if name == "explain" and "error" in found:
-        notes.append(f"off by {100 * found['error']:.2g} % of the maximum")
     return ", ".join([f"{shown(found['time'][name])}{memory}", *notes])
 
 

@@ -337,6 +337,8 @@ CALLED_ELSEWHERE = {
     **dict.fromkeys(("input_tensor", "inputs", "input"), "x"),
 }
 """Arguments as other packages call them, and what they are here."""
+LEFT_TO_CALLER = {"precision": "call it within torch.autocast(device_type, torch.bfloat16)"}
+"""What PyTorch does around any call."""
 
 
 def keywords(
@@ -377,7 +379,9 @@ def keywords(
             if not kwargs.keys() <= accepted.keys():
                 wrong = next(name for name in kwargs if name not in accepted)
                 meant = CALLED_ELSEWHERE.get(wrong, wrong)
-                hint = (elsewhere or {}).get(wrong) or did_you_mean(meant, accepted)
+                hint = {**LEFT_TO_CALLER, **(elsewhere or {})}.get(wrong) or did_you_mean(
+                    meant, accepted
+                )
                 # of a constructor, its class
                 name = re.sub(r"\.__\w+__$", "", function.__qualname__)
                 raise ArgumentError(f"{name} has no argument {wrong!r}; {hint}")

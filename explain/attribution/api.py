@@ -116,9 +116,6 @@ def attribute(
             what fits into memory and is fastest, found in a short trial where the work is long.
         progress: called with the number of such inputs done and their total; True prints them in a
             line. If it takes a third argument, that is the maps so far, by method.
-        precision: "bfloat16" (or "bf16") computes these runs in bfloat16 where only their scores
-            are needed, and ``rounding`` of the result says how far they are off; gradients would be
-            off by tens of percent.
         samples, tolerance, max_seconds: for methods that estimate, how many altered photos to run
             at most; the largest standard error over the largest magnitude that is small enough to
             stop; and after how many seconds to stop.

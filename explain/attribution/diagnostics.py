@@ -139,8 +139,6 @@ _POINTS = 20
 """Of fewer points, a path misses much by itself."""
 _STABILISED = 0.01
 """The share of the score from which on what stabilisers take is said."""
-_ROUNDED = 0.1
-"""By how much of their largest change scores in bfloat16 are off where it is said."""
 _ROUNDING = 1000
 """How many of the last bits of the sizes that are added up may be rounding errors."""
 _TINY = 100
@@ -309,8 +307,6 @@ def warn_of_result(
     if "missed" in doubtful:
         promised: Any = _promised_sum(method, attribution, evidence)
         _warn_of_missed(method, attribution, doubtful["missed"], promised, follows_gradient)
-    if attribution.rounding is not None and attribution.rounding > _ROUNDED:
-        warn(f"{name} has {attribution.rounded}; use precision='full'")
     taken = {} if attribution.coverage is None else attribution.coverage.taken
     if "stabiliser" in doubtful:
         wrong = doubtful["stabiliser"]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from explain.data.inputs import InputLayout
-from explain.engine.settings import Precision, Progress, RuntimeSettings
+from explain.engine.settings import Progress, RuntimeSettings
 from explain.hooks import layer_names
 from explain.hooks.interventions import Intervention
 from explain.layers.placement import PlacementMode
@@ -20,7 +20,6 @@ class CommonOptions(TypedDict, total=False):
     layer: layer_names.Where | None
     fuse: Fusion | None
     batch_size: int | None
-    precision: Precision
     samples: int | None
     tolerance: float | None
     max_seconds: float | None

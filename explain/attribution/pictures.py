@@ -433,7 +433,6 @@ def remark(attribution: Attribution) -> str:
         remarks.append(f"null map: {does}")
     else:
         remarks.append(attribution.stopped)
-    remarks.append(attribution.rounded)
     return "; ".join(filter(None, remarks))
 
 

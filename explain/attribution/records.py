@@ -25,7 +25,6 @@ from explain._utils.version import __version__
 from explain.attribution import pictures, result
 from explain.attribution.encoding import encode
 from explain.data.boxes import Box
-from explain.engine.settings import Precision
 from explain.methods.base import Fusion, Style
 from explain.methods.evidence import Proof
 
@@ -179,8 +178,6 @@ class Record(Part):
     asked: Any = None
     crops: Any = ()
     fuse: Fusion | None = None
-    precision: Precision = "full"
-    rounding: float | None = None
     probability: Any = None
     number: Any = None
     unit: str | None = None
@@ -281,7 +278,7 @@ def origin_of(
     }
 
 
-FIELDS = ("method", "layer", "size", "style", "input", "fuse", "rounding")
+FIELDS = ("method", "layer", "size", "style", "input", "fuse")
 """What records and attributions both have."""
 NUMBERS = ("score", "delta", "neutral")
 """The same of tensors ``(N,)``, of which records have the number of the one image."""
@@ -312,7 +309,6 @@ def results_of(attribution: result.Attribution) -> dict[str, Any]:
         **{name: getattr(attribution, name) for name in FIELDS},
         **{name: number_of(getattr(attribution, name)) for name in NUMBERS},
         "options": {name: encode(value) for name, value in options.items()},
-        "precision": attribution.precision,
         "target": attribution.target
         if isinstance(attribution.target, str)
         else int(attribution.target[0]),

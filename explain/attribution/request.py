@@ -185,7 +185,6 @@ class Request:
             targets=len(self.targets),
             images=len(self.inputs),
             channels=channels_of(self.model, self.inputs, layer_calls),
-            precision=self.settings.precision,
             size=tuple(self.inputs.x.shape[2:]),
         )
 
@@ -454,10 +453,7 @@ class Request:
         self, name: str, evidence: Sequence[EvidenceOfCalls], plan: Plan
     ) -> Attribution | None:
         """The attribution of one method from its evidence; None if an interrupt left too little
-        evidence.
-
-        Adds how far rounding in bfloat16 puts it off, where rows were run so.
-        """
+        evidence."""
         method = self.methods[name]
         keep_partial = self.settings.keep_partial
         all_evidence: list[Evidence] = []
@@ -474,17 +470,9 @@ class Request:
             if keep_partial:
                 return None
             raise
-        rounding = (
-            plan.rounding(name, all_evidence[0].rounding) if all_evidence[0].rounding else None
-        )
         if name != attribution.method:
             attribution = replace(attribution, method=name)
-        if rounding is None:
-            return attribution
-        runs_again = any(isinstance(need, Searches) for need in method.needs)
-        if not runs_again and all(item.inexact for item in all_evidence):
-            rounding = max(rounding, self._off_by_rounding(method, evidence, attribution))
-        return replace(attribution, rounding=rounding)
+        return attribution
 
     def _applied(self, method: Method, evidence: Sequence[EvidenceOfCalls]) -> Attribution:
         """Apply a method to its evidence on each explained input; of several inputs, the first
@@ -512,28 +500,6 @@ class Request:
             parts = {name: replace(part, delta=delta) for name, part in parts.items()}
         first_part = next(iter(parts.values()))
         return replace(first_part, parts=parts)
-
-    def _off_by_rounding(
-        self, method: Method, evidence: Sequence[EvidenceOfCalls], exact: Attribution
-    ) -> float:
-        """How far the values would be off with other rounding errors of bfloat16, as a share of the
-        largest value.
-
-        The method is applied once more, to evidence with simulated errors. Warnings of this second
-        run are left out.
-        """
-
-        def with_errors(item: Evidence) -> Evidence:
-            return replace(item, answers={**item.answers, **item.inexact})
-
-        inexact = [
-            {layer: list(map(with_errors, calls)) for layer, calls in input_evidence.items()}
-            for input_evidence in evidence
-        ]
-        with preserve.calculating(self.inputs.x.device.type), muted():
-            values = self._applied(method, inexact).values
-        largest = exact.values.abs().max()
-        return float((values - exact.values).abs().max() / largest) if largest else 0.0
 
     def _follows_gradient(self, target: Target) -> bool:
         """Whether the scores change along their gradient in the inputs as it says; runs the model a

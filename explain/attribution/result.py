@@ -12,7 +12,6 @@ from torch.nn.functional import adaptive_avg_pool2d
 from explain._utils.errors import ImageError
 from explain._utils.html import lines_html, picture_html
 from explain.data.boxes import Box
-from explain.engine.settings import Precision
 from explain.hooks.interventions import Intervention
 from explain.layers.placement import (
     Placement,
@@ -86,10 +85,7 @@ class Attribution(Outcome):
     spread evenly over the input.
 
     ``interventions`` are those that the model was explained under, with the values that they took
-    from inputs. ``rounding`` says by how much scores in bfloat16 are off, where some are: the
-    largest error of eight altered photos, divided by the largest change of the score among these.
-    Where such errors in the scores of all altered photos change the map by more, as a share of its
-    largest magnitude, it is that share.
+    from inputs.
 
     Of a video ``(N, C, T, H, W)``, all of these have a dimension for frames before height and
     width. Where its frames come first, ``(N, T, C, H, W)``, values for each channel have that shape
@@ -115,7 +111,6 @@ class Attribution(Outcome):
     interventions: tuple[Intervention, ...] = ()
     sets: EvidenceSets | None = field(default=None, kw_only=True)
     tokens: tuple[str, ...] = ()
-    rounding: float | None = field(default=None, kw_only=True)
     frames_first: bool = field(default=False, kw_only=True)
     placement: Placement | None = field(default=None, kw_only=True)
 
@@ -208,25 +203,6 @@ class Attribution(Outcome):
     def placed(self) -> PlacementMode:
         """Whether the cells of a layer's map are drawn where they look, or spread evenly."""
         return "even" if self.layer is not None and self.placement is None else "cells"
-
-    @property
-    def precision(self) -> Precision:
-        """The precision in which scores of altered photos were computed: "bf16" where `rounding`
-        says how far they are off."""
-        return "full" if self.rounding is None else "bf16"
-
-    @property
-    def rounded(self) -> str:
-        """The words that say how far scores in bfloat16 are off; empty where none are.
-
-        Captions, warnings and the ``repr`` show it.
-        """
-        if self.rounding is None:
-            return ""
-        share = f"{100 * self.rounding:.2g} %"
-        return (
-            f"bfloat16: scores off by {share} of their change, or the map by as much of its maximum"
-        )
 
     @property
     def relative_error(self) -> torch.Tensor | None:
@@ -347,8 +323,6 @@ class Attribution(Outcome):
         )
         if self.interventions:
             text += f", under {'; '.join(map(str, self.interventions))}"
-        if self.rounding is not None:
-            text += f", {self.rounded}"
         return f"{text})"
 
     def layout(self) -> Layout:

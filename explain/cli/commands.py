@@ -466,7 +466,6 @@ budget = together(
             type=POSITIVE,
         ),
         option("--max-seconds S", "end each of them after this time", type=POSITIVE),
-        option("--bf16", "run these in bfloat16"),
     ]
 )
 style = option(

@@ -80,7 +80,6 @@ def _refuse_unheeded(
         "fuse": (fuses, ": the maps of one layer are not fused; name several with --layer"),
         "placement": (has_layer, f": no layer is looked at for {names}"),
         "batch_size": (evaluates or reruns, f": the model is run once for {names}"),
-        "bf16": (reruns, f": the model is run once for {names}"),
         "alpha": (any(hasattr(style, "alpha") for style in styles), ": nothing is drawn as heat"),
         "colormap": (has_colours, ": nothing is drawn with a colour map"),
     }
@@ -195,12 +194,11 @@ def targets_of(
 
 def call_options(options: SimpleNamespace) -> dict[str, Any]:
     """Return the options of the command line that an explainer takes under the same names, with
-    the layers and the precision in its form."""
+    the layers in its form."""
     names = ("fuse", "batch_size", "top_k", *BUDGET)
     values = {name: getattr(options, name) for name in names}
     return {
         **values,
         "layer": list(options.layer) or None,
-        "precision": "bf16" if options.bf16 else "full",
         **({"placement": options.placement} if options.placement else {}),
     }

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,48 +18,6 @@ Add = Callable[[], None]
 """Adds the results of a batch to what there is, when all of its work has succeeded."""
 
 
-@dataclass(frozen=True, eq=False)
-class RowErrors:
-    """Errors of rows' values that are like those that some of the rows have.
-
-    An error is a rounding error of the row, as of one of these rows, and for what covers inputs
-    also a function of what is covered: the weights are rounded, too. This is a linear one that
-    varies as much.
-    """
-
-    sample: Tensor
-    """The errors of some rows ``(few, ...)``."""
-    sample_of_row: Tensor
-    """Which of them each row ``(rows,)`` has."""
-    is_sampled: Tensor
-    """Whether it is one of these rows ``(rows,)``."""
-    sample_inputs: Tensor | None = None
-    """The inputs of some rows ``(few, C, H, W)``."""
-
-    def of_rows(self, indices: Tensor, inputs: Tensor) -> Tensor:
-        """Simulated rounding errors ``(b, ...)`` of bfloat16 for the values of perturbed rows, with
-        these indices and inputs.
-
-        Results are added up once more with them, to see how far they are off. Each row has the
-        error of one measured row. For perturbed inputs, those of rows that were not measured get a
-        term that is linear in the input and as large, since rounded weights err alike on similar
-        inputs.
-        """
-        errors = self.sample[self.sample_of_row[indices]]
-        if self.sample_inputs is None or len(self.sample_inputs) < 2:
-            return errors
-        generator = torch.Generator().manual_seed(0)
-        direction = torch.randn(self.sample_inputs[0].numel(), generator=generator)
-        direction = direction.to(self.sample_inputs)
-        sample_projections = self.sample_inputs.flatten(1) @ direction
-        spread = sample_projections.std()
-        if not spread:
-            return errors
-        steps = (inputs.to(direction).flatten(1) @ direction - sample_projections.mean()) / spread
-        steps = torch.where(self.is_sampled[indices], 0, steps)
-        return errors + steps.reshape(-1, *[1] * (errors.ndim - 1)) * self.sample.std(0)
-
-
 class TargetAccumulators:
     """The accumulators of one target for a stream, by the needs that they answer."""
 
@@ -71,23 +28,17 @@ class TargetAccumulators:
         resolved: ResolvedTarget,
         names: Mapping[Any, Sequence[str]],
         numbers: Tensor,
-        errors: Mapping[NeedAtLayer, "RowErrors"] | None = None,
     ) -> None:
         """Begin an accumulator for each need of the stream, for one target.
 
         ``numbers`` ``(P,)`` are those of all rows in their images, ``names`` the methods behind
-        each need. With ``errors``, results are added up once more with an error in each row's
-        value. The time of reducers with ``max_seconds`` begins here. Streams of perturbed rows are
-        run for all targets at once, each with accumulators of its own.
+        each need. The time of reducers with ``max_seconds`` begins here.
         """
         self.resolved = resolved
         self._numbers = numbers
         self._names = names
         self._context = context
-        self._errors = errors or {}
         self._accumulators: dict[NeedAtLayer, perturbations.Accumulator] = {}
-        self._inexact: dict[NeedAtLayer, perturbations.Accumulator] = {}
-        """Accumulators of the same values with simulated rounding errors."""
         self._ends: dict[NeedAtLayer, float] = {}
         """When the time of a need is over, by ``time.monotonic()``."""
         for need in stream.needs:
@@ -97,8 +48,6 @@ class TargetAccumulators:
             seconds: float | None = getattr(reducer, "max_seconds", None)
             if seconds is not None:
                 self._ends[need] = time.monotonic() + seconds
-            if need in self._errors:
-                self._inexact[need] = reducer.begin(evidence)
 
     def read(
         self, images: Tensor, indices: Tensor, evidence_of: EvidenceLookup, first: int = 0
@@ -110,23 +59,16 @@ class TargetAccumulators:
         ``first`` of the evidence. Reading and adding are apart so that a batch that fails adds
         nothing for any target.
         """
-        evidence_by_need = {}
         values = {}
         for need in self._unfinished:
-            evidence_by_need[need] = evidence_of(need.layer, need.input)
-            values[need] = applied(need.kind.method, evidence_by_need[need])  # type: ignore[attr-defined]
+            evidence = evidence_of(need.layer, need.input)
+            values[need] = applied(need.kind.method, evidence)  # type: ignore[attr-defined]
         rows = slice(first, first + len(indices))
         numbers = self._numbers[indices]
 
         def add() -> None:
             for need, batch_values in values.items():
-                row_values = batch_values[rows]
-                self._accumulators[need].add(images, numbers, row_values)
-                if need in self._inexact:
-                    errors = self._errors[need].of_rows(
-                        indices, evidence_by_need[need].inputs[rows]
-                    )
-                    self._inexact[need].add(images, numbers, row_values + errors)
+                self._accumulators[need].add(images, numbers, batch_values[rows])
 
         return add
 
@@ -195,12 +137,12 @@ class TargetAccumulators:
 
         Needs without a partial result are left out.
         """
-        return _results(self._accumulators, partial)
-
-    def inexact_results(self, *, partial: bool) -> dict[NeedAtLayer, Any]:
-        """The results by need with simulated rounding errors in each row's value; empty where none
-        were measured."""
-        return _results(self._inexact, partial)
+        results = {}
+        for need, accumulator in self._accumulators.items():
+            result = accumulator.partial() if partial else accumulator.result()
+            if result is not None or not partial:
+                results[need] = result
+        return results
 
     def maps(self) -> dict[str, Tensor]:
         """The maps so far, by the names of the methods that show them; for progress callbacks.
@@ -227,19 +169,3 @@ class TargetAccumulators:
             return None
         finished = torch.stack(done_images).all(0)
         return ~finished.to(owners.device)[owners] if bool(finished.any()) else None
-
-
-def _results(
-    accumulators: Mapping[NeedAtLayer, perturbations.Accumulator], partial: bool
-) -> dict[NeedAtLayer, Any]:
-    """The results of accumulators, by the need that they answer; with ``partial``, those so far,
-    where there are some.
-
-    An answer that is left out is missing for the method, which then has no attribution.
-    """
-    results = {}
-    for need, accumulator in accumulators.items():
-        result = accumulator.partial() if partial else accumulator.result()
-        if result is not None or not partial:
-            results[need] = result
-    return results

@@ -51,9 +51,7 @@ from explain.engine.rerun_context import RerunContext, RerunState
 from explain.engine.searches import run_searches
 from explain.engine.settings import (
     Footprint,
-    Precision,
     RuntimeSettings,
-    autocast,
     mixed_precision_now,
 )
 from explain.hooks import HookGroup
@@ -91,7 +89,6 @@ def gather(
     targets: Sequence[Target],
     settings: RuntimeSettings | None = None,
     *,
-    precision: Precision = "full",
     origin: RowOrigin | None = None,
     check_modules: Callable[[Sequence[str]], None] | None = None,
 ) -> list[EvidenceLookup]:
@@ -101,8 +98,7 @@ def gather(
     The engine's entry: requests, metrics, concepts and checks call it, and perturbed rows that need
     more than scores call it again. For each target, in the order of ``targets``, it returns a
     lookup: called with a layer's name or None, and with the path of an explained input if there are
-    several, it gives the `Evidence` on that target. ``precision`` is that of the first forward and
-    backward passes; that of perturbed rows is in ``settings``. ``origin`` says which images
+    several, it gives the `Evidence` on that target. ``origin`` says which images
     ``inputs`` are perturbed rows of. ``check_modules`` is called after the forward pass with the
     names of the modules that ran, and may raise. The model's parameters, buffers and hooks are as
     before afterwards.
@@ -124,7 +120,7 @@ def gather(
         if not cut:
             start_over()
         follow = check_modules is not None
-        return _Passes(model, inputs, plan, settings, precision, cut, follow=follow)
+        return _Passes(model, inputs, plan, settings, cut, follow=follow)
 
     with reading(model, inputs, settings.activation):
         with untouched(model, create_graph=settings.create_graph, alone=True), statistics:
@@ -209,11 +205,9 @@ def _evidence(
     returns.
     """
     answers: dict[needs.Need[Any], Any] = {}
-    inexact: dict[needs.Need[Any], Any] = {}
-    for selected, all_answers in ((answers, resolved.answers), (inexact, resolved.inexact)):
-        for need, answer in all_answers.items():
-            if need.layer in (None, layer) and need.input in (None, path):
-                selected[need.kind] = answer
+    for need, answer in resolved.answers.items():
+        if need.layer in (None, layer) and need.input in (None, path):
+            answers[need.kind] = answer
     return Evidence(
         inputs=at_least_float32(forward.inputs.tensor(path or forward.inputs.path)),
         score=resolved.score,
@@ -226,8 +220,6 @@ def _evidence(
         origin=origin,
         find_outputs=(lambda: forward.outputs) if origin is None else origin.outputs,
         find_probability=resolved.target.probability,
-        rounding=resolved.rounding,
-        inexact=inexact,
     )
 
 
@@ -245,7 +237,6 @@ class _Passes:
         inputs: Inputs,
         plan: Plan,
         settings: RuntimeSettings,
-        precision: Precision,
         cut: bool,
         *,
         follow: bool,
@@ -258,7 +249,6 @@ class _Passes:
         self.plan = plan
         self.cut = cut and not (plan.whole or settings.create_graph)
         self.footprint = Footprint()
-        self._precision = precision
         self._create_graph = settings.create_graph
         self._of_reference: dict[needs.Reference | None, RecordedPass] = {}
         """The recorded passes of DeepLIFT's references, while targets need them."""
@@ -267,16 +257,14 @@ class _Passes:
             tensor = inputs.tensor(path)
             explained[path] = tensor.clone().requires_grad_() if plan.whole else tensor
         replayed_layer = plan.perturbed_layer
-        # Perturbed maps are run one image at a time and in this precision; and hooks of others
-        # would see a replay.
+        # Perturbed maps are run one image at a time; and hooks of others would see a replay.
         if replayed_layer is not None:
-            can_replay = self.cut and len(inputs) == 1 and precision == settings.precision
+            can_replay = self.cut and len(inputs) == 1
             replayed_layer = replayed_layer if can_replay and not has_hooks(model) else None
         gradients = torch.set_grad_enabled(not self.cut)
         with (
             HookGroup(model) as group,
             gradients,
-            autocast(inputs.x, precision),
             ExitStack() as stack,
         ):
             if settings.create_graph or needs.LayerCurvature in plan.kinds:
@@ -387,7 +375,7 @@ class _Passes:
         names = (*plan.layers, *plan.watched)
         layers = Capture(group, names, gradients=plan.layers, cut=self.cut, once=True)
         if plan.reruns:
-            self.footprint = Footprint.of(group, model, inputs, self._precision)
+            self.footprint = Footprint.of(group, model, inputs)
         return layers
 
     def tapes(self) -> dict[str, replay.Tape]:
@@ -553,7 +541,7 @@ class _Passes:
                 "comes back from there counts as a constant; take occlusion or rise"
             )
             return
-        if self._precision != "full" or not resolved.total.requires_grad or self._hooked:
+        if not resolved.total.requires_grad or self._hooked:
             return
         findings = findings_of(forward.model)
         if _FOLLOWS not in findings:
@@ -677,7 +665,6 @@ class _Passes:
         start_over(written=False)
         with (
             recording(True),
-            autocast(inputs.x, self._precision),
             HookGroup(model) as group,
             ExitStack() as stack,
         ):

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from explain._utils.device_reads import require_finite
 from explain._utils.errors import LayerError, ModelError, TargetError
 from explain.data.inputs import Inputs, Path
-from explain.engine import perturbations
 from explain.engine.ends import outputs_of
 from explain.engine.needs import Backward, NeedAtLayer, at_least_float32
 from explain.engine.recorded_pass import RecordedPass
@@ -52,10 +51,6 @@ class ResolvedTarget:
     attention: Sequence[AttentionRecord] = ()
     """The attention of the network; the latest backward pass adds its gradients."""
     answers: dict[NeedAtLayer, Any] = field(default_factory=dict)
-    rounding: dict[perturbations.Perturbation, float] = field(default_factory=dict)
-    """By how much scores in bfloat16 are off, by the perturbation of the rows."""
-    inexact: dict[NeedAtLayer, Any] = field(default_factory=dict)
-    """What answers would be with other rounding errors of the same size."""
 
     def of_rows(self, images: Tensor) -> Target:
         """The target for perturbed rows that belong to these images ``(b,)``, with the classes of

@@ -424,12 +424,6 @@ class Evidence:
     find_probability: Callable[[Tensor], Tensor | None] = lambda probabilities: None
     """Finds the probability ``(N,)`` of the target, if it has one, from those ``(N, K)`` of all
     classes."""
-    rounding: Mapping[Any, float] = field(default_factory=dict)
-    """By how much scores in bfloat16 are off, by the perturbation of the rows that have been run
-    so."""
-    inexact: Mapping[Need[Any], Any] = field(default_factory=dict)
-    """Of answers that come from scores in bfloat16, what others with rounding errors of the same
-    size would be."""
 
     def __getitem__(self, need: Need[T]) -> T:
         return self.answers[need]  # type: ignore[no-any-return]

@@ -109,9 +109,6 @@ class Perturbation(ABC):
     """Whether the scores of other rows are compared with those of its rows; it is run first
     then."""
 
-    full_precision: ClassVar[bool] = False
-    """Whether its rows are never run in bfloat16, since they are compared with scores in full
-    precision."""
     draws_anew: ClassVar[bool] = False
     """Whether a network that draws random numbers draws others for each of its rows, since the
     results are averaged; else all rows get those of the first pass."""
@@ -449,7 +446,6 @@ class ZeroInput(OneForEach):
     """A photo of zeros, which is what preprocessing makes of the training data's mean colour."""
 
     is_reference = True
-    full_precision = True
 
     words = "a blank photo"
 

@@ -29,7 +29,6 @@ from explain.engine.needs import (
     needs_at,
 )
 from explain.engine.perturbations import Attributions, Perturbation, Searches, Unperturbed
-from explain.engine.settings import Precision
 
 
 @dataclass(frozen=True)
@@ -42,13 +41,13 @@ class PerturbationPass:
     names: tuple[str, ...] = ()
     """The methods that use them."""
 
-    def is_known(self, precision: Precision) -> bool:
+    @property
+    def is_known(self) -> bool:
         """Whether the first forward pass has the scores of these perturbed rows already.
 
-        So it is where nothing is perturbed, the rows' ``precision`` is full, and only scores are
-        needed. Such a stream is not run.
+        So it is where nothing is perturbed, and only scores are needed. Such a stream is not run.
         """
-        return isinstance(self.perturbation, Unperturbed) and precision == "full" and not self.inner
+        return isinstance(self.perturbation, Unperturbed) and not self.inner
 
     @cached_property
     def inner(self) -> frozenset[NeedAtLayer]:
@@ -87,18 +86,6 @@ class PerturbationPass:
         """The plan of these gradients of an unperturbed image, with the methods' names."""
         return Plan({", ".join(self.names): self.gradients})
 
-    @property
-    def in_bfloat16(self) -> bool:
-        """Whether these perturbed rows may be run in bfloat16, if the user asks for it.
-
-        Rows of which gradients are taken may not: in bfloat16 scores are off by little, gradients
-        by tens of percent.
-        """
-        return not (
-            self.perturbation.full_precision
-            or any(need.kind.whole or need.kind.at_layer for need in self.inner)
-        )
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -128,7 +115,6 @@ class Plan:
     targets: int = 1
     images: int = 1
     channels: Mapping[str, int] = field(default_factory=dict)
-    precision: Precision = "full"
     size: tuple[int, ...] = ()
     """Height and width of the photo, where they are known."""
     seconds: float | None = None
@@ -181,22 +167,6 @@ class Plan:
                 for (perturbation, layer), needs in needs_of.items()
             ]
         )
-
-    def rounding(self, name: str, errors: Mapping[Perturbation, float]) -> float | None:
-        """The largest relative error of scores in bfloat16, over the perturbed rows that the method
-        ``name`` used.
-
-        ``errors`` has the error of each perturbation that was run. Perturbations that are in no
-        stream were chosen by searches. None where no row of the method was run in bfloat16.
-        """
-        searching_methods = self.names_of(self.searches)
-        methods_of = {stream.perturbation: self.names_of(stream.needs) for stream in self.streams}
-        errors_of_method = [
-            error
-            for perturbation, error in errors.items()
-            if name in methods_of.get(perturbation, searching_methods)
-        ]
-        return max(errors_of_method, default=None)
 
     @cached_property
     def answered_at_once(self) -> tuple[NeedAtLayer, ...]:
@@ -393,7 +363,7 @@ class Plan:
         """The streams of perturbed rows that must be run, each with the plan for its rows, of which
         these are the images."""
         for stream in self.streams:
-            if not stream.is_known(self.precision):
+            if not stream.is_known:
                 row_count = self.rows_of(stream)
                 yield (
                     stream,

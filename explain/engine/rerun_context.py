@@ -27,7 +27,7 @@ from explain.engine.incremental import IncrementalInference
 from explain.engine.needs import Evidence, EvidenceLookup, RowOrigin
 from explain.engine.plan import Plan
 from explain.engine.replay import Tape
-from explain.engine.settings import Footprint, RuntimeSettings, autocast, lacks_memory
+from explain.engine.settings import Footprint, RuntimeSettings, lacks_memory
 from explain.hooks.interventions import intervening_on_rows
 from explain.hooks.preserve import calculating, findings_of, has_drawn, untouched
 from explain.targets import Target
@@ -103,13 +103,12 @@ class RerunContext:
     @contextmanager
     def runs_model(self) -> Iterator[None]:
         """Enter what the model runs under outside `gather`: alone in its thread, left as found, in
-        the rows' precision.
+        the caller's mixed precision.
 
         Each direct call of the model on perturbed rows stands in this block; `gather` enters the
         same for itself.
         """
-        precision = autocast(self.inputs.x, self.settings.precision)
-        with untouched(self.model, alone=True), self.mixed_precision, precision:
+        with untouched(self.model, alone=True), self.mixed_precision:
             yield
 
     def way(
@@ -157,7 +156,7 @@ class RerunContext:
         Raises:
             ModelError: it has another one.
         """
-        key = ("keeps scores", way, rows, self.inputs.sizes, self.settings.precision)
+        key = ("keeps scores", way, rows, self.inputs.sizes)
         findings = findings_of(self.model)
         if key in findings:
             return
@@ -299,7 +298,7 @@ class RerunContext:
         one = one.to(resolved.score)
         other = other.to(resolved.score)
         rounding = torch.finfo(self.inputs.x.dtype).eps
-        if self.settings.precision != "full" or self.footprint.half or rounding > 1e-4:
+        if self.footprint.half or rounding > 1e-4:
             return torch.isclose(one, other, rtol=0.1, atol=1e-2).all()
         relative, absolute = (1e-3, 1e-4) if rounding > 1e-10 else (1e-5, 1e-8)
         scale = self.forward.scale(resolved).to(other)

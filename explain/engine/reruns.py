@@ -26,18 +26,17 @@ from explain._utils.device_reads import refused_by, require_finite
 from explain._utils.errors import MethodError
 from explain._utils.signals import came_by_signal
 from explain.data.inputs import Inputs, Path, dotted
-from explain.engine.accumulators import Add, RowErrors, TargetAccumulators
+from explain.engine.accumulators import Add, TargetAccumulators
 from explain.engine.ends import reading
 from explain.engine.incremental import FEW as FEW_IN_TRIAL
 from explain.engine.incremental import WORTH_A_TRIAL, IncrementalInference
 from explain.engine.layer_reruns import LayerRerun
-from explain.engine.needs import EvidenceLookup, NeedAtLayer, RowOrigin, at_least_float32
-from explain.engine.perturbations import PerturbedRows, Scores
+from explain.engine.needs import EvidenceLookup, NeedAtLayer, RowOrigin
+from explain.engine.perturbations import PerturbedRows
 from explain.engine.plan import PerturbationPass, Plan
-from explain.engine.rerun_context import RerunContext, RerunState, Way, between_far_rows
+from explain.engine.rerun_context import RerunContext, Way, between_far_rows
 from explain.engine.settings import (
     MEMORY,
-    Precision,
     RuntimeSettings,
     lacks_memory,
     report_progress,
@@ -48,26 +47,23 @@ from explain.hooks.preserve import calculating, drawing
 from explain.targets.base import find_logits
 from explain.targets.detector_outputs import reading_once
 
-FEW = 8
-"""How many rows are run in another way as well, to see by how much their scores are off."""
 INCREMENTAL_ROWS = 4
 """How many times as many rows make a fast batch where most of each is not computed."""
 StreamRows = Mapping[Path, PerturbedRows]
 """The perturbed rows of a stream, by explained input."""
 
 
-def run_streams(plan: Plan, context: RerunContext, min_rows: float = 1) -> bool:
+def run_streams(plan: Plan, context: RerunContext) -> None:
     """Run all perturbed rows of a plan, and write their results into the answers of each target.
 
     Called once after the first passes, and by searches for each of their steps. Reference rows come
     first, since other rows are compared with them. After an interrupt
-    (``context.state.interrupted``) no further stream is run. For streams with at least ``min_rows``
-    rows, the error of scores in bfloat16 is measured; returns whether one was.
+    (``context.state.interrupted``) no further stream is run.
     """
     with calculating(context.device.type, create_graph=context.settings.create_graph):
         streams_to_run = []
         for stream in plan.streams:
-            if stream.is_known(context.settings.precision):
+            if stream.is_known:
                 _take_known(stream, context)
             else:
                 streams_to_run.append((stream, _rows(stream, context)))
@@ -75,13 +71,11 @@ def run_streams(plan: Plan, context: RerunContext, min_rows: float = 1) -> bool:
         streams_to_run.sort(key=lambda item: not item[0].perturbation.is_reference)
         total = sum(len(rows[context.inputs.path].owners) for _, rows in streams_to_run)
         progress = ProgressCallback(context.settings, total)
-        is_measured = False
         for stream, rows in streams_to_run:
             if context.state.interrupted:
                 break
             names = {need: plan.names_of([need]) for need in stream.needs}
-            is_measured |= _run_stream(stream, rows, context, names, progress, min_rows)
-    return is_measured
+            _run_stream(stream, rows, context, names, progress)
 
 
 def _take_known(stream: PerturbationPass, context: RerunContext) -> None:
@@ -103,29 +97,19 @@ def _run_stream(
     context: RerunContext,
     names: Mapping[NeedAtLayer, Sequence[str]],
     progress: "ProgressCallback",
-    min_rows: float,
-) -> bool:
+) -> None:
     """Run one stream of perturbed rows for all targets, and write the results into their answers.
 
     ``names`` has the methods behind each need, for maps in progress. An interrupt ends the stream;
     if partial results are wanted, it is noted in ``context.state`` and the answers are those so
-    far. Returns whether the error of scores in bfloat16 was measured on rows other than references.
+    far.
     """
-    errors: list[dict[NeedAtLayer, RowErrors]] = []
     numbers = rows[context.inputs.path].numbers
     sums = [
         TargetAccumulators(stream, context, resolved, names, numbers)
         for resolved in context.targets
     ]
     try:
-        if context.settings.precision != "full" and stream.in_bfloat16:
-            errors = _note_rounding(stream, rows, context, min_rows)
-        if errors and min_rows == 1:
-            pairs = zip(context.targets, errors, strict=True)
-            sums = [
-                TargetAccumulators(stream, context, resolved, names, numbers, errors_of)
-                for resolved, errors_of in pairs
-            ]
         _run_rows(stream, rows, sums, context, progress)
     # an interrupt ends the stream with partial results, if these are wanted
     except KeyboardInterrupt as error:
@@ -135,82 +119,6 @@ def _run_stream(
     is_partial = bool(context.state.interrupted)
     for accumulators in sums:
         accumulators.resolved.answers.update(accumulators.results(partial=is_partial))
-        accumulators.resolved.inexact.update(accumulators.inexact_results(partial=is_partial))
-    return bool(errors) and not stream.perturbation.is_reference
-
-
-def _note_rounding(
-    stream: PerturbationPass, rows: StreamRows, context: RerunContext, min_rows: float
-) -> list[dict[NeedAtLayer, RowErrors]]:
-    """Measure the error of scores in bfloat16 on a few rows of a stream, by running these in full
-    precision too.
-
-    The largest error, as a share of the largest change of the score in these rows, goes to
-    ``resolved.rounding``.
-
-    Returns:
-        For each target, by need, row errors like those that were measured: with them, results are
-        added up once more to show how far they are off. Empty if the stream has fewer than
-        ``min_rows`` rows.
-    """
-    owners = rows[context.inputs.path].owners
-    if len(owners) < min_rows:
-        return []
-    sample = torch.linspace(0, len(owners) - 1, min(FEW, len(owners)), device=owners.device).long()
-    sample_rows = {path: input_rows.some(sample) for path, input_rows in rows.items()}
-    score = NeedAtLayer(Scores(stream.perturbation), stream.layer)
-    value_needs = {}
-    for need in stream.needs:
-        method = need.kind.method  # type: ignore[attr-defined]
-        value_needs[need] = replace(need, kind=Scores(stream.perturbation, method))
-    sample_stream = PerturbationPass(
-        stream.perturbation, stream.layer, tuple({score, *value_needs.values()})
-    )
-    all_rounded = _run_few(sample_stream, sample_rows, context, context.settings.precision)
-    all_exact = _run_few(sample_stream, sample_rows, context, "full")
-    generator = torch.Generator().manual_seed(0)
-    sample_of_row = torch.randint(len(sample), (len(owners),), generator=generator)
-    sample_of_row = sample_of_row.to(owners.device)
-    sample_of_row[sample] = torch.arange(len(sample), device=owners.device)
-    is_sampled = torch.zeros_like(owners, dtype=torch.bool).index_fill(0, sample, True)
-    perturbs_inputs = not (stream.perturbation.of_layer or stream.perturbation.of_tokens)
-    inputs = at_least_float32(rows[context.inputs.path].make(sample)) if perturbs_inputs else None
-    errors = []
-    for resolved, rounded, exact in zip(context.targets, all_rounded, all_exact, strict=True):
-        largest_change = (exact[score] - resolved.score[owners[sample]]).abs().max()
-        if not stream.perturbation.is_reference:
-            error = (rounded[score] - exact[score]).abs().max()
-            resolved.rounding[stream.perturbation] = (
-                float(error / largest_change) if largest_change else 0.0
-            )
-        errors.append(
-            {
-                need: RowErrors(
-                    rounded[value_need] - exact[value_need], sample_of_row, is_sampled, inputs
-                )
-                for need, value_need in value_needs.items()
-            }
-        )
-    return errors
-
-
-def _run_few(
-    stream: PerturbationPass, rows: StreamRows, context: RerunContext, precision: Precision
-) -> list[dict[NeedAtLayer, Any]]:
-    """Run some perturbed rows apart, in another precision; return their results by need, for each
-    target.
-
-    Nothing is reported as progress, and the answers of the targets stay as they are.
-    """
-    settings = replace(context.settings, precision=precision, progress=None)
-    state = RerunState(ways=context.state.ways)
-    context = replace(context, settings=settings, state=state)
-    numbers = rows[context.inputs.path].numbers
-    sums = [
-        TargetAccumulators(stream, context, resolved, {}, numbers) for resolved in context.targets
-    ]
-    _run_rows(stream, rows, sums, context, ProgressCallback(settings, 0))
-    return [accumulators.results(partial=False) for accumulators in sums]
 
 
 def _rows(stream: PerturbationPass, context: RerunContext) -> StreamRows:
@@ -250,8 +158,6 @@ def _run_rows(
     image by image, since what lies before them is run once for an image.
     """
     first_rows = rows[context.inputs.path]
-    if context.settings.precision != "full" and not stream.in_bfloat16:
-        context = replace(context, settings=replace(context.settings, precision="full"))
     if not (stream.perturbation.of_tokens or stream.perturbation.of_layer):
         indices = torch.arange(len(first_rows.owners), device=context.device)
         _run_in_batches(InputRerun(stream, rows, sums, context), indices, sums, progress)
@@ -420,17 +326,13 @@ class InputRerun:
         """A function that runs perturbed inputs faster than the model's call, by incremental
         inference, or None.
 
-        It is tried on a first batch. Only for photos on a CPU in full precision of which class
-        scores are read: elsewhere it does not pay, or would not be exact.
+        It is tried on a first batch. Only for photos on a CPU of which class scores are read:
+        elsewhere it does not pay.
         """
         context = self.context
         x = context.inputs.x
         count = len(self.rows.owners)
-        is_plain = (
-            self._reads_scores
-            and self._way_to_run != "one at a time"
-            and context.settings.precision == "full"
-        )
+        is_plain = self._reads_scores and self._way_to_run != "one at a time"
         is_photo = len(context.inputs.paths) == 1 and context.inputs.channels_first
         # incremental inference makes tensors during the model's passes, so on the caller's default
         # device
@@ -575,7 +477,6 @@ class InputRerun:
                 plan=self._inner,
                 targets=[accumulators.resolved.of_rows(images) for accumulators in self._sums],
                 settings=settings,
-                precision=settings.precision,
                 origin=RowOrigin(unperturbed.images, carried, context.find_outputs, image),
             )
 

@@ -15,7 +15,7 @@ from explain.engine.needs import NeedAtLayer
 from explain.engine.perturbations import OutOfTimeError, Scores, Search, Searcher
 from explain.engine.plan import Plan
 from explain.engine.rerun_context import RerunContext
-from explain.engine.reruns import FEW, run_streams
+from explain.engine.reruns import run_streams
 from explain.hooks.preserve import calculating
 
 
@@ -59,15 +59,13 @@ def run_searches(need: NeedAtLayer, context: RerunContext, resolved: ResolvedTar
 def _reader(need: NeedAtLayer, context: RerunContext) -> Callable[[Scores], Any]:
     """Return a function that runs the perturbed rows of a search's step and returns their values.
 
-    In it, interrupts are raised, since the search decides about them, and no progress is shown. The
-    error of scores in bfloat16 is measured in the first step that has enough rows.
+    In it, interrupts are raised, since the search decides about them, and no progress is shown.
     """
     (resolved,) = context.targets
     # an interrupt is handled by the search, not by the stream of rows
     settings = replace(context.settings, keep_partial=False, progress=None)
     quiet = replace(context, settings=settings)
     name: str = need.kind.method.name  # type: ignore[attr-defined]
-    is_measured = False
 
     def read(asked: Scores) -> Any:
         """Run the perturbed rows that a search asks for, and return their values in the order of
@@ -75,11 +73,8 @@ def _reader(need: NeedAtLayer, context: RerunContext) -> Callable[[Scores], Any]
 
         The answer is taken out of the target's answers again, since it is the search's alone.
         """
-        nonlocal is_measured
         need_at_layer = NeedAtLayer(asked, need.layer)
-        is_measured |= run_streams(
-            Plan({name: frozenset({need_at_layer})}), quiet, math.inf if is_measured else FEW
-        )
+        run_streams(Plan({name: frozenset({need_at_layer})}), quiet)
         return resolved.answers.pop(need_at_layer)
 
     return read

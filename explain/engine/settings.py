@@ -1,10 +1,10 @@
-"""Runtime settings: precision, the number of rows in a batch, and how progress is reported."""
+"""Runtime settings: the number of rows in a batch, and how progress is reported."""
 
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,6 @@ from explain.hooks.unwrap import leaves
 from explain.layers.placement import PlacementMode
 from explain.targets.outputs import Activation
 
-Precision: TypeAlias = Literal["full", "bf16", "bfloat16"]
 Progress = Callable[..., Any] | bool
 """Called with the number of perturbed rows done and their total; if it takes three arguments, also
 with the maps so far, by method. True prints a line."""
@@ -44,7 +43,6 @@ class RuntimeSettings(CheckedFields):
     Args:
         batch_size: the number of rows in a batch; None takes what is fast and fits into memory.
         progress: called with ``(done, total)`` after each batch.
-        precision: "bf16" runs perturbed rows in bfloat16 where only their scores are needed.
         keep_partial: an interrupt ends the work early, and the result is what there is by then.
         activation: what makes probabilities of the model's outputs; None finds it out.
         create_graph: evidence keeps its graph.
@@ -53,7 +51,6 @@ class RuntimeSettings(CheckedFields):
 
     batch_size: int | None = None
     progress: Progress | None = None
-    precision: Precision = "full"
     keep_partial: bool = False
     activation: Activation | None = None
     create_graph: bool = False
@@ -104,18 +101,6 @@ def report_progress(
             progress(done, total)
 
 
-def autocast(inputs: Tensor, precision: Precision) -> AbstractContextManager[None]:
-    """A block that computes in bfloat16 if ``precision`` says so, and else as the model and the
-    caller would.
-
-    Only for perturbed rows of which scores are needed; autocast that the caller has switched on
-    stays on with "full".
-    """
-    if precision == "full":
-        return nullcontext()
-    return torch.autocast(inputs.device.type, torch.bfloat16)
-
-
 def mixed_precision_now(device: torch.device) -> AbstractContextManager[Any]:
     """The mixed precision (autocast) that the caller has switched on, as a block in which perturbed
     rows are run.
@@ -141,15 +126,13 @@ class Footprint:
     """Whether the pass that measures it has ended."""
 
     @classmethod
-    def of(
-        cls, group: HookGroup, model: nn.Module, inputs: Inputs, precision: Precision
-    ) -> "Footprint":
+    def of(cls, group: HookGroup, model: nn.Module, inputs: Inputs) -> "Footprint":
         """That of an earlier pass of such inputs; else one that the next pass is to complete, for
         which modules are hooked."""
         x = inputs.x
         mixed = torch.is_autocast_enabled(x.device.type)
         findings = findings_of(model)
-        key = (cls, inputs.sizes, x.dtype, precision, mixed)
+        key = (cls, inputs.sizes, x.dtype, mixed)
         footprint: Footprint | None = findings.get(key)
         if footprint is None or not footprint.is_complete:
             footprint = findings[key] = cls()

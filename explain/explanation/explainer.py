@@ -290,7 +290,7 @@ class Explainer:
                 photos also a list with one for each photo.
             targets: a list of several targets for every photo, instead of ``target``.
             top_k: explain the k best classes, instead of ``target``.
-            layer, fuse, placement, batch_size, progress, precision, samples, tolerance,
+            layer, fuse, placement, batch_size, progress, samples, tolerance,
                 max_seconds, keep_partial, interventions: see `explain.attribute`;
                 interventions take the place of the explainer's own.
 
@@ -367,8 +367,6 @@ class Explainer:
                 self._outputs = None
         is_group = isinstance(methods, str) and methods in GROUPS
         chosen: Any = methods if is_group else self._methods(methods)
-        if settings.setdefault("precision", "full") == "bfloat16":
-            settings["precision"] = "bf16"  # records and runs know this word alone
         return Session(self, chosen, wanted, settings, of_each)
 
     def _methods(self, methods: Methods) -> list[Method]:

@@ -191,7 +191,6 @@ class Saved:
             targets=[arguments["target"]],
             layer=record.layer,
             fuse=record.fuse,
-            precision=record.precision,
             placement="even" if record.layer and record.placement is None else "cells",
             interventions=arguments["interventions"],
         )

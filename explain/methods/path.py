@@ -83,8 +83,6 @@ class PathStart(OneForEach):
     """The baseline of each photo: a number for all values or for each channel, one of `BASELINES`,
     or a tensor."""
 
-    full_precision = True
-
     baseline: PathBaseline = 0.0
 
     words = "the baseline"
@@ -545,8 +543,6 @@ def several(baselines: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 @dataclass(frozen=True)
 class Baselines(Perturbation):
     """All baselines ``(B, C, H, W)``, run for each photo."""
-
-    full_precision = True
 
     baselines: torch.Tensor
 

@@ -160,7 +160,7 @@ def check_maps(
         label: the name of the target in the verdict.
         seed: of random weights, masks and noise.
         checks: other ones than `default_checks`, such as ``default_checks(samples=960)``.
-        options: ``batch_size``, ``progress`` and ``precision`` as for `explain.attribute`.
+        options: ``batch_size`` and ``progress`` as for `explain.attribute`.
 
     Raises:
         MetricError: x is no single photo, or there is no map.
@@ -558,7 +558,7 @@ def check_explained(
     target = as_target(explanation.target_at(index))
     methods = [] if isinstance(session.methods, str) else session.methods
     maps = [(attribution.applied(methods), attribution) for attribution in attributions]
-    settings: Any = {"precision": first.precision, "activation": explainer.activation, **options}
+    settings: Any = {"activation": explainer.activation, **options}
     settings |= {
         "interventions": first.interventions,
         "checks": default_checks(seed, samples),

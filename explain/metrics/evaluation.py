@@ -220,7 +220,7 @@ def evaluate(
         masks: the same as truth values ``(N, H, W)``; of whole numbers, those above 0 are the
             object.
         options: as for `explain.attribute`: ``layer``, ``categories``, ``batch_size``,
-            ``progress``, ``precision`` …
+            ``progress`` …
 
     Returns:
         A `Table`: ``table[method][metric]`` is a tensor ``(N,)``.

@@ -141,7 +141,6 @@ def reproduction(subject: Subject) -> Reproduction:
         "targets": [_target_code(subject, index) for index in range(len(subject.results))],
         "labels": list(map(printable, subject.targets)),
         "options": _layer_options(attributions),
-        "is_bf16": any(attribution.precision == "bf16" for attribution in attributions),
         "is_checked": bool(subject.verdicts),
         "html": f"{stem_of(subject.source) if subject.source else 'report'}.html",
     }

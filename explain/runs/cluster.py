@@ -299,7 +299,7 @@ def run_on_ray(
         gpus: the share of a GPU that each actor takes: 0.25 for four actors on each.
         per_file: photos that are explained at a time, and that are in one file.
         target, targets, top_k, metrics, boxes, layer, fuse, batch_size: as for `explain.run`.
-        precision, samples, tolerance, max_seconds: as for `explain.run`.
+        samples, tolerance, max_seconds: as for `explain.run`.
         progress: called with a `State` after each piece.
 
     Returns:

@@ -106,7 +106,7 @@ def run(
             ``boxes``), WebDataset shards (tar), a data set of PyTorch or Hugging Face, or a list or
             iterator of photos.
         explainer: an `Explainer`, a model, the name of one, or None for the default model.
-        methods, target, targets, top_k, layer, fuse, precision, samples, tolerance, max_seconds: as
+        methods, target, targets, top_k, layer, fuse, samples, tolerance, max_seconds: as
             for calling an `Explainer`; ``target`` is one for all photos.
         output: the file. A run that it holds is continued.
         metrics: evaluate each map by these, too; those that need boxes skip photos without them.

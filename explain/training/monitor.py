@@ -63,7 +63,7 @@ class Monitor:
         board: a folder for TensorBoard (extra ``tensorboard``), or a ``SummaryWriter``. One of the
             two must be given.
         methods, target, targets, top_k, layer, fuse, batch_size: as for `explain.run`.
-        precision, samples, tolerance, max_seconds: as for `explain.run`.
+        samples, tolerance, max_seconds: as for `explain.run`.
         window: in how many steps before each snapshot gradients are watched; 0 for none.
         scaler: the ``torch.amp.GradScaler`` that scales the loss, if one does.
         start: how many steps of training there were before.

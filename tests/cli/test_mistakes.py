@@ -48,7 +48,7 @@ MISTAKES = {
     "layers cat.png cat.png": (2, "layers are listed for one photo, got 2; name one, or none"),
     "cat.png --fuse max": (2, "--fuse would have no effect: the maps of one layer are not fused"),
     "cat.png -m saliency --layer layer2": (2, "--layer would have no effect: no layer is looked"),
-    "cat.png --bf16": (2, "--bf16 would have no effect: the model is run once for gradcam"),
+    "cat.png --bf16": (2, "No such option '--bf16'"),
     "cat.png --samples 9": (2, "--samples would have no effect: nothing is estimated by gradcam"),
     "cat.png -m guidedbackprop --colormap jet": (2, "--colormap would have no effect: nothing is"),
     # the output
