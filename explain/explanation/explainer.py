@@ -378,14 +378,13 @@ class Explainer:
             if isinstance(methods, str) or not isinstance(methods, Iterable)
             else list(methods)
         )
-        black_and_white = range_of(self.preprocess)
         chosen = []
         for method in map(get_method, listed):
             if options(method).get("baseline") == Black():
                 method = replace(method, baseline=get_baseline(Black(), self.preprocess))  # type: ignore[call-arg]
-            elif black_and_white is not None:
-                low, high = black_and_white
-                method = method.within(low, high)
+            elif method.lacks_range:
+                low, high = range_of(self.preprocess) or (None, None)
+                method = replace(method, low=low, high=high)  # type: ignore[call-arg]
             chosen.append(method)
         return chosen
 
@@ -441,7 +440,7 @@ class Explainer:
         among several, from 0, by which results are put in order."""
         photo = self.read(image)
         source = image_path(image)
-        return Photo(photo, source, self.as_input(photo), source or f"photo {place}", place)
+        return Photo(photo, source, self._input_of(photo), source or f"photo {place}", place)
 
     def _explained_together(self, photos: list[Photo], session: "Session") -> list[Explanation]:
         """Return the explanations of photos whose inputs have one shape, made in one batch; tensors
@@ -651,7 +650,10 @@ class Explainer:
         >>> Explainer().as_input(Image.new("RGB", (30, 20))).shape
         torch.Size([1, 3, 224, 224])
         """
-        photo = self.read(image)
+        return self._input_of(self.read(image))
+
+    def _input_of(self, photo: Image.Image) -> torch.Tensor:
+        """Return the input that is made of a photo that has been read, ``(1, C, H, W)``."""
         cells = getattr(photo, "cells", None)
         if cells is not None:  # of a volume, whose channels come before its slices
             slices = [as_input(self.preprocess(photo.crop(cell))) for cell in cells]

@@ -293,11 +293,11 @@ class Method(CheckedFields):
             self.needs - self.delta_needs
         )
 
-    def within(self, low: tuple[float, ...], high: tuple[float, ...]) -> "Method":
-        """The method for inputs whose values lie from ``low`` to ``high`` (one number for each
-        channel), which preprocessing knows. Methods that use no range, or whose options name one
-        already, stay as they are."""
-        return self
+    @property
+    def lacks_range(self) -> bool:
+        """Whether it uses the range of the inputs, and its options ``low`` and ``high`` (one number
+        for each channel) do not name one yet."""
+        return False
 
     def tried(self) -> "Method":
         """The method with the fewest runs that show whether it can explain a network at all, for a

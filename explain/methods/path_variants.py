@@ -376,8 +376,9 @@ class XRAI(Method):
         super().__post_init__()
         check_range(self.name, self.low, self.high)
 
-    def within(self, low: tuple[float, ...], high: tuple[float, ...]) -> "XRAI":
-        return self if self.low is not None else replace(self, low=low, high=high)
+    @property
+    def lacks_range(self) -> bool:
+        return self.low is None
 
     @property
     def _gradients(self) -> dict[PathStart, Attributions]:

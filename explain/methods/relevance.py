@@ -140,10 +140,9 @@ class LRP(Method):
     def in_layer(self) -> "LRP":
         return self if self.concept is not None else replace(self, of_layer=True)
 
-    def within(self, low: tuple[float, ...], high: tuple[float, ...]) -> "LRP":
-        if self._given.is_open and self.low is None:
-            return replace(self, low=low, high=high)
-        return self
+    @property
+    def lacks_range(self) -> bool:
+        return self._given.is_open and self.low is None
 
     @property
     def _given(self) -> Composite:

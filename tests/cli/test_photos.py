@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageFile
 
 import explain
 from explain.attribution.pictures import sentence
 from explain.cli.output import ProgressBar
 from explain.cli.several import find_photos
+from explain.models import CenterCrop
 from tests.cli.conftest import Typed
 from tests.runs.networks import picture
 
@@ -55,6 +56,26 @@ def test_folders_inside_folders_are_looked_into_on_request(typed: Typed) -> None
     code, _, (error,) = typed("in")
     assert code == 1
     assert error.endswith("); --recursive looks into its folders")
+
+
+def test_a_photo_is_decoded_and_cropped_once(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[str] = []
+    cropped: list[tuple[int, int]] = []
+    decode = ImageFile.ImageFile.load
+    crop = CenterCrop.__call__
+
+    def load(file: Any, *args: Any) -> Any:
+        decoded.extend([file.filename] * bool(file.tile))
+        return decode(file, *args)
+
+    def preprocess(self: CenterCrop, image: Image.Image) -> torch.Tensor:
+        cropped.append(image.size)
+        return crop(self, image)
+
+    monkeypatch.setattr(ImageFile.ImageFile, "load", load)
+    monkeypatch.setattr(CenterCrop, "__call__", preprocess)
+    code, _, _ = typed("a.png", *ALWAYS, "--method", "gradcam", "--method", "saliency")
+    assert (code, len(decoded), cropped) == (0, 1, [(20, 16)])
 
 
 def test_slices_of_a_volume_are_photos_in_the_window_that_is_typed(typed: Typed) -> None:
