@@ -13,6 +13,8 @@ def cell_centres(model: nn.Module, x: InputsLike, layer: str) -> Tensor:
 
     A cell looks at the centre of its squared gradient in the pixels, which is estimated from the
     weights (`explain.layers.receptive_fields`); it is seldom the middle of its share of the photo.
+    The border of the photo cuts fields, so that cells there look further inwards than they are
+    drawn (`Attribution.placement`): an object that is moved by a stride moves the map by a cell.
     Cells that look nowhere have NaN. The network runs once, on the first image of ``x`` ``(N, C, H,
     W)``.
 
@@ -25,7 +27,7 @@ def cell_centres(model: nn.Module, x: InputsLike, layer: str) -> Tensor:
     [1.0, 2.0, 4.0, 6.0]
     """
     grids = NetworkGrids(model, as_inputs(x).first().detached())
-    looks = grids.look(layer)
+    looks = grids.look(layer, cut=True)
     if looks is None:
         raise LayerError(
             f"layer must give a map of the photo, got {shown(layer)}; explain.list_layers shows "

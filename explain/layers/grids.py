@@ -230,9 +230,9 @@ class NetworkGrids(Grids):
                 self._of_photos[layer] = placement
         return placement  # type: ignore[no-any-return]
 
-    def look(self, layer: str) -> CellLooks | None:
+    def look(self, layer: str, *, cut: bool = False) -> CellLooks | None:
         """Run the network, and follow where the cells of a layer's map look; None if it has none,
-        or it is one of a video.
+        or it is one of a video; ``cut``, with no more than the photo to look at.
 
         The network runs on noise, so that this depends on no photo; unless the photo decides.
         """
@@ -240,21 +240,21 @@ class NetworkGrids(Grids):
         noise = normal(inputs.x.shape, seeded(0)).to(inputs.x)
         of_noise = inputs.replaced(noise) if inputs.x.is_floating_point() else inputs
         first = of_noise.first() if self._summary.alone else of_noise
-        looks = self._look_once(layer, first)
+        looks = self._look_once(layer, first, cut=cut)
         if looks is None or looks.lasts:
             return looks
         if not looks.draws:  # each photo has its own
-            return self._look_once(layer, inputs)
+            return self._look_once(layer, inputs, cut=cut)
         with torch.random.fork_rng([inputs.x.device] if inputs.x.is_cuda else []):
             torch.rand(1, device="cpu")  # the next run draws other numbers
             torch.rand(1, device=inputs.x.device)
-            again = self._look_once(layer, first)
+            again = self._look_once(layer, first, cut=cut)
         placement = again and again.placement
         if looks.placement and placement and looks.placement.is_beside(placement):
             return replace(looks, lasts=True)
         return CellLooks(None, "random numbers", lasts=False)
 
-    def _look_once(self, layer: str, inputs: Inputs) -> CellLooks | None:
+    def _look_once(self, layer: str, inputs: Inputs, *, cut: bool) -> CellLooks | None:
         """Follow where the cells of a layer's map look in a run on these inputs."""
         place = self._place(layer)
         place = place._replace(module=modules_of(self._model)[submodule(self._model, place.module)])
@@ -262,7 +262,7 @@ class NetworkGrids(Grids):
             return CellLooks(None, "weights that FSDP shards")
         recorder, photo, values = record_calls(self._model, inputs, partly=True)
         try:
-            return self._looks_in(recorder, photo, values, layer, place)
+            return self._looks_in(recorder, photo, values, layer, place, cut=cut)
         finally:
             recorder.release()
 
@@ -273,6 +273,8 @@ class NetworkGrids(Grids):
         values: Mapping[CallKey, Value],
         layer: str,
         place: LayerPlace,
+        *,
+        cut: bool,
     ) -> CellLooks | None:
         """Follow where the cells of a layer's map look in a recorded pass."""
         if place.part == "input":
@@ -287,15 +289,20 @@ class NetworkGrids(Grids):
         if value is None:
             return CellLooks(None, "what cannot be recorded")
         steps = leading_to(value)
-        looks = receptive_fields(steps, photo)
+        looks = receptive_fields(steps, photo, cut=cut)
         if value not in looks.fields:
             return CellLooks(None, ", ".join(looks.unknown) or "what it does with the photo")
-        where = centres(looks.fields[value], value.shape)
         dims = (1,) if looks.by_photo else (0, 1)
-        lines = [grid.spread(axis).nanmean(dims, keepdim=True)[:, 0] for axis in where.cpu()]
+        laid_out = [
+            [grid.spread(part.expand(value.shape)).sum(dims, keepdim=True) for part in along]
+            for along in looks.fields[value]
+        ]
+        where = centres((torch.stack(laid_out[0]), torch.stack(laid_out[1])))[:, :, 0]
         seen = seen_pixels(steps, photo, looks)
         placement = Placement(
-            self.size, torch.stack(lines, -1).float(), None if seen is None else seen.cpu()
+            self.size,
+            where.movedim(0, -1).float().cpu(),
+            None if seen is None else seen.cpu(),
         )
         return CellLooks(
             placement, lasts=not (looks.by_photo or recorder.draws), draws=recorder.draws

@@ -2,20 +2,27 @@
 recording.
 
 A cell is not in the middle of its share of the photo. In a stack of 3 x 3 convolutions with stride
-2 and padding 1, cell i looks at i times the stride. The field of each value is carried along:
+2 and padding 1, cell i looks at i times the stride. The field of each value is carried along, once
+along the rows of the photo and once along its columns:
 
-    mass             the expected squared gradient of the value in the pixels, summed over these
-    mass x row, mass x column    its first moments
+    mass           the expected squared gradient of the value in the pixels, summed over these
+    mass x place   its first moment
 
-so that their quotients are the centre. Convolutions carry it with their weights squared,
-normalisations and activations with their squared slopes; sums add it; what moves values moves it,
-and zero padding has none. A gate that is broadcast does not move what it scales, and neither does
-the mixing of an attention: a token stays where its residual stream is. Channels are taken together.
+so that their quotient is the centre. Convolutions carry it with their weights squared,
+normalisations and activations with their squared slopes, each channel by itself; sums add it, and
+what moves values moves it. A gate that is broadcast does not move what it scales, and neither does
+the mixing of an attention: a token stays where its residual stream is.
+
+The border of the photo cuts fields: what is left of them is further inwards. Where values are
+drawn, it must not: an object that is moved by a stride moves the map by a cell, at the border too.
+So zero padding is taken for more of the photo there, and for nothing where fields are ``cut``.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -26,9 +33,9 @@ from explain.recording import Step, Value
 from explain.recording.moves import compact, is_move, moved
 
 aten = torch.ops.aten
-Field = tuple[Tensor, Tensor, Tensor]
-"""Mass and first moments along rows and columns of the photo, in pixels: each has the dimensions of
-the value, of size 1 where it does not change."""
+Field = tuple[Tensor, Tensor]
+"""Mass and first moment in pixels, along the rows of the photo and along its columns, ``(2,
+*shape)`` each: with the dimensions of the value, of size 1 where it does not change."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,25 +62,28 @@ def leading_to(value: Value) -> list[Step]:
     return sorted(steps, key=lambda step: steps[step])
 
 
-def receptive_fields(steps: Iterable[Step], x: Value) -> Looks:
-    """Follow where the values of a recording look in a photo ``x`` ``(N, C, H, W)``."""
-    height, width = x.shape[-2:]
+def receptive_fields(steps: Iterable[Step], x: Value, *, cut: bool = False) -> Looks:
+    """Follow where the values of a recording look in a photo ``x`` ``(N, C, H, W)``; ``cut``, with
+    no more than the photo to look at."""
     device = x.tensor.device
     # the rounding of single precision would show in maps, which are drawn by this
     precise = torch.float32 if device.type == "mps" else torch.float64
-    mass = torch.ones(1, 1, 1, 1, device=device, dtype=precise)
-    rows = torch.arange(0.5, height, device=device, dtype=precise).reshape(1, 1, height, 1)
-    columns = torch.arange(0.5, width, device=device, dtype=precise).reshape(1, 1, 1, width)
-    fields: dict[Value, Field] = {x: (mass, rows, columns)}
+    lines = []
+    for dim, length in enumerate(x.shape[2:], start=2):
+        places = torch.arange(0.5, length, device=device, dtype=precise)
+        line = torch.stack([torch.ones_like(places), places])
+        lines.append(line.reshape([2, *(length if d == dim else 1 for d in range(4))]))
+    fields: dict[Value, Field] = {x: (lines[0], lines[1])}
     unknown: dict[str, None] = {}
     by_photo = False
+    size = (x.shape[2], x.shape[3])
     for step in steps:
         if not any(value in fields for value in step.inputs):
             continue
         if is_move(step) or step.operation.has("samples"):
             by_photo |= any(value.depends for value in step.inputs if value not in fields)
         try:
-            fields |= _carried(step, fields, (height, width))
+            fields |= _carried(step, fields, size, cut=cut)
         except Exception as error:  # operators may take arguments in unknown ways
             if came_by_signal(error):
                 raise
@@ -96,10 +106,13 @@ def seen_pixels(steps: Iterable[Step], photo: Value, looks: Looks) -> Tensor | N
             if is_move(step) or (torch.Tag.pointwise in step.operator.tags and len(signals) == 1):
                 pixels.update(looks.fields.keys() & set(step.outputs))
                 continue
-            mass, *moments = (part.expand(value.shape) for part in looks.fields[value])
-            read = (mass > 0) & _read(step, value)
-            rows, columns = (moment[read].div(mass[read]).long() for moment in moments)
-            seen[rows, columns] = True
+            rows, columns = centres(looks.fields[value], value.shape)
+            on_photo = [
+                (places >= 0) & (places < length)
+                for places, length in zip((rows, columns), seen.shape, strict=True)
+            ]
+            read = on_photo[0] & on_photo[1] & _read(step, value)
+            seen[rows[read].long(), columns[read].long()] = True
             if bool(seen.all()):
                 return None
     return seen if bool(seen.any()) else None
@@ -133,29 +146,45 @@ def _read(step: Step, value: Value) -> Tensor:
     return lines[0][:, None] & lines[1] if lines else read
 
 
-def centres(field: Field, shape: Sequence[int]) -> Tensor:
+def centres(field: Field, shape: Sequence[int] | None = None) -> Tensor:
     """Where values of this shape look: ``(2, *shape)``, row and column in pixels.
 
     Values that look nowhere have NaN.
     """
-    mass, *moments = field
-    places = [torch.where(mass > 0, moment / mass, torch.nan) for moment in moments]
-    return torch.stack([place.expand(tuple(shape)) for place in places])
+    rows, columns = (_places(along) for along in field)
+    if shape is not None:
+        rows, columns = rows.expand(tuple(shape)), columns.expand(tuple(shape))
+    # what is nowhere along one axis is nowhere
+    return torch.stack([rows + 0 * columns, columns + 0 * rows])
+
+
+def _stacked(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """Stack tensors that broadcast to each other."""
+    shape = [max(sizes) for sizes in zip(*(part.shape for part in parts), strict=True)]
+    return torch.stack([part.expand(shape) for part in parts], dim)
+
+
+def _places(along: Tensor) -> Tensor:
+    """The centres of fields along one axis of the photo; NaN of what looks nowhere."""
+    mass, moment = along
+    return torch.where(mass > 0, moment / mass, torch.nan)
 
 
 def _carried(
-    step: Step, fields: Mapping[Value, Field], size: tuple[int, int]
+    step: Step, fields: Mapping[Value, Field], size: tuple[int, int], *, cut: bool
 ) -> dict[Value, Field]:
     """The fields of the results of a step, on photos of a ``size``."""
     results = step.outputs
     operation = step.operation
+    if step.name == "constant_pad_nd":
+        return {results[0]: _padded(step, fields[step.args[0]], cut=cut)}
     if is_move(step):
         return _moved(step, results, fields)
     if operation.kind == "convolution":
         _must_be_together(fields[step.args[0]], size, step.name)
-        return {results[0]: _convolved(step, fields[step.args[0]])}
+        return {results[0]: _convolved(step, fields[step.args[0]], cut=cut)}
     if operation.has("pools"):
-        return {results[0]: _pooled(step, fields[step.args[0]], results[0])}
+        return {results[0]: _pooled(step, fields[step.args[0]], results[0], cut=cut)}
     if operation.has("resizes") or operation.has("samples") or step.name in ("sum", "mean"):
         return {results[0]: _run_on(step, fields[step.args[0]])}
     if step.name in ("mm", "addmm"):
@@ -171,66 +200,224 @@ def _moved(
     step: Step, results: Sequence[Value], fields: Mapping[Value, Field]
 ) -> dict[Value, Field]:
     """The fields of results that are moved: the step is run with each part of the fields."""
+    any_part = next(iter(fields.values()))[0][0]
 
-    any_mass = next(iter(fields.values()))[0]
-
-    def part_of(axis: int, value: Value) -> Tensor:
+    def part_of(axis: int, part: int, value: Value) -> Tensor:
         """One part of the field of a value; 0 of a value that does not come from the photo."""
         field = fields.get(value)
-        return any_mass.new_zeros([1] * len(value.shape)) if field is None else field[axis]
+        return any_part.new_zeros([1] * len(value.shape)) if field is None else field[axis][part]
 
-    parts = [moved(step, partial(part_of, axis)) for axis in range(3)]
-    return {result: tuple(part[result] for part in parts) for result in results}  # type: ignore[misc]
+    parts = [[moved(step, partial(part_of, axis, part)) for part in (0, 1)] for axis in (0, 1)]
+    return {
+        result: tuple(  # type: ignore[misc]
+            _stacked([mass[result], moment[result]]) for mass, moment in parts
+        )
+        for result in results
+    }
+
+
+def _padded(step: Step, field: Field, *, cut: bool) -> Field:
+    """The field behind a padding with a constant, along the dimensions in which it changes."""
+    ends = step.args[1]
+    rows, columns = field
+    for i in range(len(ends) // 2):
+        dim = len(step.args[0].shape) - 1 - i
+        rows, columns = (
+            _extended(along, dim, ends[2 * i], ends[2 * i + 1], cut=cut)
+            for along in (rows, columns)
+        )
+    return rows, columns
+
+
+def _extended(along: Tensor, dim: int, left: int, right: int, *, cut: bool) -> Tensor:
+    """A field with so many values more at both ends of a dimension, or fewer: they look further
+    out, as every second value does; nowhere, if fields are ``cut``."""
+    length = along.shape[dim + 1]
+    if length == 1:
+        return along
+    period = min(2, length - 1)  # transposed convolutions have two kinds of values in turn
+    numbers = torch.arange(-left, length + right, device=along.device)
+    below = (-numbers).clamp(min=0).add(period - 1).div(period, rounding_mode="floor")
+    above = (numbers - length + 1).clamp(min=0).add(period - 1).div(period, rounding_mode="floor")
+    mass, moment = along.index_select(dim + 1, numbers + period * (below - above))
+    shape = [-1 if d == dim else 1 for d in range(mass.ndim)]
+    below, above = below.reshape(shape), above.reshape(shape)
+    if cut:
+        is_own = (below + above) == 0
+        return torch.stack([mass * is_own, moment * is_own])
+    ends = (0, period, length - 1 - period, length - 1)
+    first, third, third_last, last = (_places(along.narrow(dim + 1, place, 1)) for place in ends)
+    further = above * (last - third_last) - below * (third - first)
+    return torch.stack([mass, moment + mass * further.nan_to_num()])
 
 
 def _run_on(step: Step, field: Field) -> Field:
     """A step that is linear in its first argument, run on a field in the place of that."""
     x: Value = step.args[0]
     results = []
-    for part in field:
-        options = [arg.tensor.to(part) if isinstance(arg, Value) else arg for arg in step.args[1:]]
-        result = step.operator(part.expand(x.shape).contiguous(), *options, **step.kwargs)
-        results.append(compact(result))
+    for along in field:
+        parts = []
+        if step.operation.has("samples"):  # everywhere
+            along = along.mean(2, keepdim=True)
+        for part in along:
+            options = [
+                arg.tensor.to(part) if isinstance(arg, Value) else arg for arg in step.args[1:]
+            ]
+            if step.name not in ("sum", "mean"):
+                part = part.expand(len(part), part.shape[1], *x.shape[2:]).contiguous()
+            parts.append(step.operator(part, *options, **step.kwargs))
+        results.append(compact(torch.stack(parts), first=1))
     return tuple(results)  # type: ignore[return-value]
 
 
-def _convolved(step: Step, field: Field) -> Field:
+def _convolved(step: Step, field: Field, *, cut: bool) -> Field:
     """The field behind a convolution: that of its window, weighted by the squared weights."""
     x: Value = step.args[0]
-    squares = step.args[1].tensor.detach().to(field[0]).square()
-    is_transposed = step.args[6]
-    kernel = squares.mean(int(is_transposed), keepdim=True).sum(
-        int(not is_transposed), keepdim=True
-    )
-    if list(kernel.shape[2:]) == list(step.args[3]):  # patches, which are drawn as such
-        kernel = kernel.mean((2, 3), keepdim=True).expand_as(kernel)
-    options = step.args[3:8]  # stride, padding, dilation, transposed, output padding
-    parts = []
-    for part in field:
-        values = part.mean(1, keepdim=True).expand(len(part), 1, *x.shape[2:])
-        parts.append(aten.convolution(values, kernel, None, *options, 1))
-    return tuple(parts)
+    squares = step.args[1].tensor.detach().square()
+    sides = squares.shape[2:]
+    stride, padding, dilation = ([*part] * (len(sides) // len(part)) for part in step.args[3:6])
+    is_transposed, output_padding, groups = step.args[6:9]
+    if list(sides) == stride:  # patches, which are drawn as such
+        squares = squares.mean(tuple(range(2, squares.ndim)), keepdim=True).expand_as(squares)
+    lattices = [lattice for lattice in map(_lattice, field) if lattice is not None]
+    if len(lattices) == 2 and not (cut or is_transposed):
+        return _convolved_lattices(step, squares, lattices, stride, padding, dilation)
+    results = []
+    for along in field:
+        kernel = squares
+        options: list[list[int]] = [[], [], [], []]
+        for i, side in enumerate(sides):
+            if along.shape[i + 3] == 1:  # the same everywhere
+                kernel = sum(kernel.split(1, i + 2))  # faster than its own sum
+                values = (1, 0, 1, 0)
+            elif is_transposed:
+                more = dilation[i] * (side - 1) // stride[i] + 1
+                along = _extended(along, i + 2, more, more, cut=cut)
+                taken_off = padding[i] + stride[i] * more
+                values = (stride[i], taken_off, dilation[i], output_padding[i])
+            else:
+                along = _extended(along, i + 2, padding[i], padding[i], cut=cut)
+                values = (stride[i], 0, dilation[i], 0)
+            for option, value in zip(options, values, strict=True):
+                option.append(value)
+        lengths = along.shape[3:]
+        if max(lengths) < math.prod(lengths):  # on no grid: its channels together
+            along = along.mean(2, keepdim=True)
+            kernel = kernel.mean(int(is_transposed), keepdim=True)
+            kernel = kernel.sum(int(not is_transposed), keepdim=True)
+            groups = 1
+        else:
+            along = along.expand(-1, -1, x.shape[1], *lengths)
+        along = along.flatten(0, 1)
+        kernel = kernel.to(along)
+        options_of_step = (*options[:3], is_transposed, options[3], groups)
+        outputs = aten.convolution(along, kernel, None, *options_of_step)
+        results.append(outputs.reshape(2, -1, *outputs.shape[1:]))
+    return tuple(results)
 
 
-def _pooled(step: Step, field: Field, result: Value) -> Field:
+class _Lattice(NamedTuple):
+    """Fields that are the same but for being a step apart along one dimension: mass and first
+    moment of the first one, the latter from an origin on, so that single precision is enough."""
+
+    dim: int
+    origin: float
+    gap: float
+    mass: Tensor
+    moment: Tensor
+
+
+def _lattice(along: Tensor) -> _Lattice | None:
+    """The regular fields of maps ``(2, N, C, h, w)`` along one axis of the photo; None for
+    others."""
+    changing = [dim for dim, length in enumerate(along.shape[1:]) if length > 1 and dim > 1]
+    if len(changing) != 1:
+        return None
+    (dim,) = changing
+    mass, moment = along
+    first = mass.narrow(dim, 0, 1)
+    places = _places(along)
+    gaps = places.diff(dim=dim)
+    gap = float(gaps.nanmean())
+    off = (gaps - gap).abs().nan_to_num()  # channels without a part in it look nowhere
+    if not bool((mass == first).all()) or not bool((off <= _SAME * abs(gap)).all()):
+        return None
+    origin = float(places.narrow(dim, 0, 1).nanmean())
+    return _Lattice(dim, origin, gap, first, moment.narrow(dim, 0, 1) - first * origin)
+
+
+def _convolved_lattices(
+    step: Step,
+    squares: Tensor,
+    lattices: Sequence[_Lattice],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> Field:
+    """The fields behind a convolution of regular ones: one window tells all of them."""
+    x: Value = step.args[0]
+    count = squares.ndim - 2
+    images = max(len(lattice.mass) for lattice in lattices)
+    windows = squares.new_empty((2 * len(lattices), images, x.shape[1], *squares.shape[2:]))
+    for i, lattice in enumerate(lattices):  # what the window of the first output looks at
+        dim = lattice.dim - 2
+        taps = torch.arange(squares.shape[lattice.dim], device=squares.device)
+        beside = (taps * dilation[dim] - padding[dim]) * lattice.gap
+        beside = beside.reshape([-1 if d == dim else 1 for d in range(count)])
+        windows[2 * i] = lattice.mass
+        windows[2 * i + 1] = lattice.moment + lattice.mass * beside
+    groups = step.args[8]
+    weights = squares.reshape(groups, -1, squares[0].numel())
+    of_windows = windows.reshape(*windows.shape[:2], groups, -1).movedim(0, -1)  # (n, g, i * k, 4)
+    outputs = (weights @ of_windows).flatten(1, 2).to(lattices[0].mass)
+    results = []
+    for i, lattice in enumerate(lattices):
+        mass, moment = (
+            outputs[..., column].reshape(*outputs.shape[:2], *[1] * count)
+            for column in (2 * i, 2 * i + 1)
+        )
+        length = step.results[0].shape[lattice.dim]  # type: ignore[union-attr]
+        numbers = torch.arange(length, device=mass.device, dtype=mass.dtype)
+        places = lattice.origin + lattice.gap * stride[lattice.dim - 2] * numbers
+        places = places.reshape([-1 if d == lattice.dim else 1 for d in range(count + 2)])
+        results.append(_stacked([mass, moment + mass * places]))
+    return tuple(results)  # type: ignore[return-value]
+
+
+def _pooled(step: Step, field: Field, result: Value, *, cut: bool) -> Field:
     """The field behind a pooling: the mean of its window, of maxima too, which may be anywhere in
     it."""
-    x: Value = step.args[0]
-    parts = []
-    for part in field:
-        values = part.mean(1, keepdim=True).expand(len(part), 1, *x.shape[2:])
-        if "adaptive" in step.name:
-            pooled = F.adaptive_avg_pool2d(values, (result.shape[2], result.shape[3]))
-        else:
-            stride = step.args[2] if len(step.args) > 2 and step.args[2] else step.args[1]
-            padding = step.args[3] if len(step.args) > 3 else 0
-            ceil_at = 5 if step.name.startswith("max") else 4
-            ceil_mode = len(step.args) > ceil_at and bool(step.args[ceil_at])
-            pooled = F.avg_pool2d(values, step.args[1], stride, padding, ceil_mode)
-        if pooled.shape[2:] != tuple(result.shape[2:]):
-            raise ValueError(step.name)
-        parts.append(pooled)
-    return tuple(parts)  # type: ignore[return-value]
+    if "adaptive" in step.name:
+        sides = [
+            [output if along.shape[dim + 1] > 1 else 1 for dim, output in enumerate(result.shape)]
+            for along in field
+        ]
+        pooled = [
+            F.adaptive_avg_pool2d(along.flatten(0, 1), (side[2], side[3]))
+            for along, side in zip(field, sides, strict=True)
+        ]
+        rows, columns = (along.reshape(2, -1, *along.shape[1:]) for along in pooled)
+        return rows, columns
+    dims = range(2, len(result.shape))
+    defaults = [[1], step.args[1], [0], [1]][: 3 if step.operation.kind == "average" else 4]
+    options = [
+        [*(step.args[i] if len(step.args) > i and step.args[i] else default)] * len(dims)
+        for i, default in enumerate(defaults, start=1)
+    ]
+    kernel, stride, padding = options[:3]
+    dilation = options[3] if len(options) > 3 else [1] * len(dims)
+    results = []
+    for along in field:
+        for i, dim in enumerate(dims):
+            length = along.shape[dim + 1]
+            if length == 1:
+                continue
+            span = dilation[i] * (kernel[i] - 1) + 1
+            needed = (result.shape[dim] - 1) * stride[i] + span
+            along = _extended(along, dim, padding[i], needed - length - padding[i], cut=cut)
+            along = along.unfold(dim + 1, span, stride[i])[..., :: dilation[i]].mean(-1)
+        results.append(along)
+    return tuple(results)  # type: ignore[return-value]
 
 
 def _of_product(step: Step, result: Value, fields: Mapping[Value, Field]) -> dict[Value, Field]:
@@ -241,23 +428,25 @@ def _of_product(step: Step, result: Value, fields: Mapping[Value, Field]) -> dic
         return {}
     if first in fields:
         scale = second.tensor.detach().to(fields[first][0]).square().sum(0).mean()
-        return {result: tuple(part.mean(1, keepdim=True) * scale for part in fields[first])}
+        rows, columns = (along.mean(2, keepdim=True) * scale for along in fields[first])
+        return {result: (rows, columns)}
     squares = first.tensor.detach().to(fields[second][0]).square()
-    return {
-        result: tuple(compact(squares @ part.expand(second.shape)) for part in fields[second])  # type: ignore[dict-item]
-    }
+    rows, columns = (
+        compact(squares @ along.expand(2, *second.shape), first=1) for along in fields[second]
+    )
+    return {result: (rows, columns)}
 
 
 def _must_be_together(field: Field, size: tuple[int, int], name: str, dim: int = 1) -> None:
     """Refuse to mix what looks at several places of the photo, along a dimension of its values: the
     mean of these is none of them."""
-    mass, *moments = field
-    for moment, length in zip(moments, size, strict=True):
-        if max(moment.shape[dim], mass.shape[dim]) > 1:
-            place = torch.where(mass > 0, moment / mass, torch.nan)
-            least = place.nan_to_num(torch.inf).amin(dim)
-            most = place.nan_to_num(-torch.inf).amax(dim)
-            if bool((most - least > _APART * length).any()):
+    for along, length in zip(field, size, strict=True):
+        if along.shape[dim + 1] > 1:
+            places = _places(along)
+            least = places.nan_to_num(torch.inf).amin(dim)
+            most = places.nan_to_num(-torch.inf).amax(dim)
+            cells = max(along.shape[dim + 2 :])
+            if bool((most - least > _APART * length + length / cells).any()):
                 raise ValueError(name)
 
 
@@ -270,40 +459,50 @@ def _by_value(
     alike = [value for value in signals if value.shape == result.shape]
     if not alike:
         raise ValueError(step.name)
-    slope = _squared_slope(step, alike, fields[alike[0]][0].dtype) if len(signals) == 1 else 1.0
+    if len(signals) == 1:
+        slope = _squared_slope(step, alike[0], fields[alike[0]])
+        rows, columns = (along * slope for along in fields[alike[0]])
+        return rows, columns
+    parts = [fields[value] for value in alike]
+    stacked = [_stacked([part[axis] for part in parts], 1) for axis in (0, 1)]
     if len(alike) > 1:
-        shape = torch.Size(result.shape)
-        together = [
-            torch.stack([fields[value][i].expand(shape) for value in alike]) for i in range(3)
-        ]
-        _must_be_together(tuple(together), size, step.name, dim=0)  # type: ignore[arg-type]
-    parts = [sum(fields[value][axis] for value in alike) * slope for axis in range(3)]
-    return tuple(parts)  # type: ignore[return-value]
+        _must_be_together((stacked[0], stacked[1]), size, step.name, dim=0)
+    rows, columns = (along.sum(1) for along in stacked)
+    return rows, columns
 
 
-def _squared_slope(step: Step, signals: Sequence[Value], dtype: torch.dtype) -> float | Tensor:
-    """The mean squared slope of a step that acts on each value, or of a batch normalisation, in
-    this type."""
+def _squared_slope(step: Step, signal: Value, field: Field) -> float | Tensor:
+    """The mean squared slope of a step that acts on each value, or of a batch normalisation, for
+    each channel if it is clear which dimension has these."""
+    like = field[0]
     if step.name == "native_batch_norm" and step.args[1] is not None and not step.args[5]:
-        variance = step.args[4].tensor.to(dtype) + step.args[7]
-        ratios: Tensor = step.args[1].tensor.detach().to(dtype).square() / variance
-        return ratios.mean()
+        variance = step.args[4].tensor.to(like) + step.args[7]
+        ratios: Tensor = step.args[1].tensor.detach().to(like).square() / variance
+        return ratios.reshape(-1, *[1] * (len(signal.shape) - 2))
     if step.operation.has("biased"):
         return 1.0
-    x = signals[0].tensor.detach().float()
-    if len(step.inputs) == 1 and x.numel() > _SAMPLED:  # each value by itself: some are enough
-        x = x.flatten()[:: x.numel() // _SAMPLED]
+    x = signal.tensor.detach().float()
+    changing = [{d for d, n in enumerate(along.shape[1:]) if n > 1} for along in field]
+    channels = changing[0] & changing[1]
+    averaged = [d for d in range(x.ndim) if channels != {d}]
+    if len(step.inputs) == 1:  # each value by itself: some are enough
+        some = max(1, round((x.numel() / _SAMPLED) ** (1 / max(len(averaged), 1))))
+        x = x[tuple(slice(None, None, some if d in averaged else 1) for d in range(x.ndim))]
     x = x.clone().requires_grad_()
     with torch.enable_grad():
-        y = next(iter(step.run(lambda value: x if value is signals[0] else value.tensor).values()))
+        y = next(iter(step.run(lambda value: x if value is signal else value.tensor).values()))
         if not y.requires_grad:
             return 1.0
         (slope,) = torch.autograd.grad(y.sum(), x)
-    mean_square: Tensor = slope.square().mean()
-    return mean_square
+    # what lets nothing pass of noise may let photos pass
+    mean_square = slope.to(like).square().mean(averaged, keepdim=True).clamp(min=_LEAST)
+    return mean_square if len(averaged) < x.ndim else mean_square.reshape(())
 
 
 _APART = 1 / 4
 """Of a photo: what is added up there looks at places that lie less far apart."""
-_SAMPLED = 2**14
+_SAME = 1e-6  # of a gap: how far regular fields lie beside their lattice, by rounding
+_LEAST = 1e-6
+"""The least squared slope of an activation."""
+_SAMPLED = 2**15
 """How many values of a tensor are looked at for the mean slope of an activation."""

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
 import torchvision
 from torch import Tensor, nn
+from torch.testing import assert_close
 
 from explain import LayerError
+from explain.data.inputs import as_inputs
 from explain.layers import cell_centres
+from explain.layers.grids import NetworkGrids
 
 
 def centroids(model: nn.Module, x: Tensor, layer: str, *, of_sums: bool = False) -> Tensor:
@@ -102,6 +107,68 @@ def test_cells_of_strided_convolutions_look_beside_their_share() -> None:
     off_evenly = float((even - expected).abs().nanmean())
     assert off < 0.7
     assert off < off_evenly / 3
+
+
+class Padded(nn.Module):
+    """A convolution behind a padding of its own, as TensorFlow's networks have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Conv2d(8, 8, 3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(F.pad(x, (0, 1, 0, 1)))
+
+
+STACKS: dict[str, Callable[[], nn.Sequential]] = {
+    "strided": convolutions,
+    "padded": lambda: nn.Sequential(*convolutions()[:3], Padded()),
+    "groups": lambda: nn.Sequential(
+        *convolutions()[:3], nn.Conv2d(8, 8, 5, 2, 2, groups=8), nn.Conv2d(8, 12, 3, 1, 2, 2)
+    ),
+    "pooled": lambda: nn.Sequential(
+        *convolutions()[:3], nn.AvgPool2d(3, 2, 1, ceil_mode=True), nn.Conv2d(8, 4, 3, 1, 1)
+    ),
+    "enlarged": lambda: nn.Sequential(
+        *convolutions(), nn.ConvTranspose2d(8, 4, 4, 2, 1), nn.Conv2d(4, 4, 3, 1, 1)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_cells_are_drawn_where_they_would_look_in_a_larger_photo(name: str) -> None:
+    """So that an object that is moved by a stride moves the map by a cell, at the border too."""
+    torch.manual_seed(0)
+    model = STACKS[name]().double().eval()
+    x = torch.rand(1, 3, 32, 32, dtype=torch.float64)
+    layer = str(len(model) - 1)
+    placement = NetworkGrids(model, as_inputs(x)).placement(layer)
+    assert placement is not None
+    rows = placement.centres[0, :, 0, 0]
+    beside = round(64 / float(rows[3] - rows[1]))  # cells that look beside, in a larger photo
+    around = F.pad(x, (32, 32, 32, 32), mode="circular")
+    middle = slice(beside, beside + len(rows))
+    expected = centroids(model, around, layer)[middle, middle] - 32
+    off = (placement.centres[0] - expected).abs()
+    cell = 32 / beside
+    assert float(off.max()) < cell
+    assert float(off.mean()) < 0.25 * cell
+    if name != "enlarged":  # where neighbours have different windows
+        assert_close(rows.diff(), torch.full_like(rows[1:], cell), atol=1e-4, rtol=0)
+
+
+def test_channels_that_say_nothing_have_no_part_in_where_cells_look() -> None:
+    """A channel that is always zero has a variance of nearly zero, as in trained networks."""
+    torch.manual_seed(0)
+    model = convolutions().double().eval()
+    with torch.no_grad():
+        model[0].weight[:4] *= 1e-9
+        model[0].weight[4:, :, :, 1:] *= 0.1  # the others look to the left
+        model[1].running_var[:4] = 1e-12
+        model[1].eps = 1e-12
+    x = torch.rand(1, 3, 48, 40, dtype=torch.float64)
+    off = (cell_centres(model, x, "5") - centroids(model, x, "5")).abs()
+    assert float(off.mean()) < 0.5
 
 
 @pytest.mark.long
