@@ -7,7 +7,7 @@ twelve pixels, with a pattern of two colours. A mark decides the class, whatever
 with three kinds of marks, a photo with two of them belongs to both classes by halves. Decoys are
 squares of the same colours with other patterns; they decide nothing. Training goes on until new
 photos show that it is so (some minutes on two cores). So it is known where the evidence lies:
-examples/verdict_right.py checks maps with it.
+so maps can be compared with it.
 """
 
 from __future__ import annotations

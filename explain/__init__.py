@@ -18,7 +18,7 @@ The package map; each room imports only from rooms above it:
     engine/         needs, plan, collectors, perturbations, reruns, execution
     methods/        frozen dataclasses: options and mathematics
     attribution/    `attribute`, requests, results, selection, citation, records, concepts
-    metrics/        how good a map is: a table of figures for each image; the verdict
+    metrics/        how good a map is: a table of figures for each image; the check
     models/         default, tiny, transformer, detector, segmenter; other packages'; preprocessing
     report/         an explanation as a page for any browser: HTML, CSS and JavaScript in one file
     explanation/    `Explainer`, `Explanation`: photos and a model in, pictures and records out

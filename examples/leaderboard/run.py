@@ -20,13 +20,15 @@ import json
 import math
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from marks import KINDS, Scene, batch, explained
 from networks import ARCHITECTURES, TRAINING, Training, accuracy, network
 from scores import all_scores
@@ -39,8 +41,8 @@ from explain.engine import Evidence, Need
 from explain.methods import Method
 from explain.methods.base import get_method
 from explain.metrics import Metric, get_metric
+from explain.metrics.covering import edges_of, middle_of
 from explain.metrics.maps import Maps
-from explain.metrics.masked_scores import photo_maps
 
 METRIC_IMAGES = 10  # of the images of a network, for metrics
 ROUNDS = (
@@ -96,10 +98,18 @@ class ControlMap(Method):
 
     summary: ClassVar[str] = "does not use the network"
     needs: ClassVar[frozenset[Need[Any]]] = frozenset()
-    number: ClassVar[int] = 0
+    of: ClassVar[Callable[[torch.Tensor], torch.Tensor]]
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        return torch.stack([photo_maps(x)[self.number] for x in evidence.inputs])
+        return type(self).of(evidence.inputs)
+
+
+def contrast_of(images: torch.Tensor) -> torch.Tensor:
+    """The standard deviation of grey values around each pixel ``(N, H, W)``."""
+    grey = images.mean(1, keepdim=True)
+    side = max(3, min(images.shape[2:]) // 10 | 1)
+    around = partial(F.avg_pool2d, kernel_size=side, stride=1, padding=side // 2)
+    return around((grey - around(grey)).square()).clamp(min=0).sqrt()[:, 0]
 
 
 @dataclass(frozen=True)
@@ -120,7 +130,7 @@ class ContrastMap(ControlMap):
     """The local contrast of the photo."""
 
     name: ClassVar[str] = "contrast"
-    number: ClassVar[int] = 1
+    of = staticmethod(contrast_of)
 
 
 @dataclass(frozen=True)
@@ -128,7 +138,7 @@ class EdgeMap(ControlMap):
     """The edges of the photo."""
 
     name: ClassVar[str] = "edges"
-    number: ClassVar[int] = 2
+    of = staticmethod(edges_of)
 
 
 @dataclass(frozen=True)
@@ -136,7 +146,7 @@ class CentreMap(ControlMap):
     """A blob in the middle."""
 
     name: ClassVar[str] = "centre"
-    number: ClassVar[int] = 4
+    of = staticmethod(middle_of)
 
 
 CONTROLS: tuple[Method, ...] = (NoiseMap(), ContrastMap(), EdgeMap(), CentreMap())

@@ -707,16 +707,14 @@ class CheckTask(PageTask):
         the slow thread."""
         with self.served.scheduler.slow(), collect_warnings(self.notes):
             self.check_wanted()
-            values = self._verdict() if self.request.what == "check" else self._curve()
+            values = self._check() if self.request.what == "check" else self._curve()
         self.send({**values, "end": True})
 
-    def _verdict(self) -> dict[str, Any]:
+    def _check(self) -> dict[str, Any]:
         """The results of `Explanation.check` for the map, as plain values for the page."""
         method = self.request.method
-        verdict = self._answer.explanation.check(
-            method, self.request.target, progress=self.progress
-        )
-        return {"verdict": verdict[method].to_dict()}
+        check = self._answer.explanation.check(method, self.request.target, progress=self.progress)
+        return {"check": check[method].to_dict()}
 
     def _curve(self) -> dict[str, Any]:
         """The deletion and insertion curves of the map, in the form of

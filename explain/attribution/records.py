@@ -186,7 +186,7 @@ class Record(Part):
     delta: float | None = None
     estimate: Object | None = None
     interventions: Any = ()
-    verdict: Object | None = None
+    check: Object | None = None
     request: Any = None
     placement: Object | None = None
 

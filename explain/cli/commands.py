@@ -400,7 +400,7 @@ recursive = option("--recursive -r", "search the folders inside folders too")
 quiet = option("--quiet -q", "print errors only", expose_value=False, callback=_tell_output)
 verbose = option(
     "--verbose -v",
-    "print all lines of each of several photos too, and the reasons of --check",
+    "print all lines of each of several photos too",
     expose_value=False,
     callback=_tell_output,
 )

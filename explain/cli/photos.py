@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from explain import Explainer, Explanation
     from explain.baselines.base import Baseline
     from explain.methods import Method
-    from explain.metrics import Metric, Verdict
+    from explain.metrics import Check, Metric
     from explain.metrics.evaluation import Table
 
 SHEET = "contact-sheet.html"
@@ -77,8 +77,8 @@ MOST = 500  # photos on one contact sheet: a browser is slow with more
 @cli.metric
 @option(
     "--check",
-    "check whether the maps depend on the model and the class, are faithful and stable; "
-    "the results are shown in pictures and stored in records; --verbose prints the reasons",
+    "say whether the maps depend on the model and the class, whether what they mark matters, and "
+    "whether they are stable; pictures and records have it too",
 )
 @cli.targets
 @option(
@@ -384,7 +384,7 @@ class PhotoWork:
             if self.metrics:
                 settings = {name: call[name] for name in ("layer", "fuse", "batch_size")}
                 tables = tables_of(explanation, self.metrics, self.methods, **settings)
-            verdicts = self._checked(explanation, bar) if options.check else []
+            checks = self._checked(explanation, bar) if options.check else []
         if (options.target or options.text) and len(explanation.targets) == 1:
             stem += f"-{slug(explanation.targets[0])}"
         html = None
@@ -406,7 +406,7 @@ class PhotoWork:
             )
         self.explanation = explanation
         written = list(map(str, files))
-        return _result(path, explanation, written, tables, verdicts, verbose=self.answer.verbose)
+        return _result(path, explanation, written, tables, checks)
 
     def _keys(self) -> dict[str, str]:
         """Return for each method, by name, a digest (SHA-256) of everything that was asked for.
@@ -480,20 +480,9 @@ class PhotoWork:
             self.answer.note(note)
         return [with_baseline(get_method(name), self.baseline) for name in selection.methods]
 
-    def _checked(self, explanation: "Explanation", bar: ProgressBar) -> "list[Verdict]":
-        """Run the sanity checks of --check on the maps of each target; return a verdict for each.
-
-        A note says first, once for all photos, how many passes of the model that takes at most.
-        """
-        from explain.metrics.checking import most_passes
-
+    def _checked(self, explanation: "Explanation", bar: ProgressBar) -> "list[Check]":
+        """Check the maps of each target (--check); return what is found for each."""
         size = self.options.batch_size
-        maps = len(explanation.methods)
-        self.answer.note(
-            f"to check {maps} map{'s' * (maps > 1)} of a target takes {most_passes(maps):,} "
-            "passes of the model at most, and fewer where it is clear",
-            once=True,
-        )
         targets = range(len(explanation.results))
         return [
             explanation.check(target=target, batch_size=size, progress=bar.runs)
@@ -543,16 +532,14 @@ def _result(
     explanation: "Explanation",
     files: list[str],
     tables: "Sequence[Table]",
-    verdicts: "Sequence[Verdict]",
-    *,
-    verbose: bool,
+    checks: "Sequence[Check]",
 ) -> PhotoResult:
     """Return what `explain PHOTO` prints for a photo that was explained, and its part of the JSON
     document.
 
-    ``files`` were written; ``tables`` (metrics) and ``verdicts`` (checks) are one for each target,
-    or empty. Scripts read the keys of the document. Of several photos, only the summary is printed:
-    predictions, sizes of evidence sets, figures and answers in one line.
+    ``files`` were written; ``tables`` (metrics) and ``checks`` are one for each target, or empty.
+    Scripts read the keys of the document. Of several photos, only the summary is printed:
+    predictions, sizes of evidence sets, figures and marks in one line.
     """
     from explain.attribution.pictures import sentence
     from explain.attribution.result import set_figures
@@ -577,15 +564,11 @@ def _result(
         document["metrics"] = [table.to_dict() for table in tables]
         lines += _by_target([str(table).splitlines() for table in tables], explanation.targets)
         parts += [part for table in tables for part in _figures(table)]
-    if verdicts:
-        document["verdicts"] = [verdict.to_dict() for verdict in verdicts]
-        of_verdicts = [verdict.lines(verbose=verbose) for verdict in verdicts]
-        lines += _by_target(of_verdicts, explanation.targets)
-        answers = {answer for verdict in verdicts for answer in verdict.answers.values()}
-        if not verbose and answers != {"supported"}:
-            lines.append("  --verbose says why, and how many masks would probably do")
-        for verdict in verdicts:
-            parts += [f"{name}: {answer}" for name, answer in verdict.answers.items()]
+    if checks:
+        document["checks"] = [check.to_dict() for check in checks]
+        lines += _by_target([check.lines() for check in checks], explanation.targets)
+        for check in checks:
+            parts += [f"{name}: {map_check.marks}" for name, map_check in check.items()]
     return PhotoResult(document, lines, files, summary=" · ".join(filter(None, parts)))
 
 
@@ -613,7 +596,7 @@ def _predictions(explanation: "Explanation") -> tuple[str, list[str]]:
 
 
 def _by_target(tables: Sequence[Sequence[str]], targets: Sequence[str]) -> list[str]:
-    """Return the printed lines of the tables or verdicts of several targets, one after the other,
+    """Return the printed lines of the tables or checks of several targets, one after the other,
     each indented under the label of its target; a single one stands without label."""
     lines = []
     for table, target in zip(tables, targets, strict=True):

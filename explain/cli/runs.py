@@ -61,6 +61,7 @@ target_option = option(
 @cli.method
 @cli.evidence
 @cli.metric
+@option("--check", "also say which methods the photos support: the metrics of 'check' are stored")
 @cli.targets
 @cli.top_k
 @cli.layers
@@ -130,7 +131,8 @@ def run(context: click.Context, /, **values: Any) -> int:
         raise UsageError(
             f"--method {group} chooses by the first photo, which --ray cannot; name the methods"
         )
-    metrics = metrics_of(options.metric, has_boxes=True)
+    metrics: list[Any] = [*metrics_of(options.metric, has_boxes=True)]
+    metrics += ["check"] * options.check
     source = source_of(options.source, options.boxes)
     # loading a model is slow: what can be checked without it comes before
     settings = {name: getattr(options, name) for name in cli.MODEL_SETTINGS}
@@ -172,6 +174,8 @@ def run(context: click.Context, /, **values: Any) -> int:
         answer.note(f"{change}; what the photos of {options.output} lacked is added")
     document = _summary(options.output, finished, line, time.monotonic() - begun, answer)
     document["pictures"] = _pictures(options, finished, source, answer)
+    if options.check:
+        document["check"] = _supported(finished, answer)
     if options.table is not None:
         with notes(answer):
             finished.export(options.table, photos=True, overwrite=options.force)
@@ -252,6 +256,26 @@ def _pictures(options: SimpleNamespace, finished: "Run", source: Any, answer: Ou
         answer.complain(f"{name}: {reason}")
     answer.say(f"{len(written)} pictures written to {folder}")
     return list(map(str, written))
+
+
+def _supported(finished: "Run", answer: Output) -> dict[str, Any]:
+    """Print which methods the photos of a run support (--check); return it by method."""
+    from explain.metrics.supported import lines_of
+
+    support = finished.support
+    for line in lines_of(support):
+        answer.say(line)
+    return {
+        method: {
+            "supported": of_method.supported,
+            "failed": of_method.failed,
+            "intervals": {
+                name: [interval.mean, interval.half, interval.count]
+                for name, interval in of_method.intervals.items()
+            },
+        }
+        for method, of_method in support.items()
+    }
 
 
 def _summary(

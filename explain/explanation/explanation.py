@@ -40,7 +40,7 @@ from explain.targets.outputs import Outputs, Prediction, label_of_no
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from explain.metrics import Verdict
+    from explain.metrics import Check
 
 
 SHOWN_PREDICTIONS = 5
@@ -75,7 +75,7 @@ class Explanation(Reportable):
     further; ``session`` has its arguments. ``asked`` are the targets that were more than a class,
     as records have them; ``key`` recognises a request later. ``detections`` are what a detector
     finds on the photo, best first, and ``boxes`` those of the targets, in pixels of the photo.
-    ``verdicts`` are those of `check`, by the index of the target.
+    ``checks`` are the results of `check`, by the index of the target.
 
     Everything else works without explainer and session: a copy and a pickle hold the data, on the
     CPU, and never the model; in them, both are None.
@@ -99,7 +99,7 @@ class Explanation(Reportable):
             "results": results,
             "probabilities": probabilities,
             "numbers": numbers,
-            "verdicts": dict(self.verdicts),
+            "checks": dict(self.checks),
         }
         return {**vars(self), **held, "explainer": None, "session": None}
 
@@ -299,31 +299,26 @@ class Explanation(Reportable):
         target: int | str = 0,
         *,
         seed: int = 0,
-        samples: int = 480,
         batch_size: int | None = None,
         progress: Progress | None = None,
-    ) -> "Verdict":
-        """Run sanity checks: do the maps depend on the model and the class, are they faithful and
-        stable?
+    ) -> "Check":
+        """Say whether the maps depend on the model and on the class, whether what they mark
+        matters, and whether they are stable.
 
-        A map is supported or contradicted, or ``samples`` masked photos, which all maps share, are
-        too few to decide. Then the areas that a map marks are covered as well. Each method runs
-        eleven times in other settings. The record, captions and sheets contain the answers
-        afterwards. See `explain.metrics`.
+        It takes at most 240 passes of the model for each map; methods of many passes run with fewer
+        samples. The record, captions and sheets contain the results afterwards. What one photo
+        cannot tell, `explain.evaluate` with "check" tells of many.
 
         Args:
             methods: which of `methods`; all of them by default.
             target: which of `targets`, by position or label.
-            seed: of random weights, masks and noise.
-            samples: the number of masked photos; with more, more right maps are supported, and no
-                more wrong ones.
+            seed: of random weights, classes, places and noise.
             batch_size, progress: as for `explain.attribute`.
 
         Returns:
-            A `Verdict`, which prints a line for each method: ``verdict.answers`` has the answer of
-            each, ``verdict.passed`` whether it is supported, and ``verdict["gradcam"].faithful``
-            has ``answer``, ``passed``, ``figure`` and ``reason``. ``verdict.lines(verbose=True)``
-            has all reasons.
+            A `Check`, which prints itself: ``check["gradcam"].model``, ``of_class``, ``covering``
+            and ``stability`` each have a ``value``, a ``reference``, a ``mark`` (✓, ? or ✗), and a
+            ``text``.
 
         Raises:
             MetricError: this is a copy without a model; or the maps are of several crops.
@@ -335,9 +330,9 @@ class Explanation(Reportable):
         names = self.methods if methods is None else methods
         if isinstance(names, str):
             names = [names]
-        maps = [self._attribution(name, index) for name in names]
+        names = [self._attribution(name, index).method for name in names]
         return check_explained(
-            self, maps, index, seed=seed, samples=samples, batch_size=batch_size, progress=progress
+            self, names, index, seed=seed, batch_size=batch_size, progress=progress
         )
 
     @keywords(StyleOptions)
@@ -550,8 +545,8 @@ class Explanation(Reportable):
         index = self._target(target)
         attribution = self._attribution(method, index)
         checks = None
-        if index in self.verdicts:
-            checks = self.verdicts[index].get(attribution.method)
+        if index in self.checks:
+            checks = self.checks[index].get(attribution.method)
         answer = self.answer(index)
         return records.Record(
             **records.origin_of(self.photo, self.source, self.origin, self.box, self.input_size),
@@ -564,7 +559,7 @@ class Explanation(Reportable):
             unit=None if answer.number is None else answer.unit,
             activation=None if self._scores is None else self.outputs.activation,
             predictions=self.predictions,
-            verdict=None if checks is None else checks.to_dict(),
+            check=None if checks is None else checks.to_dict(),
             request=self.key,
         ).to_dict()
 
@@ -626,13 +621,13 @@ class Explanation(Reportable):
         return result[name]
 
     def _marks(self, method: str, index: int) -> tuple[captions.Mark, ...]:
-        """Return the results of a map's sanity checks as marks to be drawn under its picture; none
+        """Return the results of a map's check as marks to be drawn under its picture; none
         before `check` was called for the target at position ``index``."""
-        if index not in self.verdicts:
+        if index not in self.checks:
             return ()
         return tuple(
-            captions.Mark(check.word, None if check.undecided else check.passed)
-            for check in self.verdicts[index].get(method, ())
+            captions.Mark(result.name, result.passed)
+            for result in self.checks[index].get(method, ())
         )
 
     def answer(self, target: int) -> Prediction:

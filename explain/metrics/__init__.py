@@ -17,11 +17,10 @@
 - ``robustness``: sensitivity, Lipschitz estimate, relative stability, continuity
 - ``randomisation``: parameter randomisation, random logit
 - ``axioms``: Gini index, entropy, effective complexity; input invariance; ADCC
-- ``masked_scores``: scores of randomly masked photos, and the permutation test
-- ``sanity``: a check is a metric with a threshold: does the map depend on model and class, is it
-  faithful (a permutation test against the map in other places), is it stable under small changes of
-  the photo?
-- ``verdict``: `check_maps`: maps of one photo in, a verdict out; a summary of verdicts
+- ``covering``: does what the map marks matter more than as much elsewhere?
+- ``intervals``: means of many photos with 95 % intervals
+- ``supported``: what "check" stands for, and which methods many photos support
+- ``checking``: `check_maps`: what four metrics say of the maps of one photo, in words
 
 A metric is one class under ``@register``, which makes it a frozen dataclass: a subclass of
 `MapMetric`, `ScoreMetric` or `ReattributionMetric`.
@@ -44,6 +43,7 @@ from explain.metrics.base import (
     list_metrics,
     register,
 )
+from explain.metrics.checking import Check, CheckResult, MapCheck
 from explain.metrics.contributions import (
     Completeness,
     FaithfulnessCorrelation,
@@ -53,7 +53,8 @@ from explain.metrics.contributions import (
     NonSensitivity,
     SensitivityN,
 )
-from explain.metrics.evaluation import evaluate
+from explain.metrics.covering import Covering
+from explain.metrics.evaluation import Table, evaluate
 from explain.metrics.faithfulness import (
     IROF,
     ROAD,
@@ -68,6 +69,7 @@ from explain.metrics.faithfulness import (
     Selectivity,
     Sufficiency,
 )
+from explain.metrics.intervals import MeanInterval
 from explain.metrics.localisation import (
     AUC,
     AttributionLocalisation,
@@ -81,9 +83,8 @@ from explain.metrics.localisation import (
 )
 from explain.metrics.randomisation import MPRT, EfficientMPRT, RandomLogit
 from explain.metrics.robustness import Continuity, LocalLipschitz, RelativeStability, Sensitivity
-from explain.metrics.sanity import Faithful
+from explain.metrics.supported import Support
 from explain.metrics.variants import ReattributionMetric
-from explain.metrics.verdict import Verdict
 
 __all__ = [
     "ADCC",
@@ -93,15 +94,17 @@ __all__ = [
     "ROAD",
     "AttributionLocalisation",
     "AverageDrop",
+    "Check",
+    "CheckResult",
     "Completeness",
     "Complexity",
     "Comprehensiveness",
     "Continuity",
+    "Covering",
     "Deletion",
     "EffectiveComplexity",
     "EfficientMPRT",
     "EnergyPointingGame",
-    "Faithful",
     "FaithfulnessCorrelation",
     "FaithfulnessEstimate",
     "IncreaseInConfidence",
@@ -110,8 +113,10 @@ __all__ = [
     "Insertion",
     "IoU",
     "LocalLipschitz",
+    "MapCheck",
     "MapMetric",
     "MaxBoxAccV2",
+    "MeanInterval",
     "Metric",
     "MetricInput",
     "MetricResult",
@@ -132,8 +137,9 @@ __all__ = [
     "SensitivityN",
     "Sparseness",
     "Sufficiency",
+    "Support",
+    "Table",
     "TopKIntersection",
-    "Verdict",
     "evaluate",
     "get_metric",
     "list_metrics",

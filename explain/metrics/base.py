@@ -5,14 +5,22 @@ import fnmatch
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Literal, TypeAlias, dataclass_transform
 
 import torch
 
-from explain._utils.errors import MetricError, TargetError, did_you_mean, keywords, shown, warn
-from explain._utils.options import CheckedFields, enter
+from explain._utils.errors import (
+    ArgumentError,
+    MetricError,
+    TargetError,
+    did_you_mean,
+    keywords,
+    shown,
+    warn,
+)
+from explain._utils.options import CheckedFields, SpecError, enter, read_written
 from explain.attribution.diagnostics import image_names
 from explain.baselines.base import Baseline
 from explain.engine import Evidence, Perturbation, PerturbedRows
@@ -56,7 +64,7 @@ class MetricInput:
     ``classes`` ``(N,)``; ``outputs`` says how the model's outputs become probabilities. Where only
     maps are measured, the model is not run, and the score is NaN. ``boxes`` and ``regions`` say
     where the object is: a tensor of boxes ``(k, 4)`` for each photo, and truth values ``(N, H,
-    W)``. ``keeps_maps`` asks metrics that run the method again to keep the maps that they compare.
+    W)``.
     """
 
     maps: Maps
@@ -67,7 +75,6 @@ class MetricInput:
     boxes: Sequence[torch.Tensor] | None = None
     regions: torch.Tensor | None = None
     outputs: Outputs = Outputs()
-    keeps_maps: bool = False
     _ranks: dict[tuple[Sign, int], torch.Tensor] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -230,27 +237,42 @@ def list_metrics(pattern: str = "*") -> list[str]:
 
 
 def get_metric(metric: MetricLike) -> Metric:
-    """Return the metric for a name; a metric is returned as it is.
+    """Return the metric for a name, which may have options; a metric is returned as it is.
 
     Raises:
-        MetricError: the name is unknown, or the object is no metric.
+        MetricError: the name is unknown, the metric has no such option, or the object is no metric.
 
-    >>> get_metric("insertion").better
-    'more'
+    >>> get_metric("insertion").better, get_metric("insertion(steps=8)").steps
+    ('more', 8)
     """
     if isinstance(metric, str):
-        name = metric.strip().lower()
-        if name not in _known:
-            raise MetricError(
-                f"metric {shown(metric)} is unknown; {did_you_mean(name, list_metrics())}"
-            )
-        return _known[name]
+        return _by_text(metric)
     if not isinstance(metric, Metric):
         remedy = (
             f"use {metric.__name__}()" if isinstance(metric, type) else "see explain.list_metrics()"
         )
         raise MetricError(f"metric must be a name or a metric, got {shown(metric)}; {remedy}")
     return metric
+
+
+def _by_text(text: str) -> Metric:
+    """The registered metric that a text names, with the options in its brackets."""
+    try:
+        read = read_written(text.strip())
+    except SpecError as error:
+        raise MetricError(f"metric {error}; write it like deletion(steps=32)") from None
+    if read.name not in _known:
+        raise MetricError(
+            f"metric {shown(text)} is unknown; {did_you_mean(read.name, list_metrics())}"
+        )
+    if read.values:
+        raise MetricError(
+            f"metric {read.name} must get options by name, got {shown(read.values[0])}"
+        )
+    try:
+        return replace(_known[read.name], **read.options)
+    except ArgumentError as error:  # the error calls the metric by its class
+        raise MetricError(f"metric {read.name} {str(error).partition(' ')[2]}") from None
 
 
 UNCHANGED = -1

@@ -1,13 +1,11 @@
-"""`check_maps`: run the checks of a photo's maps, and make a `Verdict` of what they say."""
+"""`check_maps`: what four metrics say of the maps of one photo, in words."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from itertools import chain, product
-from math import isqrt, prod
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from math import isqrt
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -16,530 +14,393 @@ from explain._utils.errors import (
     ExplainError,
     MethodError,
     MetricError,
+    did_you_mean,
     muted,
     naming,
 )
+from explain._utils.html import lines_html, table_html
+from explain._utils.rounding import finite_or_none
 from explain.attribution.api import attribute, plan
 from explain.attribution.options import Settings
 from explain.attribution.result import Attribution
-from explain.data.inputs import Inputs
-from explain.engine import Perturbation
-from explain.engine.ends import reading
-from explain.engine.validation import check_inputs
-from explain.hooks import intervene
-from explain.hooks.intervening import active_interventions
-from explain.hooks.preserve import untouched
-from explain.hooks.unwrap import unwrapped
-from explain.layers.costs import cost_after
-from explain.methods.base import Method, options
-from explain.metrics.base import MetricInput, MetricResult, ScoreRequest, loss_of
-from explain.metrics.evaluation import scored
-from explain.metrics.marked_areas import AreaTest, MarkedAreas
-from explain.metrics.masked_scores import (
-    PHOTO_MAPS,
-    MaskedScores,
-    photo_maps,
-    strata_of,
-)
-from explain.metrics.sanity import (
-    LEVEL,
-    MASKS,
-    Check,
-    CheckResult,
-    Claim,
-    CoverResult,
-    DependsOnClass,
-    DependsOnModel,
-    Faithful,
-    default_checks,
-)
-from explain.metrics.variants import (
-    EvaluatedMethod,
-    ModelContext,
-    RandomWeights,
-    ReattributionMetric,
-    Results,
-    reattribute,
-)
-from explain.metrics.verdict import CheckResults, Verdict, advice_on
-from explain.targets import ClassTarget, Target, as_target
-from explain.targets.text import with_texts
+from explain.methods.base import Method, title_of
+from explain.methods.base import options as options_of
+from explain.metrics.base import Metric, MetricResult
+from explain.metrics.covering import Covering
+from explain.metrics.evaluation import NotEvaluatedError, Table, evaluate
+from explain.metrics.maps import Maps
+from explain.metrics.randomisation import MPRT, RandomLogit
+from explain.metrics.robustness import Sensitivity
+from explain.metrics.supported import SIMILAR
+from explain.targets import Target, as_target
 
-MASKS_SHARE = 0.7
-AREAS_SHARE = 0.3
-"""What two tests of a map may spend of the level: masks, which all maps share, and where these do
-not decide, marked areas. They add up to one, so that together they keep it."""
+Mark = Literal["✓", "?", "✗"]
 
-CONTROLS_AHEAD = 1
-"""How many of the photo's own maps may do as well under masks. It is one, since a salient mark that
-decides is a photo map's, too."""
+LITTLE = 0.5
+"""The correlation up to which two maps share a quarter of their variation, or less."""
 
+AHEAD = 15 / 16
+"""The share of the other places than which the marked part has to matter more."""
 
-def most_passes(maps: int) -> int:
-    """How many covered photos `check_maps` runs at most for so many maps of a photo, for a progress
-    bar: masked photos through the model and its copies, and the marked areas of the photo's own
-    maps and of all placements of each map.
+MOST_PASSES = 13
+"""Passes for one map from which on a method is run again with fewer samples, or not at all: nine
+maps of these, and 68 covered photos, are fewer than 240."""
 
-    >>> most_passes(1), most_passes(5)
-    (2696, 6984)
-    """
-    placed = math.ceil(1 / (LEVEL * AREAS_SHARE))
-    areas = 2 * MarkedAreas.photos_of_each * (PHOTO_MAPS + 2 * maps * placed)
-    return MASKS * (1 + DependsOnModel().copies) + areas
-
-
-COSTLY = 60
-"""Passes from which on a method is run again with fewer samples."""
-
-FEW = 32
-"""Samples that it is then run with, at first."""
-
+FEWER = (12, 6, 3)
 COUNTS = ("samples", "steps")
 
 
-def with_fewer_samples(method: Method, most: int) -> Iterator[Method]:
-    """Yield the method with fewer samples or steps: first about ``most`` of them, then twice as
-    many again and again, for methods that refuse so few.
+@dataclass(frozen=True)
+class CheckResult:
+    """One figure of a map: its ``value`` beside that of a ``reference``, a ``mark`` (✓, ? or ✗) by
+    thresholds, and a ``text``. What could not be measured is NaN and marked with ?.
 
-    A wrapped method gets its share of them. Nothing is yielded if the method has no such option, or
-    no more samples.
-
-    >>> from explain.methods import IntegratedGradients, RISE
-    >>> few = [each.steps for each in with_fewer_samples(IntegratedGradients(steps=50), 32)]
-    >>> next(with_fewer_samples(RISE(), 32)).samples, few
-    (32, [32])
+    >>> print(CheckResult("class", 0.21, 1.0, "✓", "0.21 alike to the maps of 3 other classes"))
+    ✓ class: 0.21 alike to the maps of 3 other classes
     """
-    wrapped: Any = options(method).get("method")
-    shares = isinstance(wrapped, Method) and _samples(wrapped) > 1
-    while most < _samples(method):
-        share = isqrt(most) if shares else most
-        fewer: dict[str, Any] = {name: min(value, share) for name, value in _counts(method).items()}
-        if shares:
-            fewer["method"] = next(with_fewer_samples(wrapped, most // share), wrapped)
-        with suppress(MethodError):  # the option has a larger minimum
-            yield replace(method, **fewer)
-        most *= 2
+
+    name: str
+    value: float
+    reference: float
+    mark: Mark
+    text: str
+
+    @property
+    def passed(self) -> bool | None:
+        """Whether the mark is ✓; None for ?."""
+        return None if self.mark == "?" else self.mark == "✓"
+
+    def __str__(self) -> str:
+        text = self.text if self.text.startswith(self.name) else f"{self.name}: {self.text}"
+        return f"{self.mark} {text}"
 
 
-def _counts(method: Method) -> dict[str, int]:
-    """The options of a method that are numbers of samples or steps, by their names."""
-    return {name: value for name in COUNTS if isinstance(value := options(method).get(name), int)}
+@dataclass(frozen=True, repr=False)
+class MapCheck:
+    """What the check says of the map of a ``method``: does it depend on the ``model`` and on the
+    class (``of_class``), does what it marks matter (``covering``), and is it stable
+    (``stability``)? ``note`` says how a method of many passes was run again."""
+
+    method: str
+    model: CheckResult
+    of_class: CheckResult
+    covering: CheckResult
+    stability: CheckResult
+    note: str = ""
+
+    def __iter__(self) -> Iterator[CheckResult]:
+        return iter((self.model, self.of_class, self.covering, self.stability))
+
+    @property
+    def marks(self) -> str:
+        """All four marks in one line."""
+        return " ".join(f"{result.mark} {result.name}" for result in self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as records on disk have them; these keys stay."""
+        figures = {}
+        for result in self:
+            numbers = {name: finite_or_none(getattr(result, name)) for name in NUMBERS}
+            figures[result.name] = {**asdict(result), **numbers}
+        return {"figures": figures, "note": self.note}
+
+    def lines(self) -> list[str]:
+        """The method, and a line for each figure."""
+        notes = [f"  note: {self.note}"] if self.note else []
+        return [self.method, *(f"  {result}" for result in self), *notes]
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+    __repr__ = __str__
 
 
-def _chain(method: Any) -> Iterator[Method]:
-    """Yield a method, the method that it wraps, the method that this wraps, and so on."""
-    while isinstance(method, Method):
-        yield method
-        method = options(method).get("method")
+NUMBERS = ("value", "reference")
+
+REFERENCES = {
+    "model": "where the upper half of the model is random (a map that reads no weights",
+    "class": "to the maps of other classes (a map that reads no class",
+}
+"""What similarities are to, and what they are compared with."""
 
 
-def _samples(method: Method) -> int:
-    """The number of samples of a method, times those of the methods that it wraps: about how many
-    passes a map takes."""
-    return prod(max(_counts(inner).values(), default=1) for inner in _chain(method))
+@dataclass(frozen=True, repr=False)
+class Check(Mapping[str, MapCheck]):
+    """What the check says of the maps of a photo for a ``target``, by method:
+    ``check["gradcam"].covering.mark``. It prints itself; ``seed`` is that of all random draws."""
+
+    target: str
+    results: Mapping[str, MapCheck]
+    seed: int = 0
+
+    def __getitem__(self, method: str) -> MapCheck:
+        if method not in self.results:
+            raise NotEvaluatedError(
+                f"method {method!r} was not checked here; {did_you_mean(method, self.results)}"
+            )
+        return self.results[method]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.results)
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+    def updated(self, later: "Check") -> "Check":
+        """This check with the results of a later one on the same photo and target."""
+        return replace(later, results={**self.results, **later.results})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as the command line prints them: the results of each method's map."""
+        methods = {method: map_check.to_dict() for method, map_check in self.results.items()}
+        return {"target": self.target, "seed": self.seed, "methods": methods}
+
+    def lines(self) -> list[str]:
+        """The text: each method with a line for each figure."""
+        return [line for map_check in self.results.values() for line in map_check.lines()]
+
+    def _repr_html_(self) -> str:
+        """The marks as an HTML table with all texts below, for notebooks."""
+        rows = []
+        for method, map_check in self.results.items():
+            rows.append([title_of(method), *(result.mark for result in map_check)])
+        head = ["method", "model", "class", "covering", "stability"]
+        table = table_html(head, rows, f"Check of the maps for {self.target}")
+        return table + lines_html(self.lines())
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+    __repr__ = __str__
+
+
+Found = dict[tuple[str, str], MetricResult | ExplainError]
+"""By method and metric: the result, or why there is none."""
+
+Pairs = Mapping[str, tuple[Method, Attribution]]
 
 
 def check_maps(
     model: nn.Module,
     x: Any,
-    maps: Sequence[tuple[Method, Attribution]],
+    maps: Pairs,
     target: Target,
     label: str,
     *,
     seed: int = 0,
-    checks: Sequence[Check] | None = None,
     **options: Any,
-) -> Verdict:
-    """Run sanity checks on maps of one photo.
+) -> Check:
+    """Check maps of one photo: at most 240 passes of the model for each.
 
     Args:
         model: any ``nn.Module``; it is left as it was found.
         x: the photo as the model is given it, ``(1, C, H, W)``.
-        maps: methods with their attributions for this photo and target.
+        maps: by name, methods with their attributions for this photo and target.
         target: what was explained.
-        label: the name of the target in the verdict.
-        seed: of random weights, masks and noise.
-        checks: other ones than `default_checks`, such as ``default_checks(samples=960)``.
-        options: ``batch_size`` and ``progress`` as for `explain.attribute`.
+        label: the name of the target.
+        seed: of random weights, classes, places and noise.
+        options: ``batch_size``, ``progress`` … as for `explain.evaluate`.
 
     Raises:
-        MetricError: x is no single photo, or there is no map.
+        MetricError: there is no map. ExplainError: as for `explain.evaluate`.
     """
-    model = unwrapped(model)
-    model, inputs, _ = with_texts(model, check_inputs(model, x), [target])
-    if inputs.x.ndim != 4 or len(inputs.x) != 1:
-        raise MetricError(
-            f"x must be one photo (1, C, H, W) to be checked, got shape {tuple(inputs.x.shape)}"
-        )
     if not maps:
-        raise MetricError(
-            "maps must hold at least one map to be checked, got none; explain the photo first"
-        )
-    named = {attribution.method: (method, attribution) for method, attribution in maps}
-    reader = reading(model, inputs, options.get("activation"))
-    with intervene(model, options.get("interventions", ())), reader:
-        return _Checks(
-            model, inputs, named, target, options, checks or default_checks(seed), seed
-        ).verdict(label)
-
-
-@dataclass(eq=False)
-class _Checks:
-    """One call of `check_maps`."""
-
-    model: nn.Module
-    inputs: Inputs
-    maps: Mapping[str, tuple[Method, Attribution]]
-    target: Target
-    options: Mapping[str, Any]
-    checks: Sequence[Check]
-    seed: int
-
-    def __post_init__(self) -> None:
-        """Refuse wrong options before anything runs, and find out what all checks share: the scores
-        of all classes, also those in the target's region or box, and how outputs become
-        probabilities."""
-        Settings(**self.options)  # refused here, and not once for each check
-        first = next(iter(self.maps.values()))[1]
-        classes = None if isinstance(first.target, str) else first.target
-        ranking = None
-        # the scores of all classes in the target's region or box, and its own class
-        if first.logits is None:
-            ranking = self._settled_target().class_scores(self._output, len(self.inputs))
-        activation = self.options.get("activation")
-        self.context = ModelContext(
-            self.model, self.inputs, classes, first.logits, activation, ranking
-        )
-        if first.logits is not None:
-            self.options = {**self.options, "activation": self.context.outputs.activation}
-        self.notes: dict[str, list[str]] = {name: [] for name in self.maps}
-        # by map and check: why the check is not applicable, or has failed
-        self.why_not: dict[tuple[str, str], str] = {}
-        self.drops_of_areas: dict[tuple[bool, MarkedAreas], torch.Tensor] = {}
-
-    @cached_property
-    def _output(self) -> Any:
-        """The model's output for the photo, run once; for targets that read a region or box from
-        it."""
-        with untouched(self.model), torch.no_grad():
-            return self.inputs.detached().call(self.model)
-
-    def _settled_target(self) -> Target:
-        """The target with what it reads from the output, such as the box of a detection, found once
-        and then fixed."""
-        with torch.no_grad():
-            return self.target.resolved(self._output, len(self.inputs))
-
-    def verdict(self, label: str) -> Verdict:
-        """Run all checks of all maps, and make the verdict for the target called ``label``.
-
-        Constant maps fail without a run; checks that do not apply, or whose runs fail, give their
-        reason as the result.
-        """
-        data = {
-            name: self.context.data(name, attribution, attribution.score)
-            for name, (_, attribution) in self.maps.items()
-        }
-        varied = {
-            name: map_data for name, map_data in data.items() if not map_data.maps.constant[0]
-        }
-        for (name, map_data), check in product(varied.items(), self.checks):
-            try:
-                self.why_not[name, check.name] = check.not_applicable(self.context, map_data)
-            except ExplainError as error:
-                self.why_not[name, check.name] = str(error)
-        results: Results = {}
-        tests: dict[tuple[str, str], CoverResult] = {}
-        if varied:
-            kept = {name: replace(map_data, keeps_maps=True) for name, map_data in varied.items()}
-            results = self._reattribution_results(kept)
-            tests = self._covering_tests(kept, results)
-
-        def decided(name: str, check: Check) -> CheckResult:
-            """The `CheckResult` of one check of the map called ``name``."""
-            key = (name, check.name)
-            if name not in varied:
-                what = "constant" if bool(data[name].maps.values.any()) else "zero everywhere"
-                return check.result(math.nan, False, f"the map is {what}")
-            if key not in results:
-                return check.result(math.nan, None, self.why_not[key])
-            return check.decide(results[key], tests.get(key))
-
-        results_of_maps = {}
-        for name in data:
-            check_results = tuple(decided(name, check) for check in self.checks)
-            results_of_maps[name] = CheckResults(name, check_results, tuple(self.notes[name]))
-        return Verdict(
-            label, results_of_maps, self.seed, tuple(advice_on(results_of_maps, self.checks))
-        )
-
-    @cached_property
-    def _photo_maps(self) -> torch.Tensor:
-        """The maps of the photo alone ``(m, H, W)``."""
-        return photo_maps(self.context.images[0].detach().cpu().double())
-
-    @cached_property
-    def _other_classes(self) -> dict[int, list[int]]:
-        """The classes that `DependsOnClass` compares the maps with, by how many they are: those of
-        the check, and those of its reduced form, which has fewer. Empty where the model has one
-        class."""
-        context = self.context
-        if context.ranking is None or context.ranking[0].shape[1] < 2:
-            return {}
-        groups = {}
-        for check in self.checks:
-            if isinstance(check, DependsOnClass):
-                for form in (check, check.reduced):
-                    classes = [int(index) for index in form.other_classes(context)]
-                    groups[len(classes)] = classes
-        return groups
-
-    @cached_property
-    def _classes(self) -> list[int]:
-        """All of the other classes that any form of the check compares with, each once."""
-        return list(dict.fromkeys(chain.from_iterable(self._other_classes.values())))
-
-    @cached_property
-    def _targets(self) -> list[Target]:
-        """The target, and after it the other classes (in the same region or box) in the order of
-        `_classes`; rows of `_drops` are in this order."""
-        classes = self.context.classes
-        if classes is None:
-            target = self._settled_target()
-            return [target, *(target.of_classes((index,)) for index in self._classes)]
-        return [ClassTarget((int(classes),)), *(ClassTarget((i,)) for i in self._classes)]
-
-    def _drops(self, perturbation: Perturbation, network: nn.Module | None = None) -> torch.Tensor:
-        """What each of K perturbed photos takes from the scores of all T targets, ``(T, K)``
-        float64 on the CPU; of another ``network``, from the score of the target alone, ``(1,
-        K)``."""
-        request = ScoreRequest(perturbation, "logit")
-        targets = self._targets if network is None else self._targets[:1]
-        network = self.model if network is None else network
-        settings = Settings(**{**self.options, "progress": None})
-        evidence = scored(network, self.inputs, [request], targets, settings)
-        whole = torch.stack([target_evidence[request.whole] for target_evidence in evidence])
-        scores = torch.cat([request.scores(target_evidence) for target_evidence in evidence])
-        return loss_of(whole, scores).cpu().double()
-
-    def _drops_of_copy(self, copy: RandomWeights, perturbation: Perturbation) -> torch.Tensor:
-        """What each of K perturbed photos takes from the target's score in a randomised ``copy`` of
-        the model, ``(1, K)``, under the interventions of the model itself."""
-        network = copy(self.context)
-        with intervene(network, active_interventions(self.model)):
-            return self._drops(perturbation, network)
-
-    def _covering_tests(
-        self, data: Mapping[str, MetricInput], results: Results
-    ) -> dict[tuple[str, str], CoverResult]:
-        """Test what the maps claim by covering parts of the photo: under random masks, and where
-        these do not decide, under the areas that the maps mark. Returns the tests by map and check.
-
-        The check `Faithful` has no figure but its test: an empty result is added to ``results``,
-        unless the tests fail; then ``why_not`` has the reason.
-        """
-        faithful = next((check for check in self.checks if isinstance(check, Faithful)), None)
-        if faithful is None:
-            return {}
-        unmeasured = MetricResult(torch.tensor([math.nan]))
-        faithful_results = {(name, faithful.name): unmeasured for name in data}
-        claiming = {
-            check.name: check for check in self.checks if type(check).claims is not Check.claims
-        }
-        claimed = {
-            key: result
-            for key, result in (results | faithful_results).items()
-            if key[1] in claiming
-        }
-        tests: dict[tuple[str, str], CoverResult] = {}
-        try:
-            masked = self._masked(faithful, [claiming[check] for _, check in claimed])
-            claims = {
-                (name, check): claiming[check].claims(data[name], result, masked)
-                for (name, check), result in claimed.items()
+        raise MetricError("maps must hold at least one map to be checked; explain the photo first")
+    Settings(**options)  # wrong ones are refused here, and not measured later
+    run = partial(evaluate, model, x, target=target, **options)
+    covering = [Covering(seed=seed), Covering(uncover=True, seed=seed)]
+    again: tuple[Any, ...] = (
+        MPRT(steps=1, share=0.5, copies=2, seed=seed),
+        RandomLogit(seed=seed),
+        Sensitivity(samples=4, seed=seed),
+    )
+    results: Found = {}
+    notes: dict[str, str] = {}
+    with muted():  # the texts contain it
+        is_probability = True
+        results |= _evaluated(run, maps, covering)
+        if all(isinstance(result, ExplainError) for result in results.values()):
+            is_probability = False
+            of_score = [replace(metric, score="logit") for metric in covering]
+            results = _evaluated(run, maps, of_score)
+        repeated = {}
+        for name, (method, attribution) in maps.items():
+            place: Any = {
+                "layer": attribution.layer,
+                "fuse": attribution.fuse,
+                "placement": attribution.placed,
             }
-            # a map that a check contradicts needs no more tests
-            contradicted = {name for (name, _), check_claims in claims.items() if not check_claims}
-            for (name, check), check_claims in claims.items():
-                if not check_claims:
-                    continue
-                test = self._under_masks(check_claims, masked)
-                if test.p_value > check_claims[0].level and name not in contradicted:
-                    test = self._under_areas(check_claims, test)
-                tests[name, check] = test
-        except ExplainError as error:
-            self.why_not |= {(name, faithful.name): str(error) for name in data}
-            return {}
-        results |= faithful_results
-        return tests
-
-    def _masked(self, faithful: Faithful, checks: Sequence[Check]) -> MaskedScores:
-        """Run the photo under random masks, for all maps together: what the masks take from the
-        target's score, from those of other classes, and in copies of the model where a check needs
-        them."""
-        masks = faithful.masked
-        with muted():
-            drops = self._drops(masks)
-            copies = [self._drops_of_copy(copy, masks)[0] for copy in self._copies(checks)]
-        photo = self.context.images
-        class_drops = {
-            number: drops[[1 + self._classes.index(index) for index in group]]
-            for number, group in self._other_classes.items()
-        }
-        copy_drops = torch.stack(copies) if copies else torch.zeros(0, 0)
-        strata = strata_of(faithful.samples)
-        shown = masks.masks(photo)[0]
-        return MaskedScores(photo[0], shown, strata, drops[0], class_drops, copy_drops)
-
-    def _copies(self, checks: Sequence[Check]) -> list[RandomWeights]:
-        """The randomised copies of the model that `DependsOnModel` compares with; none if that
-        check is not asked for."""
-        by_model = next((check for check in checks if isinstance(check, DependsOnModel)), None)
-        return [] if by_model is None else by_model.copied(self.context)
-
-    def _under_masks(self, claims: Sequence[Claim], masked: MaskedScores) -> CoverResult:
-        """Test a map's claims by random masks: the p-value is the largest of those of all claims,
-        corrected for the share of the level that masks may spend (`MASKS_SHARE`); 1 where too many
-        of the photo's own maps do as well."""
-        tests = [masked.test(claim.maps, claim.drops) for claim in claims]
-        placed = max(tests, key=lambda test: test.p_value)
-        is_ahead = all(test.controls <= CONTROLS_AHEAD for test in tests)
-        samples = len(masked.masks)
-        return CoverResult(
-            p_value=min(1.0, placed.p_value / MASKS_SHARE) if is_ahead else 1.0,
-            opposite=min(1.0, placed.opposite / MASKS_SHARE),
-            correlation=placed.correlation,
-            masks=samples,
-            needed=samples - placed.freedom + placed.needed(claims[0].level * MASKS_SHARE),
+            cost = partial(_cost, model, x, {**place, "target": target})
+            fewer = next((few for few in _reduced(method) if cost(few) <= MOST_PASSES), None)
+            if fewer is None:
+                why = MetricError(f"a map takes {cost(method):,.0f} passes")
+                results |= {(name, metric.name): why for metric in again}
+                continue
+            if fewer is not method:
+                attribution = attribute(model, x, fewer, target=target, **place, **options)
+                counts = {key: value for key, value in options_of(fewer).items() if key in COUNTS}
+                words = ", ".join(f"{key}={value}" for key, value in counts.items())
+                notes[name] = f"run again with {words}, for a map takes {cost(method):,.0f} passes"
+            repeated[name] = (fewer, attribution)
+        if repeated:
+            results |= _evaluated(run, repeated, again)
+    checks = {}
+    for name, (_, attribution) in maps.items():
+        in_words = _InWords(name, attribution, results, label, is_probability)
+        checks[name] = MapCheck(
+            name,
+            in_words.similarity("model", "mprt-upper"),
+            in_words.similarity("class", "randomlogit"),
+            in_words.covering(),
+            in_words.stability(),
+            notes.get(name, ""),
         )
+    return Check(label, checks, seed)
 
-    def _under_areas(self, claims: Sequence[Claim], by_masks: CoverResult) -> CoverResult:
-        """Test the claims that masks did not show by the areas that the map marks: the smaller of
-        both p-values counts, each corrected for its share of the level."""
-        p_value = 0.0
-        controls = 0
-        for claim in claims:
-            drops = partial(self._drops_of_marked, claim)
-            count = math.ceil(1 / (claim.level * AREAS_SHARE) - 1e-9) - 1
-            claim_p_value, controls = AreaTest(self._photo_maps, drops, self.seed).test(
-                claim.marked, count
-            )
-            p_value = max(p_value, claim_p_value)
-            if p_value == 1:
-                break
-        p_value = min(by_masks.p_value, p_value / AREAS_SHARE)
-        return replace(by_masks, p_value=p_value, controls=controls, of_controls=PHOTO_MAPS)
 
-    def _drops_of_marked(self, claim: Claim, maps: torch.Tensor) -> torch.Tensor:
-        """What the score that a claim is about loses under the areas that ``maps`` ``(m, H, W)``
-        mark: ``(m,)``, the mean over the shares and baselines of an area. The score is that of the
-        target, the target's less other classes', or that of a copy of the model. Runs are kept by
-        areas, since claims share them."""
-        areas = MarkedAreas.of(maps, self.seed)
-        key = (claim.of == "copy", areas)
-        if key not in self.drops_of_areas:
-            with muted():
-                if claim.of == "copy":
-                    drops = self._drops_of_copy(self._copies(self.checks)[0], areas)
-                else:
-                    drops = self._drops(areas)
-            self.drops_of_areas[key] = drops.reshape(len(drops), -1, areas.photos_of_each).mean(2)
-        drops = self.drops_of_areas[key]
-        if claim.of == "class":
-            return drops[0] - drops[1:].mean(0)
-        return drops[0]
-
-    def _reattribution_results(self, data: Mapping[str, MetricInput]) -> Results:
-        """The results, by map and check, of the checks that run the methods again. Methods whose
-        maps take many passes run with fewer samples; if they still take long, with the reduced
-        checks."""
-        rerun_checks: list[Any] = [
-            check
-            for check in self.checks
-            if isinstance(check, ReattributionMetric)
-            and not any(self.why_not[name, check.name] for name in data)
-        ]
-        if not rerun_checks:
-            return {}
-        groups: dict[tuple[Any, bool], dict[str, EvaluatedMethod]] = {}
-        for name, map_data in data.items():
-            method, attribution = self.maps[name]
-            evaluated, takes_long = self._cheaper(EvaluatedMethod(method, attribution, map_data))
-            groups.setdefault((attribution.fuse, takes_long), {})[name] = evaluated
-        results: Results = {}
-        for (fuse, takes_long), group in groups.items():
-            checks = [check.reduced for check in rerun_checks] if takes_long else rerun_checks
-            results |= self._reattributed(checks, group, {**self.options, "fuse": fuse})
+def _evaluated(run: Callable[..., Table], maps: Pairs, metrics: Sequence[Metric]) -> Found:
+    """Evaluate maps by metrics together; if this fails, metric by metric and map by map, so that
+    the others have a result."""
+    try:
+        table = run(maps, metrics)
+    except ExplainError as error:
+        if len(maps) == len(metrics) == 1:
+            return {(name, metrics[0].name): error for name in maps}
+        results: Found = {}
+        for metric in metrics:
+            for name, pair in maps.items():
+                results |= _evaluated(run, {name: pair}, [metric])
         return results
+    return {
+        (name, metric): result
+        for name, row in table.results.items()
+        for metric, result in row.items()
+    }
 
-    def _reattributed(
-        self, checks: Sequence[Any], maps: Mapping[str, EvaluatedMethod], options: Any
-    ) -> Results:
-        """Run all ``checks`` of all ``maps`` again together; if this fails, run each check alone,
-        so that the others have a result. The reason of a check that fails goes into ``why_not``."""
+
+def _reduced(method: Method) -> Iterator[Method]:
+    """Yield the method, and then with fewer and fewer samples or steps."""
+    yield method
+    for count in FEWER:
         try:
-            with muted():  # the results contain it
-                return reattribute(checks, maps, self.context, self.target, options)
-        except ExplainError as error:
-            if len(checks) == 1:
-                self.why_not |= {(name, checks[0].name): str(error) for name in maps}
-                return {}
-        results: Results = {}
-        for check in checks:
-            results |= self._reattributed([check], maps, options)
-        return results
+            fewer = _with_samples(method, count)
+        except MethodError:  # the option has a larger minimum
+            return
+        if fewer == method:
+            return
+        yield fewer
 
-    def _cheaper(self, evaluated: EvaluatedMethod) -> tuple[EvaluatedMethod, bool]:
-        """The method with fewer samples, and its map with these, if each map takes more than
-        `COSTLY` passes; and whether the method still takes long. A note in the verdict says so."""
-        attribution = evaluated.attribution
-        name = evaluated.data.maps.name
-        place: Any = {
-            "layer": attribution.layer,
-            "fuse": attribution.fuse,
-            "placement": attribution.placed,
-        }
-        planned = plan(self.model, self.inputs, evaluated.method, target=self.target, **place)
-        layers = {
-            need.layer
-            for needs in planned.wanted.values()
-            for need in needs
-            if need.layer is not None
-        }
-        cost = planned.cost(cost_after(self.model, self.inputs, layers))
-        if cost <= COSTLY:
-            return evaluated, False
-        why = (
-            f"since a map takes {cost:.0f} passes"
-            if math.isfinite(cost)
-            else "since a map takes many passes"
+
+def _with_samples(method: Method, count: int) -> Method:
+    """The method with at most so many samples or steps; a method that it wraps gets its share."""
+    all_options = options_of(method)
+    wrapped = all_options.get("method")
+    has_counts = isinstance(wrapped, Method) and any(name in options_of(wrapped) for name in COUNTS)
+    share = isqrt(count) if has_counts else count
+    fewer: dict[str, Any] = {
+        name: min(all_options[name], share)
+        for name in COUNTS
+        if isinstance(all_options.get(name), int)
+    }
+    if isinstance(wrapped, Method):
+        fewer["method"] = _with_samples(wrapped, share)
+    return replace(method, **fewer)
+
+
+def _cost(model: nn.Module, x: Any, place: Any, method: Method) -> float:
+    """How many photos run through the model for one map; infinite where that is not known."""
+    planned = plan(model, x, method, **place)
+    return planned.passes + planned.rows if math.isfinite(planned.cost()) else math.inf
+
+
+@dataclass(frozen=True, eq=False)
+class _InWords:
+    """Makes the results of one map from the results of the metrics."""
+
+    name: str
+    attribution: Attribution
+    results: Found
+    label: str
+    is_probability: bool
+
+    @property
+    def maps(self) -> Maps:
+        size = self.attribution.size
+        return Maps.of(self.name, self.attribution, torch.zeros(1, 1, *size))
+
+    def _result(self, name: str, metric: str) -> MetricResult | CheckResult:
+        """The result of a metric; or that of the check, where the map is constant or there is
+        none."""
+        maps = self.maps
+        if maps.constant[0]:
+            what = "constant" if bool(maps.values.any()) else "zero everywhere"
+            return CheckResult(name, math.nan, math.nan, "✗", f"the map is {what}")
+        result = self.results[self.name, metric]
+        if isinstance(result, ExplainError):
+            return CheckResult(name, math.nan, math.nan, "?", f"not measured: {result}")
+        return result
+
+    def similarity(self, name: str, metric: str) -> CheckResult:
+        """The result of a similarity, which must be small; a map that does not look has 1."""
+        result = self._result(name, metric)
+        if isinstance(result, CheckResult):
+            return result
+        value = float(result.value[0])
+        mark: Mark = "✓" if value < LITTLE else "?" if value < SIMILAR else "✗"
+        text = f"{value:.2f} alike {REFERENCES[name]}: 1)"
+        return CheckResult(name, value, 1.0, mark, text)
+
+    def covering(self) -> CheckResult:
+        """The result of `Covering`: the marked part has to matter more than in the other places."""
+        result = self._result("covering", "covering")
+        alone = self._result("covering", "uncovering")
+        if isinstance(result, CheckResult) or isinstance(alone, CheckResult):
+            return result if isinstance(result, CheckResult) else alone  # type: ignore[return-value]
+        marked = result.parts["marked"][0]
+        elsewhere = result.parts["others"][0]
+        ahead = float((marked < elsewhere).double().mean())
+        mark: Mark = "✓" if ahead >= AHEAD else "?" if ahead >= 0.5 else "✗"
+        whole = self._amount(result.parts["original"][0])
+        unit = " %" if self.is_probability else ""
+        text = (
+            f"covering the marked fifth: {self.label} {whole} → {self._amount(marked)}{unit}; "
+            f"as much elsewhere: {whole} → {self._elsewhere(elsewhere)}; the marked fifth alone: "
+            f"{self._amount(alone.parts['marked'][0])}{unit}; as much elsewhere: "
+            f"{self._elsewhere(alone.parts['others'][0])}"
         )
-        options: Any = {**self.options, "progress": None, **place}
-        for fewer in with_fewer_samples(evaluated.method, FEW):
-            with muted(), suppress(MethodError):
-                again = attribute(self.model, self.inputs, fewer, target=self.target, **options)
-                counts = ", ".join(
-                    f"{key}={count}"
-                    for inner in _chain(fewer)
-                    for key, count in _counts(inner).items()
-                )
-                self.notes[name].append(f"run again with {counts}, {why}")
-                data_again = self.context.data(name, again, again.score)
-                return EvaluatedMethod(fewer, again, replace(data_again, keeps_maps=True)), False
-        self.notes[name].append(f"run again as few times as possible, {why}")
-        return evaluated, True
+        return CheckResult("covering", float(marked), float(elsewhere.mean()), mark, text)
+
+    def _elsewhere(self, scores: torch.Tensor) -> str:
+        """The mean of some scores, and the least and the largest in brackets."""
+        unit = " %" if self.is_probability else ""
+        ends = f"{self._amount(scores.min())}–{self._amount(scores.max())}"
+        return f"{self._amount(scores.mean())}{unit} ({ends})"
+
+    def _amount(self, score: torch.Tensor) -> str:
+        """A probability in per cent, without the sign, or a score."""
+        return f"{100 * float(score):.0f}" if self.is_probability else f"{float(score):.3g}"
+
+    def stability(self) -> CheckResult:
+        """The result of `Sensitivity`: the change has to be small beside that of a map with the
+        same values in other places, of which the mean is known."""
+        result = self._result("stability", "maxsensitivity")
+        if isinstance(result, CheckResult):
+            return result
+        value = float(result.value[0])
+        values = self.maps.values.double().flatten()
+        reference = math.sqrt(2 * float(values.var(correction=0) / values.square().mean()))
+        share = value / reference
+        mark: Mark = "✓" if share < 0.5 else "?" if share < 1 else "✗"
+        text = (
+            f"{value:.2f} of its length changes under slight noise (the same values shuffled: "
+            f"{reference:.2f})"
+        )
+        return CheckResult("stability", value, reference, mark, text)
 
 
-def check_explained(
-    explanation: Any,
-    attributions: Sequence[Attribution],
-    index: int,
-    seed: int,
-    samples: int = MASKS,
-    **options: Any,
-) -> Verdict:
-    """Check the maps of the target at position ``index`` of an `explain.Explanation`, and add the
-    verdict to ``explanation.verdicts``, beside earlier results of other methods.
+def check_explained(explanation: Any, methods: Sequence[str], index: int, **options: Any) -> Check:
+    """Check maps of the target at position ``index`` of an `explain.Explanation`, and add the
+    result to ``explanation.checks``, beside earlier ones of other methods.
 
     Raises:
         MetricError: it is a copy without a model; or the maps are of several crops.
@@ -554,21 +415,24 @@ def check_explained(
         raise MetricError(
             "maps must be of one crop to be checked, got some of tiles; use explain.evaluate"
         )
+    attributions = [explanation.results[index][name] for name in methods]
     first = attributions[0]
-    target = as_target(explanation.target_at(index))
-    methods = [] if isinstance(session.methods, str) else session.methods
-    maps = [(attribution.applied(methods), attribution) for attribution in attributions]
-    settings: Any = {"activation": explainer.activation, **options}
-    settings |= {
-        "interventions": first.interventions,
-        "checks": default_checks(seed, samples),
-        "seed": seed,
+    own_methods = [] if isinstance(session.methods, str) else session.methods
+    maps = {
+        attribution.method: (attribution.applied(own_methods), attribution)
+        for attribution in attributions
     }
     with naming([explanation.source]):
-        x = explainer.as_input(explanation.photo)
-        verdict = check_maps(
-            explainer.model, x, maps, target, explanation.targets[index], **settings
+        check = check_maps(
+            explainer.model,
+            explainer.as_input(explanation.photo),
+            maps,
+            as_target(explanation.target_at(index)),
+            explanation.targets[index],
+            activation=explainer.activation,
+            interventions=first.interventions,
+            **options,
         )
-    earlier = explanation.verdicts.get(index)
-    explanation.verdicts[index] = verdict if earlier is None else earlier.updated(verdict)
-    return verdict
+    earlier = explanation.checks.get(index)
+    explanation.checks[index] = check if earlier is None else earlier.updated(check)
+    return check

@@ -4,9 +4,13 @@ import csv
 import io
 import json
 import math
+import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import product
+from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, Unpack
 
 import numpy as np
@@ -21,7 +25,7 @@ from explain.attribution.api import attribute
 from explain.attribution.diagnostics import image_names
 from explain.attribution.options import AttributeOptions, Settings
 from explain.attribution.result import Attribution
-from explain.data.files import as_cell
+from explain.data.files import Files, as_cell
 from explain.data.inputs import Inputs, InputsLike
 from explain.engine import Evidence, validation
 from explain.engine.ends import reading
@@ -43,7 +47,9 @@ from explain.metrics.base import (
     ScoreMetric,
     ScoreRequest,
 )
+from explain.metrics.intervals import MeanInterval
 from explain.metrics.maps import Maps, MapsLike
+from explain.metrics.supported import Support, lines_of, supports, with_check
 from explain.metrics.variants import (
     EvaluatedMethod,
     ModelContext,
@@ -67,9 +73,10 @@ class NotEvaluatedError(MetricError, KeyError):
 class Table(Mapping[str, Mapping[str, torch.Tensor]]):
     """A figure for each method, metric and image: ``table[method][metric]`` is a tensor ``(N,)``.
 
-    It prints the means over the images; an arrow says whether more (↑) or less (↓) is better. NaN,
-    shown as –, marks figures that are not defined for an image; means leave it out. Below stand
-    ``notes``: remarks on all figures, such as a baseline that the model takes for the class.
+    It prints the means over the images with their 95 % intervals, and the paired differences of the
+    methods to the first one; an arrow says whether more (↑) or less (↓) is better. NaN, shown as –,
+    marks figures that are not defined for an image; means leave it out. Below stand ``notes``:
+    remarks on all figures, such as a baseline that the model takes for the class.
     """
 
     metrics: Mapping[str, Metric]
@@ -110,7 +117,24 @@ class Table(Mapping[str, Mapping[str, torch.Tensor]]):
 
     def mean(self, method: str, metric: str) -> float:
         """The mean over the images for which the figure is defined; NaN without any."""
-        return float(self._one(method, metric).value.double().nanmean())
+        return self.interval(method, metric).mean
+
+    def interval(self, method: str, metric: str) -> MeanInterval:
+        """The mean over the images for which the figure is defined, with its 95 % interval."""
+        return MeanInterval.of(self._one(method, metric).value)
+
+    def difference(self, method: str, other: str, metric: str) -> MeanInterval:
+        """The mean of the differences of a method's figures to those of another one on the same
+        images, with its 95 % interval: narrower than those of both means where images differ more
+        than methods."""
+        figures = self._one(method, metric).value
+        return MeanInterval.of(figures - self._one(other, metric).value)
+
+    @cached_property
+    def support(self) -> Mapping[str, Support]:
+        """What "check" says of each method that was run; empty where its metrics were not
+        evaluated."""
+        return supports(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the table as plain values for JSON: what each metric is, and its figures by
@@ -137,37 +161,86 @@ class Table(Mapping[str, Mapping[str, torch.Tensor]]):
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=1, ensure_ascii=False)
 
-    def to_csv(self) -> str:
-        """Return the table as CSV: a line for each method and image, a column for each metric,
-        empty where a figure is not defined."""
+    def to_csv(self, path: str | os.PathLike[str] | None = None) -> str:
+        """Return the table as CSV, and write it to ``path`` if there is one: a line for each method
+        and image, a column for each metric, empty where a figure is not defined.
+
+        Raises:
+            OutputError: the file cannot be written.
+        """
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(["method", "image", *self.metrics])
+        for method, image, figures in self._lines():
+            cells = ["" if math.isnan(figure) else repr(figure) for figure in figures]
+            writer.writerow([as_cell(method), image, *cells])
+        text = out.getvalue()
+        if path is not None:
+            place = Path(path)
+            files = Files(place.parent, overwrite=True)
+            files.add_text(place.name, text)
+            files.write()
+        return text
+
+    def to_frame(self) -> Any:
+        """Return the table as a `pandas.DataFrame` with a row for each method and image.
+
+        Raises:
+            MetricError: pandas is not installed.
+        """
+        try:
+            import pandas  # type: ignore[import-untyped, unused-ignore]
+        except ImportError as error:
+            raise MetricError(
+                "to_frame needs pandas, which is not installed; install it, or use to_csv"
+            ) from error
+        columns = ["method", "image", *self.metrics]
+        rows = [[method, image, *figures] for method, image, figures in self._lines()]
+        return pandas.DataFrame(rows, columns=columns).set_index(["method", "image"])
+
+    def to_latex(self) -> str:
+        """Return the printed table for LaTeX, with the rules of the package booktabs."""
+        head, *rows = [[_latex(cell) for cell in row] for row in self._rows]
+        lines = [" & ".join(row) + r" \\" for row in (head, *rows)]
+        lines[1:1] = [r"\midrule"]
+        begin = rf"\begin{{tabular}}{{l{'r' * len(self.metrics)}}}"
+        return "\n".join([begin, r"\toprule", *lines, r"\bottomrule", r"\end{tabular}", ""])
+
+    def _lines(self) -> Iterator[tuple[str, int, list[float]]]:
+        """Yield each method and image with its figures, in the order of the metrics."""
         for method, row in self.items():
             figures = torch.stack([row[name].double() for name in self.metrics], 1)
             for image, image_figures in enumerate(figures.tolist()):
-                cells = ["" if math.isnan(figure) else repr(figure) for figure in image_figures]
-                writer.writerow([as_cell(method), image, *cells])
-        return out.getvalue()
+                yield method, image, image_figures
 
     @property
     def _rows(self) -> list[list[str]]:
-        """The cells of the printed table, means over the images; the first row is the head."""
-        head = ["", *(f"{name} {ARROWS[metric.better]}" for name, metric in self.metrics.items())]
+        """The cells of the printed table, the first row being the head: means over the images, and
+        below, if there are several images and methods, the differences to the first method."""
+        first, *further = self.results
+        count = len(next(iter(self[first].values()), ()))
+        head = [f"{count} images, ± 95 %" if count > 1 else ""]
+        head += [f"{name} {ARROWS[metric.better]}" for name, metric in self.metrics.items()]
         rows = [
-            [method, *(_shown(self.mean(method, name)) for name in self.metrics)]
+            [method, *(str(self.interval(method, name)) for name in self.metrics)]
             for method in self.results
         ]
+        if count > 1:
+            for other in further:
+                differences = [str(self.difference(other, first, name)) for name in self.metrics]
+                rows.append([f"{other} less {first}", *differences])
         return [head, *rows]
 
     def _repr_html_(self) -> str:
         head, *rows = self._rows
-        return table_html(head, rows) + lines_html(f"note: {note}" for note in self.notes)
+        notes = [*lines_of(self.support), *(f"note: {note}" for note in self.notes)]
+        return table_html(head, rows) + lines_html(notes)
 
     def __repr__(self) -> str:
         """The table of means as text, with its notes below."""
         rows = self._rows
         lines = aligned(rows, to_the_right=range(1, len(rows[0])))
+        lines += lines_of(self.support)
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
     def _one(self, method: str, metric: str) -> MetricResult:
@@ -179,15 +252,15 @@ class Table(Mapping[str, Mapping[str, torch.Tensor]]):
         return self.results[method][metric]
 
 
-def _shown(value: float) -> str:
-    """The text of a figure in a printed table: three decimals, four digits of tiny ones, a dash for
-    NaN."""
-    if math.isnan(value):
-        return "–"
-    return f"{value:.4g}" if value and abs(value) < 1e-3 else f"{value:.3f}"
+def _latex(text: str) -> str:
+    """A cell of a table with LaTeX's special signs escaped, and signs that are no letters as its
+    commands."""
+    escaped = re.sub(r"([%&#_{}])", r"\\\1", text)
+    signs = {"↑": r"$\uparrow$", "↓": r"$\downarrow$", "±": r"$\pm$", "–": "--"}
+    return "".join(signs.get(letter, letter) for letter in escaped)
 
 
-MapSource: TypeAlias = MethodLike | MapsLike
+MapSource: TypeAlias = MethodLike | MapsLike | tuple[Method, Attribution]
 M = TypeVar("M", bound=Metric)
 
 
@@ -211,8 +284,9 @@ def evaluate(
         x: preprocessed photos ``(N, C, H, W)``, or what `explain.attribute` takes for them.
         methods: names or method objects, which are run; or attributions. A mapping gives
             each a name, and may hold arrays too: maps ``(N, h, w)``, or ``(N, C, H, W)`` for each
-            pixel.
-        metrics: names from `list_metrics`, or metric objects.
+            pixel; or pairs of a method and its attribution.
+        metrics: names from `list_metrics`, also with options as "pointinggame(tolerance=0)", or
+            metric objects; "check" stands for those that tell whether many photos support a method.
         target: as for `explain.attribute`; None is the attributions' own target, or each image's
             top class.
         boxes: where the object is: ``(N, 4)`` with x0 y0 x1 y1 in input pixels, x1 and y1
@@ -245,14 +319,16 @@ def evaluate(
             f"x must be photos (N, C, H, W) for metrics, got shape {tuple(inputs.x.shape)}; give "
             "frames"
         )
-    named = by_name(metrics, base.get_metric, MetricError, "metric")
+    named = by_name(with_check(metrics), base.get_metric, MetricError, "metric")
     sources = _named(methods)
     size = (inputs.x.shape[2], inputs.x.shape[3])
     known_boxes = None if boxes is None else localisation.boxes_per_image(boxes, len(inputs), size)
     regions = localisation.as_regions(masks, known_boxes, len(inputs), size)
     truth: dict[str, Any] = {"boxes": known_boxes, "regions": regions}
-    maps_by_name: dict[str, Any] = {
-        name: source for name, source in sources.items() if not isinstance(source, (str, Method))
+    maps_by_name = {
+        name: _map_of(source)
+        for name, source in sources.items()
+        if not isinstance(source, (str, Method))
     }
     if len(maps_by_name) == len(sources) and all(
         isinstance(metric, MapMetric) for metric in named.values()
@@ -298,8 +374,7 @@ def scored(
     settings: RuntimeSettings,
 ) -> list[Evidence]:
     """Run the model on the perturbed photos of all score requests, equal photos once, and return
-    for each target the evidence in which `ScoreRequest.scores` finds its scores. Both evaluation
-    and checks run masked photos here."""
+    for each target the evidence in which `ScoreRequest.scores` finds its scores."""
     needs = frozenset(need for request in requests for need in request.needs)
     plan = Plan({"metrics": needs_at(needs, [])}, len(targets), len(inputs))
     return [evidence_of(None) for evidence_of in gather(model, inputs, plan, targets, settings)]
@@ -346,7 +421,7 @@ class _Evaluation:
         by_this_call = [
             source
             for name, source in maps.items()
-            if isinstance(source, Attribution) and source is not self.methods[name]
+            if isinstance(source, Attribution) and isinstance(self.methods[name], (str, Method))
         ]
         explained: Attribution | Evidence
         if by_this_call:
@@ -358,7 +433,12 @@ class _Evaluation:
         if classes is not None:
             self.resolved = ClassTarget(tuple(classes.tolist()))
         self.context = ModelContext(
-            self.model, self.inputs, classes, explained.logits, self.settings.activation
+            self.model,
+            self.inputs,
+            classes,
+            explained.logits,
+            self.settings.activation,
+            self.resolved,
         )
         return explained.score
 
@@ -377,7 +457,7 @@ class _Evaluation:
             if isinstance(source, (str, Method))
         }
         maps: dict[str, Any] = {
-            name: source for name, source in methods.items() if name not in waiting
+            name: _map_of(source) for name, source in methods.items() if name not in waiting
         }
         for name, source in maps.items():
             Maps.of(name, source, self.inputs.x)  # refused before anything is run
@@ -403,14 +483,20 @@ class _Evaluation:
             return {}
         evaluated: dict[str, EvaluatedMethod] = {}
         for name, map_data in data.items():
-            method = self.methods[name]
+            source = self.methods[name]
             attribution = maps[name]
-            if not isinstance(method, (str, Method)) or not isinstance(attribution, Attribution):
+            if not isinstance(attribution, Attribution):
                 raise MetricError(
                     f"metric {metrics[0].name!r} needs a method, got the map {name!r}; give its "
                     "method"
                 )
-            evaluated[name] = EvaluatedMethod(get_method(method), attribution, map_data)
+            if isinstance(source, tuple):
+                method = source[0]
+            elif isinstance(source, (str, Method)):
+                method = get_method(source)
+            else:
+                method = attribution.applied()
+            evaluated[name] = EvaluatedMethod(method, attribution, map_data)
         options: AttributeOptions = {**self.options, "activation": self.context.outputs.activation}
         return reattribute(metrics, evaluated, self.context, self.resolved, options)
 
@@ -477,6 +563,11 @@ class _Evaluation:
                 yield (
                     f"{keeps}, so that figures by this baseline say little; choose another baseline"
                 )
+
+
+def _map_of(source: Any) -> Any:
+    """The map of a source that is no method: that of a pair, or the source itself."""
+    return source[1] if isinstance(source, tuple) else source
 
 
 def _named(methods: Any) -> dict[str, MapSource]:

@@ -1,5 +1,6 @@
 """Randomisation: does the map depend on the model's weights, and on the class?"""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -40,7 +41,8 @@ class _MapSimilarity(ReattributionMetric):
     better = "less"
 
     def compare(self, data: MetricInput, variant: VariantResult) -> torch.Tensor:
-        alike = self.similarity_to(data, variant)
+        own_map = data.maps.per_pixel(self.sign)
+        alike = similarity(self.similarity, own_map, variant.maps.per_pixel(self.sign))
         return torch.stack([alike, variant.maps.zero.double()], 1)
 
     def result(self, data: MetricInput, curve: torch.Tensor, zeros: torch.Tensor) -> MetricResult:
@@ -64,6 +66,7 @@ def warn_of_zeros(metric: str, data: MetricInput, zeros: torch.Tensor) -> None:
         )
 
 
+@register(share=0.5, steps=1, copies=2)
 @register(samples=8)
 @register(order="independent")
 @register(order="bottom")
@@ -90,6 +93,10 @@ class MPRT(_MapSimilarity):
         samples: noisy copies over which each map is averaged (the smooth variant); 0 takes the map
             as it is.
         sigma: the noise's deviation, relative to the photo's range.
+        share: of the layers, counted from where the order begins: with 0.5 and one step, the upper
+            half is reinitialised at once ("mprt-upper"). The last layers are all that a prediction
+            needs to be lost, and the first filters stay: maps of edges do not change.
+        copies: how many initialisations, with seeds of their own.
 
     Adebayo et al., "Sanity Checks for Saliency Maps", NeurIPS 2018; smooth: Hedström et al., "A
     Fresh Look at Sanity Checks for Saliency Maps", 2024 (arXiv:2405.02383).
@@ -102,8 +109,11 @@ class MPRT(_MapSimilarity):
     steps: int | None = 6
     samples: int = 0
     sigma: float = 0.1
+    share: float = 1.0
+    copies: int = 1
 
-    minimums: ClassVar = {"steps": 1, "samples": 0, "sigma": 0}
+    minimums: ClassVar = {"steps": 1, "samples": 0, "sigma": 0, "share": 1e-6, "copies": 1}
+    maximums: ClassVar = {"share": 1}
 
     def described(self) -> Mapping[str, str]:
         """The name, summary and paper for the order and smoothing of these options: "mprt",
@@ -118,6 +128,8 @@ class MPRT(_MapSimilarity):
         name = "smprt" if self.samples else "mprt"
         if self.order != "top":
             name += f"-{self.order}"
+        if self.share < 1:
+            name += "-upper" if self.order == "top" else "-part"
         paper = "Hedström et al., 2024" if self.samples else self.paper
         return {"name": name, "summary": summary, "paper": paper}
 
@@ -129,10 +141,15 @@ class MPRT(_MapSimilarity):
         if self.samples:
             wrap = Smooth(samples=self.samples, sigma=self.sigma, seed=self.seed)
             yield Variant(wrap=wrap)
-        groups = layer_groups(layers_of(self.name, context), self.steps)
+        names = layers_of(self.name, context)
+        count = math.ceil(self.share * len(names))
+        names = names[-count:] if self.order == "top" else names[:count]
+        groups = layer_groups(names, self.steps)
         groups = groups[::-1] if self.order == "top" else groups
-        for layers in groups if self.order == "independent" else accumulate(groups):
-            yield Variant(model=RandomWeights(frozenset(layers), self.seed), wrap=wrap)
+        for copy in range(self.copies):
+            seed = self.seed * self.copies + copy
+            for layers in groups if self.order == "independent" else accumulate(groups):
+                yield Variant(model=RandomWeights(frozenset(layers), seed), wrap=wrap)
 
     def compare(self, data: MetricInput, variant: VariantResult) -> torch.Tensor:
         """What `MPRT` keeps of one model: the similarity and whether the map is zero ``(N, 2)``;
@@ -229,15 +246,17 @@ class RandomLogit(_MapSimilarity):
     minimums: ClassVar = {"samples": 1}
 
     def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
-        """For `RandomLogit`, yield a variant for each of ``samples`` other classes, the same number
-        of classes away from each photo's own."""
-        if context.classes is None or context.count is None or context.count < 2:
+        """Yield a variant for each of ``samples`` other classes, the same number of classes away
+        from each photo's own."""
+        if context.ranking is None or context.ranking[0].shape[1] < 2:
             raise MetricError(
                 "target must be one of several classes for randomlogit, got no other class; use "
                 "mprt"
             )
-        for offset in (permutation(context.count - 1, self.seed)[: self.samples] + 1).tolist():
-            yield Variant(classes=tuple(((context.classes + offset) % context.count).tolist()))
+        scores, classes = context.ranking
+        count = scores.shape[1]
+        for offset in (permutation(count - 1, self.seed)[: self.samples] + 1).tolist():
+            yield Variant(classes=tuple(((classes + offset) % count).tolist()))
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
         return self.result(data, numbers[..., 0], numbers[..., 1])

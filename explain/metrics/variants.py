@@ -24,7 +24,7 @@ from explain.layers.summary import summary_of
 from explain.methods import Method, Smooth
 from explain.methods.base import Fusion
 from explain.metrics.base import Metric, MetricInput, MetricResult
-from explain.metrics.maps import Maps, MapsLike, Sign, Similarity, similarity
+from explain.metrics.maps import Maps, MapsLike
 from explain.metrics.randomised import Randomised
 from explain.targets import ClassTarget, Target
 from explain.targets.outputs import Activation, Outputs
@@ -45,9 +45,8 @@ class ModelContext:
     ``images``, their ``classes`` ``(N,)``, and the number of classes K (``count``).
 
     ``logits`` ``(N, K)`` are the scores of all classes, ``outputs`` says how they become
-    probabilities, and ``inputs`` are the model's arguments, which contain the photos. ``ranking``
-    has the scores of all classes, and the classes that are explained, also where these belong to a
-    region or a box.
+    probabilities, and ``inputs`` are the model's arguments, which contain the photos. ``target`` is
+    what is explained.
     """
 
     model: nn.Module
@@ -57,7 +56,7 @@ class ModelContext:
     activation: InitVar[Activation | None]
     images: torch.Tensor = field(init=False)
     outputs: Outputs = field(init=False)
-    ranking: tuple[torch.Tensor, torch.Tensor] | None = None
+    target: Target | None = None
 
     def __post_init__(self, activation: Activation | None) -> None:
         """Derive what all metrics share: photos in at least single precision, and how the model's
@@ -68,8 +67,19 @@ class ModelContext:
         if self.logits is not None:
             self.logits = self.logits.to(self.images.device)
             self.outputs = outputs_of(self.model, self.inputs, self.logits, activation)
-            if self.ranking is None and self.classes is not None:
-                self.ranking = self.logits, self.classes
+
+    @cached_property
+    def ranking(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The scores ``(N, K)`` of all classes, also of those in the target's region or box, and
+        the classes ``(N,)`` that are explained; None where the target is no class."""
+        if self.logits is not None:
+            return None if self.classes is None else (self.logits, self.classes)
+        if self.target is None:
+            return None
+        count = len(self.inputs)
+        with untouched(self.model), torch.no_grad():
+            output = self.inputs.detached().call(self.model)
+            return self.target.resolved(output, count).class_scores(output, count)
 
     def data(self, name: str, source: MapsLike, score: torch.Tensor, **truth: Any) -> MetricInput:
         """What metrics see of the maps called ``name``: the maps with photos, explained score
@@ -166,9 +176,6 @@ def norm(values: torch.Tensor) -> torch.Tensor:
 class ReattributionMetric(Metric):
     """A metric that runs the method again: it needs a method, and not only its map."""
 
-    similarity: Similarity
-    sign: Sign
-
     def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
         """Yield the variants that the method is run in, in an order that `__call__` gets its
         numbers in; equal variants of several metrics run once."""
@@ -182,13 +189,6 @@ class ReattributionMetric(Metric):
         """
         length = norm(data.maps.values)
         return norm(variant.maps.values - data.maps.values) / torch.where(length > 0, length, 1)
-
-    def similarity_to(self, data: MetricInput, variant: VariantResult) -> torch.Tensor:
-        """How similar the map is to that of a variant ``(N,)``, by the options ``similarity`` and
-        ``sign``."""
-        return similarity(
-            self.similarity, data.maps.per_pixel(self.sign), variant.maps.per_pixel(self.sign)
-        )
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
         """Return a figure for each image, from the numbers ``(N, V)`` or ``(N, V, k)`` of V
@@ -217,7 +217,7 @@ def reattribute(
     options: AttributeOptions,
 ) -> Results:
     """Run the methods again in all variants that the metrics need, each distinct variant once, and
-    return the figures by method and metric. `evaluate` and `check_maps` both call this.
+    return the figures by method and metric.
 
     What the target reads from the output, such as a region, is resolved on the unperturbed photos,
     for all variants.

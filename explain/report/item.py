@@ -328,7 +328,7 @@ def item(
             map_values = {**_map(attribution, detail), **_sets(attribution, subject, index)}
             map_values["curve"] = curves_by_method.get(name)
             map_values["figures"] = dict(values.get(name, {}))
-            map_values["verdict"] = record.get("verdict")
+            map_values["check"] = record.get("check")
             maps[index].append(map_values)
     return {
         "name": subject_name(subject),
@@ -366,13 +366,12 @@ def item(
 
 def summary(subject: Subject) -> dict[str, Any]:
     """Return what the list of a sheet shows of a photo, as plain values: its name, label, target,
-    probability and the answer of its checks.
+    probability and check.
 
     The scripts of the page read these keys. Where there is no probability, ``amount`` is the score
     of the first target in words.
     """
     best = next(iter(subject.predicted), None)
-    verdict = subject.record().get("verdict")
     target = printable(subject.targets[0])
     probability = None if best is None else best.probability
     return {
@@ -381,7 +380,7 @@ def summary(subject: Subject) -> dict[str, Any]:
         "target": target,
         "probability": probability,
         "amount": subject.amount(0) if probability is None else "",
-        "answer": None if verdict is None else verdict["answer"],
+        "check": subject.record().get("check"),
     }
 
 
@@ -430,7 +429,7 @@ def map_info(kind: str, quantised: Mapping[str, Any], **values: Any) -> dict[str
         "samples": None,
         "curve": None,
         "figures": {},
-        "verdict": None,
+        "check": None,
         **values,
     }
 

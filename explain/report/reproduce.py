@@ -26,7 +26,7 @@ from explain.targets.outputs import Prediction
 if TYPE_CHECKING:
     from jinja2 import Template
 
-    from explain.metrics import Verdict
+    from explain.metrics import Check
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -47,7 +47,7 @@ class Subject(ABC):
     session: Any = None
     detections: tuple[Prediction, ...] = ()
     boxes: tuple[Prediction | None, ...] = ()
-    verdicts: "dict[int, Verdict]" = field(default_factory=dict)
+    checks: "dict[int, Check]" = field(default_factory=dict)
 
     @property
     def methods(self) -> list[str]:
@@ -141,7 +141,7 @@ def reproduction(subject: Subject) -> Reproduction:
         "targets": [_target_code(subject, index) for index in range(len(subject.results))],
         "labels": list(map(printable, subject.targets)),
         "options": _layer_options(attributions),
-        "is_checked": bool(subject.verdicts),
+        "is_checked": bool(subject.checks),
         "html": f"{stem_of(subject.source) if subject.source else 'report'}.html",
     }
     python = _template("repeat.txt").render(values)

@@ -31,7 +31,8 @@ from explain.explanation.explainer import Explainer
 from explain.explanation.photos import explained, rows_are_apart
 from explain.hooks import intervene
 from explain.methods.base import Method, MethodLike, get_method
-from explain.metrics import Metric, ReattributionMetric, evaluate, get_metric
+from explain.metrics import Metric, evaluate, get_metric
+from explain.metrics.supported import with_check
 from explain.models import Classifier
 from explain.runs import preparing
 from explain.runs.labels import Labels, true_labels
@@ -111,7 +112,9 @@ class Job:
         self.methods = None if isinstance(session.methods, str) else session.methods
         if self.methods is not None:  # maps are stored under the names of methods
             by_name(self.methods, get_method, MethodError, "method")
-        self.metrics = list({metric.name: metric for metric in map(get_metric, metrics)}.values())
+        self.metrics = list(
+            {metric.name: metric for metric in map(get_metric, with_check(metrics))}.values()
+        )
         self.labels = Labels(
             self.explainer.categories,
             self.source.classes,
@@ -284,8 +287,7 @@ class Job:
         metric.
 
         Metrics that need boxes are NaN for photos without boxes of the target, of which ``names``
-        has the name on each photo. Those that run a method again get the method in place of its
-        maps.
+        has the name on each photo.
         """
         boxes = [self._boxes(photo, name) for photo, name in zip(photos, names, strict=True)]
         metrics = [metric for metric in self.metrics if any(boxes) or not metric.needs_object]
@@ -294,16 +296,18 @@ class Job:
         all_undefined = {metric.name: [math.nan] * len(photos) for metric in self.metrics}
         if not metrics:
             return dict.fromkeys(maps, all_undefined)
-        judged: Any = maps
-        if any(isinstance(metric, ReattributionMetric) for metric in metrics):
-            judged = {method.name: method for method in self.methods or () if method.name in maps}
+        methods = {method.name: method for method in self.methods or ()}
+        pairs: Any = {
+            name: (methods[name], attribution) if name in methods else attribution
+            for name, attribution in maps.items()
+        }
         classes = next(iter(maps.values())).target
         option_names = ("layer", "fuse", "batch_size")
         options: Any = {name: self.session.options.get(name) for name in option_names}
         table = evaluate(
             self.explainer.model,
             x,
-            judged,
+            pairs,
             metrics,
             # Metrics want a box for every photo: those without get a dummy, whose values are
             # replaced by NaN below.

@@ -1,6 +1,8 @@
 """`Run`: the file of a run, and all that can be made of it without a model: pictures, pages,
 tables."""
 
+import json
+import math
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -9,6 +11,7 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from PIL import Image
 
 from explain._utils.errors import ExplainError, RunError, keywords, printable, shown
@@ -28,6 +31,7 @@ from explain.targets.outputs import THRESHOLD, Prediction
 
 if TYPE_CHECKING:
     from explain.insight import Insight
+    from explain.metrics import Support
 
 
 def choice(which: str) -> tuple[str, int | None]:
@@ -289,6 +293,26 @@ class Run(StoredRun):
     def __init__(self, file: str | os.PathLike[str]) -> None:
         super().__init__(
             index_of(file) if "://" in os.fspath(file) or os.path.isdir(file) else file
+        )
+
+    @property
+    def support(self) -> "dict[str, Support]":
+        """What the metrics of "check" say of each method, by the first target of each photo; empty
+        where they were not evaluated."""
+        from explain.metrics.supported import supports  # slow to load
+
+        columns: dict[str, dict[str, list[float]]] = {}
+        first = "SELECT min(id) FROM results GROUP BY photo, method"
+        rows = self.query(f"SELECT method, metrics FROM results WHERE id IN ({first})")
+        for method, text in rows:
+            for metric, value in json.loads(text).items():
+                values = columns.setdefault(method, {}).setdefault(metric, [])
+                values.append(math.nan if value is None else value)
+        return supports(
+            {
+                method: {metric: torch.tensor(values) for metric, values in row.items()}
+                for method, row in columns.items()
+            }
         )
 
     def insight(self, method: str | None = None, **options: Any) -> "Insight":

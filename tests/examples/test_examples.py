@@ -9,7 +9,6 @@ import sys
 from dataclasses import replace
 from importlib.metadata import packages_distributions
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -124,27 +123,6 @@ def test_relevance_by_hand_says_what_paper_says(capsys: pytest.CaptureFixture[st
         "rescale: C(x1) = 7.8, C(x2) = -3.8;",
     ):
         assert f"\n{line}" in f"\n{out}"
-
-
-def test_verdicts_are_counted() -> None:
-    module = example("verdicts")
-    lines: list[Any] = []
-    for refused, answer in (("stable", "supported"), ("faithful", "not shown")):
-        answers = {word: {"answer": "supported"} for word in module.WORDS}
-        answers[refused] = {"answer": answer}
-        lines.append({"methods": {"gradcam": {"answer": answer, "answers": answers}}})
-    row = "| gradcam | 2 | 50% (9% to 91%) | 50% | 0% | 100% | 100% | 50% | 100% |"
-    assert module.table(lines).splitlines()[-1] == row
-
-
-def test_intervals_are_wider_where_the_maps_of_a_photo_agree() -> None:
-    """Ten photos with four maps each: if all four agree, they count as one."""
-    module = example("verdicts")
-    agreed = [[number < 3] * 4 for number in range(10)]
-    mixed = [[True, False, False, False]] * 8 + [[True, True, False, False]] * 2
-    for hits, count in ((agreed, 10), (mixed, 40)):
-        assert module.clustered(hits) == pytest.approx((0.3, *module.interval(0.3, count)))
-    assert module.clustered([[]])[1:] == (0, 1)
 
 
 def test_the_smallest_evidence_is_compared_on_the_same_photos() -> None:

@@ -28,34 +28,61 @@ def test_the_numbers_of_the_report_are_those_of_the_tables_and_all_of_them_are_t
     report = script("technical_report")
     stored = json.loads((ROOT / "assets" / "report" / "numbers.json").read_text("utf-8"))
     assert stored == report.numbers()
-    pages = [(ROOT / "docs" / name).read_text("utf-8") for name in ("verdict.md", "leaderboard.md")]
-    used = {name for page in pages for name in re.findall(r"\{\{ (\w+) \}\}", page)}
-    assert used == set(stored)
-    assert report.pooled() in pages[0]
+    page = (ROOT / "docs" / "leaderboard.md").read_text("utf-8")
+    assert set(re.findall(r"\{\{ (\w+) \}\}", page)) == set(stored)
 
 
 def test_the_map_of_the_linear_network_is_exact(script: Any) -> None:
-    right = script("verdict_right")
+    right = script("check_calibration")
     model = right.Linear(3).double().eval()
     x = torch.randn(1, 3, right.SIDE, right.SIDE, dtype=torch.float64)
     mean = x.mean((2, 3), keepdim=True)
-    method = right.IntegratedGradients(baseline="mean", steps=1)
+    _, method = right.RIGHT["linear"]
     values = explain.attribute(model, x, method, target=4).values
     expected = model.head.weight[4].view_as(x[0]) * (x - mean)
     torch.testing.assert_close(values, expected, rtol=1e-12, atol=1e-12)
 
 
+def test_the_map_of_the_network_of_patches_is_exact(script: Any) -> None:
+    right = script("check_calibration")
+    model = right.Patches(0).double().eval()
+    x = torch.randn(2, 3, right.SIDE, right.SIDE, dtype=torch.float64)
+    _, method = right.RIGHT["patches"]
+    values = explain.attribute(model, x, method, target=1).values
+    cells = (model.see(x) * model.say.weight[1].view(-1, 1, 1)).sum(1)
+    share = values / cells
+    torch.testing.assert_close(share, share.mean().expand_as(share), rtol=1e-9, atol=0)
+
+
 def test_controls_are_shown_behind_a_gate_or_with_noise(script: Any) -> None:
     """For the class on top, the gated map is the control itself; for another one, noise that
     depends on the gradient."""
-    controls = script("verdict_calibration").controls
-    shown = torch.rand(16, 16, dtype=torch.float64)
-    gated, plus = (controls({"it": shown}, number)[0] for number in (0, 1))
+    by_name = {method.name: method for method in script("check_calibration").controls()}
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(768, 3)).double()
     x = torch.rand(1, 3, 16, 16, dtype=torch.float64)
     order = model(x)[0].argsort(descending=True).tolist()
-    maps = [explain.attribute(model, x, gated, target=target).values[0] for target in order]
-    torch.testing.assert_close(maps[0], shown / shown.norm())
-    assert not torch.allclose(maps[1], maps[2])
-    added = explain.attribute(model, x, plus, target=order[1]).values[0]
-    assert (added - shown / shown.norm()).norm().item() == pytest.approx(1)
+    names = [f"contrast, {gate}" for gate in ("plain", "gated", "noised")]
+    maps = [
+        explain.attribute(model, x, [by_name[name] for name in names], target=target)
+        for target in order
+    ]
+    plain = maps[0]["contrast, plain"].values
+    torch.testing.assert_close(maps[0]["contrast, gated"].values, plain)
+    torch.testing.assert_close(maps[1]["contrast, plain"].values, plain)
+    assert not torch.allclose(maps[1]["contrast, gated"].values, maps[2]["contrast, gated"].values)
+    assert (maps[1]["contrast, noised"].values - plain).norm().item() == pytest.approx(1)
+
+
+def test_only_right_maps_are_counted_as_supported(script: Any) -> None:
+    counted = script("check_calibration")
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.rand(20, generator=generator)
+    right = {"mprt-upper": drawn * 0.5, "randomlogit": drawn * 0.5, "maxsensitivity": drawn}
+    right |= dict.fromkeys(counted.EFFECTS, drawn + 0.1)
+    lines = []
+    for wrong in (None, "mprt-upper", "randomlogit", "covering-edges"):
+        row = {**right, wrong: -drawn if wrong == "covering-edges" else drawn + 1}
+        row.pop(None, None)
+        columns = {name: values.tolist() for name, values in row.items()}
+        lines.append({"group": "linear", "figures": {"map": columns}})
+    assert counted.table(lines, 4, 20).splitlines()[2] == "| map | 4 | 1 (25%) |"

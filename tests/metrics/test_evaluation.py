@@ -6,6 +6,10 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +25,9 @@ from explain.metrics import (
     Completeness,
     Deletion,
     Insertion,
+    MeanInterval,
     PixelFlipping,
+    PointingGame,
     get_metric,
     register,
 )
@@ -90,9 +96,15 @@ def test_the_table_prints_itself_and_comes_as_plain_values(
     maps = {"one": photos[:, 0], "two": photos[:, 1]}
     table = explain.evaluate(model, photos, maps, ["deletion", "insertion"])
     values = table["two"]["deletion"].tolist()
-    head, _, second = str(table).splitlines()
-    assert head.split() == ["deletion", "↓", "insertion", "↑"]
-    assert second.split()[:2] == ["two", f"{sum(values) / 3:.3f}"]
+    head, _, second, difference = str(table).splitlines()
+    assert head.split()[-4:] == ["deletion", "↓", "insertion", "↑"]
+    half = 4.303 * torch.tensor(values).std() / 3**0.5  # Student's t of 2 degrees of freedom
+    assert second.split()[:4] == ["two", f"{sum(values) / 3:.3f}", "±", f"{half:.3f}"]
+    apart = table["two"]["deletion"] - table["one"]["deletion"]
+    assert difference.split()[:4] == ["two", "less", "one", f"{apart.mean():.3f}"]
+    assert table.difference("two", "one", "deletion").half == pytest.approx(
+        float(4.303 * apart.std() / 3**0.5), rel=1e-6
+    )
     assert json.loads(table.to_json())["values"]["two"]["deletion"] == values
     rows = [*csv.DictReader(io.StringIO(table.to_csv()))]
     assert [float(row["deletion"]) for row in rows[3:]] == pytest.approx(values, abs=1e-15)
@@ -171,3 +183,67 @@ def test_what_does_not_fit_is_refused_in_one_line(changed: dict[str, Any], messa
 def test_an_option_out_of_its_range_is_refused(text: str, option: str) -> None:
     with pytest.raises(ExplainError, match=option):
         get_metric(text)
+
+
+def test_a_table_is_written_for_a_paper(
+    model: nn.Module, photos: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    maps = {"one_map": photos[:, 0], "two": photos[:, 1]}
+    table = explain.evaluate(model, photos, maps, ["deletion", "covering-edges"])
+    assert table.to_csv(tmp_path / "table.csv") == (tmp_path / "table.csv").read_text("utf-8")
+    lines = table.to_latex().splitlines()
+    assert lines[0] == r"\begin{tabular}{lrr}"
+    assert [line.count("&") for line in lines[2:3] + lines[4:7]] == [2] * 4
+    assert lines[4].startswith(r"one\_map & ")
+    frame = pytest.importorskip("pandas") and table.to_frame()
+    assert frame.loc[("two", 1), "deletion"] == table["two"]["deletion"][1].item()
+    assert frame.shape == (6, 2)
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(explain.MetricError, match="pandas"):
+        table.to_frame()
+
+
+@pytest.mark.parametrize(
+    ("figures", "mean", "half"),
+    [
+        ([1.0, 2.0], 1.5, 12.706 * 0.5),
+        ([1.0, 2.0, 3.0, math.nan], 2.0, 4.303 / 3**0.5),
+        ([float(n) for n in range(10)], 4.5, 2.262 * 3.02765 / 10**0.5),
+        ([float(n) for n in range(100)], 49.5, 1.984 * 29.01149 / 10),
+        ([2.0], 2.0, math.nan),
+        ([], math.nan, math.nan),
+    ],
+)
+def test_intervals_are_those_of_students_t(figures: list[float], mean: float, half: float) -> None:
+    interval = MeanInterval.of(torch.tensor(figures))
+    assert interval.mean == pytest.approx(mean, nan_ok=True)
+    assert interval.half == pytest.approx(half, rel=2e-4, nan_ok=True)
+
+
+def test_metrics_have_options_in_their_names(model: nn.Module, photos: torch.Tensor) -> None:
+    assert get_metric("pointinggame(tolerance=0)") == PointingGame(0)
+    assert get_metric(" LERF(steps=3, baseline=blur)") == replace(
+        get_metric("lerf"), steps=3, baseline=Blur()
+    )
+    table = explain.evaluate(model, photos, photos[:, 0], "deletion(steps=3)")
+    assert table.curve("map", "deletion")[0].shape == (4,)
+    for text, word in (
+        ("deletion(stebs=3)", "stebs"),
+        ("deletion(3)", "name"),
+        ("delete(", "write"),
+    ):
+        with pytest.raises(explain.MetricError, match=word):
+            get_metric(text)
+
+
+def test_the_maps_of_attributions_and_pairs_are_made_again(
+    model: nn.Module, photos: torch.Tensor
+) -> None:
+    """By the method that an attribution says, or that is given; the maps themselves are not."""
+    metrics: Any = ["mprt-upper", "maxsensitivity"]
+    attribution = explain.attribute(model, photos, "saliency", target=1)
+    sources = {"it": "saliency", "made": attribution, "pair": (Saliency(), attribution)}
+    table = explain.evaluate(model, photos, sources, metrics, target=1)
+    for metric in metrics:
+        for name in ("made", "pair"):
+            torch.testing.assert_close(table[name][metric], table["it"][metric])

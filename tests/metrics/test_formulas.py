@@ -18,8 +18,6 @@ from explain import metrics as m
 from explain.baselines import Blur, Mean, Neighbours, Noise, Zero
 from explain.baselines.base import Baseline
 from explain.metrics.faithfulness import superpixels
-from explain.metrics.masked_scores import Rolled
-from explain.metrics.sanity import CoverResult
 
 HEIGHT = 12
 WIDTH = 10
@@ -421,16 +419,6 @@ def test_superpixels_are_those_of_a_plain_loop(size: tuple[int, int], compactnes
     photo = torch.randn(1, 3, *size)
     expected = slic(photo[0].double().numpy(), 6, compactness)
     assert superpixels(photo, 6, compactness)[0].tolist() == expected.tolist()
-
-
-def test_a_photo_that_is_rolled_is_mirrored_and_moved_by_half() -> None:
-    photo = torch.randn(1, 2, 5, 4)
-    expected = photo[..., [3, 2, 1, 0]][..., [3, 4, 0, 1, 2], :][..., [2, 3, 0, 1]]
-    assert torch.equal(Rolled().replacement(photo), expected)
-
-
-def test_a_map_is_typical_if_half_of_the_photos_own_maps_do_as_well() -> None:
-    assert [CoverResult(controls=n, of_controls=10).is_typical for n in (4, 5)] == [False, True]
 
 
 def test_the_channels_of_a_map_are_pooled_by_their_squares(

@@ -14,9 +14,7 @@ from torch import nn
 
 import explain
 from explain.methods import RISE, GradCAM
-from explain.metrics import Verdict
-from explain.metrics.sanity import CheckResult
-from explain.metrics.verdict import CheckResults
+from explain.metrics import Check, CheckResult, MapCheck
 from explain.models import CenterCrop
 from explain.targets import Detections, Segmentation
 from tests.conftest import Made, settled
@@ -126,14 +124,14 @@ def of_kind(kind: str) -> Any:
 
 
 def checked(explanation: Any) -> Any:
-    """The same explanation with the verdict of a check: one map passed, one failed, one was not
-    asked for."""
-    passed = CheckResult("faithful", "faithful", 0.02, True, "no other place is as good")
-    failed = CheckResult("stable", "stable", 0.4, False, HOSTILE)
-    nan = float("nan")
-    unasked = CheckResult("depends_on_class", "class", nan, None, "there is only one class")
-    answers = {
-        "gradcam": CheckResults("gradcam", (unasked, passed)),
-        "layercam": CheckResults("layercam", (passed, failed), (HOSTILE,)),
+    """The same explanation with a check of two of its maps, of every mark and with a hostile
+    text."""
+    model = CheckResult("model", 0.12, 1.0, "✓", "0.12 alike")
+    of_class = CheckResult("class", float("nan"), float("nan"), "?", "not measured: one class")
+    covering = CheckResult("covering", 0.4, 0.3, "✗", f"covering the marked fifth: {HOSTILE}")
+    stability = CheckResult("stability", 0.1, 1.3, "✓", HOSTILE)
+    results = {
+        name: MapCheck(name, model, of_class, covering, stability, note)
+        for name, note in {"gradcam": "", "layercam": HOSTILE}.items()
     }
-    return replace(explanation, verdicts={0: Verdict("tabby cat", answers)})
+    return replace(explanation, checks={0: Check("tabby cat", results)})

@@ -235,12 +235,12 @@ def test_a_page_of_every_kind_of_explanation(kind: str) -> None:
     assert data["crops"] == []
 
 
-def test_a_page_has_the_verdict_of_each_map(explanation: Any) -> None:
+def test_a_page_has_the_check_of_each_map(explanation: Any) -> None:
     answered = checked(explanation)
     data = Read(answered.to_html(steps=0)).data
-    assert data["index"]["photos"][0]["answer"] == "supported"
-    of_first, of_second = ([one["verdict"] for one in maps] for maps in data["item-0"]["maps"])
-    assert of_first == [answered.record(name)["verdict"] for name in explanation.methods]
+    assert data["index"]["photos"][0]["check"] == answered.record()["check"]
+    of_first, of_second = ([one["check"] for one in maps] for maps in data["item-0"]["maps"])
+    assert of_first == [answered.record(name)["check"] for name in explanation.methods]
     assert of_second == [None] * 3
     assert "\nexplanation.check()\n" in data["item-0"]["again"]["python"]
     assert "check()" not in reproduction(explanation).python

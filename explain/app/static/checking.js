@@ -19,7 +19,7 @@ class Checking {
         const map = item.maps[place]?.[item.methods.findIndex((each) => each.name === name)];
         if (!map) return;
         if (step.curve) map.curve = step.curve;
-        if (step.verdict) map.verdict = step.verdict;
+        if (step.check) map.check = step.check;
         changed();
       });
     };
@@ -57,7 +57,7 @@ class Checking {
     if (step.error || step.stopped) asked.failed = true;
     if (step.error) this.on.fail(step.error);
     if (step.stopped) this.on.say(`${asked.words} was stopped.`);
-    if (step.curve || step.verdict) {
+    if (step.curve || step.check) {
       this.on.say(`${asked.words}: done`);
       found(step);
     }

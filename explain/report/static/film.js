@@ -30,8 +30,8 @@ class Film {
   }
 
   take(number, target) {
-    this.item.maps[target].forEach(({ verdict }, i) => {
-      this.canvases[i].parentElement.querySelector('.checked').replaceChildren(...(verdict ? [mapCheck(verdict)] : []));
+    this.item.maps[target].forEach(({ check }, i) => {
+      this.canvases[i].parentElement.querySelector('.checked').replaceChildren(...(check ? [mapCheck(check)] : []));
     });
     this.inputs.forEach((input, i) => { input.checked = i === number; });
   }

@@ -40,13 +40,12 @@ class Sheet {
     const kinds = [...new Set(mistakes)].map((kind) => [kind, `${kind} (${mistakes.filter((mistake) => mistake === kind).length})`]);
     this.right.fill([[null, [['', 'both'], ['right', '✓ right'], ['wrong', '✗ wrong'], ...kinds]]]);
     this.right.hidden = !this.photos.some((photo) => photo.truth !== undefined);
-    this.passed.fill([[null, [['', 'all'], ...['supported', 'not shown', 'contradicted'].map((answer) => [answer, `${ANSWERS[answer][0]} ${answer}`])]]]);
-    this.passed.hidden = !this.photos.some((photo) => photo.answer !== null);
+    this.passed.fill([[null, [['', 'all'], ...['✓', '?', '✗'].map((mark) => [mark, `${mark} covering`])]]]);
+    this.passed.hidden = !this.photos.some((photo) => photo.check);
     const figures = new Set();
     this.photos.forEach((photo) => Object.entries(photo.figures ?? {}).forEach(([method, values]) =>
       Object.keys(values).forEach((metric) => figures.add(`${metric} of ${method}`))));
-    const checked = this.photos.some((photo) => photo.answer !== null) ? [['answer', 'Map check']] : [];
-    this.sort.fill([[null, [...SORTS, ...checked, ...[...figures].map((name) => [name, name])]]]);
+    this.sort.fill([[null, [...SORTS, ...[...figures].map((name) => [name, name])]]]);
   }
 
   value(photo) {
@@ -78,7 +77,7 @@ class Sheet {
       (!wanted || `${photo.name} ${photo.label} ${photo.truth ?? ''}`.toLowerCase().includes(wanted))
       && (!label || photo.label === label)
       && (!right || ['wrong', 'right'][Number(photo.right)] === right || (photo.mistakes ?? []).some(([mistake]) => mistake === right))
-      && (!passed || photo.answer === passed)
+      && (!passed || photo.check?.figures.covering.mark === passed)
       && this.inside(photo));
     const order = (one, other) => (typeof one === 'string' ? one.localeCompare(other) : Number(one) - Number(other));
     return kept.sort((a, b) => {
@@ -115,7 +114,7 @@ class Sheet {
       const card = el('li', {}, el('a', { href: `#photo=${photo.number}`, onclick: (event) => this.follow(event, photo.number) }, canvas,
         el('span', { class: 'label' }, photo.label, ' ', el('b', {}, amountOf(photo))),
         photo.target === photo.label ? null : el('span', { class: 'target' }, `map of ${photo.target}`),
-        rightOrWrong(photo), photo.answer === null ? null : mapCheck(photo),
+        rightOrWrong(photo), photo.check ? mapCheck(photo.check) : null,
         el('span', { class: 'name' }, photo.name), el('span', { class: 'figure' })));
       card.dataset.number = photo.number;
       this.cards.set(photo.number, card);

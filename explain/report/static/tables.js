@@ -1,4 +1,4 @@
-// What stands below: about the map, all methods in a table, the verdict, and how to make it again.
+// What stands below: about the map, all methods in a table, the check, and how to make it again.
 
 function aboutMap(item, state) {
   const method = item.methods[state.method];
@@ -39,37 +39,28 @@ function allMethods(item, state) {
     curves ? el('p', { class: 'hint' }, 'Areas under the curves: less is better for deletion (↓), more for insertion (↑). Both favour blurred maps.') : null);
 }
 
-// The answers of a check, where there was one.
-const QUESTIONS = {
-  depends_on_model: 'Does it depend on the model?',
-  depends_on_class: 'Does it depend on the class?',
-  faithful: 'Is it faithful?',
-  stable: 'Is it stable?',
-};
-
-function verdicts(item, state) {
-  const found = item.maps[state.target].map((map, number) => [number, map.verdict]).filter(([, verdict]) => verdict);
+// What a check says of the maps, where there was one.
+function checks(item, state) {
+  const found = item.maps[state.target].map((map, number) => [number, map.check]).filter(([, check]) => check);
   if (!found.length) return item.live ? unchecked(item, state) : null;
-  const current = found.filter(([number]) => number === state.method);
-  const names = [...new Set(found.flatMap(([, verdict]) => Object.keys(verdict.answers)))];
-  const row = ([number, verdict]) => ({
+  const current = found.find(([number]) => number === state.method)?.[1];
+  const names = Object.keys(found[0][1].figures);
+  const row = ([number, check]) => ({
     current: number === state.method,
-    cells: [item.methods[number].title, mark(verdict), ...names.map((name) => answered(verdict.answers[name]))],
+    cells: [item.methods[number].title, ...names.map((name) => marked(check.figures[name], figure(check.figures[name].value)))],
   });
-  const reasons = ([, verdict]) => [...Object.entries(verdict.answers).map(([name, answer]) =>
-    el('li', {}, el('b', {}, QUESTIONS[name] ?? name), ' ', mark(answer), ' ', answer.reason)),
-  ...(verdict.notes ?? []).map((note) => el('li', {}, note))];
-  const short = { depends_on_model: 'model', depends_on_class: 'class' };
-  return el('section', { class: 'card wide' }, el('h2', {}, 'Sanity checks'),
-    table(`Maps for ${item.targets[state.target].label}`, ['method', 'map check', ...names.map((name) => short[name] ?? name)], found.map(row)),
-    current.length || !item.live ? el('ul', { class: 'reasons' }, current.flatMap(reasons)) : el('div', { class: 'buttons' }, checkButton(item, state)),
-    el('p', { class: 'hint' }, 'Supported: by all checks that apply. Contradicted: by one of them, as where a map of the photo alone does as well. Not shown: the evidence does not suffice. This says nothing of whether the prediction is right.'));
+  const lines = current && [...Object.values(current.figures).map((found) => el('li', {}, marked(found, found.name), `: ${found.text}`)),
+    current.note ? el('li', {}, current.note) : null];
+  return el('section', { class: 'card wide' }, el('h2', {}, 'Check of the maps'),
+    table(`Maps for ${item.targets[state.target].label}`, ['method', ...names], found.map(row)),
+    current || !item.live ? el('ul', { class: 'reasons' }, lines) : el('div', { class: 'buttons' }, checkButton(item, state)),
+    el('p', { class: 'hint' }, 'Figures of one photo, each beside what it is compared with: no test, and no word on whether the prediction is right.'));
 }
 
 // Where a live model is behind the page, it can be asked.
 function unchecked(item, state) {
-  return el('section', { class: 'card wide' }, el('h2', {}, 'Sanity checks'),
-    el('p', {}, 'Does the map depend on the model and on the class, is it faithful, and stable? The method runs again with random weights and for other classes, and the model on at most 1,400 covered photos.'),
+  return el('section', { class: 'card wide' }, el('h2', {}, 'Check of the maps'),
+    el('p', {}, 'Does the map depend on the model and on the class, does what it marks matter, and is it stable? This takes at most 240 passes of the model.'),
     el('div', { class: 'buttons' }, checkButton(item, state)));
 }
 
@@ -77,22 +68,13 @@ function checkButton(item, state) {
   return el('button', { type: 'button', class: 'plain-button', onclick: () => item.live.check(state.target, state.method) }, `Check ${item.methods[state.method].title}`);
 }
 
-function answered(answer) {
-  if (!answer) return '–';
-  return el('span', {}, mark(answer), answer.figure === null ? '' : ` ${figure(answer.figure)}`);
+// A mark with its words, and its look.
+function marked({ mark }, words) {
+  const look = { '✓': 'passed', '?': 'open', '✗': 'failed' }[mark];
+  return el('span', { class: `mark ${look}` }, `${mark} ${words}`);
 }
 
-// What a check says of a map, as its sign and its look.
-const ANSWERS = {
-  supported: ['✓', 'passed'], 'not shown': ['?', 'open'], contradicted: ['✗', 'failed'], 'not applicable': ['–', 'open'],
-};
-
-function mark({ answer }, text = '') {
-  const [sign, look] = ANSWERS[answer];
-  return el('span', { class: `mark ${look}` }, `${sign} ${text}${answer}`);
-}
-
-const mapCheck = (verdict) => mark(verdict, 'map: ');
+const mapCheck = ({ figures }) => el('span', {}, Object.values(figures).map((found) => [marked(found, found.name), ' ']));
 
 // Whether the prediction is right, where that is known.
 function rightOrWrong(photo) {

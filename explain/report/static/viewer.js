@@ -168,7 +168,7 @@ class Viewer {
     const key = `${state.target}/${state.method}`;
     if (this.tabled === key) return;
     this.tabled = key;
-    this.below.replaceChildren(...[aboutMap(item, state), verdicts(item, state), allMethods(item, state)].filter(Boolean));
+    this.below.replaceChildren(...[aboutMap(item, state), checks(item, state), allMethods(item, state)].filter(Boolean));
   }
 
   async mark() {

@@ -1,0 +1,178 @@
+"""`Covering`: does the part of a photo that a map marks matter more than equal parts elsewhere?"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+
+from explain._utils.random_numbers import seeded
+from explain.baselines.base import Baseline
+from explain.baselines.replacements import Blur, Mean, blurred
+from explain.engine import Evidence, PerturbedRows
+from explain.engine.perturbations import rows_of
+from explain.methods.masking import MaskedInputs, Score
+from explain.metrics.base import (
+    MetricInput,
+    MetricResult,
+    ScoreMetric,
+    ScoreRequest,
+    digest_of_tensor,
+    register,
+)
+from explain.metrics.maps import Sign, ranks_of
+
+Against = Literal["elsewhere", "edges", "middle"]
+
+
+def edges_of(images: torch.Tensor) -> torch.Tensor:
+    """A map ``(N, H, W)`` of where photos ``(N, C, H, W)`` have edges, which asks no model: the
+    magnitudes of differences of neighbours, blurred by a sixteenth of the shorter side."""
+    down = F.pad(images.diff(dim=2).abs(), (0, 0, 0, 1))
+    across = F.pad(images.diff(dim=3).abs(), (0, 1))
+    return blurred((down + across).sum(1, keepdim=True), min(images.shape[-2:]) / 16)[:, 0]
+
+
+def middle_of(images: torch.Tensor) -> torch.Tensor:
+    """A map ``(N, H, W)`` that is largest in the middle of photos ``(N, C, H, W)``."""
+    height, width = images.shape[-2:]
+    down = ((torch.arange(height) + 0.5) / height - 0.5).square()
+    across = ((torch.arange(width) + 0.5) / width - 0.5).square()
+    return -(down[:, None] + across).to(images).expand(len(images), height, width)
+
+
+def elsewhere(areas: torch.Tensor, count: int, seed: int) -> torch.Tensor:
+    """The areas ``(N, H, W)`` in ``count`` other places ``(N, count, H, W)``: every other one
+    mirrored, and all moved at random, over the edges to the other side; the same moves for all
+    areas.
+
+    >>> elsewhere(torch.eye(3)[None], 2, seed=0).sum((2, 3))
+    tensor([[3., 3.]])
+    """
+    draws = torch.rand(count, 2, generator=seeded(seed)).tolist()
+    height, width = areas.shape[-2:]
+    placed = []
+    for number, (down, across) in enumerate(draws):
+        area = areas.flip(-1) if number % 2 else areas
+        placed.append(area.roll((int(down * height), int(across * width)), (-2, -1)))
+    return torch.stack(placed, 1)
+
+
+@dataclass(frozen=True)
+class CoveredAreas(MaskedInputs):
+    """Photos of which all but one of some areas ``kept`` ``(N, P, H, W)`` is covered: P rows for
+    each."""
+
+    baseline: Baseline
+    content: bytes = field(repr=False)
+    kept: torch.Tensor = field(compare=False, repr=False)
+
+    covered_by = "areas"
+
+    def masks(self, evidence: Evidence) -> PerturbedRows:
+        count, places = self.kept.shape[:2]
+
+        def of_rows(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+            return self.kept[images, numbers][:, None]
+
+        return rows_of([places] * count, self.kept.device, of_rows)
+
+
+@register(uncover=True)
+@register(against="middle")
+@register(against="edges")
+@register
+class Covering(ScoreMetric):
+    r"""How much more the score falls where the map's largest values are covered than for as much
+    elsewhere.
+
+    The marked part :math:`m` is where the map is largest, a fifth of the photo. The figure is
+    :math:`\frac{1}{K}\sum_k p(x \setminus m_k) - p(x \setminus m)` for K parts that it is
+    compared with, the mean over two baselines, the mean colour and a strong blur; with ``uncover``,
+    :math:`p(m) - \frac{1}{K}\sum_k p(m_k)` of photos of which all else is covered. More is better;
+    a map in a random place gets 0 on average.
+
+    ``parts`` has the probability of the photo, "original" ``(N,)``, that for the marked part,
+    "marked" ``(N,)``, and those for what it is compared with, "others" ``(N, K)``.
+
+    Args:
+        against: the marked part in other places ("elsewhere"), as much of the photo where its
+            "edges" are, or its "middle"; the last two are maps that ask no model.
+        share: how much of the photo is marked.
+        placements: how many other places.
+        uncover: cover all but the marked part.
+        score: "probability" of the class (default) or the target's own "logit".
+        sign: how values become one number for each pixel, see `explain.metrics.maps.Sign`.
+        seed: of the places, which are the same for all maps, and of the order of equal values.
+
+    Samek et al., "Evaluating the Visualization of What a Deep Neural Network Has Learned", TNNLS
+    2017, for what flipped pixels take from the score, in comparison with random ones.
+
+    >>> Covering().name, Covering(against="edges").name, Covering(uncover=True).name
+    ('covering', 'covering-edges', 'uncovering')
+    """
+
+    against: Against = "elsewhere"
+    share: float = 0.2
+    placements: int = 16
+    uncover: bool = False
+    score: Score = "probability"
+    sign: Sign = "own"
+    seed: int = 0
+
+    units = "difference of probabilities"
+    minimums: ClassVar = {"placements": 1}
+    below: ClassVar = {"share": 1}
+
+    def described(self) -> Mapping[str, str]:
+        """The name and the summary for what is covered, and what that is compared with."""
+        there = {
+            "elsewhere": "as much elsewhere",
+            "edges": "as much at edges",
+            "middle": "as much in the middle",
+        }
+        name = "uncovering" if self.uncover else "covering"
+        if self.against != "elsewhere":
+            name += f"-{self.against}"
+        what = (
+            "probability of the marked fifth alone"
+            if self.uncover
+            else ("fall of the probability without the marked fifth")
+        )
+        return {"name": name, "summary": f"{what}, less that of {there[self.against]}"}
+
+    def marked(self, data: MetricInput, maps: torch.Tensor | None = None) -> torch.Tensor:
+        """The part ``(N, H, W)`` of each photo that its map marks, or one of ``maps``."""
+        ranks = data.ranks(self.sign, self.seed) if maps is None else ranks_of(maps, self.seed)
+        return ranks < max(1, round(self.share * data.pixels))
+
+    def areas(self, data: MetricInput) -> tuple[torch.Tensor, torch.Tensor]:
+        """The marked part ``(N, 1, H, W)``, and those that it is compared with ``(N, K, H, W)``."""
+        marked = self.marked(data)
+        if self.against == "elsewhere":
+            return marked[:, None], elsewhere(marked, self.placements, self.seed)
+        other_map = {"edges": edges_of, "middle": middle_of}[self.against](data.images)
+        return marked[:, None], self.marked(data, other_map)[:, None]
+
+    def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
+        """The photos without the marked part, by each baseline, and then without what it is
+        compared with; with ``uncover``, those with nothing else."""
+        side = min(data.size)
+        strong_blur = Blur(2 * (side // 8) + 1, max(1.0, side / 12))
+        kept = [areas if self.uncover else ~areas for areas in self.areas(data)]
+        return [
+            ScoreRequest(CoveredAreas(baseline, digest_of_tensor(areas), areas), self.score)
+            for areas in kept
+            for baseline in (Mean(), strong_blur)
+        ]
+
+    def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
+        marked = (scores[0] + scores[1])[:, 0] / 2
+        elsewhere_scores = (scores[2] + scores[3]) / 2
+        difference = elsewhere_scores.mean(1) - marked
+        value = -difference if self.uncover else difference
+        original = data.original(self.score)
+        return MetricResult(
+            value, parts={"original": original, "marked": marked, "others": elsewhere_scores}
+        )

@@ -1,0 +1,97 @@
+"""Which methods many photos support: do their maps depend on model and class, and mark what matters
+more than what maps without a model mark?"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from explain._utils.html import aligned
+from explain.metrics.base import MetricLike
+from explain.metrics.covering import Covering
+from explain.metrics.intervals import MeanInterval
+from explain.metrics.randomisation import MPRT, RandomLogit
+from explain.metrics.robustness import Sensitivity
+
+SIMILAR = 0.5**0.5
+"""The correlation from which on two maps share half of their variation, or more."""
+
+CHECK = (
+    MPRT(steps=1, share=0.5, copies=2),
+    RandomLogit(),
+    Covering(placements=4),
+    Covering(against="edges"),
+    Covering(against="middle"),
+    Sensitivity(samples=4),
+)
+"""The metrics that "check" stands for; of many photos, fewer places suffice than of one."""
+
+DEPENDENCE = {"mprt-upper": "model", "randomlogit": "class"}
+"""Metrics whose figures must be below `SIMILAR`, and what they say that maps depend on."""
+
+EFFECTS = ("covering", "covering-edges", "covering-middle")
+"""Paired differences to maps without a model: the same map elsewhere, edges, and the middle."""
+
+BEST = "best"
+"""The difference to whichever of these three does best on a photo; it must be above 0."""
+
+
+@dataclass(frozen=True)
+class Support:
+    """What the figures of many photos say of a ``method``; ``intervals`` are those of the metrics
+    in `CHECK`, by name.
+
+    A method is supported if the 95 % intervals of its similarities lie below 0.71, and that of the
+    difference to the best of three maps without a model, on each photo, above 0. Maps that know the
+    photo alone would have to be better than the best of three such maps.
+    """
+
+    method: str
+    intervals: Mapping[str, MeanInterval]
+
+    @property
+    def failed(self) -> list[str]:
+        """What does not support it: "mprt-upper", "randomlogit", "best"."""
+        similar = [name for name in DEPENDENCE if not self.intervals[name].high < SIMILAR]
+        return similar if self.intervals[BEST].low > 0 else [*similar, BEST]
+
+    @property
+    def supported(self) -> bool:
+        """Whether all metrics support it."""
+        return not self.failed
+
+
+def supports(figures: Mapping[str, Mapping[str, torch.Tensor]]) -> dict[str, Support]:
+    """What figures ``(N,)``, by method and metric, say of each method whose figures have all of
+    `CHECK`."""
+    names = {metric.name for metric in CHECK}
+    support_of_methods = {}
+    for method, columns in figures.items():
+        if names <= columns.keys():
+            intervals = {name: MeanInterval.of(columns[name]) for name in names}
+            least = torch.stack([columns[name] for name in EFFECTS]).amin(0)
+            support_of_methods[method] = Support(
+                method, {**intervals, BEST: MeanInterval.of(least)}
+            )
+    return support_of_methods
+
+
+def lines_of(support_of_methods: Mapping[str, Support]) -> Iterator[str]:
+    """Yield a line for each method: whether it is supported, and by which figures, with ✓ or ✗."""
+    rows = []
+    for method, support in support_of_methods.items():
+        cells = []
+        for name, words in {**DEPENDENCE, BEST: "more than the best map without a model"}.items():
+            mark = "✗" if name in support.failed else "✓"
+            cells.append(f"{mark} {words} {support.intervals[name]}")
+        rows.append([method, "supported" if support.supported else "not supported", *cells])
+    yield from aligned(rows)
+
+
+def with_check(metrics: MetricLike | Iterable[MetricLike]) -> list[MetricLike]:
+    """The metrics, of which there may be a single one, with those of `CHECK` in place of
+    "check"."""
+    several = isinstance(metrics, Iterable) and not isinstance(metrics, str)
+    listed: Any = metrics if several else [metrics]
+    return [wanted for metric in listed for wanted in (CHECK if metric == "check" else (metric,))]
