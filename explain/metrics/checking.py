@@ -42,11 +42,11 @@ LITTLE = 0.5
 AHEAD = 15 / 16
 """The share of the other places than which the marked part has to matter more."""
 
-MOST_PASSES = 13
+MOST_PASSES = 11
 """Passes for one map from which on a method is run again with fewer samples, or not at all: nine
 maps of these, and 68 covered photos, are fewer than 240."""
 
-FEWER = (12, 6, 3)
+FEWER = (10, 5, 3)
 COUNTS = ("samples", "steps")
 
 
