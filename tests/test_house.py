@@ -164,6 +164,23 @@ def test_no_room_uses_the_private_names_of_another() -> None:
     assert wrong == []
 
 
+@pytest.mark.xfail(strict=True, reason="parts of an attention are still told by function modes")
+def test_three_classes_follow_the_calls_of_a_model() -> None:
+    """The recorder of a pass, the watcher of what goes past it, and what counts or answers
+    operators."""
+    modes = {"TorchFunctionMode", "TorchDispatchMode"}
+    bases = {
+        node.name: {ast.unparse(base).rpartition(".")[2] for base in node.bases}
+        for path in FILES.values()
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.ClassDef)
+    }
+    following: set[str] = set()
+    while new := {name for name in bases if bases[name] & (modes | following)} - following:
+        following |= new
+    assert following == {"PassRecorder", "Watcher", "OperatorCalls"}
+
+
 def test_every_room_is_on_the_map() -> None:
     assert {room_of(path) for path in FILES.values()} - {"__init__"} == set(ROOMS)
     names = {path.name for path in PACKAGE.iterdir() if path.name != "__pycache__"}

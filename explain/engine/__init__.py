@@ -25,7 +25,7 @@
 Beside them stand two accelerators that the engine can do without. Where a network does not fit
 them, its passes are run as they are:
 
-    replay            the operations before a layer, recorded and replayed
+    prefix            what lies before a layer, answered with what it gave in an earlier pass
     incremental       a faster call of the network on perturbed inputs, where a trial finds one
     incremental_maps  feature maps that are computed only where the perturbation changes them
 

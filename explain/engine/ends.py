@@ -56,7 +56,7 @@ def record_output(model: nn.Module, inputs: Inputs) -> tuple[Any, dict[int, Orig
     recorder = PassRecorder(model)
     for _, tensor in nested.paths((inputs.args, inputs.kwargs)):
         recorder.add_input(tensor)
-    with untouched(model), torch.no_grad(), Watcher(recorder), recorder:
+    with untouched(model), torch.no_grad(), Watcher(recorder.watched), recorder:
         output = inputs.call(model)
     tensors = nested.paths((output, getattr(output, "__dict__", None)))
     values = {id(tensor): recorder.value_of(tensor) for _, tensor in tensors}

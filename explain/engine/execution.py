@@ -32,7 +32,7 @@ from torch.utils.hooks import RemovableHandle
 from explain._utils import nested
 from explain._utils.errors import LayerError, MethodError, note, warn
 from explain.data.inputs import Inputs, Path
-from explain.engine import collectors, needs, replay, reruns
+from explain.engine import collectors, needs, reruns
 from explain.engine.derivative import custom_functions, follows_contrast, is_derivative
 from explain.engine.ends import reading
 from explain.engine.forward import Forward, RecordedOperations, ResolvedTarget
@@ -46,6 +46,7 @@ from explain.engine.needs import (
     at_least_float32,
 )
 from explain.engine.plan import Plan
+from explain.engine.prefix import Prefix, prefix_of
 from explain.engine.recorded_pass import RecordedPass
 from explain.engine.rerun_context import RerunContext, RerunState
 from explain.engine.searches import run_searches
@@ -157,7 +158,7 @@ def gather(
                 gather=partial(gather, model),
                 look_at_gradients=partial(_look_at_gradients, model, settings),
                 origin=origin,
-                state=RerunState(tapes=passes.tapes()),
+                state=RerunState(prefixes=passes.prefixes()),
             )
             reruns.run_streams(plan, context)
             for target in resolved:
@@ -256,11 +257,10 @@ class _Passes:
         for path in inputs.paths:
             tensor = inputs.tensor(path)
             explained[path] = tensor.clone().requires_grad_() if plan.whole else tensor
-        replayed_layer = plan.perturbed_layer
-        # Perturbed maps are run one image at a time; and hooks of others would see a replay.
-        if replayed_layer is not None:
-            can_replay = self.cut and len(inputs) == 1
-            replayed_layer = replayed_layer if can_replay and not has_hooks(model) else None
+        # Perturbed maps are run one image at a time; and hooks of others would see that not all is
+        # run.
+        is_alone = self.cut and len(inputs) == 1
+        notes_prefix = plan.perturbed_layer is not None and is_alone and not has_hooks(model)
         gradients = torch.set_grad_enabled(not self.cut)
         with (
             HookGroup(model) as group,
@@ -280,16 +280,16 @@ class _Passes:
                 else RecordedOperations()
             )
             self.ran = executed_modules(group, model) if follow else []
-            self._prefix = (
-                None
-                if replayed_layer is None
-                else replay.PrefixRecorder(group, model, replayed_layer)
-            )
+            self._prefix: Prefix | None = None
+            if notes_prefix:
+                place = place_of(plan.perturbed_layer or "", model)
+                self._prefix_call = place.call or 0
+                self._prefix = prefix_of(group, model, place.layer, self._prefix_call)
             arguments = inputs
             if plan.whole or inputs.layout is not None:
                 arguments = inputs.replaced(explained)
             handles_before = RemovableHandle.next_id
-            with nullcontext() if self._prefix is None else self._prefix.tape:
+            with nullcontext() if self._prefix is None else self._prefix.passing():
                 output = arguments.call(model)
             layers.end_pass()
             self.footprint.is_complete = True
@@ -378,17 +378,14 @@ class _Passes:
             self.footprint = Footprint.of(group, model, inputs)
         return layers
 
-    def tapes(self) -> dict[str, replay.Tape]:
-        """The tape of the operations before the layer whose feature maps are perturbed, by the
-        layer's name.
-
-        Empty if nothing was recorded or the tape cannot be replayed. `LayerRerun` replays it
-        instead of running the network up to the layer.
-        """
-        if self._prefix is None:
+    def prefixes(self) -> dict[str, Prefix | None]:
+        """What lies before the layer whose feature maps are perturbed, by the layer's name; empty
+        if it was not noted."""
+        layer = self.plan.perturbed_layer
+        if self._prefix is None or layer is None or not self._prefix.is_known:
             return {}
-        tape = self._prefix.tape_at(self.forward.records[self._prefix.layer].call)
-        return {} if tape is None else {self._prefix.layer: tape}
+        is_call = self.forward.records[layer].call == self._prefix_call
+        return {layer: self._prefix} if is_call else {}
 
     def answer(self, resolved: ResolvedTarget, *, last: bool) -> None:
         """Run the backward passes for one target and write the answers to all needs into

@@ -18,7 +18,6 @@ from explain.data.inputs import Inputs
 from explain.engine.incremental_maps import (
     BoxMaps,
     ChangedBox,
-    OperatorResult,
     PhotoPass,
     changed_box,
     channels_last,
@@ -48,7 +47,7 @@ class IncrementalInference:
         """Whether a kind of rows is run right and faster so, as trials of this model have shown."""
         self._photos = channels_last(x)
         """The unperturbed photos ``(N, C, H, W)``."""
-        self._results: list[OperatorResult] = []
+        self._results: list[Any] = []
         """What each operator gave for the photos, in the order of the network."""
 
     def faster_call(

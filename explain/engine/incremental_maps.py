@@ -13,21 +13,18 @@ Explanations", SIGMOD 2019.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from explain.recording.operations import known_operation
+from explain.recording.torch_internals import facts_of, writes_of
+
 LARGEST = 0.7
 """The share of a feature map up to which a box is computed on its own."""
-_POINTWISE = """
-    _prelu_kernel abs add celu clamp clamp_max clamp_min clone div elu exp gelu hardsigmoid
-    hardswish hardtanh leaky_relu log maximum minimum mish mul neg pow relu rsub sigmoid silu
-    softplus sqrt square sub tanh threshold
-"""
-"""Operators that take each place of feature maps alone, as `torch.ops.aten` calls them."""
 
 
 @dataclass(eq=False)
@@ -180,23 +177,6 @@ def _changed(of_photos: Tensor, owners: Tensor, perturbed: Tensor) -> tuple[Tens
     return torch.stack(starts, 1), sides
 
 
-class OperatorResult(NamedTuple):
-    """An operator, its arguments and what it gave for the photos ``(N, C, ...)``."""
-
-    function: Any
-    arguments: Sequence[Any]
-    maps: Tensor
-
-    def answers(self, function: Any, arguments: Sequence[Any]) -> bool:
-        """Whether this is the result for a call: of the same operator, tensors and other arguments.
-
-        Tensors are compared by identity: a weight that was replaced makes a new call. So
-        incremental inference computes each operator on the photos once for all batches.
-        """
-        is_same = self.function == function and len(self.arguments) == len(arguments)
-        return is_same and all(map(_same, self.arguments, arguments))
-
-
 @dataclass(eq=False)
 class PhotoPass:
     """One pass of rows, which reads what its operators give for the photos from the ``results`` of
@@ -206,27 +186,35 @@ class PhotoPass:
     how many operators the pass has come to.
     """
 
-    results: list[OperatorResult]
+    results: list[tuple[list[Any], Any, Tensor]]
+    """Each call of an operator: what it is known by, its arguments, and what it gave for the
+    photos."""
     layout: torch.memory_format = torch.contiguous_format
     count: int = 0
 
-    def result(
-        self, function: Any, arguments: Sequence[Any], compute: Callable[[], Tensor]
-    ) -> Tensor:
-        """What the next operator of the pass gives for the unperturbed photos, ``(N, C, ...)``:
-        remembered from earlier passes.
+    def result(self, operator: Any, arguments: Any) -> Tensor:
+        """What the next operator of the pass gives for the photos, ``(N, C, ...)``: remembered from
+        earlier passes.
 
         The network calls its operators in the same order in each pass, so they are known by their
-        number. At one that differs, the result is computed, and what was remembered from there on
-        is forgotten. Incremental inference fills the places outside of changed boxes with it.
+        number. At one that differs, as by a weight that was replaced, the result is computed, and
+        what was remembered from there on is forgotten.
         """
-        number = self.count
+        key = [operator, *tree_leaves(tree_map_only(Tensor, id, arguments))]
+        if [call[0] for call in self.results[self.count : self.count + 1]] != [key]:
+            maps = channels_last(_first(operator, arguments))
+            self.results[self.count :] = [(key, arguments, maps)]
         self.count += 1
-        if number < len(self.results) and self.results[number].answers(function, arguments):
-            return self.results[number].maps
-        maps = channels_last(compute())
-        self.results[number:] = [OperatorResult(function, arguments, maps)]
-        return maps
+        return self.results[self.count - 1][-1]
+
+
+def _first(operator: Any, arguments: Any) -> Tensor:
+    """What an operator gives for plain tensors: the first of its results, such as the maps of a
+    pooling that gives indices too."""
+    args, kwargs = arguments
+    result = operator(*args, **kwargs)
+    first: Tensor = result[0] if isinstance(result, tuple) else result
+    return first
 
 
 class BoxMaps(Tensor):
@@ -255,9 +243,8 @@ class BoxMaps(Tensor):
         """Make a tensor that stands for whole feature maps ``(B, C, ...)`` of perturbed rows, but
         holds their changed box alone.
 
-        ``photos`` is the pass that remembers the results for the unperturbed photos. Networks ask
-        the tensor for its shape, strides, type and device, so these are those of whole feature
-        maps. Such tensors go through the network in incremental inference.
+        Networks ask the tensor for its shape, strides, type and device, so these are those of whole
+        feature maps.
         """
         shape = (len(box.owners), *box.photo_maps.shape[1:])
         layout = photos.layout if len(shape) == 4 else torch.contiguous_format
@@ -277,36 +264,36 @@ class BoxMaps(Tensor):
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
-        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        cls, operator: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Run an operator that PyTorch dispatches on these feature maps: on their boxes if it can,
         else on whole maps.
 
         An operator that overwrites, such as ``relu_``, is run as its form that does not, and the
         result put into its first argument. PyTorch calls it below autograd, so hooks and modules of
-        the model run as always. All of incremental inference happens here.
+        the model run as always.
         """
-        schema = function._schema
-        name = function.overloadpacket.__name__
+        kwargs = kwargs or {}
         maps = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, BoxMaps)]
         photos = maps[0]._photos
-        is_in_place = name.endswith("_") and schema.is_mutable and args[0] is maps[0]
+        facts = facts_of(operator)
+        writes = writes_of(facts, args)
+        is_in_place = writes == (0,) and args[0] is maps[0]
+        on_boxes = None if writes else operator
         if is_in_place:
-            out_of_place = getattr(torch.ops.aten, name[:-1], None)
-            function_of_box = getattr(out_of_place, function._overloadname, None)
-        else:
-            function_of_box = function
+            out_of_place = getattr(torch.ops.aten, facts.name, None)
+            on_boxes = getattr(out_of_place, operator._overloadname, None)
         box = None
-        if function_of_box is not None and all(map_.box is not None for map_ in maps):
-            box = _Operator(function_of_box, args, kwargs or {}, photos).result()
+        if on_boxes is not None and all(map_.box is not None for map_ in maps):
+            box = _box_of(_Call(on_boxes, args, kwargs, photos))
         if box is None:
-            return _on_whole_maps(function, args, kwargs or {}, maps)
+            return _on_whole_maps(operator, args, kwargs, maps)
         if is_in_place:
             maps[0]._become(box)
             return maps[0]
         result = BoxMaps(box, photos)
         # further results of normalisations are for training only
-        empty_results = len(schema.returns) - 1
+        empty_results = len(operator._schema.returns) - 1
         return (result, *[None] * empty_results) if empty_results else result
 
     def whole(self) -> Tensor:
@@ -321,13 +308,9 @@ class BoxMaps(Tensor):
 
     def _become(self, box: ChangedBox) -> None:
         """Take the result of an operator that overwrites these feature maps in place; they keep
-        their type.
-
-        Other names of this tensor in the model see the new values, as with plain tensors. So
-        networks with operators in place can be run incrementally.
-        """
-        self.box = ChangedBox(
-            box.photo_maps.to(self.dtype), box.owners, box.start, box.values.to(self.dtype)
+        their type."""
+        self.box = replace(
+            box, photo_maps=box.photo_maps.to(self.dtype), values=box.values.to(self.dtype)
         )
         self._whole = None
 
@@ -336,8 +319,7 @@ def _on_whole_maps(function: Any, args: Any, kwargs: Any, maps: Sequence[BoxMaps
     """Run an operator on whole feature maps, where it cannot be computed in boxes alone.
 
     Maps that it may overwrite or alias stay whole from now on, since a box would not know of what
-    is written. Results that are such maps are returned as the model's own objects. Incremental
-    inference is right for any network by this, if not fast.
+    is written. Results that are such maps are returned as the model's own objects.
     """
     schema = function._schema
     if schema.is_mutable or any(value.alias_info is not None for value in schema.returns):
@@ -352,207 +334,141 @@ def _on_whole_maps(function: Any, args: Any, kwargs: Any, maps: Sequence[BoxMaps
     return tree_map_only(Tensor, lambda tensor: maps_of_model.get(id(tensor), tensor), result)
 
 
-@dataclass(eq=False)
-class _Operator:
+class _Call:
     """A call of an operator with feature maps that are known as boxes."""
 
-    function: Any
-    args: Any
-    kwargs: Any
-    photos: PhotoPass
+    def __init__(self, operator: Any, args: Any, kwargs: Any, photos: PhotoPass) -> None:
+        self.operator = operator
+        self.args = args
+        self._kwargs = kwargs
+        self._photos = photos
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        self.boxes: list[Any] = [map_.box for map_ in tensors if isinstance(map_, BoxMaps)]
+        self.others = [tensor for tensor in tensors if not isinstance(tensor, BoxMaps)]
 
-    def __post_init__(self) -> None:
-        """Collect the tensors among the arguments of a network's operator, and the changed boxes of
-        those that are feature maps.
+    def on(self, tensor_of: Callable[[Any], Tensor]) -> Any:
+        """The operator's arguments, with a plain tensor in the place of each box."""
+        arguments = self.args, self._kwargs
+        return tree_map_only(BoxMaps, lambda maps: tensor_of(maps.box), arguments)
 
-        For incremental inference: `result` and the methods for kinds of operators read both lists.
-        """
-        self.tensors = [
-            leaf for leaf in tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Tensor)
-        ]
-        self.boxes: list[Any] = [
-            tensor.box for tensor in self.tensors if isinstance(tensor, BoxMaps)
-        ]
+    def of_photos(self) -> Tensor:
+        """What the operator gives for the photos ``(N, C, ...)``, remembered for all batches of
+        perturbed rows; asked for once in each pass."""
+        return self._photos.result(self.operator, self.on(lambda box: box.photo_maps))
 
-    def result(self) -> ChangedBox | None:
-        """The result of a network's operator on changed boxes of feature maps, as a box; None if it
-        needs whole maps.
 
-        Known are windows (convolution, pooling), constant padding, and operators on each place
-        alone. An operator that is missing here is slower, not wrong; one that is here must be exact
-        in the box.
-        """
-        name = self.function.overloadpacket.__name__
-        plain_tensors = [tensor for tensor in self.tensors if not isinstance(tensor, BoxMaps)]
-        takes_one = len(self.boxes) == 1 and isinstance(self.args[0], BoxMaps)
-        dims = len(self.boxes[0].sides)
-        if takes_one and name.partition("_with")[0].rstrip("123d") in (
-            "convolution",
-            "max_pool",
-            "avg_pool",
-        ):
-            return self._windowed()
-        if name == "constant_pad_nd":
-            return self._padded()
-        if name == "native_batch_norm":
-            mean = self.args[3]
-            training = self.args[5]
-            takes_places_alone = takes_one and mean is not None and not training
-        elif name == "cat":
-            takes_places_alone = self.args[1:] in ((1,), (-dims - 1,)) and not plain_tensors
-        else:
-            takes_places_alone = name in _POINTWISE.split() and all(
-                _is_constant(tensor, dims) for tensor in plain_tensors
-            )
-        return self._each_value() if takes_places_alone else None
+def _box_of(call: _Call) -> ChangedBox | None:
+    """The result of an operator on changed boxes of feature maps, as a box; None if it needs whole
+    maps.
 
-    def _of_photos(self) -> Tensor:
-        """The operator's result for the photos alone, ``(N, C, ...)``, remembered for all batches
-        of perturbed rows.
+    An operation that is missing here is slower, not wrong; one that is here must be exact in the
+    box.
+    """
+    facts = facts_of(call.operator)
+    operation = known_operation(facts.name)
+    dims = len(call.boxes[0].sides)
+    takes_one = len(call.boxes) == 1 and isinstance(call.args[0], BoxMaps)
+    if takes_one and (operation.kind == "convolution" or operation.has("pools")):
+        return _windows(call)
+    if facts.name == "constant_pad_nd":
+        return _padded(call)
+    if operation.kind == "batchnorm":
+        mean = call.args[3]
+        training = call.args[5]
+        is_by_value = takes_one and mean is not None and not training
+    elif facts.name == "cat":
+        is_by_value = call.args[1:] in ((1,), (-dims - 1,)) and not call.others
+    else:
+        has_tag = torch.Tag.pointwise in call.operator.tags
+        is_activation = operation.kind in ("activation", "rectifier")
+        is_by_value = (has_tag or is_activation) and not facts.is_random
+        is_by_value &= all(_is_constant(tensor, dims) for tensor in call.others)
+    return _values(call) if is_by_value else None
 
-        Called at most once for each operator of a pass, as `PhotoPass.result` counts these calls.
-        For incremental inference, whose results are these outside of the changed box.
-        """
-        photos = self._of_boxes(lambda box: box.photo_maps)
-        return self.photos.result(self.function, tree_leaves(photos), lambda: self._run(photos))
 
-    def _of_boxes(self, tensor_of: Callable[[Any], Tensor]) -> Any:
-        """The operator's arguments, with a plain tensor in the place of each tensor that is known
-        as a box.
+def _values(call: _Call) -> ChangedBox | None:
+    """The box of an operator that takes each place of feature maps alone, around the boxes of all
+    arguments.
 
-        For incremental inference: ``tensor_of`` chooses the photos' maps or the values in a box.
-        """
-        return tree_map_only(BoxMaps, lambda maps: tensor_of(maps.box), (self.args, self.kwargs))
+    None if that box is no small part of the maps, or they differ in size.
+    """
+    start, sides = _around(call.boxes)
+    first_box = call.boxes[0]
+    is_one_size = all(box.map_sides == first_box.map_sides for box in call.boxes)
+    if not is_one_size or not _is_small(sides, first_box.map_sides):
+        return None
+    values = _first(call.operator, call.on(lambda box: box.at(start, sides)))
+    return ChangedBox(call.of_photos(), first_box.owners, start, values)
 
-    def _run(self, arguments: Any) -> Tensor:
-        """Run the operator on plain tensors, and return its first result.
 
-        For incremental inference, in which operators run on boxes or on photos.
-        """
-        args, kwargs = arguments
-        return _first(self.function(*args, **kwargs))
+def _padded(call: _Call) -> ChangedBox | None:
+    """The box after a padding of feature maps with a constant, which only moves the box, since the
+    border is the same for all photos; None where it crops, or pads other dimensions."""
+    (box,) = call.boxes
+    pads = call.args[1]
+    if min(pads) < 0 or len(pads) > 2 * len(box.sides):
+        return None
+    first_pads = [*pads[::2], *[0] * (len(box.sides) - len(pads) // 2)][::-1]
+    start = box.start + torch.tensor(first_pads)
+    return ChangedBox(call.of_photos(), box.owners, start, box.values)
 
-    def _each_value(self) -> ChangedBox | None:
-        """The box of an operator that takes each place of feature maps alone, around the boxes of
-        all arguments.
 
-        None if that box is no small part of the maps, or they differ in size. Only for operators of
-        which each value depends on the same place alone. For incremental inference, as of ReLU or
-        of batch norm in evaluation mode.
-        """
-        start, sides = _around(self.boxes)
-        first_box = self.boxes[0]
-        if any(box.map_sides != first_box.map_sides for box in self.boxes) or not _is_small(
-            sides, first_box.map_sides
-        ):
-            return None
-        values = self._run(self._of_boxes(lambda box: box.at(start, sides)))
-        return ChangedBox(self._of_photos(), first_box.owners, start, values)
+def _windows(call: _Call) -> ChangedBox | None:
+    """The box of a convolution or pooling: all windows that reach into the box, computed from what
+    they cover.
 
-    def _padded(self) -> ChangedBox | None:
-        """The box after a padding of feature maps with a constant, which only moves the box; None
-        for one that crops.
-
-        Also None for padding of other dimensions. The padded border is the same for all photos, so
-        the box does not grow. For incremental inference.
-        """
-        (box,) = self.boxes
-        pads = self.args[1]
-        if min(pads) < 0 or len(pads) > 2 * len(box.sides):
-            return None
-        first_pads = [*pads[::2], *[0] * (len(box.sides) - len(pads) // 2)][::-1]
-        return ChangedBox(
-            self._of_photos(), box.owners, box.start + torch.tensor(first_pads), box.values
-        )
-
-    def _windowed(self) -> ChangedBox | None:
-        """The box of a convolution or pooling: all windows that reach into the box, computed from
-        what they cover.
-
-        None for transposed convolutions, for averages that count padding apart, and if the box is
-        no small part. Padding is done by `ChangedBox.at` with the pooling's or convolution's own
-        value, so the operator itself gets none. The core of incremental inference: only these
-        windows are computed again.
-        """
-        names = [argument.name for argument in self.function._schema.arguments]
-        named = dict(zip(names, self.args, strict=False))
-        is_pool = "kernel_size" in names
-        is_average = "count_include_pad" in names
-        cuts_padding = is_average and (
-            named.get("ceil_mode") or not named.get("count_include_pad", True)
-        )
-        if cuts_padding or named.get("transposed"):
-            return None
-        (box,) = self.boxes
-        dims = len(box.sides)
-        kernel = _each(named["kernel_size"] if is_pool else named["weight"].shape[2:], dims)
-        stride = _each(named.get("stride") or kernel.tolist(), dims)
-        window_reach = _each(named.get("dilation", 1), dims) * (kernel - 1)
-        padding = _each(named.get("padding", 0), dims)
-        if not (window_reach + padding + stride - 1).any():
-            return self._each_value()
-        of_photos = self._of_photos()
-        map_sides = torch.tensor(of_photos.shape[2:])
-        sides = map_sides.minimum((torch.tensor(box.sides) - 1 + window_reach) // stride + 1)
-        if not _is_small(sides.tolist(), of_photos.shape[2:]):
-            return None
-        first_window = -((window_reach - padding - box.start) // stride)
-        start = first_window.clamp(min=0).minimum(map_sides - sides)
-        input_sides = (sides - 1) * stride + window_reach + 1
-        outside = -torch.inf if is_pool and not is_average else 0.0
-        named[names[0]] = box.at(start * stride - padding, input_sides.tolist(), outside)
-        if "padding" in named:
-            named["padding"] = [0] * dims
-        return ChangedBox(of_photos, box.owners, start, _first(self.function(**named)))
+    None for transposed convolutions, for windows that are no regular grid, for averages that count
+    padding apart, and if the box is no small part. Padding is done by `ChangedBox.at`, with the
+    operator's own value, so that the operator itself gets none.
+    """
+    names = [argument.name for argument in call.operator._schema.arguments]
+    named = dict(zip(names, call.args, strict=False))
+    is_pool = "kernel_size" in names
+    is_average = "count_include_pad" in names
+    cuts_padding = is_average and (
+        named.get("ceil_mode") or not named.get("count_include_pad", True)
+    )
+    if "stride" not in names or cuts_padding or named.get("transposed"):
+        return None
+    (box,) = call.boxes
+    dims = len(box.sides)
+    kernel = _each(named["kernel_size"] if is_pool else named["weight"].shape[2:], dims)
+    stride = _each(named.get("stride") or kernel.tolist(), dims)
+    window_reach = _each(named.get("dilation", 1), dims) * (kernel - 1)
+    padding = _each(named.get("padding", 0), dims)
+    if not (window_reach + padding + stride - 1).any():
+        return _values(call)
+    of_photos = call.of_photos()
+    map_sides = torch.tensor(of_photos.shape[2:])
+    sides = map_sides.minimum((torch.tensor(box.sides) - 1 + window_reach) // stride + 1)
+    if not _is_small(sides.tolist(), of_photos.shape[2:]):
+        return None
+    first_window = -((window_reach - padding - box.start) // stride)
+    start = first_window.clamp(min=0).minimum(map_sides - sides)
+    input_sides = (sides - 1) * stride + window_reach + 1
+    outside = -torch.inf if is_pool and not is_average else 0.0
+    named[names[0]] = box.at(start * stride - padding, input_sides.tolist(), outside)
+    if "padding" in named:
+        named["padding"] = [0] * dims
+    return ChangedBox(of_photos, box.owners, start, _first(call.operator, ((), named)))
 
 
 def _each(value: Any, dims: int) -> Tensor:
     """A number for each of ``dims`` spatial dimensions, from a list of them or a single one, as
-    operators take both.
-
-    For the windows of incremental inference.
-    """
+    operators take both."""
     return torch.tensor(value).expand(dims)
 
 
 def _is_constant(tensor: Tensor, dims: int) -> bool:
     """Whether a tensor has one value for all rows and places (it may differ by channel), so that
-    boxes may use it.
-
-    A tensor that differs by place would have to be cut to the box first.
-    """
-    is_one_place = all(side == 1 for side in tensor.shape[-dims:])
-    return is_one_place and (tensor.ndim < dims + 2 or len(tensor) == 1)
-
-
-def _first(result: Any) -> Tensor:
-    """An operator's result, or the first of several, such as the maps of a pooling that gives
-    indices too.
-
-    For incremental inference, which follows feature maps alone.
-    """
-    tensor: Tensor = result[0] if isinstance(result, tuple) else result
-    return tensor
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Whether two arguments of an operator are the same tensor, or equal values that are no
-    tensors.
-
-    So incremental inference knows whether it may reuse a result.
-    """
-    return one is other or (
-        not isinstance(one, Tensor) and not isinstance(other, Tensor) and bool(one == other)
-    )
+    boxes may use it."""
+    channels = tensor.shape[-dims - 1] if tensor.ndim > dims else 1
+    return tensor.numel() == channels
 
 
 def _around(boxes: Sequence[ChangedBox]) -> tuple[Tensor, Sequence[int]]:
     """The smallest boxes, one for each row, that hold several boxes of the row: starts ``(B, d)``
-    and common sides.
-
-    Boxes of one row are merged, never rows with each other. For operators on several feature maps
-    in incremental inference, such as sums of branches.
-    """
+    and common sides."""
     first_box = boxes[0]
     if all(box.start is first_box.start and box.sides == first_box.sides for box in boxes):
         return first_box.start, first_box.sides

@@ -13,21 +13,20 @@ from explain._utils.errors import note, raised
 from explain._utils.nested import first_tensor, replace_first
 from explain.engine.accumulators import Add, TargetAccumulators
 from explain.engine.perturbations import PerturbedRows
-from explain.engine.replay import PrefixRecorder, ReachedError, Replay, Tape, at_call
+from explain.engine.prefix import Prefix, ReachedError, at_call, prefix_of
 from explain.engine.rerun_context import RerunContext, Way, between_far_rows
 from explain.engine.settings import raise_unless_of_network
 from explain.hooks import HookGroup
 from explain.hooks.interventions import intervening_on_rows
-from explain.hooks.layer_names import name_of_call
 from explain.hooks.unwrap import has_hooks
 
 
 class LayerRerun:
     """Runs a network with other feature maps of a layer, of one image after the other.
 
-    Behind the layer, the network takes all maps together; what lies before it is replayed from a
-    tape, or run for the image alone. Where a probe shows that this is not right, the whole network
-    is run for every map.
+    Behind the layer, the network takes all maps together; what lies before it is answered with what
+    an earlier pass gave, or run for the image alone. Where a probe shows that this is not right,
+    the whole network is run for every map.
     """
 
     def __init__(
@@ -51,8 +50,8 @@ class LayerRerun:
         """The layer's call in the first forward pass."""
         self._maps = context.forward.spatial(self._record.activation, layer)
         """The layer's unperturbed feature maps ``(N, C, h, w)`` of all images."""
-        self._tape: Tape | None = None
-        """The operations before the layer for the current image, if they can be replayed."""
+        self._prefix: Prefix | None = None
+        """What lies before the layer for the current image, if it was noted."""
 
     def begin(self, image: Tensor) -> None:
         """Begin with the feature maps of one image ``(1,)``: find the fastest way to run them that
@@ -62,10 +61,11 @@ class LayerRerun:
         """
         context = self.context
         self._image = image
-        self._tape = context.state.tapes.pop(self._layer, None)
-        # hooks of others would see a replay
-        if self._tape is None and not has_hooks(context.model):
-            self._tape = self._record_prefix()
+        prefixes = context.state.prefixes if len(context.inputs) == 1 else {}
+        # hooks of others would see that not all is run
+        if self._layer not in prefixes and not has_hooks(context.model):
+            prefixes[self._layer] = self._noted_prefix()
+        self._prefix = prefixes.get(self._layer)
 
         ways: tuple[Way, ...] = ("behind the layer", "together")
         choices = {way: partial(self._unperturbed, way) for way in ways}
@@ -100,46 +100,37 @@ class LayerRerun:
             images = torch.arange(len(maps), device=context.device)
         with context.runs_model():
             output = self._run_maps(self._way_to_run, images, maps)
-        if self._tape is not None and len(context.inputs) == 1:
-            # for later streams of rows of the same image
-            context.state.tapes[self._layer] = self._tape
         return [
             accumulators.read_output(images, numbers, output, first_row)
             for accumulators in self._accumulators
         ]
 
-    def _record_prefix(self) -> Tape | None:
-        """Run the network on the image up to the layer, and tape the operations; None if they
-        cannot be replayed.
-
-        The tape holds tensors of this image alone; `_run_maps` drops it if the network overwrites
-        them.
-        """
+    def _noted_prefix(self) -> Prefix | None:
+        """Run the network on the image up to the layer, and note what lies before it; None if that
+        fails."""
         context = self.context
         record = self._record
         with context.runs_model(), HookGroup(context.model) as group:
-            call = name_of_call(record.layer, record.call, context.model)
-            recorder = PrefixRecorder(group, context.model, call, ends=True)
-            # the inputs are made before the tape, as before a replay
+            prefix = prefix_of(group, context.model, record.layer, record.call, ends=True)
+            # made before the pass that is noted, as those of later passes
             inputs = context.inputs.rows(self._image)
             try:
-                with recorder.tape:
+                with prefix.passing():
                     inputs.call(context.model)
             except ReachedError:
-                pass
+                return prefix
             except Exception as error:  # the network may refuse a single image
                 raise_unless_of_network(error)
-                note(f"what lies before layer {self._layer} is not replayed: {raised(error)}")
-                return None
-        return recorder.tape_at(record.call)
+                note(f"what lies before layer {self._layer} is run again: {raised(error)}")
+        return None
 
     def _run_maps(self, way: Way, images: Tensor, maps: Tensor) -> Any:
         """Run the network with feature maps ``(b, C, h, w)`` of these images in place of what the
         layer returns.
 
-        "behind the layer" runs what lies before the layer for the image alone, or replays its tape;
-        other ways run the whole network on a row for each map. Returns the model's output. The
-        probe and the rows go through this, so both run in the same way.
+        "behind the layer" runs what lies before the layer for the image alone, or has it answered
+        by its prefix; other ways run the whole network on a row for each map. Returns the model's
+        output. The probe and the rows go through this, so both run in the same way.
         """
         context = self.context
         record = self._record
@@ -152,17 +143,17 @@ class LayerRerun:
             layer_output = grid.repeated(layer_output, images[:1], len(images))
         # as the layer would have returned them
         perturbed = grid.fold(maps.to(layer_output), layer_output)
-        replay = None if self._tape is None or way != "behind the layer" else Replay(self._tape)
+        prefix = self._prefix if way == "behind the layer" else None
 
         def replaced(output: Any, overwritten: bool) -> Any:
             """At the layer's call: put the perturbed maps in place of its output, and let the
-            replay run the network from now on.
+            network run from now on.
 
             If the layer has overwritten its input, the perturbed maps are written into that tensor,
             so that code that still reads it sees them.
             """
-            if replay is not None:
-                replay.live = True
+            if prefix is not None:
+                prefix.reach()
             tensor = first_tensor(output)
             if tensor is not None and overwritten:
                 if tensor.shape == perturbed.shape:
@@ -176,8 +167,5 @@ class LayerRerun:
         inputs = context.inputs.rows(images_before)
         with HookGroup(context.model) as group, intervening_on_rows(images, images_before):
             at_call(group, record.layer, record.call, replaced)
-            with replay or nullcontext():
-                output = inputs.call(context.model)
-        if replay is not None and not replay.is_intact():
-            self._tape = None  # the network has overwritten tensors of the tape
-        return output
+            with nullcontext() if prefix is None else prefix.passing():
+                return inputs.call(context.model)

@@ -13,27 +13,19 @@ from explain._utils import nested
 from explain._utils.errors import ExplainError, HookError, raised
 from explain._utils.signals import came_by_signal
 from explain.hooks.handles import Handle
-from explain.hooks.tracer import Tracer
-
-# Functions that give access to a tensor's memory without raising its version counter.
-_METHODS = ("numpy", "__array__", "__dlpack__", "data_ptr", "storage", "untyped_storage")
-_DATA: Any = torch.Tensor.data
-_UNCOUNTED = frozenset(
-    [_DATA.__get__, _DATA.__set__, *(getattr(torch.Tensor, name) for name in _METHODS)]
-)
+from explain.recording import Watcher
 
 
-class EditDetector(Tracer):
-    """Watches gradients for as long as a block lasts.
+class Edits:
+    """Tells whether gradients are edited in place.
 
     >>> gradient = torch.ones(2)
-    >>> with EditDetector([gradient]) as edits:
+    >>> edits = Edits([gradient])
+    >>> with Watcher(edits.watched):
     ...     _ = gradient.data.mul_(3)
     >>> edits.any()
     True
     """
-
-    opens = False
 
     def __init__(self, gradients: Sequence[torch.Tensor]) -> None:
         """Note the versions of the gradients, which in-place edits raise."""
@@ -42,12 +34,11 @@ class EditDetector(Tracer):
         self._copies: list[torch.Tensor] = []
         """Made when something asks for the memory of a tensor, past autograd."""
 
-    def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def watched(self, name: str, tensor: torch.Tensor) -> None:
         """Copy the gradients before the first call that may write to memory without autograd's
         counter."""
-        if not self._copies and func in _UNCOUNTED:
+        if not self._copies:
             self._copies = [gradient.detach().clone() for gradient in self._gradients]
-        return func(*args, **kwargs)
 
     def any(self) -> bool:
         """Whether one of the watched gradients has been changed in place since the block began."""
@@ -195,7 +186,8 @@ class GradientHook(Hook):
         What it returns replaces its first gradients, as a tuple if several.
         """
         values = arguments[1:] if isinstance(arguments[0], nn.Module) else arguments
-        with EditDetector([gradient for _, gradient in nested.paths(values)]) as edits:
+        edits = Edits([gradient for _, gradient in nested.paths(values)])
+        with Watcher(edits.watched):
             result = super().__call__(*arguments)
         if edits.any():
             raise HookError(

@@ -18,7 +18,7 @@ from explain._utils.nested import as_sources, first_tensor
 from explain.hooks import preserve, unwrap
 from explain.hooks.graph import differentiate
 from explain.hooks.group import HookGroup
-from explain.hooks.tracer import OperatorCalls
+from explain.recording import OperatorCalls
 
 
 @dataclass
@@ -128,7 +128,7 @@ def inspect(
 
     with preserve.untouched(model, grad=gradients), HookGroup(model) as group:
         watch = _Watch(group, hookable, gradients)
-        with OperatorCalls(watch.operations.add):
+        with OperatorCalls(watch.operations.run):
             output, sources = run()
         if gradients:
             _differentiate(output, score, sources)
@@ -170,14 +170,16 @@ class _Operations:
         self._flops_of_attention: Any = sdpa_flop_count
         self.count = 0
 
-    def add(self, operator: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
-        """Add the floating point operations of an operator to ``count``."""
+    def run(self, operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run an operator, and add its floating point operations to ``count``."""
+        result = operator(*args, **kwargs)
         formula = self._flops_of_operator.get(operator.overloadpacket)
         if formula is not None:
             self.count += formula(*args, **kwargs, out_val=result)
         elif "scaled_dot_product" in str(operator):  # a kernel without a formula, as that of CPUs
             query, key, value = args[:3]
             self.count += self._flops_of_attention(query.shape, key.shape, value.shape)
+        return result
 
 
 class _Watch:

@@ -1,5 +1,5 @@
 """The tracer: the one `TorchFunctionMode` that all who record, replace or count the calls of this
-thread extend; and operators, shown as they run."""
+thread extend."""
 
 import threading
 import types
@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Self, TypeAlias
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode  # of PyTorch 2.6 to 2.15
-from torch.utils._python_dispatch import TorchDispatchMode
 
 Running: TypeAlias = tuple[str | None, nn.Module | None]
 """The module that runs, and its name."""
@@ -80,30 +79,6 @@ class Tracer(TorchFunctionMode):
             return self.called(func, args, kwargs)
         with self:
             return opened_function(*args, **kwargs)
-
-
-class OperatorCalls(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Shows each operator that this thread has run to ``note``, with its arguments and its result,
-    for as long as its ``with`` block lasts.
-
-    >>> import torch
-    >>> names = []
-    >>> with OperatorCalls(lambda operator, args, kwargs, result: names.append(str(operator))):
-    ...     total = torch.ones(2).exp()
-    >>> names
-    ['aten.ones.default', 'aten.exp.default']
-    """
-
-    def __init__(self, note: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._note = note
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator, and show it."""
-        kwargs = kwargs or {}
-        result = func(*args, **kwargs)
-        self._note(func, args, kwargs, result)
-        return result
 
 
 def running_modules(frame: types.FrameType | None) -> Iterator[nn.Module]:

@@ -236,7 +236,7 @@ def record_calls(
         values[key] = recorder.value_of(tensor)
 
     try:
-        with Watcher(recorder), recorder:
+        with Watcher(recorder.watched), recorder:
             run_noting_calls(model, inputs.replaced(inputs.x), note)
     except Exception as error:  # operators that no recorder sees, or one image alone
         if not partly or came_by_signal(error):

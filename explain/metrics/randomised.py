@@ -20,8 +20,9 @@ from explain._utils.modules import modules_of
 from explain.data.inputs import Inputs
 from explain.hooks import copied
 from explain.hooks.preserve import untouched
-from explain.hooks.tracer import OperatorCalls, running_modules
+from explain.hooks.tracer import running_modules
 from explain.hooks.unwrap import sharded
+from explain.recording import OperatorCalls
 
 POWER_ITERATIONS = 15
 """Of spectral normalisation after new weights: as many as torch makes when it is registered."""
@@ -69,7 +70,7 @@ def layers_with_weights(model: nn.Module, inputs: Inputs) -> list[Layer]:
     ['0', '3']
     """
     uses = _Uses()
-    with untouched(model), OperatorCalls(uses.note):
+    with untouched(model), OperatorCalls(uses.run):
         inputs.detached().call(model)
     names = dict(modules_of(model))
     used_modules = dict.fromkeys(part for module in uses.modules for part in module.modules())
@@ -152,14 +153,16 @@ class _Uses:
         }
         return dict(sorted(used.items()))
 
-    def note(self, operator: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
-        """Note the modules that run, and the tensors that an operator has used."""
+    def run(self, operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run an operator, and note the modules that run, and the tensors that it has used."""
+        result = operator(*args, **kwargs)
         outermost_first = reversed(list(running_modules(sys._getframe(1))))
         self.modules |= dict.fromkeys(outermost_first)
         for _, tensor in nested.paths((args, kwargs)):
             self.order.setdefault(_memory(tensor), len(self.order))
             if isinstance(tensor, nn.Parameter):
                 self.parameters[id(tensor)] = tensor
+        return result
 
 
 def layer_groups(layers: Sequence[str], steps: int | None) -> list[list[str]]:

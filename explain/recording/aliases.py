@@ -104,7 +104,7 @@ class Aliases:
 
     def read(self, tensor: Tensor) -> Value | None:
         """The value that a tensor holds now; None if its memory is unknown."""
-        memory = self._memories.get(_key(tensor))
+        memory = self._memories.get(memory_of(tensor))
         if memory is None:
             return None
         binding = self._bindings.get(id(tensor))
@@ -122,7 +122,7 @@ class Aliases:
 
     def bind(self, tensor: Tensor, value: Value) -> None:
         """Let a tensor hold a value, until its memory is written to."""
-        key = _key(tensor)
+        key = memory_of(tensor)
         memory = self._memories.get(key)
         if memory is None:
             is_foreign = value.kind in ("input", "constant")
@@ -133,7 +133,7 @@ class Aliases:
 
     def before_write(self, tensor: Tensor) -> None:
         """Keep what is still needed of a tensor's memory, just before it is written to."""
-        memory = self._memories.get(_key(tensor))
+        memory = self._memories.get(memory_of(tensor))
         if memory is None:
             return
         if memory.flat is None and not Geometry.of(tensor).fills(_count(tensor)):
@@ -147,7 +147,7 @@ class Aliases:
     def written(self, tensor: Tensor, value: Value) -> None:
         """Let a tensor hold the value that was written into it; other views of its memory are
         read again."""
-        memory = self._memories.get(_key(tensor))
+        memory = self._memories.get(memory_of(tensor))
         if memory is None:
             self.bind(tensor, value)
             return
@@ -175,7 +175,7 @@ class Aliases:
 
     def changed_outside(self, tensor: Tensor) -> None:
         """Forget what a tensor's memory holds: constants were written into it."""
-        self._memories.pop(_key(tensor), None)
+        self._memories.pop(memory_of(tensor), None)
 
     @property
     def bound(self) -> list[tuple[Value, Tensor]]:
@@ -281,7 +281,7 @@ def _without_graph(tensor: Tensor, value: Value) -> Tensor:
     return tensor.detach() if value.kept is None else value.kept
 
 
-def _key(tensor: Tensor) -> int:
+def memory_of(tensor: Tensor) -> int:
     """What tensors that share memory have in common; sparse tensors and the like are alone."""
     if type(tensor) not in _PLAIN or tensor.layout != torch.strided:
         return id(tensor)

@@ -8,7 +8,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from explain._utils import nested
 from explain.recording.functions import with_functions
-from explain.recording.recorder import PassRecorder, Watcher
+from explain.recording.modes import Watcher
+from explain.recording.recorder import PassRecorder
 from explain.recording.recording import Recording
 from explain.recording.torch_internals import scripts_as_written
 
@@ -47,7 +48,7 @@ def record_until(stack: ExitStack, recorder: PassRecorder) -> None:
     """
     stack.enter_context(sdpa_kernel(SDPBackend.MATH))
     stack.enter_context(scripts_as_written())
-    stack.enter_context(Watcher(recorder))
+    stack.enter_context(Watcher(recorder.watched))
     stack.enter_context(recorder)
 
 

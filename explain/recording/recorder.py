@@ -5,13 +5,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from explain._utils.errors import HookError
 from explain._utils.modules import modules_of
 from explain.recording.aliases import Aliases
 from explain.recording.functions import FunctionSteps
+from explain.recording.modes import GIVING_VALUES
 from explain.recording.torch_internals import (
     CallStack,
     FunctionCall,
@@ -26,30 +26,6 @@ from explain.recording.torch_internals import (
 from explain.recording.values import Kind, Step, Value, tensors_of
 
 aten = torch.ops.aten
-_OUTSIDE = frozenset(
-    getattr(Tensor, name) for name in ("numpy", "__array__", "__dlpack__", "tolist", "storage")
-)
-"""What gives the values of a tensor to somebody else than PyTorch."""
-
-
-class Watcher(TorchFunctionMode):
-    """Names what leaves the record, for as long as its ``with`` block lasts.
-
-    Besides, the fused kernels of transformer layers are not used where a function mode sees calls.
-    """
-
-    def __init__(self, recorder: "PassRecorder") -> None:
-        """Begin to watch the pass that ``recorder`` notes."""
-        super().__init__()
-        self._recorder = recorder
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        """Make a call of PyTorch, and name it if it gives values to somebody else."""
-        if func in _OUTSIDE and _can_be_lost(self._recorder.value_of(args[0])):
-            self._recorder.leave(f"{func.__name__}()")
-        return func(*args, **(kwargs or {}))
 
 
 class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -122,6 +98,12 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if function is not None and value.step and value.step.operator is not function:
                 self.unseen[f"the derivative of {function.__name__}"] = None
 
+    def watched(self, name: str, tensor: Tensor) -> None:
+        """Name a call that a `Watcher` tells of, if it gives values of the pass to somebody
+        else."""
+        if name in GIVING_VALUES and _can_be_lost(self.value_of(tensor)):
+            self.leave(f"{name}()")
+
     def leave(self, call: str) -> None:
         """Name a call that gave values to somebody else: they may come back as constants."""
         module = self._calls.now().module or "the model"
@@ -159,7 +141,7 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         noted = self._noted(facts, args, kwargs)
         values = noted.values
         writes = writes_of(facts, args)
-        written = _written(writes, args, kwargs) if writes else []
+        written = written_tensors(writes, args, kwargs) if writes else []
         leaves = facts.leaves
         if facts.name == "to_mkldnn" and running.module in self.scripted:
             leaves = "to_mkldnn()"  # what follows are no operators
@@ -368,7 +350,7 @@ def _can_be_lost(value: Value) -> bool:
     return value.depends and (value.dtype.is_floating_point or value.dtype.is_complex)
 
 
-def _written(
+def written_tensors(
     writes: tuple[int | str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[Tensor]:
     """The tensors that an operator writes into, in the order of its arguments."""

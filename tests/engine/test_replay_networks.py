@@ -3,6 +3,7 @@ elsewhere."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from itertools import product
 from typing import Any
@@ -57,7 +58,7 @@ def in_place_before(net: Any, h: Tensor) -> Tensor:
 
 
 def in_place_behind(net: Any, h: Tensor) -> Tensor:
-    """Overwrites behind the layer what the tape keeps."""
+    """Overwrites behind the layer what was made before it."""
     h = h.tanh()
     y = net.layer(h)
     h.mul_(2)
@@ -120,6 +121,58 @@ def shortcut(net: Any, h: Tensor) -> Tensor:
     return net.layer(h) + h
 
 
+def parts(net: Any, h: Tensor) -> Tensor:
+    """A dictionary of views, one of which is overwritten before it is read as a whole again."""
+    of = dict(zip("ab", h.chunk(2, 1), strict=True))
+    of["a"].mul_(2)
+    of["b"] = of["b"].tanh()
+    return net.layer(torch.cat(list(of.values()), 1)) + h
+
+
+def loop(h: Tensor) -> Tensor:
+    for _ in range(2):
+        h = h.tanh() if bool(h.mean() > 0) else h.sigmoid()
+    return h
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", FutureWarning)
+    script: Any = torch.jit.script(loop)
+
+
+def scripted(net: Any, h: Tensor) -> Tensor:
+    return net.layer(script(h)) + h
+
+
+def foreach(net: Any, h: Tensor) -> Tensor:
+    maps = list(h.split(3, 1))
+    torch._foreach_mul_(maps, 2)
+    out = torch.empty_like(h)
+    torch.tanh(h, out=out)
+    return net.layer(out) + maps[0].mean()
+
+
+def into_a_weight(net: Any, h: Tensor) -> Tensor:
+    """Writes before the layer into what is there before the pass."""
+    net.fc.weight.data[0] = h.mean((2, 3))[0]
+    return net.layer(h)
+
+
+def turned_in_place(net: Any, h: Tensor) -> Tensor:
+    """Reads the shape of a tensor that changes in place."""
+    count = len(h)
+    h.transpose_(0, 1)
+    h = h.tanh()
+    return net.layer(h.transpose(0, 1) if len(h) != count else h)
+
+
+def reads_lists(net: Any, h: Tensor) -> Tensor:
+    """Chooses by values that were overwritten later."""
+    most = max(h.flatten().tolist())
+    h.clamp_(max=0.5)
+    return net.layer(h.tanh() if most > 1 else h.sigmoid())
+
+
 REPLAYED: dict[str, Between] = {
     "one behind the other": lambda net, h: net.layer(h.relu()),
     "a shortcut": shortcut,
@@ -128,6 +181,9 @@ REPLAYED: dict[str, Between] = {
     "views": views,
     "takes turns": takes_turns,
     "counts calls behind": counts_calls_behind,
+    "parts": parts,
+    "scripted": scripted,
+    "foreach": foreach,
 }
 RUN_AGAIN: dict[str, Between] = {
     "in place behind": in_place_behind,
@@ -136,9 +192,12 @@ RUN_AGAIN: dict[str, Between] = {
     "beside": lambda net, h: torch.cat([net.layer(h), h], 2),
     "counts rows": counts_rows,
     "random behind": random_behind,
-    # the tape has what was written, which is put back after each pass
+    # what was written is put back after each pass
     "writes a buffer": writes_a_buffer,
     "counts calls": counts_calls,
+    "into a weight": into_a_weight,
+    "turned in place": turned_in_place,
+    "reads lists": reads_lists,
 }
 NETWORKS = REPLAYED | RUN_AGAIN
 
