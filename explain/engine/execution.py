@@ -46,7 +46,7 @@ from explain.engine.needs import (
     at_least_float32,
 )
 from explain.engine.plan import Plan
-from explain.engine.prefix import Prefix, prefix_of
+from explain.engine.prefix import LayerPrefix, prefix_of
 from explain.engine.recorded_pass import RecordedPass
 from explain.engine.rerun_context import RerunContext, RerunState
 from explain.engine.searches import run_searches
@@ -280,7 +280,7 @@ class _Passes:
                 else RecordedOperations()
             )
             self.ran = executed_modules(group, model) if follow else []
-            self._prefix: Prefix | None = None
+            self._prefix: LayerPrefix | None = None
             if notes_prefix:
                 place = place_of(plan.perturbed_layer or "", model)
                 self._prefix_call = place.call or 0
@@ -378,7 +378,7 @@ class _Passes:
             self.footprint = Footprint.of(group, model, inputs)
         return layers
 
-    def prefixes(self) -> dict[str, Prefix | None]:
+    def prefixes(self) -> dict[str, LayerPrefix | None]:
         """What lies before the layer whose feature maps are perturbed, by the layer's name; empty
         if it was not noted."""
         layer = self.plan.perturbed_layer

@@ -285,7 +285,7 @@ class BoxMaps(Tensor):
             on_boxes = getattr(out_of_place, operator._overloadname, None)
         box = None
         if on_boxes is not None and all(map_.box is not None for map_ in maps):
-            box = _box_of(_Call(on_boxes, args, kwargs, photos))
+            box = _box_of(_BoxCall(on_boxes, args, kwargs, photos))
         if box is None:
             return _on_whole_maps(operator, args, kwargs, maps)
         if is_in_place:
@@ -334,7 +334,7 @@ def _on_whole_maps(function: Any, args: Any, kwargs: Any, maps: Sequence[BoxMaps
     return tree_map_only(Tensor, lambda tensor: maps_of_model.get(id(tensor), tensor), result)
 
 
-class _Call:
+class _BoxCall:
     """A call of an operator with feature maps that are known as boxes."""
 
     def __init__(self, operator: Any, args: Any, kwargs: Any, photos: PhotoPass) -> None:
@@ -344,7 +344,7 @@ class _Call:
         self._photos = photos
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         self.boxes: list[Any] = [map_.box for map_ in tensors if isinstance(map_, BoxMaps)]
-        self.others = [tensor for tensor in tensors if not isinstance(tensor, BoxMaps)]
+        self.plain_tensors = [tensor for tensor in tensors if not isinstance(tensor, BoxMaps)]
 
     def on(self, tensor_of: Callable[[Any], Tensor]) -> Any:
         """The operator's arguments, with a plain tensor in the place of each box."""
@@ -357,7 +357,7 @@ class _Call:
         return self._photos.result(self.operator, self.on(lambda box: box.photo_maps))
 
 
-def _box_of(call: _Call) -> ChangedBox | None:
+def _box_of(call: _BoxCall) -> ChangedBox | None:
     """The result of an operator on changed boxes of feature maps, as a box; None if it needs whole
     maps.
 
@@ -377,16 +377,16 @@ def _box_of(call: _Call) -> ChangedBox | None:
         training = call.args[5]
         is_by_value = takes_one and mean is not None and not training
     elif facts.name == "cat":
-        is_by_value = call.args[1:] in ((1,), (-dims - 1,)) and not call.others
+        is_by_value = call.args[1:] in ((1,), (-dims - 1,)) and not call.plain_tensors
     else:
         has_tag = torch.Tag.pointwise in call.operator.tags
         is_activation = operation.kind in ("activation", "rectifier")
         is_by_value = (has_tag or is_activation) and not facts.is_random
-        is_by_value &= all(_is_constant(tensor, dims) for tensor in call.others)
+        is_by_value &= all(_is_constant(tensor, dims) for tensor in call.plain_tensors)
     return _values(call) if is_by_value else None
 
 
-def _values(call: _Call) -> ChangedBox | None:
+def _values(call: _BoxCall) -> ChangedBox | None:
     """The box of an operator that takes each place of feature maps alone, around the boxes of all
     arguments.
 
@@ -401,7 +401,7 @@ def _values(call: _Call) -> ChangedBox | None:
     return ChangedBox(call.of_photos(), first_box.owners, start, values)
 
 
-def _padded(call: _Call) -> ChangedBox | None:
+def _padded(call: _BoxCall) -> ChangedBox | None:
     """The box after a padding of feature maps with a constant, which only moves the box, since the
     border is the same for all photos; None where it crops, or pads other dimensions."""
     (box,) = call.boxes
@@ -413,7 +413,7 @@ def _padded(call: _Call) -> ChangedBox | None:
     return ChangedBox(call.of_photos(), box.owners, start, box.values)
 
 
-def _windows(call: _Call) -> ChangedBox | None:
+def _windows(call: _BoxCall) -> ChangedBox | None:
     """The box of a convolution or pooling: all windows that reach into the box, computed from what
     they cover.
 

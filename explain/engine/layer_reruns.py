@@ -13,7 +13,7 @@ from explain._utils.errors import note, raised
 from explain._utils.nested import first_tensor, replace_first
 from explain.engine.accumulators import Add, TargetAccumulators
 from explain.engine.perturbations import PerturbedRows
-from explain.engine.prefix import Prefix, ReachedError, at_call, prefix_of
+from explain.engine.prefix import LayerPrefix, ReachedError, at_call, prefix_of
 from explain.engine.rerun_context import RerunContext, Way, between_far_rows
 from explain.engine.settings import raise_unless_of_network
 from explain.hooks import HookGroup
@@ -50,7 +50,7 @@ class LayerRerun:
         """The layer's call in the first forward pass."""
         self._maps = context.forward.spatial(self._record.activation, layer)
         """The layer's unperturbed feature maps ``(N, C, h, w)`` of all images."""
-        self._prefix: Prefix | None = None
+        self._prefix: LayerPrefix | None = None
         """What lies before the layer for the current image, if it was noted."""
 
     def begin(self, image: Tensor) -> None:
@@ -105,7 +105,7 @@ class LayerRerun:
             for accumulators in self._accumulators
         ]
 
-    def _noted_prefix(self) -> Prefix | None:
+    def _noted_prefix(self) -> LayerPrefix | None:
         """Run the network on the image up to the layer, and note what lies before it; None if that
         fails."""
         context = self.context

@@ -25,7 +25,7 @@ class ReachedError(BaseException):
     """Ends a forward pass at the layer; no ``except Exception`` of the model catches it."""
 
 
-class Prefix:
+class LayerPrefix:
     """The results of the operators before a call of a layer, on one input.
 
     The first pass notes them, and later passes on the same input are answered with them. All passes
@@ -33,7 +33,7 @@ class Prefix:
     (`reach`).
 
     >>> import torch
-    >>> prefix = Prefix()
+    >>> prefix = LayerPrefix()
     >>> for number in (1, 5):
     ...     with prefix.passing():
     ...         before = torch.full([2], number)
@@ -103,9 +103,9 @@ class Prefix:
             if any(is_past):
                 self.forget()
             return result
-        made = [] if written else list(tensors_of(result))
-        self._made.update(map(memory_of, made))
-        self._bytes += sum(tensor.nbytes for tensor in made)
+        new_tensors = [] if written else list(tensors_of(result))
+        self._made.update(map(memory_of, new_tensors))
+        self._bytes += sum(tensor.nbytes for tensor in new_tensors)
         self.results.append((operator, result))
         if facts.moves_itself or not all(is_past) or self._bytes > MEMORY:
             self.forget()
@@ -154,11 +154,11 @@ def at_call(group: HookGroup, layer: str, call: int, act: Callable[[Any, bool], 
 
 def prefix_of(
     group: HookGroup, model: nn.Module, layer: str, call: int, *, ends: bool = False
-) -> Prefix:
+) -> LayerPrefix:
     """What lies before a call of a layer, as far as the pass that runs while the group is alive
     notes it; ``ends`` ends the pass at the layer, by `ReachedError`.
     """
-    prefix = Prefix()
+    prefix = LayerPrefix()
 
     def reach(output: Any, overwrites: bool) -> None:
         """At the layer: nothing can be answered if it overwrites its input."""

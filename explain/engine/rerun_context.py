@@ -26,7 +26,7 @@ from explain.engine.forward import Forward, ResolvedTarget
 from explain.engine.incremental import IncrementalInference
 from explain.engine.needs import Evidence, EvidenceLookup, RowOrigin
 from explain.engine.plan import Plan
-from explain.engine.prefix import Prefix
+from explain.engine.prefix import LayerPrefix
 from explain.engine.settings import Footprint, RuntimeSettings, lacks_memory
 from explain.hooks.interventions import intervening_on_rows
 from explain.hooks.preserve import calculating, findings_of, has_drawn, untouched
@@ -51,7 +51,7 @@ class RerunState:
 
     ways: dict[Hashable, Way] = field(default_factory=dict)
     """How rows are run that are perturbed at a place: the input (None), or a layer of an image."""
-    prefixes: dict[str, Prefix | None] = field(default_factory=dict)
+    prefixes: dict[str, LayerPrefix | None] = field(default_factory=dict)
     """What lies before a layer for the only image, by the layer's name."""
     incremental: IncrementalInference | None = None
     interrupted: list[KeyboardInterrupt] = field(default_factory=list)
