@@ -5,6 +5,7 @@ Defaults of options come from ``explain.toml``; what cannot be meant is told in 
 """
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from explain._utils.errors import ExplainError
+from explain._utils.plugins import load_plugins
 from explain._utils.spelling import close_to, did_you_mean
 from explain.cli.output import Output
 
@@ -147,8 +149,9 @@ class Commands(click.Group):
         return command
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of the commands that can be typed, sorted; overrides click, which shows
-        them in help and completions."""
+        """Return the names of the commands that can be typed, with those of plug-ins, sorted;
+        overrides click, which shows them in help and completions."""
+        load_plugins()
         return sorted(name for name in self.commands if name != PHOTOS)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -159,7 +162,10 @@ class Commands(click.Group):
         `version`. A first word close to a command's name is refused as misspelt.
         """
         words = ["version", *args[1:]] if args[:1] == ["--version"] else args
-        names = self.list_commands(ctx)
+        # what may be the name of a command; photos have endings
+        if words and words[0] not in self.commands and re.fullmatch(r"[a-z][a-z0-9-]*", words[0]):
+            load_plugins()
+        names = sorted(name for name in self.commands if name != PHOTOS)
         if not words or words[0] not in names:
             if words and not ctx.resilient_parsing:
                 _refuse_misspelt(words[0], names)

@@ -14,6 +14,7 @@ import torch
 
 from explain._utils.errors import ArgumentError, MethodError, did_you_mean, either, keywords, shown
 from explain._utils.options import CheckedFields, SpecError, enter, read_written, register_reader
+from explain._utils.plugins import load_plugins
 from explain._utils.resources import packaged_text
 from explain.engine import Evidence, Need
 from explain.engine.needs import BiasTerms, applied
@@ -445,6 +446,7 @@ def list_methods(pattern: str = "*") -> list[str]:
     """
     if not isinstance(pattern, str):
         raise MethodError(f"pattern must be a text such as 'guided*', got {shown(pattern)}")
+    load_plugins()
     return sorted(name for name in _known if fnmatch.fnmatchcase(name, pattern))
 
 
@@ -530,6 +532,8 @@ def _by_text(text: str) -> Method:
 def _known_as(name: str, text: str) -> Method:
     """The registered method called ``name``. Where there is none, an error that quotes the whole
     ``text`` and suggests a list, a wrapper or the nearest name."""
+    if name not in _known:
+        load_plugins()
     if name not in _known:
         names = [part.strip() for part in text.lower().split(",")]
         if len(names) > 1 and set(names) <= _known.keys():

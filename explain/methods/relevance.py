@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from explain._utils.errors import MethodError, did_you_mean, shown
+from explain._utils.plugins import load_plugins
 from explain.baselines.base import Baseline
 from explain.baselines.replacements import to_unit
 from explain.engine import Evidence, InputGradients, Need
@@ -108,7 +109,10 @@ class LRP(Method):
         composite that has an open `Box`, and a concept with channels, only for the relevance of the
         input."""
         super().__post_init__()
-        if not isinstance(self.composite, Composite) and str(self.composite) not in COMPOSITES:
+        is_named = not isinstance(self.composite, Composite)
+        if is_named and self.composite not in COMPOSITES:
+            load_plugins()
+        if is_named and self.composite not in COMPOSITES:
             suggestion = did_you_mean(str(self.composite), COMPOSITES)
             raise MethodError(
                 f"composite of lrp must be one of its names, got {shown(self.composite)}; "

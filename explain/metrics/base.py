@@ -21,6 +21,7 @@ from explain._utils.errors import (
     warn,
 )
 from explain._utils.options import CheckedFields, SpecError, enter, read_written
+from explain._utils.plugins import load_plugins
 from explain.attribution.diagnostics import image_names
 from explain.baselines.base import Baseline
 from explain.engine import Evidence, Perturbation, PerturbedRows
@@ -233,6 +234,7 @@ def list_metrics(pattern: str = "*") -> list[str]:
     """
     if not isinstance(pattern, str):
         raise MetricError(f"pattern must be a text such as 'delet*', got {shown(pattern)}")
+    load_plugins()
     return sorted(name for name in _known if fnmatch.fnmatchcase(name, pattern))
 
 
@@ -261,6 +263,8 @@ def _by_text(text: str) -> Metric:
         read = read_written(text.strip())
     except SpecError as error:
         raise MetricError(f"metric {error}; write it like deletion(steps=32)") from None
+    if read.name not in _known:
+        load_plugins()
     if read.name not in _known:
         raise MetricError(
             f"metric {shown(text)} is unknown; {did_you_mean(read.name, list_metrics())}"

@@ -1,0 +1,34 @@
+"""Plug-ins: installed packages whose modules add methods, metrics, composites or commands."""
+
+import threading
+from importlib.metadata import entry_points
+
+from explain._utils.errors import raised, warn
+
+GROUP = "explain.plugins"
+"""The entry points by which a package names its module."""
+
+_lock = threading.RLock()
+_begun: set[str] = set()
+
+
+def load_plugins() -> None:
+    """Import the modules of all plug-ins, once in a process; one that cannot be imported gives a
+    warning that names it.
+
+    To look for them takes some time, so only names that the package does not know itself, and
+    lists, need them.
+    """
+    with _lock:  # other threads wait until all are there
+        if GROUP in _begun:
+            return
+        _begun.add(GROUP)
+        for entry in entry_points(group=GROUP):
+            try:
+                entry.load()
+            except Exception as error:  # whatever the code of others raises
+                package = entry.dist.name if entry.dist is not None else entry.value
+                warn(
+                    f"plug-in {entry.name!r} of {package} cannot be loaded: {raised(error)}; "
+                    "update or uninstall it"
+                )
