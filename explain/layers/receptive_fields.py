@@ -205,7 +205,9 @@ def _moved(
     def part_of(axis: int, part: int, value: Value) -> Tensor:
         """One part of the field of a value; 0 of a value that does not come from the photo."""
         field = fields.get(value)
-        return any_part.new_zeros([1] * len(value.shape)) if field is None else field[axis][part]
+        if field is None:
+            return any_part.new_zeros([1] * len(value.shape))
+        return field[axis][part].clone()  # what strides are taken of has memory of its own
 
     parts = [[moved(step, partial(part_of, axis, part)) for part in (0, 1)] for axis in (0, 1)]
     return {

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.testing import assert_close
+from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
 import explain
 from explain import ExplainError
@@ -82,6 +83,19 @@ def test_a_map_lies_on_the_object_whatever_the_network_does_to_the_photo(name: s
         for drawn in (found.heatmap[0], found.signed[0].clamp(min=0)):
             off = (centre(drawn) - object_centre).abs()
             assert float(off.max()) < 8, method  # a cell
+
+
+@pytest.mark.parametrize("size", [(96, 128), (128, 96), (64, 200)])
+def test_maps_lie_on_the_object_behind_the_frame_of_a_detector(size: tuple[int, int]) -> None:
+    """Torchvision's detectors resize the photo, and write it into a frame."""
+    transform = GeneralizedRCNNTransform(160, 240, [0.0] * 3, [1.0] * 3).eval()
+    model = Bright(lambda x: transform(list(x))[0].tensors).eval()
+    photo = torch.zeros(1, 3, *size)
+    photo[:, :, 32:48, 24:40] = 1
+    found = explain.attribute(model, photo, target=0, layer="cells", placement="cells")
+    bright = (found.heatmap[0] >= 0.6 * found.heatmap.max()).nonzero().double()
+    off = bright.mean(0) + 0.5 - torch.tensor([40.0, 32.0])
+    assert float(off.norm()) < 2
 
 
 def test_even_placement_draws_as_other_packages_do() -> None:
