@@ -179,7 +179,7 @@ def plan(
     """Say which passes an explanation would take, before they are run; arguments as for
     `attribute`.
 
-    The plan prints itself: forward passes, backward passes and perturbed rows, each with the
+    The plan prints itself: forward passes, backward passes and perturbed inputs, each with the
     methods that they are for. To find the layers, the model may be run on one image. With
     ``measure``, it is run on one twice more, and the plan says about how many seconds and how much
     memory it takes here.
@@ -192,9 +192,9 @@ def plan(
     >>> print(plan(model, torch.rand(1, 3, 4, 4), ["gradcam", "scorecam"]))
     1 forward pass of 1 image, recorded from 1 on: gradcam, scorecam
     1 backward pass from the score to 1: gradcam
-    1 perturbed row (a blank photo) forward: scorecam
-    4 perturbed rows (the photo seen through each map) forward: scorecam
-    in all: 1 forward pass, 1 backward pass, 5 perturbed rows forward
+    1 perturbed input (a blank photo) forward: scorecam
+    4 perturbed inputs (the photo seen through each map) forward: scorecam
+    in all: 1 forward pass, 1 backward pass, 5 perturbed inputs forward
     """
     with intervene(model, options.get("interventions", ())):
         request = requested(model, x, methods, target, targets, top_k, **options)

@@ -542,9 +542,10 @@ def _of_images(
         and len(term) != count > 1
         and (forward.inputs.other_tensors or len(term) % count)
     ):
-        rows = f"rows for each of {count} images, got {len(term)}"
+        values_for = f"values for each of {count} images, got {len(term)}"
         raise MethodError(
-            f"fullgrad must see layer {constant.module!r} give {rows}; explain one image at a time"
+            f"fullgrad must see layer {constant.module!r} give {values_for}; "
+            "explain one image at a time"
         )
     if labels is not None:
         return summed(term, labels, count)[:, None], None

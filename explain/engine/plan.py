@@ -108,7 +108,7 @@ class Plan:
     >>> from explain.methods import Smooth
     >>> print(Plan({"smoothgrad": needs_at(Smooth(samples=8).needs, [])}, images=2))
     1 forward pass of 2 images: smoothgrad
-    16 perturbed rows (noisy copies of the photo) forward and back: smoothgrad
+    16 perturbed inputs (noisy copies of the photo) forward and back: smoothgrad
     """
 
     wanted: Mapping[str, frozenset[NeedAtLayer]]
@@ -438,7 +438,7 @@ class Plan:
         Examples in the documentation show these words.
         """
         count = self.rows_of(stream)
-        rows = _counted(count, "perturbed row", "s") if count else "perturbed rows"
+        rows = _counted(count, "perturbed input", "s") if count else "perturbed inputs"
         from_layer = f" from {stream.layer} on" if stream.perturbation.of_layer else ""
         back = inner.passes_back
         return (
@@ -475,7 +475,7 @@ class Plan:
             _counted(self.passes_back, "backward pass", "es"),
         ]
         if self.rows:
-            counts.append(f"{_counted(self.rows, 'perturbed row', 's')} forward")
+            counts.append(f"{_counted(self.rows, 'perturbed input', 's')} forward")
         if self.rows_back:
             counts.append(f"{self.rows_back} back")
         return f"in all: {', '.join(counts)}"

@@ -163,7 +163,7 @@ class RerunContext:
         with calculating(self.device.type):
             if way == "one at a time":
                 self._must_repeat()
-            elif not self._is_right(run, image.expand(rows)):
+            elif not self._probe_way(run, image.expand(rows)):
                 raise ModelError(
                     f"{_MUST_REPEAT}, but it did not after batches of {rows}; {_RESET}"
                 )
@@ -176,7 +176,7 @@ class RerunContext:
         ``choices`` has a function for each way, the fastest first.
         """
         for way, run in choices.items():
-            if self._is_right(run, images):
+            if self._probe_way(run, images):
                 return way
         return self._one_at_a_time()
 
@@ -206,9 +206,9 @@ class RerunContext:
         return self.inputs.rows(images, laid_out)
 
     @reading_once()
-    def _is_right(self, run: Callable[[Tensor], Any], images: Tensor) -> bool:
-        """Whether ``run``, a way to run perturbed rows, gives an unperturbed image its known score
-        between far rows.
+    def _probe_way(self, run: Callable[[Tensor], Any], images: Tensor) -> bool:
+        """Run the model by ``run``, a way to run perturbed inputs; return whether an unperturbed
+        image gets its known score between far ones.
 
         The image is the second row and the last one, or the only row. Any error of the network or a
         target on such rows counts as no.
@@ -232,7 +232,7 @@ class RerunContext:
         except Exception as error:
             if came_by_signal(error) or (self._is_batch_of_rows and lacks_memory(error)):
                 raise
-            note(f"perturbed rows are run in a slower way: {raised(error)}")
+            note(f"perturbed inputs are run in a slower way: {raised(error)}")
             return False
         return all(map(all, read_together(*are_same)))
 

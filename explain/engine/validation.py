@@ -80,7 +80,7 @@ def check_inputs(
             )
         if path != inputs.path and not inputs.goes_with_images(path):
             raise ImageError(
-                f"{name} must have {len(inputs)} rows, got {tuple(tensor.shape)}; leave it out"
+                f"{name} must have {len(inputs)} samples, got {tuple(tensor.shape)}; leave it out"
             )
         # the sum is quick, finite only if all values are, and small of preprocessed images
         total = tensor.detach().sum()

@@ -486,7 +486,7 @@ class Capture:
             record = self._recorded(layer, first_input)
             if record is None or not wanted:
                 return None
-            if not self._has_graph(record, first_input):
+            if not self._turn_on_for(record, first_input):
                 return None
             aliased = alias(first_input)
             self._sources[record] = self._attach(record, aliased)
@@ -530,7 +530,7 @@ class Capture:
                 tensors[id(tensor)] = TensorRecord(tensor.detach().clone()), tensor
             record.tensors[path[0] if len(path) == 1 else path] = tensors[id(tensor)][0]
         begins_late = not torch.is_grad_enabled()
-        if inputs is None or not self._has_graph(record, first_output):
+        if inputs is None or not self._turn_on_for(record, first_output):
             return None
         if begins_late:  # other tensors that the layer computed earlier have no history
             self._lost.append(layer)
@@ -600,9 +600,9 @@ class Capture:
         calls.append(record)
         return record
 
-    def _has_graph(self, record: LayerCall, tensor: torch.Tensor) -> bool:
-        """Whether autograd records the uses of ``tensor``, so that it can have a gradient; turns
-        gradients on if they may be.
+    def _turn_on_for(self, record: LayerCall, tensor: torch.Tensor) -> bool:
+        """Turn gradients on if they may be, so that autograd records the uses of ``tensor``, and
+        return whether they are on.
 
         If not, the record gets a source that no score depends on, and counts as without a graph.
 

@@ -217,7 +217,7 @@ def _apply(
         tokens_first = values.ndim == 3 and shape[0] not in counts and shape[1] in counts
         if intervention.of_places and len(values) not in counts and not tokens_first:
             raise HookError(
-                f"{intervention} must be on a layer of {model_calls.images} rows, got {shape}; "
+                f"{intervention} must be on a layer of {model_calls.images} samples, got {shape}; "
                 "take one around it"
             )
         dim_of_tokens = 0 if tokens_first else -2

@@ -139,7 +139,7 @@ class _ImageScores:
         self._waiting = torch.cat([self._waiting, scores])
         while not self.done and len(self._waiting) >= (wanted := self._next_check() - self.taken):
             self._take(wanted)
-            self.done = self.taken >= self.estimator.count or self._is_exact()
+            self.done = self.taken >= self.estimator.count or self._check_error()
 
     def take_rest(self) -> None:
         """Hand the waiting scores to the estimator, but for those whose unit (such as a mask and
@@ -174,7 +174,7 @@ class _ImageScores:
             self._waiting = self._waiting[count:]
             self.taken += count
 
-    def _is_exact(self) -> bool:
+    def _check_error(self) -> bool:
         """Whether the relative error of the estimate is within the tolerance; notes the number of
         scores at this check."""
         self._checked = self.taken

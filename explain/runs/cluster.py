@@ -234,7 +234,7 @@ def _missing(call: RunCall) -> Iterator[Entry]:
         photo = call.job.preparer(entry) if entry.name in call.stored_photos else None
         if photo is None:
             yield entry
-        elif not isinstance(photo, Failed) and not call.is_stored(photo):
+        elif not isinstance(photo, Failed) and not call.note_if_stored(photo):
             raise RunError(
                 f"photo {entry.name!r}, its label or boxes have changed since; give another folder"
             )

@@ -170,7 +170,7 @@ class Job:
         Order: that of ``ready`` within a batch; photos of another kind may come later.
         """
         batches = explained(
-            ready, self.answers, alike=self._kind, at_once=self._at_once, apart=self._is_apart
+            ready, self.answers, alike=self._kind, at_once=self._at_once, apart=self._probe_apart
         )
         for batch in batches:
             yield [preparing.answer_of(photo, result) for photo, result in batch]
@@ -191,10 +191,9 @@ class Job:
             return None
         return photo.x.shape, photo.x.dtype, photo.lacking
 
-    def _is_apart(self, photo: Any) -> bool:
-        """Whether photos of a batch do not influence each other: the model gives each the same
-        values as alone. It is run for this once, on the first photo; the answer holds for the
-        run."""
+    def _probe_apart(self, photo: Any) -> bool:
+        """Run the model once, on the first photo, to see whether photos of a batch do not influence
+        each other: each has the same values as alone. The answer holds for the run."""
         if self._independent is None:
             with intervene(self.explainer.model, self.explainer.interventions):
                 self._independent = rows_are_apart(self.explainer.model, self._batch([photo]))

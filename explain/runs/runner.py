@@ -226,7 +226,7 @@ class RunCall:
         that lack methods or metrics, which ``lacking`` names. Photos that could not be read pass
         through, to be stored as failures."""
         for photo in ready:
-            if not isinstance(photo, Prepared) or not self.is_stored(photo):
+            if not isinstance(photo, Prepared) or not self.note_if_stored(photo):
                 yield photo
             elif photo.entry.name in self.lacking:
                 yield replace(photo, lacking=self.lacking[photo.entry.name])
@@ -260,7 +260,7 @@ class RunCall:
         self._report()
         self.store.end(time.strftime(TIME, time.gmtime()), self._names)
 
-    def is_stored(self, photo: Prepared) -> bool:
+    def note_if_stored(self, photo: Prepared) -> bool:
         """Whether a photo that was read is stored with the same pixels, labels and boxes. If it
         also lacks no results, its new stamp is noted, to be written at the end of the call.
 

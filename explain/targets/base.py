@@ -237,7 +237,7 @@ def need_tensor(
     """
     tensor: torch.Tensor | None = find_tensor(output, count, dims, names)
     if tensor is None:
-        raise unsuitable(target.name, f"{shape}, with {count} rows", output)
+        raise unsuitable(target.name, f"{shape}, for {count} images", output)
     return tensor
 
 

@@ -202,7 +202,7 @@ class Segmentation(CheckedTarget):
         """
         class_maps = read_class_maps(output, count)
         if class_maps is None:
-            raise unsuitable(self.name, f"class maps (N, K, H, W), with {count} rows", output)
+            raise unsuitable(self.name, f"class maps (N, K, H, W), for {count} images", output)
         return class_maps
 
     def _masks(self, maps: torch.Tensor) -> torch.Tensor | None:

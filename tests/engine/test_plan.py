@@ -144,10 +144,10 @@ def test_a_plan_counts_what_runs_row_by_row(name: str, monkeypatch: pytest.Monke
 
 PRINTED = """\
 1 forward pass of 2 images: smooth(integratedgradients)
-50 perturbed rows (noisy copies of the photo) forward: smooth(integratedgradients)
-  made of these: 2500 perturbed rows (points on the way from the baseline to the photo) forward and back
-  made of these: 50 perturbed rows (a blank photo) forward
-in all: 1 forward pass, 0 backward passes, 2600 perturbed rows forward, 2500 back"""
+50 perturbed inputs (noisy copies of the photo) forward: smooth(integratedgradients)
+  made of these: 2500 perturbed inputs (points on the way from the baseline to the photo) forward and back
+  made of these: 50 perturbed inputs (a blank photo) forward
+in all: 1 forward pass, 0 backward passes, 2600 perturbed inputs forward, 2500 back"""
 
 
 def test_a_plan_prints_itself() -> None:

@@ -20,7 +20,7 @@ from explain.baselines import Mean
 from explain.hooks import Ablate, HookGroup, Patch, Project, Replace, Steer, capture, intervene
 from explain.hooks.interventions import Intervention
 from explain.layers import cell_centres
-from tests.conftest import Made, TinyNet, settled
+from tests.conftest import Made, TinyNet, in_threads, settled
 
 
 def net() -> nn.Module:
@@ -413,3 +413,19 @@ def test_copies_with_random_weights_are_altered_too() -> None:
     with plain_hook(model, "layer1", only([1, 4], lambda maps: 0.0)):
         assert_close(values, evaluate()["saliency"]["mprt"])
     assert not torch.allclose(values, unaltered)
+
+
+def test_interventions_of_one_thread_are_none_of_anothers() -> None:
+    model = net()
+    x = photos()
+    plain = explain.attribute(model, x, "saliency", target=1)
+    found: list[explain.Attribution] = []
+    with intervene(model, [Ablate("layer2", channels=[0])]):
+        in_threads(
+            1, lambda number: found.append(explain.attribute(model, x, "saliency", target=1))
+        )
+        altered = explain.attribute(model, x, "saliency", target=1)
+    assert found[0].interventions == ()
+    assert_close(found[0].values, plain.values)
+    assert len(altered.interventions) == 1
+    assert (altered.values - plain.values).abs().max() > 0
