@@ -515,8 +515,8 @@ def _of_images(
             return term.flatten(1), None
         return _on_grid(term, replace(grid, layout="tokens"))
     # as many images as tokens, or several channels of each image, as instance normalisations have
-    is_ambiguous = constant.module is None and len(term) in (1, count)
-    if labels is not None and has_images_second and (is_ambiguous or len(term) == 1):
+    is_ambiguous = len(term) == 1 or (constant.module is None and len(term) == count)
+    if labels is not None and has_images_second and is_ambiguous:
         term, labels = _images_first(term, labels, count)
     shape = tuple(term.shape)
     layer = (
