@@ -54,7 +54,7 @@ from explain.metrics.contributions import (
     SensitivityN,
 )
 from explain.metrics.covering import Covering
-from explain.metrics.evaluation import Table, evaluate
+from explain.metrics.evaluation import EvaluationPlan, Table, evaluate, plan_evaluation
 from explain.metrics.faithfulness import (
     IROF,
     ROAD,
@@ -105,6 +105,7 @@ __all__ = [
     "EffectiveComplexity",
     "EfficientMPRT",
     "EnergyPointingGame",
+    "EvaluationPlan",
     "FaithfulnessCorrelation",
     "FaithfulnessEstimate",
     "IncreaseInConfidence",
@@ -143,5 +144,6 @@ __all__ = [
     "evaluate",
     "get_metric",
     "list_metrics",
+    "plan_evaluation",
     "register",
 ]

@@ -6,6 +6,8 @@ import json
 import math
 import os
 import re
+import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -20,8 +22,9 @@ from torch import nn
 from explain._utils.errors import MetricError, did_you_mean, keywords
 from explain._utils.html import aligned, lines_html, table_html
 from explain._utils.options import by_name
+from explain._utils.progress import duration
 from explain._utils.rounding import finite_or_none
-from explain.attribution.api import attribute
+from explain.attribution.api import attribute, plan
 from explain.attribution.diagnostics import image_names
 from explain.attribution.options import AttributeOptions, Settings
 from explain.attribution.result import Attribution
@@ -55,6 +58,7 @@ from explain.metrics.variants import (
     ModelContext,
     ReattributionMetric,
     Results,
+    Variant,
     photos_of,
     reattribute,
 )
@@ -264,6 +268,35 @@ MapSource: TypeAlias = MethodLike | MapsLike | tuple[Method, Attribution]
 M = TypeVar("M", bound=Metric)
 
 
+@dataclass(frozen=True)
+class EvaluationPlan:
+    """How many passes of one photo an evaluation takes at most: for ``maps``, for ``perturbed``
+    photos, and for maps that are made ``again``, forward and backward passes alike; infinite where
+    it depends on the evidence. ``seconds`` is about how long they take, one after the other."""
+
+    maps: float
+    perturbed: float
+    again: float
+    seconds: float
+
+    @property
+    def passes(self) -> float:
+        """All of them together."""
+        return self.maps + self.perturbed + self.again
+
+    def __str__(self) -> str:
+        """The plan in one line.
+
+        >>> print(EvaluationPlan(480, 30720, 8640, 500.0))
+        about 39,840 passes, 8 min: 480 for maps, 30,720 of perturbed photos, 8,640 for maps again
+        """
+        parts = (
+            f"{self.maps:,.0f} for maps, {self.perturbed:,.0f} of perturbed photos, "
+            f"{self.again:,.0f} for maps again"
+        )
+        return f"about {self.passes:,.0f} passes, {duration(self.seconds)}: {parts}"
+
+
 @keywords(AttributeOptions)
 def evaluate(
     model: nn.Module,
@@ -294,7 +327,8 @@ def evaluate(
         masks: the same as truth values ``(N, H, W)``; of whole numbers, those above 0 are the
             object.
         options: as for `explain.attribute`: ``layer``, ``categories``, ``batch_size``,
-            ``progress`` …
+            ``progress`` (True prints the cost first, see `plan_evaluation`, and then a line for
+            maps, for perturbed photos, and for maps again) …
 
     Returns:
         A `Table`: ``table[method][metric]`` is a tensor ``(N,)``.
@@ -313,12 +347,7 @@ def evaluate(
     (torch.Size([2]), ['gradcam', 'saliency'])
     """
     model = unwrap.unwrapped(model)
-    inputs = validation.check_inputs(model, x, options.get("layout"))
-    if inputs.x.ndim != 4:
-        raise MetricError(
-            f"x must be photos (N, C, H, W) for metrics, got shape {tuple(inputs.x.shape)}; give "
-            "frames"
-        )
+    inputs = _photos(model, x, options)
     named = by_name(with_check(metrics), base.get_metric, MetricError, "metric")
     sources = _named(methods)
     size = (inputs.x.shape[2], inputs.x.shape[3])
@@ -345,7 +374,52 @@ def evaluate(
     settings = evaluation.settings
     reader = reading(model, inputs, settings.activation, settings.categories)
     with intervene(model, settings.interventions), reader:
+        if settings.progress is True:
+            print(evaluation.planned(), file=sys.stderr)
         return evaluation.table(truth)
+
+
+@keywords(AttributeOptions)
+def plan_evaluation(
+    model: nn.Module,
+    x: InputsLike,
+    methods: MapSource | Iterable[MethodLike | Attribution] | Mapping[str, MapSource],
+    metrics: MetricLike | Iterable[MetricLike],
+    *,
+    target: TargetLike = None,
+    **options: Unpack[AttributeOptions],
+) -> EvaluationPlan:
+    """Say how many passes `evaluate` would take and about how long, before it runs; the first photo
+    is run a few times for it.
+
+    Arguments and errors are those of `evaluate`. Equal perturbed photos of several maps are run
+    once, so that there may be fewer passes.
+
+    >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5))
+    >>> plan = plan_evaluation(model, torch.rand(2, 3, 8, 8), "saliency", ["morf(steps=4)", "mprt"])
+    >>> plan.maps, plan.perturbed, plan.again
+    (4.0, 6.0, 8.0)
+    """
+    model = unwrap.unwrapped(model)
+    inputs = _photos(model, x, options)
+    named = by_name(with_check(metrics), base.get_metric, MetricError, "metric")
+    model, inputs, _ = with_texts(model, inputs, [as_target(target, options.get("categories"))])
+    evaluation = _Evaluation(model, inputs, named, _named(methods), target, options)
+    settings = evaluation.settings
+    reader = reading(model, inputs, settings.activation, settings.categories)
+    with intervene(model, settings.interventions), reader:
+        return evaluation.planned()
+
+
+def _photos(model: nn.Module, x: Any, options: AttributeOptions) -> Inputs:
+    """The model's inputs, which must contain photos."""
+    inputs = validation.check_inputs(model, x, options.get("layout"))
+    if inputs.x.ndim != 4:
+        raise MetricError(
+            f"x must be photos (N, C, H, W) for metrics, got shape {tuple(inputs.x.shape)}; give "
+            "frames"
+        )
+    return inputs
 
 
 def _by_maps(metrics: Mapping[str, Metric], data: Mapping[str, MetricInput]) -> Results:
@@ -413,6 +487,45 @@ class _Evaluation:
         results |= self._by_scores(data)
         results |= self._by_reattribution(data, maps)
         return _table(self.metrics, results, data, self.notes)
+
+    def planned(self) -> EvaluationPlan:
+        """The passes of all photos, counted for the first one, with random numbers for its maps."""
+        photos = len(self.inputs)
+        first = torch.zeros(1, dtype=torch.long, device=self.inputs.x.device)
+        inputs = self.inputs.first()
+        target = as_target(self.target, self.settings.categories).rows(first)
+        one = _Evaluation(self.model, inputs, self.metrics, {}, target, self.options)
+        one.resolved = target.for_input_size(tuple(inputs.x.shape[2:]))
+        begun = time.perf_counter()
+        score = one._explained({})
+        seconds = time.perf_counter() - begun
+        height, width = inputs.x.shape[2:]
+        stand_in = torch.rand(1, height, width, generator=torch.Generator().manual_seed(0))
+        data = one.context.data("map", stand_in, score)
+        rows = 0
+        for metric in one._of_kind(ScoreMetric):
+            for request in metric.requests(data):
+                rows += len(one.context.rows_of(request.of).owners)
+        variants: dict[Variant, None] = {}
+        for again in one._of_kind(ReattributionMetric):
+            variants |= dict.fromkeys(again.variants(one.context, data))
+        methods = {
+            name: get_method(source[0] if isinstance(source, tuple) else source)
+            for name, source in self.methods.items()
+            if isinstance(source, (str, Method, tuple))
+        }
+        options: Any = {**self.options, "progress": None}
+        costs = {
+            name: photos * plan(self.model, inputs, method, target=target, **options).cost()
+            for name, method in methods.items()
+        }
+        perturbed = float(photos * len(self.methods) * rows)
+        made_again = len(variants) * sum(costs.values())
+        maps = sum(
+            cost for name, cost in costs.items() if not isinstance(self.methods[name], tuple)
+        )
+        passes = maps + perturbed + made_again
+        return EvaluationPlan(maps, perturbed, made_again, passes * seconds)
 
     def _explained(self, maps: Mapping[str, MapsLike]) -> torch.Tensor:
         """For `evaluate`, the score ``(N,)`` that is explained, from an attribution of this call or

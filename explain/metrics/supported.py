@@ -37,6 +37,11 @@ BEST = "best"
 """The difference to whichever of these three does best on a photo; it must be above 0."""
 
 
+FEWEST = 10
+"""Photos below which nothing is supported: an interval of a few figures rests on their being
+normal."""
+
+
 @dataclass(frozen=True)
 class Support:
     """What the figures of many photos say of a ``method``; ``intervals`` are those of the metrics
@@ -52,9 +57,14 @@ class Support:
 
     @property
     def failed(self) -> list[str]:
-        """What does not support it: "mprt-upper", "randomlogit", "best"."""
-        similar = [name for name in DEPENDENCE if not self.intervals[name].high < SIMILAR]
-        return similar if self.intervals[BEST].low > 0 else [*similar, BEST]
+        """What does not support it: "mprt-upper", "randomlogit", "best"; "photos" if there are
+        fewer than ten of them."""
+        failed = [name for name in DEPENDENCE if not self.intervals[name].high < SIMILAR]
+        if not self.intervals[BEST].low > 0:
+            failed.append(BEST)
+        if any(interval.count < FEWEST for interval in self.intervals.values()):
+            failed.append("photos")
+        return failed
 
     @property
     def supported(self) -> bool:

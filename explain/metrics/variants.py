@@ -14,7 +14,7 @@ from explain.attribution.api import attribute
 from explain.attribution.options import AttributeOptions
 from explain.attribution.result import Attribution
 from explain.data.inputs import Inputs
-from explain.engine import Evidence, Perturbation
+from explain.engine import Evidence, Perturbation, PerturbedRows
 from explain.engine.ends import outputs_of
 from explain.engine.settings import report_progress
 from explain.hooks.intervening import active_interventions, intervene
@@ -104,11 +104,13 @@ class ModelContext:
         None."""
         if change is None:
             return self.images
-        size = tuple(self.images.shape[2:])
-        rows = change.rows(
-            Evidence(self.images, self.images.new_zeros(len(self.images)), None, "", Grids(size))
-        )
-        return rows.make(torch.arange(len(self.images), device=self.images.device))
+        return self.rows_of(change).make(torch.arange(len(self.images), device=self.images.device))
+
+    def rows_of(self, perturbation: Perturbation) -> PerturbedRows:
+        """The perturbed rows of the photos."""
+        grids = Grids(tuple(self.images.shape[2:]))
+        score = self.images.new_zeros(len(self.images))
+        return perturbation.rows(Evidence(self.images, score, None, "", grids))
 
     @property
     def count(self) -> int | None:

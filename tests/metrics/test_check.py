@@ -316,6 +316,8 @@ def test_only_right_maps_of_many_photos_are_supported(x: torch.Tensor) -> None:
     least = torch.stack([columns[f"covering{of}"] for of in ("", "-edges", "-middle")]).amin(0)
     assert right.intervals["best"].mean == pytest.approx(float(least.mean()))
     assert "not supported" in str(table)
+    few = explain.evaluate(linear(), x[:9], RIGHT, "check").support["integratedgradients"]
+    assert few.failed == ["photos"]
     assert explain.evaluate(linear(), x, RIGHT, "covering").support == {}
 
 

@@ -29,6 +29,7 @@ from explain.metrics import (
     PixelFlipping,
     PointingGame,
     get_metric,
+    plan_evaluation,
     register,
 )
 from tests.metrics.conftest import Counting
@@ -247,3 +248,24 @@ def test_the_maps_of_attributions_and_pairs_are_made_again(
     for metric in metrics:
         for name in ("made", "pair"):
             torch.testing.assert_close(table[name][metric], table["it"][metric])
+
+
+def test_the_plan_of_an_evaluation_is_what_it_runs(
+    model: nn.Module, photos: torch.Tensor, capsys: pytest.CaptureFixture[str]
+) -> None:
+    counting = Counting(model)
+    metrics: Any = ["deletion(steps=5)", "covering(placements=3)", "maxsensitivity(samples=2)"]
+    maps = explain.attribute(counting, photos, "inputxgradient", target=1)
+    plan = plan_evaluation(counting, photos, ["inputxgradient"], metrics, target=1)
+    # 4 steps are partly covered; two baselines, the marked part, and three others
+    assert plan.perturbed == 3 * (4 + 2 * (1 + 3))
+    assert plan.maps == 3 * 2  # forward and back
+    assert plan.again == 3 * 2 * 2
+    given = plan_evaluation(counting, photos, {"map": maps.values}, metrics[:2], target=1)
+    assert (given.maps, given.perturbed, given.again) == (0, plan.perturbed, 0)
+    counting.rows.clear()
+    explain.evaluate(counting, photos, maps.values, metrics[:2], target=1)
+    # the photos as they are, those that are covered entirely, and some that are tried are run beside
+    assert plan.perturbed <= len(counting.rows) <= 2 * plan.perturbed
+    explain.evaluate(counting, photos, "inputxgradient", metrics, target=1, progress=True)
+    assert str(plan).split(",")[0] in capsys.readouterr().err

@@ -98,3 +98,14 @@ def test_a_table_of_a_row_a_photo_is_written_and_what_a_changed_request_adds_is_
     code, out, err = typed(*words, "--force")
     assert (code, read_csv(Path("t.csv"))) == (0, table)
     assert err[0].startswith("note: methods: saliency before, saliency and inputxgradient now;")
+
+
+def test_a_run_prints_which_methods_it_supports(typed: Typed) -> None:
+    words = ["run", "photos", "--output", "out.sqlite", "--method", "saliency", "--check", *QUICK]
+    code, out, _ = typed(*words)
+    assert code == 0
+    assert "not supported" in out[-1]
+    code, out, _ = typed(*words, "--json")
+    found = json.loads("\n".join(out))["check"]["saliency"]
+    assert not found["supported"]
+    assert found["intervals"]["best"][2] == 3

@@ -130,6 +130,21 @@ def test_metrics_that_ask_the_method_again_judge_it_for_the_same_class(tmp_path:
         assert row.metrics["randomlogit"] == pytest.approx(expected, rel=1e-3)
 
 
+def test_a_run_says_which_methods_its_photos_support(tmp_path: Path) -> None:
+    """As `evaluate` does of the same photos at once; without the metrics of "check", of none."""
+    photos = [picture(number) for number in range(3)]
+    run = stored_run(tmp_path, photos, methods=["saliency"], metrics=["check"], target=0)
+    x = torch.stack([as_it_is(image) for image in photos])
+    table = evaluate(explainer().model, x, "saliency", "check", target=0)
+    stored = run.support["saliency"].intervals
+    for name, interval in table.support["saliency"].intervals.items():
+        assert stored[name].mean == pytest.approx(interval.mean, rel=1e-3, abs=1e-5), name
+        assert stored[name].count == 3
+    assert not run.support["saliency"].supported
+    other = stored_run(tmp_path, photos, metrics=["covering"], name="other.sqlite")
+    assert other.support == {}
+
+
 class Stop(Exception):
     pass
 
