@@ -212,10 +212,6 @@ def photos_of(folder: Path, part: str, count: int) -> Iterator[tuple[Path, int]]
 def lines_of(options: argparse.Namespace, done: Sequence[Any]) -> Iterator[Any]:
     """Yield the lines that are not there yet: a group, its number, and the figures of its photos."""
     known = Counter(line["group"] for line in done)
-    if options.part == "right":
-        for kind in KINDS:
-            for line in list(planted(kind, options.seeds - known[kind], options.photos)):
-                yield {"group": kind, "figures": line}
     if options.part == "methods":
         explainer = explain.Explainer()
         paths = list(photos_of(options.folder, options.part, 10_000))
@@ -247,6 +243,9 @@ def lines_of(options: argparse.Namespace, done: Sequence[Any]) -> Iterator[Any]:
                 x = torch.cat([explainer.as_input(path) for path in some])
                 made = make(seed).eval()
                 yield {"group": name, "figures": figures(made, x, {name: method}, "check")}
+    for kind in KINDS if options.part == "right" else ():
+        for line in planted(kind, options.seeds - known[kind], options.photos):
+            yield {"group": kind, "figures": line}
 
 
 def best(explainer: explain.Explainer, path: Path) -> int:

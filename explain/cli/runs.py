@@ -260,6 +260,7 @@ def _pictures(options: SimpleNamespace, finished: "Run", source: Any, answer: Ou
 
 def _supported(finished: "Run", answer: Output) -> dict[str, Any]:
     """Print which methods the photos of a run support (--check); return it by method."""
+    from explain._utils.rounding import finite_or_none
     from explain.metrics.supported import lines_of
 
     support = finished.support
@@ -270,7 +271,7 @@ def _supported(finished: "Run", answer: Output) -> dict[str, Any]:
             "supported": of_method.supported,
             "failed": of_method.failed,
             "intervals": {
-                name: [interval.mean, interval.half, interval.count]
+                name: [finite_or_none(interval.mean), finite_or_none(interval.half), interval.count]
                 for name, interval in of_method.intervals.items()
             },
         }

@@ -75,10 +75,10 @@ class Support:
 def supports(figures: Mapping[str, Mapping[str, torch.Tensor]]) -> dict[str, Support]:
     """What figures ``(N,)``, by method and metric, say of each method whose figures have all of
     `CHECK`."""
-    names = {metric.name for metric in CHECK}
+    names = [metric.name for metric in CHECK]
     support_of_methods = {}
     for method, columns in figures.items():
-        if names <= columns.keys():
+        if all(name in columns for name in names):
             intervals = {name: MeanInterval.of(columns[name]) for name in names}
             least = torch.stack([columns[name] for name in EFFECTS]).amin(0)
             support_of_methods[method] = Support(

@@ -106,6 +106,6 @@ def test_a_run_prints_which_methods_it_supports(typed: Typed) -> None:
     assert code == 0
     assert "not supported" in out[-1]
     code, out, _ = typed(*words, "--json")
-    found = json.loads("\n".join(out))["check"]["saliency"]
+    found = json.loads("\n".join(out))["runs"][0]["check"]["saliency"]
     assert not found["supported"]
     assert found["intervals"]["best"][2] == 3

@@ -49,7 +49,7 @@ function checks(item, state) {
     current: number === state.method,
     cells: [item.methods[number].title, ...names.map((name) => marked(check.figures[name], figure(check.figures[name].value)))],
   });
-  const lines = current && [...Object.values(current.figures).map((found) => el('li', {}, marked(found, found.name), `: ${found.text}`)),
+  const lines = current && [...Object.values(current.figures).map((found) => el('li', {}, marked(found, found.text.startsWith(found.name) ? '' : `${found.name}: `), found.text)),
     current.note ? el('li', {}, current.note) : null];
   return el('section', { class: 'card wide' }, el('h2', {}, 'Check of the maps'),
     table(`Maps for ${item.targets[state.target].label}`, ['method', ...names], found.map(row)),
