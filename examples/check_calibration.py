@@ -241,6 +241,7 @@ def lines_of(options: argparse.Namespace, done: Sequence[Any]) -> Iterator[Any]:
         for name, (make, method) in RIGHT.items() if options.part == "right" else ():
             if seed >= known[name]:
                 x = torch.cat([explainer.as_input(path) for path in some])
+                x = F.interpolate(x, (SIDE, SIDE), mode="bilinear")
                 made = make(seed).eval()
                 yield {"group": name, "figures": figures(made, x, {name: method}, "check")}
     for kind in KINDS if options.part == "right" else ():
