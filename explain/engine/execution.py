@@ -604,6 +604,7 @@ class _Passes:
                     steps,
                     gradients,
                     list(whole.sources.values()),
+                    whole.signals,
                     asked,
                     forward.count,
                     whole.rows,
@@ -613,15 +614,15 @@ class _Passes:
                 of_values = result.gradients
             elif backward.rule is not None:
                 of_values, resolved.coverage[backward.rule] = walk_by_rule(
-                    backward.rule, steps, gradients, whole.sources.values(), asked
+                    backward.rule, steps, gradients, whole.signals, asked
                 )
             elif reference is not None:
                 of_values = multipliers(
                     whole.recording,
                     reference.recording,
                     gradients,
-                    list(whole.sources.values()),
-                    list(reference.sources.values()),
+                    whole.signals,
+                    reference.signals,
                     asked,
                 )
             else:

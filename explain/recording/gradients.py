@@ -4,6 +4,7 @@ Each step turns the gradients in its results into those in its inputs: by its ow
 a rule in the place of it.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import TypeAlias
@@ -111,7 +112,9 @@ def derivative(
     formula = None if create_graph else _FORMULAS.get(step.name)
     if formula is not None and len(arrived) == 1 and step.results[0] in arrived:
         (gradient,) = arrived.values()
-        return formula(step, gradient, through)
+        of_inputs = formula(step, gradient, through)
+        if of_inputs is not None:
+            return of_inputs
     with torch.enable_grad():
         sources = [_source(value.tensor) if value in through else None for value in step.inputs]
         remaining = iter(sources)
@@ -175,6 +178,41 @@ def _of_convolution(step: Step, gradient: Tensor, through: AbstractSet[Value]) -
     )
     inputs = [x, weight] if bias is None else [x, weight, bias]
     return [gradients[i] if wanted[i] else None for i in range(len(inputs))]
+
+
+def is_by_batch(step: Step) -> bool:
+    """Whether a batch normalisation takes the statistics of the batch."""
+    return bool(step.options.get("training")) or step.options.get("running_var") is None
+
+
+def _of_batch_norm(step: Step, gradient: Tensor, through: AbstractSet[Value]) -> OfInputs | None:
+    if is_by_batch(step) or not through.isdisjoint(step.inputs[1:]):
+        return None
+    weight, _, mean, variance = (value and value.tensor for value in step.args[1:5])
+    x = step.inputs[0].tensor
+    of_x, _, _ = aten.native_batch_norm_backward(
+        _laid_out(gradient, x, step),
+        x,
+        weight,
+        mean,
+        variance,
+        None,
+        None,
+        False,
+        step.args[-1],
+        (True, False, False),
+    )
+    return [of_x, *[None] * len(step.inputs[1:])]
+
+
+def _of_mean(step: Step, gradient: Tensor, through: AbstractSet[Value]) -> OfInputs | None:
+    x = step.inputs[0]
+    dims = sorted(dim % len(x.shape) for dim in step.options.get("dim") or range(len(x.shape)))
+    count = math.prod(x.shape[dim] for dim in dims)
+    if not step.options.get("keepdim"):
+        for dim in dims:
+            gradient = gradient.unsqueeze(dim)
+    return [(gradient / count).expand(x.shape)]
 
 
 def _of_product(step: Step, gradient: Tensor, through: AbstractSet[Value]) -> OfInputs:
@@ -260,8 +298,11 @@ def _result(step: Step, place: int) -> Tensor:
     return value.tensor
 
 
-_FORMULAS: dict[str, Callable[[Step, Tensor, AbstractSet[Value]], OfInputs]] = {
+_FORMULAS: dict[str, Callable[[Step, Tensor, AbstractSet[Value]], OfInputs | None]] = {
     "convolution": _of_convolution,
+    "native_batch_norm": _of_batch_norm,
+    "cudnn_batch_norm": _of_batch_norm,
+    "mean": _of_mean,
     "mm": _of_product,
     "bmm": _of_product,
     "addmm": _of_addmm,

@@ -55,9 +55,9 @@ def record_until(stack: ExitStack, recorder: PassRecorder) -> None:
 def finished(recorder: PassRecorder, output: Any) -> Recording:
     """The recording of a pass that has returned ``output``."""
     outputs = {path: recorder.value_of(tensor) for path, tensor in nested.paths(output)}
-    steps = with_functions(
-        recorder.functions, recorder.steps, outputs.values(), recorder.with_gradient
-    )
+    steps = recorder.steps
+    if recorder.functions:
+        steps = with_functions(recorder.functions, steps, outputs.values(), recorder.with_gradient)
     recorder.name_derivatives()
     used = set(outputs.values()).union(*(step.inputs for step in steps))
     # autograd detaches what it saves

@@ -200,6 +200,28 @@ def _random_leaky_relu(
     return x * noise
 
 
+def _trilinear(
+    first: Tensor,
+    second: Tensor,
+    third: Tensor,
+    new_dims_of_first: list[int],
+    new_dims_of_second: list[int],
+    new_dims_of_third: list[int],
+    summed_dims: list[int],
+    unroll_dim: int = 1,
+) -> Tensor:
+    """A sum of products of three factors: the second weighs the products of the others, as in a
+    bilinear layer."""
+    factors = []
+    all_new_dims = (new_dims_of_first, new_dims_of_second, new_dims_of_third)
+    for factor, new_dims in zip((first, second, third), all_new_dims, strict=True):
+        for dim in new_dims:
+            factor = factor.unsqueeze(dim)
+        factors.append(factor)
+    product = factors[0] * factors[2] * factors[1]
+    return product.sum(summed_dims) if summed_dims else product
+
+
 @cache
 def _definitions() -> dict[Any, Callable[..., Any]]:
     """The operators that are recorded as others, each with a function that calls those."""
@@ -209,6 +231,7 @@ def _definitions() -> dict[Any, Callable[..., Any]]:
         aten._convolution.deprecated: _convolution,
         aten.native_dropout.default: _dropout,
         aten.rrelu_with_noise.default: _random_leaky_relu,
+        aten._trilinear.default: _trilinear,
     }
     for name in ("flash", "efficient", "cudnn"):
         operator = getattr(aten, f"_scaled_dot_product_{name}_attention").default
@@ -282,7 +305,7 @@ class CallStack:
 
     def __init__(self, names: Mapping[nn.Module, str]) -> None:
         self._names = names
-        self._functions = _forward_codes()
+        self._functions: dict[int, type[torch.autograd.Function]] = {}
         self._graphs = {
             id(type(module).forward.__code__): module.graph
             for module in names
@@ -301,7 +324,8 @@ class CallStack:
             assert frame is not None
             code = frame.f_code
             key = id(code)
-            if code is _MODULE_CALL or key in self._functions or key in self._graphs:
+            is_call = code is _MODULE_CALL or key in self._graphs
+            if is_call or (key not in _PLAIN_CODES and self._is_function(code)):
                 entered.append(frame)
             frame = frame.f_back
         for ended in self._running[self._depths[frame] :]:
@@ -312,6 +336,17 @@ class CallStack:
             self._running.append(self._entered(frame, self._running[-1]))
             self._depths[frame] = len(self._running)
         return self._running[-1].innermost
+
+    def _is_function(self, code: types.CodeType) -> bool:
+        """Whether code is that of a function with a derivative of its own."""
+        key = id(code)
+        if key not in self._functions:
+            functions = _forward_codes()
+            if key not in functions:
+                _PLAIN_CODES[key] = code
+                return False
+            self._functions[key] = functions[key]
+        return True
 
     def _entered(self, frame: types.FrameType, around: Running) -> Running:
         """The call of a frame inside another; what is no part of the model belongs to that."""
@@ -360,6 +395,10 @@ def has_own_derivative(function: type[torch.autograd.Function]) -> bool:
     """
     modules = ("torch.utils.checkpoint", "torch.nn.parallel.", "torch._library.")
     return not (function is BackwardHookFunction or function.__module__.startswith(modules))
+
+
+_PLAIN_CODES: dict[int, types.CodeType] = {}
+"""The code that has run and is no function with a derivative of its own, by its id."""
 
 
 def _forward_codes() -> Mapping[int, type[torch.autograd.Function]]:

@@ -99,6 +99,13 @@ class Step:
         """What the table says of the operation."""
         return known_operation(self.name)
 
+    @property
+    def is_opaque(self) -> bool:
+        """Whether nothing is known of it: a function with a derivative of its own, or an operator
+        of a library that the table does not know."""
+        is_of_library = "::" in self.name and self.operation.kind is None
+        return is_of_library or isinstance(self.operator, type)
+
     @cached_property
     def inputs(self) -> list[Value]:
         """The values among the arguments, in their order."""

@@ -303,6 +303,7 @@ def propagate(
     recorded: Sequence[RecordedStep],
     gradients: Gradients,
     sources: Sequence[Value],
+    signals: AbstractSet[Value],
     wanted: AbstractSet[Value],
     count: int,
     rows: Mapping[Value, Tensor | None] | None = None,
@@ -311,11 +312,11 @@ def propagate(
     """Walk back over a recorded pass by the rules of a composite.
 
     ``gradients`` are those of the score in the values of the output, ``sources`` the explained
-    inputs, ``wanted`` the values that gradients are asked for, ``count`` is the number of images.
+    inputs, ``signals`` the values that a gradient leads from to these, ``wanted`` the values that
+    gradients are asked for, ``count`` is the number of images.
     ``rows`` says which image each value belongs to, where the images do not come first. With
     ``channels``, relevance passes through these alone.
     """
-    signals = reached_from(recorded, sources)
     leading = paths_to(recorded, gradients)
     keep = {*wanted, channels.value} if channels else set(wanted)
     steps = relevance_steps(recorded, signals, leading, keep)

@@ -130,9 +130,7 @@ def uninspected(steps: Iterable[RecordedStep], leading: AbstractSet[Value]) -> C
     know."""
     missed = Counter[str]()
     for step in steps:
-        is_function = isinstance(step.operator, type)
-        is_of_library = "::" in step.name and step.operation.kind is None
-        if (is_function or is_of_library) and not leading.isdisjoint(step.results):
+        if step.is_opaque and not leading.isdisjoint(step.results):
             missed[step.name] += 1
     return Coverage(missed=dict(missed))
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from explain._utils.errors import MethodError
 from explain.recording import Recording, Value
 from explain.recording import Step as RecordedStep
-from explain.recording.gradients import Gradients, Rule, derivative, reached_from, walk_back
+from explain.recording.gradients import Gradients, Rule, derivative, walk_back
 from explain.relevance.nonlinear_rules import (
     epsilon_of,
     is_centred,
@@ -53,23 +53,22 @@ def multipliers(
     recording: Recording,
     reference: Recording,
     gradients: Gradients,
-    sources: Sequence[Value],
-    of_sources: Sequence[Value],
+    signals: AbstractSet[Value],
+    reference_signals: AbstractSet[Value],
     wanted: AbstractSet[Value],
 ) -> Gradients:
     """DeepLIFT's multipliers of ``wanted`` values: a walk back over a recorded pass, beside that of
     the reference.
 
-    ``gradients`` are those of the score in the values of the output, ``sources`` the explained
-    inputs, and ``of_sources`` what the reference has in their place.
+    ``gradients`` are those of the score in the values of the output, ``signals`` the values that a
+    gradient leads from to the explained inputs, and ``reference_signals`` those of the reference.
 
     Raises:
         MethodError: the network takes another way for the reference, or with another number of
             values.
     """
-    signals = reached_from(recording.steps, sources)
     steps = _steps_of_signals(recording, signals)
-    of_reference = _steps_of_signals(reference, reached_from(reference.steps, of_sources))
+    of_reference = _steps_of_signals(reference, reference_signals)
     if [_signature(step) for step in steps] != [_signature(step) for step in of_reference]:
         raise MethodError(
             "baseline of deeplift must run the operations of the photo, on as many values, but "

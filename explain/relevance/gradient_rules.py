@@ -17,14 +17,7 @@ import torch
 from torch import Tensor
 
 from explain.recording import Step, Value
-from explain.recording.gradients import (
-    Gradients,
-    Rule,
-    derivative,
-    paths_to,
-    reached_from,
-    walk_back,
-)
+from explain.recording.gradients import Gradients, Rule, derivative, paths_to, walk_back
 from explain.relevance.rectifiers import Operation, operations_of
 
 GradientTuple = tuple[Tensor | None, ...]
@@ -131,16 +124,15 @@ def walk_by_rule(
     rule: GradientRule,
     steps: Sequence[Step],
     gradients: Gradients,
-    sources: Iterable[Value],
+    signals: AbstractSet[Value],
     wanted: AbstractSet[Value],
 ) -> tuple[Gradients, Coverage]:
     """The gradients in ``wanted`` values under a rule such as guided backpropagation, and how many
     operations of each kind it covers and misses.
 
-    ``gradients`` are those of the score in the values of the output, ``sources`` the explained
-    inputs.
+    ``gradients`` are those of the score in the values of the output, ``signals`` the values that a
+    gradient leads from to the explained inputs.
     """
-    signals = reached_from(steps, sources)
     covered = Counter[str]()
     missed = Counter[str]()
     rules: dict[Step, Rule] = {}

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from explain.recording import Step, Value
+from explain.recording.gradients import is_by_batch
 
 aten = torch.ops.aten
 Run = Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -246,18 +247,14 @@ def weighted_sum(product: Step, x: Value, reader: Step) -> LinearMap | None:
 def _batch_norm(step: Step, x: Value) -> LinearMap | None:
     """The map of a batch normalisation by running statistics: multiply each channel, and add to
     it; None for one by the statistics of the batch, which depend on x."""
-    options = step.options
-    mean_value = options.get("running_mean")
-    variance_value = options.get("running_var")
-    if options.get("training", False) or mean_value is None or variance_value is None:
+    if is_by_batch(step):
         return None
     ndim = len(x.shape) - 1
-    weight = options["weight"]
-    bias = options["bias"]
-    mean = mean_value.tensor
-    factor = (variance_value.tensor + options["eps"]).rsqrt_()
+    bias = step.options["bias"]
+    factor = (step.options["running_var"].tensor + step.args[-1]).rsqrt_()
+    weight = step.options["weight"]
     factor = factor if weight is None else factor * weight.tensor
-    shift = -mean * factor
+    shift = -step.options["running_mean"].tensor * factor
     if bias is not None:
         shift = shift + bias.tensor
     factor = along(factor, ndim)

@@ -24,16 +24,16 @@ class _Stabilised(LinearRule):
     epsilon: float
     absolute: bool
 
-    def _stabiliser(self, flow: RelevanceFlow, denominators: Tensor) -> Tensor | float:
-        """The stabiliser e of an LRP rule's denominators: ``epsilon`` times their mean size in each
-        image, or ``epsilon`` itself if ``absolute`` (as in Captum and zennit).
+    def _stabiliser(self, flow: RelevanceFlow, sizes: Tensor) -> Tensor | float:
+        """The stabiliser e of an LRP rule's denominators: ``epsilon`` times the mean of their
+        ``sizes`` in each image, or ``epsilon`` itself if ``absolute`` (as in Captum and zennit).
 
-        e broadcasts to ``denominators``, and is positive unless ``epsilon`` is 0. The mean makes
-        the rule independent of units.
+        e broadcasts to ``sizes``, and is positive unless ``epsilon`` is 0. The mean makes the rule
+        independent of units.
         """
         if self.absolute or not self.epsilon:
             return self.epsilon
-        mean = flow.mean(denominators.abs())
+        mean = flow.mean(sizes)
         least = torch.finfo(mean.dtype).smallest_normal * torch.finfo(mean.dtype).eps
         # where all denominators are zero, so is the relevance: 1 avoids 0 / 0
         return (mean * self.epsilon).clamp(min=least).masked_fill(mean == 0, 1)
@@ -71,8 +71,9 @@ class Epsilon(_Stabilised):
             return Gradient().back(step, gradient, flow)
         linear = step.linear
         z = step.result.tensor
-        stabiliser = self._stabiliser(flow, z.clamp(min=0) if step.rectified else z)
-        taken = (gradient / (z.abs() + stabiliser)).mul_(stabiliser)
+        size = z if step.rectified else z.abs()
+        stabiliser = self._stabiliser(flow, size)
+        taken = (gradient / (size + stabiliser)).mul_(stabiliser)
         flow.take("stabiliser", taken, z)
         share = gradient - taken
         _take(step, flow, share, linear.bias)
@@ -138,10 +139,12 @@ class AlphaBeta(_Stabilised):
                 (x.clamp(max=0), _signed(weight, -sign)),
             ]
         z = _run(step, inputs_and_weights, bias)
-        stabiliser = sign * self._stabiliser(flow, z)
+        stabiliser = sign * self._stabiliser(flow, z if sign > 0 else -z)
         has_no_contribution = z == 0
-        share = (factor * relevance).div_(z + stabiliser).masked_fill_(has_no_contribution, 0)
-        flow.take("no contributions", relevance.masked_fill(~has_no_contribution, 0), factor)
+        share = (relevance / z.add_(stabiliser)).masked_fill_(has_no_contribution, 0)
+        if factor != 1:
+            share = share.mul_(factor)
+        flow.take("no contributions", relevance * has_no_contribution, factor)
         _take(step, flow, share, bias, stabiliser)
         of_positive_x, *of_negative_x = (
             linear.backward(share, x, weight) for _, weight in inputs_and_weights
@@ -238,10 +241,17 @@ class _AtInput(_Stabilised):
         """
         linear = step.linear
         x = step.x.tensor
+        copied = linear.x
+        while copied.step is not None and copied.step.name in ("alias", "clone"):
+            copied = copied.step.inputs[0]
+        is_source = copied in flow.sources
         prefix = None
-        if step.nearest:
+        if step.nearest and not is_source:
             prefix = Prefix.to(linear.x, flow.recorded, flow.sources, flow.signals)
         shares = self.shares(step, gradient * step.result.tensor, flow, prefix)
+        if is_source:
+            flow.deposit(copied, shares)
+            return torch.zeros_like(x)
         if prefix is not None:
             flow.take("biases", shares * prefix.outside)
             for source, relevance in prefix.back(shares).items():
@@ -266,7 +276,7 @@ class _AtInput(_Stabilised):
         Where z is zero nothing contributes, and the relevance is taken by the cause "no
         contributions".
         """
-        stabiliser = self._stabiliser(flow, z)
+        stabiliser = self._stabiliser(flow, z.abs())
         added = torch.copysign(
             stabiliser if isinstance(stabiliser, Tensor) else z.new_full((), stabiliser), z
         )

@@ -96,7 +96,8 @@ class RelevanceFlow:
             and relevance.is_contiguous()
         )
         if not isinstance(factor, Tensor):
-            taken = self.by_image(relevance) * factor
+            taken = self.by_image(relevance)
+            taken = taken if factor == 1 else taken * factor
         elif factor.shape == relevance.shape and factor.dtype == relevance.dtype and by_rows:
             rows = relevance.reshape(self.count, 1, -1)
             columns = factor.reshape(self.count, -1, 1)
@@ -109,7 +110,8 @@ class RelevanceFlow:
             taken = self.by_image((relevance @ factor).unsqueeze(-1))
         else:
             taken = self.by_image(relevance * factor)
-        self.taken[cause] = self.taken.get(cause, 0) + taken
+        earlier = self.taken.get(cause)
+        self.taken[cause] = taken if earlier is None else earlier + taken
 
     def per_value(self, relevance: Tensor, x: Tensor) -> Tensor:
         """The gradient whose product with x is ``relevance``; relevance of zeros in x is taken by
@@ -135,6 +137,8 @@ class RelevanceFlow:
 
         A tensor that belongs to no image (parameters, for one) is divided evenly among them.
         """
+        if self.count == 1:
+            return tensor.sum().reshape(1)
         if self.images is None and tensor.ndim and len(tensor) % self.count == 0:
             return tensor.reshape(self.count, -1).sum(1)
         numbers = numbers_of(tensor, self.count, self.images)
@@ -147,6 +151,8 @@ class RelevanceFlow:
 
         It is one mean for all where it is not known which image a value belongs to.
         """
+        if self.count == 1:
+            return tensor.mean()
         if self.images is None and tensor.ndim and len(tensor) and len(tensor) % self.count == 0:
             means = tensor.reshape(self.count, -1).mean(1)
             if len(tensor) != self.count:
@@ -174,7 +180,8 @@ class RelevanceFlow:
         Rules at the input do so: their shares are no multiples of the input. The engine adds the
         deposits to value times gradient.
         """
-        self.deposits[source] = self.deposits.get(source, 0) + relevance
+        earlier = self.deposits.get(source)
+        self.deposits[source] = relevance if earlier is None else earlier + relevance
 
 
 @dataclass(frozen=True)

@@ -61,9 +61,7 @@ def operations_of(
     for step in steps:
         if leading.isdisjoint(step.results) or signals.isdisjoint(step.inputs):
             continue
-        is_of_library = "::" in step.name and step.operation.kind is None
-        is_derivative = step.name.endswith("_backward")
-        if isinstance(step.operator, type) or is_of_library or is_derivative:
+        if step.is_opaque or step.name.endswith("_backward"):
             yield Operation(step)
         else:
             rectifier = _rectifier(step, signals)

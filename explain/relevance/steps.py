@@ -10,6 +10,7 @@ from torch import Tensor
 
 from explain.recording import Step as RecordedStep
 from explain.recording import Value
+from explain.recording.gradients import is_by_batch
 from explain.recording.moves import is_move, values_moved
 from explain.relevance.linear_maps import LinearMap, linear_map, weighted_sum
 
@@ -207,7 +208,7 @@ def step_of(
         return None if is_linear else Step("other", step, places)
     if kind == "activation" and places != [0]:
         return Step("other", step, places)  # for example, a number to the power of a signal
-    if kind == "batchnorm" and _is_by_batch(step):
+    if kind == "batchnorm" and is_by_batch(step):
         kind = "deviation"
     if step.name == "addcmul" and {1, 2} <= set(places):
         return Step("other", step, places)  # adds a product of two signals
@@ -233,12 +234,6 @@ def _kind_of(step: RecordedStep) -> str | None:
     """The kind of a step for rules: the relevance of a softmax's logarithm is not that of
     weights."""
     return None if step.name == "_log_softmax" else step.operation.kind
-
-
-def _is_by_batch(step: RecordedStep) -> bool:
-    """Whether a batch normalisation takes the statistics of the batch."""
-    options = step.options
-    return bool(options.get("training", False)) or options.get("running_mean") is None
 
 
 def _adds_constant(step: RecordedStep) -> bool:
