@@ -122,11 +122,13 @@ class Request:
             model, inputs, tokens = text.with_texts(model, inputs, targets)
             model, inputs, answer_tokens = answer.with_answers(model, inputs, targets)
             tokens = {**tokens, **answer_tokens}
+        methods_by_name = by_name(methods, get_method, MethodError, "method", tell_apart=True)
+        methods_by_name = _within(methods_by_name, settings)
+        if settings.layer is not None or any(map(uses_layer, methods_by_name.values())):
+            model = unwrap.with_layers(model)
         layers = None
         if settings.layer is not None:  # a wrong name is reported even if no method uses a layer
             layers = find_layers(model, inputs, settings.layer)
-        methods_by_name = by_name(methods, get_method, MethodError, "method", tell_apart=True)
-        methods_by_name = _within(methods_by_name, settings)
         for name, method in methods_by_name.items():
             if layers is not None:
                 method = method.in_layer()

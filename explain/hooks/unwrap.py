@@ -13,6 +13,7 @@ from explain._utils.errors import ModelError, warn
 from explain._utils.modules import kept_modules, modules_of
 from explain.hooks.guard import is_ours, name_of_function
 from explain.hooks.handles import Registered
+from explain.hooks.programs import OpenProgram, is_program
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -33,7 +34,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise ModelError(f"model must be a torch.nn.Module, got {_description(model)}")
     if isinstance(model, torch.jit.ScriptModule):
-        return nn.Sequential(model)
+        return OpenProgram(model)
     if isinstance(model, (DataParallel, DistributedDataParallel)):
         return unwrapped(model.module)
     has_forward = getattr(model.forward, "__func__", None) is not nn.Module.forward
@@ -55,6 +56,11 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return model
 
 
+def with_layers(model: nn.Module) -> nn.Module:
+    """Return a model as a module with layers that take hooks, if it is a program without."""
+    return OpenProgram(model) if is_program(model) else model
+
+
 def hookable(model: nn.Module) -> dict[str, nn.Module]:
     """Return the modules that take hooks, by dotted name: all but scripted ones and the modules in
     them."""
@@ -65,6 +71,8 @@ def hookable(model: nn.Module) -> dict[str, nn.Module]:
             continue
         if isinstance(module, torch.jit.ScriptModule):
             closed = (*closed, f"{name}.")
+        if isinstance(module, OpenProgram):
+            closed = (*closed, f"{name}.program".removeprefix("."))
         if not isinstance(module, RecursiveScriptModule):
             modules[name] = module
     return modules

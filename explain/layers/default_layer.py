@@ -13,6 +13,7 @@ from explain._utils.modules import parameters_of
 from explain._utils.signals import came_by_signal
 from explain.data.inputs import Inputs, InputsLike
 from explain.hooks.preserve import copied
+from explain.hooks.unwrap import with_layers
 from explain.layers.branches import Branches, branches_beside
 from explain.layers.frames import with_layout
 from explain.layers.influence import (
@@ -58,6 +59,7 @@ def default_layer(
     Raises:
         LayerError: no layer gives a spatial map.
     """
+    model = with_layers(model)
     return _default_branches(model, x, score, of_class=of_class, refresh=refresh).layers[0]
 
 
@@ -335,8 +337,9 @@ def _candidates(search: LayerSearch) -> list[_Candidate]:
     candidates: list[_Candidate] = []
     for calls_of_tensor in calls_by_tensor:
         outside = [call for call in calls_of_tensor if not call.name.startswith(attentions)]
-        if outside and not calls_of_tensor[0].again:
-            value = search.scored.values.get(outside[-1].key)
+        value = search.scored.values.get(calls_of_tensor[-1].key)
+        is_of_heads = "" in search.scored.attentions and value in search.scored.of_heads
+        if outside and not is_of_heads and not calls_of_tensor[0].again:
             candidates.append(_Candidate(len(candidates), outside, value))
     return candidates
 

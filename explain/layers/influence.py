@@ -26,7 +26,7 @@ from explain.layers.layouts import to_spatial
 from explain.layers.recording import CallKey, RecordedCalls, last_of_place, record, tensors_in
 from explain.layers.summary import ForwardSummary
 from explain.recording import Step, Value
-from explain.recording.attention import attentions_in
+from explain.recording.attention import RecordedAttention, attentions_in
 from explain.recording.gradients import (
     Gradients,
     passes_gradient,
@@ -64,15 +64,33 @@ class ScoredPass:
 
     @cached_property
     def attentions(self) -> dict[str, Value]:
-        """The weights of each attention, by the innermost module that computes it."""
+        """The weights of each attention, by the innermost module that computes it; of a program
+        without modules, the last."""
         weights: dict[str, Value] = {}
-        for attention in attentions_in(step for step in self.steps if step.results):
+        for attention in self._attentions:
             factors = (attention.query.value, attention.key.value, attention.value.value)
             steps = [value.step for value in (attention.weights, *factors)]
             paths = [step.module.split(".") for step in steps if step is not None]
             shared = takewhile(lambda names: len(set(names)) == 1, zip(*paths, strict=False))
             weights[".".join(names[0] for names in shared)] = attention.weights
         return weights
+
+    @cached_property
+    def of_heads(self) -> set[Value]:
+        """The queries, keys, values and weights of the attentions, from the projections on."""
+        of_heads = set[Value]()
+        for attention in self._attentions:
+            factors = [attention.query.value, attention.key.value, attention.value.value]
+            of_heads |= _upstream(factors, lambda value: mixes(value.step))
+            of_heads |= reached_from(self.steps, factors) & paths_to(
+                self.steps, [attention.weights]
+            )
+        return of_heads
+
+    @cached_property
+    def _attentions(self) -> list[RecordedAttention]:
+        """The attentions of the pass."""
+        return attentions_in(step for step in self.steps if step.results)
 
     def gradients(self, values: Collection[Value]) -> Gradients:
         """The gradients of the score in those values that it depends on."""

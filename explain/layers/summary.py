@@ -14,7 +14,8 @@ from explain._utils.modules import modules_of
 from explain._utils.signals import came_by_signal
 from explain.data.inputs import Inputs, InputsLike
 from explain.hooks.layer_names import LayerPlace, Where, name_of_place, place_of, select_places
-from explain.hooks.unwrap import unwrapped
+from explain.hooks.programs import OpenProgram
+from explain.hooks.unwrap import unwrapped, with_layers
 from explain.layers.frames import with_layout
 from explain.layers.layouts import Size
 from explain.layers.located import PLACES, laid_out, locate_tensors
@@ -77,8 +78,10 @@ def list_layers(model: nn.Module, x: InputsLike) -> list[ModuleCall]:
     >>> [(call.name, call.shape) for call in list_layers(model, torch.zeros(1, 3, 4, 4))]
     [('0', (1, 8, 2, 2)), ('1', (1, 8, 2, 2)), ('2', (1, 32))]
     """
-    model = unwrapped(model)
-    return list(summarize(model, with_layout(model, x)).calls)
+    model = with_layers(unwrapped(model))
+    inputs = with_layout(model, x)
+    open_layers(model, inputs)
+    return list(summarize(model, inputs).calls)
 
 
 RECORDED = "the operations of the pass"
@@ -101,6 +104,7 @@ def summary_of(
     summary that is made now has the record of its pass in ``chosen`` under `RECORDED`; the caller
     takes it out at once, since it holds memory.
     """
+    open_layers(model, inputs)
     modules = tuple(map(weakref.ref, modules_of(model)))
     if inputs.name is None:  # a tensor is all that the model takes
         key: tuple[Any, ...] = (inputs.x.shape[1:], inputs.layout, modules)
@@ -222,6 +226,14 @@ def independent_calls(model: nn.Module, inputs: Inputs) -> set[CallKey]:
     return {call.key for call in summary_of(model, inputs).calls if not call.depends}
 
 
+def open_layers(model: nn.Module, inputs: Inputs) -> None:
+    """Let the layers of a program be seen, if that is what the model is; its first pass shows
+    them."""
+    if isinstance(model, OpenProgram):
+        images = inputs.copied()
+        model.open(*images.args, **images.kwargs)
+
+
 def find_layers(model: nn.Module, inputs: Inputs, where: Where) -> list[str]:
     """Name the layers that a caller means by ``where``, in their order; attributions and records
     hold these names.
@@ -233,6 +245,7 @@ def find_layers(model: nn.Module, inputs: Inputs, where: Where) -> list[str]:
     Raises:
         LayerError: a name or pattern matches nothing, or a module is not part of the model.
     """
+    open_layers(model, inputs)
     layers = select_places(model, where)
     for index, layer in enumerate(layers if inputs.other_tensors else ()):
         place = place_of(layer, model)

@@ -11,6 +11,7 @@ from torch import nn
 
 from explain._utils.errors import ModelError, either, muted, option_name, warn
 from explain.data.boxes import Preprocess
+from explain.hooks.programs import OpenProgram
 from explain.hooks.unwrap import unwrapped
 from explain.models import huggingface
 from explain.models.classifier import Classifier
@@ -83,9 +84,9 @@ def _usual(model: nn.Module, size: int | None) -> Preprocess:
     pixels (224), in grey if its first convolution takes one channel; with ImageNet's values, unless
     the model takes whole levels."""
     values: dict[str, Any] = {}
-    if isinstance(model, BlackBox):
+    if isinstance(model, (BlackBox, OpenProgram)):
         size = size or model.shape[2]
-        if model.takes_levels:
+        if isinstance(model, BlackBox) and model.takes_levels:
             values = {"mean": 0, "std": 1}
     channels = 1 if _input_channels(model) == 1 else None
     return adjusted(CenterCrop(size or 224), channels=channels, **values)
@@ -94,7 +95,7 @@ def _usual(model: nn.Module, size: int | None) -> Preprocess:
 def _input_channels(model: nn.Module) -> int | None:
     """The number of channels that a model takes, by its first convolution or the shape in its file;
     None where neither says it."""
-    if isinstance(model, BlackBox):
+    if isinstance(model, (BlackBox, OpenProgram)):
         return model.shape[1]
     convolution = first_convolution(model)
     return None if convolution is None else convolution.in_channels
@@ -180,7 +181,11 @@ def resolve_preprocessing(
     )
     preprocess = cropped(preprocess, crop, classifier.model)
     if not is_callers and classifier.assumed is not None:
-        side = classifier.model.shape[2] if isinstance(classifier.model, BlackBox) else None
+        side = (
+            classifier.model.shape[2]
+            if isinstance(classifier.model, (BlackBox, OpenProgram))
+            else None
+        )
         values = {"size": size or side, "mean": mean, "std": std}
         said = [name for name, value in values.items() if value is not None]
         warning = _what_is_assumed(classifier.name, preprocess, said)

@@ -11,6 +11,7 @@ from torch.export import ExportedProgram
 
 from explain._utils.errors import ImageError, ModelError, either, optional, quiet
 from explain.data.inputs import BRIGHT, COLOURS
+from explain.hooks.programs import OpenProgram, is_program
 
 SUFFIXES = (".ts", ".torchscript", ".pt", ".pth", ".pt2", ".onnx")
 """The ends of the names of files that `load_file` reads."""
@@ -59,15 +60,10 @@ class BlackBox(nn.Module):
 
 
 def as_module(model: Any) -> Any:
-    """Return a scripted module or an exported program as a module that can be called like any
-    other, but hides its layers; anything else as it is."""
-    if isinstance(model, torch.jit.ScriptModule):
-        return nn.Sequential(model)
-    if isinstance(model, ExportedProgram):
-        names = model.graph_signature.user_inputs
-        x = next(node for node in model.graph.nodes if node.name in names)
-        return BlackBox(model.module(), _fixed(x.meta["val"].shape))
-    return model
+    """Return a scripted module or an exported program as a module with layers; anything else as it
+    is."""
+    program = model.module() if isinstance(model, ExportedProgram) else model
+    return OpenProgram(program) if is_program(program) else model
 
 
 def _fixed(shape: Iterable[Any]) -> tuple[int | None, ...]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+import torchvision
 from torch import Tensor, nn
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
@@ -120,7 +121,7 @@ def test_with_scripted_parts_methods_are_exact(build: Callable[[], nn.Module]) -
 
 
 @pytest.mark.parametrize("close", [torch.jit.script, lambda net: torch.jit.trace(net, X)])
-def test_a_closed_network_is_explained_by_what_needs_no_layers(
+def test_a_closed_network_is_explained_by_what_reads_its_operations(
     close: Callable[[nn.Module], nn.Module],
 ) -> None:
     net = close(plain())
@@ -133,8 +134,71 @@ def test_a_closed_network_is_explained_by_what_needs_no_layers(
         for name in methods:
             a = explain.attribute(net, X, name, target=1)
             assert_close(a.values, expected[name].values, rtol=1e-9, atol=1e-14, msg=name)
-    with pytest.raises(LayerError, match="hidden"):
-        explain.attribute(net, X, "gradcam", target=1)
+
+
+class Scaled(nn.Module):
+    """A number leaves the pass, and comes back as another one for each photo."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x).mean((2, 3)) * float(x.mean())
+
+
+BATCH = ({0: torch.export.Dim("batch")},)
+PROGRAMS: dict[str, Callable[[nn.Module], Any]] = {
+    "scripted": torch.jit.script,
+    "traced": lambda net: torch.jit.trace(net, X),
+    "exported": lambda net: torch.export.export(net, (X,), dynamic_shapes=BATCH).module(),
+    "one by one": lambda net: torch.export.export(net, (X[:1],)).run_decompositions().module(),
+}
+CAMS = ["gradcam", "hirescam", "layercam", "eigencam", "gradcam++", "scorecam", "ablationcam"]
+
+
+@pytest.mark.parametrize("kind", PROGRAMS)
+def test_maps_of_the_layers_of_a_program_are_those_of_the_network(kind: str) -> None:
+    net = plain()
+    program = PROGRAMS[kind](net)
+    by_path = kind in ("exported", "one by one")
+    for layer, name in [(None, None), ("layer1", "layer1" if by_path else "convolution_2")]:
+        expected = explain.attribute(net, X, CAMS, target=1, layer=layer)
+        maps = explain.attribute(program, X, CAMS, target=1, layer=name)
+        for method, a in maps.items():
+            assert_close(a.values, expected[method].values, rtol=1e-9, atol=1e-12, msg=method)
+        assert maps["gradcam"].layer == name or name is None
+        once = explain.attribute(program, X[1:], "gradcam", target=1, layer=name)
+        assert_close(once.values, expected["gradcam"].values[1:], rtol=1e-9, atol=1e-12)
+
+
+def test_the_tokens_of_an_exported_transformer_are_those_of_the_network() -> None:
+    net = settled(torchvision.models.VisionTransformer(32, 8, 2, 2, 8, 16, num_classes=4))
+    net = net.double().eval()
+    x = torch.rand(2, 3, 32, 32, dtype=torch.float64)
+    program = torch.export.export(net, (x,), dynamic_shapes=BATCH).module()
+    expected = explain.attribute(net, x, ["gradcam", "ablationcam"], target=1)
+    for method, a in explain.attribute(program, x, [*expected], target=1).items():
+        assert a.layer == expected[method].layer
+        assert_close(a.values, expected[method].values, rtol=1e-9, atol=1e-12, msg=method)
+
+
+def test_a_program_for_a_fixed_number_of_images_is_explained_for_that_many() -> None:
+    net = plain()
+    program = torch.export.export(net, (X,)).module()
+    expected = explain.attribute(net, X, "gradcam", target=1)
+    assert_close(explain.attribute(program, X, "gradcam", target=1).values, expected.values)
+    with pytest.raises(LayerError, match="2 images"):
+        explain.attribute(program, X[:1], "gradcam", target=1)
+
+
+def test_the_layers_of_a_program_are_listed_and_refused_where_it_cannot_be_recorded() -> None:
+    layers = explain.list_layers(torch.jit.script(plain()), X)
+    assert [layer.name for layer in layers if layer.kind == "convolution"] == [
+        f"convolution_{number}" for number in range(4)
+    ]
+    with pytest.raises(LayerError, match="item"):
+        explain.attribute(torch.jit.script(Scaled()), X, "gradcam", target=1)
 
 
 @pytest.mark.filterwarnings("ignore:cells of layer")  # of what runs under vmap, nothing is known
