@@ -477,8 +477,9 @@ def _squared_slope(step: Step, signal: Value, field: Field) -> float | Tensor:
     """The mean squared slope of a step that acts on each value, or of a batch normalisation, for
     each channel if it is clear which dimension has these."""
     like = field[0]
-    if step.name == "native_batch_norm" and step.args[1] is not None and not step.args[5]:
-        variance = step.args[4].tensor.to(like) + step.args[7]
+    statistics = step.args[4:6] if step.operation.kind == "batchnorm" else (None, None)
+    if isinstance(statistics[0], Value) and step.args[1] and statistics[1] is not True:
+        variance = statistics[0].tensor.to(like) + step.args[-1]
         ratios: Tensor = step.args[1].tensor.detach().to(like).square() / variance
         return ratios.reshape(-1, *[1] * (len(signal.shape) - 2))
     if step.operation.has("biased"):
