@@ -105,6 +105,8 @@ def main(folder: Path) -> None:
     cat = found["chelsea.png"]
     put(cat.overlay("gradcam", caption=True), folder / "chelsea-gradcam.png", "one overlay")
     put(cat.sheet(320), folder / "chelsea.jpg", "one photo with five methods")
+    espresso = explainer(ASSETS / "coffee.png", ["gradcam", "guidedbackprop", "saliency"])
+    put(espresso.sheet(320), folder / "coffee.jpg", "the picture of README")
     family = explainer(ASSETS / "chelsea.png", cheap(explainer, ASSETS / "chelsea.png"))
     put(family.sheet(240), folder / "family.jpg", "one photo with all methods of few passes")
     page(explainer, folder / "gallery.html")

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 import explain
 from tests.conftest import ROOT
 
-PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"]
+PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "llms.txt"]
 
 
 def blocks_of(page: str, language: str) -> list[str]:
@@ -79,9 +80,39 @@ def run_blocks(blocks: list[str], folder: Path) -> dict[int, str]:
     return {int(number): said for number, said in failed.items()}
 
 
+QUIET = "import warnings; warnings.simplefilter('error')\n"
+SETUP = f"""{QUIET}
+import explain, torch
+from explain import hooks
+model, x = explain.Explainer("tiny").model, explain.Explainer("tiny").as_input("assets/coffee.png")
+mean, std = (0.48, 0.448, 0.398), (0.277, 0.269, 0.282)
+"""
+
+
+def jobs() -> dict[str, str]:
+    """The README's table of jobs: the lines of each."""
+    text = (ROOT / "README.md").read_text("utf-8")
+    table = text.partition("## Your job in two lines")[2].partition("\n\n[")[0]
+    rows = re.findall(r"^\| ([^|]+) \| `(.*)` \|$", table, re.MULTILINE)
+    return {job: code.replace("`<br>`", "\n") for job, code in rows}
+
+
+@pytest.mark.docs
+def test_each_job_of_the_readme_is_two_lines_that_run_without_a_warning(tmp_path: Path) -> None:
+    lines = jobs()
+    assert len(lines) >= 11
+    assert {code.count("\n") for code in lines.values()} == {1}
+    assert run_blocks([SETUP + code for code in lines.values()], tmp_path) == {}
+
+
+def test_the_readmes_first_photo_is_answered_right() -> None:
+    label, probability = explain.explain(ROOT / "assets" / "coffee.png").predictions[0]
+    assert (label, probability > 0.9) == ("espresso", True)
+
+
 @pytest.mark.docs
 def test_the_pages_python_runs_as_pasted_and_what_fails_would_be_told(tmp_path: Path) -> None:
-    blocks = [block for page in PAGES for block in blocks_of(page, "python")]
+    blocks = [QUIET + block for page in PAGES for block in blocks_of(page, "python")]
     wrong = ["import os; x = 1", "print(x)", "import sys; sys.exit(3)"]
     failed = run_blocks([*blocks, *wrong], tmp_path)
     assert failed.keys() == {len(blocks) + 1, len(blocks) + 2}, failed
@@ -111,6 +142,34 @@ def anchors(page: str) -> set[str]:
     """The names by which the headings of a page are linked to."""
     headings = re.findall(r"^#+ (.*)$", (ROOT / page).read_text("utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_picture_of_the_gallery_is_on_its_page_and_every_page_is_found() -> None:
+    gallery = (ROOT / "docs" / "pictures.md").read_text("utf-8")
+    pictures = {path.name for path in (ROOT / "assets" / "gallery").iterdir()}
+    assert {name for name in pictures if f"assets/gallery/{name})" not in gallery} == set()
+    index = (ROOT / "docs" / "index.md").read_text("utf-8").splitlines()
+    pages = {path.stem for path in (ROOT / "docs").glob("*.md")} - {"index"}
+    assert pages - set(index) == set()
+    readme = (ROOT / "README.md").read_text("utf-8")
+    first_screen = "\n".join(readme.splitlines()[:12])
+    for name in ("docs/hooks.md", "examples/hooks_tour.py", "docs/pictures.md", "docs/recipes.md"):
+        assert f"({name})" in first_screen
+
+
+def test_what_is_said_about_the_package_is_the_same_everywhere() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    citation = (ROOT / "CITATION.cff").read_text("utf-8")
+    assert [author["name"] for author in project["authors"]] == re.findall(
+        r'^  - name: "(.*)"$', citation, re.MULTILINE
+    )
+    cited = re.findall(r"^  - ([\w .-]+)$", citation, re.MULTILINE)
+    assert {word.lower() for word in cited} <= set(project["keywords"])
+    readme = (ROOT / "README.md").read_text("utf-8")
+    table = readme.partition("| extra | for |")[2].partition("\n\n")[0]
+    extras = set(re.findall(r"`([a-z]+)`", table))
+    of_developers = {"test", "dev", "docs", "peers", "browser", "notebooks", "leaderboard"}
+    assert extras == set(project["optional-dependencies"]) - of_developers
 
 
 @pytest.mark.parametrize("page", PAGES)

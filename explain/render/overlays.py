@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image, ImageDraw
 
 from explain._utils.errors import ImageError, keywords, shown
@@ -56,7 +57,7 @@ Edges = tuple[float, float, float, float]
 
 @keywords()
 def overlay(
-    photo: ImageLike,
+    photo: ImageLike | torch.Tensor,
     heatmap: Any,
     style: StyleLike = "heat",
     *,
@@ -69,8 +70,9 @@ def overlay(
     For the result of `explain.attribute`: ``overlay(photo, attribution.heatmap[0])``.
 
     Args:
-        photo: a path, the bytes of a file, a PIL image or an array ``(H, W, 3)``; see
-            `explain.data.images.load_image`.
+        photo: a path, the bytes of a file, a PIL image or an array ``(H, W, 3)``, see
+            `explain.data.images.load_image`; or a tensor ``(3, H, W)``, from 0 to 1 or of bytes, as
+            it was before its normalisation.
         heatmap: ``(h, w)`` in [0, 1], a tensor or an array, of any size: it is stretched over the
             box. For the style "signed", ``attribution.signed[0]`` in [-1, 1]; for "color",
             ``attribution.values[0]`` ``(C, h, w)``.
@@ -94,6 +96,8 @@ def overlay(
     (8, 4)
     """
     chosen = get_style(style, colormap=colormap, alpha=alpha)
+    if isinstance(photo, torch.Tensor):
+        photo = photo.detach().cpu().numpy()
     picture = load_image(photo)
     region = _checked_box((0, 0, *picture.size) if box is None else box)
     return draw_marked(picture, _checked_map(heatmap, chosen), chosen, region, [region])

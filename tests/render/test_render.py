@@ -12,9 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image, ImageChops
 
-from explain import render
+from explain import ExplainWarning, render
 from explain.data.boxes import Box
 from explain.render import captions, overlays, sheets
 from explain.render.captions import fit, font
@@ -58,6 +59,18 @@ def contents() -> sheets.Layout:
 
 def overlaid(values: np.ndarray, style: str) -> Image.Image:
     return render.overlay(photo(), values, style, box=SEEN)
+
+
+def test_an_overlay_takes_the_tensor_before_its_normalisation() -> None:
+    pixels = torch.from_numpy(np.asarray(photo()).copy()).permute(2, 0, 1)
+    heatmap = torch.from_numpy(bump())
+    expected = render.overlay(photo(), bump())
+    for tensor in (pixels, pixels / 255, (pixels / 255).double().requires_grad_()):
+        found = render.overlay(tensor, heatmap)
+        difference = ImageChops.difference(found, expected)
+        assert (found.size, np.asarray(difference).max() <= 1) == (expected.size, True)
+    with pytest.warns(ExplainWarning, match="window"):
+        render.overlay(pixels / 100 - 1, heatmap)
 
 
 PICTURES: dict[str, Callable[[], Image.Image]] = {
