@@ -827,7 +827,7 @@ def intervention() -> None:
 def recording() -> None:
     """hooks.record(model, x) lists the operations that a model computes: functions, methods and
     modules alike, below Python."""
-    recording = hooks.record(TwoRectifiers(), torch.tensor([[1.0, 2.0]]))
+    recording = hooks.record(linear_network(), torch.ones(1, 3))
     tell(", ".join(step.name for step in recording.steps))
 
 

@@ -169,7 +169,7 @@ FIGURES = {
         "halved (45)",
         "afterwards (89)",
     ],
-    "recording": ["relu, mm, relu, select, select, sub"],
+    "recording": ["t, addmm, relu, t, addmm"],
     "communication": ["weight and bias (1, 2, 3), (1)", "sent as float16 16, 8"],
     "packaging": ["in: explain.models.small_networks, out: torch", "labels (cat, dog)"],
     "errors": [
