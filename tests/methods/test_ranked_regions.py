@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -89,7 +90,7 @@ def test_an_explainer_says_what_black_and_white_are(name: str) -> None:
     assert high == pytest.approx(WHITE, rel=1e-5)
     method: Any = get_method(name)
     x = explainer.as_input(photo)
-    bounded = explain.attribute(model, x, method.within(low, high), target=1).values
+    bounded = explain.attribute(model, x, replace(method, low=low, high=high), target=1).values
     assert torch.equal(attribution.values, bounded)
     own = explain.attribute(model, x, method, target=1).values
     assert (own - bounded).abs().max() > 1e-3 * own.abs().max()
