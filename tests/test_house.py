@@ -164,7 +164,6 @@ def test_no_room_uses_the_private_names_of_another() -> None:
     assert wrong == []
 
 
-@pytest.mark.xfail(strict=True, reason="parts of an attention are still told by function modes")
 def test_three_classes_follow_the_calls_of_a_model() -> None:
     """The recorder of a pass, the watcher of what goes past it, and what counts or answers
     operators."""

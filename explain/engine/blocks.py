@@ -14,15 +14,17 @@ from explain._utils.errors import MethodError, note, raised
 from explain._utils.modules import modules_of, submodule
 from explain._utils.nested import first_tensor, replace_first
 from explain.data.inputs import Inputs
+from explain.engine.recorded_pass import RecordedPass
 from explain.engine.settings import raise_unless_of_network
 from explain.hooks import HookGroup
-from explain.hooks.attention import AttentionRecorder, heads_together, joined_heads
+from explain.hooks.attention import joined_heads
 from explain.hooks.capturing import read_outputs
 from explain.hooks.graph import Reach, differentiate, graph, normalises_over_rows
 from explain.hooks.layer_names import place_of
 from explain.hooks.preserve import start_over, untouched
 from explain.layers.grids import NetworkGrids
 from explain.layers.summary import summary_of
+from explain.recording.attention import heads_together
 from explain.targets import Target
 
 _REMEDY = "use it for vision transformers (ViT, DeiT), and gradcam or layercam otherwise"
@@ -196,12 +198,15 @@ def _read_out(
                 group.forward(last, leave)
         with ExitStack() as stack:
             explained = {path: inputs.tensor(path) for path in inputs.paths}
-            recorder = AttentionRecorder(stack, model, *inputs.split(explained))
+            whole = RecordedPass.begin(stack, group, model, inputs, explained)
             output = inputs.replaced(explained).call(model)
         wanted: Target = target(
             torch.arange(len(inputs), device=inputs.x.device).repeat(len(chosen))
         )
         total = wanted.pick(output, len(inputs) * len(chosen))[0].sum()
+    whole.finish(output, attention=True)
+    records = whole.attention
+    whole.close()
     if normalises_over_rows(graph(total)):
         raise MethodError(
             "legrad must have a network that does not normalise over its batch, but it does; use "
@@ -209,7 +214,8 @@ def _read_out(
         )
     gradients = []
     with HookGroup() as group:
-        records = recorder.watch(group)
+        for record in records:
+            record.watch(group)
         chosen_means = [means[i] for i in chosen]
         of_means = differentiate(total, chosen_means, retain_graph=True)
         # one block after the other: in a block that is no module, shortcuts lead past its start

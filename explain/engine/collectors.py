@@ -21,13 +21,14 @@ from explain.engine.forward import Forward, ResolvedTarget
 from explain.engine.hooked_gradients import hooked_input_gradient, hooked_layer_gradient
 from explain.engine.needs import NeedAtLayer, at_least_float32
 from explain.hooks import HookGroup
-from explain.hooks.attention import AttentionRecord, heads_together, joined_heads
+from explain.hooks.attention import AttentionRecord, joined_heads
 from explain.hooks.capturing import Source, read_outputs
 from explain.hooks.graph import Reach, differentiate, graph
 from explain.hooks.layer_names import name_of_call
 from explain.hooks.preserve import detached
 from explain.layers.layouts import Grid
 from explain.layers.summary import independent_calls
+from explain.recording.attention import heads_together
 from explain.recording.gradients import paths_to
 from explain.recording.moves import fits
 from explain.recording.rows import summed
@@ -153,8 +154,7 @@ def sources(forward: Forward, need: NeedAtLayer) -> list[Source]:
     goes_through_all = (needs.RelevanceCoverage, needs.Attention, needs.AttentionRelevance)
     if not (kind.of_input or isinstance(kind, goes_through_all)):
         return []
-    unreached = forward.recorded.unreached if getattr(kind, "unreached", False) else ()
-    return [forward.source(need.input), *unreached]
+    return [forward.source(need.input)]
 
 
 def _activations(
@@ -194,7 +194,7 @@ def _layer_relevance(
         LayerError: no gradient leads from the layer to the input. Rules act on what depends on the
             input, so behind such a layer there would be none.
     """
-    whole = forward.recorded.whole
+    whole = forward.whole
     assert whole is not None
     if whole.of_layer(forward.records[need.layer or ""]) not in whole.signals:
         raise LayerError(
@@ -308,8 +308,8 @@ def _relevance(
     rules conserve it.
     """
     relevance = detached(forward.source(need.input)) * _of_input(gradients[0], forward, resolved)
-    assert forward.recorded.whole is not None
-    source = forward.recorded.whole.sources[need.input or forward.inputs.path]
+    assert forward.whole is not None
+    source = forward.whole.sources[need.input or forward.inputs.path]
     deposit = resolved.propagated[need.kind.backward].flow.deposits.get(source)  # type: ignore[index]
     return at_least_float32(relevance if deposit is None else relevance + deposit)
 
@@ -345,7 +345,7 @@ def _uninspected(
     forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients
 ) -> Coverage:
     """The operations that FullGrad cannot look into."""
-    whole = forward.recorded.whole
+    whole = forward.whole
     assert whole is not None
     steps = whole.recording.steps
     return uninspected(steps, paths_to(steps, whole.recording.outputs.values()))
@@ -500,7 +500,7 @@ def _of_images(
     the photo, which are then summed for each image.
     """
     count = forward.count
-    whole = forward.recorded.whole
+    whole = forward.whole
     labels = None if whole is None else whole.rows.get(constant.result)
     if labels is not None and not fits(labels, term.shape):
         labels = None

@@ -35,7 +35,7 @@ from explain.data.inputs import Inputs, Path
 from explain.engine import collectors, needs, reruns
 from explain.engine.derivative import custom_functions, follows_contrast, is_derivative
 from explain.engine.ends import reading
-from explain.engine.forward import Forward, RecordedOperations, ResolvedTarget
+from explain.engine.forward import Forward, ResolvedTarget
 from explain.engine.needs import (
     Backward,
     Concept,
@@ -56,7 +56,7 @@ from explain.engine.settings import (
     mixed_precision_now,
 )
 from explain.hooks import HookGroup
-from explain.hooks.attention import AttentionRecorder, ZeroLeaves
+from explain.hooks.attention import AttentionRecord
 from explain.hooks.capturing import Capture, Source, cut_where_allowed
 from explain.hooks.graph import differentiate, graph, normalises_over_rows
 from explain.hooks.layer_names import place_of
@@ -144,8 +144,8 @@ def gather(
                     ]
             for target in resolved:
                 passes.answer(target, last=target is resolved[-1])
-            if passes.forward.recorded.whole is not None:
-                passes.forward.recorded.whole.close()
+            if passes.forward.whole is not None:
+                passes.forward.whole.close()
         evidence = partial(_evidence, passes.forward, origin)
         if plan.reruns:
             context = RerunContext(
@@ -274,11 +274,10 @@ class _Passes:
             seen = {}
             for kind in collectors.WATCHES.keys() & plan.kinds:
                 seen[kind] = collectors.WATCHES[kind](group, model)
-            recorded = (
-                self._record(stack, group, model, explained, inputs)
-                if plan.whole and plan.records
-                else RecordedOperations()
-            )
+            whole = None
+            if plan.whole and (plan.walks_back or plan.reads_attention):
+                noted = self._recorded_layers(model) if plan.walks_back else ()
+                whole = RecordedPass.begin(stack, group, model, inputs, explained, noted)
             self.ran = executed_modules(group, model) if follow else []
             self._prefix: LayerPrefix | None = None
             if notes_prefix:
@@ -298,10 +297,18 @@ class _Passes:
             graph_is_on = torch.is_grad_enabled() or any(
                 tensor.requires_grad for _, tensor in nested.paths(output)
             )
-        if recorded.whole is not None:
-            recorded.whole.finish(output, explained, with_graph=settings.create_graph)
+        attention: Sequence[AttentionRecord] = ()
+        if whole is not None:
+            whole.finish(output, attention=plan.reads_attention)
+            attention = whole.attention
+        if whole is not None and plan.walks_back:
+            if settings.create_graph:
+                whole.keep_graph(explained)
             with torch.enable_grad():
-                output = recorded.whole.begin_at(output)
+                output = whole.begin_at(output)
+        elif whole is not None:
+            whole.close()
+            whole = None
         self.forward = Forward(
             model=model,
             inputs=inputs,
@@ -310,51 +317,14 @@ class _Passes:
             layers=layers,
             output=output,
             graph_is_on=graph_is_on,
-            recorded=recorded,
+            whole=whole,
+            attention=attention,
             activation=settings.activation,
             seen=seen,
         )
         for layer in (*plan.layers, *plan.watched):
             # a missing layer is an error before any backward pass
             self.forward.records[layer] = self.forward.record(layer)
-
-    def _record(
-        self,
-        stack: ExitStack,
-        group: HookGroup,
-        model: nn.Module,
-        explained: Mapping[Path, Tensor],
-        inputs: Inputs,
-    ) -> RecordedOperations:
-        """Start recording the operations of the forward pass that gradient rules, LRP, DeepLIFT and
-        bias terms need.
-
-        The recorders are entered on ``stack``, so they are on until the pass has ended; the result
-        fills up meanwhile. The order matters: the recorder of steps that are compared with a
-        reference comes before that of a composite, to see the input of a normalisation as it was
-        computed.
-        """
-        recorded = RecordedOperations()
-        kinds = [need.kind for need in self.plan.answered_at_once]
-        backwards = self.plan.backwards
-        leaves = list(explained.values())
-        if any(isinstance(kind, needs.Attention) and kind.unreached for kind in kinds):
-            recorded.unreached = stack.enter_context(ZeroLeaves(leaves)).leaves
-        if self.plan.reads_attention:
-            recorded.attention = AttentionRecorder(stack, model, *inputs.split(explained))
-        has_bias_terms = any(isinstance(kind, needs.BiasTerms) for kind in kinds)
-        if has_bias_terms or any(backward.changes_gradients for backward in backwards):
-            other_inputs = inputs.other_tensors.values()
-            recorded.whole = RecordedPass.begin(
-                stack,
-                group,
-                model,
-                len(inputs),
-                explained,
-                other_inputs,
-                self._recorded_layers(model),
-            )
-        return recorded
 
     def _recorded_layers(self, model: nn.Module) -> list[str]:
         """The layers whose values the recording has to know: those that relevance is read at, and
@@ -464,7 +434,7 @@ class _Passes:
             flat = list(chain.from_iterable(sources_by_need.values()))
             gradients: Sequence[Tensor | None] = (None,) * len(flat)
             walks = backward.changes_gradients or any(
-                isinstance(need.kind, needs.BiasTerms) for need in sources_by_need
+                need.kind.walks_back for need in sources_by_need
             )
             asked: Mapping[NeedAtLayer, Sequence[Any]] = sources_by_need
             if walks:
@@ -526,7 +496,7 @@ class _Passes:
         """
         forward = self.forward
         inputs = forward.inputs
-        whole = forward.recorded.whole
+        whole = forward.whole
         methods = [
             name
             for name, wanted in self.plan.wanted.items()
@@ -577,7 +547,7 @@ class _Passes:
         other.
         """
         forward = self.forward
-        whole = forward.recorded.whole
+        whole = forward.whole
         assert whole is not None
         steps = whole.recording.steps
         values_by_need: dict[NeedAtLayer, Sequence[Value]] = {}
@@ -666,12 +636,11 @@ class _Passes:
             HookGroup(model) as group,
             ExitStack() as stack,
         ):
-            other_inputs = inputs.other_tensors.values()
-            whole = RecordedPass.begin(
-                stack, group, model, len(inputs), reference_inputs, other_inputs, ()
-            )
+            whole = RecordedPass.begin(stack, group, model, inputs, reference_inputs)
             output = inputs.replaced(reference_inputs).call(model)
-        whole.finish(output, reference_inputs, with_graph=self._create_graph)
+        whole.finish(output)
+        if self._create_graph:
+            whole.keep_graph(reference_inputs)
         if any(
             tensor.is_floating_point() and bool(tensor.isnan().any())
             for _, tensor in nested.paths(output)
@@ -743,8 +712,9 @@ def _record_attention(
     if any(
         isinstance(need.kind, (needs.Attention, needs.AttentionRelevance)) for need in needs_of_pass
     ):
-        assert forward.recorded.attention is not None
-        resolved.attention = forward.recorded.attention.watch(group)
+        resolved.attention = forward.attention
+        for record in forward.attention:
+            record.watch(group)
 
 
 def _answer(

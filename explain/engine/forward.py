@@ -17,7 +17,7 @@ from explain.engine.ends import outputs_of
 from explain.engine.needs import Backward, NeedAtLayer, at_least_float32
 from explain.engine.recorded_pass import RecordedPass
 from explain.hooks import capturing, inspect
-from explain.hooks.attention import AttentionRecord, AttentionRecorder
+from explain.hooks.attention import AttentionRecord
 from explain.hooks.preserve import detached
 from explain.layers.layouts import Grids, to_spatial
 from explain.relevance import composites, gradient_rules
@@ -72,18 +72,6 @@ class ResolvedTarget:
 
 
 @dataclass(eq=False)
-class RecordedOperations:
-    """The operations of a forward pass, as far as they were recorded."""
-
-    whole: RecordedPass | None = None
-    """The recording of the pass, for rules and constants."""
-    attention: AttentionRecorder | None = None
-    """The pass, for its attentions."""
-    unreached: Sequence[Tensor] = ()
-    """What a backward pass goes to for attention that the explained inputs do not reach."""
-
-
-@dataclass(eq=False)
 class Forward:
     """A forward pass that has been run.
 
@@ -99,7 +87,10 @@ class Forward:
     layers: capturing.Capture
     output: Any
     graph_is_on: bool
-    recorded: RecordedOperations
+    whole: RecordedPass | None = None
+    """The recording of the pass, where walks back go over it."""
+    attention: Sequence[AttentionRecord] = ()
+    """The attentions of the pass, if they were asked for."""
     activation: Activation | None = None
     seen: Mapping[type, Any] = field(default_factory=dict)
     """What `collectors.WATCHES` recorded, by the kind of need."""
@@ -144,8 +135,9 @@ class Forward:
 
         Empty unless the pass was recorded.
         """
-        whole = self.recorded.whole
-        return () if whole is None else added_constants(self.model, whole.recording.steps)
+        if self.whole is None:
+            return ()
+        return added_constants(self.model, self.whole.recording.steps)
 
     def source(self, path: Path | None) -> Tensor:
         """The leaf tensor of an explained input that gradients are taken in; None means the first

@@ -127,7 +127,7 @@ def _rectifiers(
         MethodError: something else rectifies, which has no full-backward hook.
     """
     hooks: dict[str, Callable[..., GradientTuple]] = {}
-    whole = forward.recorded.whole
+    whole = forward.whole
     assert whole is not None
     steps = whole.recording.steps
     leading = paths_to(steps, whole.gradients_of(resolved.total, create_graph=False))

@@ -104,6 +104,8 @@ class Need(Generic[T]):
     """Whether the backward pass goes through a gradient."""
     detached: ClassVar[bool] = False
     """Whether the answer never keeps its graph."""
+    walks_back: ClassVar[bool] = False
+    """Whether its gradients come by a walk over the recording of the pass."""
     looks_inside: ClassVar[bool] = False
     """Whether modules are hooked that scripted ones hide."""
     also: "ClassVar[frozenset[Need[Any]]]" = frozenset()
@@ -248,7 +250,7 @@ class BiasTerms(Need[tuple[Tensor, ...]]):
     """What every bias of the network adds to the score: a tuple of ``(N, C, h, w)``, or ``(N, K)``
     without a map."""
 
-    whole = reads_weights = differentiates = True
+    whole = reads_weights = differentiates = walks_back = True
 
 
 class Uninspected(Need[Coverage]):
@@ -293,6 +295,10 @@ class Attention(Need[tuple[AttentionMap, ...]]):
     @property
     def differentiates(self) -> bool:  # type: ignore[override]
         return self.gradients
+
+    @property
+    def walks_back(self) -> bool:  # type: ignore[override]
+        return self.unreached
 
 
 class InputAttention(Attention):

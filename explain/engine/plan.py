@@ -22,7 +22,6 @@ from explain.engine.needs import (
     Attention,
     AttentionRelevance,
     Backward,
-    BiasTerms,
     BlockAttention,
     Need,
     NeedAtLayer,
@@ -250,11 +249,11 @@ class Plan:
         return any(need.kind.whole for need in self.answered_at_once)
 
     @cached_property
-    def records(self) -> bool:
-        """Whether operations of the forward pass are recorded: for rules, relevance, bias terms or
-        attention."""
+    def walks_back(self) -> bool:
+        """Whether gradients come by a walk over the recording of the pass: by rules, relevance, to
+        bias terms, or to attention that the graph does not reach."""
         return any(backward.changes_gradients for backward in self.backwards) or any(
-            isinstance(need.kind, (Attention, BiasTerms)) for need in self.answered_at_once
+            need.kind.walks_back for need in self.answered_at_once
         )
 
     @cached_property

@@ -11,30 +11,35 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from explain._utils import nested
-from explain.data.inputs import Path
+from explain.data.inputs import Inputs, Path
 from explain.hooks import HookGroup
+from explain.hooks.attention import AttentionRecord
 from explain.hooks.capturing import LayerCall, read_outputs
 from explain.hooks.graph import differentiate
 from explain.recording import PassRecorder, Recording, Value
 from explain.recording.attention import attentions_in
 from explain.recording.gradients import Gradients, reached_from
 from explain.recording.record import finished, record_until
-from explain.recording.rows import images_elsewhere
+from explain.recording.rows import image_numbers, images_elsewhere
 
 
 @dataclass(eq=False)
 class RecordedPass:
     """The recording of one pass of the engine.
 
-    ``sources`` are the explained inputs, ``layers`` the first tensors that calls of layers
-    returned.
+    ``sources`` are the explained inputs, ``images`` all that have a row for each image, and
+    ``layers`` the first tensors that calls of layers returned.
     """
 
     count: int
     """The number of images."""
+    images: Sequence[Value]
     sources: dict[Path, Value]
     layers: Mapping[str, Sequence[Value]]
     _recorder: PassRecorder
+    attention: Sequence[AttentionRecord] = ()
+    """The attentions of the pass, if they were asked for, and their weights."""
+    attention_weights: Sequence[Value] = ()
     _outputs: list[tuple[GradientEdge, Value]] = field(default_factory=list)
 
     @classmethod
@@ -43,34 +48,43 @@ class RecordedPass:
         stack: ExitStack,
         group: HookGroup,
         model: nn.Module,
-        count: int,
+        inputs: Inputs,
         explained: Mapping[Path, Tensor],
-        other_inputs: Iterable[Tensor],
-        layers: Iterable[str],
+        layers: Iterable[str] = (),
     ) -> "RecordedPass":
-        """Record what runs until ``stack`` closes.
-
-        ``other_inputs`` are further inputs, on which values may depend; of ``layers``, the outputs
-        are noted.
-        """
+        """Record what runs on ``inputs``, with the ``explained`` ones in the place of their own,
+        until ``stack`` closes; of ``layers``, the outputs are noted."""
         recorder = PassRecorder(model)
-        sources = {path: recorder.add_input(tensor) for path, tensor in explained.items()}
-        for tensor in other_inputs:
+        with_images, shared = inputs.split(explained)
+        images = [recorder.add_input(tensor) for tensor in with_images]
+        for tensor in shared:
             recorder.add_input(tensor)
+        sources = {path: recorder.value_of(tensor) for path, tensor in explained.items()}
         values = read_outputs(group, layers, recorder.value_of)
         record_until(stack, recorder)
-        return cls(count, sources, values, recorder)
+        return cls(len(inputs), images, sources, values, recorder)
 
-    def finish(self, output: Any, explained: Mapping[Path, Tensor], *, with_graph: bool) -> None:
-        """End the recording with the model's output.
-
-        ``with_graph`` makes the values of the recording again, with gradients that lead to the
-        inputs and parameters.
-        """
+    def finish(self, output: Any, *, attention: bool = False) -> None:
+        """End the recording with the model's output; with ``attention``, find its attentions."""
+        tensors = self._recorder.tensors if attention else {}
         self.recording: Recording = finished(self._recorder, output)
-        if with_graph:
-            tensors = dict(zip(self.sources.values(), explained.values(), strict=True))
-            self.recording.run_with_graph(tensors)
+        if not attention:
+            return
+        attentions = attentions_in(self.recording.steps)
+        images = self._image_numbers if attentions else {}
+        self.attention_weights = [recorded.weights.value for recorded in attentions]
+        records = []
+        for recorded, weights in zip(attentions, self.attention_weights, strict=True):
+            tensor = tensors.get(weights)
+            tensor = weights.tensor if tensor is None else tensor
+            records.append(AttentionRecord(recorded, tensor, images))
+        self.attention = records
+
+    def keep_graph(self, explained: Mapping[Path, Tensor]) -> None:
+        """Make the values of the recording again, with gradients that lead to the inputs and
+        parameters."""
+        tensors = dict(zip(self.sources.values(), explained.values(), strict=True))
+        self.recording.run_with_graph(tensors)
 
     def begin_at(self, output: Any) -> Any:
         """The model's output, in which each tensor is a copy that walks back begin at.
@@ -97,16 +111,14 @@ class RecordedPass:
         return self.layers[call.layer][call.call]
 
     @cached_property
-    def attention_weights(self) -> list[Value]:
-        """The weights of the attentions of the pass, in their order."""
-        return [attention.weights for attention in attentions_in(self.recording.steps)]
+    def _image_numbers(self) -> Mapping[Value, Tensor | None]:
+        """Which image each value belongs to."""
+        return image_numbers(self.recording.steps, self.images, self.count)
 
     @cached_property
     def rows(self) -> Mapping[Value, Tensor]:
         """Which image each value belongs to, where the images do not come first."""
-        if self.count == 1:
-            return {}
-        return images_elsewhere(self.recording.steps, self.sources.values(), self.count)
+        return {} if self.count == 1 else images_elsewhere(self._image_numbers, self.count)
 
     @cached_property
     def signals(self) -> set[Value]:

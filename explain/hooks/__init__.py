@@ -19,8 +19,6 @@ The kinds of hooks, and what they are made of:
 
 Models and graphs:
 
-    tracer         the one `TorchFunctionMode` that all who record or replace the calls of a thread
-                   extend
     layer_names    names, patterns and modules to layers, their calls and inputs
     units          channels, tokens, heads and places of a layer, and where they are in its values
     unwrap         the module inside DataParallel and the like, its modules and their hooks

@@ -1,277 +1,297 @@
-"""The parts of an attention while it is computed: queries, keys, values, weights, and the result of
-each head.
+"""The parts of an attention while it is computed: queries, keys, values, weights, and what each
+head gives.
 
-A tracer follows the calls that a module makes, and lets hooks replace what they see. It knows the
-attention of a fused kernel, `F.scaled_dot_product_attention`, and that of three calls: a product of
-two computed tensors, a softmax over keys, and a product with the result, in matrices or by
-`torch.einsum`; the queries come first in scores. `nn.MultiheadAttention` takes none of its
-shortcuts while a tracer is active.
+Which operators of a module compute them is found by recording a call of it (`explain.recording`),
+however the attention is written. In later calls with the same kinds of arguments, these operators
+are met by their numbers, before autograd is: what takes the place of a part is differentiated.
 """
 
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from string import ascii_uppercase
+import copy
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from explain.hooks.tracer import Tracer
-
-Edit = Callable[[torch.Tensor], "torch.Tensor | None"]
-"""From a part of an attention to what takes its place; None leaves it as it is."""
-NO_ATTENTION = (
-    "no attention was recognised in it (a fused kernel, or a softmax over the keys "
-    "between two products)"
+from explain._utils import nested
+from explain._utils.errors import HookError
+from explain._utils.signals import deferring_signals
+from explain.hooks.handles import acting, called_as_hook
+from explain.hooks.preserve import (
+    findings_of,
+    is_transforming,
+    left_as_found,
+    without_fast_path,
 )
-_PRODUCTS = frozenset(["matmul", "__matmul__", "bmm", "baddbmm", "einsum"])
-_HEADS = ("num_heads", "num_attention_heads", "n_heads", "heads", "nhead")
+from explain.recording import OperatorCalls, PassRecorder, Step
+from explain.recording.attention import attentions_in, heads_together
+from explain.recording.attention_parts import HeadLayout, place_of_part
+from explain.recording.functions import with_functions
+from explain.recording.record import record_until
+from explain.recording.torch_internals import (
+    dispatching_autograd,
+    facts_of,
+    scripts_as_written,
+    without_dispatch_modes,
+)
+
+NO_ATTENTION = "no attention was recognised in it (a softmax over the keys between two products)"
 
 
-def head_count(module: nn.Module) -> int | None:
-    """The number of heads that a module says its attention has, by one of the usual attributes;
-    None if it has none."""
-    return next(
-        (count for name in _HEADS if isinstance(count := getattr(module, name, None), int)), None
-    )
+@dataclass(frozen=True)
+class _Plan:
+    """The operators of a call of a module as far as they matter, and where among them a part is
+    met: as which argument of an operator (None for its result), and how it is laid out."""
+
+    operators: Sequence[Any]
+    places: Mapping[int, tuple[int | None, HeadLayout]]
 
 
-def fused_scores(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    mask: torch.Tensor | None = None,
-    is_causal: bool = False,
-    scale: float | None = None,
-    lowest: float = -math.inf,
-) -> torch.Tensor:
-    """The scores ``(..., queries, keys)`` of a fused attention before its softmax: query times key,
-    scaled and masked.
+class AttentionHook:
+    """Lets ``fn(module, args, part)`` see and replace a part of the attentions that a module
+    computes, in all calls that begin and end while its hooks are registered.
 
-    They are ``lowest`` where a boolean mask hides a key from a query; a mask of numbers is added.
-    """
-    key = spread(key, query.shape[-3]) if query.ndim > 3 else key
-    scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
-    if is_causal:
-        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-    if mask is None:
-        return scores
-    return scores.masked_fill(~mask, lowest) if mask.dtype == torch.bool else scores + mask
-
-
-def spread(tensor: torch.Tensor, heads: int) -> torch.Tensor:
-    """Repeat the heads (dimension -3) of keys or values that several queries share, up to
-    ``heads``."""
-    return (
-        tensor.repeat_interleave(heads // tensor.shape[-3], -3)
-        if tensor.shape[-3] != heads
-        else tensor
-    )
-
-
-@dataclass
-class _Product:
-    """A product of two tensors, in the letters of `torch.einsum`: those of both, of each alone, and
-    those summed over.
-
-    >>> product = product_of(
-    ...     "einsum", ("bihd,bjhd->bhij", torch.ones(2, 3, 4, 5), torch.ones(2, 6, 4, 5))
-    ... )
-    >>> product.shared, product.summed, product.separate
-    ('bh', 'd', ['i', 'j'])
-    """
-
-    args: list[Any]
-    """The arguments of the call; the two tensors among them follow one another."""
-    first: int
-    """Where the first tensor is among the arguments."""
-    terms: list[str]
-    """The letters of both tensors and of the result."""
-    shared: str
-    summed: str
-    separate: list[str]
-
-
-def product_of(name: str, args: tuple[Any, ...]) -> _Product | None:
-    """Describe a call as a product that an attention may make: of two computed matrices for each
-    image and head.
-
-    None for anything else, such as products with weights. ``name`` is that of the function.
-    """
-    if name == "einsum":
-        first = 1
-        tensors = list(args[1]) if isinstance(args[1], (tuple, list)) else list(args[1:])
-        args = (args[0], *tensors)
-        terms = str(args[0]).replace(" ", "").replace("->", ",").split(",")
-    else:
-        first = 1 if name == "baddbmm" else 0  # `baddbmm` has the tensor that it adds first
-        tensors = list(args[first : first + 2])
-        terms = ["...ij", "...jk", "...ik"]
-    are_tensors = [isinstance(tensor, torch.Tensor) for tensor in tensors]
-    if are_tensors != [True, True] or len(terms) != 3:
-        return None
-    batch_dims = max(
-        tensor.ndim - len(term) + 3 for tensor, term in zip(tensors, terms, strict=False)
-    )
-    terms = [term.replace("...", ascii_uppercase[:batch_dims]) for term in terms]
-    left, right, result = terms
-    if tensors[0].ndim != len(left) or tensors[1].ndim != len(right):
-        return None
-    shared = "".join(letter for letter in result if letter in left and letter in right)
-    summed = "".join(letter for letter in left if letter in right and letter not in result)
-    separate = [
-        "".join(letter for letter in left if letter not in right),
-        "".join(letter for letter in right if letter not in left),
-    ]
-    if not shared or [len(summed), *map(len, separate)] != [1, 1, 1]:
-        return None
-    return _Product(list(args), first, terms, shared, summed, separate)
-
-
-class AttentionTracer(Tracer):
-    """Lets ``edits`` replace parts of the attentions that ``module`` computes, for as long as its
-    block lasts.
-
-    Parts are given, and returned, as ``(N, heads, tokens, d)`` and ``(N, heads, queries, keys)``,
-    also where the network has images and heads in one dimension.
+    The part is shown as ``(N, heads, tokens, d)`` or ``(N, heads, queries, keys)``; without heads
+    where it is not known which are of one image. ``where`` is the layer's name in messages.
 
     >>> layer, x = nn.MultiheadAttention(4, 2, batch_first=True), torch.rand(1, 3, 4)
-    >>> with AttentionTracer(layer, {"heads": torch.zeros_like}):
-    ...     output = layer(x, x, x, need_weights=False)[0]
+    >>> from explain.hooks import HookGroup
+    >>> with HookGroup(layer) as group:
+    ...     handle = group.forward(":heads", lambda module, args, heads: heads * 0)
+    ...     output = layer(x, x, x)[0]
     >>> torch.equal(output, layer.out_proj.bias.expand(1, 3, 4))
     True
     """
 
-    def __init__(self, module: nn.Module, edits: Mapping[str, Edit]) -> None:
-        """Prepare to show parts of the attentions inside ``module`` to ``edits``, by the names of
-        the parts."""
-        super().__init__()
-        self._edits = edits
-        self._heads = next(filter(None, map(head_count, module.modules())), None)
-        self._scored = False
-        """Whether a product has been made since the last softmax: the next one may be of its
-        scores."""
-        self._weights: list[torch.Tensor] = []
-        """The result of the last softmax, and what was made of it, as by dropout or a
-        transposition."""
+    def __init__(self, where: str, part: str, fn: Callable[..., Tensor | None]) -> None:
+        self._where = where
+        self._part = part
+        self._fn = fn
+        self._running: list[_FollowedCall | None] = []
 
-    def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Make a call, and let hooks see and replace its tensors if it is a step of an attention.
+    def begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Follow a call of the module that begins: a forward-pre hook with kwargs."""
+        plan = self._plan(module, args, kwargs)
+        call = None
+        if plan.places:
+            edit = partial(self._fn, module, args)
+            call = _FollowedCall(plan, edit, self._where, depth=acting.depth - 1)
+        self._running.append(call)
+        if call is not None:
+            _following.begin(call)
 
-        Steps are recognised in their order: a product gives scores, the softmax of scores weights,
-        the product with weights heads.
+    def end(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Follow a call no longer, when it ends or raises: a forward hook that is always called."""
+        if self._running:
+            call = self._running.pop()
+            if call is not None:
+                _following.end(call)
+
+    def close(self) -> None:
+        """Follow no call any more; an interrupt may have left some."""
+        while self._running:
+            self.end(nn.Identity(), None, None)
+
+    def _plan(self, module: nn.Module, args: Any, kwargs: Any) -> _Plan:
+        """Where the part is met in a call with such arguments; found out once, as long as the
+        weights stay.
+
+        Raises:
+            HookError: the call is inside a transform of `torch.func`.
         """
-        name = getattr(func, "__name__", "")
-        if name == "scaled_dot_product_attention":
-            return self._fused(*args, **kwargs)
-        product = product_of(name, args) if name in _PRODUCTS else None
-        if product is not None:
-            return self._product(product, func, kwargs)
-        output = func(*args, **kwargs)
-        if name == "softmax" and self._scored:
-            dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
-            if output.ndim > 2 and dim in (-1, output.ndim - 1):
-                output = self._edited("pattern", output)
-                self._scored = False
-                self._weights = [output]
-        elif (
-            isinstance(output, torch.Tensor)
-            and self._has_weights(args)
-            and self._has_size_of_weights(output)
-        ):
-            self._weights.append(output)
-        return output
-
-    def _has_weights(self, args: tuple[Any, ...]) -> bool:
-        """Whether attention weights are among the arguments of a call: what the last softmax gave,
-        or what was made of it."""
-        return any(arg is weights for arg in args for weights in self._weights)
-
-    def _has_size_of_weights(self, output: torch.Tensor) -> bool:
-        """Whether a tensor has as many values as the last attention weights, so that it may be made
-        of them."""
-        return output.numel() == self._weights[0].numel()
-
-    def _product(self, product: _Product, func: Any, kwargs: dict[str, Any]) -> Any:
-        """Make a product of an attention, with the hooks' edits: that of weights and values, else
-        that of queries and keys."""
-        left = product.args[product.first]
-        right = product.args[product.first + 1]
-        result = product.terms[2]
-        if self._has_weights((left, right)):
-            values = 0 if self._has_weights((right,)) and not self._has_weights((left,)) else 1
-            queries = product.separate[1 - values]
-            channels = product.separate[values]
-            self._edit_factor(product, values, "v", product.summed + channels)
-            self._weights = []
-            output = func(*product.args, **kwargs)
-            return self._edited("heads", output, result, product.shared + queries + channels)
-        keys = 0 if product.separate[0] == result[-1] else 1  # the softmax is over the last one
-        for part, number in (("q", 1 - keys), ("k", keys)):
-            self._edit_factor(product, number, part, product.separate[number] + product.summed)
-        self._scored = True
-        return func(*product.args, **kwargs)
-
-    def _edit_factor(self, product: _Product, number: int, part: str, order: str) -> None:
-        """Let the hook on ``part`` see and replace factor ``number`` (0 or 1) of a product, its
-        dimensions in the order that hooks know.
-
-        ``order`` are the letters of the factor's last two dimensions. ``product.args`` is changed.
-        """
-        index = product.first + number
-        product.args[index] = self._edited(
-            part, product.args[index], product.terms[number], product.shared + order
-        )
-
-    def _fused(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attn_mask: torch.Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> torch.Tensor:
-        """Compute `F.scaled_dot_product_attention` with the hooks' edits; step by step only if a
-        hook wants its weights."""
-        query = self._edited("q", query)
-        key = self._edited("k", key)
-        value = self._edited("v", value)
-        if "pattern" not in self._edits:
-            options: dict[str, Any] = {"enable_gqa": True} if enable_gqa else {}
-            heads = F.scaled_dot_product_attention(
-                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **options
+        if is_transforming():
+            raise HookError(
+                f"{self._where} must run outside torch.vmap and other transforms of torch.func; "
+                "name a layer around them"
             )
-            return self._edited("heads", heads)
-        value = spread(value, query.shape[-3]) if enable_gqa else value
-        scores = fused_scores(query, key, attn_mask, is_causal, scale)
-        weights = F.dropout(self._edited("pattern", scores.softmax(-1)), dropout_p, dropout_p > 0)
-        return self._edited("heads", weights @ value)
-
-    def _edited(
-        self, part: str, tensor: torch.Tensor, letters: str = "", order: str = ""
-    ) -> torch.Tensor:
-        """Let the hook on a part of the attention see a tensor; return the tensor or what the hook
-        put in its place.
-
-        The hook gets it as ``(N, heads, ..., ...)``: ``letters`` name the tensor's dimensions,
-        ``order`` the order for the hook.
-        """
-        edit = self._edits.get(part)
-        if edit is None:
-            return tensor
-        letters = letters or ascii_uppercase[: tensor.ndim]
-        order = order or letters
-        moved = tensor.permute([letters.index(letter) for letter in order])
-        shape = moved.shape
-        if moved.ndim == 3 and self._heads:
-            moved = moved.reshape(-1, self._heads, shape[1], shape[2])
-        edited_part = edit(moved)
-        return (
-            tensor
-            if edited_part is None
-            else edited_part.reshape(shape).permute([order.index(letter) for letter in letters])
+        tensors = nested.paths((args, kwargs))
+        numbers: dict[int, int] = {}
+        kinds = []
+        for path, tensor in tensors:
+            number = numbers.setdefault(id(tensor), len(numbers))
+            layout = (tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
+            kinds.append((path, number, tensor.requires_grad, layout))
+        settings = (
+            module.training,
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+            torch.is_autocast_enabled(tensors[0][1].device.type if tensors else "cpu"),
         )
+        constants = []
+        for value in nested.constants((args, kwargs)):
+            is_plain = value is None or isinstance(value, (bool, int, float, str))
+            constants.append(value if is_plain else type(value))
+        key = ("attention", self._part, *kinds, *settings, *constants)
+        findings = findings_of(module)
+        if key not in findings:
+            findings[key] = self._find(module, args, kwargs)
+        plan: _Plan = findings[key]
+        return plan
+
+    def _find(self, module: nn.Module, args: Any, kwargs: Any) -> _Plan:
+        """Record a call of the module on copies of its arguments, and look for the part in it.
+
+        Raises:
+            HookError: its heads are computed one by one, or lie where they cannot be replaced.
+        """
+        must = f"{self._where} must compute its heads in one tensor"
+        copies: dict[int, Tensor] = {}
+        memo: dict[int, Any] = {}
+
+        def copied(path: nested.Path, tensor: Tensor) -> Tensor:
+            """A copy of an argument that lies in memory as it does; of one that is there twice, the
+            same."""
+            if id(tensor) not in copies:
+                copy_of_it = copy.deepcopy(tensor.detach(), memo)
+                copies[id(tensor)] = copy_of_it.requires_grad_(tensor.requires_grad)
+            return copies[id(tensor)]
+
+        copied_args, copied_kwargs = nested.replace((args, kwargs), copied)
+        recorder = PassRecorder(module)
+        inputs = [recorder.add_input(tensor) for tensor in copies.values()]
+        operators: list[Any] = []
+        numbers: dict[Step, int] = {}
+        depth = acting.depth
+
+        def run(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            """Run an operator of the module, and note the steps that it is in the record."""
+            recorded = len(recorder.steps)
+            result = operator(*args, **kwargs)
+            if acting.depth == depth:
+                numbers.update(dict.fromkeys(recorder.steps[recorded:], len(operators)))
+                operators.append(operator)
+            return result
+
+        with ExitStack() as stack:
+            stack.enter_context(left_as_found(module))
+            stack.enter_context(without_dispatch_modes())
+            record_until(stack, recorder)
+            _show_operators(stack, run)
+            output = module.forward(*copied_args, **copied_kwargs)
+        outputs = [recorder.value_of(tensor) for _, tensor in nested.paths(output)]
+        steps = with_functions(recorder.functions, recorder.steps, outputs, recorder.with_gradient)
+        attentions = attentions_in(steps)
+        if any(len(heads) > 1 for heads in heads_together(attentions)):
+            raise HookError(f"{must}, got them one by one; name an attention that has them at once")
+        places: dict[int, tuple[int | None, HeadLayout]] = {}
+        for attention in attentions:
+            place = place_of_part(self._part, attention, steps, inputs)
+            number = -1 if place is None else numbers.get(place.step, -1)
+            if place is None or number < 0 or operators[number] is not place.step.operator:
+                raise HookError(f"{must}, got another layout; name the layer around it")
+            places[number] = place.argument, place.layout
+        recorder.close()
+        recorder.release()
+        return _Plan(operators[: max(places, default=-1) + 1], places)
+
+
+@dataclass(eq=False)
+class _FollowedCall:
+    """A call of a module that is under way, and how many of its operators have run."""
+
+    plan: _Plan
+    edit: Callable[[Tensor], Tensor | None]
+    where: str
+    depth: int
+    """How many hooks were running when it began: those inside it are not followed."""
+    count: int = field(default=0, init=False)
+
+    def next_place(self, operator: Any) -> tuple[int | None, HeadLayout] | None:
+        """Count an operator that is about to run; where a part is met at it, if there is one.
+
+        Raises:
+            HookError: it is another than the one that was recorded.
+        """
+        number = self.count
+        self.count += 1
+        if number < len(self.plan.operators) and self.plan.operators[number] is not operator:
+            raise HookError(
+                f"{self.where} must compute its attention by the same operations in each call, got "
+                f"{operator}; name a layer that does"
+            )
+        return self.plan.places.get(number)
+
+    def replaced(self, tensor: Tensor, layout: HeadLayout) -> Tensor:
+        """What takes the place of a part."""
+        shown = layout.shown(tensor)
+        new = called_as_hook(self.edit, shown)
+        if new is None:
+            return tensor
+        if new.shape != shown.shape:
+            raise HookError(
+                f"hook on {self.where} must return a tensor of shape {tuple(shown.shape)}, got "
+                f"{tuple(new.shape)}"
+            )
+        return layout.put_back(new, tensor.shape)
+
+
+class _Following(threading.local):
+    """The calls that this thread follows, each inside the one before it."""
+
+    def __init__(self) -> None:
+        self._calls: list[_FollowedCall] = []
+        self._stack = ExitStack()
+
+    @deferring_signals
+    def begin(self, call: _FollowedCall) -> None:
+        """Follow a call; attention is computed by its definition meanwhile."""
+        self._calls.append(call)
+        if len(self._calls) == 1:
+            self._stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+            self._stack.enter_context(scripts_as_written())
+            self._stack.enter_context(without_fast_path())
+            _show_operators(self._stack, self._run)
+
+    @deferring_signals
+    def end(self, call: _FollowedCall) -> None:
+        """Follow a call no longer, nor any inside it."""
+        if call in self._calls:
+            del self._calls[self._calls.index(call) :]
+        if not self._calls:
+            self._stack.close()
+
+    def _run(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator, with parts of attentions replaced before or after it."""
+        after: list[tuple[_FollowedCall, HeadLayout]] = []
+        for call in self._calls:
+            place = call.next_place(operator) if call.depth == acting.depth else None
+            if place is None:
+                continue
+            argument, layout = place
+            if argument is None:
+                after.append((call, layout))
+            else:
+                new = call.replaced(args[argument], layout)
+                args = (*args[:argument], new, *args[argument + 1 :])
+        result = operator(*args, **kwargs)
+        for call, layout in after:
+            new = call.replaced(result, layout)
+            result = result.copy_(new) if facts_of(operator).writes else new
+        return result
+
+
+_following = _Following()
+
+
+def _show_operators(stack: ExitStack, run: Callable[..., Any]) -> None:
+    """Let ``run`` run the operators of this thread until ``stack`` closes, before autograd and
+    without those that only call others and those that change the type."""
+
+    def run_single(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator, or those that it calls."""
+        if facts_of(operator).is_composite:
+            with mode:
+                return operator.decompose(*args, **kwargs)
+        with dispatching_autograd(True):
+            if operator is torch.ops.aten._to_copy.default:  # mixed precision keeps its results
+                return operator(*args, **kwargs)
+            return run(operator, args, kwargs)
+
+    mode = OperatorCalls(run_single)
+    stack.enter_context(dispatching_autograd(False))
+    stack.enter_context(mode)

@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from functools import partial
 from typing import Any, Literal
 
@@ -16,7 +15,7 @@ from explain._utils.errors import HookError, LayerError, warn
 from explain._utils.modules import submodule
 from explain._utils.nested import SwappedInputs, first_tensor
 from explain._utils.signals import Shared, SignalSafe, at_fork, deferring_signals
-from explain.hooks.attention_parts import NO_ATTENTION, AttentionTracer
+from explain.hooks.attention_parts import NO_ATTENTION, AttentionHook
 from explain.hooks.full_backward import GateHook, Gates
 from explain.hooks.guard import (
     EVERY_MODULE,
@@ -174,8 +173,8 @@ class HookGroup(SignalSafe["HookGroup"]):
         Of a name such as ``"conv:input"``, the output is the first tensor that the layer is given:
         the hook is called before the layer, and may return another tensor in its place.
         ``"attn:q"``, ``:k``, ``:v``, ``:pattern`` and ``:heads`` are the parts of the attention
-        that is computed inside the layer, by a module, a function or a fused
-        kernel: queries, keys, values, attention weights, and the result of each head.
+        that is computed inside the layer, however it is written: queries, keys, values, attention
+        weights, and the result of each head.
         """
         options = {"with_kwargs": with_kwargs, "always_call": always, "prepend": prepend}
         return self._on_calls(where, fn, "forward", options)
@@ -429,7 +428,9 @@ class HookGroup(SignalSafe["HookGroup"]):
             elif place.part:
                 for own_hook in hooks:
                     own_hook.unfired = f"the layer did not run, or {NO_ATTENTION}"
-                self._on_attention(handle, module, place.part, hook_of_call, hooks)
+                self._on_attention(
+                    handle, module, AttentionHook(name, place.part, hook_of_call), hooks
+                )
             else:
                 handle.place(
                     partial(getattr(module, f"register_{kind}_hook"), **options),
@@ -482,30 +483,19 @@ class HookGroup(SignalSafe["HookGroup"]):
         return handle
 
     def _on_attention(
-        self,
-        handle: Handle,
-        module: nn.Module,
-        part: str,
-        fn: Callable[..., Any],
-        hooks: Sequence[Hook],
+        self, handle: Handle, module: nn.Module, hook: AttentionHook, hooks: Sequence[Hook]
     ) -> None:
-        """Register a caller's hook on a part of the attention inside a module: a tracer runs as
-        long as a call of the module."""
-        active_tracer = ExitStack()
-
-        def begin(module: nn.Module, args: Any) -> None:
-            """Enter the tracer that shows the part to the hook, when a call of the module
-            begins."""
-            active_tracer.close()  # a call that raised may have left it open
-            active_tracer.enter_context(AttentionTracer(module, {part: partial(fn, module, args)}))
-
-        def end(module: nn.Module, args: Any, output: Any) -> None:
-            """Leave the tracer, when the call of the module ends or raises."""
-            active_tracer.close()
-
-        handle.place(module.register_forward_pre_hook, begin, self._thread, hooks)
-        handle.place(partial(module.register_forward_hook, always_call=True), end, self._thread)
-        handle.undo.append(active_tracer.close)
+        """Register a caller's hook on a part of the attention inside a module."""
+        handle.place(
+            partial(module.register_forward_pre_hook, with_kwargs=True),
+            hook.begin,
+            self._thread,
+            hooks,
+        )
+        handle.place(
+            partial(module.register_forward_hook, always_call=True), hook.end, self._thread
+        )
+        handle.undo.append(hook.close)
 
     @deferring_signals
     def _on_gradients(

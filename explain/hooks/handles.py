@@ -20,6 +20,18 @@ class Acting(threading.local):
     leaves out those that are made meanwhile."""
 
     depth = 0
+    are_off = False
+    """Whether none of them run: a call is only looked at, and made again."""
+
+
+def called_as_hook(fn: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a hook's function; `acting` counts it meanwhile."""
+    depth = acting.depth
+    try:
+        acting.depth = depth + 1
+        return fn(*arguments)
+    finally:
+        acting.depth = depth
 
 
 acting = Acting()
@@ -58,16 +70,10 @@ class Registered:
         self.handle = register(self)
 
     def __call__(self, *arguments: Any) -> Any:
-        """Call the hook's function, unless another thread runs the model; ``acting`` counts hooks
-        that run."""
-        if self.thread not in (None, threading.get_ident()):
+        """Call the hook's function, unless another thread runs the model."""
+        if acting.are_off or self.thread not in (None, threading.get_ident()):
             return None
-        depth = acting.depth
-        try:
-            acting.depth = depth + 1
-            return self.fn(*arguments)
-        finally:
-            acting.depth = depth
+        return called_as_hook(self.fn, *arguments)
 
     def __repr__(self) -> str:
         return f"<{', '.join(map(str, self.hooks)) or 'hook of explain'}>"

@@ -22,7 +22,7 @@ from explain._utils.default_device import CALLERS_DEVICE
 from explain._utils.errors import ExplainError, HookError, ModelError
 from explain._utils.modules import module_names, modules_of, parameters_of
 from explain._utils.signals import Shared, SignalSafe, at_fork, lock, signal_safe
-from explain.hooks.handles import Registered
+from explain.hooks.handles import Registered, acting
 
 DEVICES = ("cpu", "cuda")
 
@@ -438,13 +438,35 @@ def _without_fast_path() -> ExitStack:
     return stack
 
 
+def without_fast_path() -> Shared:
+    """A block in which attention and the layers of transformers do not take their fast path."""
+    return Shared({_FAST_PATH: _without_fast_path})
+
+
 def plain_sequences(model: nn.Module) -> Shared:
     """Let hooks see padded sequences of `nn.TransformerEncoder` as plain tensors, inside the block.
 
     Its fast path makes a nested tensor of them, which has no shape that a hook could read.
     """
     encoders = [module for module in modules_of(model) if isinstance(module, nn.TransformerEncoder)]
-    return Shared({_FAST_PATH: _without_fast_path} if encoders else {})
+    return without_fast_path() if encoders else Shared({})
+
+
+@contextmanager
+def left_as_found(module: nn.Module) -> Iterator[None]:
+    """Call a module only to look at it: hooks of groups do not run, and what it writes and draws at
+    random is put back."""
+    devices = {parameter.device for parameter in parameters_of(module) if parameter.is_cuda}
+    states: list[_WrittenState | _RandomState] = list(map(_RandomState, (_CPU, *devices)))
+    states.append(_WrittenState(modules_of(module), normalisations=module.training))
+    were_off = acting.are_off
+    try:
+        acting.are_off = True
+        yield
+    finally:
+        acting.are_off = were_off
+        for state in states:
+            state.__exit__()
 
 
 class _LeftAsFound(SignalSafe[None]):

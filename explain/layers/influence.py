@@ -10,7 +10,6 @@ from collections.abc import Set as AbstractSet
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import takewhile
 from typing import Any, TypeAlias
 
 import torch
@@ -66,14 +65,7 @@ class ScoredPass:
     def attentions(self) -> dict[str, Value]:
         """The weights of each attention, by the innermost module that computes it; of a program
         without modules, the last."""
-        weights: dict[str, Value] = {}
-        for attention in self._attentions:
-            factors = (attention.query.value, attention.key.value, attention.value.value)
-            steps = [value.step for value in (attention.weights, *factors)]
-            paths = [step.module.split(".") for step in steps if step is not None]
-            shared = takewhile(lambda names: len(set(names)) == 1, zip(*paths, strict=False))
-            weights[".".join(names[0] for names in shared)] = attention.weights
-        return weights
+        return {attention.module: attention.weights.value for attention in self._attentions}
 
     @cached_property
     def of_heads(self) -> set[Value]:
@@ -83,7 +75,7 @@ class ScoredPass:
             factors = [attention.query.value, attention.key.value, attention.value.value]
             of_heads |= _upstream(factors, lambda value: mixes(value.step))
             of_heads |= reached_from(self.steps, factors) & paths_to(
-                self.steps, [attention.weights]
+                self.steps, [attention.weights.value]
             )
         return of_heads
 

@@ -1,7 +1,8 @@
 """Copies of a model with reinitialised layers."""
 
 import sys
-from collections.abc import Collection, Iterable, Sequence
+import types
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -20,7 +21,6 @@ from explain._utils.modules import modules_of
 from explain.data.inputs import Inputs
 from explain.hooks import copied
 from explain.hooks.preserve import untouched
-from explain.hooks.tracer import running_modules
 from explain.hooks.unwrap import sharded
 from explain.recording import OperatorCalls
 
@@ -129,6 +129,17 @@ def _memory(tensor: torch.Tensor) -> int:
     return (tensor.data_ptr() if tensor.layout == torch.strided else 0) or id(tensor)
 
 
+_MODULE_CALL = nn.Module._call_impl.__code__
+
+
+def _running_modules(frame: types.FrameType | None) -> Iterator[nn.Module]:
+    """Yield the modules whose calls led to a frame of Python's stack, the innermost first."""
+    while frame is not None:
+        if frame.f_code is _MODULE_CALL:
+            yield frame.f_locals["self"]
+        frame = frame.f_back
+
+
 class _Uses:
     """The order in which operations first use tensors, and which of these are parameters.
 
@@ -156,7 +167,7 @@ class _Uses:
     def run(self, operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run an operator, and note the modules that run, and the tensors that it has used."""
         result = operator(*args, **kwargs)
-        outermost_first = reversed(list(running_modules(sys._getframe(1))))
+        outermost_first = reversed(list(_running_modules(sys._getframe(1))))
         self.modules |= dict.fromkeys(outermost_first)
         for _, tensor in nested.paths((args, kwargs)):
             self.order.setdefault(_memory(tensor), len(self.order))

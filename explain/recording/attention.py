@@ -4,8 +4,11 @@ written."""
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
+from typing import Protocol, TypeVar
 
 import torch
+from torch import Tensor
 
 from explain.recording.moves import is_move
 from explain.recording.rows import Labels, MixedError, follow, mixed_along, numbers_along
@@ -21,33 +24,87 @@ class Factor:
     """None where there is one token, and no dimension for it."""
     channels: int
 
+    @property
+    def batch_sizes(self) -> list[int]:
+        """The sizes of the value, but 1 in the dimensions of tokens and channels."""
+        dims = (self.tokens, self.channels)
+        return [1 if dim in dims else size for dim, size in enumerate(self.value.shape)]
+
+    def by_head(self, tensor: Tensor) -> Tensor:
+        """A tensor in the shape of the value, or one that broadcasts to it, as ``(M, tokens,
+        channels)``: all other dimensions in one."""
+        sizes = [
+            1 if old == 1 and dim in (self.tokens, self.channels) else size
+            for dim, (old, size) in enumerate(zip(tensor.shape, self.value.shape, strict=True))
+        ]
+        tensor = tensor.expand(sizes)
+        tokens = self.tokens
+        if tokens is None:
+            tokens = tensor.ndim
+            tensor = tensor.unsqueeze(tokens)
+        moved = tensor.movedim((tokens, self.channels), (-2, -1))
+        return moved.reshape(-1, *moved.shape[-2:])
+
 
 @dataclass(frozen=True)
 class RecordedAttention:
-    """One attention: its weights with their dimensions of queries and keys, and what it is made of.
+    """One attention: what it is made of, its weights, and what it gives.
 
-    ``queries`` is None where there is one query and no dimension for it.
+    The tokens of ``weights`` are the queries, None where there is one query and no dimension for
+    it, and its channels are the keys. ``scores`` are the product that they come from, and
+    ``predecessors`` the numbers of the attentions that it is computed from.
     """
 
-    weights: Value
-    queries: int | None
-    keys: int
+    scores: Value
+    weights: Factor
     query: Factor
     key: Factor
     value: Factor
+    result: Factor
+    predecessors: frozenset[int] = frozenset()
+
+    @property
+    def number(self) -> int:
+        """The number of its weights in the recording."""
+        return self.weights.value.number
+
+    @property
+    def shape(self) -> Sequence[int]:
+        """The shape of its weights."""
+        return self.weights.value.shape
+
+    @property
+    def module(self) -> str:
+        """The path of the innermost module that computes it, from the projection of queries on."""
+        query: Value | None = self.query.value
+        while query is not None and query.step is not None:
+            if query.step.operation.kind in ("matrixproduct", "convolution"):
+                break
+            query = next((value for value in query.step.inputs if value.depends), None)
+        values = (query, self.scores, self.weights.value, self.result.value)
+        steps = [value.step for value in values if value is not None]
+        paths = [step.module.split(".") for step in steps if step is not None]
+        shared = takewhile(lambda names: len(set(names)) == 1, zip(*paths, strict=False))
+        return ".".join(names[0] for names in shared)
 
 
 @dataclass(frozen=True)
 class _PairProduct:
     """A product of two factors that may be that of an attention.
 
-    ``rows`` and ``columns`` number the tokens of the first and of the second one in ``result``.
+    ``rows`` and ``columns`` are the dimensions of ``result`` that have the tokens of the first and
+    of the second one.
     """
 
     result: Value
     factors: tuple[Factor, Factor]
-    rows: Labels
-    columns: Labels
+    rows: int | None
+    columns: int | None
+
+    @property
+    def tokens(self) -> tuple[Labels, Labels]:
+        """The numbers of the tokens of both factors in the result."""
+        return numbers_along(self.result, self.rows), numbers_along(self.result, self.columns)
 
 
 @dataclass(frozen=True)
@@ -76,9 +133,10 @@ def attentions_in(steps: Iterable[Step]) -> list[RecordedAttention]:
     >>> layer = torch.nn.MultiheadAttention(4, 2, batch_first=True)
     >>> x = torch.rand(1, 3, 4)
     >>> recording = record(layer, x, x, x)
-    >>> [attention.weights.shape for attention in attentions_in(recording.steps)]
+    >>> [attention.shape for attention in attentions_in(recording.steps)]
     [(2, 3, 3)]
     """
+    steps = list(steps)
     scores: dict[Value, _Scores] = {}
     attentions: dict[Value, RecordedAttention] = {}
     for step in steps:
@@ -91,21 +149,84 @@ def attentions_in(steps: Iterable[Step]) -> list[RecordedAttention]:
             continue
         attention = _weighted_sum(product, scores)
         if attention is not None:
-            attentions.setdefault(attention.weights, attention)
-        scores[product.result] = _Scores(product, (product.rows, product.columns))
-    return sorted(attentions.values(), key=lambda attention: attention.weights.number)
+            attentions.setdefault(attention.weights.value, attention)
+        scores[product.result] = _Scores(product, product.tokens)
+    return _in_order(attentions, steps)
 
 
-def token_numbers(factor: Factor) -> Labels | None:
-    """Which token each element of a factor belongs to, of size 1 along its channels.
+def _in_order(
+    attentions: Mapping[Value, RecordedAttention], steps: Iterable[Step]
+) -> list[RecordedAttention]:
+    """Attentions by their weights in the order of these, each with those before it."""
+    leading: dict[Value, frozenset[int]] = {}
+    for step in steps if attentions else ():
+        of_step = frozenset[int]().union(*(leading.get(value, ()) for value in step.inputs))
+        for value in step.results:
+            if value is not None:
+                leading[value] = of_step | {value.number} if value in attentions else of_step
+    ordered = []
+    for weights, attention in sorted(attentions.items(), key=lambda item: item[0].number):
+        ordered.append(replace(attention, predecessors=leading[weights] - {weights.number}))
+    return ordered
+
+
+class _Numbered(Protocol):
+    """An attention of a recording, or what is kept of it."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def shape(self) -> Sequence[int]: ...
+    @property
+    def predecessors(self) -> frozenset[int]: ...
+
+
+T = TypeVar("T", bound=_Numbered)
+
+
+def heads_together(attentions: Iterable[T]) -> list[list[T]]:
+    """The attentions of a recording, in their order, each with those beside it: several where a
+    network computes its heads, or images, one by one.
+
+    They follow each other, have weights of the same shape, and none of them depends on another; all
+    of them depend on the attention before.
+
+    >>> from explain.recording import record
+    >>> class Heads(torch.nn.ModuleList):
+    ...     def forward(self, x):
+    ...         return sum(head(x, x, x)[0] for head in self)
+    >>> heads = Heads(torch.nn.MultiheadAttention(4, 1) for _ in range(2))
+    >>> recording = record(heads, torch.rand(3, 1, 4))
+    >>> [len(together) for together in heads_together(attentions_in(recording.steps))]
+    [2]
+    """
+    groups: list[list[T]] = []
+    for attention in attentions:
+        earlier = [{of_head.number for of_head in group} for group in groups[-2:]]
+        is_head = (
+            bool(groups)
+            and groups[-1][0].shape == attention.shape
+            and attention.predecessors.isdisjoint(earlier[-1])
+            and (len(earlier) == 1 or not attention.predecessors.isdisjoint(earlier[0]))
+        )
+        if is_head:
+            groups[-1].append(attention)
+        else:
+            groups.append([attention])
+    return groups
+
+
+def token_numbers(factor: Factor, unknown: Iterable[Value] = ()) -> Tensor | None:
+    """The numbers of the tokens of a factor, ``(M, tokens)``.
 
     These are the numbers of the tokens that the last linear map, or window of a map, has made. None
-    if tokens are mixed along the channels, or since that map, or it is not known.
+    if tokens are mixed along the channels, or since that map, or come from ``unknown`` values.
     """
-    numbers = _tokens_of(factor.value, {})
-    sizes = [1 if d == factor.channels else n for d, n in enumerate(factor.value.shape)]
+    numbers = _tokens_of(factor.value, dict.fromkeys(unknown))
     try:
-        return None if numbers is None else mixed_along(numbers, [factor.channels]).expand(sizes)
+        if numbers is None:
+            return None
+        return factor.by_head(mixed_along(numbers, [factor.channels]))[..., 0]
     except MixedError:
         return None
 
@@ -230,7 +351,9 @@ def _weights(value: Value, dim: int, scores: _Scores) -> _Scores:
         query = scores.product.factors[1 - keys]
         key = scores.product.factors[keys]
         queries = along_queries[0] if along_queries else None
-        attention = RecordedAttention(value, queries, dim, query, key, key)
+        weights = Factor(value, queries, dim)
+        # the values, and what it gives, are known when they are met
+        attention = RecordedAttention(scores.product.result, weights, query, key, key, key)
         return replace(scores, attention=attention, keys=keys)
     return scores
 
@@ -267,9 +390,7 @@ def _product(step: Step) -> _PairProduct | None:
     if is_linear or len(result.shape) != len(left.shape):
         return None
     factors = (Factor(left, last - 1, last), Factor(right, last, last - 1))
-    return _PairProduct(
-        result, factors, numbers_along(result, last - 1), numbers_along(result, last)
-    )
+    return _PairProduct(result, factors, last - 1, last)
 
 
 def _product_by_hand(step: Step) -> _PairProduct | None:
@@ -292,24 +413,25 @@ def _product_by_hand(step: Step) -> _PairProduct | None:
         return None
     is_dropped = len(result.shape) < ndim
     of_tokens = []
-    labels = []
+    of_result = []
     for factor, dims in zip(factors, (rows, columns), strict=True):
         missing_dims = ndim - len(factor.shape)
         dim = dims[0] if dims else None
         token_dim = None if dim is None else dim - missing_dims
         of_tokens.append(Factor(factor, token_dim, summed_dim - missing_dims))
-        labels.append(
-            numbers_along(result, None if dim is None else dim - (is_dropped and summed_dim < dim))
-        )
-    return _PairProduct(result, (of_tokens[0], of_tokens[1]), labels[0], labels[1])
+        of_result.append(None if dim is None else dim - (is_dropped and summed_dim < dim))
+    return _PairProduct(result, (of_tokens[0], of_tokens[1]), of_result[0], of_result[1])
 
 
 def _weighted_sum(
     product: _PairProduct, scores: Mapping[Value, _Scores]
 ) -> RecordedAttention | None:
     """The attention whose weights a product multiplies with values, and adds up over the keys."""
-    factors = product.factors
-    for weights, values in (factors, factors[::-1]):
+    first, second = product.factors
+    for weights, values, dims in (
+        (first, second, (product.rows, product.columns)),
+        (second, first, (product.columns, product.rows)),
+    ):
         of_weights = scores.get(weights.value)
         if of_weights is None or of_weights.attention is None:
             continue
@@ -317,5 +439,8 @@ def _weighted_sum(
         along_keys = [d for d, size in enumerate(of_keys.shape) if size > 1]
         if along_keys == [weights.channels] and values.tokens is not None:
             value = Factor(values.value, tokens=values.channels, channels=values.tokens)
-            return replace(of_weights.attention, value=value)
+            queries, channels = dims
+            assert channels is not None
+            result = Factor(product.result, queries, channels)
+            return replace(of_weights.attention, value=value, result=result)
     return None

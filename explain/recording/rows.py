@@ -66,13 +66,13 @@ def image_numbers(
 
 
 def images_elsewhere(
-    steps: Sequence[Step], inputs: Iterable[Value], count: int
+    numbers_by_value: Mapping[Value, Tensor | None], count: int
 ) -> dict[Value, Tensor]:
-    """The image numbers of the values whose images do not come first, as `image_numbers` tells
-    them."""
+    """The image numbers of the values whose images do not come first, of all that `image_numbers`
+    tells."""
     first = torch.arange(count, device="cpu")
     elsewhere: dict[Value, Tensor] = {}
-    for value, numbers in image_numbers(steps, inputs, count).items():
+    for value, numbers in numbers_by_value.items():
         if numbers is None or not numbers.ndim:
             continue
         is_first = numbers.numel() == len(numbers) and torch.equal(numbers.flatten(), first)

@@ -6,7 +6,7 @@ import sys
 import types
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from typing import Any, Literal
@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn.modules._functions import BackwardHookFunction
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.hooks import BackwardHook
 
 aten = torch.ops.aten
@@ -45,6 +46,8 @@ class OperatorFacts:
     shape and type."""
     leaves: str | None = None
     """What it is called, if it gives values to somebody else than PyTorch."""
+    is_composite: bool = False
+    """Whether it has no kernel of its own, but calls other operators."""
     definition: Callable[..., Any] | None = None
     """What it is by other operators, which are recorded instead."""
 
@@ -81,6 +84,7 @@ def facts_of(operator: Any) -> OperatorFacts:
         is_constant=is_random or only_shape or leaves is not None,
         leaves=leaves,
         moves_itself=torch.Tag.inplace_view in operator.tags,
+        is_composite=is_composite,
         definition=operator.decompose if is_composite else _definitions().get(operator),
     )
 
@@ -244,6 +248,26 @@ def scripts_as_written() -> AbstractContextManager[None]:
     which hides derivatives."""
     context: AbstractContextManager[None] = torch.jit.optimized_execution(False)  # type: ignore[attr-defined]
     return context
+
+
+def without_dispatch_modes() -> AbstractContextManager[Any]:
+    """Run operators as if no dispatch mode were on."""
+    context: AbstractContextManager[Any] = _disable_current_modes()
+    return context
+
+
+@contextmanager
+def dispatching_autograd(active: bool) -> Iterator[None]:
+    """Let operators pass autograd, or not: then a dispatch mode is shown what is called before
+    autograd is, and may call it itself."""
+    key = torch._C.DispatchKey
+    guard = torch._C._SetExcludeDispatchKeyGuard
+    with (
+        guard(key.AutogradFunctionality, not active),
+        guard(key.AutogradOther, not active),
+        guard(key.ADInplaceOrView, not active),
+    ):
+        yield
 
 
 # Which module runs

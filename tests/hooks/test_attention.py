@@ -11,8 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+from explain.data.inputs import Inputs
+from explain.engine.recorded_pass import RecordedPass
 from explain.hooks import HookGroup
-from explain.hooks.attention import AttentionRecorder, heads_together, joined_heads
+from explain.hooks.attention import AttentionRecord, joined_heads
+from explain.recording.attention import heads_together
 from tests.relevance.test_relevance import random
 
 HEADS = 2
@@ -173,16 +176,26 @@ def expected(model: Attention, x: Tensor, *, mask: bool) -> tuple[Tensor, Tensor
     return weights.detach(), torch.autograd.grad(output.sum(), weights)[0]
 
 
+def recorded(model: nn.Module, x: Tensor) -> tuple[Tensor, list[AttentionRecord]]:
+    """The output, and the attentions of a pass."""
+    inputs = Inputs((x,))
+    with ExitStack() as stack, HookGroup(model) as group:
+        whole = RecordedPass.begin(stack, group, model, inputs, {inputs.path: x})
+        output = model(x)
+    whole.finish(output, attention=True)
+    return output, list(whole.attention)
+
+
 @pytest.mark.parametrize("count", [1, 2, 3])  # 2 is the number of heads
 @pytest.mark.parametrize("name", SPELLINGS)
 def test_an_attention_is_found_however_it_is_written(name: str, count: int) -> None:
     model = Attention(SPELLINGS[name]).double()
     x = random(0, count, 5, 4)
-    with ExitStack() as stack:
-        recorder = AttentionRecorder(stack, model, [x])
-        output = model(x)
+    output, found = recorded(model, x)
     with HookGroup() as group:
-        (records,) = heads_together(recorder.watch(group))
+        (records,) = heads_together(found)
+        for record in found:
+            record.watch(group)
         output.sum().backward()
     weights, gradient = expected(model, x, mask=name in MASKED)
     assert_close(joined_heads(records, [record.weights for record in records], count), weights)
@@ -191,8 +204,8 @@ def test_an_attention_is_found_however_it_is_written(name: str, count: int) -> N
     q, k, _ = model.parts(x)
     for name_of_part, part in (("query", q), ("key", k)):
         tensors = [getattr(record, name_of_part) for record in records]
-        found = joined_heads(records, tensors, count)
-        cosines = F.cosine_similarity(found[..., :3], part, dim=-1)
+        of_heads = joined_heads(records, tensors, count)
+        cosines = F.cosine_similarity(of_heads[..., :3], part, dim=-1)
         assert_close(cosines, torch.ones_like(cosines))
 
 
@@ -230,11 +243,9 @@ def test_scores_may_be_mixed_and_added(function: Spelling) -> None:
     model = Attention(function).double()
     x = random(0, 3, 5, 4)
     seen.clear()
-    with ExitStack() as stack:
-        recorder = AttentionRecorder(stack, model, [x])
-        output = model(x)
+    output, (record,) = recorded(model, x)
     with HookGroup() as group:
-        (record,) = recorder.watch(group)
+        record.watch(group)
         gradient, _ = torch.autograd.grad(output.sum(), [*seen, model.qkv.weight])
     assert record.gradient is not None
     assert_close(joined_heads([record], [record.weights], 3), seen[0].detach())
@@ -261,10 +272,7 @@ def among_channels(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def test_attention_in_windows_or_among_channels_has_no_map(function: Spelling, count: int) -> None:
     model = Attention(function).double()
     x = random(0, count, 5, 4)
-    with ExitStack() as stack:
-        recorder = AttentionRecorder(stack, model, [x])
-        model(x)
-    records = recorder.watch(HookGroup())
+    records = recorded(model, x)[1]
     assert len(records) == 1
     assert len(joined_heads(records, [records[0].weights], count)) == 0
 
@@ -283,7 +291,4 @@ def pooled_by_a_layer(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def test_what_is_no_attention_is_not_taken_for_one(function: Spelling) -> None:
     model = Attention(function).double()
     x = random(0, 2, 5, 4)
-    with ExitStack() as stack:
-        recorder = AttentionRecorder(stack, model, [x])
-        model(x)
-    assert recorder.watch(HookGroup()) == []
+    assert recorded(model, x)[1] == []
