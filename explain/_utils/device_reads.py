@@ -30,11 +30,8 @@ _PENDING: ContextVar[_Pending | None] = ContextVar("pending", default=None)
 
 @contextmanager
 def reading_later() -> Iterator[None]:
-    """Within this block, let the checks of `require_finite` wait for the next `read_together`, or
-    for the end of the block, so that they cost no read of the device of their own.
-
-    The engine runs each call in it. The checks are made where the block raises too, since a value
-    that is not finite may be the cause and its error says more; not where a signal ended it.
+    """Within this block, checks of `require_finite` wait for `read_together` or its end, to share
+    one read. Made also where the block raises: a value may be the cause. Not on signals.
     """
     token = _PENDING.set(_Pending())
     try:
@@ -51,11 +48,8 @@ def reading_later() -> Iterator[None]:
 
 @contextmanager
 def refused_by(refuse: Callable[[], None]) -> Iterator[None]:
-    """After this block, let ``refuse`` stand for the functions that `require_finite` got within it
-    and that still wait.
-
-    Those functions hold large tensors for their messages; ``refuse`` computes again what it needs,
-    so that the tensors are freed.
+    """After this block, ``refuse`` stands for the functions that `require_finite` got within it and
+    that wait: it computes again what they hold, so that large tensors are freed.
     """
     pending = _PENDING.get()
     if pending is None:
@@ -67,10 +61,8 @@ def refused_by(refuse: Callable[[], None]) -> Iterator[None]:
 
 
 def require_finite(total: Tensor, refuse: Callable[[], None]) -> None:
-    """Call ``refuse`` if a number, such as the sum of scores, is not finite: now, or within
-    `reading_later` when something is read.
-
-    ``refuse`` may find that all is well: a sum overflows where its terms do not.
+    """Call ``refuse`` if a number, such as a sum of scores, is not finite: now, or later within
+    `reading_later`. It may find all well: a sum overflows where its terms do not.
 
     >>> require_finite(torch.tensor(torch.nan), lambda: print("refused"))
     refused
@@ -84,10 +76,8 @@ def require_finite(total: Tensor, refuse: Callable[[], None]) -> None:
 
 
 def read_together(*tensors: Tensor) -> list[list[float]]:
-    """Return the numbers in each tensor as a flat list, in one read of the device.
-
-    The numbers of `require_finite` that wait are read with them. The first that is not finite calls
-    its function, which raises, before anything is returned; what it reads itself is not deferred.
+    """The numbers in each tensor as a flat list, in one read of the device with those of
+    `require_finite` that wait; the first that is not finite calls its function, which raises.
 
     >>> read_together(torch.tensor([[1.0, 2.0]]), torch.tensor(True))
     [[1.0, 2.0], [1.0]]

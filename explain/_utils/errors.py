@@ -29,11 +29,8 @@ R = TypeVar("R")
 
 
 def printable(text: object) -> str:
-    """Return a text on one line that cannot steer a terminal: control characters are shown as
-    escapes.
-
-    These are the characters that cannot be seen: escape sequences, line breaks, and the marks that
-    change the direction of writing. Joiners stay, since scripts and emoji are written with them.
+    """A text on one line, with escapes for what cannot be seen (control characters, line breaks,
+    marks of direction), so that it cannot steer a terminal. Joiners stay, as in emoji.
 
     >>> printable("tabby\\x1b[2J\\ncat")
     'tabby\\\\x1b[2J\\\\ncat'
@@ -67,10 +64,8 @@ class ArgumentError(ExplainError, TypeError):
 
 
 def imported_later(module: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return a ``__getattr__`` for a package's ``__init__`` that imports names when they are first
-    used, so that slow modules do not delay ``import explain``.
-
-    ``module`` is the package's name, and ``homes`` the module of each name.
+    """A ``__getattr__`` for the package ``module`` that imports names (each in the module that
+    ``homes`` says) when first used, so that slow modules do not delay ``import explain``.
     """
 
     def load(name: str) -> Any:
@@ -254,9 +249,8 @@ def check_whole_number(
     optional: bool = True,
     error: type[ExplainError] = RunError,
 ) -> None:
-    """Refuse an option called ``name`` whose value is no whole number from ``least``.
-
-    ``optional`` is whether None is allowed, for a default; ``error`` is the class that is raised.
+    """Refuse an option called ``name`` whose value is no whole number from ``least``. ``optional``
+    is whether None is allowed, for a default; ``error`` is the class that is raised.
     """
     if value is None and optional:
         return
@@ -284,11 +278,8 @@ def collect_warnings(messages: list[str]) -> AbstractContextManager[None]:
 
 
 def quiet() -> AbstractContextManager[None]:
-    """Within this block, ignore all Python warnings, such as those of libraries.
-
-    Filters belong to the process, so the first of several threads sets them and the last restores
-    them. (``warnings.catch_warnings`` alone would bring back what another
-    thread had put there.)
+    """Within this block, ignore all Python warnings. Filters belong to the process: the first of
+    several threads sets them and the last restores them.
     """
     return Shared({"warnings": _ignore_warnings})
 
@@ -303,19 +294,14 @@ def _ignore_warnings() -> AbstractContextManager[Any]:
 
 def note(message: str) -> None:
     """Log a message at the level INFO of the logger "explain": that a slower way is taken, which is
-    no fault, but costs time.
-
-    ``logging.basicConfig(level=logging.INFO)`` shows them.
+    no fault, but costs time. ``logging.basicConfig(level=logging.INFO)`` shows them.
     """
     logging.getLogger("explain").info(printable(message))
 
 
 def warn(message: str) -> None:
-    """Give an `ExplainWarning` to the caller of this package, or append the message to the list of
-    `collect_warnings`.
-
-    Python shows with it the line outside this package that led here: ``level`` counts the frames up
-    to that line.
+    """Give an `ExplainWarning` for the line outside this package, ``level`` frames up, or append
+    the message to the list of `collect_warnings`.
     """
     if _here.collect_warnings is not None:
         _here.collect_warnings.append(printable(message))
@@ -425,10 +411,8 @@ def shown(value: object, width: int = 60) -> str:
 
 
 def optional(module: str, why: str, extra: str, error: type[ExplainError]) -> Any:
-    """Import and return a module of an optional package, which comes with an ``extra`` of this one.
-
-    Where it is not installed, ``error`` is raised with the command that installs it; ``why`` ends
-    the phrase "must be installed ...".
+    """Import a module of an optional package, which comes with an ``extra`` of this one; else raise
+    ``error`` with the command that installs it. ``why`` ends "must be installed ...".
 
     >>> optional("nothing.at.all", "for this", "app", AppError)
     Traceback (most recent call last):

@@ -31,10 +31,8 @@ def picture_html(
     max_bytes: int = LARGEST,
     style: str = "max-width: 100%",
 ) -> str:
-    """Return a picture as an HTML ``img`` that contains its file, of at most ``max_bytes`` bytes
-    before base64: a PNG, or else a JPEG, and reduced if need be.
-
-    ``alternative`` is the text for those who cannot see it, ``style`` is CSS.
+    """A picture as an HTML ``img`` with its file, at most ``max_bytes`` before base64: a PNG, else
+    a JPEG, reduced if need be. ``alternative`` is its text, ``style`` its CSS.
 
     >>> from PIL import Image
     >>> picture_html(Image.new("RGB", (2, 1)), "a <cat>")[-46:]

@@ -14,12 +14,8 @@ _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
 def modules_of(model: nn.Module) -> dict[nn.Module, str]:
-    """Return a model's modules, each with the first of its dotted names: those of
-    ``named_modules()`` in its order, and then those that torch does not see; see `kept_modules`.
-
-    Every explanation walks over its model several times, which is a part of its cost where the
-    model is small. Modules that an intervention has inserted go with the first. The result may be
-    cached: do not change it.
+    """A model's modules, each with the first of its dotted names: those of ``named_modules()``,
+    then `kept_modules`. Cached, since small models are walked over often: do not change it.
 
     >>> layer = nn.Linear(2, 2)
     >>> list(modules_of(nn.Sequential(layer, nn.Sequential(nn.ReLU(), layer))).values())
@@ -49,10 +45,8 @@ def modules_of(model: nn.Module) -> dict[nn.Module, str]:
 
 
 def kept_modules(module: nn.Module) -> dict[str, nn.Module]:
-    """The modules that a module keeps where torch does not look for them, by name: in attributes,
-    lists, tuples and dictionaries, as Keras does.
-
-    Those in containers have their own name, if they have one, and else that of their place.
+    """The modules in a module's attributes, lists, tuples and dictionaries, which torch does not
+    see (Keras), by their own name if they have one, else by their position.
 
     >>> class Keeps(nn.Module):
     ...     def __init__(self):
@@ -97,9 +91,7 @@ module_names = _ModuleNames()
 
 def inserting(model: nn.Module, modules: Mapping[str, nn.Module]) -> AbstractContextManager[None]:
     """Let modules that interventions insert into a model have names in it, such as ``layer3/sae``,
-    inside the block.
-
-    For this thread alone. Then layers inside them can be named and hooked.
+    inside the block. For this thread alone. Then layers inside them can be named and hooked.
     """
     names_outside = module_names.inserted
     return temporarily(
@@ -110,9 +102,6 @@ def inserting(model: nn.Module, modules: Mapping[str, nn.Module]) -> AbstractCon
 def submodule(model: nn.Module, name: str) -> nn.Module:
     """Return the module of a dotted name, as ``get_submodule`` does; also one that an intervention
     inserted, or that torch does not see.
-
-    Raises:
-        AttributeError: there is none.
     """
     for start, module in module_names.inserted.get(model, {}).items():
         if name == start or name.startswith(f"{start}."):

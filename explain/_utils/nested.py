@@ -15,10 +15,8 @@ Change: TypeAlias = Callable[[Path, torch.Tensor], torch.Tensor]
 
 
 def items(value: Any) -> list[tuple[Any, Any]]:
-    """Return the items of a container (mapping, list, tuple or dataclass) as pairs of key, position
-    or field name, and value, one level deep; an empty list for anything else.
-
-    Its order is that in which all functions of this module go through a container.
+    """The items of a mapping, list, tuple or dataclass as pairs of key, position or field name, and
+    value, one level deep; empty for anything else.
 
     >>> items({"a": 1}), items((2, 3)), items(4)
     ([('a', 1)], [(0, 2), (1, 3)], [])
@@ -60,9 +58,9 @@ def _collect(value: Any, path: Path, tensors: list[tuple[Path, torch.Tensor]]) -
 
 
 def constants(value: Any) -> Iterator[Any]:
-    """Yield everything in a module's nested inputs but tensors and containers: switches, sizes,
-    names, and the keys of containers. They are part of the key under which a network's layers are
-    remembered (`explain.data.inputs`)."""
+    """Yield everything in nested inputs but tensors and containers: switches, sizes, names and
+    keys.
+    """
     if not (isinstance(value, (torch.Tensor, Mapping, tuple, list)) or _is_data(value)):
         yield value
     for key, inner in items(value):
@@ -86,9 +84,6 @@ def replace(value: Any, change: Change) -> Any:
     """Return a value with each tensor replaced by ``change(path, tensor)``; containers are copied,
     never edited.
 
-    Raises:
-        HookError: a container of a class of its own cannot be made with other contents.
-
     >>> replace({"a": (torch.ones(1), "text")}, lambda path, tensor: tensor + 1)
     {'a': (tensor([2.]), 'text')}
     """
@@ -96,13 +91,8 @@ def replace(value: Any, change: Change) -> Any:
 
 
 def edit(value: Any, change: Change) -> Any:
-    """Put ``change(path, tensor)`` in the place of each tensor, and return the value.
-
-    Lists, mappings and dataclasses stay the same objects, for others may hold them and write into
-    them. Only those that cannot be written into, such as tuples, are made again.
-
-    Raises:
-        HookError: a container of a class of its own cannot be made with other contents.
+    """Put ``change(path, tensor)`` in the place of each tensor. Lists, mappings and dataclasses
+    stay the same objects, as others may hold them; tuples are made again.
 
     >>> given = [torch.ones(1), "text"]
     >>> edit(given, lambda path, tensor: tensor + 1) is given, given
@@ -113,9 +103,6 @@ def edit(value: Any, change: Change) -> Any:
 
 def with_items(like: Any, values: Iterable[Any]) -> Any:
     """Return a container like ``like``, with these values instead of its own.
-
-    Raises:
-        HookError: its class cannot be made with other contents.
 
     >>> with_items({"a": 1, "b": 2}, [3, 4])
     {'a': 3, 'b': 4}
@@ -134,10 +121,8 @@ def with_items(like: Any, values: Iterable[Any]) -> Any:
 def _changed(
     value: Any, path: Path, change: Change, in_place: bool, done: dict[int, tuple[Any, Any]]
 ) -> Any:
-    """Do the work of `replace` (a copy) and `edit` (``in_place``) for a value at ``path``.
-
-    ``done`` has by `id` each container that is finished, with its result: one that occurs twice
-    stays one object. The container is kept beside it, so that its id is not used again.
+    """Do `replace` (a copy) or `edit` (``in_place``) for a value at ``path``. ``done`` has each
+    finished container by `id` (kept, so that no id is reused): one that occurs twice stays one.
     """
     if isinstance(value, torch.Tensor):
         return change(path, value)
@@ -185,11 +170,8 @@ def _written(container: Any, values: list[Any]) -> Any:
 
 
 def _made(like: Any, values: list[Any]) -> Any:
-    """Return a container of the same class as ``like`` with new values, in the order of `items`.
-
-    Mappings and dataclasses are copied first, since they may have more than their items:
-    attributes, a default, an order. ``like`` keeps its own values. Named tuples take each value as
-    an argument.
+    """A container of the class of ``like``, which stays, with new values in the order of `items`.
+    Mappings and dataclasses are copied, since they may have more: attributes, a default.
     """
     if isinstance(like, (tuple, list)):
         return type(like)(*values) if hasattr(like, "_fields") else type(like)(values)
@@ -241,10 +223,8 @@ def replace_first(output: Any, new: torch.Tensor) -> Any:
 
 class SwappedInputs:
     """Tensors replaced in a module's inputs for one call; ``pairs`` has each old tensor and the new
-    one.
-
-    Containers stay those of the caller, since the module may write into them. `restore` puts the
-    old tensors back wherever the module has left the new ones.
+    one. Containers stay those of the caller, since the module may write into them. `restore` puts
+    the old tensors back wherever the module has left the new ones.
 
     >>> skips = [torch.zeros(1)]
     >>> swapped = SwappedInputs(((skips,), {}), lambda tensor: tensor + 1)
@@ -257,11 +237,8 @@ class SwappedInputs:
     """
 
     def __init__(self, inputs: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Replace the tensors in a module's ``inputs``, its arguments and keyword arguments, by
-        ``change``.
-
-        The caller's lists, mappings and dataclasses are edited until `restore`. ``change`` is
-        called once for each tensor, however often it occurs.
+        """Replace each tensor in ``inputs`` (arguments and keyword arguments) by one call of
+        ``change``; lists, mappings and dataclasses are edited until `restore`.
         """
         self.pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
         args, kwargs = inputs

@@ -58,12 +58,8 @@ _readers: dict[type, tuple[str, Callable[[Any], Any], Check | None]] = {}
 def register_reader(
     kind: type, words: str, plain: Callable[[Any], Any], check: Check | None = None
 ) -> None:
-    """Let fields of `CheckedFields` have the type ``kind``, which is defined in a later room, such
-    as methods or baselines.
-
-    Called once, when that room is imported. ``words`` are what messages call the type, ``plain``
-    makes an object of it from a value or returns the value as it is, and ``check`` refuses objects
-    that cannot be this option.
+    """Let fields of `CheckedFields` have the type ``kind`` of a later subpackage: ``words`` name it
+    in messages, ``plain`` makes one from a value (or returns the value), ``check`` refuses.
     """
     _readers[kind] = words, plain, check
 
@@ -130,11 +126,8 @@ class CheckedFields:
                 object.__setattr__(self, checked.name, self._checked(checked, value))
 
     def _checked(self, checked: "_CheckedField", value: Any) -> Any:
-        """Return the plain form of an option's value, or raise ``self.error`` with a line that says
-        what the option must be.
-
-        It checks the type, the limits of ``minimums``, ``maximums`` and ``below``, and the check of
-        a registered type.
+        """The plain form of an option's value after checks of type, ``minimums``, ``maximums``,
+        ``below`` and the registered type; raises ``self.error`` with what the option must be.
         """
         option = checked.name
         own_class: Any = type(self)  # for mypy, a type is not hashable
@@ -200,10 +193,8 @@ _options_by_class: dict[Any, _ClassOptions] = {}
 
 
 def _options_of(cls: Any) -> _ClassOptions:
-    """Return the options of a class of `CheckedFields`, looked up once for each class.
-
-    Not by `lru_cache`, of which `torch.compile` warns. Fields whose type says nothing that can be
-    checked are left out of ``checked``.
+    """The options of a class of `CheckedFields`, looked up once (not by `lru_cache`, of which
+    `torch.compile` warns). Fields whose type says nothing are not in ``checked``.
     """
     if cls in _options_by_class:
         return _options_by_class[cls]
@@ -230,14 +221,8 @@ def by_name(
     *,
     tell_apart: bool = False,
 ) -> dict[str, T]:
-    """Return the methods or metrics that a caller asked for by their names, in their order.
-
-    ``wanted`` is one or several of them, as names or objects, and ``get`` returns the object of
-    each; equal ones count once. ``what`` is what messages call them: "method" or "metric". With
-    ``tell_apart``, different ones of one name get the options in which they differ: "rise(seed=1)".
-
-    Raises:
-        ExplainError: there is none, or two different ones have one name.
+    """The objects (by ``get``) of the ``wanted`` names or objects, equal ones once. With
+    ``tell_apart``, those of one name get the options in which they differ: "rise(seed=1)".
     """
     if isinstance(wanted, str) or not isinstance(wanted, Iterable):
         item = get(wanted)
@@ -294,14 +279,8 @@ def _are_equal(one: Any, other: Any) -> bool:
 
 
 def enter(registry: dict[str, Any], it: Any, what: str, **options: Any) -> Any:
-    """Add ``it``, a method, metric or baseline, to a registry by its name, and return it unchanged:
-    the work of the decorators `register`.
-
-    ``it`` is an object or a class. A class becomes a frozen dataclass, and an object of it, made
-    with these options, is added. ``what`` is what messages call it, such as "method".
-
-    Raises:
-        ExplainError: the name is taken by another, or cannot be one.
+    """Add ``it``, an object or a class (made a frozen dataclass), to a registry by its name, and
+    return it. ``what`` is its word in messages; refused if the name is taken.
     """
     if isinstance(it, type) and "__dataclass_params__" not in vars(it):
         dataclass(frozen=True)(it)
@@ -319,10 +298,8 @@ def enter(registry: dict[str, Any], it: Any, what: str, **options: Any) -> Any:
 
 
 def _kinds(cls: type) -> dict[str, Any]:
-    """Return the types of a class's fields by name, with annotations that are strings resolved.
-
-    Where a name in them cannot be resolved, as in a class that was written inside a function, only
-    the fields of its bases have types, and the others are not checked.
+    """The types of a class's fields by name. Where a name in an annotation cannot be resolved, as
+    inside a function, only the fields of bases have types and are checked.
     """
     with suppress(NameError, TypeError):
         return typing.get_type_hints(cls, include_extras=True)
@@ -334,11 +311,8 @@ def _kinds(cls: type) -> dict[str, Any]:
 
 
 def _read(value: Any, kind: Any, least: float | None) -> Any:
-    """Return the value of an option in the plain form of the type ``kind``, or `_REFUSED` where it
-    is not of this type, or a number below ``least``.
-
-    Of a union, the first type that takes the value counts. What a type says nothing of is returned
-    as it is. `_word` must have words for each type that is read here.
+    """An option's value in the plain form of the type ``kind`` (the first of a union that takes
+    it), or `_REFUSED`, also below ``least``. `_word` must have words for each type here.
     """
     origin = typing.get_origin(kind)
     args = typing.get_args(kind)
@@ -367,9 +341,9 @@ def _read(value: Any, kind: Any, least: float | None) -> Any:
 
 
 def _number(value: Any, kind: type, least: float | None) -> Any:
-    """Return a number of Python, NumPy or torch as one of Python: an int, or where ``kind`` is
-    float a finite int or float; `_REFUSED` for anything else, and below ``least``. Bools are no
-    numbers."""
+    """A number of Python, NumPy or torch as an int, or a finite float where ``kind`` is float;
+    `_REFUSED` for anything else (bools too), and below ``least``.
+    """
     try:
         if isinstance(value, (bool, np.bool_)):
             return _REFUSED
@@ -386,11 +360,8 @@ def _number(value: Any, kind: type, least: float | None) -> Any:
 
 
 def _tuple(value: Any, kinds: Sequence[Any], least: float | None) -> Any:
-    """Return a list, tuple, array or single item as a tuple whose items have these ``kinds``, or
-    `_REFUSED`.
-
-    ``kinds`` are the arguments of ``tuple[...]``: one type for each item, or one and ``...`` for
-    any number of items.
+    """A list, tuple, array or single item as a tuple of these ``kinds``, the arguments of
+    ``tuple[...]`` (``...`` for any number), or `_REFUSED`.
     """
     items = value.tolist() if isinstance(value, (np.ndarray, torch.Tensor)) else value
     items = items if isinstance(items, (list, tuple)) else [items]
@@ -443,12 +414,7 @@ class MethodSpec:
 
 def read_written(text: str) -> MethodSpec:
     """Read a name with options, as people type methods, metrics and baselines: "rise(samples=500)".
-
     Nothing is looked up: whether there is such a method is for the caller to find out.
-
-    Raises:
-        SpecError: the text has another form. The message begins with "must"; callers put the name
-            of the argument before it.
 
     >>> read_written("Smooth(gradcam++(), samples=5)")
     MethodSpec(name='smooth', values=('gradcam++()',), options={'samples': 5})
@@ -480,9 +446,6 @@ def read_written(text: str) -> MethodSpec:
 def _parts(arguments: str, text: str) -> Iterator[str]:
     """Yield the ``arguments`` between the brackets of a typed name, split at commas that are in no
     quotes and no inner brackets; ``text`` is the whole, for messages.
-
-    Raises:
-        SpecError: brackets or quotes are not closed.
     """
     start = 0
     closing_brackets = list[str]()
@@ -511,13 +474,8 @@ def _parts(arguments: str, text: str) -> Iterator[str]:
 
 
 def _value(written: str, text: str) -> Any:
-    """Return the value of a typed option: a Python literal, or True, False and None in any
-    capitals; plain words and names with options stay texts. Nothing is evaluated.
-
-    ``text`` is the whole name with options, for messages.
-
-    Raises:
-        SpecError: it is neither, such as an expression.
+    """A typed option as a Python literal (True, False, None in any capitals); words and names with
+    options stay texts. Nothing is evaluated; ``text`` is the whole, for messages.
     """
     word = written.strip()
     if word.lower() in _PLAIN_WORDS:

@@ -13,11 +13,8 @@ _begun: set[str] = set()
 
 
 def load_plugins() -> None:
-    """Import the modules of all plug-ins, once in a process; one that cannot be imported gives a
-    warning that names it.
-
-    To look for them takes some time, so only names that the package does not know itself, and
-    lists, need them.
+    """Import the modules of all plug-ins, once in a process; warns of one that fails. Takes some
+    time, so only for unknown names and lists.
     """
     with _lock:  # other threads wait until all are there
         if GROUP in _begun:

@@ -33,11 +33,8 @@ class StatusLine:
         self.clock = clock
 
     def draw(self, share: float | None, text: str) -> None:
-        """Draw the status line again: a bar, if the ``share`` from 0 to 1 that is done is known,
-        and a text.
-
-        Nothing is drawn sooner than `PAUSE` seconds after the last drawing, outside of terminals
-        (unless ``anywhere``), or where it is hidden.
+        """Draw the line again: a bar, if the ``share`` from 0 to 1 is known, and a text; not within
+        `PAUSE` seconds, outside of terminals (unless ``anywhere``) or where hidden.
         """
         now = self.clock()
         seen = sys.stderr is not None and (self.anywhere or sys.stderr.isatty())
@@ -66,10 +63,8 @@ class ProgressLine(StatusLine):
     _last = 0  # what was done at the last call
 
     def __call__(self, done: int, total: int | None) -> None:
-        """Draw how much of a piece of work is done, with an estimate of the time left; the engine
-        calls it as its ``progress`` callback.
-
-        A ``done`` that does not grow begins a new piece of work. The last call ends the line.
+        """Draw how much is done, with an estimate of the time left. A ``done`` that does not grow
+        begins a new piece of work; the last call ends the line.
         """
         if done <= self._last or not self._last:  # something else has begun
             self._first = (done, self.clock())

@@ -7,10 +7,8 @@ import torch
 
 
 def seeded(seed: int, draw: int | None = None) -> torch.Generator:
-    """Return a random generator on the CPU for any whole number as a seed; with ``draw``, the one
-    of this number among several independent generators of the same seed.
-
-    Results of methods depend on it: another formula would change the maps of every seed.
+    """A CPU generator for any whole number, or number ``draw`` of several independent ones of a
+    seed. Another formula would change the maps of every seed.
     """
     return torch.Generator("cpu").manual_seed(
         (seed if draw is None else seed * 1_000_003 + draw) % 2**63

@@ -45,11 +45,8 @@ def likeness(one: Tensor, other: Tensor) -> Tensor:
 
 
 def all_cancel(means: Tensor, terms: Tensor) -> Tensor:
-    """Return for each of N images whether all of its means ``(N, ...)`` may be nothing but rounding
-    errors: bool ``(N,)``. ``terms`` ``(N, ...)`` are those that the means were taken of.
-
-    `explain.attribution.diagnostics` says by it why a map is empty. In some
-    channels, the terms themselves may be such errors; so all terms of an image count.
+    """For each of N images, whether all of its means ``(N, ...)`` of ``terms`` ``(N, ...)`` may be
+    rounding errors. All terms of an image count, as some may be such errors themselves.
 
     >>> terms = torch.tensor([[[0.1, 0.2, -0.3], [1e-9, 0, 0]], [[0.1, 0.2, -0.3], [0.1, 0, 0]]])
     >>> all_cancel(terms.mean(2), terms)

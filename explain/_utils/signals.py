@@ -67,11 +67,8 @@ class _InFront:
 
 
 def came_by_signal(error: BaseException) -> bool:
-    """Whether a signal handler of the caller's raised an error, which is no fault of the code that
-    it interrupted.
-
-    Whoever catches every ``Exception`` inside a block lets these pass: a time limit is not a broken
-    layer.
+    """Whether a signal handler of the caller's raised an error, which ``except Exception`` must let
+    pass: a time limit is not a broken layer.
     """
     return hasattr(error, "_came_by_signal")
 
@@ -105,10 +102,8 @@ class SignalSafe(Generic[T]):
     on_exit: Callable[[BaseException | None], None]
 
     def __enter__(self) -> T:
-        """Begin the block by ``on_enter``, while signals wait; return what it returns.
-
-        Signals that came meanwhile are handled before the block begins; where their handlers or
-        ``on_enter`` raise, ``on_exit`` is called.
+        """Begin the block by ``on_enter`` while signals wait; they are handled before the block
+        begins. Where their handlers or ``on_enter`` raise, ``on_exit`` is called.
         """
         self._in_front = _step_in_front()
         try:
@@ -142,11 +137,8 @@ class _FromGenerator(SignalSafe[T]):
         return next(self._steps)
 
     def on_exit(self, error: BaseException | None) -> None:
-        """Let the generator go on after its ``yield``, or raise the block's error there, as
-        `contextlib.contextmanager` does.
-
-        The error that comes back out of the generator is not raised here: the ``with`` statement
-        raises it again.
+        """Let the generator go on after its ``yield``, or raise the block's error there. The same
+        error coming back is not raised here: the ``with`` statement does.
         """
         if error is None:
             next(self._steps, None)
@@ -227,9 +219,7 @@ _shared: dict[Any, _ChangedSetting] = {}
 
 class Shared(SignalSafe[None]):
     """Change settings of the process: the first of several threads changes them, and the last one
-    restores them.
-
-    Each is changed by a function, which returns a context whose end restores it.
+    restores them. Each is changed by a function, which returns a context whose end restores it.
     """
 
     def __init__(self, changes: Mapping[Any, Callable[[], Any]]) -> None:
@@ -305,11 +295,8 @@ def _stack(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _is_amid(frame: FrameType | None) -> bool:
-    """Whether a frame, which a signal has interrupted, runs inside a beginning or end that must not
-    be split (`_WHOLE`).
-
-    A signal handler of the caller's that runs there may be split: the frames are looked at from the
-    innermost on, up to the call of such a handler.
+    """Whether an interrupted frame runs inside a beginning or end that must not be split
+    (`_WHOLE`), from the innermost up to a handler of the caller's, which may be split.
     """
     for caller in _stack(frame):
         if caller.f_code in _WHOLE or (caller.f_code is _handle.__code__ and caller is not frame):
@@ -319,7 +306,6 @@ def _is_amid(frame: FrameType | None) -> bool:
 
 def _is_in_a_context_of_ours(frame: FrameType | None) -> bool:
     """Whether a frame is one of `contextlib` that this package has called.
-
     A signal there must not keep a context from being left, or from being noted as entered.
     """
     caller = next(
@@ -333,9 +319,7 @@ def _is_in_a_context_of_ours(frame: FrameType | None) -> bool:
 
 def _is_where_errors_are_lost(frame: FrameType | None) -> bool:
     """Whether a frame is inside what a weak collection does when a member dies, where Python only
-    prints errors.
-
-    A signal there would be lost. It waits for the next beginning or end of a block.
+    prints errors. A signal there would be lost. It waits for the next beginning or end of a block.
     """
     codes = (caller.f_code for caller in _stack(frame))
     return any(
@@ -344,11 +328,8 @@ def _is_where_errors_are_lost(frame: FrameType | None) -> bool:
 
 
 def _step_in_front() -> tuple[tuple[int, _InFront], ...]:
-    """Put a handler of ours (`_InFront`) before each of the caller's signal handlers that has none
-    yet, and return the new ones with the numbers of their signals.
-
-    Called at the beginning of every `SignalSafe` block; blocks inside another find all in place.
-    Nothing is done outside of the main thread.
+    """Put a handler (`_InFront`) before each of the caller's that has none yet; returns the new
+    ones with their signals. Nothing is done outside of the main thread.
     """
     if threading.get_ident() != _main:
         return ()
@@ -369,11 +350,8 @@ def _step_in_front() -> tuple[tuple[int, _InFront], ...]:
 
 
 def _step_aside(in_front: tuple[tuple[int, _InFront], ...], caller: FrameType | None) -> None:
-    """Call the caller's handlers for the signals that have waited, and put them back in place of
-    ours; called at the end of the block that has placed ``in_front``.
-
-    ``caller`` is the frame that the block is in, or None where no handler is to be called. What a
-    handler raises leaves from here.
+    """Call the caller's handlers for signals that waited, and put them back in place of
+    ``in_front``. ``caller`` is the block's frame, or None where no handler is to be called.
     """
     try:
         if caller is not None and _waiting:
@@ -399,10 +377,8 @@ def _give_back(in_front: tuple[tuple[int, _InFront], ...]) -> None:
 
 
 def _hand_over(caller: FrameType | None) -> None:
-    """Call the caller's handlers for the signals that have waited, in their order, unless the frame
+    """Call the caller's handlers for signals that waited, in order, all even if one raises, unless
     ``caller`` is itself inside something that must not be split: then they wait on.
-
-    All are called, even if one raises.
     """
     if not _waiting or threading.get_ident() != _main or _is_amid(caller):
         return
@@ -428,11 +404,8 @@ def _handle(
 
 
 def _begin_child() -> None:
-    """In a process that has just been forked, drop the signals that wait, and restore the caller's
-    handlers and the settings that blocks of the parent had changed.
-
-    Those blocks end in the parent, not here. The lock was taken before the fork, and is released
-    here.
+    """After a fork, drop waiting signals, restore the caller's handlers and what blocks of the
+    parent had changed (they end there), and release the lock taken before it.
     """
     global _main
     _main = threading.get_ident()

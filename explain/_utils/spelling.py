@@ -6,9 +6,7 @@ from collections.abc import Iterable
 
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:
-    """Return the end of an error message about an unknown name: the closest candidates as a
-    question, or else a list of the first eight.
-
+    """The end of an error about an unknown name: the closest candidates, else the first eight.
     Capitals, dashes, dots, spaces and underlines make no difference.
 
     >>> did_you_mean("gradcan", ["gradcam", "saliency"])

@@ -156,10 +156,8 @@ CROPS: dict[str, preprocessing.CropLike] = {"": "center", "square": 1.0, "whole"
 @dataclass(frozen=True)
 class CoveredRegion(CheckedFields):
     """A rectangle ``region`` (x0, y0, x1, y1), as shares of the model's view, and the baseline
-    ``fill`` that covers it.
-
-    The baseline works on the photo's own colours, from 0 (black) to 1: "zero" is black for every
-    model.
+    ``fill`` that covers it. The baseline works on the photo's own colours, from 0 (black) to 1:
+    "zero" is black for every model.
 
     >>> grey = Image.new("RGB", (60, 40), (100, 100, 100))
     >>> covered = CoveredRegion((0.0, 0.0, 0.5, 1.0), "zero").apply(grey, Box(10, 0, 50, 40))
@@ -175,9 +173,7 @@ class CoveredRegion(CheckedFields):
 
     def __post_init__(self) -> None:
         """Check the fields of the covered region in a request of the page: their types, and that
-        the corners are shares from 0 to 1 in order.
-
-        The dataclass calls it after ``__init__``.
+        the corners are shares from 0 to 1 in order. The dataclass calls it after ``__init__``.
         """
         super().__post_init__()
         left, top, right, bottom = self.region
@@ -256,11 +252,7 @@ class ExplainRequest(CheckedFields):
     @classmethod
     def of(cls, values: Any, models: int, limits: Limits) -> "ExplainRequest":
         """Make a request of the JSON object that the page sent, and check it against the limits.
-
         ``models`` is how many models the app has.
-
-        Raises:
-            ExplainError: a field is unknown or not valid, or asks for too much.
 
         >>> ExplainRequest.of(
         ...     {"photo": "abc", "methods": ["gradcam"], "targets": [3]}, 1, Limits()
@@ -284,7 +276,6 @@ class ExplainRequest(CheckedFields):
     @cached_property
     def chosen(self) -> dict[str, Method]:
         """The methods of the request by their names; "gradcam" where it names none.
-
         Names with options are refused: options could ask for any amount of work.
         """
         for name in self.methods:
@@ -316,11 +307,7 @@ R = TypeVar("R", bound=CheckedFields)
 
 def read_request(kind: type[R], values: Any) -> R:
     """Make a request of the app, of the class ``kind``, of a JSON object that the page sent.
-
     Fields that are null get their defaults.
-
-    Raises:
-        ExplainError: ``values`` is no JSON object, or a field is unknown or not valid.
 
     >>> read_request(CheckRequest, {"answer": "abc", "what": "check", "target": None}).target
     0

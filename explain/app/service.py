@@ -41,10 +41,8 @@ class ExpiredError(ExplainError):
 
 
 class Cache(Generic[T]):
-    """At most ``most`` items of at most ``size`` together, each under a random name.
-
-    Items that were not used for ``age`` seconds expire at the next use of the cache, or by
-    `remove_expired`.
+    """At most ``most`` items of at most ``size`` together, each under a random name. Items that
+    were not used for ``age`` seconds expire at the next use of the cache, or by `remove_expired`.
 
     >>> cache = Cache("photo", 2)
     >>> first, second = cache.add("a"), cache.add("b")
@@ -91,11 +89,7 @@ class Cache(Generic[T]):
         return name
 
     def __getitem__(self, name: str) -> T:
-        """Return an item, which counts as its use: it becomes the last to expire.
-
-        Raises:
-            ExpiredError: there is no such item, or no longer; the app replies with status 404.
-        """
+        """Return an item, which counts as its use: it becomes the last to expire."""
         with self._lock:
             self.remove_expired()
             if name not in self._items:
@@ -217,9 +211,6 @@ class Service:
     def example(self, name: str) -> dict[str, Any]:
         """Keep the example photo of this name as if it was uploaded, and return what `add_photo`
         returns.
-
-        Raises:
-            ExplainError: there is no such example.
         """
         if name not in self.examples:
             raise ExplainError(
@@ -240,10 +231,7 @@ class Service:
 
     def picture(self, photo: str) -> bytes:
         """An uploaded photo, by its random name, as a JPEG of at most `SIDE` pixels a side, for the
-        page.
-
-        Raises:
-            ExpiredError: the photo is unknown or has expired.
+        page. Raises `ExpiredError` if the photo is unknown or has expired.
         """
         return jpeg(self._photos[photo], SIDE)
 
@@ -272,9 +260,6 @@ class Service:
     def model(self, values: Mapping[str, Any]) -> ServedModel:
         """The model that a request of the page names by its number under ``model``; the first by
         default.
-
-        Raises:
-            ExplainError: there is no such model.
         """
         number = values.get("model", 0)
         if not isinstance(number, int) or not 0 <= number < len(self.models):
@@ -285,7 +270,6 @@ class Service:
 
     def layers(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """The layers that can be chosen for a photo, as `ServedModel.layers` returns them.
-
         ``values`` are the request of the page: ``photo``, ``model`` and ``crop``.
         """
         photo = self._photos[str(values.get("photo"))]

@@ -91,10 +91,7 @@ class Scheduler:
             yield
 
     def pause(self) -> None:
-        """Release the model where quick tasks wait for it, and take it again after them.
-
-        Called from within a `slow` block, between two parts of the work.
-        """
+        """Release the model where quick tasks wait for it, and take it again after them."""
         if self._quick_waiting:
             self.close()
             self._enter_slow()
@@ -189,9 +186,6 @@ class ServedModel:
     def explainer_for(self, crop: str) -> Explainer:
         """Return the explainer that shows the model this part of a photo, by the crop's name in a
         request of the page.
-
-        Raises:
-            ExplainError: the model's preprocessing has no such crop.
         """
         if not crop:
             return self.explainer
@@ -244,9 +238,6 @@ class ServedModel:
     def preview_method(self) -> Method:
         """The quick method whose map the page shows first where all methods of a request are slow:
         Grad-CAM if it fits the model.
-
-        Raises:
-            ExplainError: no quick method fits the model.
         """
         quick = list(filter(self.is_quick, self.costs))
         if not quick:
@@ -299,10 +290,8 @@ class AbandonedError(Exception):
 
 
 class PageTask:
-    """One request that is being answered.
-
-    ``stopped`` ends slow methods with what they have, and ``dropped`` everything, since nobody
-    waits for the answer.
+    """One request that is being answered. ``stopped`` ends slow methods with what they have, and
+    ``dropped`` everything, since nobody waits for the answer.
     """
 
     def __init__(self, served: ServedModel, send: SendStep) -> None:
@@ -463,7 +452,6 @@ def photo_name(photo: Image.Image) -> str:
 
 class ExplainTask(PageTask):
     """Answers one request for a photo; the maps of an ``earlier`` answer are reused.
-
     ``keep`` stores each answer, and returns its name.
     """
 

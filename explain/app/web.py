@@ -36,11 +36,9 @@ _OTHER_SITE = (403, "requests from other sites are refused; open the app itself"
 
 @dataclass(frozen=True)
 class Access:
-    """Which requests are allowed.
-
-    ``hosts`` are the names of the app in the ``Host`` header. With a ``token``, IP addresses are
-    allowed as well. Other names are refused: another site's name may be pointed at this machine.
-    Without a token, the app is for this machine alone.
+    """Which requests are allowed. ``hosts`` are the names of the app in the ``Host`` header. With a
+    ``token``, IP addresses are allowed as well. Other names are refused: another site's name may be
+    pointed at this machine. Without a token, the app is for this machine alone.
     """
 
     hosts: tuple[str, ...] = LOCAL
@@ -208,9 +206,7 @@ Handler = Callable[[Any], Awaitable[Any]]
 
 def _package(name: str) -> Any:
     """Import a package that only the app needs (Starlette, uvicorn).
-
-    Raises:
-        AppError: it is not installed; the message says what to install.
+    Raises `AppError` if it is not installed; the message says what to install.
     """
     return optional(name, "for the app", "app", AppError)
 
@@ -354,9 +350,6 @@ class Handlers:
     async def _body(self, request: Any, what: str, max_bytes: int) -> AsyncIterator[bytes]:
         """Read the body of a web request, which messages call ``what``. Until the block ends, it
         counts against ``Limits.pending``.
-
-        Raises:
-            TooSlowError: it has not arrived in time.
         """
         seconds = self._service.limits.arrival
         body = bytearray()
@@ -375,12 +368,7 @@ class Handlers:
             self._pending += Counter()  # which forgets addresses without any
 
     async def _read(self, request: Any, what: str, max_bytes: int, body: bytearray) -> None:
-        """Add the parts of a request's body to ``body`` as they arrive, and count them.
-
-        Raises:
-            TooLargeError: it has more than ``max_bytes`` bytes; the rest is not read.
-            BusyError: the app holds too many bytes already, of this visitor or of all.
-        """
+        """Add the parts of a request's body to ``body`` as they arrive, and count them."""
         address = _address_of(request)
         most = self._service.limits.pending
         async for part in request.stream():
@@ -408,11 +396,7 @@ class Handlers:
         return handle
 
     async def _values(self, request: Any) -> dict[str, Any]:
-        """Return the JSON object in the body of a request of the page.
-
-        Raises:
-            ExplainError: the body is something else, or too long.
-        """
+        """Return the JSON object in the body of a request of the page."""
         async with self._body(request, "request", self._service.limits.body) as body:
             with suppress(ValueError, RecursionError):
                 values = json.loads(body)
@@ -442,7 +426,6 @@ class Handlers:
 
         async def handle(request: Any) -> Any:
             """Queue the task of a request, and stream its steps to the browser.
-
             The steps come from worker threads through a queue of this request's event loop.
             """
             from starlette.responses import StreamingResponse
@@ -525,9 +508,6 @@ def access_for(host: str) -> Access:
 def bound(host: str, port: int) -> socket.socket:
     """Return a socket on which the web app listens, already open: its port is known before the
     server starts, and an address in use is refused in one line; port 0 takes a free one.
-
-    Raises:
-        AppError: the address cannot be listened at.
     """
     try:
         family, *_, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -541,9 +521,7 @@ def bound(host: str, port: int) -> socket.socket:
 
 def server(application: Any) -> Any:
     """Return a server of uvicorn for the app, with the limits of `explain.app.connections`.
-
-    Raises:
-        AppError: uvicorn is not installed.
+    Raises `AppError` if uvicorn is not installed.
     """
     uvicorn = _package("uvicorn")
     http_protocol = _package("uvicorn.protocols.http.h11_impl").H11Protocol
@@ -569,11 +547,7 @@ def listen(
     application: Any, bound_socket: socket.socket, on_start: Callable[[], None] = lambda: None
 ) -> None:
     """Run the web server for the app on a socket of `bound` until an interrupt (Ctrl-C).
-
     ``on_start`` is called once before it, to print the address.
-
-    Raises:
-        AppError: uvicorn is not installed.
     """
     own_server = server(application)
     on_start()

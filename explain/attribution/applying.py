@@ -29,12 +29,8 @@ def apply_method(
     layout: InputLayout | None,
     explained: str | None,
 ) -> Attribution:
-    """Apply a method to its evidence at each layer and return the `Attribution`; several layers are
-    fused.
-
-    Of a `Stitched` model, the maps of all windows are stitched first. ``explained`` is the name of
-    the input that the evidence is about, or None; ``layout`` says where a video has its frames.
-    Warns of operations that the method's rules do not cover.
+    """The `Attribution` of a method's evidence at each layer, of which several are fused; maps of a
+    `Stitched` model's windows are stitched first. Warns of operations without a rule.
     """
     first = first_of(evidence)
     stitched = model if isinstance(model, Stitched) and uses_layer(method) else None

@@ -45,7 +45,6 @@ def cite(*methods: MethodLike) -> str:
 
 def _sources(method: Method) -> Iterator[Citation]:
     """Yield the citation of a method, and those of the methods among its options, however deep.
-
     The method's own comes first; `cite` keeps the order.
     """
     source = getattr(method, "source", None)

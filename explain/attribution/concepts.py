@@ -86,9 +86,6 @@ class Concepts:
 def one_layer(model: nn.Module, inputs: Inputs, layer: layer_names.Where | None) -> str:
     """Check that ``layer`` means one layer and return its name; None finds the last feature map.
     For concepts and directions.
-
-    Raises:
-        LayerError: there is no such layer, or these are several.
     """
     names = (
         [default_layer(model, inputs)]
@@ -190,9 +187,7 @@ def find_concepts(
 
 def _present(maps: torch.Tensor, layer: str) -> torch.Tensor:
     """The positive part of the feature maps, which concepts are made of; a warning says how much is
-    left out.
-
-    Raises `LayerError` if nothing is positive, since there would be nothing to factorise.
+    left out. Raises `LayerError` if nothing is positive, since there would be nothing to factorise.
     """
     present = maps.clamp(min=0)
     if not present.any():
@@ -209,13 +204,8 @@ def _present(maps: torch.Tensor, layer: str) -> torch.Tensor:
 
 
 def factorise(rows: torch.Tensor, count: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Approximate activations ``rows`` ``(P, C)`` by a product ``(P, K) @ (K, C)`` of non-negative
-    matrices.
-
-    Returns both factors: how strongly each of K concepts is present at each place, and each one's
-    channels. By multiplicative updates (Lee and Seung, 2001), until ten of them gain less than a
-    ten-thousandth. The start is random by ``seed``, so another generator or order of updates
-    changes the concepts of saved records.
+    """Non-negative factors ``(P, K)``, ``(K, C)`` of activations ``(P, C)``, by Lee and Seung
+    (2001) until ten updates gain under 1e-4. A changed generator or order changes saved concepts.
     """
     scale = (rows.mean() / count).sqrt()
     generator = torch.Generator("cpu").manual_seed(seed)
@@ -238,9 +228,7 @@ def update(
     rows: torch.Tensor, where: torch.Tensor, what: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One multiplicative update of both factors of ``rows`` ``(P, C)``: first the places ``(P,
-    K)``, then the vectors ``(K, C)``.
-
-    Both stay non-negative if they begin so. `factorise` repeats it.
+    K)``, then the vectors ``(K, C)``. Both stay non-negative if they begin so.
     """
 
     def safe_quotient(numerator: torch.Tensor, denominator: torch.Tensor) -> torch.Tensor:

@@ -33,13 +33,8 @@ _SATURATED = (
 def why_empty(
     evidence: Sequence[Evidence], image: int, *, negative_score: bool = False, adds_up: bool = False
 ) -> str:
-    """Say in one line why a method that saw this evidence found nothing in one image, and what to
-    do about it.
-
-    For the warning of a map that is zero everywhere. It is checked in turn whether the layer is
-    active at all, whether the score depends on it, and whether the model's output is a saturated
-    softmax. ``negative_score`` says that the method divided by a negative score, which reverses all
-    signs, and ``adds_up`` that the method adds up what may cancel.
+    """Say in one line why a method found nothing in one image, and what to do: is the layer active,
+    does the score depend on it, is the output a saturated softmax (in this order)?
     """
     first = evidence[0]
     layers = [item.layer for item in evidence if item.layer]
@@ -80,9 +75,7 @@ def why_empty(
 
 def _is_zero(evidence: Evidence, image: int, *kinds: type) -> bool:
     """Whether a layer's evidence has answers to needs of these ``kinds``, and all of them are zero
-    for an image.
-
-    False if there is no such evidence, which then proves nothing.
+    for an image. False if there is no such evidence, which then proves nothing.
     """
     values: list[Any] = [
         value for need, value in evidence.answers.items() if isinstance(need, kinds)
@@ -91,11 +84,8 @@ def _is_zero(evidence: Evidence, image: int, *kinds: type) -> bool:
 
 
 def _cancelled(evidence: Sequence[Evidence], image: int) -> str:
-    """The words for what adds up to mere rounding errors at a layer of an image: gradients,
-    products or maps.
-
-    Sums are over places, in every channel; of products also over channels, at every place. Empty if
-    none do. Only `why_empty` reads it, for methods that add up what may cancel.
+    """The words for what adds up to rounding errors at a layer of an image: gradients or maps over
+    places in every channel, or products over channels at every place. Empty if none do.
     """
     for item in evidence:
         maps = item.activations[image : image + 1]
@@ -115,9 +105,7 @@ def _cancelled(evidence: Sequence[Evidence], image: int) -> str:
 
 def _is_saturated(evidence: Evidence, image: int) -> bool:
     """Whether the model's outputs are probabilities, and that of the target's class is almost 0 or
-    1 for an image.
-
-    The gradient through such a softmax is too small to say anything.
+    1 for an image. The gradient through such a softmax is too small to say anything.
     """
     if evidence.logits is None or evidence.classes is None:
         return False
@@ -150,9 +138,7 @@ _EXCUSED = 0.01
 
 def warn_of_half_precision(methods: Mapping[str, Method], x: torch.Tensor) -> None:
     """Warn of methods whose gradients reach the input in half precision: rounding errors add up
-    over all layers.
-
-    Methods that run others on perturbed rows are looked into as well.
+    over all layers. Methods that run others on perturbed rows are looked into as well.
     """
     if x.dtype not in (torch.float16, torch.bfloat16):
         return
@@ -175,10 +161,8 @@ def warn_of_half_precision(methods: Mapping[str, Method], x: torch.Tensor) -> No
 
 
 def warn_of_coverage(method: Method, evidence: Evidence) -> Coverage | None:
-    """Warn if a method's rules found nothing to act on, or met operations that they do not cover.
-
-    Returns which operations were covered, for `Attribution.coverage`; None for methods without
-    rules.
+    """Warn if a method's rules had nothing to act on or met operations without a rule. Returns the
+    operations covered, for `Attribution.coverage`; None for methods without rules.
     """
     coverages: dict[type, Coverage] = {}
     for need in method.needs:
@@ -226,10 +210,8 @@ def image_names(wrong: torch.Tensor) -> str:
 
 
 def not_finite(attribution: Attribution, largest: Sequence[float]) -> ModelError:
-    """The error to raise for an attribution that holds NaN or infinity.
-
-    ``largest`` has the largest magnitude of each image, of all parts one after the other; at least
-    one is not finite. Called for the first attribution of a call that fails.
+    """The error to raise for an attribution that holds NaN or infinity. ``largest`` has the largest
+    magnitude of each image, of all parts one after the other; at least one is not finite.
     """
     parts = list(attribution.parts.values()) or [attribution]
     wrong = next(index for index, value in enumerate(largest) if not math.isfinite(value))
@@ -245,13 +227,8 @@ def not_finite(attribution: Attribution, largest: Sequence[float]) -> ModelError
 def to_be_read(
     method: Method, attribution: Attribution, evidence: Sequence[Evidence], *, warns: bool
 ) -> dict[str, torch.Tensor]:
-    """The tensors whose numbers tell whether an attribution is right, to be read from the device
-    together with others.
-
-    Under "largest", the largest magnitude of each image ``(P * N,)``, for each of P explained
-    inputs. If it ``warns``, also truth values ``(N,)`` of the images to warn of, by the reason;
-    `warn_of_result` knows these keys. Nothing is read here, since each reading waits for the
-    device.
+    """The tensors that tell whether an attribution is right, left on the device: "largest", the
+    largest magnitudes ``(P * N,)`` of P inputs, and, if it ``warns``, truth values by reason.
     """
     largest = []
     for part in attribution.parts.values() or [attribution]:
@@ -285,14 +262,8 @@ def warn_of_result(
     evidence: Sequence[Evidence],
     follows_gradient: Callable[[], bool],
 ) -> None:
-    """Warn of images whose values mean something else than one expects, such as a map that is zero
-    everywhere.
-
-    ``largest`` has the largest magnitude of each image, and ``doubtful`` truth values ``(N,)`` by
-    the reason, from `to_be_read`, of reasons that hold for an image. ``evidence`` is that on the
-    first explained input, of each layer. ``follows_gradient`` runs the model, to see whether its
-    gradient is the derivative of the score. A map of zeros is warned of with the reason that
-    `why_empty` finds.
+    """Warn of images whose values mean something else than one expects, such as zeros (with the
+    reason of `why_empty`). ``largest`` and ``doubtful`` ``(N,)`` come from `to_be_read`.
     """
     name = attribution.method
     score = attribution.score
@@ -353,11 +324,8 @@ def warn_of_result(
 def _promised_sum(
     method: Method, attribution: Attribution, evidence: Sequence[Evidence]
 ) -> torch.Tensor | None:
-    """The size of what the values promise to add up to, ``(N,)``: the difference of the scores; for
-    LRP the score, a part of which has names.
-
-    None where nothing is promised, few points miss much by themselves, or operations without a rule
-    are named already.
+    """The size ``(N,)`` of what the values should add up to: the difference of the scores, or LRP's
+    score. None without a promise, for few points, or where operations lack a rule.
     """
     coverage = attribution.coverage
     if attribution.delta is None or (coverage is not None and coverage.missed):
@@ -373,12 +341,8 @@ def _promised_sum(
 
 
 def _misses(method: Method, attribution: Attribution, promised: torch.Tensor) -> torch.Tensor:
-    """Whether each image's attribution misses the sum that it ``promised`` ``(N,)``: truth values
-    ``(N,)``.
-
-    A share of the sum may be missing, and what rounding explains: of huge values that cancel, no
-    more than a small share of the scores. `_warn_of_missed` may still find that a path of few
-    points is the cause.
+    """Whether each image's attribution misses its ``promised`` sum: ``(N,)``. A share of the sum
+    may be missing, and rounding of huge values that cancel: a small share of the scores.
     """
     assert attribution.delta is not None
     missed = attribution.delta.abs()
@@ -399,10 +363,8 @@ def _warn_of_missed(
     promised: torch.Tensor,
     follows_gradient: Callable[[], bool],
 ) -> None:
-    """Warn of images whose values do not add up to what they ``promised`` ``(N,)``.
-
-    If the gradient is the derivative of the score, a path of few points misses a part of the sum by
-    itself: then nothing is said up to a half of it, and ``delta`` alone tells it.
+    """Warn of images whose values do not add up to ``promised`` ``(N,)``; of a path with few points
+    and a true gradient only from a half on, as such paths always miss a part.
     """
     assert attribution.delta is not None
     missed = attribution.delta.abs()

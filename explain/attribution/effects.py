@@ -50,11 +50,8 @@ class Effects:
     photo: torch.Tensor | None = field(default=None, repr=False)
 
     def rows(self) -> list[dict[str, Any]]:
-        """The effects as a table: a dictionary for each patch with its layer, unit, effect,
-        estimate and share.
-
-        The share is that of the difference of both scores; None if they are equal. ``unit`` is None
-        for whole layers. The keys are also those of `to_dict`.
+        """A dictionary for each patch: layer, unit (None for whole layers), effect, estimate and
+        share of the difference of both scores (None if they are equal).
         """
         difference = self.clean - self.corrupted
         rows = []
@@ -75,9 +72,7 @@ class Effects:
     @cached_property
     def correlation(self) -> float:
         """The correlation of the measured effects with their estimates; NaN if all of one of them
-        are equal.
-
-        Shown below the table, as the quality of attribution patching.
+        are equal. Shown below the table, as the quality of attribution patching.
         """
         effects = torch.cat(list(self.by_layer.values())).double()
         estimates = torch.cat(list(self.estimates.values())).double()
@@ -117,9 +112,7 @@ class Effects:
 
     def figure(self) -> "Figure":
         """Return a matplotlib figure of the effects: bars for layers, a grid of layers by units, or
-        maps on the photo.
-
-        The caller owns the figure, and saves or shows it.
+        maps on the photo. The caller owns the figure, and saves or shows it.
         """
         if self.at == "layers":
             return self._bars()
@@ -142,9 +135,7 @@ class Effects:
 
     def _maps(self) -> "Figure":
         """The figure for units that are places of the photo: a map of the effects for each layer,
-        on the photo.
-
-        matplotlib is imported here, as importing the package must stay light.
+        on the photo. matplotlib is imported here, as importing the package must stay light.
         """
         from matplotlib.cm import ScalarMappable
         from matplotlib.colors import Normalize

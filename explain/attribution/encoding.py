@@ -33,9 +33,7 @@ LARGEST = 2**25  # bytes of a tensor that is written; a baseline has less than a
 
 def name_of_callable(function: Any) -> str:
     """Return a function's name, or how a callable object shows itself, on one line and without its
-    address.
-
-    Records keep this text, so it must be the same in another process.
+    address. Records keep this text, so it must be the same in another process.
 
     >>> name_of_callable(len), name_of_callable(slice(1))
     ('len', 'slice(None, 1, None)')
@@ -45,10 +43,8 @@ def name_of_callable(function: Any) -> str:
 
 
 def encode(value: Any) -> Any:
-    """Write an option, method, target or intervention in values of JSON, for a record.
-
-    Anything that is not of this package becomes ``{"unknown": ...}``. Files that were saved hold
-    the tags; `_decode` reads them back.
+    """Write an option, method, target or intervention in values of JSON; what is not of this
+    package becomes ``{"unknown": ...}``. Saved files hold the tags, so they must stay.
 
     >>> from explain.methods import Augmented, GradCAM
     >>> encode(Augmented(GradCAM(), scales=(1.0, 0.9)))["options"]["scales"]
@@ -78,7 +74,6 @@ def encode(value: Any) -> Any:
 
 def encode_fields(value: Any) -> dict[str, Any]:
     """Write the fields that a dataclass is made with, by name, as `encode` writes values.
-
     Fields that are neither compared nor shown, such as caches, are left out.
     """
     return {
@@ -95,10 +90,8 @@ def encode_target(target: Target) -> Any:
 
 
 def class_name(value: Any) -> str | None:
-    """The name of the class of a method, target, baseline or intervention of this package; None for
-    any other value.
-
-    Records hold these names, so a class that is renamed cannot be read from older files.
+    """The class name of a method, target, baseline or intervention of this package, else None.
+    Records hold these names, so a renamed class cannot be read from older files.
     """
     # a `Difference` is written as the `Sum` that it is
     kind = Sum if isinstance(value, Sum) else type(value)
@@ -107,11 +100,7 @@ def class_name(value: Any) -> str | None:
 
 def decode(value: Any) -> Any:
     """Read what `encode` has written: options, methods, targets or interventions from a record.
-
     Nothing that is named is imported or run, so records of strangers are safe to read.
-
-    Raises:
-        RecordError: it holds something of the caller's own, or something that is never written.
 
     >>> decode({"class": "HiResCAM", "options": {"relu": True}})
     HiResCAM(relu=True)
@@ -129,7 +118,6 @@ def decode(value: Any) -> Any:
 
 def _decode(value: Any) -> Any:
     """Read an encoded value of a record; `decode` turns the errors of damaged ones into one line.
-
     Each tag that `encode` has ever written must stay readable.
     """
     match value:
@@ -155,11 +143,7 @@ def _decode(value: Any) -> Any:
 
 
 def make(kind: type, options: Mapping[str, Any]) -> Any:
-    """Make a method, target or other object of class ``kind`` with the encoded options of a record.
-
-    Raises:
-        RecordError: its class has no such options, or refuses them.
-    """
+    """Make an object of class ``kind``, such as a method, with the encoded options of a record."""
     arguments = {name: decode(value) for name, value in options.items()}
     try:
         return kind(**arguments)
@@ -172,9 +156,6 @@ def make(kind: type, options: Mapping[str, Any]) -> Any:
 def method_of(name: str, options: Mapping[str, Any]) -> Method:
     """Make a method again from its name and encoded options in a record; one of the caller's own
     must be registered.
-
-    Raises:
-        RecordError: it is unknown here, or was made with something that no record can hold.
 
     >>> method_of("hirescam", {"relu": True})
     HiResCAM(relu=True)
@@ -204,7 +185,6 @@ def has_tensor(value: Any) -> bool:
 
 def _mappings(value: Any) -> Iterator[Mapping[str, Any]]:
     """Every mapping in an encoded value, however deep, in the order in which they are written.
-
     Without recursion, as a damaged record may be nested very deep.
     """
     waiting = [value]
@@ -219,11 +199,8 @@ def _mappings(value: Any) -> Iterator[Mapping[str, Any]]:
 
 @cache
 def _classes() -> dict[str, type]:
-    """The classes that records may name: methods, targets, baselines and interventions of this
-    package, and their parts.
-
-    Public dataclasses of these modules, by their names; only these are ever made by `decode`.
-    Looked up once; their names are those in records.
+    """The public dataclasses that records may name: methods, targets, baselines, interventions and
+    their parts, by name. Only these are ever made by `decode`.
     """
     modules = [interventions]
     for room in (methods, targets, baselines):
@@ -244,8 +221,6 @@ def _classes() -> dict[str, type]:
 def _encode_tensor(tensor: torch.Tensor) -> dict[str, Any]:
     """Write a tensor of any type and shape for a record: its bytes as base64; unknown if it is too
     large.
-
-    `_decode_tensor` reads it back bit by bit.
     """
     # larger tensors would make a record that is refused when it is read
     if tensor.numel() * tensor.element_size() > LARGEST:
@@ -262,9 +237,7 @@ def _encode_tensor(tensor: torch.Tensor) -> dict[str, Any]:
 
 def _decode_tensor(text: str, dtype: str, shape: list[int]) -> torch.Tensor:
     """Read a tensor that `_encode_tensor` has written; a ``ValueError`` or ``RuntimeError`` if it
-    is damaged.
-
-    The result owns its memory, and may be changed.
+    is damaged. The result owns its memory, and may be changed.
     """
     kind = getattr(torch, dtype, None)
     if not isinstance(kind, torch.dtype):

@@ -23,7 +23,6 @@ from explain.targets.base import find_logits
 @dataclass(frozen=True, eq=False)
 class Lens:
     """What the last layers of a network make of each block's output; it prints itself as a table.
-
     ``scores`` ``(blocks, N, K)`` are the class scores that follow each of ``layers``; those of the
     last are the model's own. ``tokens`` ``(blocks, N, T, K)`` are those of each token alone: all
     tokens have its values. They are None where blocks give maps, or ``tokens`` is false.
@@ -37,8 +36,6 @@ class Lens:
     def rows(self) -> list[dict[str, Any]]:
         """The top class after each block: a dictionary for each block and image with layer, image,
         target and score.
-
-        `Lens` prints itself by these rows.
         """
         rows = []
         for layer, scores in zip(self.layers, self.scores, strict=True):
@@ -140,10 +137,7 @@ def lens(
 
 def _read(model: nn.Module, inputs: Inputs, last_block: str, values: torch.Tensor) -> torch.Tensor:
     """The class scores ``(b, K)`` of the network if its last block gives these ``values`` ``(b,
-    ...)``.
-
-    ``b`` may be more than the images of ``inputs``: what follows the last block then takes a larger
-    batch.
+    ...)``; ``b`` may be more than the images of ``inputs``.
     """
     with HookGroup(model) as group:
         group.forward(
@@ -155,11 +149,8 @@ def _read(model: nn.Module, inputs: Inputs, last_block: str, values: torch.Tenso
 def _read_tokens(
     model: nn.Module, inputs: Inputs, last_block: str, values: torch.Tensor
 ) -> torch.Tensor:
-    """The class scores ``(N, T, K)`` that follow from each token of a block alone, put in the place
-    of all tokens.
-
-    Only what follows the last block runs for each token. One image at a time, so that memory does
-    not grow with the batch.
+    """The class scores ``(N, T, K)`` of each token of a block alone, put in the place of all tokens
+    before the last layers run. One image at a time, to save memory.
     """
     scores = []
     for image_number, tokens in enumerate(values):

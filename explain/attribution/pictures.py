@@ -30,7 +30,6 @@ MANY = 4  # methods, from which on they are grouped by family
 @dataclass(frozen=True, eq=False)
 class Scene:
     """A photo, where maps lie on it, and the parts of it that the model saw.
-
     ``boxes`` are those of the targets, and ``detected`` all that were detected, by label.
     """
 
@@ -43,10 +42,8 @@ class Scene:
     smaller: "dict[int, Scene]" = field(default_factory=dict, init=False, repr=False)
 
     def overlay(self, attribution: Attribution, style: Style, target: int = 0) -> Image.Image:
-        """Draw the map of a batch's first image over this photo in a style, with the box of the
-        target if it is a detection.
-
-        ``target`` is the target's number in ``boxes``. What the model did not see is marked.
+        """Draw the map of a batch's first image over this photo in a style, with the box of
+        detection number ``target``. What the model did not see is marked.
         """
         picture = overlays.draw_marked(
             self.photo, map_for(attribution, style), style, self.box, self._seen_by(attribution)
@@ -76,9 +73,7 @@ class Scene:
 
     def legend(self, style: Style) -> Legend | None:
         """The legend of a style on the part of this photo that the model saw; kept, so each is
-        drawn once.
-
-        Styles are told apart by their ``repr``, so all of their options must be in it.
+        drawn once. Styles are told apart by their ``repr``, so all of their options must be in it.
         """
         key = repr(style)
         if key not in self.legends:
@@ -94,9 +89,7 @@ class Scene:
 
     def enlarged(self, times: int) -> "Scene":
         """Return the scene, a photo with its boxes, with each pixel as a square of ``times`` by
-        ``times``, for tiny photos.
-
-        The scene itself if ``times`` is 1.
+        ``times``, for tiny photos. The scene itself if ``times`` is 1.
         """
         if times == 1:
             return self
@@ -104,9 +97,7 @@ class Scene:
 
     def fitted(self, side: int | None) -> "Scene":
         """Return the scene with a photo of at most ``side`` pixels a side, boxes included; None
-        leaves it.
-
-        Each size is made once and kept.
+        leaves it. Each size is made once and kept.
         """
         longest = max(self.photo.size)
         if side is None or longest <= side:
@@ -117,7 +108,6 @@ class Scene:
 
     def _resized(self, scale: float, resampling: Image.Resampling) -> "Scene":
         """The scene with the photo scaled, and all boxes with it.
-
         Legends and smaller scenes are not taken over, since they are made for a size.
         """
         size = [max(1, round(length * scale)) for length in self.photo.size]
@@ -158,9 +148,7 @@ class Look:
 
     def refuse_unused(self, method_styles: Sequence[str]) -> None:
         """Refuse a colour map or an opacity if none of the methods' styles has such an option.
-
-        Raises:
-            ExplainError: one has no effect.
+        Raises `ExplainError` if one has no effect.
         """
         if self.style is not None:  # checked with its options when it was made
             return
@@ -173,11 +161,7 @@ class Look:
 
     def of(self, method_style: str) -> Style:
         """The style in which a map is drawn whose method's own style is ``method_style``.
-
         Outlines of signed maps have the colours of their sign.
-
-        Raises:
-            ExplainError: there is no such style, or it has no such option.
         """
         if self.style is None:
             return styles.get_style(
@@ -190,15 +174,8 @@ class Look:
 
 
 def map_for(attribution: Attribution, style: Style) -> np.ndarray[Any, Any]:
-    """Return the array that a style draws of an attribution's first image.
-
-    The style's ``reads`` says which: sets of regions, raw values, the signed map or the heatmap.
-    Maps with a value for each pixel are made smooth for the styles that draw places: see
-    `smoothed`. Maps of a layer go as they are, cell by cell, to those that draw the outlines of
-    areas, which round them.
-
-    Raises:
-        ExplainError: the style draws the channels of the photo, and the map has none.
+    """The array that a style's ``reads`` wants of a batch's first image: sets, raw values, signed
+    map or heatmap. Maps of pixels are `smoothed`, maps of a layer left cell by cell for outlines.
     """
     if style.reads == "sets":
         sets = attribution.sets
@@ -229,9 +206,7 @@ def _in_pixels(attribution: Attribution) -> bool:
 
 def drawing_caption(attribution: Attribution, style: Style) -> str:
     """The words of a caption that say how a map was smoothed before it was drawn; empty if it was
-    not.
-
-    Must follow what `map_for` does.
+    not. Must follow what `map_for` does.
     """
     if not (style.spread and _in_pixels(attribution)):
         return ""
@@ -245,11 +220,8 @@ def tiles_of(
     marks: tuple[Mark, ...] = (),
     target: int = 0,
 ) -> Iterator[Tile]:
-    """The tiles of one map in a sheet: the overlay with the method's name, the layer and the remark
-    below it.
-
-    Of a set of regions, also the photo without that set. ``marks`` are the results of the map's
-    checks, ``target`` the target's number. The first tile is always the map.
+    """The tiles of one map in a sheet: first the overlay with the method's name, layer and remark;
+    of a set of regions, also the photo without that set. ``marks`` are the map's checks.
     """
     name = title_of(attribution.method)
     picture = scene.overlay(attribution, style, target)
@@ -261,10 +233,7 @@ def tiles_of(
 
 def without_set(attribution: Attribution, style: Style) -> Style | None:
     """The style that draws the photo without its first set of regions, or the whole photo if it has
-    none.
-
-    None for maps that are no sets of regions. `tiles_of` and explanations draw a second picture
-    with it.
+    none. None for maps that are no sets of regions.
     """
     if attribution.sets is None or not isinstance(style, styles.RegionSets):
         return None
@@ -281,9 +250,7 @@ PROVED = {
 
 def sentence(attribution: Attribution, label: str, categories: Sequence[str] | None = None) -> str:
     """A sentence that says what the sets of regions of a photo or a layer mean; empty for other
-    maps.
-
-    For captions, reports and the command line.
+    maps. For captions, reports and the command line.
 
     >>> from explain.methods.evidence import EvidenceSets
     >>> one, alone, without = torch.ones(1, 2, 2), torch.tensor([[0.9]]), torch.tensor([[0.02]])
@@ -335,12 +302,8 @@ def groups(
     marks: Callable[[str, int], tuple[Mark, ...]] = lambda method, target: (),
     abreast: int = ABREAST,
 ) -> tuple[Group, ...]:
-    """The groups of tiles in an explanation's sheet: the photo, and the maps of each target.
-
-    Several targets and methods make a table with the targets in rows and the methods in columns, or
-    the reverse where there are so many methods that they do not stand ``abreast`` beside the photo.
-    Otherwise many methods are grouped by family. ``results`` and ``titles`` are in the order of the
-    targets; ``marks`` gives those of a method and a target's number.
+    """A sheet's groups of tiles: the photo and the maps of each target, as a table of targets and
+    methods (turned where methods would not stand ``abreast``), or many methods by family.
     """
 
     def tiles(index: int, maps: Iterable[Attribution]) -> tuple[Tile, ...]:
@@ -409,9 +372,7 @@ def layer_of(attribution: Attribution) -> str:
 
 def layer_caption(attribution: Attribution) -> str:
     """The words for the layer of a map as captions have them; empty for a map of the photo's
-    pixels.
-
-    Sheets and captions show it.
+    pixels. Sheets and captions show it.
     """
     prefix = "layer " if isinstance(attribution.layer, str) else ""
     return prefix + layer_of(attribution)
@@ -419,10 +380,7 @@ def layer_caption(attribution: Attribution) -> str:
 
 def remark(attribution: Attribution) -> str:
     """The warning below a map: the model was altered, the map is empty or unfinished, or its method
-    explains nothing.
-
-    Empty if there is nothing to say. Sheets, captions and reports show it as it is; no code reads
-    it.
+    explains nothing. Empty if there is nothing to say.
     """
     remarks = [str(intervention) for intervention in attribution.interventions]
     if not attribution.values[:1].any():
@@ -438,7 +396,6 @@ def remark(attribution: Attribution) -> str:
 
 def array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     """Return a tensor as a NumPy array of float32 on the CPU.
-
     For drawing, files and digests; float32 is what records have the digest of.
     """
     values: np.ndarray[Any, Any] = tensor.float().cpu().numpy()
@@ -447,9 +404,7 @@ def array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
 
 def _families(result: Mapping[str, Attribution]) -> list[tuple[str, list[Attribution]]]:
     """The maps of one target by the family of their method, with the family's name; few maps stay
-    one group without a name.
-
-    Families come in the order of `FAMILIES`, methods in that of the call.
+    one group without a name. Families come in the order of `FAMILIES`, methods in that of the call.
     """
     if len(result) < MANY:
         return [("", list(result.values()))]

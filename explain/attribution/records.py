@@ -63,9 +63,6 @@ class Part(CheckedFields):
     def read(cls, value: Any) -> Any:
         """Make a part of a record from an object of JSON; any other value is returned, for the
         field's check to refuse.
-
-        Raises:
-            RecordError: it lacks a field, or has one that is of another type.
         """
         if not isinstance(value, dict):
             return value
@@ -80,7 +77,6 @@ class Part(CheckedFields):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the part of a record in values of JSON, as it is written to files.
-
         Tuples become lists, as in the files that are read back.
         """
         plain: dict[str, Any] = json.loads(json.dumps(self, default=vars))
@@ -144,12 +140,10 @@ class RecordedValues(Part):
 
 @dataclass(frozen=True)
 class Record(Part):
-    """All inputs and results of one map: enough to read it, and to compute it again.
-
-    ``asked`` is the target where it was more than a class, as `encode_target` writes it.
-    ``request`` are all arguments, where the caller wants to recognise the request later.
-    ``placement`` says where the cells of a layer's map look; None where they are spread evenly, as
-    in older records.
+    """All inputs and results of one map: enough to read it, and to compute it again. ``asked`` is
+    the target where it was more than a class, as `encode_target` writes it. ``request`` are all
+    arguments, where the caller wants to recognise the request later. ``placement`` says where the
+    cells of a layer's map look; None where they are spread evenly, as in older records.
     """
 
     name: ClassVar[str] = "record"
@@ -235,10 +229,8 @@ def shape_and_digest(values: np.ndarray[Any, Any]) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """The versions of explain, Python and the packages that every explanation uses, by name, for
-    records.
-
-    Records of runs compare them, so names stay. Torchvision is there only if it was imported.
+    """The versions of explain, Python and the packages that every explanation uses, by names that
+    records keep. Torchvision is there only if it was imported.
     """
     modules = {
         "numpy": np,
@@ -258,11 +250,8 @@ def origin_of(
     seen: Box,
     input_size: tuple[int, ...],
 ) -> dict[str, Any]:
-    """The fields that all records have: the photo, the model and the package versions behind a
-    result.
-
-    ``seen`` is the box of the photo that the model saw, ``input_size`` that of the model's input in
-    pixels. The keys are those of `Record`.
+    """The photo, the model and the package versions behind a result, as fields of `Record`.
+    ``seen`` is the part of the photo that the model saw, ``input_size`` in pixels.
     """
     size, digest = size_and_digest(photo)
     return {
@@ -285,11 +274,8 @@ NUMBERS = ("score", "delta", "neutral")
 
 
 def results_of(attribution: result.Attribution) -> dict[str, Any]:
-    """The fields of a record that say what came of a map: the method, where it looked, its target,
-    score and digest.
-
-    A method that stopped early is recorded with the samples that it ran, so that the record makes
-    the same map again. The keys are those of `Record`; files that were saved keep them.
+    """A map's method, place, target, score and digest, as fields of `Record`. The samples are those
+    that ran, so that a method that stopped early makes the same map again.
     """
     options = dict(attribution.options)
     if attribution.stopped:  # options that make as many runs as there were

@@ -105,12 +105,8 @@ class Request:
         targets: Sequence[Target],
         settings: Settings,
     ) -> "Request":
-        """Read the arguments of a call of `attribute` once: check them, and find the methods,
-        targets and layers.
-
-        Targets that need more than the model's output, such as texts and answers, wrap the model
-        and add inputs here. Methods get the budgets of ``settings``, and know the layer and the
-        frames of a video from here on.
+        """Check the arguments of `attribute`, and find methods (with budgets), targets and layers.
+        Targets that need more than the output, such as texts, wrap the model and add inputs.
         """
         model = unwrap.unwrapped(model)
         if isinstance(x, Mapping):
@@ -150,12 +146,8 @@ class Request:
         return cls(model, inputs, methods_by_name, sized_targets, settings, layers, tokens)
 
     def attributions(self) -> list[dict[str, Attribution]]:
-        """Run the request: a dictionary of attributions by method, for each target, in the order of
-        ``targets``.
-
-        The list may be shorter than the targets, as there may be fewer detections. Layers that were
-        chosen by default, from another input, are chosen again if these inputs take another path
-        through the network.
+        """Attributions by method for each target, in order (maybe fewer, as detections are).
+        Default layers are chosen again if these inputs take another path through the network.
         """
         warn_of_half_precision(self.methods, self.inputs.x)
         with self.reading():
@@ -173,9 +165,7 @@ class Request:
 
     def plan(self) -> Plan:
         """The plan of the passes that the request takes, without running them; for `explain.plan`
-        and the choice of "all".
-
-        The model may run on one image, to find layers.
+        and the choice of "all". The model may run on one image, to find layers.
         """
         with self.reading():
             layers = self._layers_by_method()
@@ -191,11 +181,8 @@ class Request:
         )
 
     def measured(self) -> Plan:
-        """The plan with an estimate of the seconds and the memory in bytes that it takes here,
-        besides the weights.
-
-        A pass of the first image is timed, and a backward pass counted as two. Only an estimate:
-        the time of the first image stands for all.
+        """The plan with an estimate of seconds and of bytes besides the weights: a pass of the
+        first image is timed and stands for all; a backward pass counts as two.
         """
         plan = self.plan()
         first_image = self.inputs.first()
@@ -216,9 +203,7 @@ class Request:
 
     def cost(self, plan: Plan) -> float:
         """How many passes of one image a plan takes, where passes that begin at a layer count for
-        their share.
-
-        "all" is chosen by it, so it must not run a method.
+        their share. "all" is chosen by it, so it must not run a method.
         """
         layers = {
             need.layer for needs in plan.wanted.values() for need in needs if need.layer is not None
@@ -231,12 +216,8 @@ class Request:
         return reading(self.model, self.inputs, self.settings.activation, self.settings.categories)
 
     def _layers_by_method(self, *, refresh: bool = False) -> dict[str, list[str]]:
-        """The names of the layers that each method uses, by the method's name: those of the call,
-        or a default.
-
-        Methods that use no layer have an empty list; those that fuse layers get one of each
-        resolution, and others one of each branch. The default depends on the first target. With
-        ``refresh``, a default that was kept is not used.
+        """The layers that each method uses, by its name: the call's, or a default by the first
+        target (of each branch or resolution). ``refresh`` ignores a default that was kept.
         """
         of_class = isinstance(self.targets[0], (ClassTarget, TopClass, BinaryLogit))
 
@@ -267,12 +248,8 @@ class Request:
     def _run(
         self, layers: Mapping[str, list[str]], *, follow: bool = True, checks: bool = True
     ) -> list[dict[str, Attribution]]:
-        """Gather the evidence in one run of the engine, and apply each method to that of its
-        layers, for each target.
-
-        With ``follow``, `_OtherPathError` is raised if these inputs take another path through the
-        network than those that the default layers were chosen by. After an interrupt, methods
-        without a result are left out. With ``checks``, results are checked together at the end.
+        """Run the engine once and apply each method for each target; after an interrupt, unfinished
+        methods are left out. ``follow`` raises `_OtherPathError` on a new path through the network.
         """
         interventions = active_interventions(self.model)
         plan = self._planned(layers)
@@ -316,11 +293,8 @@ class Request:
     def _check(
         self, unchecked: Sequence["_Unchecked"], layers: Mapping[str, list[str]]
     ) -> list[Attribution]:
-        """Refuse attributions that are not finite, and warn of those that mean something else than
-        one expects. Returns them, with zeros where there was nothing but rounding errors.
-
-        Comes after all methods, so that all numbers that it looks at are read from the device
-        together.
+        """Refuse attributions that are not finite, warn of those that mean something else than
+        expected, and return them, with zeros for rounding errors. All numbers are read together.
         """
         checked = []
         # early in training, maps of zeros are nothing unusual
@@ -360,14 +334,8 @@ class Request:
     def _cancelled(
         self, item: "_Unchecked", layers: Mapping[str, list[str]], tiny: torch.Tensor
     ) -> torch.Tensor:
-        """Which images ``(N,)`` of some with ``tiny`` values have nothing but rounding errors in
-        them: others come where hardly more than rounding differs.
-
-        Values are compared by their direction, since that of a saturated score is right where its
-        size is rounded. A real map stays as it is if inputs are scaled, also where pixels are equal
-        or black. One that changes by that may be told by shifts too, which bring other rounding
-        errors to altered photos that are black. Not of searches, and of what ends by the clock:
-        little leads them elsewhere.
+        """Which images ``(N,)`` with ``tiny`` values hold only rounding errors: their direction
+        changes if inputs are scaled or shifted a little. Searches and timed methods are left out.
         """
         searches = any(isinstance(need, Searches) for need in item.method.needs)
         is_timed = getattr(item.method, "max_seconds", None) is not None
@@ -395,19 +363,15 @@ class Request:
         return tiny & (torch.stack(alike).amin(0) < _OTHER)
 
     def _check_path(self, ran: Sequence[str]) -> None:
-        """Called by the engine after the forward pass with the modules that ran: stop if they are
-        not those of the summary.
-
-        Raises `_OtherPathError`, on which `attributions` chooses the layers again.
+        """Raise `_OtherPathError`, to choose the layers again, if the modules that ran are not
+        those of the summary.
         """
         if not summary_is_current(self.model, self.inputs, ran):
             raise _OtherPathError
 
     def _planned(self, layers: Mapping[str, list[str]]) -> Plan:
         """The plan of the passes for one target, from a cache where the methods are lasting
-        objects.
-
-        Equal requests share a plan object, so a plan must never be changed.
+        objects. Equal requests share a plan object, so a plan must never be changed.
         """
         methods = tuple(self.methods.values())
         if isinstance(self.model, Stitched) or not all(map(is_lasting, methods)):
@@ -418,7 +382,6 @@ class Request:
 
     def _needs(self, layers: Mapping[str, list[str]]) -> dict[str, frozenset[NeedAtLayer]]:
         """The needs of each method at its layers and inputs, by the method's name.
-
         Dictionary order is that of the methods, in which plans list them.
         """
         needs = {}
@@ -437,11 +400,8 @@ class Request:
         )
 
     def _evidence(self, lookup: EvidenceLookup, layers: Sequence[str]) -> list[EvidenceOfCalls]:
-        """The evidence for a method, for each explained input: by layer, of each call that the
-        layer stands for.
-
-        A method without layers has it under None. Methods with windows (`Stitched`) get one
-        evidence for each window.
+        """The evidence for a method on each explained input (and window, if `Stitched`): by layer,
+        None for methods without one, of each call that the layer stands for.
         """
         evidence: list[EvidenceOfCalls] = []
         for path in self.inputs.places:
@@ -478,9 +438,7 @@ class Request:
 
     def _applied(self, method: Method, evidence: Sequence[EvidenceOfCalls]) -> Attribution:
         """Apply a method to its evidence on each explained input; of several inputs, the first
-        one's with all as ``parts``.
-
-        Maps of a layer belong to no input, so they are made once.
+        one's with all as ``parts``. Maps of a layer belong to no input, so they are made once.
         """
         fuse = self.settings.fuse
         if fuse is None and self.layers is None:
@@ -505,9 +463,7 @@ class Request:
 
     def _follows_gradient(self, target: Target) -> bool:
         """Whether the scores change along their gradient in the inputs as it says; runs the model a
-        few times.
-
-        Only for the warning of a missed sum; of several explained inputs it is not looked at.
+        few times. True without looking for several explained inputs.
         """
         if len(self.inputs.paths) > 1:
             return True
@@ -519,9 +475,7 @@ class Request:
 
 def _check_method(method: Method, name: str, inputs: Inputs, settings: Settings) -> None:
     """Refuse a method that has no graph with ``create_graph``, or that explains one input where
-    there are several.
-
-    Before anything runs, so that no time is lost.
+    there are several. Before anything runs, so that no time is lost.
     """
     if settings.create_graph and not method.differentiable:
         raise MethodError(
@@ -536,10 +490,8 @@ def _check_method(method: Method, name: str, inputs: Inputs, settings: Settings)
 
 
 def _within(methods: dict[str, Method], settings: Settings) -> dict[str, Method]:
-    """The methods with the budgets of a call (``samples``, ``tolerance``, ``max_seconds``) set
-    where they have the option.
-
-    An option that no method has is refused, since it would silently do nothing.
+    """The methods with the budgets of a call (``samples``, ``tolerance``, ``max_seconds``) where
+    they have the option. One that no method has is refused: it would silently do nothing.
     """
     for option in ("samples", "tolerance", "max_seconds"):
         value = getattr(settings, option)

@@ -353,10 +353,7 @@ class Attribution(Outcome):
         return Layout(title, detail, (Group("", tuple(tiles)),))
 
     def _names(self) -> list[str]:
-        """The caption of each image's map: its target and its score.
-
-        Below each map in notebooks.
-        """
+        """The caption of each image's map: its target and its score."""
         if isinstance(self.target, str):
             targets = [self.target] * len(self)
         else:
@@ -394,10 +391,8 @@ class Attribution(Outcome):
 
 
 def by_maximum(maps: torch.Tensor) -> torch.Tensor:
-    """Divide each map of a batch by its largest magnitude; an all-zero map stays zero.
-
-    The form in which all maps are shown and fused: magnitudes are kept in proportion, never
-    shifted.
+    """Divide each map of a batch by its largest magnitude; an all-zero map stays zero. The form in
+    which all maps are shown and fused: magnitudes are kept in proportion, never shifted.
     """
     peak = maps.abs().flatten(1).amax(1)
     return maps / over_all(torch.where(peak > 0, peak, 1), maps)
@@ -408,13 +403,9 @@ def fused(
     how: Fusion = "mean",
     placements: Sequence[Placement | None] = (),
 ) -> torch.Tensor:
-    """Fuse the maps ``(N, h, w)`` of several layers into one at the finest resolution, each divided
-    by its largest magnitude, where their cells look.
-
-    A product takes the positive parts: two layers that speak against the target do not speak for it
-    together. A sum takes maps as they are, as of branches that add up to the score: a position of
-    a coarse map is shared out among the finer ones that it covers. With "stages", the maps of one
-    resolution are added, and a product is taken of the sums.
+    """Fuse maps ``(N, h, w)`` of layers at the finest resolution, each divided by its largest
+    magnitude. A product takes positive parts, a sum shares a coarse cell among the finer ones that
+    it covers; "stages" sums within a resolution, and multiplies the sums.
 
     >>> fused([torch.ones(1, 2, 2), torch.zeros(1, 4, 4)])[0, 0]
     tensor([0.5000, 0.5000, 0.5000, 0.5000])
@@ -463,10 +454,8 @@ def alone(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def set_figures(attribution: Attribution, image: int) -> dict[str, float | None]:
-    """The numbers of an image's first set of regions, for tables: its share of the photo, and the
-    scores alone and without.
-
-    The keys are columns of tables, and stay. Empty for maps that are no sets of regions.
+    """The share of the photo, and the scores alone and without, of an image's first set of regions,
+    by names of columns; empty for maps that are no sets of regions.
     """
     if attribution.sets is None:
         return {}

@@ -27,12 +27,9 @@ GROUPS = ("all", "everything")
 
 @dataclass(frozen=True)
 class Selection:
-    """The methods that were chosen, and why others were not.
-
-    ``costs`` has for each method that the network can be explained with how many passes it takes at
-    its default
-    settings: those that begin at a layer count for their share, and infinity stands for what
-    depends on the evidence.
+    """The methods that were chosen, and why others were not. ``costs`` has for each method that the
+    network can be explained with how many passes it takes at its default settings: those that begin
+    at a layer count for their share, and infinity stands for what depends on the evidence.
     """
 
     methods: tuple[str, ...]
@@ -48,7 +45,6 @@ class Selection:
     @property
     def notes(self) -> list[str]:
         """The sentences that tell a user which methods were left out of "all", and why.
-
         The command line prints them as they are.
         """
         notes = []
@@ -77,10 +73,7 @@ def select(
     categories: Sequence[str] | None = None,
 ) -> Selection:
     """Choose methods for a network and a target: "all" that take fewer than 200 passes, or
-    "everything".
-
-    For the command line, the app and runs. Methods that are made for certain networks are tried out
-    on ``x``.
+    "everything". Methods that are made for certain networks are tried out on ``x``.
 
     >>> model = nn.Sequential(
     ...     nn.Conv2d(3, 400, 3),
@@ -106,7 +99,6 @@ def select(
 
 def _selected(request: Request, group: str) -> Selection:
     """Choose the methods of a group from a request for all methods, with the cost of each.
-
     "all" keeps methods of fewer than `MANY` passes for one image.
     """
     fitting = _fit(request)
@@ -127,11 +119,8 @@ def requested(
     top_k: int | None,
     **options: Unpack[AttributeOptions],
 ) -> Request:
-    """Read the arguments of a call of `attribute` or `plan` into a `Request`; a group's name
-    becomes its methods.
-
-    ``methods`` may be "all" or "everything"; the choice then runs the model once or more. Arguments
-    are checked here; without a group, nothing is explained yet.
+    """Read the arguments of `attribute` or `plan` into a `Request`. For "all" or "everything", the
+    model runs once or more to choose methods; else nothing runs yet.
     """
     settings = Settings(**options) if options else DEFAULTS
     all_targets = as_targets(target, targets, top_k, settings.categories)
@@ -157,11 +146,8 @@ def _fit(request: Request) -> list[str]:
 
 
 def _fits(request: Request, method: Method) -> bool:
-    """Whether a method fits the network and target of a request; one that is for certain networks
-    is tried out.
-
-    A trial runs the method with little work; any `ExplainError` in it means that the method does
-    not fit.
+    """Whether a method fits the network and target; one for certain networks is tried with little
+    work, and any `ExplainError` means that it does not.
     """
     is_closed = any(need.looks_inside for need in method.needs) and unwrap.scripted(request.model)
     if is_closed or not can_be_stitched(method, request.model):
@@ -179,9 +165,7 @@ def _fits(request: Request, method: Method) -> bool:
 
 def _alone(request: Request, method: Method) -> Request:
     """The request for one method and the first target alone, with the settings of a plain call, to
-    try or cost it.
-
-    Budgets and batch sizes of the call are left out, so that costs are comparable.
+    try or cost it. Budgets and batch sizes of the call are left out, so that costs are comparable.
     """
     settings = Settings(layer=request.settings.layer)
     return replace(

@@ -52,11 +52,8 @@ class _Patches(Perturbation):
     words = "the photo with one part patched"
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
-        """One row for each patch, all copies of the corrupted photo; the hooks of the places then
-        patch them.
-
-        They are built in batches, and each batch notes the numbers of its patches for the hooks,
-        before the network runs.
+        """One copy of the corrupted photo for each patch, built in batches; each batch notes the
+        numbers of its patches for the hooks, before the network runs.
         """
         x = evidence.inputs
 
@@ -90,12 +87,8 @@ class _Site:
         return self.first + len(self.masks)
 
     def hook(self, patches: _Patches) -> Callable[[nn.Module, Any, Any], Any]:
-        """Return the forward hook of a patched place: in rows that are patches of this place, a
-        unit gets its clean values.
-
-        The engine runs rows ``(b, ...)`` of which `_Patches` has the numbers; a batch may be
-        smaller in a probe. Rows that patch another place stay. This is activation patching: rows
-        are copies of the corrupted photo.
+        """The forward hook of activation patching: in rows of the batch ``(b, ...)`` that are
+        patches of this place, a unit gets its clean values. Other rows stay.
         """
 
         def put_clean_values(module: nn.Module, args: Any, output: Any) -> Any:
@@ -222,7 +215,6 @@ def trace(
 
 def _in_grey(x: torch.Tensor) -> torch.Tensor:
     """The clean photo in grey for the figure, ``(H, W)`` from 0 to 1.
-
     Scaled from its darkest to its brightest place, whatever the preprocessing was.
     """
     grey = x[0].detach().float().mean(0).cpu()
@@ -242,11 +234,8 @@ class _SiteFinder:
     named: bool
 
     def __call__(self, names: Sequence[str]) -> list[_Site]:
-        """The places to be patched in these layers, with their patches numbered one after the
-        other.
-
-        Layers without such units are left out, unless the caller named them. Effects are read by
-        these numbers, so the order of the list is that of the patches.
+        """The places to be patched in these layers, numbered one after the other, in the order of
+        the patches. Layers without such units are left out, unless the caller named them.
         """
         sites: list[_Site] = []
         for name in names:
@@ -261,12 +250,8 @@ class _SiteFinder:
         return sites
 
     def _site(self, name: str, first_patch: int) -> _Site | None:
-        """The place to be patched in a layer, its patches numbered from ``first_patch`` on; None if
-        the network does not use it.
-
-        Also None for a layer that has frames of a video as rows of its own. With the estimates of
-        attribution patching: the change of values times the gradient, summed over each unit. For
-        activation patching.
+        """The place to be patched in a layer, with estimates: the change of values times gradient,
+        summed over each unit. None if the layer is unused, or has a video's frames as rows.
         """
         record = self.clean.of(name)
         corrupted = self.corrupted.of(name)
@@ -298,11 +283,8 @@ class _SiteFinder:
     def _masks(
         self, name: str, values: torch.Tensor
     ) -> tuple[torch.Tensor, tuple[int, int] | None]:
-        """The masks ``(units, ...)`` of all units of a layer, and the rows and columns if these are
-        places of the photo.
-
-        ``values`` are the layer's clean output with images in the first dimension; masks broadcast
-        to it. One mask for each unit, in the order in which `Effects.rows` counts units.
+        """The mask of each unit of a layer ``(units, ...)``, which broadcasts to ``values`` (its
+        clean output, images first), and the rows and columns if these are places of the photo.
         """
         if self.at == "layers":
             return torch.ones([1] * values.ndim, dtype=torch.bool, device=values.device), None
@@ -348,10 +330,8 @@ class _SiteFinder:
 
 
 def _default(model: nn.Module, inputs: Inputs, at: At) -> list[str]:
-    """The names of the layers that are traced by default, by the kind of unit.
-
-    For "layers", those are the parts of blocks: a block's own output is all that later blocks see,
-    so patching it would bring back the whole clean score.
+    """The layers that are traced by default. For "layers", these are parts of blocks: a block's own
+    output is all that later blocks see, so patching it brings back the whole score.
     """
     if at == "channels":
         return [default_layer(model, inputs)]
@@ -402,10 +382,7 @@ def _computing_attention(
 
 def blocks(model: nn.Module, inputs: Inputs, *, include_top_level: bool = True) -> list[str]:
     """The names of a network's blocks in the order of the pass: the outermost modules in sequences
-    and lists.
-
-    With ``include_top_level``, also the top-level modules around them. Only modules that give
-    feature maps count. For `trace` and `lens`.
+    and lists that give feature maps; ``include_top_level`` adds those around them.
     """
     called = [
         call.name for call in summary_of(model, inputs).calls if call.grid is not None and call.name

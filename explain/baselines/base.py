@@ -111,10 +111,7 @@ B = TypeVar("B", bound=Baseline)
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def register(kind: type[B]) -> type[B]:
     """Make a class a frozen dataclass, if it is none yet, and the baseline known by its name, with
-    default options.
-
-    Raises:
-        BaselineError: the name is taken by another baseline.
+    default options. Raises `BaselineError` if the name is taken by another baseline.
     """
     kind.name = kind.name or kind.__name__.lower()
     return enter(registered, kind, "baseline")  # type: ignore[no-any-return]
@@ -122,9 +119,7 @@ def register(kind: type[B]) -> type[B]:
 
 def blend(images: torch.Tensor, replacement: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
     """Return the images where ``keep`` is 1, their replacement where it is 0, and shares of both
-    between.
-
-    Both ends are exact, in every precision.
+    between. Both ends are exact, in every precision.
 
     >>> blend(
     ...     torch.tensor([[[5.0, 5.0]]]),
@@ -139,9 +134,6 @@ def blend(images: torch.Tensor, replacement: torch.Tensor, keep: torch.Tensor) -
 def scale_of(preprocess: Preprocess) -> tuple[torch.Tensor, torch.Tensor]:
     """Find out how a preprocessing scales colours: return what black becomes ``(C,)``, and by how
     much white lies above it ``(C,)``, in the model's units. Three grey pictures are tried.
-
-    Raises:
-        BaselineError: the preprocessing does more to a colour than to scale and shift it.
 
     >>> from explain.models import CenterCrop
     >>> black, range_ = scale_of(CenterCrop(8, mean=(0.5,) * 3, std=(0.25,) * 3))
@@ -186,10 +178,6 @@ def range_of(preprocess: Preprocess) -> tuple[tuple[float, ...], tuple[float, ..
 def check_mask(images: torch.Tensor, keep: torch.Tensor) -> None:
     """Refuse images that are no floating-point ``(N, C, H, W)``, and masks ``keep`` that are not in
     [0, 1] or do not fit them.
-
-    Raises:
-        BaselineError: no floating-point images ``(N, C, H, W)``, or no mask for each or one for
-            all, in [0, 1].
     """
     if not isinstance(images, torch.Tensor) or images.ndim < 4 or not images.is_floating_point():
         raise BaselineError(

@@ -45,11 +45,9 @@ def interpolated(images: torch.Tensor, covered: torch.Tensor) -> torch.Tensor:
 
 class _Level:
     """The system on one grid: which cells are ``unknown`` ``(b, 1, h, w)``; ``held`` ties them to
-    what is known.
-
-    For u that is zero where all is known, the matrix takes u to
-    ``unknown * (around(unknown) * u - around(u)) + held * u``: differences between unknown
-    neighbours, and the distance from what is known. On the finest grid, this is the system itself.
+    what is known. For u that is zero where all is known, the matrix takes u to ``unknown *
+    (around(unknown) * u - around(u)) + held * u``: differences between unknown neighbours, and the
+    distance from what is known. On the finest grid, this is the system itself.
     """
 
     def __init__(self, unknown: torch.Tensor, held: torch.Tensor) -> None:

@@ -95,9 +95,7 @@ class Zero(Baseline):
 
 @dataclass(frozen=True)
 class Constant(Baseline):
-    """One number for all pixels.
-
-    It is in the units of the model.
+    """One number for all pixels. It is in the units of the model.
 
     >>> Constant(2.0).replacement(torch.rand(1, 1, 1, 2))
     tensor([[[[2., 2.]]]])

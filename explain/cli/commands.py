@@ -86,10 +86,8 @@ class Command(click.Command):
         return {flag: param for param in self.params for flag in param.opts if flag.startswith("-")}
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the words after a command's name; overrides click, which calls it.
-
-        Adds to click's reading: defaults from a file (a note says which options come from there),
-        and errors as a `UsageError` in one line.
+        """Read the words after a command's name: click's reading, defaults from a file (with a note
+        which), and errors as a one-line `UsageError`.
         """
         if ctx.resilient_parsing:  # a shell asks for completions: nothing may be printed
             return super().parse_args(ctx, args)
@@ -134,9 +132,7 @@ class Command(click.Command):
 
 class Commands(click.Group):
     """The group of all commands: the first word may name one; without that, `explain PHOTO` is
-    meant.
-
-    A photo with the name of a command is written with its folder, as "./run".
+    meant. A photo with the name of a command is written with its folder, as "./run".
     """
 
     command_class = Command
@@ -155,11 +151,8 @@ class Commands(click.Group):
         return sorted(name for name in self.commands if name != PHOTOS)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Put the name of a command before the words of the command line, where the first word is
-        none; overrides click.
-
-        `explain cat.jpg` becomes the command `PHOTOS` with "cat.jpg", and --version becomes
-        `version`. A first word close to a command's name is refused as misspelt.
+        """Put a command before the words where the first is none: `explain cat.jpg` becomes
+        `PHOTOS`, --version `version`. One close to a command's name is refused as misspelt.
         """
         words = ["version", *args[1:]] if args[:1] == ["--version"] else args
         # what may be the name of a command; photos have endings

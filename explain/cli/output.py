@@ -23,9 +23,8 @@ class OutputClosedError(OutputError):
 
 
 class Output:
-    """What a command prints on standard output, and its errors and notes on standard error.
-
-    Lines are printed as they come. With --json, no line is printed: ``items`` are collected for one
+    """What a command prints on standard output, and its errors and notes on standard error. Lines
+    are printed as they come. With --json, no line is printed: ``items`` are collected for one
     document at the end, under the name ``key``, with the ``errors``. ``quiet`` and ``verbose`` are
     set by the options of these names.
     """
@@ -73,10 +72,6 @@ class Output:
     def end(self) -> None:
         """Print the JSON document, if --json is given, and flush standard output; called at the end
         of every command.
-
-        Raises:
-            OutputClosedError: standard output takes no more. The flush shows it here, where it is
-                handled, and not when the interpreter ends.
         """
         if self.as_json:
             from explain.data.files import json_text
@@ -94,9 +89,7 @@ class Output:
 
     def _print(self, lines: Iterable[object]) -> None:
         """Write lines to standard output, with control characters made visible.
-
-        Raises:
-            OutputClosedError: it takes no more.
+        Raises `OutputClosedError` if it takes no more.
         """
         with _as_closed_output():
             if self._stream is not None:  # None where the process began without standard output
@@ -224,10 +217,9 @@ MINUTE = 60.0  # seconds between two lines where there is no terminal
 
 class RunProgress(StatusLine):
     """The progress line of `explain run` on standard error. ``done`` counts the photos explained
-    now, and ``there`` those that the run's file had before.
-
-    Without a terminal, as in a batch job, a thread prints a line a minute, however long a batch
-    takes, and the last line follows at the end.
+    now, and ``there`` those that the run's file had before. Without a terminal, as in a batch job,
+    a thread prints a line a minute, however long a batch takes, and the last line follows at the
+    end.
     """
 
     done = 0

@@ -185,7 +185,6 @@ def _check_together(
     context: click.Context, options: SimpleNamespace, models: Sequence[str | None]
 ) -> None:
     """Refuse options of `explain PHOTO` that cannot be given together, and a model named twice.
-
     ``models`` are the names typed for --model; None is the default model.
     """
     for name in ("force", "metric", "check", "html"):
@@ -240,7 +239,6 @@ def _check_single(
 
 class ContactSheet:
     """Makes the HTML page of each photo, and collects what the page with all photos shows.
-
     ``entries`` has for each photo what the overview and what its own part of that page take;
     ``steps`` is the number of steps of the deletion and insertion curves: None for the usual
     number, 0 for no curves.
@@ -296,8 +294,7 @@ class ContactSheet:
 
     def write(self) -> int:
         """Write the HTML page with all photos, if there are at least two; return the exit code.
-
-        Called once, after the last photo. A page that cannot be written is reported, not raised.
+        A page that cannot be written is reported, not raised.
         """
         if len(self.entries) < 2:
             return DONE
@@ -320,7 +317,6 @@ class ContactSheet:
 @dataclass(eq=False)
 class PhotoWork:
     """What `explain PHOTO` does for each photo with one model: explain, evaluate, check, save.
-
     ``group`` is the name of a group of methods; then ``methods`` is empty until the first photo,
     which chooses them. ``name`` is the model's in file names and columns.
     """

@@ -97,9 +97,6 @@ def _refuse_unheeded(
 def metrics_of(names: Sequence[str], *, has_boxes: bool = False) -> "list[Metric]":
     """Return the metrics that --metric names, each once; ``has_boxes`` says whether the photos may
     come with the boxes of objects, as in a data set.
-
-    Raises:
-        UsageError: a metric is unknown, or needs boxes where there are none.
     """
     if not names:
         return []

@@ -159,11 +159,7 @@ def read_photo(path: str, answer: Output, explainer: "Explainer") -> "Image.Imag
 
 
 def _piped() -> bytes:
-    """Return the bytes of a photo that is piped into standard input.
-
-    Raises:
-        ImageError: standard input is a terminal or closed, or cannot be read.
-    """
+    """Return the bytes of a photo that is piped into standard input."""
     if sys.stdin is None or sys.stdin.isatty():
         raise ImageError(
             "image - must come through a pipe, but standard input is a terminal or closed; name a "
@@ -258,7 +254,6 @@ def blaming(model: str | None) -> Iterator[None]:
 @dataclass(frozen=True)
 class PhotoResult:
     """The result of a command for one photo: its part of the JSON document, and the printed lines.
-
     ``files`` were written; with ``skipped``, none were, since all results were there before. Where
     there are several photos, ``summary`` is printed instead of the lines, unless --verbose is
     given.

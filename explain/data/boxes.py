@@ -22,9 +22,6 @@ SMALLEST = 8  # pixels along an axis of the photo, below which it does not matte
 def as_input(x: Any) -> torch.Tensor:
     """Check what a preprocessing made of one photo, and return it: a tensor ``(C, H, W)``, or ``(T,
     C, H, W)`` of T tiles.
-
-    Raises:
-        ImageError: it is no such tensor.
     """
     if not isinstance(x, torch.Tensor) or x.ndim not in (3, 4):
         raise ImageError(

@@ -22,9 +22,6 @@ DEPTHS = (8, 10, 12, 14, 16)  # bits that cameras and scanners give
 def check_window(window: Any) -> Window | None:
     """Check a caller's ``window``, the level and the width of the values shown from black to white,
     and return it as floats, or None.
-
-    Raises:
-        ImageError: it is no level and width.
     """
     if window is None:
         return None

@@ -414,11 +414,7 @@ class Inputs:
 
 
 def check_layout(layout: Any) -> InputLayout | None:
-    """Return a caller's ``layout`` of inputs, or None; refused if there is none of this name.
-
-    Raises:
-        ImageError: there is no such layout.
-    """
+    """Return a caller's ``layout`` of inputs, or None; refused if there is none of this name."""
     choices = get_args(InputLayout)
     if layout is not None and layout not in choices:
         raise ImageError(
@@ -444,11 +440,7 @@ def as_inputs(x: InputsLike) -> Inputs:
 
 
 def check_dimensions(model: nn.Module, x: torch.Tensor, name: str) -> None:
-    """Refuse an input, called ``name`` in messages, that is no batch of images, videos or volumes.
-
-    Raises:
-        ImageError: it has not four or five dimensions.
-    """
+    """Refuse an input (``name`` in messages) that is no batch of images, videos or volumes."""
     if x.ndim in (4, 5):
         return
     remedy = "use explainer.preprocess(image)[None]"
@@ -488,8 +480,8 @@ _CHANNELS = re.compile(r"to have \d+ channels, but got \d+ channels instead")
 
 def _misfits(model: nn.Module, x: torch.Tensor, name: str) -> Iterator[tuple[re.Pattern[str], str]]:
     """Yield what does not fit between the input ``x`` and the model that has just failed on it: a
-    pattern of torch's message for it, and a message of ours, in which the input is called
-    ``name``."""
+    pattern of torch's message for it, and a message of ours, in which the input is called ``name``.
+    """
     weight = next(
         (parameter for parameter in parameters_of(model) if parameter.is_floating_point()), None
     )

@@ -29,10 +29,6 @@ class Limit:
     def check(self, name: str, width: int, height: int, unpacked: float = 0) -> None:
         """Refuse an image by the size that its header says, and by the bytes that all of it would
         take once ``unpacked``; ``name`` is what messages call it.
-
-        Raises:
-            TooLargeError: it has more pixels, bytes or slices, or is longer.
-            ImageError: it has no pixel.
         """
         size = f"image {name} is {width} x {height}"
         if width * height > self.pixels:

@@ -84,10 +84,6 @@ class NoFileError(OSError):
 def open_for_reading(path: Path, *, pipes: bool = False) -> IO[bytes]:
     """Open a file for reading in bytes; anything else is refused without waiting, since opening a
     pipe may take forever.
-
-    Raises:
-        NoFileError: it is a pipe (unless ``pipes``), a socket or a device.
-        OSError: it cannot be read.
     """
     # Before it is opened, since that may rewind a tape; of folders, open() says what they are.
     kind = stat.S_IFMT(path.stat().st_mode)

@@ -187,10 +187,6 @@ def is_dicom(file: Any) -> bool:
 def read_scan(file: Any, name: str, size: int, limit: Limit) -> Scan | None:
     """Read an open file of ``size`` bytes as a scan if it is one of NumPy or DICOM; None where it
     is neither. ``name`` is what errors call it.
-
-    Raises:
-        TooLargeError: its header says that it has more than the ``limit``.
-        ImageError: it is damaged, holds no pixels, or needs a package that is not there.
     """
     if is_npy(file):
         return _from_npy(file, name, size, limit)

@@ -227,9 +227,6 @@ def _of_torch(
 def _of_caller(fn: "Hook", group: dist.ProcessGroup) -> "Exchange":
     """Return the exchange of a communication hook of the user's; errors name the function and this
     rank.
-
-    Raises:
-        HookError: ``fn`` does not take a state and a bucket.
     """
     guarded = guard.Hook(fn, f"rank {group.rank()} of {group.size()}", "communication")
     guarded.must_take(["state", "bucket"])
@@ -287,9 +284,6 @@ def _exchange(group: dist.ProcessGroup, codec: Codec, encoded: torch.Tensor) -> 
 def _average(exchanged: list[torch.Tensor], codec: Codec, bucket: torch.Tensor) -> torch.Tensor:
     """Decode the buckets that were exchanged, and return their mean as a flat tensor ``(n,)`` of
     the type and length of ``bucket``, this rank's own.
-
-    Raises:
-        ValueError: the codec gives another number of values; `_together` tells all ranks.
     """
     total = torch.zeros_like(bucket)
     for encoded in exchanged:

@@ -206,11 +206,7 @@ def _report_of(values: Mapping[str, Any]) -> PackageReport:
 
 def _check_archive(path: str | os.PathLike[str]) -> None:
     """Refuse an archive whose file is damaged or no ZIP archive, before torch reads it.
-
     The reader of torch compares no checksums, so that weights could change unnoticed.
-
-    Raises:
-        ModelError: the file is damaged, no archive, or cannot be read.
     """
     try:
         with open_for_reading(Path(path)) as file, zipfile.ZipFile(file) as archive:
@@ -227,9 +223,6 @@ def _check_archive(path: str | os.PathLike[str]) -> None:
 def _check_model(model: nn.Module) -> None:
     """Refuse a model that must not be packaged: one with hooks on its modules or parameters, which
     would be pickled into the archive, or with modules out of another archive.
-
-    Raises:
-        HookError: it is such a model, or no module.
     """
     from torch.package.analyze.is_from_package import is_from_package
 
@@ -257,9 +250,6 @@ def _check_model(model: nn.Module) -> None:
 def _labels(categories: Sequence[str] | None) -> list[str] | None:
     """Return the labels of the model's classes as a list for the JSON in the archive; None where
     there are none.
-
-    Raises:
-        HookError: they are a single string, or not all of them are strings.
     """
     if categories is None:
         return None

@@ -19,11 +19,10 @@ from explain.report.pages import Section, document
 
 @dataclass(frozen=True)
 class Comparison:
-    """What differs between the explanations that several models have for one photo.
-
-    ``summary`` is for JSON: the models, their predictions, and for each map the share of the heat
-    ``elsewhere``. ``lines`` say the same to people. ``tiles`` has a row for each target and method,
-    as `picture` shows it.
+    """What differs between the explanations that several models have for one photo. ``summary`` is
+    for JSON: the models, their predictions, and for each map the share of the heat ``elsewhere``.
+    ``lines`` say the same to people. ``tiles`` has a row for each target and method, as `picture`
+    shows it.
     """
 
     summary: Mapping[str, Any]
@@ -47,10 +46,8 @@ class Comparison:
 
 
 def heat(models: Mapping[str, Explanation], target: int, method: str) -> list[np.ndarray[Any, Any]]:
-    """Return the heatmap of each model, ``(height, width)`` in pixels of the photo, in [0, 1].
-
-    ``target`` is the position of the target. Where one of the models did not see the photo, all are
-    zero, so that different crops do not count as differences.
+    """The heatmap of each model, ``(height, width)`` in pixels of the photo, in [0, 1]; zero where
+    one of the models did not see the photo, so that crops do not count as differences.
     """
     cells = np.ones((1, 1), np.float32)  # a map of one cell covers all that a model saw
     seen_by_all = np.logical_and.reduce(
@@ -71,11 +68,8 @@ def heat(models: Mapping[str, Explanation], target: int, method: str) -> list[np
 
 
 def compare(models: Mapping[str, Explanation]) -> Comparison:
-    """Compare the explanations of one photo for the same targets by several models, given by the
-    models' names; the first model is the one that the others are compared with.
-
-    The share of a model's heat in other places than that of the first is half of |p - q| over all
-    pixels, where p and q are the heatmaps, each divided by its sum.
+    """Compare one photo's explanations with the first model's. The heat in other places is half of
+    |p - q| over all pixels, where p and q are heatmaps divided by their sums.
     """
     names = list(models)
     explanations = list(models.values())

@@ -22,7 +22,6 @@ from explain.targets.outputs import Activation, Prediction
 @dataclass(frozen=True)
 class Located:
     """What a detector or segmenter finds on one photo, and what the targets are there.
-
     ``detections`` are all boxes, best first. For each target, in the order asked: ``names`` is what
     it is called ("cup@2"), ``boxes`` is its box (None for a region), and ``targets`` is the box or
     region as a target, with which another call explains the same.
@@ -42,16 +41,8 @@ def located(
     categories: Sequence[str] | None,
     activation: Activation | None = None,
 ) -> list[Located]:
-    """Run a model that gives no class scores, such as a detector, and return for each input what it
-    finds and which box or region each target is.
-
-    Args:
-        model: left as it is; runs once, without gradients.
-        x: inputs ``(N, C, H, W)``, or as the layout of `Inputs` says.
-        targets: those of `attribute`, the same for all inputs.
-        seen: the part of each photo that its input shows; boxes are returned in its pixels.
-        categories: the labels of the classes.
-        activation: what makes probabilities of the outputs, as for an `Explainer`.
+    """What a model without class scores finds in each input, and which box or region each target
+    is; boxes in pixels of the part ``seen`` of the photo. Runs once, without gradients.
     """
     inputs = as_inputs(x)
     size = tuple(inputs.x.shape[2:])
@@ -102,11 +93,8 @@ def located(
 
 
 def _resolved(target: Target, output: Any, count: int, size: tuple[int, ...]) -> Target:
-    """Return a target with the box that it means chosen in each of ``count`` inputs, by the model's
-    ``output``; ``size`` is the height and width of the inputs.
-
-    For a detector, a class means its best box and "the best class" the best box of all; for a
-    segmenter its region.
+    """A target with its box chosen in each of ``count`` inputs of ``size`` (height, width): for a
+    detector, a class is its best box; for a segmenter, its region.
     """
     if isinstance(target, (ClassTarget, TopClass)):
         if find_layout(output, count, size) is None:
@@ -130,11 +118,8 @@ def _scores(target: Target, output: Any, count: int) -> torch.Tensor | None:
 def _region(
     target: Target, resolved: Target, image: int, categories: Sequence[str] | None
 ) -> tuple[str, Target]:
-    """Return the name of a target that is no box, on input number ``image``, and the target with
-    which another call explains the same.
-
-    ``target`` is as it was asked for, ``resolved`` the one of `_resolved`. A class becomes the
-    region where a segmenter sees that class.
+    """The name of a target that is no box, on input number ``image``, and the target that explains
+    the same again: for a class of a segmenter, the region where it sees that class.
     """
     is_class = isinstance(target, (ClassTarget, TopClass))
     if not is_class or not isinstance(resolved, Segmentation):
@@ -154,12 +139,8 @@ def _box(
     seen_part: Box,
     categories: Sequence[str] | None,
 ) -> tuple[Prediction, Target]:
-    """Return the detection that a target means on input number ``image``, with its name and its box
-    in pixels of the photo, and the target with which another call explains the same.
-
-    ``score`` is the box's; ``size`` is the height and width of the input, and ``seen_part`` what it
-    shows of the photo. A box among the photo's ``detections`` takes its name ("cup@2"); where
-    several have the same box and class, by ``rank``. Another box is named by its edges.
+    """The detection that a target means on input number ``image``, its name ("cup@2", else by its
+    edges) and box in pixels of the photo, and the target that explains the same again.
     """
     category = resolved.labels[image]
     label = class_label(categories, category)

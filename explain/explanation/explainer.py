@@ -370,9 +370,9 @@ class Explainer:
         return Session(self, chosen, wanted, settings, of_each)
 
     def _methods(self, methods: Methods) -> list[Method]:
-        """Return the methods as objects, fitted to the preprocessing: black baselines become the
-        input values of black, and methods that use the range of inputs get the values of black and
-        white."""
+        """The methods fitted to the preprocessing: black baselines become the input values of
+        black, and methods that use the range of inputs get the values of black and white.
+        """
         listed = (
             [methods]
             if isinstance(methods, str) or not isinstance(methods, Iterable)
@@ -391,10 +391,8 @@ class Explainer:
     def _in_batches(
         self, images: Iterable[ImageLike], session: "Session"
     ) -> Iterator[Explanation | PhotoError]:
-        """Yield the explanation, or the error, of each photo in the order of ``images``.
-
-        Photos are read as they are needed. Those whose inputs have one shape are explained together
-        if that gives the same maps as each alone.
+        """Yield the explanation, or the error, of each photo in order, read as needed. Inputs of
+        one shape are explained together if that gives the same maps as each alone.
         """
         limit = session.options.get("batch_size")
         largest_batch = min(AT_ONCE, limit) if isinstance(limit, int) and limit > 0 else AT_ONCE
@@ -450,11 +448,8 @@ class Explainer:
             return self._explanations_of(photos, session)
 
     def _explanations_of(self, photos: list[Photo], session: "Session") -> list[Explanation]:
-        """Return the explanation of each photo of a batch: run the methods once on the inputs
-        together, and then split attributions, probabilities and detections by photo.
-
-        Where each photo has a target of its own, they become one target for the batch. Maps of
-        tiles are laid on their photo. The interventions act on the model within.
+        """Explain a batch once, with the interventions, and split the results by photo. Targets of
+        each photo become one target for the batch; maps of tiles are laid on their photo.
         """
         targets = [self._targets_on(photo, session) for photo in photos]
         batch_targets = targets[0]
@@ -521,8 +516,8 @@ class Explainer:
 
     def _targets_on(self, photo: Photo, session: "Session") -> list[Target]:
         """Return the targets of one photo, its own where each photo has one. Places such as
-        "person@320,200" are given in pixels of the photo, and are returned in pixels of its
-        input."""
+        "person@320,200" are given in pixels of the photo, and are returned in pixels of its input.
+        """
         targets = list(session.targets)
         if session.of_each is not None:
             targets = [session.of_each[photo.place]]
@@ -596,11 +591,8 @@ class Explainer:
             return self._probabilities(x, logits)
 
     def _probabilities(self, x: torch.Tensor, logits: torch.Tensor | None) -> torch.Tensor | None:
-        """Return the probabilities ``(N, K)`` that the model's outputs ``logits`` stand for, or
-        None where there are no outputs for classes, or where these are numbers.
-
-        What the outputs are (scores, probabilities or numbers) is found out by the first call, and
-        kept for all later photos.
+        """The probabilities ``(N, K)`` of ``logits``, or None where outputs are numbers or not for
+        classes. What the outputs are is found out by the first call, and kept.
         """
         if logits is None:
             return None
@@ -619,11 +611,8 @@ class Explainer:
         return x if self.layout is None else Inputs((x,), layout=self.layout)
 
     def _tiles(self, photo: Photo) -> tuple[Box, ...]:
-        """Return where each tile or frame of a photo's input lies in the photo, in its pixels, in
-        the order of the input.
-
-        Slices of a volume lie side by side in its picture (``cells``); tiles come from the
-        preprocessing; a photo that is repeated as the frames of a video has the same box for each.
+        """The box of each tile or frame in the photo, in its pixels: slices of a volume lie side by
+        side (``cells``), tiles come from the preprocessing, repeated frames share one box.
         """
         cells = getattr(photo.image, "cells", None)
         if cells is not None:

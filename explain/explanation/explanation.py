@@ -226,11 +226,8 @@ class Explanation(Reportable):
         *,
         caption: bool,
     ) -> Image.Image:
-        """Return one map drawn on the photo, as `overlay` and `save` give it, with or without its
-        caption.
-
-        ``index`` is the position of the target; ``look`` says how maps are drawn. With a caption, a
-        style of evidence sets shows the photo without the first set beside the map.
+        """One map drawn on the photo, as ``look`` says; ``index`` is the position of the target.
+        With a caption, evidence sets come with the photo without the first set.
         """
         style = look.of(attribution.style)
         check_whole_number("largest_side", largest_side, 1, error=ExplainError)
@@ -498,13 +495,8 @@ class Explanation(Reportable):
         largest_side: int | None = LARGEST_SIDE,
         **options: Unpack[StyleOptions],
     ) -> Files:
-        """Add what `save` writes to the files, and return them: for each target and method a
-        picture, the values and a record; then the sheet, if there are several; then the page.
-
-        Their order is that of the paths that `save` returns. `explain.load` and --skip-existing
-        rely on the names, and --skip-existing on the sheet coming after all maps: where it is
-        there, these are complete. "npz" rounds values to float16, and the record then has the
-        digest of the rounded values.
+        """Add pictures, values and records, then the sheet, then the page, and return them. A sheet
+        means that all maps are complete. "npz" rounds to float16, whose digest the record has.
         """
         source = stem_of(self.source) if self.source else "image"
         photo = slug(str(stem) if stem else source)
@@ -578,9 +570,6 @@ class Explanation(Reportable):
     def _target(self, target: int | str) -> int:
         """Return the position in ``results`` of a target that was explained, given by its position
         or label.
-
-        Raises:
-            TargetError: there is no such target; the message names those that there are.
         """
         if isinstance(target, str):
             try:
@@ -600,11 +589,7 @@ class Explanation(Reportable):
 
     def _attribution(self, method: str | None, target: int) -> Attribution:
         """Return the attribution of a method, for the target at position ``target``.
-
         ``method`` is a name, with or without options, or a method; None is the first one.
-
-        Raises:
-            NotExplainedError: the explanation has no map of that method.
         """
         result = self.results[target]
         name = ""
@@ -684,9 +669,6 @@ class Explanation(Reportable):
     ) -> Look:
         """Return how these attributions are drawn: in the given style, the explanation's, or each
         method's own, with the colour map and the opacity ``alpha``.
-
-        Raises:
-            ExplainError: an option has no effect on any of them.
         """
         look = Look(self.style if style is None else style, colormap, alpha)
         look.refuse_unused([attribution.style for attribution in attributions])

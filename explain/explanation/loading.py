@@ -48,11 +48,9 @@ TOLERANCE = 1e-3  # share of a map's largest value by which a repeated map may d
 
 @dataclass(frozen=True, eq=False)
 class Saved:
-    """An attribution that was saved: what its record says, and the values.
-
-    ``values`` is the raw attribution of the one image, float32: ``(h, w)`` at the layer's
-    resolution, or ``(C, H, W)``. ``attribution`` is the same as a batch of one, with its
-    ``heatmap``.
+    """An attribution that was saved: what its record says, and the values. ``values`` is the raw
+    attribution of the one image, float32: ``(h, w)`` at the layer's resolution, or ``(C, H, W)``.
+    ``attribution`` is the same as a batch of one, with its ``heatmap``.
     """
 
     path: Path
@@ -103,11 +101,7 @@ class Saved:
 
     @property
     def _placement(self) -> Placement | None:
-        """Where the record says that the cells look; None where it says nothing.
-
-        Raises:
-            RecordError: it is damaged.
-        """
+        """Where the record says that the cells look; None where it says nothing."""
         described = self.content.placement
         if described is None:
             return None
@@ -204,12 +198,7 @@ class Saved:
         return f"record {str(self.path)!r}"
 
     def _explainer(self) -> Explainer:
-        """Load the explainer of the record again: its model by name, with the recorded arguments.
-
-        Raises:
-            RecordError: the model or another part was an object of the caller's own, or the model
-                is a file or code, which no record may run, or the arguments are refused.
-        """
+        """Load the record's explainer again: its model by name, with the recorded arguments."""
         origin = self.content.explainer
         parts = [
             f"the {part} ({getattr(self.content, part, None)}) was the caller's own"
@@ -231,9 +220,9 @@ class Saved:
             raise RecordError(f"it must hold arguments of an Explainer, but {got}") from None
 
     def _check_same(self, what: str, recorded: Any, now: Any) -> None:
-        """Refuse an explainer that differs from the recorded one in ``what``, a word for messages;
-        None on either side is not known, and passes. Of weights with a digest, only this is
-        compared: their file may have moved."""
+        """Refuse an explainer that differs from the recorded one in ``what``; None on either side
+        is unknown, and passes. Weights are compared by digest: their file may have moved.
+        """
         if recorded is None or now is None:
             return
         if str(recorded).rpartition(" (sha256 ")[2] != str(now).rpartition(" (sha256 ")[2]:
@@ -310,11 +299,7 @@ def load(file: str | os.PathLike[str]) -> Saved:
 
 
 def _with_values(path: Path, record: records.Record) -> Saved:
-    """Read the values that lie beside a record.
-
-    Raises:
-        RecordError: they cannot be read, or are not those of the record.
-    """
+    """Read the values that lie beside a record."""
     values = _read_values(path.with_suffix(f".{record.values.format}"), record.values)
     if not record.values.are(values):
         raise RecordError(
@@ -324,12 +309,7 @@ def _with_values(path: Path, record: records.Record) -> Saved:
 
 
 def _read_record(path: Path) -> records.Record:
-    """Read a record from its JSON file.
-
-    Raises:
-        RecordError: the file cannot be read or holds no JSON, is of another version or of concepts,
-            or a field is missing or has a value that it cannot have.
-    """
+    """Read a record from its JSON file."""
     name = f"record {str(path)!r}"
     try:
         with open_for_reading(path) as file:
@@ -359,12 +339,8 @@ def _read_record(path: Path) -> records.Record:
 
 
 def _read_values(path: Path, expected: records.RecordedValues) -> np.ndarray[Any, Any]:
-    """Read the values of an attribution as float32 from ``.npy``, or from ``.npz``, where they are
-    float16 with a scale (`halved`). Nothing in the file is run, and nothing is read or unpacked
-    that has another type or shape than the record says.
-
-    Raises:
-        RecordError: the file cannot be read, or holds anything else.
+    """Read an attribution's values as float32 from ``.npy``, or ``.npz`` (float16 with a scale,
+    `halved`). Nothing in the file is run, nor read if its type or shape is another.
     """
     try:
         with open_for_reading(path) as file:  # which refuses pipes and devices
@@ -391,11 +367,7 @@ MAX_VALUES = 2**28
 
 
 def _array(file: Any, dtype: Any, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    """Read an open file of NumPy, whose header must have this type and shape.
-
-    Raises:
-        ValueError: it has others, or too many values.
-    """
+    """Read an open file of NumPy, whose header must have this type and shape."""
     found_shape, found_dtype = npy_header(file)
     if (found_dtype, found_shape) != (np.dtype(dtype), shape):
         raise ValueError(f"{found_dtype} {found_shape} in place of {np.dtype(dtype)} {shape}")
@@ -419,23 +391,8 @@ def stored_results(
     count: int,
     formats: tuple[str, str] = ("png", "npy"),
 ) -> tuple[list[dict[str, Any]], list[str]] | None:
-    """Return the records of a photo whose results are all in a folder, and all their files; None if
-    any are missing or no longer valid. ``explain PHOTO --skip-existing`` calls this.
-
-    For each method and target, there must be a record of the same pixels and the same request, with
-    its values and picture beside it. Several maps have a sheet, which is written last: without it,
-    a run was interrupted. The model must still give the scores of the records, which takes a
-    forward pass.
-
-    Args:
-        folder: where the results would be.
-        stem: the beginning of their file names.
-        photo: as `explain.data.images.load_image` reads it.
-        explainer: has the model.
-        keys: for each method, by name, the digest of what is asked, which must be the ``request``
-            of its record.
-        count: the number of targets.
-        formats: the endings of pictures and of values.
+    """The records of a photo whose maps are all in a folder with their files, sheet and the scores
+    that the model still gives (a forward pass), and all files; None if any are missing.
     """
     pixels = records.size_and_digest(photo)
     results: list[Saved] = []

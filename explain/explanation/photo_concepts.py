@@ -23,10 +23,8 @@ from explain.targets.outputs import percent
 
 @dataclass(frozen=True, eq=False)
 class PhotoConcepts:
-    """The concepts that a layer sees in one photo; in a notebook they show themselves.
-
-    It unpacks into ``picture`` and ``concepts``. ``box`` is the part of the photo that the model
-    saw.
+    """The concepts that a layer sees in one photo; in a notebook they show themselves. It unpacks
+    into ``picture`` and ``concepts``. ``box`` is the part of the photo that the model saw.
     """
 
     concepts: Concepts

@@ -68,8 +68,8 @@ class BatchAnswers:
 
     def results_of(self, image: int) -> list[dict[str, Attribution]]:
         """Return the attributions of photo number ``image`` in the batch, each as a batch of one:
-        for each target, by method. Targets that are boxes or regions get their names in that
-        photo."""
+        for each target, by method. Targets that are boxes or regions get their names in that photo.
+        """
         results = self.results
         if len(self.located) > 1:
             results = converted(results, itemgetter(image))
@@ -94,10 +94,6 @@ def photos_for_targets(
 ) -> Iterator[ImageLike]:
     """Yield the photos of a call, and check that there are as many as targets ``of_each``, if each
     photo has a target of its own.
-
-    Raises:
-        TargetError: there are more photos than targets, or fewer. It is raised before the first
-            photo where their number is known, otherwise when the photos have been taken.
     """
     if of_each is None:
         yield from images
@@ -163,11 +159,8 @@ def explained(
 def in_batches(
     photos: Iterable[T], alike: Callable[[T], object], at_once: Callable[[T], int]
 ) -> Iterator[list[T]]:
-    """Yield photos in batches of the same key ``alike(photo)``, which is the shape of their inputs.
-
-    A batch is full with ``at_once(photo)`` photos. A photo with the key None could not be read, and
-    is passed on at once. Where too many photos wait for others of their shape (`WAITING`), the
-    batch that has waited longest is yielded as it is, for the memory.
+    """Yield batches of ``at_once(photo)`` photos that share the key ``alike(photo)``; one with the
+    key None could not be read, and comes at once. Beyond `WAITING`, the oldest batch goes.
     """
     waiting: dict[object, list[T]] = {}
     for photo in photos:
@@ -187,13 +180,7 @@ def in_batches(
 
 def reported(batches: Iterable[Iterable[tuple[int, Any]]]) -> Iterator[Any]:
     """Yield the result of each photo in the order of their places, with a `PhotoError` instead of
-    each error.
-
-    Each batch has pairs of a photo's place (0, 1, ...) and its result or error.
-
-    Raises:
-        Exception: an error of a photo, if no photo has succeeded before: it is then due to the
-            arguments. Errors of reading a photo and of memory are never raised.
+    each error. Each batch has pairs of a photo's place (0, 1, ...) and its result or error.
     """
     succeeded = False
     waiting: dict[int, Any] = {}
@@ -218,9 +205,8 @@ def reported(batches: Iterable[Iterable[tuple[int, Any]]]) -> Iterator[Any]:
 
 
 def each_tried(photos: list[T], work: Callable[[list[T]], Iterable[R]]) -> list[R | Exception]:
-    """Return the results of ``work`` for a batch; if that fails, of ``work`` for each photo alone,
-    with its error where this fails too, so that one photo does not cost the others their results.
-    An error that a signal has caused (an interrupt, a time limit) is raised.
+    """The results of ``work`` for a batch; if it fails, of each photo alone, with its error where
+    this fails too. An error that a signal has caused (interrupt, time limit) is raised.
 
     >>> each_tried([1, 0], lambda numbers: [1 / number for number in numbers])
     [1.0, ZeroDivisionError('division by zero')]
@@ -237,10 +223,6 @@ def each_tried(photos: list[T], work: Callable[[list[T]], Iterable[R]]) -> list[
 
 def collected(outcomes: Iterable[Any]) -> list[Any]:
     """Return the results of all photos as a list.
-
-    Raises:
-        PhotosError: some photos failed; it holds the results of the others, with None in the place
-            of each that failed, and the errors by place.
 
     >>> collected(iter(["a", "b"]))
     ['a', 'b']
@@ -261,11 +243,8 @@ def collected(outcomes: Iterable[Any]) -> list[Any]:
 
 
 def rows_are_apart(model: nn.Module, x: torch.Tensor) -> bool:
-    """Whether a model's output for an image ``x`` ``(1, C, H, W)`` is the same in a batch with
-    another image (the negated mirror image) as alone; only then are photos explained in batches.
-
-    The output differs where the model normalises over the batch, draws random numbers, or takes one
-    image only. This takes two forward passes; the model is left as it is.
+    """Whether the output for ``x`` ``(1, C, H, W)`` is the same beside its negated mirror image as
+    alone; not so for batch statistics, random numbers or models of one image. Two passes.
     """
     try:
         with untouched(model), torch.no_grad():

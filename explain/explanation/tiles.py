@@ -68,13 +68,8 @@ def _laid(
     canvas: tuple[int, int],
     scale: tuple[float, float],
 ) -> torch.Tensor:
-    """Lay the values of T tiles where these lie in their photo.
-
-    Values of pixels ``(T, C, H, W)`` give ``(1, C, height, width)``: their sum at each place,
-    divided by T. Maps of a layer ``(T, h, w)`` give ``(1, height, width)``: the mean over the tiles
-    that show a place. ``boxes`` are in pixels of the photo; ``canvas`` is the photo's height and
-    width in cells of the finest tile, and ``scale`` the number of these cells for a pixel of the
-    photo, down and across.
+    """T tiles laid on ``canvas`` (height, width in the finest cells, ``scale`` for a pixel) at
+    ``boxes`` in pixels: ``(T, C, H, W)`` to sums divided by T, ``(T, h, w)`` to means.
     """
     pixels = values.ndim == 4
     height, width = canvas
@@ -94,9 +89,8 @@ def _laid(
 
 
 def _overlap(start: int, length: int, whole: int) -> tuple[slice, slice]:
-    """Return, along one axis, the cells of a whole (0 to ``whole``) that a part covers, and the
-    cells of the part that lie within the whole. The part begins at ``start``, which may be
-    negative, and has ``length`` cells.
+    """Along one axis, the cells of a whole (0 to ``whole``) that a part covers, and the part's own
+    cells there; the part begins at ``start`` (maybe negative) and has ``length`` cells.
 
     >>> _overlap(-2, 5, 8), _overlap(4, 5, 8)
     ((slice(0, 3, None), slice(2, 5, None)), (slice(3, 8, None), slice(0, 5, None)))

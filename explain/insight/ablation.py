@@ -116,9 +116,6 @@ class AblationResult:
     def of(self, wanted: Collection[tuple[str, str]]) -> "AblationResult":
         """Return the result for those photos only that ``wanted`` names, as pairs of name and
         target; the model does not run again.
-
-        Raises:
-            RunError: none of them is among these.
         """
         keys = set(wanted)
         chosen = [number for number, key in enumerate(self.keys) if key in keys]
@@ -266,11 +263,8 @@ def _ablated(
     class_of: Callable[[Row], int | None],
     baseline: BaselineLike,
 ) -> AblationResult:
-    """Run the model on photos as they are, with ``masks`` covered, and with the same area covered
-    elsewhere; note the class that it gives each time.
-
-    The control mask is the mask rolled by half the height and width. ``class_of`` says which class
-    is asked about, and ``what`` is a key of `PARTS`.
+    """The classes that the model gives photos as they are, with ``masks`` covered, and with the
+    masks rolled by half the height and width (control). ``what`` is a key of `PARTS`.
     """
     filling = get_baseline(baseline)
     model = photos.explainer.model
@@ -325,9 +319,8 @@ def _highest_pixels(heatmap: torch.Tensor, share: float) -> torch.Tensor:
 
 
 def sign_test(first: torch.Tensor, second: torch.Tensor) -> float:
-    """Return the one-sided p-value of McNemar's test: among the photos for which only one of two
-    bool tensors ``(N,)`` is true, how probable it is that ``first`` is true at least so often, if
-    both were as likely.
+    """The one-sided p-value of McNemar's test: how probable ``first`` is true at least so often
+    where only one of two bool tensors ``(N,)`` is, if both were as likely.
 
     >>> yes = torch.tensor([True, True, True])
     >>> sign_test(yes, ~yes), sign_test(yes, yes)

@@ -35,10 +35,8 @@ TILE = 120  # pixels of a patch in it
 
 
 def finer_layer(photos: RunPhotos, least: int) -> str | None:
-    """Return the last layer of a model whose feature maps have at least ``least`` places along each
-    side; None where no layer has.
-
-    It runs one photo of the run. Called to recommend another layer where maps are too coarse.
+    """The last layer whose feature maps have at least ``least`` positions along each side; None
+    where none has. Runs one photo of the run.
     """
     batch = next(photos.batches(photos.run.rows(), 1), None)
     if batch is None:
@@ -71,17 +69,8 @@ def placement_of(model: nn.Module, x: torch.Tensor, layer: str) -> Placement | N
 
 
 def receptive_field(model: nn.Module, x: torch.Tensor, layer: str) -> Box:
-    """Find the part of an input, in its pixels, that the middle place of a layer's feature maps
-    depends on: its receptive field, as a box.
-
-    It is found by the gradients of that place in some inputs of noise, so that it holds for any
-    network. Layers that are not ``(N, C, h, w)``, such as those of transformers, are taken to see
-    all of the input.
-
-    Args:
-        model: the network.
-        x: an input ``(1, C, H, W)``, whose size and range count.
-        layer: a layer.
+    """The part of an input ``(1, C, H, W)`` that the middle of a layer's feature maps depends on,
+    by gradients in noise; all of it for layers that are not ``(N, C, h, w)``.
 
     >>> model = nn.Sequential(
     ...     nn.Conv2d(1, 2, 3, padding=1), nn.MaxPool2d(2), nn.Conv2d(2, 2, 3, padding=1)
@@ -136,10 +125,8 @@ class ChannelPatch:
 @dataclass(frozen=True, eq=False)
 class Channel:
     """A channel of a layer: what it does for the class, and the patches that excite it most, the
-    strongest first.
-
-    ``weight`` is the mean over photos of activation times gradient, summed over places: what the
-    score of the class gets from the channel, to first order.
+    strongest first. ``weight`` is the mean over photos of activation times gradient, summed over
+    places: what the score of the class gets from the channel, to first order.
     """
 
     number: int
@@ -165,7 +152,6 @@ class Channel:
 @dataclass(frozen=True, eq=False)
 class ChannelReport:
     """What the channels of a layer see, the one with the largest weight for the class first.
-
     ``field`` is the width and height in pixels of the input of what one place can see.
     """
 
@@ -204,18 +190,8 @@ class ChannelReport:
 
 
 def strongest(peaks: torch.Tensor, maps: torch.Tensor, photo: int, count: int) -> torch.Tensor:
-    """Update the ``count`` largest peaks of each channel with a batch of feature maps. A photo has
-    one peak in each channel: its largest activation.
-
-    Returns the values, the numbers of photos and those of places (row after row), ``(3, n, C)``,
-    the largest first.
-
-    Args:
-        peaks: those of the photos before, the largest first: values, numbers of photos and of
-            places, ``(3, n, C)``.
-        maps: the feature maps ``(N, C, h, w)`` of some photos.
-        photo: the number of the first of them.
-        count: how many are kept.
+    """Update each channel's ``count`` largest ``peaks`` ``(3, n, C)``, one a photo (value, photo,
+    position; largest first), with ``maps`` ``(N, C, h, w)`` of photos from number ``photo`` on.
     """
     values, places = maps.double().cpu().flatten(2).max(2)
     photos = torch.arange(photo, photo + len(maps))[:, None].expand_as(places)
@@ -306,11 +282,8 @@ def channels(
 
 
 def _part_seen(row: Row, place: tuple[int, int], places: Sequence[int], middle_field: Box) -> Box:
-    """The part of a photo, in its pixels, on which a place (y, x) of the feature maps depends: the
-    receptive field of the middle place, moved there, and clipped to the input.
-
-    ``places`` are height and width of the maps, and ``middle_field`` is the field of their middle
-    in pixels of the input, from `receptive_field`.
+    """The part of a photo, in pixels, that position (y, x) of feature maps sized ``places`` depends
+    on: the receptive field of their middle, moved there and clipped to the input.
     """
     height, width = row.input_size
     shift_x = (place[1] - places[1] // 2) * width / places[1]

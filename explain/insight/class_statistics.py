@@ -46,11 +46,9 @@ class MeanWithError:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class MapStatistics:
-    """What some maps of one class have in common.
-
-    ``mean`` ``(16, 16)`` is their mean; each adds up to 1. ``on_object`` is the share of the
-    evidence within the boxes, ``at_border`` that in the outer eighth (7/16 of an even map),
-    ``entropy`` 1 for an even map, 0 for a single place.
+    """What some maps of one class have in common. ``mean`` ``(16, 16)`` is their mean; each adds up
+    to 1. ``on_object`` is the share of the evidence within the boxes, ``at_border`` that in the
+    outer eighth (7/16 of an even map), ``entropy`` 1 for an even map, 0 for a single place.
     """
 
     target: str
@@ -103,17 +101,8 @@ class ClassStatistics(MapStatistics):
 
 
 def class_mean_maps(maps: RunMaps) -> list[ClassStatistics]:
-    """Compute the mean map of each class, and how much of its evidence is on the object; the most
-    striking class first.
-
-    Where boxes are known, a class is the more striking, the less of its evidence is on the object:
-    classes are ordered by how far their excess (see `ClassStatistics`) lies below that of all
-    photos, less 1.96 standard errors, so that a class of few photos does not come first by chance.
-    Without boxes, they are ordered by how far their mean map is apart from that of the other
-    photos.
-
-    Args:
-        maps: the maps of a run; classes of few photos are left out.
+    """The mean map of each class, by how far its excess is below that of all photos less 1.96
+    standard errors; without boxes, by how far its mean map is from that of others.
     """
     object_size = torch.where(maps.object_size <= FILLED, maps.object_size, math.nan)
     excess = (maps.on_object - object_size) / (1 - object_size)
@@ -152,12 +141,8 @@ def class_mean_maps(maps: RunMaps) -> list[ClassStatistics]:
 def _apart(
     values: torch.Tensor, map_sum: torch.Tensor, square_sum: torch.Tensor, count: int
 ) -> float:
-    """How far the mean of the maps ``values`` ``(n, 16, 16)`` of a class lies from that of all
-    other maps of a run, less what chance alone gives.
-
-    ``map_sum`` and ``square_sum`` ``(16, 16)`` are the sums of all ``count`` maps and of their
-    squares, so that the others need not be gone through. On average, the squared distance of two
-    means is the squared true distance plus the variances of both means, which are taken off.
+    """How far a class's mean of ``values`` ``(n, 16, 16)`` lies from that of all other maps, less
+    what chance gives (the variances of both means); sums ``(16, 16)`` are over all ``count`` maps.
     """
     rest_count = count - len(values)
     if rest_count < 2 or len(values) < 2:

@@ -16,9 +16,7 @@ STARTS = 10  # random starts of k-means, of which the best result is taken
 
 def distances(maps: torch.Tensor) -> torch.Tensor:
     r"""How far maps of shares ``(N, ...)`` lie apart, ``(N, N)``: 0 if they are the same, 1 without
-    a common place.
-
-    The Hellinger distance :math:`\sqrt{1 - \sum_i \sqrt{p_i q_i}}`.
+    a common place. The Hellinger distance :math:`\sqrt{1 - \sum_i \sqrt{p_i q_i}}`.
 
     >>> distances(torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]]))[0]
     tensor([0., 1., 0.], dtype=torch.float64)
@@ -64,13 +62,8 @@ def spectrum(apart: torch.Tensor, most: int = 8) -> tuple[torch.Tensor, torch.Te
 
 
 def number_of_groups(values: torch.Tensor) -> tuple[int, float]:
-    """Choose the number of groups, 2 or more, by the largest gap between successive eigenvalues
-    ``values`` ``(E,)`` of `spectrum`: there are as many groups as eigenvalues before the gap.
-    Return the number and the gap.
-
-    A gap is the factor by which an eigenvalue is larger than the one before. Differences would say
-    less: eigenvalues lie the further apart, the larger they are, also where there are no groups.
-    Where there are only two eigenvalues, the number is 1.
+    """The number of groups, from 2 (1 for two eigenvalues), and the gap: the largest factor between
+    successive eigenvalues; differences grow with eigenvalues even without groups.
     """
     gaps = (values[1:] + FLOOR) / (values[:-1] + FLOOR)
     count = int(gaps[1:].argmax()) + 2 if len(gaps) > 1 else 1
@@ -78,10 +71,8 @@ def number_of_groups(values: torch.Tensor) -> tuple[int, float]:
 
 
 def cluster_numbers(vectors: torch.Tensor, count: int, seed: int = 0) -> torch.Tensor:
-    """Group points by k-means in the space of the first ``count`` eigenvectors ``(N, E)`` of
-    `spectrum`: the number of a group for each, ``(N,)``.
-
-    There, each point is scaled to length 1 (Ng, Jordan and Weiss, NIPS 2001).
+    """The group of each point ``(N,)`` by k-means in the first ``count`` eigenvectors ``(N, E)`` of
+    `spectrum`, points scaled to length 1 (Ng, Jordan and Weiss, NIPS 2001).
     """
     best = torch.zeros(len(vectors), dtype=torch.long)
     least = math.inf
@@ -96,12 +87,8 @@ def cluster_numbers(vectors: torch.Tensor, count: int, seed: int = 0) -> torch.T
 
 
 def silhouettes(apart: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
-    """Return how well each of N points fits its group, ``(N,)``: 1 if other groups are far away,
-    below 0 if another group is nearer.
-
-    ``apart`` ``(N, N)`` has their distances, ``groups`` ``(N,)`` their numbers of groups. The value
-    is the mean distance to the nearest other group less that to its own, over the larger
-    (Rousseeuw, 1987); 0 for a point that is alone in its group.
+    """How well N points at distances ``apart`` ``(N, N)`` fit ``groups`` ``(N,)`` (Rousseeuw,
+    1987): 1 far from others, below 0 nearer another group, 0 for a point alone in its group.
     """
     numbers: torch.Tensor = torch.unique(groups)
     if len(numbers) < 2:
@@ -152,14 +139,8 @@ class Cluster(MapStatistics):
 
 
 def map_clusters(maps: RunMaps, *, seed: int = 0) -> list[Cluster]:
-    """Cluster the maps of each class, and rank all clusters by how much they stand out.
-
-    Args:
-        maps: the maps of a run.
-        seed: of what is drawn by chance.
-
-    Lapuschkin et al., "Unmasking Clever Hans predictors and assessing what machines really learn",
-    Nature Communications 2019 (SpRAy).
+    """Cluster the maps of each class, and rank all clusters by how much they stand out (SpRAy;
+    Lapuschkin et al., "Unmasking Clever Hans predictors", Nature Communications 2019).
     """
     clusters = []
     for rows in maps.of_target.values():
@@ -171,12 +152,8 @@ def map_clusters(maps: RunMaps, *, seed: int = 0) -> list[Cluster]:
 
 
 def clusters_of(maps: RunMaps, rows: torch.Tensor, seed: int = 0) -> list[Cluster]:
-    """Cluster those maps of a class whose numbers are ``rows``; no clusters if they form a single
-    group.
-
-    A silhouette says how much nearer the maps of a group are to each other than to the rest, and
-    not how far that is. So a group whose mean map shows the same places as that of the others has
-    no reason of its own, and is left out.
+    """The clusters of a class's maps numbered ``rows``; none if they form a single group. One whose
+    mean map shows the same places as the others' has no reason of its own, and is left out.
     """
     if len(rows) > AT_ONCE:
         rows = rows[

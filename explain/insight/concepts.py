@@ -47,11 +47,10 @@ class Example:
 
 @dataclass(frozen=True, eq=False)
 class SharedConcepts:
-    """K concepts of a layer, found in all photos of a run together.
-
-    ``vectors`` ``(K, C)`` are each one's activation of the layer's channels, of length 1;
-    ``shares`` ``(K,)`` how much of what they make up is each one's; ``error`` the share of the
-    layer's norm that is left over. ``examples`` has the photos in which each is strongest.
+    """K concepts of a layer, found in all photos of a run together. ``vectors`` ``(K, C)`` are each
+    one's activation of the layer's channels, of length 1; ``shares`` ``(K,)`` how much of what they
+    make up is each one's; ``error`` the share of the layer's norm that is left over. ``examples``
+    has the photos in which each is strongest.
     """
 
     layer: str
@@ -188,10 +187,8 @@ def concept_strengths(rows: torch.Tensor, concepts: torch.Tensor) -> torch.Tenso
 
 
 def _measured(photos: RunPhotos, name: str, concepts: torch.Tensor, most: int) -> SharedConcepts:
-    """Go through all photos once more for the final concepts ``(K, C)``: how strong each is, in
-    which photos and where, and how much of the layer is left over.
-
-    Concepts are sorted here, the largest share first; ``most`` photos are kept for each.
+    """The final concepts ``(K, C)``, the largest share first: how strong each is, in which ``most``
+    photos and where, and how much of the layer is left over. Reads all photos again.
     """
     model = photos.explainer.model
     totals = torch.zeros(len(concepts), dtype=torch.double)
@@ -231,8 +228,8 @@ def _strongest(
     batch: Batch, maps: torch.Tensor, most: int, placement: Placement | None
 ) -> list[Example]:
     """Return the ``most`` photos of a batch in which one concept is strongest, by the sum of its
-    map in ``maps`` ``(N, h, w)`` over places, the strongest first; maps are drawn on the
-    input."""
+    map in ``maps`` ``(N, h, w)`` over places, the strongest first; maps are drawn on the input.
+    """
     strength = maps.flatten(1).sum(1)
     examples = []
     for i in strength.argsort(descending=True)[:most].tolist():

@@ -26,10 +26,8 @@ CHANCE = 0.05
 class TriedFinding:
     """A finding whose mark was put on photos of other classes, and the shares of these that the
     model then takes for its class: ``taken`` with the mark, ``control`` with a patch of another
-    photo.
-
-    ``chance`` is the probability of so large a difference if the mark had no effect (McNemar's
-    test).
+    photo. ``chance`` is the probability of so large a difference if the mark had no effect
+    (McNemar's test).
     """
 
     finding: Cluster | ClassStatistics
@@ -50,15 +48,8 @@ class TriedFinding:
 def confirmed_finding(
     findings: Sequence[Cluster | ClassStatistics], photos: RunPhotos
 ) -> TriedFinding:
-    """Try findings on the model, and return the one whose mark draws most photos of other classes
-    to its class, of those that do so more than another patch beyond chance.
-
-    Args:
-        findings: clusters and classes; of two that draw as many, the first is taken.
-        photos: the photos of the run, and the model.
-
-    Raises:
-        RunError: no mark draws photos to its class beyond chance (Bonferroni's correction).
+    """Try findings on the model; of those whose mark draws more photos of other classes than
+    another patch (Bonferroni), the one that draws most. Raises `RunError` without one.
     """
     trials = []
     for finding in findings:

@@ -29,12 +29,8 @@ SMALLEST_STEP = 1e-12  # least curvature of the loss, as of a point far on its o
 
 
 def normals(examples: torch.Tensor, counterexamples: torch.Tensor) -> torch.Tensor:
-    """Find the normals ``(B, C)`` of B planes at once, each between a group of examples ``(n, C)``
-    and one of counterexamples ``(m, C)``; a normal points to the examples.
-
-    Each has the smallest mean logistic loss plus 0.01 times its squared length; it is not of length
-    1. The optimum is found by Newton's method for one weight for each point, since there are
-    usually fewer points than channels.
+    """The normals ``(B, C)`` of B planes, from counterexamples ``(m, C)`` to examples ``(n, C)``:
+    least mean logistic loss plus 0.01 times squared length, by Newton's method on points' weights.
 
     >>> found = normals(
     ...     torch.tensor([[[2.0, 0.0], [3.0, 1.0]]]), torch.tensor([[[-2.0, 0.0], [-3.0, 1.0]]])
@@ -81,13 +77,9 @@ def normals(examples: torch.Tensor, counterexamples: torch.Tensor) -> torch.Tens
 def _newton(
     gram: torch.Tensor, signs: torch.Tensor, margins: torch.Tensor, ridge: float
 ) -> torch.Tensor:
-    """One Newton step of `normals`: the weights and the offset ``(B, P + 1)`` at which the
-    quadratic approximation of the logistic loss is smallest, found as a ridge regression with a
-    weight for each point.
-
-    ``gram`` ``(B, P, P)`` has the inner products of the P points, ``signs`` ``(P,)`` is 1 for
-    examples and -1 for counterexamples, ``margins`` ``(B, P)`` says how far each point lies on its
-    own side now, and ``ridge`` is the strength of the regularisation.
+    """The weights and offset ``(B, P + 1)`` after a Newton step: ``gram`` ``(B, P, P)`` of inner
+    products, ``signs`` ``(P,)`` 1 for examples else -1, ``margins`` ``(B, P)`` on a point's own
+    side.
     """
     right_probability = torch.sigmoid(margins)
     curvature = (right_probability * (1 - right_probability)).clamp(min=SMALLEST_STEP)
@@ -139,11 +131,8 @@ class Direction:
 
     @property
     def significant(self) -> bool:
-        """Whether the class is read from the concept: the permutation test has p below 0.05, and
-        the layer tells the examples apart.
-
-        For several concepts or classes, divide 0.05 by their number, and compare ``chance`` with
-        that.
+        """Whether the class is read from the concept (p below 0.05), and the layer tells the
+        examples apart. For several tests, compare ``chance`` with 0.05 over their number.
         """
         return self.chance < 0.05 and self.told_apart > 0.5
 
@@ -271,13 +260,8 @@ def _by_chance(
     fakes: int,
     generator: torch.Generator,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The scores and gains ``(fakes,)`` each of random concepts, for the permutation test of
-    `concept_direction`.
-
-    Each random concept takes ``count`` of the ``points`` ``(M, C)``, the channel means of photos of
-    other classes, as its examples, and is told from the rest of them. ``slopes`` ``(N, C)`` and
-    ``draws`` are as for `_trial`. Blocks of concepts bound the memory; they draw from ``generator``
-    in turn, so that another block size gives other values.
+    """The scores and gains ``(fakes,)`` of random concepts: ``count`` of ``points`` ``(M, C)``
+    against the rest. Blocks draw from ``generator`` in turn: another block size gives other values.
     """
     scores = []
     gains = []
@@ -303,13 +287,8 @@ def _trial(
     draws: int,
     generator: torch.Generator,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Measure F concepts, each given by n examples ``(F, n, C)``: return the score, the gain, and
-    the share of held-out photos that the vectors tell apart, ``(F,)`` each.
-
-    ``points`` ``(M, C)`` are channel means of photos of other classes, and ``rest`` has for each
-    concept the numbers of the points that it is told from. ``slopes`` ``(N, C)`` are the gradients
-    of the logit in the photos of the class. Each concept gets ``draws`` vectors, each from two
-    thirds of its examples; the other third is held out.
+    """Score, gain and held-out accuracy ``(F,)`` of F concepts ``(F, n, C)`` against the ``points``
+    ``(M, C)`` of ``rest``, by ``slopes`` ``(N, C)``; ``draws`` vectors from two thirds each.
     """
     count = concepts.shape[1]
     # the rest is held out: it shows whether a vector holds for photos that it was not made from
@@ -355,11 +334,8 @@ def _means(maps: torch.Tensor) -> torch.Tensor:
 def _others_and_slopes(
     photos: RunPhotos, layer: str, target: int, most: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Read the photos of a run once, for `concept_direction`.
-
-    Returns the channel means ``(M, C)`` of a layer in photos of other classes than ``target``, and
-    the gradients of the target's logit ``(N, C)``, summed over places, in the first ``most`` photos
-    of the class; both on the CPU.
+    """The channel means ``(M, C)`` of photos of other classes than ``target``, and the logit's
+    gradients ``(N, C)``, summed over positions, in ``most`` photos of it; on the CPU.
     """
     model = photos.explainer.model
     other_means: list[torch.Tensor] = []

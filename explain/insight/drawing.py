@@ -123,11 +123,8 @@ def draw_clusters(clusters: Sequence[Cluster], album: Album) -> Image.Image | No
 
 
 def _draw_means(title: str, means: Sequence[MeanMap], album: Album) -> Image.Image | None:
-    """Draw a sheet with a group for each mean map: the map, and the photos that stand for it, with
-    their own maps on them.
-
-    The figures stand in the heading if there are photos, and otherwise under the map, which is too
-    narrow for a long heading. None where there is nothing to draw.
+    """A sheet with a group for each mean map and the photos that stand for it; figures stand in the
+    heading, or under a map alone, which is too narrow. None where there is nothing to draw.
     """
     rows = album.rows({key for mean in means for key in mean.keys})
     groups = []
@@ -172,11 +169,8 @@ def draw_mistakes(pairs: Sequence[Confusion], album: Album) -> Image.Image | Non
 
 
 def draw_label_mistakes(mistakes: Sequence[LabelMistakes], album: Album) -> dict[str, Image.Image]:
-    """Draw a card for each label and kind of mistake: photos, the surest mistake first, with what
-    speaks for the label in them, where that is known.
-
-    Returns the cards by "labels" and the heading of the kind; pages find the section of a picture
-    by the first word.
+    """The cards of each label and kind of mistake, by "labels" and the heading of the kind: photos,
+    the surest mistake first, with what supports the label in them, where known.
     """
     keys = {(name, one.label) for one in mistakes for _, photos in one.kinds for name in photos}
     with_map = album.rows(keys)

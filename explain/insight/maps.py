@@ -22,9 +22,8 @@ from explain.targets.outputs import THRESHOLD
 
 
 def json_value(value: Any) -> Any:
-    """Return a value of a result as JSON has it: numbers rounded to 6 digits, None for those that
-    are not finite, tensors as lists, and dataclasses as objects, by their own ``to_dict`` if they
-    have one.
+    """A value of a result as JSON has it: numbers rounded to 6 digits, None for those that are not
+    finite, tensors as lists, dataclasses as objects (by ``to_dict`` if they have one).
 
     >>> json_value([float("nan"), torch.ones(2)])
     [None, [1.0, 1.0]]
@@ -182,16 +181,8 @@ class RunMaps:
 
 
 def read_maps(run: StoredRun, method: str | None = None, threshold: float = THRESHOLD) -> RunMaps:
-    """Read all maps of a method of a run, brought to a grid of 16 × 16, without those that are zero
-    and those of photos that occur twice.
-
-    Args:
-        run: the run.
-        method: which one; by default the first that was asked for.
-        threshold: the probability from which on the label of a model with one label is predicted.
-
-    Raises:
-        RunError: there is no such method, or the run has no map that says something.
+    """A method's maps (the run's first by default) on a grid of 16 × 16, without zeros and repeated
+    photos. ``threshold``: from which probability on a single label is predicted.
     """
     if not run.methods:
         raise RunError(f"run {str(run.path)!r} must have maps, got none; explain some photos first")

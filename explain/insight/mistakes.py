@@ -28,10 +28,9 @@ SHOWN = 6  # photos of a pair
 
 @dataclass(frozen=True, eq=False)
 class ClassEvidence:
-    """What spoke for each of two classes in one photo.
-
-    ``wrong`` and ``right`` ``(H, W)`` in [0, 1] show what raises the score of the one over that of
-    the other, and ``lead`` is the difference of the two scores.
+    """What spoke for each of two classes in one photo. ``wrong`` and ``right`` ``(H, W)`` in [0, 1]
+    show what raises the score of the one over that of the other, and ``lead`` is the difference of
+    the two scores.
     """
 
     row: Row
@@ -54,10 +53,9 @@ class ClassEvidence:
 @dataclass(frozen=True, eq=False)
 class Confusion:
     """A class that is taken for another: how often, of how many photos of the class, and how sure
-    the model is.
-
-    ``back`` counts the photos of the other class that are taken for this one. ``spoken`` has what
-    spoke for either in some photos, the surest mistake first, where the model was at hand.
+    the model is. ``back`` counts the photos of the other class that are taken for this one.
+    ``spoken`` has what spoke for either in some photos, the surest mistake first, where the model
+    was at hand.
     """
 
     label: str
@@ -105,16 +103,8 @@ def pairs(run: StoredRun) -> list[Confusion]:
 def with_reasons(
     confusions: Sequence[Confusion], photos: RunPhotos, method: MethodLike
 ) -> list[Confusion]:
-    """Explain the mistakes of some pairs with the model, for the photos that each pair names: maps
-    of the difference of the two classes' scores, either way round, go into ``spoken``.
-
-    Args:
-        confusions: the pairs.
-        photos: the photos of the run, and the model.
-        method: how to explain.
-
-    Raises:
-        ExplainError: the method cannot explain the model.
+    """Explain the mistakes in ``confusions`` for the photos that each names: maps of the difference
+    of the two classes' scores, either way round, go into ``spoken``.
     """
     explained = []
     for pair in confusions:
@@ -181,10 +171,8 @@ class LabelMistakes:
 
     @property
     def kinds(self) -> list[tuple[str, Mapping[str, float]]]:
-        """The kinds of mistakes (missed, false alarm) that this label has: a heading with the
-        counts, and the probability of the label in some photos by their names.
-
-        The headings become keys of pictures and captions on the page.
+        """A heading with the counts of each kind of mistake (missed, false alarm), and the label's
+        probability in some photos by name. Headings become keys of pictures and captions.
         """
         kinds = [
             (f"{self.label} missed: {self.missed} of {self.present}", self.missed_photos),
@@ -213,16 +201,8 @@ def unknown_labels(run: StoredRun) -> dict[str, int]:
 
 
 def label_mistakes(run: StoredRun, threshold: float) -> list[LabelMistakes] | None:
-    """List each label with its misses and false alarms, those with the most mistakes first; labels
-    without mistakes are left out. None for a run in which no photo has several labels, or none that
-    the model knows.
-
-    Args:
-        run: the run.
-        threshold: the probability from which on a label is predicted.
-
-    Raises:
-        ArgumentError: this is no probability.
+    """The misses and false alarms (from the probability ``threshold`` on) of each label with any,
+    the most first. None for a run in which no photo has several labels that the model knows.
     """
     if isinstance(threshold, bool) or not 0 <= threshold <= 1:
         raise ArgumentError(
@@ -275,12 +255,7 @@ def with_label_maps(
     mistakes: Sequence[LabelMistakes], photos: RunPhotos, method: MethodLike
 ) -> list[LabelMistakes]:
     """Explain each label in those of its missed photos and false alarms of which the run has no map
-    of that label; the maps go into ``maps``.
-
-    ``method`` is the run's. Called by `insight` if it has the model.
-
-    Raises:
-        ExplainError: the method cannot explain the model.
+    of that label; the maps go into ``maps``. ``method`` is the run's.
     """
     statement = "SELECT p.name FROM photos p JOIN results r ON r.photo = p.id WHERE r.class = ?"
     explained = []
@@ -301,10 +276,9 @@ def with_label_maps(
 
 @dataclass(frozen=True)
 class OddEvidence:
-    """A photo whose smallest evidence is off the object: ``finding`` says in which way.
-
-    ``size`` is the share of the photo in the set of regions, and ``on_object`` the share of the set
-    on the object; NaN for an answer that needs nothing of the whole photo.
+    """A photo whose smallest evidence is off the object: ``finding`` says in which way. ``size`` is
+    the share of the photo in the set of regions, and ``on_object`` the share of the set on the
+    object; NaN for an answer that needs nothing of the whole photo.
     """
 
     photo: str
@@ -320,12 +294,8 @@ class OddEvidence:
 
 
 def odd_evidence(run: StoredRun) -> list[OddEvidence] | None:
-    """List photos whose smallest evidence (a map of `Sufficient` or `Necessary`) is not on the
-    object, the worst of each kind first; None for a run without these methods.
-
-    That is where less than half of a sufficient set lies in the boxes of the object, where nothing
-    of a necessary set does, and where the answer is the same without the whole photo. Photos
-    without boxes are left out of the first two.
+    """Photos, worst first: less than half of a `Sufficient` set or nothing of a `Necessary` one in
+    their boxes, or the same answer without the photo. None for a run without these methods.
     """
     methods = [name for name in ("sufficient", "necessary") if name in run.methods]
     if not methods:
@@ -336,11 +306,8 @@ def odd_evidence(run: StoredRun) -> list[OddEvidence] | None:
 
 
 def _oddness(row: Row) -> OddEvidence | None:
-    """Return what is odd about one map of `Sufficient` or `Necessary`, a set of regions; None if
-    nothing is, or no box of the object is known.
-
-    Odd is a sufficient set that is empty or lies mostly off the object, or a necessary set without
-    any pixel on the object.
+    """What is odd about one evidence map: a sufficient set empty or mostly off the object, or a
+    necessary one without a pixel on it. None if nothing is, or no box is known.
     """
     is_enough = row.method == "sufficient"
     if is_enough and row.metrics.get("set_size") == 0:

@@ -154,10 +154,6 @@ def in_parts(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) 
 def class_in(explainer: Explainer, target: int | str) -> tuple[int, str]:
     """Return the number and the label of a class of the model that the caller gives as either; the
     number as text where the model has no label for it.
-
-    Raises:
-        TargetError: there is no such label.
-        RunError: it is no class.
     """
     resolved = as_target(target, explainer.categories)
     if not isinstance(resolved, ClassTarget) or not isinstance(resolved.index, int):
@@ -193,9 +189,7 @@ def one_for_each_photo(run: StoredRun, **which: Any) -> Iterator[Row]:
 
 def method_in(run: StoredRun, name: str) -> Method:
     """Return a method of a run, made again of its stored name and options.
-
-    Raises:
-        ExplainError: it was the caller's own, and is not registered.
+    Raises `ExplainError` if it was the caller's own, and is not registered.
     """
     (options,) = next(run.query("SELECT options FROM methods WHERE name = ?", (name,)))
     return method_of(name, json.loads(options))
@@ -204,9 +198,6 @@ def method_in(run: StoredRun, name: str) -> Method:
 def images_of(photos: Any, name: str) -> list[Any]:
     """Return the images of all photos of a source, such as a folder; ``name`` is that of the
     caller's argument, for messages.
-
-    Raises:
-        RunError: one cannot be read.
     """
     source = source_of(photos)
     images = []

@@ -33,10 +33,9 @@ CHECK_EVERY = 20
 
 class _BatchRunner:
     """Runs the old or the repaired model of a repair on its device, and returns logarithms of class
-    probabilities ``(N, K)``.
-
-    Whether the model's outputs are scores or probabilities is decided once, by what the old model
-    answers for ``x`` ``(N, C, H, W)``; both models are read in this way.
+    probabilities ``(N, K)``. Whether the model's outputs are scores or probabilities is decided
+    once, by what the old model answers for ``x`` ``(N, C, H, W)``; both models are read in this
+    way.
     """
 
     def __init__(self, photos: RunPhotos, x: torch.Tensor) -> None:
@@ -53,10 +52,8 @@ class _BatchRunner:
         return in_parts(lambda part: self.log_probabilities(model, self.place(part)), x)
 
     def log_probabilities(self, model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        """Return the logarithms of the probabilities ``(N, K)``, in float32, of one batch of inputs
-        that are on the model's device already.
-
-        Gradients are kept: training (`_trained`) calls this directly.
+        """The logarithms of the probabilities ``(N, K)``, in float32, of one batch on the model's
+        device. Gradients are kept, for training.
         """
         scores = find_logits(model(x), len(x)).float()
         if self._outputs.activation == "none" and self._outputs.kind == "classes":
@@ -70,7 +67,6 @@ class _BatchRunner:
 class WantedAnswers:
     """Inputs ``x`` ``(N, C, H, W)``, and ``wanted`` ``(N, K)``, the log probabilities that a
     repaired model should give them: those of the old model for the same photos without the mark.
-
     ``unmarked`` ``(N, 1, H, W)`` is true where evidence may lie: everywhere but in the mark.
     """
 
@@ -94,12 +90,8 @@ def _rest_of_class_repeated(marks: MarkedPhotos) -> torch.Tensor:
 def _wanted_answers(
     marks: MarkedPhotos, model: nn.Module, run: _BatchRunner, seed: int
 ) -> WantedAnswers:
-    """The inputs that a repair is fitted to or chosen by, with the answers of the old model
-    ``model`` without the mark.
-
-    There are four groups, in this order: hosts (photos of other classes) with the mark, the same
-    hosts as they are, photos of the finding, and others of its class; the last two are about half
-    as many as the hosts.
+    """The inputs of a repair with the old ``model``'s answers without the mark: photos of other
+    classes with the mark and as they are, the finding's, and others of its class (half as many).
     """
     exchanged = marks.exchanged(seed)
     hosts = marks.hosts.x
@@ -120,11 +112,9 @@ def _wanted_answers(
 @dataclass(frozen=True, eq=False)
 class LayerStatistics:
     """What the mark of a finding does to the C channels of a layer, as a basis for projecting it
-    out.
-
-    ``patterns`` ``(C, P)`` are directions of channels, the one that the mark changes most first;
-    ``mean`` ``(C,)`` and ``covariance`` ``(C, C)`` are those of the channels in photos without the
-    mark. All are float64.
+    out. ``patterns`` ``(C, P)`` are directions of channels, the one that the mark changes most
+    first; ``mean`` ``(C,)`` and ``covariance`` ``(C, C)`` are those of the channels in photos
+    without the mark. All are float64.
     """
 
     patterns: torch.Tensor
@@ -132,13 +122,8 @@ class LayerStatistics:
     covariance: torch.Tensor
 
     def projection(self, rank: int, strength: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the matrix ``(C, C)`` and the offset ``(C,)`` of the affine map of channels that
-        takes out the first ``rank`` patterns of the mark, by the share ``strength`` (1 is all), and
-        changes all else least.
-
-        The filters that measure a direction are those with the least variance over photos without
-        the mark (Haufe et al., NeuroImage 2014): its part beyond the mean is taken out (P-ClArC,
-        Anders et al., 2022; least change as in LEACE, Belrose et al., NeurIPS 2023).
+        """Matrix ``(C, C)`` and offset that take out ``rank`` patterns by ``strength``, along
+        filters of least variance without the mark (Haufe 2014; P-ClArC 2022; LEACE 2023).
         """
         patterns = self.patterns[:, :rank]
         ridge = (
@@ -154,11 +139,8 @@ class LayerStatistics:
 def _statistics(
     marks: MarkedPhotos, model: nn.Module, run: _BatchRunner, layer: str, seed: int
 ) -> LayerStatistics:
-    """Measure what the mark does to the feature maps of a layer, on the photos ``marks`` that the
-    repair is fitted to.
-
-    The patterns are the left singular vectors of the summed difference of maps with and without the
-    mark, or the concept vector where the finding has one.
+    """What the mark does to a layer, on photos ``marks``: the left singular vectors of the summed
+    difference of maps with and without it, or the finding's concept vector.
     """
 
     def maps(x: torch.Tensor) -> torch.Tensor:
@@ -190,11 +172,8 @@ def _statistics(
 def _inserted(
     model: nn.Module, layer: str, x: torch.Tensor, channels: int
 ) -> tuple[nn.Module, nn.Module]:
-    """Return a copy of a model with a linear map of the channels after a layer, and this map: a 1 ×
-    1 convolution or an `nn.Linear`.
-
-    Its weights are random until `_set` writes a projection into it. ``x`` is one input, which shows
-    the shape of the layer's output; ``channels`` is C.
+    """A copy of a model with a linear map of ``channels`` after a layer, and this map: a 1 × 1
+    convolution or `nn.Linear`, random until `_set`. ``x`` is one input, for the output's shape.
     """
     output = FeatureExtractor(model, layer)(x)[layer]
     linear: nn.Module
@@ -244,11 +223,8 @@ def _projected(
     run: _BatchRunner,
     seed: int,
 ) -> tuple[nn.Module, _ProjectionChoice]:
-    """Try projections of the mark out of each layer, and return the model with the one of least
-    loss.
-
-    Directions are measured on the photos ``fit``. Layer, number of directions (`RANKS`) and then
-    strength are chosen by the loss on ``choose``, which are other photos.
+    """The model with the best projection of the mark: directions are measured on ``fit``, then
+    layer, `RANKS` and strength chosen by the loss on ``choose``, which are other photos.
     """
     best: tuple[_ProjectionChoice, nn.Module, nn.Module, LayerStatistics] | None = None
     for layer in layers:
@@ -283,12 +259,8 @@ def _trained(
     max_seconds: float,
     prior: Prior | None,
 ) -> nn.Module:
-    """Train all weights of a copy of the model to answer as the model itself does without the mark.
-
-    The loss is checked on the answers ``choose`` every `CHECK_EVERY` steps, and the weights of the
-    best check are kept: those before training, if none is better. Training ends after ``steps`` or
-    ``max_seconds``. ``prior`` penalises evidence in the mark. At the end, ``requires_grad`` of the
-    parameters is as it was, and their gradients are removed.
+    """Train a copy to answer as without the mark, for ``steps`` or ``max_seconds``; the best
+    weights by ``choose`` stay. ``prior`` penalises evidence in the mark.
     """
     new = copy.deepcopy(model).eval()  # statistics of normalisations stay as they are
     parameters = list(new.parameters())
@@ -434,9 +406,6 @@ def _layers(
 ) -> Sequence[str]:
     """The names of the layers that a projection is tried at: that of a concept vector, those that
     the caller named, or the last one of each resolution.
-
-    Raises:
-        LayerError: there are none.
     """
     if marks.direction is not None:
         return [marks.direction[0]]
@@ -456,11 +425,8 @@ def _layers(
 def _answers(
     measure: MarkedPhotos, model: nn.Module, new: nn.Module, run: _BatchRunner, seed: int
 ) -> dict[str, Answers]:
-    """The predictions of the old model and of the repaired ``new`` one for each group of photos
-    that were used neither to fit nor to choose.
-
-    The keys are those of `explain.insight.repaired.GROUPS`; a group without photos is left out.
-    Pages and ``to_dict`` of `Repair` keep this order.
+    """The predictions of the old and the ``new`` model for each group of photos that neither fitted
+    nor chose, by `explain.insight.repaired.GROUPS`, in their order, without empty ones.
     """
     exchanged = measure.exchanged(seed)
     groups = {

@@ -189,9 +189,7 @@ class Repair:
 
     def to_html(self) -> str:
         """Return the page of a repair as HTML: what the mark is, what the repair did to the
-        answers, and to the maps.
-
-        Photos that are tensors, or gone, are left out.
+        answers, and to the maps. Photos that are tensors, or gone, are left out.
         """
         of_mark = (
             "Photos of the finding, and other photos that were given the region in the frame. The "
@@ -309,11 +307,8 @@ def _carriers(repair: Repair) -> list[_Case]:
 
 
 def _marked_hosts(repair: Repair) -> list[_Case]:
-    """`SHOWN` photos of other classes with the mark pasted in; those whose prediction the repair
-    changed come first.
-
-    The seed is that of the repair, so that marks and predictions are those of
-    ``answers["moved"]``.
+    """`SHOWN` photos of other classes with the mark pasted in; those whose prediction changed come
+    first. With the repair's seed, they are those of ``answers["moved"]``.
     """
     exchanged = repair.marks.exchanged(repair.seed)
     answers = repair.answers["moved"].predictions

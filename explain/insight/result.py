@@ -324,10 +324,8 @@ class Insight:
         return files.write()
 
     def _page(self, pictures: Mapping[str, Image.Image]) -> str:
-        """The HTML of the page ``insight.html``: headlines, and each table with its pictures.
-
-        A picture belongs to the table whose name its key begins with: "labels cat missed: 1 of 3"
-        to "labels".
+        """The HTML of ``insight.html``: headlines, and each table with the pictures whose keys
+        begin with its name ("labels cat missed: 1 of 3" for "labels").
         """
         sections = [Section("Summary", "\n".join(self.headlines))] if self.headlines else []
         for name, part in self.parts(20).items():

@@ -59,9 +59,8 @@ ReadSome = Callable[[list[Row]], PhotosWithRegions]
 
 class ExchangedRegions(NamedTuple):
     """Hosts (photos without the mark) in which a region was replaced: ``marked`` ``(N, C, H, W)``
-    has the pixels of a marked photo there, and ``control`` those of another host.
-
-    ``regions`` are ``(N, 1, H, W)``, and ``donors`` ``(N,)`` the numbers of the marked photos.
+    has the pixels of a marked photo there, and ``control`` those of another host. ``regions`` are
+    ``(N, 1, H, W)``, and ``donors`` ``(N,)`` the numbers of the marked photos.
     """
 
     marked: torch.Tensor
@@ -93,9 +92,9 @@ class MarkedPhotos:
         return len(self.hosts)
 
     def parts(self, seed: int) -> "Iterator[MarkedPhotos]":
-        """Split the photos at random into three parts without a photo in common: to fit a repair
-        (`FIT`), to choose it (`CHOOSE`), and to measure the result (`PROVE`), in this order. The
-        seed fixes the split."""
+        """Split the photos at random, by the seed, into three parts without a photo in common: to
+        fit a repair (`FIT`), to choose it (`CHOOSE`), and to measure the result (`PROVE`).
+        """
         generator = torch.Generator().manual_seed(seed)
         kinds = {"carriers": self.carriers, "of_class": self.of_class, "hosts": self.hosts}
         orders = {
@@ -115,9 +114,7 @@ class MarkedPhotos:
 
     def exchanged(self, seed: int = 0) -> ExchangedRegions:
         """Paste the region of a random marked photo into each host; and, as a control, the same
-        region of another host.
-
-        The seed fixes the draws: pages draw the same pairs again as were measured.
+        region of another host. The seed fixes the draws.
         """
         generator = torch.Generator().manual_seed(seed)
         donors = torch.randint(len(self.carriers), (len(self),), generator=generator)
@@ -186,11 +183,8 @@ def _of_excess(
     rows: list[Row],
     read_some: ReadSome,
 ) -> MarkedPhotos:
-    """Collect the marked photos of a finding whose mark is one region for all photos: where
-    ``excess`` ``(16, 16)``, a mean map less that of others, is at least `CORE` of its peak.
-
-    Photos with the names ``members`` bear the mark; other photos of class ``target`` do not, and
-    those of other classes are the hosts.
+    """The marked photos whose region is the same for all: where ``excess`` ``(16, 16)`` is at least
+    `CORE` of its peak. ``members`` bear it, other photos of ``target`` do not.
     """
     region = (excess >= CORE * excess.max())[None, None].float()
     carriers = read_some([row for row in rows if row.name in members])
@@ -221,9 +215,9 @@ def _of_vector(
     rows: list[Row],
     read_some: ReadSome,
 ) -> MarkedPhotos:
-    """Collect the marked photos of a channel or concept vector of a layer: in the `CARRIERS` photos
-    in which it is strongest, the mark is where it reaches half of its peak. The other photos are
-    the hosts."""
+    """The `CARRIERS` photos in which a channel or concept vector is strongest, marked where it
+    reaches half of its peak. The other photos are the hosts.
+    """
     layer = finding.layer if isinstance(finding, Direction) else layer
     if layer is None:
         raise LayerError(

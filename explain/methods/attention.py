@@ -31,14 +31,8 @@ _RELEVANCE = AttentionRelevance(transformer_attribution())
 def photo_tokens(
     method: str, maps: Sequence[torch.Tensor], evidence: Evidence
 ) -> tuple[list[int], Size]:
-    """The positions of the photo's tokens in an attention matrix, and the grid ``(h, w)`` that
-    these tokens lie on. ``method`` is the caller's name, for the error.
-
-    ``maps`` are the attention weights ``(N, heads, queries, keys)`` of all blocks; the last may
-    have one query, which pools the tokens.
-
-    Raises:
-        MethodError: the model has no attention among all tokens, or only within windows.
+    """The positions of the photo's tokens in the attention ``maps`` ``(N, heads, queries, keys)``,
+    and their grid ``(h, w)``. Refused without attention among all tokens, as within windows.
     """
     joint = evidence.grids.joint
     if joint is not None and maps and all(len(m) == len(evidence.inputs) for m in maps):
@@ -68,9 +62,9 @@ def photo_tokens(
 
 
 def weighted_attention(weights: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor:
-    """The positive part of attention weights ``(N, heads, queries, keys)`` times the gradient of
-    the score in them, averaged over heads: ``(N, queries, keys)``. Zero where no gradient reached
-    the attention."""
+    """The positive part of attention weights ``(N, heads, queries, keys)`` times their gradient,
+    averaged over heads: ``(N, queries, keys)``; zero where no gradient reached the attention.
+    """
     return (weights * (0 if gradient is None else gradient)).clamp(min=0).mean(1)
 
 
@@ -112,12 +106,8 @@ class RolloutMethod(AttentionMethod):
 def _row_of_score(
     matrix: torch.Tensor, last: AttentionMap, evidence: Evidence, tokens: Sequence[int]
 ) -> torch.Tensor:
-    """The row of a rollout matrix ``(N, tokens, tokens)`` for the token that the score is read
-    from: ``(N, tokens)``; the mean row, if there are several such tokens.
-
-    It is the class token's, if all other tokens come before the photo's ``tokens``; without other
-    tokens, the mean of all rows. Elsewhere, the gradient in the ``last`` attention tells which rows
-    are read, and for photos joined with text without gradients, the layout does.
+    """The rollout's row ``(N, tokens)`` that the score is read from (mean of several): the class
+    token's if others come first, all rows without others, else by the ``last`` gradient or layout.
     """
     joint = evidence.grids.joint
     extra_tokens = matrix.shape[1] - len(tokens)
@@ -290,10 +280,9 @@ class GradECLIP(AttentionMethod):
         return values.clamp(min=0).reshape((len(values), *size))
 
     def _of(self, attention: AttentionMap, read: torch.Tensor, tokens: list[int]) -> torch.Tensor:
-        """For `GradECLIP`, what the score takes from each of some ``tokens`` through one attention:
-        ``(N, tokens)``. ``read`` ``(N, queries, 1)`` marks the queries that the score is read from
-        (`_rows_read`). Tokens that no query may see, as by a mask, do not scale the
-        similarities."""
+        """What the score takes from ``tokens`` through one attention, ``(N, tokens)``; ``read``
+        ``(N, queries, 1)`` marks the score's queries. Tokens that no query may see scale nothing.
+        """
         query = attention.query
         key = attention.key
         gradient = attention.gradient
@@ -477,9 +466,9 @@ class CheferBimodal(AttentionMethod):
         return row[:, list(grid.tokens)].reshape((-1, *grid.size))
 
     def _sizes(self, maps: Sequence[AttentionMap], evidence: Evidence) -> tuple[int, int]:
-        """For `CheferBimodal`, how many tokens the photo has, and how many the other kind has
-        (words or queries), told apart by which number fills a grid; refused where there are not
-        exactly two kinds."""
+        """How many tokens the photo has, and how many the other kind (words or queries), told apart
+        by which number fills a grid; refused where there are not exactly two kinds.
+        """
         count = len(evidence.inputs)
         shapes = [tuple(attention.weights.shape[-2:]) for attention in maps]
         between_kinds = [shape for shape in shapes if shape[0] != shape[1]]
@@ -501,13 +490,8 @@ class CheferBimodal(AttentionMethod):
 
 
 def _followed(maps: Sequence[AttentionMap], *sizes: int) -> dict[tuple[int, int], torch.Tensor]:
-    """Follow attention through all blocks by the rules of Chefer's bimodal method, for photo tokens
-    and other tokens, which are told apart by their numbers ``sizes``.
-
-    Returns the relevance ``[a, b]`` ``(N, a, b)`` for each pair of these numbers: a row for each
-    token of the one kind, with how much each token of the other has to do with it. ``maps`` come in
-    the order in which the network ran them. Two attentions in a row that look at each other change
-    it at once.
+    """Chefer's bimodal rules over ``maps`` in the order of the network: relevance ``(N, a, b)`` for
+    each pair of the token counts ``sizes``. Attentions that look at each other change it at once.
     """
     first = maps[0].weights
     relevance = {}

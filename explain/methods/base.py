@@ -94,9 +94,9 @@ class Citation(CheckedFields):
 
 @cache
 def _bibliography() -> dict[str, Citation]:
-    """Read ``bibliography.bib``, the papers of all methods: by their keys, and by the names of the
-    methods that an entry is for. Read once; the layout of the file (two spaces, one field a line)
-    is fixed."""
+    """The papers of ``bibliography.bib``, by their keys and by the names of the methods that they
+    are for; read once. The layout of the file (two spaces, one field a line) is fixed.
+    """
     text = packaged_text("explain.methods", "bibliography.bib")
     sources: dict[str, Citation] = {}
     for kind, key, body in re.findall(r"@(\w+)\{([^,]+),\n(.*?)\n\}", text, re.DOTALL):
@@ -322,9 +322,9 @@ def uses_layer(method: Method) -> bool:
 
 
 def can_be_stitched(method: Method, model: torch.nn.Module) -> bool:
-    """Whether a method works on a `Stitched` model, which runs over windows of a large photo: if it
-    explains the input without attention or biases, or makes a map from a layer in each window. True
-    for all other models."""
+    """Whether a method works on a `Stitched` model, which runs over windows: it explains the input
+    without attention or biases, or maps a layer. True for all other models.
+    """
     if not isinstance(model, Stitched):
         return True
     family = innermost_method(method).family
@@ -347,10 +347,8 @@ def ratio(above: torch.Tensor, below: torch.Tensor) -> torch.Tensor:
 
 
 def relative_error(values: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
-    """The largest standard error of each image over the largest magnitude of its values: ``(N,)``,
-    from ``(N, ...)`` each. Methods with a ``tolerance`` stop by it.
-
-    It is infinite where all values are zero and an error is not, and NaN where no error is known.
+    """The largest standard error of each image over its largest magnitude: ``(N,)``, from ``(N,
+    ...)`` each; infinite where only all values are zero, NaN where no error is known.
 
     >>> relative_error(torch.tensor([[1.0, -4.0]]), torch.tensor([[0.2, 0.1]]))
     tensor([0.0500])
@@ -366,11 +364,7 @@ def spatial_dims(maps: torch.Tensor) -> tuple[int, ...]:
 
 
 def cam_map(method: str, cam: Method, evidence: Evidence) -> torch.Tensor:
-    """The map ``(N, h, w)`` of the CAM that is an option of the method called ``method``.
-
-    Raises:
-        MethodError: ``cam`` gives something for each pixel and channel instead.
-    """
+    """The map ``(N, h, w)`` of the CAM that is an option of the method called ``method``."""
     values = applied(cam, evidence)
     if values.ndim != len(evidence.size) + 1:
         raise MethodError(
@@ -382,9 +376,6 @@ def cam_map(method: str, cam: Method, evidence: Evidence) -> torch.Tensor:
 def check_range(method: str, low: tuple[float, ...] | None, high: tuple[float, ...] | None) -> None:
     """Refuse the options ``low`` and ``high`` of a method's input range, one number for each
     channel, where one is missing or they are in the wrong order. ``method`` is its name.
-
-    Raises:
-        MethodError: they are not as many numbers, each low one below its high one.
     """
     if low is None and high is None:
         return
@@ -451,14 +442,8 @@ def list_methods(pattern: str = "*") -> list[str]:
 
 
 def get_method(method: MethodLike) -> Method:
-    """Return the method object for a name, which may have options; a method object is returned as
-    it is.
-
-    Options are literals or plain words; those that are methods themselves are names again, with
-    options or without.
-
-    Raises:
-        MethodError: the name is unknown, the method has no such option, or the object is no method.
+    """The method for a name, maybe with options (literals, plain words, or methods by name); a
+    method object is returned as it is. Raises `MethodError` if there is none.
 
     >>> get_method("smooth(gradcam)").name
     'smooth(gradcam)'

@@ -52,10 +52,8 @@ BOTH: frozenset[Need[Any]] = frozenset({Activations(), LayerGradients()})
 
 
 def weighted_maps(weights: torch.Tensor, evidence: Evidence, *, relu: bool) -> torch.Tensor:
-    """The sum over channels of a layer's feature maps with ``weights`` ``(N, C)``: a class
-    activation map ``(N, h, w)``; only its positive part with ``relu``.
-
-    Of two precisions, as where a network mixes them, the higher one counts.
+    """The sum over channels of feature maps with ``weights`` ``(N, C)``: a class activation map
+    ``(N, h, w)``; its positive part with ``relu``. The higher of two precisions counts.
     """
     dtype = torch.promote_types(weights.dtype, evidence.activations.dtype)
     maps = evidence.activations.to(dtype)
@@ -66,10 +64,8 @@ def weighted_maps(weights: torch.Tensor, evidence: Evidence, *, relu: bool) -> t
 
 
 def unless_rounding(values: torch.Tensor, terms: torch.Tensor, count: int = 1) -> torch.Tensor:
-    """Set the ``values`` ``(N, ...)`` of an image to zero where all of them are rounding errors of
-    terms that cancel; drawn, they would be as bright as any map.
-
-    ``values`` are means of ``terms`` ``(N, ...)``, times ``count``.
+    """Set an image's ``values`` ``(N, ...)``, means of ``terms`` ``(N, ...)`` times ``count``, to
+    zero where all are rounding errors: drawn, they would be as bright as any map.
     """
     means = values if count == 1 else values / count
     return values.masked_fill(over_all(all_cancel(means, terms), values), 0)

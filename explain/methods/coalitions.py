@@ -29,9 +29,9 @@ class CoalitionDesign(ABC):
 
     @abstractmethod
     def rows(self, regions: int) -> torch.Tensor:
-        """How much of each of M regions is seen in each of P runs, ``(P, M)``: truth values, or
-        numbers in [0, 1]. The same numbers come back for every call, as estimators take scores in
-        this order."""
+        """How much of each of M regions is seen in each of P runs, ``(P, M)``, in [0, 1] or bool:
+        the same for every call, as estimators take scores in this order.
+        """
 
     def most(self, regions: int) -> int:
         """How many runs there are at most for so many regions."""
@@ -59,9 +59,9 @@ class Coalitions(MaskedInputs):
         return self.design.most(self.regions.most(size)) if size else 0
 
     def shown(self, labels: torch.Tensor) -> list[torch.Tensor]:
-        """For methods that cover regions, which regions of each image are seen in each run: a list
-        of ``(P, M)``, from the region numbers ``labels`` ``(N, H, W)``. Images with as many regions
-        share one design."""
+        """Which regions of each image are seen in each run, a list of ``(P, M)``, from region
+        numbers ``labels`` ``(N, H, W)``. Images with as many regions share one design.
+        """
         counts = [int(image_labels.max()) + 1 for image_labels in labels]
         designs = {
             count: self.design.rows(count).to(labels.device) for count in dict.fromkeys(counts)
@@ -69,9 +69,9 @@ class Coalitions(MaskedInputs):
         return [designs[count] for count in counts]
 
     def masks(self, evidence: Evidence) -> PerturbedRows:
-        """For methods that cover regions, the masks ``(b, 1, H, W)`` of the runs: 1 in the regions
-        that are seen, 0 in those that the baseline replaces. Row ``number`` of an image is run
-        ``number`` of the design."""
+        """The masks ``(b, 1, H, W)`` of the runs: 1 in regions that are seen, 0 in those that the
+        baseline replaces. Row ``number`` of an image is run ``number`` of the design.
+        """
         x = evidence.inputs
         labels = self.regions(x)
         shown = self.shown(labels)
@@ -99,13 +99,8 @@ class RegionMethod(EstimateMethod):
     def solve(
         self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float
     ) -> Estimate:
-        """Estimate a value for each region ``(M,)`` from the scores of the first ``n`` runs; a pure
-        function, called again as more scores come.
-
-        Args:
-            seen: which regions were seen in each run ``(n, M)``.
-            scores: of the runs ``(n,)``.
-            whole, blank: the scores of the photo and of a fully covered one.
+        """A value for each region ``(M,)`` from the first ``n`` runs, as a pure function: ``seen``
+        ``(n, M)``, their scores ``(n,)``, and those of the ``whole`` photo and a ``blank`` one.
         """
         raise NotImplementedError
 
@@ -159,11 +154,9 @@ class SampledRegions(CoveredRegions):
 
 @dataclass(eq=False)
 class _RegionEstimator(Estimator):
-    """Estimates the values of the regions of one image, and lays them out as a map.
-
-    ``labels`` ``(H, W)`` is the region of each pixel, ``shown`` ``(P, M)`` says which regions are
-    seen in each run, and ``whole`` and ``blank`` are the scores of the photo and of a fully covered
-    one.
+    """Estimates the values of the regions of one image, and lays them out as a map. ``labels``
+    ``(H, W)`` is the region of each pixel, ``shown`` ``(P, M)`` says which regions are seen in each
+    run, and ``whole`` and ``blank`` are the scores of the photo and of a fully covered one.
     """
 
     method: RegionMethod

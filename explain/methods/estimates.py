@@ -42,11 +42,8 @@ SERIES = (
 
 
 def student_factor(freedom: int) -> float:
-    """The factor that widens a standard error that is known with ``freedom`` degrees of freedom,
-    from 1.
-
-    With it, the value ± 1.96 errors is a 95 % interval of Student's t, however few scores there are
-    by now.
+    """The factor that widens a standard error with ``freedom`` (from 1) degrees of freedom, so that
+    the value ± 1.96 errors is a 95 % interval of Student's t.
 
     >>> (
     ...     round(1.96 * student_factor(2), 2),
@@ -65,11 +62,8 @@ def student_factor(freedom: int) -> float:
 
 
 def floored_error(variance: torch.Tensor, freedom: int) -> torch.Tensor:
-    """The standard errors ``(M,)`` of M values, from their sample variances ``(M,)`` with
-    ``freedom`` degrees of freedom, each widened for a small sample.
-
-    A small sample may miss what moves a value seldom, and give that value no variance at all. So
-    each variance counts as at least the mean over all values.
+    """The standard errors ``(M,)`` from sample variances with ``freedom`` degrees of freedom, each
+    at least the mean over all: a small sample may miss what moves a value seldom.
     """
     return student_factor(freedom) * variance.clamp(min=variance.mean()).sqrt()
 
@@ -77,9 +71,8 @@ def floored_error(variance: torch.Tensor, freedom: int) -> torch.Tensor:
 @dataclass(frozen=True)
 class Estimate:
     """What the scores of one image say so far: ``values``, their standard errors ``error`` in the
-    same shape (None before any can be told), and the fit ``r2`` of a surrogate.
-
-    ``neutral`` is the value of a pixel that makes no difference, where it is not zero.
+    same shape (None before any can be told), and the fit ``r2`` of a surrogate. ``neutral`` is the
+    value of a pixel that makes no difference, where it is not zero.
     """
 
     values: torch.Tensor
@@ -90,7 +83,6 @@ class Estimate:
 
 class Estimator(ABC):
     """Takes the scores of one image in the order of its perturbed photos, and estimates its map.
-
     ``count`` is how many perturbed photos the image has. Scores mean something only ``unit`` at a
     time, such as 2 for those of a mask and its opposite.
     """
@@ -108,11 +100,9 @@ class Estimator(ABC):
 
 class _ImageScores:
     """The scores of one image: those that wait, and the estimate from those that the estimator has
-    taken.
-
-    With a tolerance, the error is checked at fixed numbers of scores, so that the end does not
-    depend on the batch size. It is checked again when an eighth is new, so that checks do not take
-    longer than the runs.
+    taken. With a tolerance, the error is checked at fixed numbers of scores, so that the end does
+    not depend on the batch size. It is checked again when an eighth is new, so that checks do not
+    take longer than the runs.
     """
 
     def __init__(self, estimator: Estimator, tolerance: float | None, like: torch.Tensor) -> None:
@@ -148,9 +138,9 @@ class _ImageScores:
             self._take(len(self._waiting) // self.estimator.unit * self.estimator.unit)
 
     def estimate(self, *, recent: bool = False) -> Estimate:
-        """The estimate from the scores that the estimator has taken, in the photo's precision. It
-        is kept; with ``recent``, an old one is good enough that lacks the latest eighth of the
-        scores."""
+        """The estimate from the scores taken, in the photo's precision. It is kept; with
+        ``recent``, an old one will do that lacks the latest eighth of the scores.
+        """
         slack = self._estimated // NEW if recent and not self.done else 0
         if self._latest is None or self.taken > self._estimated + slack:
             estimate = self.estimator.estimate()
@@ -302,10 +292,8 @@ class _RowsOf(Perturbation):
 
 class RowMethod(PerturbationMethod):
     """A perturbation method in one class: `perturbed` makes the rows, and `map` the map from their
-    scores.
-
-    ``score`` is the score that counts, ``looks_at`` what both may look at besides the photos, such
-    as feature maps, and ``words`` says in a plan what the rows are.
+    scores. ``score`` is the score that counts, ``looks_at`` what both may look at besides the
+    photos, such as feature maps, and ``words`` says in a plan what the rows are.
     """
 
     score: Score = "logit"
@@ -390,7 +378,6 @@ class SearchMethod(PerturbationMethod):
 
 class EstimateMethod(PerturbationMethod):
     """A method whose map is estimated from the scores of perturbed photos, which it adds up itself.
-
     With an option ``tolerance``, it ends when there is an error, and the largest is at most so many
     times the largest magnitude; with ``max_seconds``, after so many seconds.
     """

@@ -73,10 +73,9 @@ class EvidenceSet:
 
 @dataclass(frozen=True, eq=False)
 class EvidenceSets:
-    """The sets of N photos, at most R of each: ``sets[0]`` has those of the first photo.
-
-    ``masks`` ``(N, R, H, W)``, ``alone`` and ``without`` ``(N, R)`` are as in `EvidenceSet`;
-    ``proofs`` ``(N, R)`` has the places of the proofs in `PROOFS`.
+    """The sets of N photos, at most R of each: ``sets[0]`` has those of the first photo. ``masks``
+    ``(N, R, H, W)``, ``alone`` and ``without`` ``(N, R)`` are as in `EvidenceSet`; ``proofs`` ``(N,
+    R)`` has the places of the proofs in `PROOFS`.
     """
 
     masks: torch.Tensor
@@ -88,9 +87,9 @@ class EvidenceSets:
     def stored(
         cls, values: torch.Tensor, reasons: int, records: Sequence[Mapping[str, Any]]
     ) -> "EvidenceSets":
-        """Read the evidence sets of one photo back from a saved record: the masks from its map
-        ``(H, W)``, whose values code ``reasons`` sets (`RegionSearch.map`), the rest from the
-        ``records`` that `described` wrote."""
+        """One photo's evidence sets from a saved record: the masks from its map ``(H, W)``, whose
+        values code ``reasons`` sets (`RegionSearch.map`), the rest from ``records`` (`described`).
+        """
         # times ``reasons``, set i has values from reasons - i - 0.5 to reasons - i, or a little
         # beyond where they were saved in half precision
         set_numbers = torch.where(values > 0, reasons - (values * reasons + 0.25).round(), -1)
@@ -127,11 +126,9 @@ class EvidenceSets:
 
 @dataclass(frozen=True)
 class Strength(ScoreOf):
-    """How strong an answer is, ``(b,)``.
-
-    As a "margin", the distance of its class score to the best other one; of labels of which several
-    may be true, of the probability to one half. As a "probability", its logarithm. As a "logit",
-    the score.
+    """How strong an answer is, ``(b,)``. As a "margin", the distance of its class score to the best
+    other one; of labels of which several may be true, of the probability to one half. As a
+    "probability", its logarithm. As a "logit", the score.
     """
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
@@ -208,18 +205,14 @@ class SmallestSet(SearchMethod):
         return replace(super().outcome(evidence), sets=EvidenceSets(**joined))
 
     def good(self, values: torch.Tensor) -> torch.Tensor:
-        """Which of P sets keep the answer (`Sufficient`) or lose it (`Necessary`): truth values
-        ``(P,)``. ``values`` ``(P,)`` are signed distances from the threshold
-        (`RegionSearch._values`)."""
+        """Which of P sets keep the answer (`Sufficient`) or lose it (`Necessary`): ``(P,)``, from
+        signed distances from the threshold ``values`` ``(P,)``.
+        """
         raise NotImplementedError
 
     def strength(self, evidence: Evidence, image: int) -> tuple[Strength, float]:
-        """For `Sufficient` and `Necessary`, what the search for sets in one image measures, and the
-        threshold above which the answer stays.
-
-        It is the margin over the other classes where the top class is to be kept, the
-        log-probability where a share of the probability is, and the score for a target that is no
-        class. `RegionSearch` asks once, at its start.
+        """What the search measures in one image, and the threshold above which the answer stays:
+        the margin for the top class, the log-probability for a share of it, else the score.
         """
         score = evidence.score[image].item()
         if (
@@ -347,10 +340,8 @@ class Necessary(SmallestSet):
 
 @dataclass
 class RegionSet:
-    """The best set of regions ``(M,)`` so far, and what is proved of it.
-
-    ``without`` ``(M,)`` is the value of the set without each region (`RegionSearch._values`), where
-    that was tried.
+    """The best set of regions ``(M,)`` so far, and what is proved of it. ``without`` ``(M,)`` is
+    the value of the set without each region (`RegionSearch._values`), where that was tried.
     """
 
     regions: torch.Tensor
@@ -366,21 +357,19 @@ class RegionSet:
 
     @property
     def ranks(self) -> torch.Tensor:
-        """The rank in (0, 1] of each region of the set, ``(regions in the set,)``, for the values
-        of the map: 1 for the region whose absence leaves the lowest value. Equal values share a
-        rank."""
+        """The rank in (0, 1] of each region of the set, ``(regions,)``: 1 for the region whose
+        absence leaves the lowest value. Equal values share a rank.
+        """
         values, places = torch.unique(self.without[self.regions], return_inverse=True)
         ranks: torch.Tensor = 1 - places.to(values) / max(len(values), 1)
         return ranks
 
 
 class RegionSearch(Search):
-    """The search for sets of regions in one image.
-
-    A set is a row of truth values ``(M,)``, one for each region. The value of a set (`_values`) is
-    how far it keeps the answer, or loses it. ``_divided`` is what the regions divide, photos or
-    feature maps of a layer; ``_cells`` is the region of each of its places, and ``_labels``
-    ``(H, W)`` that of each pixel.
+    """The search for sets of regions in one image. A set is a row of truth values ``(M,)``, one for
+    each region. The value of a set (`_values`) is how far it keeps the answer, or loses it.
+    ``_divided`` is what the regions divide, photos or feature maps of a layer; ``_cells`` is the
+    region of each of its places, and ``_labels`` ``(H, W)`` that of each pixel.
     """
 
     def __init__(self, method: SmallestSet, evidence: Evidence, image: int) -> None:
@@ -414,12 +403,8 @@ class RegionSearch(Search):
         return self._sets[-1]
 
     def steps(self) -> Steps:
-        """For `Sufficient` and `Necessary`, search for up to ``reasons`` evidence sets, each among
-        the regions that are in no earlier set.
-
-        The engine runs the scores that this generator asks for, and sends them back. At the end,
-        two more photos for each set are run whatever the budget is: the set alone, and all but the
-        set.
+        """Search for up to ``reasons`` sets without a common region: a generator that yields
+        requests for scores and is sent them. At the end, two more photos are run for each set.
         """
         allowed = torch.ones(len(self._levels[-1]), dtype=torch.bool, device=self._labels.device)
         try:
@@ -457,7 +442,7 @@ class RegionSearch(Search):
     def map(self) -> torch.Tensor:
         """The map of `Sufficient` or `Necessary` ``(1, H, W)``: set number ``i`` of R has values
         between ``(R - i - 0.5) / R`` and ``(R - i) / R``, by rank, and 0 is outside all sets.
-        `EvidenceSets.stored` reads the sets back from these values."""
+        """
         set_count = self._method.reasons
         values = self._evidence.inputs.new_zeros(len(self._levels[-1]))
         for number, region_set in enumerate(self._sets):
@@ -467,11 +452,8 @@ class RegionSearch(Search):
         return values[self._labels][None]
 
     def _find(self, allowed: torch.Tensor) -> Asking[bool]:
-        """In the search for evidence sets, look for one small good set among the allowed regions
-        ``(M,)``, and append it to ``_sets``.
-
-        Returns false where no further set need be looked for: all allowed regions together are not
-        good, or the empty set is.
+        """Look for one small good set among the allowed regions ``(M,)``, and append it to
+        ``_sets``; false if none can follow: all allowed regions are not good, or the empty set is.
         """
         nothing = torch.zeros_like(allowed)
         no_losses = torch.zeros(len(allowed), dtype=torch.float64, device=allowed.device)
@@ -493,11 +475,8 @@ class RegionSearch(Search):
         return True
 
     def _start(self, allowed: torch.Tensor) -> Asking[None]:
-        """At the start of a search for evidence sets, rank the groups of the coarsest level in
-        several ways, and make the shortest good beginning of any ranking the best set.
-
-        The rankings are by the guide's map, by the value of a group alone, by the loss without it,
-        and by both.
+        """Rank the coarsest groups (by the guide's map, the value alone, the loss without, and
+        both); the shortest good beginning of any ranking becomes the best set.
         """
         groups = members(self._levels[0], allowed)
         lengths = step_lengths(len(groups), range(STEPS))
@@ -517,13 +496,8 @@ class RegionSearch(Search):
         )
 
     def _reduce(self, level: torch.Tensor, *, thorough: bool) -> Asking[None]:
-        """In the search for evidence sets, leave out groups of one level from the best set as long
-        as the set stays good.
-
-        A group that a larger set needs is mostly needed by a smaller one. So it is not tried again
-        until no other can be left out; with ``thorough`` (the finest level), all are tried then,
-        until none can be left out: the set is minimal. Where rounds become slow, groups are tried a
-        few at a time.
+        """Leave out groups of one level while the best set stays good; one that a larger set needs
+        is tried last, and again, with ``thorough``, until none can go: the set is minimal.
         """
         last_size = math.inf
         while self._best.size < SLOW * last_size:
@@ -534,9 +508,9 @@ class RegionSearch(Search):
         yield from self._in_turn(level)
 
     def _round(self, level: torch.Tensor, regions: torch.Tensor) -> Asking[bool]:
-        """In the search for evidence sets, try each group of a level that lies in ``regions``
-        ``(M,)``, and leave out as many together as possible from the best set; false where no group
-        can be left out."""
+        """Try each group of a level that lies in ``regions`` ``(M,)``, and leave out as many
+        together as possible from the best set; false where none can be left out.
+        """
         groups = yield from self._leave_out(members(level, regions))
         waiting = groups
         while len(waiting):
@@ -559,9 +533,9 @@ class RegionSearch(Search):
             tried_in_vain = 0 if changed else tried_in_vain + len(turn)
 
     def _leave_out(self, groups: torch.Tensor) -> Asking[torch.Tensor]:
-        """In the search for evidence sets, leave out as many of the groups ``(G, M)`` together from
-        the best set as possible; return those groups that could each have been left out alone.
-        Notes in the best set's ``without`` what each loss was worth."""
+        """Leave out as many of the groups ``(G, M)`` together from the best set as possible; return
+        those that could each be left out alone. ``without`` notes each loss.
+        """
         best_regions = self._best.regions
         if not len(groups):
             return groups
@@ -588,9 +562,9 @@ class RegionSearch(Search):
             self._best.regions = sets[sizes.argmin()]
 
     def _try_all(self, allowed: torch.Tensor) -> Asking[None]:
-        """In the search for evidence sets, try all sets of the allowed regions ``(M,)``, small ones
-        first, and take the first good size: the best set is then proved to be the smallest. Keeps
-        the set as it is if the budget ends before."""
+        """Try all sets of the allowed regions ``(M,)``, small ones first; the first good one is
+        proved to be the smallest. Keeps the set as it is if the budget ends before.
+        """
         regions = allowed.nonzero()[:, 0]
         for size in range(1, len(regions) + 1):
             chosen = torch.combinations(regions, size)
@@ -608,12 +582,8 @@ class RegionSearch(Search):
         return self._method.good(values)
 
     def _values(self, sets: torch.Tensor) -> Asking[torch.Tensor]:
-        """For the search for evidence sets, how far each set ``(P, M)`` keeps the answer, or loses
-        it: ``(P,)``, the signed distance from the threshold with the baseline that is worst for the
-        set. Takes P runs of the budget for each baseline.
-
-        Raises:
-            OutOfTimeError: no runs are left for them.
+        """The signed distance ``(P,)`` of sets ``(P, M)`` from the threshold, with the worst
+        baseline. Takes P runs of the budget for each baseline; `OutOfTimeError` without any left.
         """
         baselines = self._method.baselines
         if self.samples + len(sets) * len(baselines) > self._method.samples:
@@ -628,9 +598,9 @@ class RegionSearch(Search):
         return above.amin(0) if shows or self._strength.category is not None else (-above).amin(0)
 
     def _scores_of_shown(self, visible: torch.Tensor, baseline: Baseline, read: ScoreOf) -> Scores:
-        """The request for the scores ``(P,)`` of the image with only the regions in ``visible``
-        ``(P, M)`` shown, and the baseline in all others; in pixels, or in the layer's feature maps
-        with ``of_layer``."""
+        """The request for the scores ``(P,)`` with only regions ``visible`` ``(P, M)`` shown and
+        the baseline elsewhere: in pixels, or in feature maps with ``of_layer``.
+        """
         perturbed: Perturbation
         if self._method.of_layer:
             maps = self._divided[self._index]
@@ -659,9 +629,9 @@ class RegionSearch(Search):
         return region_values(pixel_values, self._labels)[0]
 
     def _nested(self) -> list[torch.Tensor]:
-        """The levels of the search for evidence sets, from coarse to fine: for each, the number of
-        the group ``(M,)`` that each region is in. The last level has each region alone; regions
-        that are no squares have that level only."""
+        """The levels from coarse to fine: for each, the number of the group ``(M,)`` of each
+        region. The last has each region alone; regions that are no squares have only that one.
+        """
         regions = self._method.regions
         levels = [torch.arange(int(self._cells.max()) + 1, device=self._cells.device)]
         squares_across = (

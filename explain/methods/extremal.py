@@ -36,9 +36,9 @@ class SmoothMasks:
     """
 
     def __init__(self, size: tuple[int, ...], step: int, sigma: float, like: torch.Tensor) -> None:
-        """For extremal perturbations, work out the kernel of the smooth maximum once, for photos of
-        ``size`` ``(H, W)``; ``step`` and ``sigma`` are in pixels, and ``like`` gives the type and
-        the device."""
+        """Compute the kernel of the smooth maximum for photos of ``size`` ``(H, W)``; ``step`` and
+        ``sigma`` are in pixels, and ``like`` gives the type and the device.
+        """
         self._size = size
         self._step = step
         self.lattice = tuple(math.ceil(side / step) for side in size)
@@ -56,9 +56,9 @@ class SmoothMasks:
         self._kernel = kernel.to(like)[:, :, None, :, None, :]
 
     def full(self, values: torch.Tensor) -> torch.Tensor:
-        """For extremal perturbations, turn values ``(b, 1, h, w)`` of the lattice into masks ``(b,
-        1, H + margins, W + margins)``, which reach beyond the photo by ``sigma``. Differentiable,
-        and the same for photos of any content."""
+        """Differentiable masks ``(b, 1, H + margins, W + margins)`` from values ``(b, 1, h, w)`` of
+        the lattice, which reach beyond the photo by ``sigma``.
+        """
         margin = self._beyond + self._radius
         window = 2 * self._radius + 1
         padded = F.pad(values[:, 0], [margin] * 4)
@@ -162,9 +162,9 @@ class _Ascent(Search):
     areas at once, those of the first image first."""
 
     def __init__(self, method: ExtremalPerturbation, evidence: Evidence) -> None:
-        """For `ExtremalPerturbation`, set up the masks of all N images and A areas, all ones at
-        first, image by image: row ``i * A + a`` is area ``a`` of image ``i``. ``_wanted`` ``(N A,
-        places)`` are the sorted values of a mask of exactly that area."""
+        """Start with masks of ones for N images and A areas, ``i * A + a`` for area ``a`` of image
+        ``i``. ``_wanted`` ``(N A, places)``: the sorted values of a mask of exactly that area.
+        """
         x = evidence.inputs
         areas = len(method.area)
         step = method.step or max(1, min(evidence.size) // USUAL_STEP)
@@ -196,8 +196,8 @@ class _Ascent(Search):
 
     def map(self) -> torch.Tensor:
         """The map of `ExtremalPerturbation` ``(N, H, W)`` from the latest masks: their mean over
-        the areas; with ``keeps``, the mask of the smallest area that keeps that share of the
-        score."""
+        the areas; with ``keeps``, the mask of the smallest area that keeps that share of the score.
+        """
         areas = torch.tensor(self._method.area, device=self._masks.device)
         masks = self._masks.reshape((-1, len(areas), *self._masks.shape[2:]))
         if self._method.keeps is None:
@@ -211,11 +211,8 @@ class _Ascent(Search):
         return masks.take_along_dim(smallest[:, None, None, None], 1)[:, 0]
 
     def _step(self, number: int) -> Steps:
-        """For `ExtremalPerturbation`, take one step of gradient ascent with momentum in all masks.
-
-        The engine runs the photos seen through the masks, and sends back the score and its gradient
-        in each pixel; the chain rule from pixels to lattice values, and the pull towards the wanted
-        area, are added here. Every other step, from the first on, sees the photo mirrored.
+        """One step of gradient ascent with momentum in all masks: yields masked photos for scores
+        and gradients in pixels. Every other one, from the first on, mirrors photos.
         """
         areas = len(self._method.area)
         with recording(True):
@@ -248,9 +245,9 @@ class _Ascent(Search):
         self._scores = scores_and_gradients[:, 0]
 
     def _towards_area(self, full: torch.Tensor, number: int) -> torch.Tensor:
-        """For `ExtremalPerturbation`, the gradient ``(N A, 1, ...)`` that draws the sorted values
-        of the masks ``full`` towards zeros and ones in the shares of the wanted area. Its weight
-        grows with the step ``number``."""
+        """The gradient ``(N A, 1, ...)`` that draws the sorted values of masks ``full`` towards
+        zeros and ones in the shares of the wanted area; its weight grows with the step ``number``.
+        """
         flat = full.flatten(1)
         ordered, order = flat.sort(1)
         weight = WEIGHT * GROWTH**number
@@ -259,11 +256,8 @@ class _Ascent(Search):
 
 
 def shared(ordered: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """The target of each value of sorted masks ``ordered`` ``(b, n)``: the ``wanted`` value at its
-    place, where equal values share the mean of theirs. Otherwise the order of a sort among equal
-    values would decide which pixels grow.
-
-    Values that differ by rounding count as equal.
+    """The ``wanted`` value of each of the sorted masks ``ordered`` ``(b, n)``; (nearly) equal
+    values share the mean of theirs, as else the sort would decide which pixels grow.
 
     >>> shared(torch.tensor([[0.1, 0.5, 0.5, 0.9]]), torch.tensor([[0.0, 0.0, 1.0, 1.0]]))
     tensor([[0.0000, 0.5000, 0.5000, 1.0000]])

@@ -29,7 +29,6 @@ Score = Literal["logit", "probability"]
 
 class MaskedInputs(Perturbation):
     """Photos of which masks cover a part with a baseline.
-
     A subclass is a frozen dataclass with the field ``baseline``, and makes the `masks`.
     """
 
@@ -57,9 +56,6 @@ class MaskedInputs(Perturbation):
     def matching_rows(self, evidence: Evidence, first: PerturbedRows) -> PerturbedRows:
         """Cover the same part of another explained input ``evidence.inputs``, such as the second
         photo of a pair, with the masks of the ``first`` input brought to its size.
-
-        Raises:
-            MethodError: one is a photo, the other a video.
         """
         x = evidence.inputs
         make_masks = first.masks

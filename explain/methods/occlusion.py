@@ -27,9 +27,8 @@ FEWEST = 4  # masks that say how far their scores differ
 @dataclass(frozen=True)
 class Windows(MaskedInputs):
     """Photos covered by a window at every ``stride``-th place. None takes windows of a seventh of
-    each side, at every half of them.
-
-    Windows begin at multiples of the stride; the last ones are cut off at the border.
+    each side, at every half of them. Windows begin at multiples of the stride; the last ones are
+    cut off at the border.
     """
 
     baseline: Baseline
@@ -43,9 +42,6 @@ class Windows(MaskedInputs):
 
     def boxes(self, size: tuple[int, ...]) -> list[Cell]:
         """Where the windows lie in a photo of this size.
-
-        Raises:
-            MethodError: a window that is larger than the photo, or a stride that leaves gaps.
 
         >>> Windows(Zero(), 2, 2).boxes((2, 5))
         [((0, 2), (0, 2)), ((0, 2), (2, 4)), ((0, 2), (4, 5))]
@@ -69,9 +65,9 @@ class Windows(MaskedInputs):
         return list(itertools.product(*intervals_of_sides))
 
     def masks(self, evidence: Evidence) -> PerturbedRows:
-        """The masks ``(b, 1, H, W)`` of `Occlusion`, one for each window: 0 in the window, whose
-        pixels the baseline replaces, 1 elsewhere. Row ``number`` of an image belongs to
-        ``boxes(...)[number]``, on which `_MeanDrop` relies."""
+        """One mask for each window, ``(b, 1, H, W)``: 0 in the window, whose pixels the baseline
+        replaces, 1 elsewhere. Row ``number`` of an image belongs to ``boxes(...)[number]``.
+        """
         x = evidence.inputs
         boxes = self.boxes(evidence.size)
 
@@ -80,9 +76,9 @@ class Windows(MaskedInputs):
 
 
 def _by_side(option: str, lengths: int | tuple[int, ...] | None, usual: list[int]) -> list[int]:
-    """Bring the option "window" or "stride" into one length in pixels for each side of the photo
-    (frames, height, width): one number is for all sides, None takes the ``usual`` lengths.
-    ``option`` is its name, for the error."""
+    """The option "window" or "stride" as a length in pixels for each side of the photo (frames,
+    height, width): one number is for all, None takes the ``usual``.
+    """
     if lengths is None:
         return usual
     if isinstance(lengths, int):
@@ -100,9 +96,9 @@ class _MeanDrop(Estimator):
     ``(H, W)``."""
 
     def __init__(self, boxes: list[Cell], whole: torch.Tensor, zeros: torch.Tensor) -> None:
-        """For `Occlusion`, take the boxes of the windows in the order of the runs, the score
-        ``whole`` of the uncovered photo, and a map of ``zeros`` ``(H, W)``, whose shape, type and
-        device count."""
+        """``boxes`` are in the order of the runs, ``whole`` is the score of the uncovered photo,
+        and ``zeros`` ``(H, W)`` has the shape, type and device of the map.
+        """
         self.count = len(boxes)
         self._boxes = boxes
         self._whole = whole
@@ -194,9 +190,8 @@ class Occlusion(EstimateMethod):
 @dataclass(frozen=True)
 class SmoothGrids(MaskedInputs):
     """Photos covered by random grids of zeros and ones, which are enlarged to more than the photo
-    and shifted by less than a cell.
-
-    The seed gives them in blocks. So each mask is the same whenever it is drawn, and none is kept.
+    and shifted by less than a cell. The seed gives them in blocks. So each mask is the same
+    whenever it is drawn, and none is kept.
     """
 
     baseline: Baseline
@@ -208,18 +203,18 @@ class SmoothGrids(MaskedInputs):
     covered_by = "random smooth masks"
 
     def masks(self, evidence: Evidence) -> PerturbedRows:
-        """The masks ``(b, 1, H, W)`` of RISE, in [0, 1]: 1 keeps a pixel, 0 removes it. Masks
-        depend on their number and the seed alone, so all images have the same; the last block is
-        kept, since rows come in order."""
+        """Masks ``(b, 1, H, W)`` in [0, 1]: 1 keeps a pixel, 0 removes it. They depend on their
+        number and the seed alone, so all images have the same; the last block is kept.
+        """
         x = evidence.inputs
         block_of = lru_cache(maxsize=1)(partial(self._block, x))
         smooth = one_by_one(lambda image, number: block_of(number // BLOCK)[number % BLOCK][None])
         return rows_of([self.samples] * len(x), x.device, smooth)
 
     def _block(self, like: torch.Tensor, block: int) -> torch.Tensor:
-        """Draw a block of RISE's masks ``(BLOCK, H, W)`` from the seed and the number ``block``:
-        random grids of zeros and ones, enlarged linearly by one cell more than the photo, then cut
-        out at a random shift. ``like`` ``(N, C, H, W)`` has the size, type and device."""
+        """Masks ``(BLOCK, H, W)`` from the seed and the number ``block``: random grids of zeros and
+        ones, enlarged linearly by one cell more than the photo, cut out at a random shift.
+        """
         size = like.shape[2:]
         cells = [min(self.grid, side) for side in size]
         generator = seeded(self.seed, block)
@@ -246,10 +241,8 @@ def enlarging(cells: int, length: int) -> torch.Tensor:
 
 class _ScoreWeightedMasks(Estimator):
     """Estimates the mean of masks times their scores, divided by the probability that a cell is
-    kept.
-
-    If ``centred``, the scores are taken from their mean on. ``whole`` is the score of the photo
-    itself, which one more mask could have too, so that errors include it.
+    kept. If ``centred``, the scores are taken from their mean on. ``whole`` is the score of the
+    photo itself, which one more mask could have too, so that errors include it.
     """
 
     def __init__(
@@ -266,9 +259,9 @@ class _ScoreWeightedMasks(Estimator):
         self._scores = torch.zeros(0, dtype=torch.float64, device=whole.device)
 
     def take(self, first: int, scores: torch.Tensor) -> None:
-        """For `RISE`, add the masks of the runs from ``first`` on to the running sums, weighted by
-        powers of their ``scores`` ``(b,)``. Masks are made again, not kept, since thousands of them
-        would not fit the memory."""
+        """Add the masks from ``first`` on to the running sums, weighted by powers of their
+        ``scores`` ``(b,)``. Masks are made again: thousands of them would not fit the memory.
+        """
         numbers = torch.arange(first, first + len(scores), device=scores.device)
         masks = self._masks(torch.zeros_like(numbers), numbers).flatten(1).double()
         scores = scores.double()

@@ -88,9 +88,9 @@ class PathStart(OneForEach):
     words = "the baseline"
 
     def perturbed(self, evidence: Evidence) -> torch.Tensor:
-        """The baseline of each photo ``(N, C, H, W)``, in whatever form the option ``baseline``
-        has: a tensor, numbers, a `Baseline`, or a name such as "blur". Paths of integrated
-        gradients begin there, and the baseline's score is run on it."""
+        """The baseline of each photo ``(N, C, H, W)``, where paths begin, in whatever form the
+        option has: a tensor, numbers, a `Baseline`, or a name such as "blur".
+        """
         x = evidence.inputs
         baseline = self.baseline
         if isinstance(baseline, torch.Tensor):
@@ -217,7 +217,6 @@ class ScoreAndGradient:
 
 class CompleteMethod(Method):
     """A method whose values add up to the score minus that of a baseline, or the mean of several.
-
     It may have an option ``baseline``, which is brought into the form that paths take.
     """
 
@@ -226,9 +225,9 @@ class CompleteMethod(Method):
     baseline: Any
 
     def __post_init__(self) -> None:
-        """For methods that integrate gradients, check the options, and turn the name of one of
-        `explain.baselines` into the baseline; the names in `BASELINES` stay texts, which
-        `PathStart` reads."""
+        """Check the options, and turn the name of one of `explain.baselines` into the baseline; the
+        names in `BASELINES` stay texts for `PathStart`.
+        """
         super().__post_init__()
         baseline = getattr(self, "baseline", None)
         # the name of one of `explain.baselines`
@@ -373,10 +372,9 @@ def _blurred(x: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class BlurPath(Path):
-    """The photo, less and less blurred.
-
-    ``sigma`` is the first blur's standard deviation as a share of the shorter side; it falls in
-    equal ``steps``. Each point is at a step's beginning, or with ``middle`` at its middle.
+    """The photo, less and less blurred. ``sigma`` is the first blur's standard deviation as a share
+    of the shorter side; it falls in equal ``steps``. Each point is at a step's beginning, or with
+    ``middle`` at its middle.
     """
 
     steps: int
@@ -494,12 +492,8 @@ class RandomPoints(Path):
     def drawing(
         self, x: torch.Tensor
     ) -> Callable[[int, int], tuple[torch.Tensor, torch.Tensor, float]]:
-        """For `GradientSHAP` and `ExpectedGradients`, make the function that draws a sample: from
-        the numbers of a photo and a sample to a baseline and the photo with noise, ``(C, H, W)``
-        each, and the share of the way between them.
-
-        The draw depends on the seed and the sample alone, so that `points` and `weights` agree, and
-        each photo has the same draws, whichever stand beside it.
+        """The function from the numbers of a photo and a sample to a baseline, the noisy photo
+        ``(C, H, W)`` each, and the share of the way; draws depend on the seed and sample alone.
         """
         has_several = isinstance(self.baseline, torch.Tensor)
         starts = (
@@ -525,9 +519,6 @@ class RandomPoints(Path):
 def several(baselines: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """Check a tensor of baselines, and bring it into the shape ``(B, C, H, W)`` for photos such as
     ``x`` ``(C, H, W)``; a single baseline may come without its first dimension.
-
-    Raises:
-        MethodError: they are of another shape.
     """
     shaped = baselines.detach().to(x)
     shaped = shaped[None] if shaped.ndim == x.ndim else shaped

@@ -27,8 +27,8 @@ TINY = 1e-12  # share of the whole way that counts as rounding errors
 
 def _ranked(gradient: torch.Tensor) -> torch.Tensor:
     """The magnitudes of a gradient ``(C, H, W)`` in whole steps, so coarse that rounding does not
-    decide which of two equal values is smaller; for guided integrated gradients, so that all
-    machines take the same path."""
+    decide which of two equal values is smaller: all machines take the same path.
+    """
     size = gradient.abs()
     limits = torch.finfo(gradient.dtype)
     return torch.round(size / (size.max().clamp(min=limits.tiny) * limits.eps ** (2 / 3))).double()
@@ -217,9 +217,9 @@ class _Changes(Accumulator):
         self._total = torch.zeros_like(evidence.inputs)
 
     def add(self, images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> None:
-        """For `IDGI`, take the score and gradient ``(b, 1 + C * H * W)`` of points
-        (`ScoreAndGradient`): what the score changed since the last point of the image is shared out
-        by the squared gradient there."""
+        """Take the score and gradient ``(b, 1 + C * H * W)`` of points: the change of the score
+        since the image's last point is shared out by the squared gradient there.
+        """
         # points of an image come in the order of its path
         for image, score_and_gradient in zip(images.tolist(), values, strict=True):
             self._share_out(image, score_and_gradient[0])
@@ -290,8 +290,8 @@ class IDGI(CompleteMethod):
     @property
     def _changes(self) -> Attributions | None:
         """For `IDGI`, the need for the changes of the score along the path, shared out by squared
-        gradients; None for guided paths, whose points depend on gradients and have to be
-        searched."""
+        gradients; None for guided paths, whose points depend on gradients and have to be searched.
+        """
         if isinstance(self.path, GuidedIntegratedGradients):
             return None
         along: Any = self.path.along  # type: ignore[attr-defined]
@@ -415,9 +415,9 @@ class XRAI(Method):
         ).to(x)
 
     def _ranked(self, pixels: torch.Tensor, image: torch.Tensor) -> torch.Tensor:
-        """For `XRAI`, the map ``(H, W)`` of one photo ``image`` ``(1, C, H, W)``: cut it into
-        regions, and rank these by the attributions of its ``pixels`` ``(H, W)``. The pixel counts
-        of the paper are scaled to the photo's area."""
+        """Cut one photo ``(1, C, H, W)`` into regions, and rank these by the attributions of its
+        ``pixels`` ``(H, W)``. The paper's pixel counts are scaled to the photo's area.
+        """
         side_ratio = (pixels.numel() / USUAL_AREA) ** 0.5
         cuts: list[Regions] = [Felzenszwalb(scale) for scale in SCALES]
         if self.regions is not None:
@@ -444,10 +444,8 @@ def dilated(masks: torch.Tensor, radius: int) -> torch.Tensor:
 
 
 def ranked(pixels: torch.Tensor, masks: torch.Tensor, least: int) -> torch.Tensor:
-    """Rank regions ``(S, H, W)`` by the mean of their pixels that no better region covers; each
-    pixel gets the mean of the region that first covers it ``(H, W)``.
-
-    Regions that bring less than ``least`` pixels are dropped; what none covers gets its own mean.
+    """Rank regions ``(S, H, W)`` by the mean of pixels that no better one covers: ``(H, W)``. Those
+    that bring less than ``least`` are dropped; uncovered pixels get their own mean.
 
     >>> ranked(
     ...     torch.tensor([[1.0, 5.0, 3.0]]), torch.tensor([[[1, 1, 0]], [[0, 1, 1]]]) > 0, 1

@@ -83,9 +83,9 @@ class EigenGradCAM(FeatureMapPattern):
 
 
 def first_component(maps: torch.Tensor) -> torch.Tensor:
-    """For `EigenCAM` and `EigenGradCAM`, project feature maps ``(N, C, h, w)``, a vector of
-    channels for each place, onto their first right-singular direction: ``(N, h, w)``, with the sign
-    that agrees with the sum over channels. The smaller of two equivalent matrices is decomposed."""
+    """Project the channels of feature maps ``(N, C, h, w)`` onto their first right-singular
+    direction, with the sign of the sum over channels: ``(N, h, w)``.
+    """
     rows = maps.flatten(2).transpose(1, 2).double()  # (N, places, C)
     if rows.shape[1] <= rows.shape[2]:
         projected = leading_component(rows @ rows.transpose(1, 2))
@@ -105,11 +105,8 @@ def leading_component(matrices: torch.Tensor) -> torch.Tensor:
 
 
 def largest_eigenvector(matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The largest eigenvalue ``(N, 1)`` of symmetric matrices ``(N, D, D)``, and its eigenvector
-    ``(N, D)``; NaN for a matrix that is not finite.
-
-    LAPACK would say of it that it does not converge; as NaN, it is traced to the layer that it
-    comes from.
+    """The largest eigenvalue ``(N, 1)`` and eigenvector of symmetric matrices ``(N, D, D)``; NaN,
+    which is traced to its layer, for one that is not finite, on which LAPACK fails.
     """
     finite = torch.isfinite(matrices).all(2).all(1)[:, None]
     values, vectors = torch.linalg.eigh(torch.where(finite[..., None], matrices, 0))

@@ -15,11 +15,9 @@ from explain.baselines.replacements import blurred, to_unit
 
 
 class Regions(CheckedFields):
-    """A way to cut photos into regions, as a frozen value.
-
-    Called with photos ``(N, C, H, W)`` or videos, it gives each pixel the number of its region,
-    from 0 on: ``(N, H, W)``; unless a subclass knows better, each image is cut for itself, by its
-    content.
+    """A way to cut photos into regions, as a frozen value. Called with photos ``(N, C, H, W)`` or
+    videos, it gives each pixel the number of its region, from 0 on: ``(N, H, W)``; unless a
+    subclass knows better, each image is cut for itself, by its content.
     """
 
     def most(self, size: tuple[int, ...]) -> int:
@@ -275,9 +273,8 @@ def region_values(values: torch.Tensor, labels: torch.Tensor) -> list[torch.Tens
 
 
 def regions_of(value: Any) -> Any:
-    """Read the option ``regions`` as a caller may write it: a number becomes `Squares`, a tensor or
-    array of numbers `GivenRegions`; anything else stays as it is, and the check of the field's type
-    refuses it.
+    """The option ``regions``: a number becomes `Squares`, a tensor or array of numbers
+    `GivenRegions`; anything else stays, for the check of the field's type to refuse.
 
     >>> regions_of(4)
     Squares(across=4)
@@ -343,9 +340,9 @@ class Felzenszwalb(Regions):
 
 
 def joined_pixels(image: torch.Tensor, scale: float, least: int) -> torch.Tensor:
-    """Join the pixels of ``image`` ``(C, H, W)`` to regions by Felzenszwalb's graph (eight
-    neighbours, the smallest colour differences first), then regions under ``least`` pixels to a
-    neighbour; return each pixel's region ``(H, W)``."""
+    """Each pixel's region ``(H, W)`` of ``image`` ``(C, H, W)``: Felzenszwalb's graph (eight
+    neighbours, least differences first), then regions under ``least`` join a neighbour.
+    """
     pixel_numbers = torch.arange(image[0].numel()).reshape(image.shape[1:])
     neighbours = [
         (pixel_numbers[:, :-1], pixel_numbers[:, 1:]),

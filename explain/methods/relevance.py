@@ -166,9 +166,9 @@ class LRP(Method):
 
     @property
     def _relevance_and_coverage(self) -> tuple[Need[torch.Tensor], RelevanceCoverage]:
-        """The two needs of `LRP`: for the relevance of the input or layer, through the channels of
-        the ``concept`` alone if there is one, and for what the rules covered and took. Both belong
-        to the same backward pass."""
+        """The needs for the relevance of the input or layer (through the ``concept``'s channels
+        alone, if any) and for what the rules covered and took, from one backward pass.
+        """
         rules = self._rules
         through = None
         if self.concept is not None:
@@ -394,8 +394,8 @@ class FullGrad(Method):
 
     def _map(self, contributions: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
         """For `FullGrad`, the map ``(N, H, W)`` of one term's contributions ``(N, C, h, w)``: their
-        magnitudes, brought to [0, 1] if ``rescale``, summed over channels and enlarged to
-        ``size``."""
+        magnitudes, brought to [0, 1] if ``rescale``, summed over channels and enlarged to ``size``.
+        """
         sizes = contributions.abs()
         if self.rescale:
             sizes = to_unit(sizes)

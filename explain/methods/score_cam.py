@@ -25,9 +25,7 @@ from explain.methods.wrappers import noises, span
 
 class ScoreWeightedMethod(RowMethod):
     """A method that weighs each feature map by the softmax of the scores of photos masked by the
-    maps.
-
-    Each map, enlarged and brought to [0, 1], masks the photo; a subclass may run it several
+    maps. Each map, enlarged and brought to [0, 1], masks the photo; a subclass may run it several
     ``times``. A constant map would mask everything and is not run.
     """
 
@@ -43,9 +41,9 @@ class ScoreWeightedMethod(RowMethod):
         return channels * self.times
 
     def seen(self, evidence: Evidence) -> torch.Tensor:
-        """For Score-CAM and its relatives, which feature maps ``(N, C)`` mask the photo in a run:
-        those that are not constant. `perturbed` makes rows, and `map` reads scores, for these
-        alone."""
+        """Which feature maps ``(N, C)`` mask the photo in a run: those that are not constant.
+        `perturbed` makes inputs for these alone.
+        """
         least, most = evidence.activations.flatten(2).aminmax(dim=2)
         return most > least
 
@@ -56,9 +54,9 @@ class ScoreWeightedMethod(RowMethod):
         numbers: torch.Tensor,
         placement: Placement | None,
     ) -> torch.Tensor:
-        """For Score-CAM and its relatives, mask photos ``(b, C, H, W)`` with feature maps ``(b, h,
-        w)``, drawn on them and brought to [0, 1]; ``numbers`` ``(b,)`` say which of the runs of a
-        map it is, for subclasses that run each map several times."""
+        """Mask photos ``(b, C, H, W)`` with feature maps ``(b, h, w)``, drawn on them and brought
+        to [0, 1]; ``numbers`` ``(b,)`` say which of the runs of a map it is.
+        """
         return photos * masks(maps, tuple(photos.shape[2:]), placement)
 
     def perturbed(self, evidence: Evidence) -> PerturbedRows:
@@ -90,11 +88,8 @@ class ScoreWeightedMethod(RowMethod):
         return super().needs | {Scores(ZeroInput())}
 
     def map(self, evidence: Evidence, scores: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Make the map of Score-CAM: sum the feature maps, each weighted by the softmax over
-        channels of its score, and keep the positive part: ``(N, h, w)``.
-
-        The score of a map is the mean over its runs; a map that masks everything has the score of a
-        blank photo. ``scores`` are in the order of `perturbed`.
+        """The positive part ``(N, h, w)`` of the feature maps' sum, weighted by the softmax over
+        channels of their mean scores; a map that masks everything has a blank photo's score.
         """
         seen = self.seen(evidence)
         map_scores = evidence[Scores(ZeroInput())][:, None].repeat(1, seen.shape[1])
@@ -328,12 +323,8 @@ def rows_of_items(
     items: Sequence[torch.Tensor],
     build: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
 ) -> PerturbedRows:
-    """One row for each item of each image; images may have different numbers of them.
-
-    Args:
-        items: of each image ``(K, ...)``.
-        build: makes rows ``(b, ...)`` from their images ``(b,)``, their items ``(b, ...)``, and
-            the numbers of these ``(b,)``.
+    """One perturbed input for each item ``(K, ...)`` of each image, K may differ; ``build`` makes
+    them from the images' numbers ``(b,)``, the items ``(b, ...)`` and their numbers ``(b,)``.
     """
     padded = pad_sequence(list(items), batch_first=True)
     return rows_of(
@@ -365,13 +356,8 @@ def clustered(
     distance: float,
     placement: Placement | None = None,
 ) -> torch.Tensor:
-    """Cluster the feature maps ``(C, h, w)`` of one image whose masks look alike (complete linkage,
-    nearer than ``distance``), and add up the maps of each cluster: ``(K, h, w)``. For `ViTCX`.
-
-    Two masks, the maps drawn on photos of ``size`` and brought to [0, 1], lie apart by one minus
-    their cosine. Drawing is linear, so the cosines are computed from the small maps, with the
-    products of what draws them; constants that are subtracted do not show in a mask. Constant maps
-    are left out.
+    """Sums ``(K, h, w)`` of one image's feature maps ``(C, h, w)`` whose masks have a cosine above
+    1 - ``distance`` (complete linkage); without constant maps. Drawing is linear, so small maps do.
     """
     extremes = [
         draw(batch[:, None], size, placement).flatten(1).aminmax(dim=1)
@@ -521,9 +507,9 @@ def weighted_mean(
     size: tuple[int, ...],
     placement: Placement | None = None,
 ) -> torch.Tensor:
-    """For `ViTCX`, the mean of ``weights`` ``(K,)`` at each pixel ``(H, W)``, weighted by the masks
-    that the feature maps ``(K, h, w)`` make; 0 where no mask shows a pixel. Masks are enlarged
-    `TOGETHER` at a time, for the memory."""
+    """The mean of ``weights`` ``(K,)`` at each pixel ``(H, W)``, weighted by the masks of feature
+    maps ``(K, h, w)``; 0 where no mask shows it. `TOGETHER` at a time, for the memory.
+    """
     total = maps.new_zeros(size)
     seen = maps.new_zeros(size)
     for batch, batch_weights in zip(
@@ -625,10 +611,8 @@ ROUNDS = 100  # after which means need not stand still
 
 
 def complete_linkage(distances: torch.Tensor, most: float) -> torch.Tensor:
-    """Cluster rows that lie apart by less than ``most``: the number of each row's cluster ``(n,)``.
-
-    Two clusters lie apart by the largest of the ``distances`` ``(n, n)`` between their members; the
-    two that lie nearest are joined first. Clusters are numbered by their first members.
+    """The number of each point's cluster ``(n,)``, by first members: the nearest two are joined
+    while the largest of the ``distances`` ``(n, n)`` between members is below ``most``.
 
     >>> places = torch.tensor([0.0, 1.0, 5.0, 5.5, 9.0])
     >>> complete_linkage((places[:, None] - places).abs(), 2.0).tolist()
@@ -649,11 +633,8 @@ def complete_linkage(distances: torch.Tensor, most: float) -> torch.Tensor:
 
 
 def means(points: torch.Tensor, count: int, seed: int) -> torch.Tensor:
-    """For `TIS`, the centres ``(k, D)`` of at most ``count`` clusters of ``points`` ``(n, D)`` by
-    k-means: each point belongs to the nearest centre, and a centre is the mean of its points.
-
-    Centres begin at points that the ``seed`` draws (Lloyd's algorithm), and stop when no point
-    changes its cluster. There are no more centres than different points.
+    """The centres ``(k, D)`` of at most ``count`` clusters of ``points`` ``(n, D)`` by k-means
+    (Lloyd), from points drawn by the ``seed``; no more centres than different points.
 
     >>> means(torch.tensor([[0.0], [1.0], [8.0], [9.0]]), 2, seed=0).sort(
     ...     0

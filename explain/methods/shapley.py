@@ -34,25 +34,15 @@ TESTED = 12  # pairs, at least, that a fit has to predict before its error is be
 
 
 def regress_pairs(seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float) -> Estimate:
-    r"""For `KernelSHAP`, estimate the Shapley value of each region ``(M,)`` from pairs of
-    coalitions: rows 2i and 2i + 1 of ``seen`` ``(P, M)`` and ``scores`` ``(P,)`` are a coalition
-    and its opposite. ``whole`` and ``blank`` are the scores of the photo and of a covered one.
-
-    Half of the difference in a pair, :math:`D(z) = (y(z) - y(1 - z)) / 2`, knows nothing of what
-    regions do in twos. It is the sum of what each region does on its own, of what they do in
-    threes, and of a rest. Shapley values are linear in all of these, so the best linear estimate of
-    them is known once their variances are. The variances are chosen that make the scores of the
-    first pairs most likely. The whole photo and the blank one are a pair among the others, which
-    makes the values add up. Where all pairs were run, the values are exact.
-
-    The first M pairs are fitted without a miss, whatever the regions do together: they say nothing
-    of the error. So there is none before as many pairs again, and at least 12, have put the fit to
-    the test. The error is the largest that any plausible variances lead to, each scaled to how well
-    every pair is predicted from all others, and widened for the few pairs that tell this (see
-    `student_factor`).
-
-    KernelSHAP's own regression has single regions only, and takes all that they do together for
-    noise.
+    r"""The Shapley value of each region ``(M,)`` from pairs of coalitions: rows 2i and 2i + 1 of
+    ``seen`` ``(P, M)`` and ``scores`` ``(P,)`` are opposites; exact if all pairs were run. Half a
+    pair's difference, :math:`D(z) = (y(z) - y(1 - z)) / 2`, is the sum of what regions do alone, in
+    threes, and a rest. Values are linear in these, so the best linear estimate follows from their
+    variances: those that make the first pairs most likely (KernelSHAP's own regression takes all
+    but single regions for noise). The whole and the blank photo are a pair too, so that values add
+    up. The error is the largest by any plausible variances, scaled to how well all other pairs
+    predict each (`student_factor`); there is none before M + max(M, 12) pairs: the first M are
+    fitted without a miss.
     """
     regions = seen.shape[1]
     whole_gain = whole - blank
@@ -101,9 +91,9 @@ class _Fit:
     factor: torch.Tensor
 
     def across(self, signs: torch.Tensor) -> torch.Tensor:
-        """For `KernelSHAP`, the prior covariance of each observed pair's half difference with each
-        region's Shapley value ``(n, M)``, in units of the variance of single regions; ``signs``
-        ``(n, M)`` are the pairs, 1 for a seen region and -1 for a covered one."""
+        """The prior covariance of each pair's half difference with each region's value ``(n, M)``,
+        in units of the variance of single regions; ``signs``: 1 seen, -1 covered.
+        """
         regions = signs.shape[1]
         pairs = ((signs.sum(1, keepdim=True) - signs).square() - (regions - 1)) / 2
         # each of three regions has a third of what they do together
@@ -111,11 +101,8 @@ class _Fit:
         return 2 * signs / regions + self.threes * in_threes + self.rest * coefficients(signs)
 
     def error(self, signs: torch.Tensor, half: torch.Tensor) -> torch.Tensor:
-        """For `KernelSHAP`, the posterior standard deviation of each region's Shapley value
-        ``(M,)``, from the pairs ``signs`` ``(n, M)`` and their half differences ``half`` ``(n,)``.
-
-        Its scale is the size of what was observed or, if that is larger, by how much each pair
-        misses what all others predict.
+        """The posterior standard deviation of each value ``(M,)`` from pairs ``signs`` ``(n, M)``
+        and ``half`` ``(n,)``, scaled by what was observed or missed by predictions.
         """
         solved = torch.linalg.solve_triangular(self.factor, self.across(signs), upper=False)
         explained = solved.square().sum(0)
@@ -137,10 +124,9 @@ class _Fit:
 def _compared(
     signs: torch.Tensor, half: torch.Tensor, of_threes: Sequence[float], least: float = 0
 ) -> Iterator[_Fit]:
-    """For `KernelSHAP`, fit the half differences ``half`` ``(n,)`` of the pairs ``signs`` ``(n,
-    M)`` under each combination of two prior variances: of what regions do in threes
-    (``of_threes``), and of the rest (values of `REST` from ``least`` on). Yields those whose
-    covariance has a Cholesky factor."""
+    """Yield fits of half differences ``(n,)`` under two prior variances, ``of_threes`` and of the
+    rest (`REST` from ``least`` on), whose covariance has a Cholesky factor.
+    """
     # the covariance of two pairs depends on how many regions they agree in
     inner_products = signs @ signs.T
     regions = signs.shape[1]
@@ -164,8 +150,7 @@ def _compared(
 
 def coefficients(signs: torch.Tensor) -> torch.Tensor:
     """The exact weight of each pair's half difference in each region's Shapley value: ``(n, M)``
-    for pairs ``(n, M)`` of signs, 1 for a seen region and -1 for a covered one. Exact sums need all
-    pairs.
+    for all pairs ``(n, M)`` of signs, 1 for a seen region and -1 for a covered one.
 
     >>> coefficients(torch.tensor([[1.0, 1.0], [1.0, -1.0]])).tolist()
     [[1.0, 1.0], [1.0, -1.0]]
@@ -185,11 +170,10 @@ FEWEST = 3  # pairs of orders that say how far orders differ
 
 
 class Pairs(CoalitionDesign):
-    """Coalitions of regions and their opposites; each pair once.
-
-    The first ones are what a random order uncovers one after the other, which tells most while runs
-    are few. The sizes k of the others are drawn in proportion to (M − 1) / (k (M − k)), the Shapley
-    kernel. Where so many runs are enough for all coalitions, all of them are run, in random order.
+    """Coalitions of regions and their opposites; each pair once. The first ones are what a random
+    order uncovers one after the other, which tells most while runs are few. The sizes k of the
+    others are drawn in proportion to (M − 1) / (k (M − k)), the Shapley kernel. Where so many runs
+    are enough for all coalitions, all of them are run, in random order.
     """
 
     def rows(self, regions: int) -> torch.Tensor:
@@ -207,9 +191,9 @@ class Pairs(CoalitionDesign):
 
 @lru_cache(maxsize=8)
 def drawn_pairs(regions: int, pairs: int, seed: int) -> torch.Tensor:
-    """Draw one coalition of each pair of opposites ``(n, M)``, true for a region that is seen; none
-    twice. All there are, in random order, where ``pairs`` is that many. Cached, since each image
-    and each estimate asks for the same."""
+    """One coalition of each pair of opposites ``(n, M)``, true for a region that is seen; none
+    twice. All there are, in random order, if ``pairs`` is that many. Cached.
+    """
     generator = seeded(seed)
     if regions <= 24 and pairs >= 2 ** (regions - 1) - 1:
         numbers = torch.arange(1, 2 ** (regions - 1), device="cpu")
@@ -229,10 +213,9 @@ def drawn_pairs(regions: int, pairs: int, seed: int) -> torch.Tensor:
 
 
 def _coalitions(regions: int, generator: torch.Generator) -> Iterator[torch.Tensor]:
-    """Yield coalitions of regions ``(M,)`` without end, true for a region that is seen: first what
-    one random order of regions uncovers, the smallest and the largest coalitions first; then random
-    ones, whose sizes follow the Shapley kernel. Coalitions may come twice, which `drawn_pairs`
-    leaves out."""
+    """Yield coalitions of regions ``(M,)`` without end, maybe twice: first those of one random
+    order, smallest and largest first; then random ones with sizes by the Shapley kernel.
+    """
     place = torch.randperm(regions, generator=generator, device="cpu").argsort()
     for size in sorted(range(1, regions), key=lambda size: min(size, regions - size)):
         yield place < size
@@ -256,9 +239,9 @@ class ShapleyMethod(SampledRegions):
     photo."""
 
     def delta(self, evidence: Evidence, values: torch.Tensor) -> torch.Tensor:
-        """By how much the Shapley values of the regions, read back from the map ``values`` ``(N, H,
-        W)``, miss the score of the photo less that of a covered one: ``(N,)``. The map itself
-        cannot be added up, as each pixel has the whole value of its region."""
+        """By how much the regions' values, read from the map ``(N, H, W)``, miss the photo's score
+        less a covered one's: ``(N,)``. Not the map's sum: each pixel has its region's whole value.
+        """
         values_of_regions = region_values(values, self.regions(evidence.inputs))
         sums = torch.stack([image_values.sum() for image_values in values_of_regions])
         return sums - score_gain(self, evidence)
@@ -319,9 +302,9 @@ class Permutations(CoalitionDesign):
     reverse."""
 
     def rows(self, regions: int) -> torch.Tensor:
-        """The coalitions of `ShapleySampling` ``(P, M)``, true for a region that is seen: for each
-        random order and then its reverse, the M - 1 coalitions in which regions are uncovered one
-        after the other. `ShapleySampling.solve` relies on this order."""
+        """The coalitions ``(P, M)``, true for a region that is seen: for each random order and then
+        its reverse, the M - 1 coalitions that uncover regions one after the other.
+        """
         if regions < 2:
             return torch.zeros(0, regions, dtype=torch.bool, device="cpu")
         if self.samples < (least := self.unit(regions)):
@@ -422,7 +405,6 @@ TOGETHER = 8  # cells that are cut in one go, so that their runs share full piec
 @dataclass(frozen=True)
 class ValuedCell:
     """A cell, what else is seen while it is valued, and the scores without and with it.
-
     ``share`` is the part that this setting has in the cell's value.
     """
 
@@ -534,9 +516,9 @@ class _Tree(Search):
         return self._method.samples if can_go_on else self.samples
 
     def steps(self) -> Steps:
-        """For `PartitionSHAP`, cut the cells of the largest values in two, again and again, and ask
-        the engine for the scores of their halves, until the budget is spent. Scores are kept by the
-        cells that are seen, so that no photo is run twice."""
+        """Cut the cells of the largest values in two until the budget is spent: yields requests for
+        the scores of halves. Scores are kept, so that no photo is run twice.
+        """
         while True:
             runs_left = self._method.samples - self.samples
             # cut few cells at a time at first, when little is known
@@ -582,9 +564,9 @@ class _Tree(Search):
 def _halved(
     part: ValuedCell, halves: tuple[Cell, Cell], scores: Mapping[tuple[Cell, ...], float]
 ) -> list[ValuedCell]:
-    """For `PartitionSHAP`, replace a valued cell by its two halves, each valued in two settings:
-    without and with the other half, with half the share each. ``scores`` are the scores by the
-    cells that are seen."""
+    """Replace a valued cell by its two halves, each valued without and with the other half, with
+    half the share each; ``scores`` are by the cells that are seen.
+    """
     parts = []
     for half, other in (halves, halves[::-1]):
         with_half = scores[*part.seen, half]

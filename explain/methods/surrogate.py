@@ -264,15 +264,14 @@ class GridSensitivity(RegionMethod):
 
 class SobolPoints(CoalitionDesign):
     """Points A and B of scrambled Sobol sequences, and A with each coordinate in turn taken from B.
-
     A sequence gives `DESIGNS` such designs of M + 2 points. The next one is scrambled otherwise, so
     that the sequences are independent.
     """
 
     def rows(self, regions: int) -> torch.Tensor:
-        """For `Sobol`, how much of each cell is seen in each run ``(P, M)``, in [0, 1]: for each
-        design the point A, the point B, and then A with one coordinate after the other taken from
-        B. `Sobol.solve` relies on this order."""
+        """How much of each cell is seen in each run ``(P, M)``, in [0, 1]: for each design the
+        point A, the point B, then A with one coordinate after the other taken from B.
+        """
         if self.samples < self.unit(regions):
             raise MethodError(
                 f"samples of sobol must be at least {self.unit(regions)}, got {self.samples}; give "
@@ -305,8 +304,8 @@ def left_out_error(without: Iterable[torch.Tensor]) -> torch.Tensor:
 
 def _indices(halves: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
     """The total Sobol index of each cell ``(M,)``: the mean of half the squared differences
-    ``halves`` ``(sequences, M)``, over the variance of the scores ``ends`` ``(sequences, ...)`` at
-    all points A and B."""
+    ``halves`` ``(sequences, M)``, over the variance of the scores ``ends`` at all points A and B.
+    """
     return ratio(halves.mean(0), ends.var(correction=1))
 
 
@@ -393,10 +392,8 @@ GROUP = 20  # masks in which each cell is seen as often as not
 
 
 def hsic(seen: torch.Tensor, alike: torch.Tensor) -> torch.Tensor:
-    """The biased estimate of HSIC between each region and the score ``(M,)``: ``seen`` ``(n, M)``
-    says which regions are seen in each run, and ``alike`` ``(n, n)`` is the kernel of the scores.
-
-    With the kernel of a cell 1 where two masks agree on it and 0 elsewhere: tr(K H L H) / n².
+    """The biased HSIC, tr(K H L H) / n², of each region and the score ``(M,)``: ``seen`` ``(n,
+    M)``, the scores' kernel ``alike`` ``(n, n)``; a cell's is 1 where two masks agree on it.
     """
     centred = seen - seen.mean(0)
     return 2 * (centred * (alike @ centred)).sum(0) / len(seen) ** 2

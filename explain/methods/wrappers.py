@@ -45,9 +45,9 @@ def noise(seed: int, index: int, like: torch.Tensor) -> torch.Tensor:
 
 
 def noises(seed: int, numbers: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """The noise samples with these ``numbers`` ``(b,)``, stacked: ``(b, ...)``, each shaped as
-    ``like``. A sample depends on the seed and its number alone, so it is the same in every batch,
-    and is drawn once here."""
+    """The noise samples with these ``numbers`` ``(b,)``: ``(b, ...)``, each shaped as ``like``. A
+    sample depends on the seed and its number alone, whatever the batch.
+    """
     samples = {number: noise(seed, number, like) for number in set(numbers.tolist())}
     return torch.stack([samples[number] for number in numbers.tolist()])
 
@@ -72,9 +72,9 @@ class NoisyCopies(Perturbation):
     words = "noisy copies of the photo"
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
-        """The noisy copies of SmoothGrad: each photo plus ``samples`` Gaussian noises, whose
-        standard deviation is the share ``sigma`` of the photo's range. All photos get the same
-        noise."""
+        """Each photo plus ``samples`` Gaussian noises, whose standard deviation is the share
+        ``sigma`` of the photo's range. All photos get the same noise.
+        """
         x = evidence.inputs
         spread = self.sigma * span(x)
 
@@ -345,9 +345,9 @@ class MappedBack(Reducer):
     views: Views
 
     def begin(self, evidence: Evidence) -> Accumulator:
-        """For ``augmented(method)``, begin the sums ``(N, 2, ...)`` over the views of each image:
-        of the maps moved back to the photo's place, and of how much each view covers there, by
-        which `Augmented` divides."""
+        """The sums ``(N, 2, ...)`` over the views of each image: of the maps moved back to the
+        photo's place, and of how much each view covers there.
+        """
         ndim = evidence.inputs.ndim
 
         def mapped_back(
@@ -433,11 +433,8 @@ register_wrapper("augmented", Augmented)
 
 
 def _shown(x: torch.Tensor, scale: float, flip: bool, *, padding: str) -> torch.Tensor:
-    """For ``augmented(method)``, show an image ``x`` ``(1, C, H, W)`` enlarged about its centre by
-    ``scale`` at the same size, then mirrored if ``flip``; ``padding`` is what lies outside, as in
-    `grid_sample`.
-
-    Of a video, every frame is shown so; an input that is no picture stays as it is.
+    """An image ``(1, C, H, W)`` enlarged about its centre by ``scale``, then mirrored if ``flip``;
+    ``padding`` as in `grid_sample`. So every frame of a video; other inputs as they are.
     """
     if x.ndim < 4:  # an input beside the photo that is no picture
         return x

@@ -133,9 +133,7 @@ class EffectiveComplexity(MapMetric):
 
 class ShiftedModel(nn.Module):
     """A model that takes ``shift`` away from its photo first, so that it says of ``x + shift`` what
-    it said of x.
-
-    ``path`` is where the photo is among the arguments.
+    it said of x. ``path`` is where the photo is among the arguments.
     """
 
     def __init__(self, inner: nn.Module, shift: float, path: Path = (0,)) -> None:

@@ -289,11 +289,10 @@ Ranks = Sequence[int] | torch.Tensor
 
 @dataclass(frozen=True, eq=False)
 class ScoreRequest:
-    """A request for the scores of K perturbed photos of each of N images.
-
-    ``of`` makes the photos; equal perturbations are run once for all metrics and maps. ``places``
-    ``(N, K)`` says which of its rows each photo is (those of the first image come first), or that
-    it is `UNCHANGED`, or `COVERED` entirely; None where each image has K rows, in their order.
+    """A request for the scores of K perturbed photos of each of N images. ``of`` makes the photos;
+    equal perturbations are run once for all metrics and maps. ``places`` ``(N, K)`` says which of
+    its rows each photo is (those of the first image come first), or that it is `UNCHANGED`, or
+    `COVERED` entirely; None where each image has K rows, in their order.
     """
 
     of: Perturbation
@@ -354,7 +353,6 @@ class ScoreMetric(Metric):
 @dataclass(frozen=True)
 class CoveredRanks(MaskedInputs):
     """P photos of which the pixels within an interval of ``ranks`` ``(N, H, W)`` are covered.
-
     ``intervals`` ``(P, 3)`` has the image of each photo, the first rank that is covered, and the
     one behind the last. ``content`` identifies both tensors.
     """

@@ -401,9 +401,6 @@ class _InWords:
 def check_explained(explanation: Any, methods: Sequence[str], index: int, **options: Any) -> Check:
     """Check maps of the target at position ``index`` of an `explain.Explanation`, and add the
     result to ``explanation.checks``, beside earlier ones of other methods.
-
-    Raises:
-        MetricError: it is a copy without a model; or the maps are of several crops.
     """
     explainer = explanation.explainer
     session = explanation.session

@@ -60,9 +60,7 @@ class RandomSubsets(MaskedInputs):
 
 class _SubsetCorrelation(ScoreMetric):
     """The correlation of random subsets' sums with the loss of score without them, for subsets of
-    some sizes.
-
-    The subsets are the same ones for every image and method.
+    some sizes. The subsets are the same ones for every image and method.
     """
 
     samples: int
@@ -80,8 +78,8 @@ class _SubsetCorrelation(ScoreMetric):
 
     def _subsets(self, data: MetricInput) -> list[RandomSubsets]:
         """For `FaithfulnessCorrelation` and `SensitivityN`, the perturbations that cover random
-        subsets, one for each of `sizes`; `requests` and `__call__` go through them in this
-        order."""
+        subsets, one for each of `sizes`; `requests` and `__call__` go through them in this order.
+        """
         counts = share_counts(data, self.sizes)
         return [RandomSubsets(self.baseline, self.samples, pixels, self.seed) for pixels in counts]
 

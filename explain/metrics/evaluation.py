@@ -615,8 +615,8 @@ class _Evaluation:
 
     def _by_scores(self, data: Mapping[str, MetricInput]) -> Results:
         """For `evaluate`, the results of metrics that need scores of perturbed photos: collects the
-        requests of all metrics and maps, runs equal photos once, and hands each metric its
-        scores."""
+        requests of all metrics and maps, runs equal photos once, and hands each metric its scores.
+        """
         metrics = self._of_kind(ScoreMetric)
         if not metrics:
             return {}

@@ -416,8 +416,8 @@ def pixels_near(region: torch.Tensor, by: float) -> torch.Tensor:
 
 def _pooled(data: MetricInput) -> torch.Tensor:
     """The map's relevance of each pixel ``(N, H, W)``, as CLEVR-XAI pools channels: the sum of
-    their squares; of maps without channels, the square of the positive part. For `RelevanceMass`
-    and `RelevanceRank`."""
+    their squares; of maps without channels, the square of the positive part.
+    """
     values = data.maps.values.double()
     if values.ndim == 4:
         return values.square().sum(1)
@@ -473,9 +473,6 @@ def as_regions(
 ) -> torch.Tensor | None:
     """The object's pixels as truth values ``(N, H, W)``, from the masks that a caller gives, or
     else drawn from the boxes; None where neither is known.
-
-    Raises:
-        MetricError: the masks have another shape, or are empty for an image.
     """
     if masks is None:
         return None if boxes is None else in_boxes(boxes, size)

@@ -31,10 +31,8 @@ POWER_ITERATIONS = 15
 @dataclass(frozen=True, eq=False)
 class Layer:
     """A module that is initialised as a whole, with its own parameters in the order of their first
-    use.
-
-    The parametrizations of a module belong to it. A parameter in no module makes a layer of its
-    own.
+    use. The parametrizations of a module belong to it. A parameter in no module makes a layer of
+    its own.
     """
 
     name: str
@@ -142,7 +140,6 @@ def _running_modules(frame: types.FrameType | None) -> Iterator[nn.Module]:
 
 class _Uses:
     """The order in which operations first use tensors, and which of these are parameters.
-
     The modules that run them are read from Python's stack, where those in plain lists are too.
     """
 

@@ -42,11 +42,9 @@ def photos_of(inputs: Inputs) -> torch.Tensor:
 @dataclass(eq=False)
 class ModelContext:
     """The model and the photos of an evaluation, which a metric may vary: the ``model``, N
-    ``images``, their ``classes`` ``(N,)``, and the number of classes K (``count``).
-
-    ``logits`` ``(N, K)`` are the scores of all classes, ``outputs`` says how they become
-    probabilities, and ``inputs`` are the model's arguments, which contain the photos. ``target`` is
-    what is explained.
+    ``images``, their ``classes`` ``(N,)``, and the number of classes K (``count``). ``logits``
+    ``(N, K)`` are the scores of all classes, ``outputs`` says how they become probabilities, and
+    ``inputs`` are the model's arguments, which contain the photos. ``target`` is what is explained.
     """
 
     model: nn.Module
@@ -147,10 +145,8 @@ class RandomWeights:
 @dataclass(frozen=True)
 class Variant:
     """A variant in which the method runs again; what is None is not changed. Equal variants are run
-    once.
-
-    ``images`` makes another photo of each, ``model`` another model; ``classes`` are another one of
-    each image, and ``wrap`` is put around the method.
+    once. ``images`` makes another photo of each, ``model`` another model; ``classes`` are another
+    one of each image, and ``wrap`` is put around the method.
     """
 
     images: Perturbation | None = None

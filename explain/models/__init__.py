@@ -101,9 +101,6 @@ def classifier_of(
 ) -> Classifier:
     """Return a model with its preprocessing and labels, in whatever form a caller gives it: a name,
     a module, a file's module, a `Classifier`, or None for the default.
-
-    Raises:
-        ModelError: it is none, or weights or a size are given for one that has its own.
     """
     if model is None or isinstance(model, str):
         return load(model, weights=weights, size=size)

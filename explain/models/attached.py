@@ -137,9 +137,6 @@ def unwrapped_or_same(model: nn.Module) -> nn.Module:
 def as_preprocess(preprocess: Any) -> Preprocess:
     """Return a caller's ``preprocess`` as a function from a PIL image to ``(C, H, W)``; an image
     processor of transformers is wrapped.
-
-    Raises:
-        ModelError: it cannot be called.
     """
     if (processed := huggingface.as_processed(preprocess)) is not None:
         return processed

@@ -46,13 +46,8 @@ def weights_file() -> Path | None:
 
 
 def load_imagenet(size: int | None = None) -> Classifier:
-    """Load EfficientNet-Lite0; its input is usually 224 pixels.
-
-    The file holds tensors only, is read with ``weights_only=True``, and must be exactly the
-    published one.
-
-    Raises:
-        ModelError: the package with the weights is missing, or its file is not the published one.
+    """Load EfficientNet-Lite0; its input is usually 224 pixels. The file holds tensors only, is
+    read with ``weights_only=True``, and must be exactly the published one.
     """
     path = weights_file()
     if path is None:
@@ -80,7 +75,6 @@ TRANSFORMER_SHA256 = "e8eebfd58f4f4eee1afc64cb5e777a68216ae4bf3007055e0ec9089525
 
 def load_tiny(size: int | None = None) -> Classifier:
     """Load the small residual network; the model card says which size is best.
-
     The file holds tensors, numbers and text only, and is read with ``weights_only=True``.
 
     >>> load_tiny().label(0)
@@ -206,10 +200,6 @@ def load_nanodet(size: int | None = None) -> Classifier:
 def load_person_segmenter(size: int | None = None) -> Classifier:
     """Load MediaPipe's selfie segmenter; its input is usually 256 pixels, in RGB from 0 to 1.
 
-    Raises:
-        ModelError: a size that is no multiple of 32, or the file is missing or not the published
-            one.
-
     >>> load_person_segmenter().label(0)
     'person'
     """
@@ -252,10 +242,8 @@ UNKNOWN = "[unknown]"
 
 
 class WordPieces:
-    """A tokenizer: words of the vocabulary, and the longest pieces of it for other words.
-
-    Takes texts, gives ids ``(N, 16)``: a start token, the text without what is too long, and
-    padding.
+    """A tokenizer: words of the vocabulary, and the longest pieces of it for other words. Takes
+    texts, gives ids ``(N, 16)``: a start token, the text without what is too long, and padding.
 
     >>> pieces = WordPieces([PAD, START, UNKNOWN, "cat", "##s"])
     >>> pieces(["Cats!"])[0, :4].tolist()
@@ -348,9 +336,6 @@ def load_tiny_clip(size: int | None = None) -> Classifier:
     """Load the small image-text model, with labels of 200 zero-shot classes; its input can only be
     64 pixels.
 
-    Raises:
-        ModelError: another size is requested, or a file is missing or not the published one.
-
     >>> load_tiny_clip().model.encode_text(WordPieces(vocabulary())(["a photo of a cat"])).shape
     torch.Size([1, 128])
     """
@@ -388,9 +373,6 @@ def filled(make: Callable[[], nn.Module], state: Mapping[str, torch.Tensor]) -> 
 def read_published(path: Path, sha256: str, name: str, package: str = "explain-hooks") -> bytes:
     """Return the bytes of a model's weights file, after a check that it is the published one.
     ``name`` is that of the model and ``package`` what brings the file, for errors.
-
-    Raises:
-        ModelError: the file is missing, or is not the published one to the bit.
     """
     try:
         content = path.read_bytes()

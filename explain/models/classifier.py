@@ -54,11 +54,7 @@ class Classifier:
 
 
 def on_device(model: nn.Module, device: str | torch.device) -> nn.Module:
-    """Move a model to a device.
-
-    Raises:
-        ModelError: there is no such device, or it cannot be used.
-    """
+    """Move a model to a device."""
     try:
         return model.to(torch.device(device))
     except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
@@ -94,11 +90,7 @@ def outputs_for(
 
 
 def check_labels(categories: Sequence[str] | None, classes: int) -> None:
-    """Refuse labels that are more or fewer than the classes.
-
-    Raises:
-        LabelsError: they are.
-    """
+    """Refuse labels that are more or fewer than the classes."""
     if categories is not None and len(categories) != classes:
         raise LabelsError(
             f"{either('categories', '--labels')} must hold a label for each of the model's "

@@ -20,10 +20,8 @@ Scores = Callable[[torch.Tensor], Any]
 
 class BlackBox(nn.Module):
     """A network of which nothing but its output is known; layers and operations are not there to be
-    explained.
-
-    ``shape`` is that of the input that it was made for, with None where any length is taken. A
-    batch that it was not made for is given to it in parts.
+    explained. ``shape`` is that of the input that it was made for, with None where any length is
+    taken. A batch that it was not made for is given to it in parts.
 
     >>> network = BlackBox(lambda x: x.mean((2, 3)), (1, 3, 8, 8))
     >>> network(torch.rand(5, 3, 8, 8)).shape
@@ -72,11 +70,7 @@ def _fixed(shape: Iterable[Any]) -> tuple[int | None, ...]:
 
 
 def load_file(path: Path) -> nn.Module:
-    """Read a TorchScript file, an exported program (.pt2) or an ONNX model (.onnx).
-
-    Raises:
-        ModelError: there is no such file, it is of another kind, or onnxruntime is not installed.
-    """
+    """Read a TorchScript file, an exported program (.pt2) or an ONNX model (.onnx)."""
     if not path.is_file():
         raise ModelError(f"model {str(path)!r} must be a file, but there is none; check the path")
     suffix = path.suffix.lower()

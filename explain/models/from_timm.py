@@ -78,9 +78,6 @@ class TimmTransform:
 def load_timm(name: str, weights: str | Path | None = None, size: int | None = None) -> Classifier:
     """Load one of timm's classifiers, named like ``timm:convnext_tiny``, with its published weights
     or those in a file.
-
-    Raises:
-        ModelError: timm is not installed, the name is unknown, or the weights cannot be downloaded.
     """
     timm = _timm(name)
     plain = name.removeprefix(TIMM)
@@ -127,7 +124,6 @@ def _timm(name: str) -> ModuleType:
 
 def timm_config(model: nn.Module) -> Mapping[str, Any] | None:
     """Return the ``pretrained_cfg`` of a model of timm, or None for another model.
-
     Models of transformers that wrap one of timm have it inside their own configuration.
     """
     for holder in (model, getattr(model, "config", None)):
@@ -139,7 +135,6 @@ def timm_config(model: nn.Module) -> Mapping[str, Any] | None:
 
 def is_configured(model: nn.Module) -> bool:
     """Whether a model of timm has as many classes as its configuration says.
-
     One that was made with another ``num_classes=``, to be trained, has not.
     """
     classes = (timm_config(model) or {}).get("num_classes")

@@ -23,11 +23,7 @@ OLD_DENSENET = r"(.*denselayer\d+\.(?:norm|relu|conv))\.([12]\..*)"
 
 
 def torchvision_models() -> ModuleType:
-    """Import ``torchvision.models``.
-
-    Raises:
-        ModelError: it is missing, or its compiled part was built for another torch.
-    """
+    """Import ``torchvision.models``."""
     try:
         return importlib.import_module("torchvision.models")
     except UNUSABLE as error:
@@ -54,11 +50,7 @@ def list_models() -> list[str]:
 def load_torchvision(
     name: str, weights: str | Path | None = None, size: int | None = None
 ) -> Classifier:
-    """Load a torchvision classifier with its published weights, or with those in a file of yours.
-
-    Raises:
-        ModelError: unknown name, or weights that are not here and cannot be downloaded.
-    """
+    """Load a torchvision classifier with its published weights, or those in a file of yours."""
     models = torchvision_models()
     names = list_models()
     if name not in names:

@@ -24,7 +24,6 @@ SHOWN = ("size", "crop_size", "crop_pct", "image_mean", "image_std", "resample")
 @dataclass(frozen=True, eq=False, repr=False)
 class Processed:
     """An image processor of transformers as a preprocessing: a photo in, ``(C, H, W)`` out.
-
     ``options`` take the place of the processor's own values.
     """
 
@@ -80,9 +79,6 @@ class Processed:
     def resized(self, height: int, width: int) -> "Processed":
         """Return the same for images of another size, cut from as large a share of the photo as
         before.
-
-        Raises:
-            ModelError: the processor's size has neither a height nor a shortest edge.
         """
         size = self._sides("size")
         crop = self._sides("crop_size") if self._value("do_center_crop") else {}

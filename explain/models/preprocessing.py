@@ -23,11 +23,7 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 def check_side(size: object) -> None:
-    """Refuse a ``size`` that cannot be the side of an input in pixels.
-
-    Raises:
-        ModelError: it is no whole number from 1.
-    """
+    """Refuse a ``size`` that cannot be the side of an input in pixels."""
     if isinstance(size, bool) or not isinstance(size, Integral) or size < 1:
         raise ModelError(
             f"{option_name('size')} must be a whole number of pixels from 1, got {shown(size)}; "
@@ -172,9 +168,6 @@ def _scaled(
 def cropped(preprocess: Preprocess, crop: CropLike, model: nn.Module) -> Preprocess:
     """Return a preprocessing that shows another part of a photo, as the option ``crop`` names it:
     the centre (unchanged), the whole, or a central square of some share.
-
-    Raises:
-        ModelError: there is no such crop, or the preprocessing is one that cannot be changed.
     """
     is_share = isinstance(crop, (int, float)) and not isinstance(crop, bool) and 0 < crop <= 1
     if not is_share and crop not in get_args(Crop):
@@ -311,9 +304,6 @@ def adjusted(
 def _of_channels(values: Any, name: str, channels: int) -> tuple[float, ...]:
     """Check an option's ``values``, and return one for each of ``channels`` channels: a number
     stands for all. ``name`` is "mean", from 0 to 1, or "std", above 0.
-
-    Raises:
-        ModelError: they are more or fewer, or out of the range.
     """
     numbers = list(values) if isinstance(values, (list, tuple)) else [values] * channels
     if len(numbers) != channels:

@@ -49,9 +49,8 @@ class Bottleneck(nn.Module):
 
 class SmallResNet(nn.Module):
     """A residual network for small pictures: a map of 1/8 of the input's size, averaged, and one
-    linear layer.
-
-    Takes ``(N, 3, H, W)``, gives logits ``(N, classes)``. At 64 pixels the last feature map is 8x8.
+    linear layer. Takes ``(N, 3, H, W)``, gives logits ``(N, classes)``. At 64 pixels the last
+    feature map is 8x8.
 
     >>> SmallResNet(classes=5).eval()(torch.zeros(1, 3, 64, 64)).shape
     torch.Size([1, 5])
@@ -112,11 +111,9 @@ class EncoderBlock(nn.Module):
 
 class SmallTransformer(nn.Module):
     """A vision transformer for pictures of 64 x 64 pixels: a class token and one token for each 8 x
-    8 pixels.
-
-    Takes ``(N, 3, 64, 64)``, gives logits ``(N, classes)``. The stem's parts are named as in
-    `SmallResNet`, the rest as in torchvision's ``VisionTransformer``. Other sizes are multiples of
-    8, given as ``side``.
+    8 pixels. Takes ``(N, 3, 64, 64)``, gives logits ``(N, classes)``. The stem's parts are named as
+    in `SmallResNet`, the rest as in torchvision's ``VisionTransformer``. Other sizes are multiples
+    of 8, given as ``side``.
 
     >>> SmallTransformer(classes=5, depth=1).eval()(torch.zeros(1, 3, 64, 64)).shape
     torch.Size([1, 5])
@@ -180,9 +177,7 @@ EPSILON = 1e-3  # in the normalisations, as in TensorFlow
 
 class SameConv2d(nn.Conv2d):
     """A convolution that pads as TensorFlow's "same" does: by the input's size, the odd pixel on
-    the right and below.
-
-    The output has 1/stride of the input's size, rounded up.
+    the right and below. The output has 1/stride of the input's size, rounded up.
 
     >>> SameConv2d(3, 4, 3, stride=2)(torch.zeros(1, 3, 7, 10)).shape
     torch.Size([1, 4, 4, 5])
@@ -248,10 +243,9 @@ class MBConv(nn.Module):
 
 
 class EfficientNetLite0(nn.Module):
-    """EfficientNet-Lite0: no squeeze-and-excitation, ReLU6 throughout; any input size works.
-
-    Takes ``(N, 3, H, W)``, gives logits ``(N, classes)``. The last feature map has 1/32 of the
-    input's size.
+    """EfficientNet-Lite0: no squeeze-and-excitation, ReLU6 throughout; any input size works. Takes
+    ``(N, 3, H, W)``, gives logits ``(N, classes)``. The last feature map has 1/32 of the input's
+    size.
 
     >>> EfficientNetLite0(classes=5).eval()(torch.zeros(1, 3, 64, 40)).shape
     torch.Size([1, 5])
@@ -378,11 +372,9 @@ class DecoderStep(nn.Module):
 
 
 class PersonSegmenter(nn.Module):
-    """A logit for each pixel: whether it is part of a person.
-
-    Takes ``(N, 3, H, W)`` in RGB from 0 to 1, where H and W are multiples of 32 (256 in training),
-    and gives logits ``(N, 1, H, W)``; their sigmoids are the probabilities that MediaPipe's network
-    ends with.
+    """A logit for each pixel: whether it is part of a person. Takes ``(N, 3, H, W)`` in RGB from 0
+    to 1, where H and W are multiples of 32 (256 in training), and gives logits ``(N, 1, H, W)``;
+    their sigmoids are the probabilities that MediaPipe's network ends with.
 
     >>> PersonSegmenter().eval()(torch.zeros(1, 3, 64, 96)).shape
     torch.Size([1, 1, 64, 96])

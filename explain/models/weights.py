@@ -28,10 +28,6 @@ def with_weights(classifier: Classifier, path: str | Path) -> Classifier:
 def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
     """Read a state dict that was saved with ``torch.save``, alone or under "state_dict", "model" or
     "model_state_dict", or a file of safetensors, which is known by its name.
-
-    Raises:
-        ModelError: missing, damaged, or a file that holds more than tensors and would have to run
-            code to load.
     """
     path = Path(path)
     if not os.path.isfile(path):  # unlike Path.is_file, this takes any name for an answer
@@ -75,11 +71,7 @@ def _read(path: Path) -> Any:
 
 
 def fit_weights(model: nn.Module, state: Mapping[str, torch.Tensor], path: str | Path) -> None:
-    """Load a state dict into a model of the same kind.
-
-    Raises:
-        ModelError: names or shapes differ; the message begins as that of torch.
-    """
+    """Load a state dict into a model of the same kind."""
     try:
         model.load_state_dict(state)
     except RuntimeError as error:

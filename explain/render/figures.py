@@ -34,13 +34,8 @@ MARKS = {True: "passed", False: "failed", None: "open"}
 
 
 def abreast(width_cm: float | None, is_table: bool) -> int:
-    """Return how many pictures stand side by side at most in a figure ``width_cm`` wide.
-
-    In a table (several targets and methods), pictures may be narrower: its texts stand once, over
-    the columns.
-
-    Raises:
-        ExplainError: a figure cannot have this width.
+    """Return how many pictures stand side by side at most in a figure ``width_cm`` wide. In a table
+    (several targets and methods), pictures may be narrower: its texts stand once, over the columns.
 
     >>> abreast(None, is_table=True), abreast(17, is_table=True), abreast(8, is_table=False)
     (6, 8, 3)
@@ -92,7 +87,6 @@ def figure(
 @dataclass
 class _Page:
     """The texts and images of a figure with their places, in inches from the left and the top.
-
     ``top`` is how far it is filled, from where the next row goes on. ``texts`` and ``images`` are
     put on the figure at the end, when its height is known.
     """
@@ -397,7 +391,6 @@ def as_file(
     shown_figure: "Figure", ending: str, dpi: float | Literal["figure"] = "figure"
 ) -> bytes:
     """Return the bytes of a figure's file in the format ``ending`` ("png", "pdf", "svg", ...).
-
     The same figure gives the same bytes: dates and random ids are left out.
     """
     from matplotlib import rc_context

@@ -35,9 +35,7 @@ LONGEST = 3  # how many times as wide or high as a square a tile is at most
 @dataclass(frozen=True)
 class Tile:
     """A picture with texts below it: its name, a fainter line of detail, and a warning in
-    ``remark``.
-
-    ``marks`` are the results of its checks, and ``legend`` says what its colours mean.
+    ``remark``. ``marks`` are the results of its checks, and ``legend`` says what its colours mean.
     """
 
     picture: Image.Image = field(repr=False)
@@ -50,10 +48,8 @@ class Tile:
 
 @dataclass(frozen=True)
 class Group:
-    """Tiles that belong together, below a heading.
-
-    With ``own_row``, the group has a row of its own, beside the first tile of the sheet: the
-    columns of such groups line up.
+    """Tiles that belong together, below a heading. With ``own_row``, the group has a row of its
+    own, beside the first tile of the sheet: the columns of such groups line up.
     """
 
     heading: str
@@ -240,8 +236,8 @@ class _Sheet:
 
     def __init__(self, tile: int, columns: int, stretch: tuple[float, float] = (1.0, 1.0)) -> None:
         """Set the measures of a contact sheet in pixels: the width (``tile``) and height (``high``)
-        of a picture's space, the size of texts, the height of a line, the gap and the whole
-        width."""
+        of a picture's space, the size of texts, the height of a line, the gap and the whole width.
+        """
         check_whole_number("tile", tile, SMALLEST, optional=False, error=ExplainError)
         self.tile = round(tile * stretch[0])
         self.high = round(tile * stretch[1])

@@ -312,9 +312,8 @@ def rising(levels: Array, start: float = 0.1) -> Array:
 @dataclass(frozen=True)
 class Ground:
     """How the photo below a map is drawn: in grey, and blended with the one level ``grey`` (0 to
-    255), so that the share ``visible`` of the photo's contrast is left.
-
-    Colours above it are then about as light over a black place as over a white one.
+    255), so that the share ``visible`` of the photo's contrast is left. Colours above it are then
+    about as light over a black place as over a white one.
     """
 
     grey: int
@@ -337,10 +336,9 @@ LIFTED = Ground(185, 0.5)
 
 
 class Style(CheckedFields):
-    """A way to draw a map on a photo: a frozen dataclass whose fields are its options.
-
-    Maps of single pixels are summed over a Gaussian as wide as ``spread`` of the longer side before
-    they are drawn; 0 draws each pixel as it is.
+    """A way to draw a map on a photo: a frozen dataclass whose fields are its options. Maps of
+    single pixels are summed over a Gaussian as wide as ``spread`` of the longer side before they
+    are drawn; 0 draws each pixel as it is.
     """
 
     name: ClassVar[str]
@@ -391,11 +389,10 @@ StyleLike: TypeAlias = str | Style
 
 @dataclass(frozen=True)
 class Colored(Style):
-    """A style that gives each value a colour and an opacity over the photo in grey.
-
-    This is the one place where a value becomes a colour: pictures, legends, pages and the app take
-    theirs from here. The level of a value is its magnitude to the ``power``, with its sign; `rgba`
-    has the colour and the opacity of 256 levels.
+    """A style that gives each value a colour and an opacity over the photo in grey. This is the one
+    place where a value becomes a colour: pictures, legends, pages and the app take theirs from
+    here. The level of a value is its magnitude to the ``power``, with its sign; `rgba` has the
+    colour and the opacity of 256 levels.
     """
 
     colormap: str = HEAT
@@ -501,11 +498,10 @@ class Contour(Style):
 
 @dataclass(frozen=True)
 class SignedContour(Contour):
-    """Lines around the areas that speak for the target in one colour and, dashed, around those
-    that speak against it in another; for each share, both areas together hold that share of the
-    sum of all magnitudes.
-
-    By default, one share: signs change so often from pixel to pixel that more lines are confusing.
+    """Lines around the areas that speak for the target in one colour and, dashed, around those that
+    speak against it in another; for each share, both areas together hold that share of the sum of
+    all magnitudes. By default, one share: signs change so often from pixel to pixel that more lines
+    are confusing.
     """
 
     shares: tuple[float, ...] = SHARES[:1]
@@ -615,11 +611,9 @@ class Intensity(Colored):
 @dataclass(frozen=True)
 class Signed(Colored):
     """Values in [-1, 1] over the photo faded to the colour of zero: one colour speaks for the
-    target, one against it.
-
-    Few pixels hold most of the sum of such a map, and would not be seen in a small picture: values
-    are summed with their signs over a Gaussian (``spread``), and colours and opacity follow the
-    square root.
+    target, one against it. Few pixels hold most of the sum of such a map, and would not be seen in
+    a small picture: values are summed with their signs over a Gaussian (``spread``), and colours
+    and opacity follow the square root.
     """
 
     colormap: str = SIGNED
@@ -683,9 +677,7 @@ class Color(Style):
 @dataclass(frozen=True)
 class RegionSets(Style):
     """The photo where sets of regions lie, each with a line around it in its own colour, and the
-    rest pale.
-
-    With ``without``, the first set is covered instead, and all else is as it was.
+    rest pale. With ``without``, the first set is covered instead, and all else is as it was.
     """
 
     without: bool = False

@@ -275,12 +275,10 @@ GREY = [124, 117, 104]
 
 @dataclass(frozen=True)
 class Detail:
-    """How much of a photo a page holds.
-
-    ``side`` is the largest side of the photo in pixels, ``quality`` that of its JPEG, ``cells`` the
-    largest side of maps of single pixels (None: no limit). ``steps`` are those of the curves, 0 for
-    none, and None for the default of `explain.report.item.steps_for`. Without ``live`` the model
-    does not run at all.
+    """How much of a photo a page holds. ``side`` is the largest side of the photo in pixels,
+    ``quality`` that of its JPEG, ``cells`` the largest side of maps of single pixels (None: no
+    limit). ``steps`` are those of the curves, 0 for none, and None for the default of
+    `explain.report.item.steps_for`. Without ``live`` the model does not run at all.
     """
 
     side: int = 1280

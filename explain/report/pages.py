@@ -47,10 +47,8 @@ FIGURE = re.compile(r"[-+±]?[\d.,]+(e[-+]?\d+)?( ?%)?|–")
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a document.
-
-    The lines of ``text`` are paragraphs. The first row of ``table`` has the headings. ``pictures``
-    have alternative texts.
+    """A part of a document. The lines of ``text`` are paragraphs. The first row of ``table`` has
+    the headings. ``pictures`` have alternative texts.
     """
 
     heading: str
@@ -110,9 +108,7 @@ def _templates() -> "Environment":
 
 def _shown(value: Any) -> Any:
     """The value as an HTML template shows it: in texts, control characters are shown as escapes.
-
-    Jinja calls it for each value (``finalize``). Subclasses of ``str`` are markup that is escaped
-    already, and stay as they are.
+    Subclasses of ``str`` are markup that is escaped already, and stay as they are.
     """
     return printable(value) if type(value) is str else value
 
@@ -347,10 +343,8 @@ def _ascii(text: str) -> str:
 
 
 def write_page(text: str, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
-    """Write the HTML text of a page to a file, complete or not at all, and return its path.
-
-    Raises:
-        OutputError: the file exists and ``overwrite`` is not set, or it cannot be written.
+    """Write the HTML text of a page to a file, complete or not at all, and return its path. Raises
+    `OutputError` if the file exists and ``overwrite`` is not set, or it cannot be written.
     """
     place = Path(path)
     files = Files(place.parent, overwrite=overwrite)

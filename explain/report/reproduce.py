@@ -239,12 +239,7 @@ def _target_code(subject: Subject, index: int) -> str:
 
 def spelled_out(value: Any, *, as_python: bool) -> str:
     """A method, a target or one of their options as code: in Python, or as it is typed on the
-    command line.
-
-    Options that have their default value are left out.
-
-    Raises:
-        ValueError: it is the caller's own, or cannot be typed.
+    command line. Options that have their default value are left out.
 
     >>> from explain.methods import RISE
     >>> (
@@ -274,9 +269,6 @@ def spelled_out(value: Any, *, as_python: bool) -> str:
 def _call(value: Any, as_python: bool, options: str) -> str:
     """The text of a call that makes ``value``, a method, target or other dataclass of this package;
     ``options`` is the text between its brackets.
-
-    Raises:
-        ValueError: in Python, its class is not of this package; else, it cannot be typed.
     """
     kind = type(value)
     if as_python:

@@ -80,11 +80,8 @@ class PartExplainer:
             job.explainer.model.to(device)
 
     def report(self, piece: Piece) -> Report:
-        """Explain the photos of a piece, write their records into one Parquet file of the folder,
-        and report the file and the failures.
-
-        Runs on the machine of an actor. It does not raise: an error that ends the run is sent as
-        part of the report.
+        """Explain a piece's photos into one Parquet file of the folder, on an actor's machine, and
+        report file and failures; an error that ends the run is reported, not raised.
         """
         job = self.job
         try:
@@ -146,10 +143,8 @@ class Actors(Protocol):
 
 
 def reports(actors: Actors, pieces: Iterator[Piece]) -> Iterator[Report]:
-    """Have pieces explained by actors, and give their reports as they come, in any order.
-
-    A piece whose process died is tried `ATTEMPTS` times; then its photos go one by one, to find the
-    one that is fatal. This one is reported as a failure after as many deaths.
+    """Yield the actors' reports of pieces as they come. A piece whose process died is tried
+    `ATTEMPTS` times, then photo by photo, to report the fatal one after as many deaths.
     """
     to_retry: deque[Piece] = deque()
     deaths: Counter[tuple[str, int]] = Counter()
@@ -188,16 +183,8 @@ def explain_in_pieces(
     per_file: int = PER_FILE,
     progress: Callable[[State], None] | bool | None = None,
 ) -> None:
-    """Explain the photos that a folder of Parquet files lacks, in pieces of ``per_file`` photos
-    with one file each.
-
-    The SQLite file of the folder gets the same rows as they come; ``actors`` is called once, when
-    pieces are sent. Called by `run_on_ray`; tests pass actors of their own.
-
-    Raises:
-        RunError: the folder is that of another run, cannot be written, or machines write into
-            folders of their own.
-        ExplainError: what holds for all photos.
+    """Explain what a folder lacks, in Parquet files of ``per_file`` photos, with the same rows in
+    its SQLite file; ``actors`` is called once, when pieces are sent.
     """
     stamps = folder.stamps()
     file = index_file(folder)
@@ -226,9 +213,6 @@ def explain_in_pieces(
 def _missing(call: RunCall) -> Iterator[Entry]:
     """Give the entries whose photos the folder lacks. A photo that it has, and whose stamp does not
     show that it is the same, is read here and compared.
-
-    Raises:
-        RunError: one has changed.
     """
     for entry in call.unstored_entries():
         photo = call.job.preparer(entry) if entry.name in call.stored_photos else None
@@ -243,9 +227,9 @@ def _missing(call: RunCall) -> Iterator[Entry]:
 def _answers(
     folder: Storage, done: Iterable[Report], files: list[str]
 ) -> Iterator[list[PhotoRecord | Failed]]:
-    """The records and failures of each report, for `RunCall.store_answers`. The Parquet files of
-    the reports are read for it, and their names are appended to ``files``: `describe` notes them as
-    imported."""
+    """The records and failures of each report, read from its Parquet file, whose name is appended
+    to ``files``: those are noted as imported.
+    """
     for report in done:
         if report.error is not None:
             raise report.error
@@ -348,9 +332,6 @@ class _RayActors:
     def __init__(self, ray: Any, job: Job, folder: Storage, count: int | None, gpus: float) -> None:
         """Check that the cluster has what ``count`` actors with a share ``gpus`` of a GPU need, and
         send it the job; actors start with their first piece.
-
-        ``_free`` has actors without a piece, ``_running`` the actor and the piece of each Ray
-        future.
         """
         if count is None:
             resources = ray.cluster_resources()

@@ -106,11 +106,7 @@ def export(
 def check_table(
     file: str | os.PathLike[str], *, photos: bool = False, overwrite: bool = False
 ) -> Path:
-    """Return the path of a table that can be written.
-
-    Raises:
-        RunError: it exists, or its ending is none that a table has.
-    """
+    """Return the path of a table that can be written."""
     path = Path(file)
     endings = MAP_ENDINGS[1:] if photos else (*MAP_ENDINGS, ".json")
     if path.suffix.lower() not in endings:
@@ -125,9 +121,9 @@ def check_table(
 
 
 def columns_without_map(row: Row, metrics: Sequence[str]) -> dict[str, Any]:
-    """Return the cells of one row of an exported table by the names of `COLUMNS`, then boxes,
-    labels and a column for each metric (None where it has no value); the order is that of the
-    table's columns."""
+    """The cells of one exported row by the names of `COLUMNS`, then boxes, labels and a column for
+    each metric (None where it has no value), in the table's order.
+    """
     columns = {name: getattr(row, name, row.columns.get(name)) for name in COLUMNS}
     if isinstance(row.layer, tuple):
         columns["layer"] = ", ".join(row.layer)
@@ -160,9 +156,7 @@ def arrow_schema(arrow: Any, metrics: Sequence[str]) -> Any:
 
 def arrow_modules() -> tuple[Any, Any]:
     """Import ``pyarrow`` and ``pyarrow.parquet``, which are optional, and return both.
-
-    Raises:
-        RunError: they are not installed.
+    Raises `RunError` if they are not installed.
     """
     parquet = optional("pyarrow.parquet", "for Parquet", "parquet", RunError)
     return importlib.import_module("pyarrow"), parquet
@@ -262,13 +256,8 @@ def _labels_of(run: StoredRun, kind: str) -> list[str]:
 
 
 def _to_coco(run: StoredRun, boxes: str | os.PathLike[str] | None, path: Path) -> int:
-    """Write all detections of a run as results in COCO's format, for COCO's own evaluation. Return
-    their number.
-
-    The numbers of photos and categories are those of the annotations ``boxes``, by default those of
-    the run's source. Without any, photos whose names are numbers have these, others their names,
-    and categories are the model's classes. Detections that the annotations have no number for are
-    left out with a warning.
+    """Write a run's detections as COCO's results and return their number. Photos and categories are
+    numbered by ``boxes`` or the source; those without a number there are left out with a warning.
     """
     source = run.manifest["source"]
     listed = [boxes, source.get("boxes"), source.get("path")]

@@ -86,12 +86,8 @@ class Job:
         metrics: Iterable[Metric | str] = (),
         **options: Any,
     ) -> None:
-        """Check all arguments of a run before a photo is read, and make what `answers` needs; the
-        class says what the arguments are.
-
-        ``self.methods`` stays None for a group of methods, which the first photo chooses.
-        ``self._independent`` is None until it is known whether photos of a batch influence each
-        other.
+        """Check all arguments before a photo is read. ``methods`` stays None for a group,
+        ``_independent`` until it is known whether photos of a batch influence each other.
         """
         self.source = source_of(source)
         self.explainer = explainer if isinstance(explainer, Explainer) else Explainer(explainer)
@@ -130,10 +126,8 @@ class Job:
 
     @cached_property
     def manifest(self) -> dict[str, Any]:
-        """What fixes a run (source, model, methods, targets, options, versions), in values of JSON.
-
-        The file of the run stores it; a run that is continued must have the same, apart from
-        `explain.store.manifest.MAY_DIFFER`. Keys and values of runs that exist depend on it.
+        """What fixes a run, in values of JSON: a continued run must have the same, apart from
+        `explain.store.manifest.MAY_DIFFER`, so keys and values must stay.
         """
         session = self.session
         methods: Any = session.methods
@@ -164,10 +158,8 @@ class Job:
         return plain
 
     def explained(self, ready: Iterable[Ready]) -> Iterator[list[PhotoRecord | Failed]]:
-        """Explain prepared photos in batches of one kind, as they come; give the records or
-        failures of each batch, as `Store.write` takes them.
-
-        Order: that of ``ready`` within a batch; photos of another kind may come later.
+        """Explain prepared photos in batches of one kind, as they come; yields each batch's records
+        or failures, in the order of ``ready``.
         """
         batches = explained(
             ready, self.answers, alike=self._kind, at_once=self._at_once, apart=self._probe_apart
@@ -176,17 +168,17 @@ class Job:
             yield [preparing.answer_of(photo, result) for photo, result in batch]
 
     def _at_once(self, photo: Any) -> int:
-        """How many photos like this one are explained in one batch: the caller's ``batch_size``, or
-        what suits the size of the input; 1 for a model whose photos influence each other in a
-        batch."""
+        """How many photos like this one make a batch: ``batch_size``, or what suits the input's
+        size; 1 for a model whose photos influence each other.
+        """
         if self._independent is False:
             return 1
         return self.session.options.get("batch_size") or preparing.at_once(photo.x, self.device)
 
     def _kind(self, photo: Ready) -> object:
         """What photos must have in common to be explained in one batch: shape and type of the
-        input, and the methods that they lack. None marks a photo that failed, which is passed
-        on."""
+        input, and the methods that they lack. None marks a photo that failed, which is passed on.
+        """
         if isinstance(photo, Failed):
             return None
         return photo.x.shape, photo.x.dtype, photo.lacking
@@ -201,10 +193,7 @@ class Job:
 
     def answers(self, photos: Sequence[Any]) -> list[PhotoRecord]:
         """Explain a batch of `Prepared` photos of one kind, and return the record of each, in their
-        order.
-
-        Called by `explain.explanation.photos.explained`, which calls it again with single photos if
-        a batch fails. Warnings of the batch become notes of its first photo.
+        order. Warnings of the batch become notes of its first photo.
         """
         notes: list[str] = []
         with (
@@ -260,12 +249,8 @@ class Job:
     def _names(
         self, attribution: Attribution, places: Sequence[Located | None], number: int
     ) -> list[str]:
-        """What a target is called on each photo of a batch: the label of its class, or of what was
-        detected there.
-
-        ``attribution`` is any map of that target, ``places`` has what a detector found on each
-        photo (None for a classifier), and ``number`` is the place of the target among the targets
-        of the run. The names are stored with the maps.
+        """A target's name on each photo of a batch: the label of its class, or of what was detected
+        (``places``; None for a classifier). ``number`` is its position among the targets.
         """
         if isinstance(attribution.target, str):
             return [place.names[number] if place else attribution.target for place in places]
@@ -282,11 +267,8 @@ class Job:
         target: TargetLike,
         names: Sequence[str],
     ) -> dict[str, dict[str, list[float]]]:
-        """Evaluate the maps of one target in a batch: a value for each photo, by method and then by
-        metric.
-
-        Metrics that need boxes are NaN for photos without boxes of the target, of which ``names``
-        has the name on each photo.
+        """A value for each photo, by method and then metric, of one target in a batch; NaN for
+        metrics that need boxes where a photo has none of the target (``names``).
         """
         boxes = [self._boxes(photo, name) for photo, name in zip(photos, names, strict=True)]
         metrics = [metric for metric in self.metrics if any(boxes) or not metric.needs_object]
@@ -341,12 +323,8 @@ class Job:
         probabilities: torch.Tensor | None,
         figures: Mapping[str, list[float]],
     ) -> dict[str, Any]:
-        """The columns of the table ``results`` for one map, that of photo number ``image`` of a
-        batch, apart from the name of the target.
-
-        ``attribution`` is on the CPU; ``probabilities`` ``(K,)`` are those of the photo, and
-        ``figures`` has the values of each metric for the whole batch. Numbers that are not finite
-        are stored as None.
+        """The columns of ``results`` for photo number ``image`` of a batch but the target's name;
+        ``figures`` are each metric's for the batch. Numbers that are not finite are None.
         """
         index = None if isinstance(attribution.target, str) else int(attribution.target[image])
         spent_runs = _figure(attribution.spent, image)
@@ -380,11 +358,8 @@ class Job:
         best: Prediction | None,
         places: Located | None,
     ) -> dict[str, Any]:
-        """The columns of the table ``photos`` for one photo of a batch.
-
-        ``probabilities`` ``(K,)`` are those of its classes or labels, ``best`` the prediction, and
-        ``places`` what a detector found; None where the model has no such thing. The names are
-        columns of ``tables.sql`` and stay.
+        """The columns of ``photos`` for one photo of a batch, named as in ``tables.sql``;
+        ``probabilities`` ``(K,)``, ``best`` and ``places`` are None where the model has none.
         """
         labels = self.labels.of(photo.label)
         index, label = _most_probable(true_labels(labels), probabilities)
@@ -420,9 +395,9 @@ class Job:
         }
 
     def _every_probability(self, probabilities: torch.Tensor | None) -> str | None:
-        """The probabilities of all labels or classes as JSON, for the column ``probabilities``;
-        None for more than `MOST_CLASSES` classes, and for a single output without a name, which may
-        be that of its class or of "no"."""
+        """All probabilities as JSON; None for more than `MOST_CLASSES` classes, and for a single
+        output without a name, which may be that of its class or of "no".
+        """
         kind = self.explainer.outputs.kind
         if probabilities is None:
             return None
@@ -460,9 +435,9 @@ def _short(value: float) -> float:
 def _most_probable(
     labels: Sequence[tuple[int | None, str]], probabilities: torch.Tensor | None
 ) -> tuple[int | None, str | None]:
-    """Return, of the labels that are true of a photo, the one that the model finds most probable;
-    ``(None, None)`` without labels. The columns ``label`` and ``label_class`` keep it, so that a
-    prediction of any true label counts as right."""
+    """Of the labels that are true of a photo, the one most probable for the model, so that a
+    prediction of any counts as right; ``(None, None)`` without labels.
+    """
     if not labels:
         return None, None
     return max(labels, key=lambda label: _probability(probabilities, label[0]) or 0.0)

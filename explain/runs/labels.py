@@ -36,11 +36,8 @@ class Labels:
     """Whether mistakes are counted for each label."""
 
     def __post_init__(self) -> None:
-        """Index the model's labels by their words as `_plain` writes them: a whole label counts
-        before a part between commas, and a word of several labels means none (None).
-
-        ``_by_name`` says that numbers of the source are read by the source's names, since the model
-        knows some of these.
+        """Index the model's labels by their words (`_plain`): a whole label before a part between
+        commas, None for a word of several. ``_by_name``: numbers go by the source's names.
         """
         self._class_of_word: dict[str, int | None] = {}  # None where it means several
         self._notes: dict[str, str] = {}
@@ -56,11 +53,8 @@ class Labels:
         )
 
     def of(self, label: Label) -> list[ClassLabel] | None:
-        """Return each label that is true of a photo, as the model's class and its text; None where
-        no label is known, an empty list where none is true. The column ``labels`` stores them.
-
-        A list with as many zeros and ones as there are classes says of each class whether it is
-        true; -1 says that this is uncertain. Where there is one class, 0 is no and 1 is yes.
+        """Each true label of a photo as class and text; None if unknown, empty if none is true. Of
+        zeros and ones for all classes, -1 is uncertain; of one class, 0 is no.
         """
         if label is None:
             return None

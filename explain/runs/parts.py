@@ -53,9 +53,9 @@ class Storage:
     """
 
     def __init__(self, address: str | os.PathLike[str], *, make: bool = True) -> None:
-        """Find the file system of a folder's path or address (``s3://...``), and make the folder if
-        ``make``. ``path`` is the folder within that file system, and ``name`` the whole address,
-        which other machines use as well."""
+        """Find the file system of a path or address (``s3://...``), and make the folder if
+        ``make``. ``path`` is the folder within it, ``name`` the whole address.
+        """
         self.name = os.fspath(address)
         if "://" not in self.name:
             self.name = os.path.realpath(self.name)
@@ -72,9 +72,9 @@ class Storage:
                 self._files.makedirs(self.path, exist_ok=True)
 
     def stamps(self) -> dict[str, str]:
-        """The files of the folder by name, in alphabetical order, each with a text that changes
-        when its content does: size and version or time, as far as the file system tells. Empty
-        where there is no folder."""
+        """The folder's files by name, in alphabetical order, each with a text that changes with its
+        content, as far as the file system tells. Empty without a folder.
+        """
         with self._translated():
             self._files.invalidate_cache(self.path)
             listed = self._files.ls(self.path, detail=True) if self._files.isdir(self.path) else []
@@ -125,13 +125,8 @@ def write_part(
     metrics: Sequence[str],
     methods: Iterable[Method],
 ) -> str:
-    """Write the records of a piece of photos into one Parquet file of a folder, in the columns of
-    `explain.runs.exporting.export`; return its name.
-
-    The metadata of its schema has, under ``explain``, all columns of ``photos`` and ``results`` but
-    the maps, as JSON, and under ``digest`` the digest of that text. The file name is made of the
-    photos' names: when they are explained again, since the first machine was lost before it could
-    report, the new file replaces the first one.
+    """Write a piece's records into a Parquet file named by its photos, so that a second try
+    replaces the first; all columns but the maps are in the schema's metadata, with a digest.
     """
     arrow, parquet = arrow_modules()
     rows = []
@@ -156,9 +151,6 @@ def write_part(
 def read_part(folder: Storage, file: str) -> tuple[list[dict[str, Any]], list[PhotoRecord]]:
     """Read a file of `write_part`: the rows of ``methods``, and the records of its photos, as the
     SQLite file takes them.
-
-    Raises:
-        RunError: it is not there, is damaged, or was written by another program.
     """
     arrow, parquet = arrow_modules()
     part = folder.read(file)
@@ -195,9 +187,9 @@ def read_part(folder: Storage, file: str) -> tuple[list[dict[str, Any]], list[Ph
 
 
 def _with_map(result: dict[str, Any], values: Any) -> dict[str, Any]:
-    """Return the columns of ``results`` for one map: those of the metadata, and the map from its
-    cell ``values`` of the Parquet table. Raises ValueError where the map does not fit the digest in
-    the metadata."""
+    """The columns of ``results`` for one map, from the metadata and its cell ``values``. Raises
+    ValueError where the map does not fit the digest in the metadata.
+    """
     with np.errstate(all="ignore"):  # of a damaged map, which the digest shows
         shape, placement = shape_and_placement(result)
         columns = packed(np.asarray(values.values.to_numpy()).reshape(shape), placement)
@@ -207,10 +199,8 @@ def _with_map(result: dict[str, Any], values: Any) -> dict[str, Any]:
 
 
 def describe(folder: Storage, store: Store, names: Iterable[str]) -> None:
-    """Write the description of a run (`DESCRIPTION`: manifest and failures) beside its Parquet
-    files, and note in the SQLite file that the files ``names`` are imported, with their stamps.
-
-    Called at the beginning and at the end of a run: `imported` compares these stamps.
+    """Write a run's manifest and failures (`DESCRIPTION`) beside its Parquet files, and note in the
+    SQLite file that ``names`` are imported, with stamps to compare.
     """
     run = StoredRun(store.file)
     failures = list(run.query("SELECT name, path, reason FROM failures"))
@@ -223,11 +213,8 @@ def describe(folder: Storage, store: Store, names: Iterable[str]) -> None:
 
 
 def index_file(folder: Storage) -> Path:
-    """Return the path of the SQLite file (the index) that a folder of Parquet files is read
-    through; it need not exist yet.
-
-    It is ``_run.sqlite`` in the folder, or a file in ``~/.cache/explain`` where the folder cannot
-    be written or is an address.
+    """The SQLite file that a folder of Parquet files is read through, if it exists or not:
+    ``_run.sqlite``, or in ``~/.cache/explain`` for addresses and folders that cannot be written.
     """
     if folder.is_local and os.access(folder.path, os.W_OK):
         return Path(folder.path, INDEX_NAME)
@@ -237,14 +224,8 @@ def index_file(folder: Storage) -> Path:
 
 
 def imported(folder: Storage) -> tuple[Path, int]:
-    """Bring the SQLite file of a folder up to date with its Parquet files; return its path, and how
-    many of these were imported now.
-
-    Nothing is written where nothing has changed. The file can be removed at any time, and is made
-    again; so it is where a file that was imported is changed or gone.
-
-    Raises:
-        RunError: the folder holds no run, or cannot be read.
+    """Bring a folder's SQLite file up to date with its Parquet files; returns its path and how many
+    were imported. It is made again if it is gone, or an imported file changed.
     """
     description = _description(folder)
     ended = description["manifest"].pop("ended", None)
@@ -287,9 +268,6 @@ def imported(folder: Storage) -> tuple[Path, int]:
 def _description(folder: Storage) -> dict[str, Any]:
     """Read the description of a run in a folder: its ``manifest``, and its ``failures`` as rows of
     name, path and reason.
-
-    Raises:
-        RunError: it is not there, or damaged.
     """
     content = folder.read(DESCRIPTION)
     if content is None:
@@ -334,10 +312,7 @@ def _stamps_in(file: Path) -> dict[str, str]:
 
 def index_of(address: str | os.PathLike[str]) -> Path:
     """Return the SQLite file of a folder or address of Parquet files, brought up to date; warns
-    with its path if files were imported.
-
-    Raises:
-        RunError: there is no run.
+    with its path if files were imported. Raises `RunError` if there is no run.
     """
     file, count = imported(Storage(address, make=False))
     if count:

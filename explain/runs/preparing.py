@@ -16,10 +16,8 @@ from explain.store.sources import Entry, Failed, Label, ObjectBox, Source, diges
 @dataclass(frozen=True, eq=False)
 class Prepared:
     """A photo that is ready for the model: its input ``(C, H, W)`` on the CPU, and what is stored
-    of it.
-
-    ``size`` is width and height, ``box`` the part that the model sees; ``notes`` are warnings about
-    it. ``lacking`` are the methods that are added to what is stored of it.
+    of it. ``size`` is width and height, ``box`` the part that the model sees; ``notes`` are
+    warnings about it. ``lacking`` are the methods that are added to what is stored of it.
     """
 
     entry: Entry
@@ -61,10 +59,8 @@ class Preparer:
             return failed(entry, error)
 
     def _prepared(self, entry: Entry, notes: list[str]) -> Prepared:
-        """Read a photo, preprocess it, and find the part of it that the model sees.
-
-        Warnings meanwhile are in ``notes`` already. The digest is of the upright pixels, or of the
-        tensor: a run that is continued compares it.
+        """Read and preprocess a photo, and find the part that the model sees. The digest, by which
+        a continued run compares, is of the upright pixels or of the tensor.
         """
         content = self.source.read(entry)
         if isinstance(content.image, torch.Tensor):
@@ -137,11 +133,8 @@ def at_once(x: torch.Tensor, device: torch.device) -> int:
 
 
 def answer_of(photo: Ready, result: Any) -> Any:
-    """Return what the run stores of a photo: its record, or the failure that it is already, or a
-    failure made of the error ``result``.
-
-    An error that need not be the photo's fault is kept in ``general``: if all photos fail,
-    `RunCall.store_answers` raises it.
+    """The photo's record or failure, as the run stores it. An error that need not be the photo's
+    fault is kept in ``general``, to be raised if all photos fail.
     """
     if not isinstance(photo, Prepared):
         return photo

@@ -37,9 +37,6 @@ if TYPE_CHECKING:
 def choice(which: str) -> tuple[str, int | None]:
     """Read a choice of photos: an order, and how many of them.
 
-    Raises:
-        RunError: it is not written in this way.
-
     >>> choice("worst:50"), choice("source")
     (('worst', 50), ('source', None))
     """
@@ -148,9 +145,9 @@ def to_html(
 
 
 def _by_label(run: StoredRun, photo: LabelledPhoto, threshold: float) -> dict[str, Any]:
-    """The entries "truth" and "mistakes" of a photo's data on the page of `to_html`, where several
-    labels may be true: the true labels, and each mistake with the label's probability. The script
-    of the page reads these keys."""
+    """A photo's true labels ("truth") and its "mistakes" with each label's probability, where
+    several labels may be true; the page's script reads these keys.
+    """
     missed, false_alarms = photo.mistakes(threshold)
     mistakes = [("missed", number) for number in missed]
     mistakes += [("false alarm", number) for number in false_alarms]
@@ -173,10 +170,8 @@ class _PhotoOfRun(Subject):
     def of(
         cls, rows: Sequence[Row], photo: Image.Image, origin: records.ModelOrigin
     ) -> "_PhotoOfRun":
-        """Make the subject of a page from the rows of one photo: its maps by target and method,
-        without methods that lack one of the targets.
-
-        All ``rows`` are of that photo; ``photo`` is the upright image.
+        """A page's subject from the rows of one upright ``photo``: its maps by target and method,
+        without methods that lack a target.
         """
         maps: dict[str, dict[str, Attribution]] = {}
         for row in rows:
@@ -240,9 +235,9 @@ RECORDED = (
 def _shown(
     run: StoredRun, which: str, source: Source | None, failures: dict[str, str]
 ) -> Iterator[tuple[int, list[Row], Image.Image]]:
-    """Give the photos that ``which`` chooses, such as "worst:50": a number from 1, all rows of the
-    photo, and the photo. ``failures`` gets the reason, by the photo's name, for each that cannot be
-    read; its number is skipped."""
+    """Yield the photos that ``which`` chooses ("worst:50"): number from 1, rows, photo. Those that
+    cannot be read have their reason in ``failures``, and their number is skipped.
+    """
     order, count = choice(which)
     reader = PhotoReader(run, source)
     by_photo = groupby(run.rows(order=order), key=lambda row: row.name)

@@ -42,9 +42,7 @@ TIMEOUT = 60.0  # seconds that one photo may take to be read
 @dataclass(frozen=True)
 class State:
     """The progress of a run: photos that were explained and that failed in this call, and those
-    explained before.
-
-    ``total`` is None where the source does not know how many photos it has.
+    explained before. ``total`` is None where the source does not know how many photos it has.
     """
 
     done: int
@@ -169,21 +167,15 @@ def run(
 
 class RunCall:
     """One call of `run`: decides which photos of the source have to be read and explained, stores
-    the answers, and reports the progress.
-
-    A photo whose file has the stored stamp is not read. Every other one is read, and compared with
-    what is stored by its pixels, label and boxes.
+    the answers, and reports the progress. A photo whose file has the stored stamp is not read.
+    Every other one is read, and compared with what is stored by its pixels, label and boxes.
     """
 
     def __init__(
         self, job: Job, store: Store, progress: Callable[[State], None] | bool | None
     ) -> None:
-        """Read from the store which photos it has and what they lack, before the first one is
-        written.
-
-        ``_done``, ``_failed`` and ``_there`` count the photos explained, failed and kept in this
-        call; ``_names`` collects all names of the source, and ``_confirmed`` the entries whose new
-        stamps are written at the end.
+        """Read what the store has. ``_done``, ``_failed`` and ``_there`` count photos explained,
+        failed and kept; ``_confirmed`` are entries whose new stamps are written at the end.
         """
         stored = Run(store.file)
         methods = [method.name for method in job.methods or ()]
@@ -200,11 +192,8 @@ class RunCall:
         self._confirmed: list[Entry] = []
 
     def unstored_entries(self) -> Iterator[Entry]:
-        """The entries of the source that have to be read: all but those that are stored with all
-        results and whose file has the same stamp.
-
-        Counts the others for the progress, and collects the names of all entries, which
-        `store_answers` needs at the end.
+        """The entries to read: all but those stored with all results whose file has the same stamp,
+        which are counted. Collects all names of the source on the way.
         """
         for entry in entries_of(self.job.source):
             self._names.add(entry.name)
@@ -222,9 +211,9 @@ class RunCall:
             yield from map(self.job.preparer, self.unstored_entries())
 
     def to_explain(self, ready: Iterable[Ready]) -> Iterator[Ready]:
-        """Choose, of the photos that were read, those to explain: new ones, changed ones, and those
-        that lack methods or metrics, which ``lacking`` names. Photos that could not be read pass
-        through, to be stored as failures."""
+        """Of the photos read, the new and changed ones, and those that lack methods or metrics
+        (``lacking``). Those that could not be read pass through, to be stored as failures.
+        """
         for photo in ready:
             if not isinstance(photo, Prepared) or not self.note_if_stored(photo):
                 yield photo
@@ -232,14 +221,8 @@ class RunCall:
                 yield replace(photo, lacking=self.lacking[photo.entry.name])
 
     def store_answers(self, answers: Iterable[list[PhotoRecord | Failed]]) -> None:
-        """Store the answers of each batch as they come, and report the progress; at the end, note
-        that the run went through all photos.
-
-        The methods, and what is new in the manifest, are written with the first photo that is
-        explained: a call that explains nothing changes nothing.
-
-        Raises:
-            Exception: no photo could be explained, for a reason that need not be the photo's.
+        """Store each batch's answers and report the progress; the manifest changes only with the
+        first photo explained. Raises if none could be for a reason that need not be the photo's.
         """
         for batch in answers:
             failures = [answer for answer in batch if isinstance(answer, Failed)]
@@ -263,10 +246,6 @@ class RunCall:
     def note_if_stored(self, photo: Prepared) -> bool:
         """Whether a photo that was read is stored with the same pixels, labels and boxes. If it
         also lacks no results, its new stamp is noted, to be written at the end of the call.
-
-        Raises:
-            RunError: it has other pixels than before, although its file has not changed, or it has
-                none: the source is another one.
         """
         entry = photo.entry
         stored = self.stored_photos.get(entry.name)

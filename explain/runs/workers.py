@@ -32,9 +32,8 @@ class CannotBeginError(Exception):
 
 class EndedError(Exception):
     """A worker process died, or takes too long for the next photo; the message completes "image
-    NAME ...".
-
-    ``is_next`` says that it is the fault of the next photo; else any that was sent may be it.
+    NAME ...". ``is_next`` says that it is the fault of the next photo; else any that was sent may
+    be it.
     """
 
     def __init__(self, message: str, *, is_next: bool) -> None:
@@ -57,15 +56,8 @@ def default_workers() -> int:
 def read_ahead(
     preparer: Preparer, entries: Iterator[Entry], count: int, timeout: float
 ) -> Iterator[Ready]:
-    """Prepare photos in ``count`` worker processes, ahead of their use; they come out in the order
-    of their entries.
-
-    No more than `AHEAD` wait for each worker. A photo that takes longer than ``timeout`` seconds,
-    or whose worker dies, is a `Failed`. When this process dies, however it does, the workers end
-    within a second.
-
-    Which photo a worker died of is not known: all that were sent are prepared once more, one at a
-    time in a single process, to find it. If no process can be started, photos are prepared here.
+    """Prepare photos in ``count`` processes (or here if none starts), in order, `AHEAD` a worker;
+    one beyond ``timeout``, or that kills its worker (found one by one), is a `Failed`.
     """
     source_errors: list[Exception] = []
     sent: deque[Entry] = deque()  # to workers, and not yet back
@@ -123,8 +115,8 @@ def _drained(entries: deque[Entry]) -> Iterator[Entry]:
 
 def _sending(entries: Iterable[Entry], sent: deque[Entry]) -> Iterator[bytes]:
     """Pickle entries for the workers, as the loader takes them. Each is put into ``sent``, in the
-    order in which the photos come back: they come without their entry, which the caller adds
-    again."""
+    order in which the photos come back: they come without their entry, which the caller adds again.
+    """
     for entry in entries:
         sent.append(entry)
         try:
@@ -160,14 +152,8 @@ class _Reader(Dataset[bytes]):
 def _loading(
     preparer: Preparer, sent: Iterable[bytes], count: int, ahead: int
 ) -> Iterator[Iterator[bytes]]:
-    """Start ``count`` worker processes, and give the iterator over the pickled photos; the workers
-    are killed at the end of the block, since one that hangs would never finish.
-
-    ``ahead`` is how many photos wait for each worker. Workers are started in a thread: Python loses
-    an interrupt that comes while its main thread forks.
-
-    Raises:
-        CannotBeginError: no process can be started, or what it needs cannot be sent to it.
+    """Start ``count`` workers, killed at the block's end since one may hang, and give the iterator
+    over pickled photos. In a thread: Python loses an interrupt during a fork.
     """
     loader: Any = DataLoader(
         _Reader(preparer),
@@ -194,13 +180,8 @@ def _loading(
 
 
 def _in_time(loaded: Iterator[bytes], timeout: float) -> Iterator[bytes]:
-    """Give the pickled photos that come from workers, and notice if none comes: a worker died, or
-    the next photo takes longer than ``timeout`` seconds.
-
-    The loader returns every `TICK` seconds, so that the time is checked.
-
-    Raises:
-        EndedError: a worker died, or takes too long.
+    """Give the pickled photos from workers, looking every `TICK` seconds. Raises `EndedError` if a
+    worker died, or the next photo takes longer than ``timeout`` seconds.
     """
     begun = time.monotonic()
     while True:

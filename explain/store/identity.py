@@ -29,13 +29,8 @@ CHANGED = "changed by training"
 
 
 def model_identity(explainer: Explainer, *, trained: bool = False) -> dict[str, Any]:
-    """Return what identifies the model of an explainer and its preprocessing, in plain values: the
-    part of a run's manifest that a continued run must have the same. The model runs once, on a test
-    picture, unless ``trained``.
-
-    Args:
-        explainer: the model with all that belongs to it.
-        trained: leave out what training changes.
+    """What identifies a model (unless ``trained``, by its outputs for a test picture) and its
+    preprocessing, in plain values that a continued run must share.
     """
     origin = explainer.origin
     model = explainer.model
@@ -66,12 +61,8 @@ def model_identity(explainer: Explainer, *, trained: bool = False) -> dict[str, 
 def preprocessing_identity(
     explainer: Explainer, inputs: Sequence[Any] | None = None
 ) -> dict[str, Any]:
-    """Return the part of `model_identity` that is about the preprocessing; the model does not run.
-    An insight compares it with the manifest of the run.
-
-    Args:
-        explainer: the model with all that belongs to it.
-        inputs: what it makes of the test pictures, where that is known.
+    """The part of `model_identity` about the preprocessing; the model does not run. ``inputs`` is
+    what it makes of the test pictures, where that is known.
     """
     inputs = _test_inputs(explainer) if inputs is None else inputs
     origin = explainer.origin
@@ -103,12 +94,8 @@ def _result(function: Callable[[Any], Any], argument: Any) -> Any:
 
 
 def _summary(value: Any) -> dict[str, Any]:
-    """Summarise a tensor by its shape and five numbers, so that another tensor is noticed, and
-    rounding is not: its norm, and its products with cosines of `WAVES` frequencies, over the root
-    of its size. Zeros for what is no tensor.
-
-    Manifests keep these numbers; `explain.store.manifest.alike` compares them, relative to the
-    first.
+    """A tensor's norm and products with cosines of `WAVES` frequencies, over the root of its size:
+    another tensor is noticed, rounding is not. Zeros for no tensor. Manifests keep them.
     """
     if not isinstance(value, torch.Tensor):
         return {

@@ -86,10 +86,8 @@ class PhotoList(Source):
 
     @cached_property
     def _listed(self) -> dict[str, Entry]:
-        """The entries of the list by the names of photos, in the order of the list; several lines
-        about one photo are joined.
-
-        Warns where columns are left over and there is no label: one of them may be meant.
+        """The entries by the names of photos, in the list's order, lines about one photo joined.
+        Warns of columns left over where there is no label: one may be meant.
         """
         entries: dict[str, Entry] = {}
         rows = self._rows()
@@ -112,11 +110,8 @@ class PhotoList(Source):
         return entries
 
     def _entry(self, row: Any, classes: Sequence[str]) -> Entry:
-        """Return the entry of one row, an object or a path; its name is the path as the list has
-        it, which is looked up from the folder of the list.
-
-        ``classes`` are the columns of single classes that `class_columns` finds. The stamp comes
-        later, in `entries`.
+        """The entry of one row, an object or a path; its name is the path as listed, looked up from
+        the list's folder. ``classes`` are columns of single classes. No stamp yet.
         """
         if not isinstance(row, (str, Mapping)):
             raise RunError(
@@ -140,9 +135,6 @@ class PhotoList(Source):
     def content(self) -> Any:
         """Parse the file by its ending: rows of CSV as dictionaries of texts, or the values of
         JSON.
-
-        Raises:
-            RunError: it cannot be read.
         """
         ending = self.file.suffix.lower()
         try:
@@ -198,11 +190,8 @@ uncertain."""
 
 
 def class_columns(rows: Sequence[Any]) -> list[str]:
-    """Return the columns of a table that say of one class each whether it is true of a photo: all
-    their cells are in `_TRUTHS`, and not all are empty.
-
-    There are none where a column is called like a label. Warns where another column has fractions
-    beside such columns.
+    """The columns that say of one class each whether it is true: all cells are in `_TRUTHS`, not
+    all empty. None where a column is called like a label. Warns of fractions beside them.
 
     >>> class_columns([{"path": "a.png", "age": "61", "Edema": "1.0"}, {"Edema": ""}])
     ['Edema']
@@ -284,9 +273,6 @@ class CocoIds:
 def coco_ids(file: str | os.PathLike[str]) -> CocoIds | None:
     """Read the numbers that annotations in COCO's format give to photos and categories; None of a
     list in another format. The export of detections as COCO results uses them.
-
-    Raises:
-        RunError: there is no such file, or it cannot be read.
     """
     content = PhotoList(file).content()
     if not isinstance(content, dict):
@@ -320,9 +306,9 @@ class PathIndex:
                 self._by_end[end] = None if end in self._by_end else value
 
     def find(self, path: str, name: str | None = None) -> Any:
-        """Return the value of the longest end of ``path`` that is a whole path of the index; else
-        the value of the only indexed path that ends in the last part of ``name`` (by default, of
-        ``path``); else None."""
+        """The value of the longest end of ``path`` that is a whole indexed path; else of the only
+        one that ends in the last part of ``name`` (default: ``path``); else None.
+        """
         for end in _ends(path):
             if end in self.by_path:
                 return self.by_path[end]
@@ -356,9 +342,9 @@ class AnnotatedSource(Source):
     kind = "annotated"
 
     def __init__(self, source: Source, file: str | os.PathLike[str]) -> None:
-        """Read the list, and count for each of its photos how many photos of the source its path
-        fits, in ``_claims``: where there are several, only the one of the same name gets its
-        labels. Sources that only stream are not counted."""
+        """Read the list, and count in ``_claims`` how many photos of the source each path fits: of
+        several, only the one of the same name gets its labels. Streams are not counted.
+        """
         self.source = source
         self.list = PhotoList(file)
         self.by_file = source.by_file  # type: ignore[misc]  # as of the source
@@ -440,11 +426,8 @@ class Shards(Source):
         return sum(entry.problem is None for entry in self.entries())
 
     def entries(self) -> Iterator[Entry]:
-        """The photos of all shards in the order of their members, with labels; a shard that is
-        damaged gives the photos before the damage, and then an entry with a problem.
-
-        ``where`` is the shard with the start and the size, in bytes, of the picture in it. The
-        stamp is that of the shard.
+        """The photos of all shards in order, with labels; ``where`` is the shard with the picture's
+        start and size in bytes, a damaged one ends in an entry with a problem.
         """
         for shard in self.shards:
             shard_stamp = stamp_of(shard)
@@ -490,9 +473,8 @@ class Shards(Source):
 
 
 def shard_names(pattern: str) -> list[str] | None:
-    """Return the paths of the shards that a name with a range or with wildcards stands for, or None
-    for any other name. Shards of a range need not exist; the list is empty where no file fits the
-    wildcards.
+    """The paths of the shards that a range (which need not exist) or wildcards (maybe none) stand
+    for; None for any other name.
 
     >>> shard_names("train-{008..010}.tar")
     ['train-008.tar', 'train-009.tar', 'train-010.tar']
@@ -510,9 +492,9 @@ def shard_names(pattern: str) -> list[str] | None:
 
 
 def _members(tar: tarfile.TarFile) -> Iterator[tuple[str, str, Any]]:
-    """The pictures and labels of a shard in their order, as tuples: the key of the photo (its path
-    without ending), the kind ("picture" or the ending of a label), and the place of a picture
-    (start and size in bytes) or the bytes of a label."""
+    """A shard's pictures and labels in order: the photo's key (its path without ending), "picture"
+    or the label's ending, and the picture's (start, size) in bytes or the label's bytes.
+    """
     while (member := tar.next()) is not None:
         tar.members.clear()  # type: ignore[attr-defined]  # it would keep all of them
         folder, file = os.path.split(member.name)
@@ -529,11 +511,8 @@ def _members(tar: tarfile.TarFile) -> Iterator[tuple[str, str, Any]]:
 
 
 def _labelled(entry: Entry, files: Mapping[str, Any]) -> Entry:
-    """Return the entry of a photo in a shard with its label and boxes; with a problem instead, if
-    they cannot be read.
-
-    ``files`` has the photo's members by kind, see `_members`. A label of ``.cls`` counts before
-    ``.txt``, and this before ``.json``.
+    """The entry of a photo in a shard with label (``.cls`` before ``.txt`` before ``.json``) and
+    boxes, or a problem if they cannot be read; ``files`` as in `_members`.
     """
     try:
         json_content = json.loads(files["json"]) if "json" in files else {}

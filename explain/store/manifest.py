@@ -80,13 +80,8 @@ def described_method(method: Method) -> dict[str, Any]:
 def must_agree(
     stored: Mapping[str, Any], now: Mapping[str, Any], file: str, *, more: bool = False
 ) -> None:
-    """Refuse to continue a run whose stored manifest differs from ``now``, or that has functions or
-    classes of the caller's own, which cannot be compared.
-
-    With ``more``, there may be further methods and metrics.
-
-    Raises:
-        RunError: what differs is named, with both values.
+    """Refuse to continue a run whose manifest differs from ``now`` (both values are named), or has
+    the caller's own functions, which cannot be compared. ``more`` allows new methods and metrics.
     """
     for key, value in now.items():
         callers_parts = unknown(value)
@@ -107,9 +102,9 @@ def must_agree(
 
 
 def _names_to_add(stored: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """A clause for the message of `must_agree`: which methods or metrics, old and new, to ask for,
-    so that the run only adds the new ones. Empty where something else differs too, so that this
-    would not help."""
+    """A clause for messages: which methods or metrics, old and new, to ask for, so that the run
+    only adds new ones. Empty where something else differs too.
+    """
     old_and_new = {
         name: {**stored[name], **now[name]}
         for name in ("methods", "metrics")
@@ -140,10 +135,8 @@ WORDS = {"test_inputs": "preprocessed photos", "test_scores": "answers of the mo
 def changes_in_words(
     stored: Mapping[str, Any], now: Mapping[str, Any], *, more: bool = False
 ) -> list[str]:
-    """List what differs between the manifest with which a run was begun, ``stored``, and that of
-    this call, ``now``: a phrase for each key, for messages. Empty where the run can be continued.
-
-    With ``more``, there may be further methods and metrics.
+    """What differs between the manifest ``stored`` and ``now``, a phrase for each key; empty where
+    the run can be continued. ``more`` allows further methods and metrics.
 
     >>> methods = {name: {"class": "", "options": {}} for name in ("gradcam", "lrp")}
     >>> changes_in_words(
@@ -181,8 +174,8 @@ def changes_in_words(
 
 def _in_words(value: Any, categories: Sequence[str] | None) -> str:
     """A value of a manifest in words for a message: "none" for nothing, methods and targets by
-    their names, at most five of several; a long text, such as a path, keeps its beginning and
-    end."""
+    their names, at most five of several; a long text, such as a path, keeps its beginning and end.
+    """
     if value is None or value in ([], {}):
         return "none"
     if isinstance(value, Mapping) and value.keys() == {"class", "options"}:
@@ -199,9 +192,9 @@ def _in_words(value: Any, categories: Sequence[str] | None) -> str:
 def _target_in_words(
     name: str | None, options: Mapping[str, Any], categories: Sequence[str] | None
 ) -> str:
-    """A target, or another class with options, of a manifest in words: "the top class", the label
-    of a class, or the class with its options. ``categories`` are the labels of the model, if it has
-    any."""
+    """A target, or another class with options, in words: "the top class", the label of a class, or
+    the class with its options.
+    """
     if name == "TopClass":
         rank = options.get("rank", 0)
         return "the top class" if not rank else f"class {rank + 1} from the top"

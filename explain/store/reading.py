@@ -272,9 +272,8 @@ class LabelledPhoto(NamedTuple):
         return cls(columns["name"], np.array(probabilities), true, uncertain)
 
     def mistakes(self, threshold: float) -> tuple[list[int], list[int]]:
-        """The classes that are missed (true and not predicted), and the false alarms (predicted,
-        neither true nor uncertain), each in ascending order. A class is predicted from a
-        probability of ``threshold`` on.
+        """The classes missed (true and not predicted) and the false alarms (predicted, neither true
+        nor uncertain), in ascending order; predicted from ``threshold`` on.
 
         >>> photo = LabelledPhoto("a", np.array([0.1, 0.9, 0.7]), frozenset([0]), frozenset([2]))
         >>> photo.mistakes(0.5)
@@ -397,11 +396,8 @@ class StoredRun:
     def lacking(
         self, methods: Collection[str], metrics: Collection[str]
     ) -> dict[str, frozenset[str]]:
-        """Find photos without a map of some of these methods, or with maps that lack some of these
-        metrics: the methods to run on each, by the names of photos. Photos that lack nothing are
-        left out.
-
-        A continued run explains these again by these methods.
+        """By the names of photos, the methods to run again: those without a map, or whose maps lack
+        some of these metrics. Photos that lack nothing are left out.
         """
         complete: dict[str, set[str]] = {
             name: set() for (name,) in self.query("SELECT name FROM photos")
@@ -454,10 +450,7 @@ class StoredRun:
 
     def photo_columns(self) -> Iterator[dict[str, Any]]:
         """Give the row of each photo in the table ``photos``, by the names of its columns, in the
-        order of the source; columns of JSON stay text.
-
-        Raises:
-            RunError: the file is damaged.
+        order of the source; columns of JSON stay text. Raises `RunError` if the file is damaged.
         """
         self._check_digests()
         names = DIGESTED["photos"]
@@ -466,9 +459,7 @@ class StoredRun:
 
     def labelled_photos(self) -> Iterator[LabelledPhoto]:
         """Give the photos of which several labels may be true, and some label is known.
-
-        Raises:
-            RunError: the file is damaged.
+        Raises `RunError` if the file is damaged.
         """
         yield from filter(None, map(LabelledPhoto.of, self.photo_columns()))
 
@@ -491,9 +482,6 @@ class StoredRun:
     def query(self, statement: str, values: Any = ()) -> Iterator[tuple[Any, ...]]:
         """Run a query in SQL; the documentation lists the tables. Only SELECT is allowed, which
         changes nothing.
-
-        Raises:
-            RunError: it is no SELECT, SQLite does not understand it, or cannot read the file.
         """
         with self._reading(
             f"query {statement.strip()!r:.60} of run", "only SELECT is allowed"
@@ -510,13 +498,8 @@ class StoredRun:
         return int(row[0])
 
     def _check_digests(self) -> None:
-        """Compare all rows but the maps with their digests, and their numbers with those that the
-        run noted at its end; maps are compared as they are read.
-
-        Done again only when the files of the database have changed.
-
-        Raises:
-            RunError: some are.
+        """Compare all rows but the maps with their digests, and their numbers with those noted at
+        the run's end; again only when the database's files have changed.
         """
         file_stamps = tuple(stamp_of(f"{self.path}{ending}") for ending in ("", "-wal"))
         if file_stamps == self._checked:
@@ -546,11 +529,8 @@ class StoredRun:
             yield cells
 
     def _rows(self, clause: str, values: Sequence[str]) -> Iterator[Row]:
-        """Read the rows of results that match ``clause``, an SQL text of WHERE and ORDER BY with
-        placeholders for ``values``. Each map is compared with its digest as it is read.
-
-        Numbers of rows are read first, and then one row at a time, so that no more than one map is
-        in memory.
+        """Rows that match ``clause``, SQL of WHERE and ORDER BY with placeholders for ``values``;
+        numbers first, then one row at a time, for the memory. Maps are checked by digest.
         """
         with self._reading() as db:
             db.execute("BEGIN")  # rows that are written meanwhile are for the next reader
@@ -579,9 +559,9 @@ class StoredRun:
     def _reading(
         self, what: str = "run", remedy: str = "take another copy of it"
     ) -> Iterator[sqlite3.Connection]:
-        """Open the file for reading while a block lasts. Errors of SQLite in the block, and of
-        cells that cannot be parsed, become a `RunError`, whose message begins with ``what`` and
-        ends with ``remedy``."""
+        """Open the file for reading in a block, in which errors of SQLite and of cells become a
+        `RunError`, whose message begins with ``what`` and ends with ``remedy``.
+        """
         try:
             with closing(self._connect()) as db:
                 yield db
@@ -595,15 +575,8 @@ class StoredRun:
             raise self._damaged(f"a cell cannot be read ({reason_of(error)})") from None
 
     def _connect(self) -> sqlite3.Connection:
-        """Open the file for reading, or, where nothing can be written beside it, as a file that
-        nobody changes.
-
-        The connection may write, and promises not to: SQLite removes its own files beside the
-        database only when the last connection that may write is closed.
-
-        Raises:
-            RunError: a run that was interrupted left rows in a file beside it, which SQLite cannot
-                read where it may not write.
+        """Open the file for reading, as immutable where nothing can be written beside it. Writable
+        if possible: only then does SQLite remove its files beside the database.
         """
         address = self.path.absolute().as_uri()
         try:
@@ -625,9 +598,9 @@ class StoredRun:
 
 
 def columns_of_row(photo: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:
-    """Join the columns of a photo and of one of its results into what `row_of` takes, as the query
-    of a row does: the class of the result is ``target_class``, and the photo's probability
-    ``prediction_probability``."""
+    """The columns of a photo and of one result as the query of a row names them: the result's class
+    is ``target_class``, the photo's probability ``prediction_probability``.
+    """
     renamed = {"target_class": result["class"], "prediction_probability": photo["probability"]}
     return {**photo, **result, **renamed}
 
@@ -685,18 +658,12 @@ class PhotoReader:
     def read(self, row: Row) -> Image.Image | torch.Tensor:
         """Read the photo of a row again, from its source or else its file: an upright image, or a
         float tensor ``(C, H, W)``.
-
-        Raises:
-            RunError: it has changed, or has no file and the source does not have it.
-            ImageError: it cannot be read.
         """
         return row.checked_photo(self._image(row), self._remedy)
 
     def picture(self, row: Row) -> Image.Image:
         """Read the photo of a row again as an upright RGB picture, to be drawn.
-
-        Raises:
-            ExplainError: it cannot be read or has changed, or its source has a tensor.
+        Raises `ExplainError` if it cannot be read or has changed, or its source has a tensor.
         """
         return row.picture(self._image(row), self._remedy)
 

@@ -66,10 +66,8 @@ class Content:
 @dataclass(frozen=True)
 class Failed:
     """A photo that could not be explained, and why; ``general`` holds an error that need not be
-    this photo's fault.
-
-    ``stamp`` is that of its entry: results of the same file are kept, since it may be read again
-    another time.
+    this photo's fault. ``stamp`` is that of its entry: results of the same file are kept, since it
+    may be read again another time.
     """
 
     name: str
@@ -80,10 +78,9 @@ class Failed:
 
 
 class Source(ABC):
-    """Photos with names, in an order that stays the same.
-
-    A source is one class: it lists entries, and reads one of them. Reading may happen in a worker
-    process, which has its own copy of the source.
+    """Photos with names, in an order that stays the same. A source is one class: it lists entries,
+    and reads one of them. Reading may happen in a worker process, which has its own copy of the
+    source.
     """
 
     kind: ClassVar[str]
@@ -111,9 +108,7 @@ class Source(ABC):
 
     def read(self, entry: Entry) -> Content:
         """Return the content of an entry, whose pixels are read here; called in a worker process or
-        in this one.
-
-        The default gives the file at ``where``; subclasses override that.
+        in this one. The default gives the file at ``where``; subclasses override that.
         """
         return Content(Path(entry.where))
 
@@ -159,10 +154,8 @@ class Folder(Source):
 
     @cached_property
     def _survey(self) -> tuple[int, bool]:
-        """How many photos there are, and whether the names of their folders are labels: all photos
-        must lie in folders inside, of which there are at least two.
-
-        Slices of a scan count as photos. All folders are listed for this, once.
+        """How many photos there are (slices of a scan count), and whether folder names are labels:
+        all photos lie in at least two folders inside. Lists all folders, once.
         """
         folders: Counter[str] = Counter()
         for name, problem in photos_in(self.folder):
@@ -177,11 +170,8 @@ class Folder(Source):
         return self._survey[0]
 
     def entries(self) -> Iterator[Entry]:
-        """The photos in the order of their paths; a folder that cannot be read becomes an entry
-        with a problem.
-
-        Names are paths from the folder with "/" between their parts, on every system, since runs
-        keep them.
+        """The photos by path; a folder that cannot be read becomes an entry with a problem. Names
+        have "/" between their parts on every system, since runs keep them.
         """
         labelled = self._survey[1]
         for name, problem in photos_in(self.folder):
@@ -200,11 +190,8 @@ class Folder(Source):
 
 
 def stamp_of(path: str | os.PathLike[str]) -> str | None:
-    """Return a text that changes whenever a file does: its size, and the times at which its content
-    and its inode were changed last. None where there is no such file.
-
-    Programs can set the time of the content, but not that of the inode, which any change sets. Runs
-    compare this text to know that a photo need not be read again.
+    """A text that changes whenever a file does: its size and the times of content and inode, as
+    programs can set only that of the content. None without a file.
     """
     try:
         status = os.stat(split_slice(os.fspath(path))[0])
@@ -348,11 +335,8 @@ def _first(cells: Mapping[str, Any], names: Iterable[str]) -> Any:
 
 
 def as_image(value: Any) -> Any:
-    """Return an image of a data set in a form that `explain.data.images.load_image` takes, or a
-    float tensor as it is.
-
-    Integer tensors ``(C, H, W)`` become arrays ``(H, W, C)``. An image of Hugging Face that is not
-    decoded, a dictionary, becomes its bytes or its path.
+    """A data set's image as `explain.data.images.load_image` takes it, or a float tensor; integers
+    ``(C, H, W)`` become arrays, an undecoded dictionary its bytes or path.
     """
     if isinstance(value, torch.Tensor) and not value.is_floating_point():
         channels_last = value.permute(1, 2, 0) if value.ndim == 3 else value
@@ -364,11 +348,8 @@ MAX_LABEL_BITS = 63  # of a class number: SQLite holds signed integers of 64 bit
 
 
 def as_label(value: Any) -> Label:
-    """Return a label of a source as text or a whole number, a tuple of these where there are
-    several, and None for what is no label.
-
-    Accepts tensors and arrays. A list of zeros and ones stays a tuple of numbers, in which NaN
-    becomes -1 (uncertain); `explain.runs.labels.Labels.of` knows which it is.
+    """A source's label (or tensor, array) as text, whole number, or tuple of several; None for no
+    label. Zeros and ones stay a tuple of numbers, NaN becomes -1 (uncertain).
 
     >>> (
     ...     as_label(torch.tensor(3)),
@@ -394,9 +375,7 @@ def as_label(value: Any) -> Label:
 
 def _as_one_label(value: Any) -> str | int | None:
     """Return a single label as text that can be stored or as a whole number; None for what is
-    neither.
-
-    A number that is too large for SQLite, or is not whole, becomes text.
+    neither. A number that is too large for SQLite, or is not whole, becomes text.
     """
     if isinstance(value, Uncertain):
         return value
@@ -424,9 +403,6 @@ def labels_in(label: Label) -> tuple[str | int, ...]:
 def as_boxes(value: Any) -> tuple[ObjectBox, ...]:
     """Return boxes of a source as tuples: x0 y0 x1 y1 in pixels of the photo, x1 and y1 exclusive,
     and perhaps a label. A single box counts as a list of one; None as none.
-
-    Raises:
-        ImageError: they are no such numbers.
 
     >>> as_boxes([1, 2, 3, 4]), as_boxes([[1, 2, 3, 4, "dog"]])
     (((1.0, 2.0, 3.0, 4.0),), ((1.0, 2.0, 3.0, 4.0, 'dog'),))
@@ -464,10 +440,8 @@ def boxes_of_class(boxes: Iterable[Sequence[Any]], target: str) -> list[Corners]
 
 
 def labels_as_text(labels: Sequence[tuple[Any, ...]] | None) -> str | None:
-    """Return the labels of a photo as JSON, as the column ``labels`` stores them: pairs of the
-    model's class, None if it has none, and its text, and "uncertain" as a third where that is so.
-
-    A continued run compares this text with the stored one.
+    """A photo's labels as JSON: pairs of the model's class (None without) and text, and "uncertain"
+    as a third. A continued run compares this text with the stored one.
 
     >>> labels_as_text([(3, "cat"), (None, "roof")]), labels_as_text([]), labels_as_text(None)
     ('[[3, "cat"], [null, "roof"]]', '[]', None)
@@ -495,11 +469,8 @@ def boxes_as_text(boxes: Sequence[ObjectBox]) -> str | None:
 
 
 def boxes_on_input(boxes: Iterable[Corners], seen: Box, size: Sequence[int]) -> list[Corners]:
-    """Return boxes of a photo, in its pixels, as boxes in pixels of an input of ``size`` (height,
-    width) that shows the part ``seen`` of the photo.
-
-    They are clipped to the input; those that cover no whole pixel of it, after rounding, are left
-    out.
+    """Boxes in pixels of an input of ``size`` (height, width) that shows the part ``seen`` of the
+    photo, clipped to it; those that cover no whole pixel after rounding are left out.
 
     >>> boxes_on_input([(10, 0, 30, 20)], Box(20, 0, 40, 20), (10, 10))
     [(0.0, 0.0, 5.0, 10.0)]
@@ -527,9 +498,6 @@ class Columns:
     def of(cls, features: Mapping[str, Any]) -> "Columns":
         """Return the first columns with images and with class labels of a data set of Hugging Face,
         by its ``features``.
-
-        Raises:
-            RunError: none holds images.
         """
         kinds = [(name, type(feature).__name__) for name, feature in features.items()]
         images, labels = (
@@ -569,10 +537,8 @@ class Photos(Source):
         return len(self.photos) if isinstance(self.photos, Sequence) else None
 
     def entries(self) -> Iterator[Entry]:
-        """The photos of the list; photos without a file name are "photo 0", "photo 1", ...
-
-        ``where`` of an entry is its number in a sequence, or the item itself, where the photos come
-        from an iterator and can be taken only once.
+        """The photos of the list, "photo 0", "photo 1", ... without a file name; ``where`` is the
+        number in a sequence, or the item of an iterator, which can be taken only once.
         """
         for place, item in enumerate(self.photos):
             photo, *rest = item if isinstance(item, tuple) and item else (item,)
@@ -648,10 +614,8 @@ class DataSet(Source):
         return len(self.items)
 
     def entries(self) -> Iterator[Entry]:
-        """The items by their numbers; labels come only when an item is read.
-
-        A name is the item's file, where the innermost data set lists its files, or else "item" with
-        the number there, so that a subset names its items as the whole data set does.
+        """The items by number, without labels until they are read. A name is the innermost data
+        set's file, or "item" and the number there, so that subsets name items alike.
         """
         files = getattr(self.inner, "samples", None) or getattr(self.inner, "imgs", None)
         for place in range(self.count):

@@ -63,9 +63,6 @@ name comes first."""
 def check_format(version: int, file: str | os.PathLike[str]) -> None:
     """Refuse a run whose tables have another version than `FORMAT`; called when a file is opened
     for reading or writing.
-
-    Raises:
-        RunError: they are.
     """
     if version != FORMAT:
         raise RunError(
@@ -85,14 +82,9 @@ def quoted(columns: Iterable[str]) -> str:
 
 
 def packed(values: np.ndarray[Any, Any], placement: Placement | None = None) -> dict[str, Any]:
-    """Return a map of any shape as the columns ``shape``, ``scale``, ``content`` (a digest) and
-    ``map`` of the table ``results``; `unpacked` reads them.
-
-    ``map`` is float16, little-endian, row after row, to be multiplied by ``scale``: the largest
-    magnitude of the map (1 where all is zero). This value is kept to float32, and no other is off
-    by more than ``2**-11`` of itself; those below ``2**-14`` of the largest, by no more than
-    ``2**-25`` of the largest. With a ``placement`` of one image, ``shape`` has where the cells look
-    as well; see `shape_and_placement`.
+    """A map as columns ``shape`` (with ``placement``), ``scale`` (its largest magnitude),
+    ``content`` (digest) and ``map``: little-endian float16, times ``scale``, to within ``2**-11``
+    (small values to within ``2**-25`` of the largest).
 
     >>> columns = packed(np.array([[0.0, 3.0]], np.float32))
     >>> columns["map"], columns["shape"], columns["scale"]
@@ -133,11 +125,8 @@ def shape_and_placement(columns: Mapping[str, Any]) -> tuple[list[int], Placemen
 
 
 def digest_of_cells(cells: Iterable[Any]) -> int:
-    """Return a digest of the cells of a row, a signed integer of 64 bits: the same before they are
-    written and after they are read.
-
-    SQLite keeps no NaN and no negative zero. Stored runs have these digests: another computation
-    would make them count as damaged.
+    """A digest of a row's cells, a signed integer of 64 bits, before writing as after reading (no
+    NaN and negative zero in SQLite). Another computation would make stored runs count as damaged.
 
     >>> (
     ...     digest_of_cells(["a", -0.0, float("nan")]) == digest_of_cells(["a", 0.0, None]),
@@ -235,9 +224,7 @@ class Store:
 
     def _begin(self, manifest: Mapping[str, Any]) -> bool:
         """Make the tables and write the manifest, unless the file holds photos already; return
-        whether it did.
-
-        A run without photos is begun again: its manifest, failures and notes are removed.
+        whether it did. A run without photos is begun again.
         """
         exists = self._is_run()
         if exists and self._number("SELECT count(*) FROM photos"):
@@ -253,11 +240,7 @@ class Store:
         return True
 
     def _is_run(self) -> bool:
-        """Whether the file holds the tables of a run; a new or empty file does not.
-
-        Raises:
-            RunError: it holds something else, or was written by another version.
-        """
+        """Whether the file holds the tables of a run; a new or empty file does not."""
         application = 0
         tables = 1
         try:
@@ -287,18 +270,15 @@ class Store:
 
     def enter_methods(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write the methods of the run, as rows of `method_row`; those that are there already stay
-        as they are. Called when the first photo is explained, since a group of methods is chosen
-        only then."""
+        as they are.
+        """
         with self.transaction():
             for row in rows:
                 self.insert("methods", row, conflict="IGNORE")
 
     def write(self, answers: Sequence[PhotoRecord | Failed]) -> None:
-        """Write a batch of photos with all their results, and failures, in one transaction: all of
-        them are there afterwards, or none.
-
-        A photo that was there is replaced, and is no longer a failure. If a photo fails whose file
-        has not changed since it was explained (by its stamp), the stored results are kept.
+        """Write a batch of photos with all results, and failures, in one transaction; a photo there
+        is replaced, unless it fails now and its file has the same stamp.
         """
         with self.transaction():
             for answer in answers:
@@ -315,11 +295,8 @@ class Store:
                     )
 
     def _write_photo(self, record: PhotoRecord) -> None:
-        """Write a photo with its results and notes; part of a transaction.
-
-        The stored photo is replaced, and its results with it. With ``record.added``, it stays, and
-        only the results of the methods in the record are replaced: these are new methods, or maps
-        that lacked a metric.
+        """Write a photo with its results and notes, in a transaction, in place of what is stored;
+        with ``record.added``, only the results of the record's methods are replaced.
         """
         self.db.execute("DELETE FROM failures WHERE name = ?", (record.name,))
         if record.added:
@@ -377,11 +354,8 @@ class Store:
     def insert(
         self, table: str, row: Mapping[str, Any], *owner: str, conflict: str = "REPLACE"
     ) -> int:
-        """Insert a row into a table, and return its id; a row with the same key is replaced, or
-        kept with ``conflict="IGNORE"``.
-
-        Tables in `DIGESTED` get a digest of the row. That of a result begins with the name of its
-        photo, ``owner``, so that results of two photos cannot be exchanged.
+        """Insert a row, in place of one with the same key unless ``conflict="IGNORE"``; returns its
+        id. Tables in `DIGESTED` get a digest, with ``owner`` so that photos cannot be exchanged.
         """
         if table in DIGESTED:
             cells = [*owner, *(row[name] for name in DIGESTED[table])]
@@ -421,15 +395,8 @@ class Store:
 
 @contextmanager
 def locked_run(file: Path) -> Iterator[None]:
-    """Keep every other run, in this process or another, from writing a file while the block lasts;
-    make the file's folder.
-
-    The lock ends with the process that holds it and its workers, however they end. It is on a file
-    beside the run, since SQLite has locks of its own on the run.
-
-    Raises:
-        RunError: another run writes the file, or it has two names: SQLite writes a journal for
-            each, and a run that was interrupted under one is damaged under the other.
+    """Keep other runs from writing a file (whose folder is made) while the block lasts; ends with
+    the process. Refused for a file of two names: SQLite writes a journal for each.
     """
     from filelock import FileLock, Timeout  # here, since reading needs no lock
 

@@ -104,15 +104,8 @@ class Answer(CheckedTarget):
 
 
 def with_answers(model: nn.Module, inputs: Inputs, targets: Sequence[Target]) -> Prepared:
-    """Prepare an image-to-text model for the answers in ``targets``: its output then has the
-    log-probability of each word.
-
-    Returns the model, the inputs with the answer behind the prompts, and the tokens of explained
-    words. Without an answer in the targets, model and inputs stay as they are. The new model shares
-    all modules.
-
-    Raises:
-        ModelError: the model reads its answer from both sides, or gives no logits of tokens.
+    """The model with log-probabilities of words as output, the inputs with the answer behind the
+    prompts, and the tokens of explained words; model and inputs as they are without an answer.
     """
     answers = list(targets_in(tuple(targets), Answer))
     if not answers:
@@ -159,10 +152,8 @@ def with_answers(model: nn.Module, inputs: Inputs, targets: Sequence[Target]) ->
 
 
 def _with_prompt(model: nn.Module, inputs: Inputs) -> tuple[nn.Module, Inputs]:
-    """A model whose decoder takes "decoder_input_ids" (TrOCR, Donut), as one that takes them as
-    "input_ids", with inputs that have them; other models and inputs as they are.
-
-    Without a prompt of the caller's, it is the token that an answer starts with.
+    """A model that takes "decoder_input_ids" (TrOCR, Donut) as one that takes "input_ids", and its
+    inputs; others as they are. Without a prompt, it is the token that answers start with.
     """
     parameters = inspect.signature(model.forward).parameters
     has_tokens = not {"input_ids", "attention_mask"}.isdisjoint(inputs.kwargs)
@@ -196,11 +187,7 @@ def _decode(
 
 
 def _check_prompts(inputs: Inputs) -> int:
-    """The number of prompts in the inputs.
-
-    Raises:
-        TargetError: not each photo has one, as "input_ids" ``(N, L)``.
-    """
+    """The number of prompts in the inputs."""
     prompt = inputs.kwargs.get("input_ids")
     if not isinstance(prompt, torch.Tensor) or prompt.ndim != 2 or len(prompt) != len(inputs):
         raise TargetError(
@@ -214,9 +201,6 @@ def _check_prompts(inputs: Inputs) -> int:
 def _prompt_words(model: nn.Module, inputs: Inputs, tokenizer: Any) -> tuple[str, ...]:
     """The texts of the prompt's tokens, with "" for tokens of photos and padding, which are no
     words.
-
-    Raises:
-        TargetError: the photos have different prompts.
     """
     prompts = inputs.kwargs["input_ids"]
     if not bool((prompts == prompts[0]).all()):
@@ -243,12 +227,8 @@ def _log_probabilities(
     words: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> dict[str, torch.Tensor]:
-    """The forward of the model that `with_answers` makes: the log-probability of each word of the
-    answer, ``(N, W)``.
-
-    ``run`` is the forward of the caller's model. ``ids`` are the answer's tokens, and
-    ``words_of_answer`` the places of those that make up each word. ``words`` ``(N, L, D)`` take the
-    place of what ``layer`` embeds.
+    """The log-probability of each word of the answer, ``(N, W)``; ``words_of_answer`` has the
+    positions of each word in ``ids``, and ``words`` ``(N, L, D)`` replace what ``layer`` embeds.
     """
     with HookGroup(model) as group:
         if words is not None:
@@ -270,7 +250,6 @@ def _log_probabilities(
 
 class JointTokens(NamedTuple):
     """Where the tokens of a photo are in a sequence of ``length``, which has those of a text too.
-
     ``read`` are the places from whose logits the answer's tokens are read: one list for each image,
     or a single list for all.
     """
@@ -285,9 +264,7 @@ class JointTokens(NamedTuple):
 
 def _joint_tokens(model: nn.Module, inputs: Inputs, answer_length: int) -> JointTokens | None:
     """Where the photo's tokens and those from which the answer is read are in the sequence; None
-    where photos have no places of their own, or different ones.
-
-    The layouts of `explain.layers` use it to lay tokens out as a map.
+    where photos have no positions of their own, or different ones.
     """
     ids = inputs.kwargs["input_ids"]
     is_photo_token = torch.isin(ids, _image_ids(model, ids.device))
@@ -308,11 +285,7 @@ def _joint_tokens(model: nn.Module, inputs: Inputs, answer_length: int) -> Joint
 
 
 def _logits(output: Any, count: int) -> torch.Tensor:
-    """The logits of the next token ``(N, L, V)`` in an image-to-text model's output.
-
-    Raises:
-        TargetError: there are none.
-    """
+    """The logits of the next token ``(N, L, V)`` in an image-to-text model's output."""
     logits: torch.Tensor | None = find_tensor(output, count, (3,), ("logits",))
     if logits is None:
         raise unsuitable("answer", "logits of the next token (N, L, V) for input_ids", output)
@@ -391,9 +364,7 @@ def _ids(model: nn.Module, inputs: Inputs, answer: Answer) -> TokenIds:
 
 def _own_answer(model: nn.Module, inputs: Inputs) -> TokenIds:
     """The tokens that the model itself answers to a single photo: the most probable ones, up to one
-    that ends the answer.
-
-    It runs the model once for each token, at most `LONGEST` times.
+    that ends the answer. It runs the model once for each token, at most `LONGEST` times.
     """
     if len(inputs) > 1:
         raise TargetError(

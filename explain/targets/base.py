@@ -184,19 +184,13 @@ def check_one_per_image(what: str, held: int, count: int) -> None:
 
 def images_of_rows(images: tuple[int, ...] | None, rows: torch.Tensor) -> tuple[int, ...]:
     """Return the original images of perturbed copies, where a target counts rows ``(P,)``, and
-    these belong to ``images``.
-
-    None for ``images`` means that row i is image i.
+    these belong to ``images``. None for ``images`` means that row i is image i.
     """
     return tuple(rows.tolist() if images is None else (images[row] for row in rows.tolist()))
 
 
 def _terms(target: Any) -> tuple[tuple[float, Target], ...]:
-    """The pairs (weight, target) of a sum of targets; a single target has weight 1.
-
-    Raises:
-        TargetError: it is no target.
-    """
+    """The pairs (weight, target) of a sum of targets; a single target has weight 1."""
     if isinstance(target, Sum):
         return target.terms
     if isinstance(target, Target):
@@ -208,11 +202,8 @@ def _terms(target: Any) -> tuple[tuple[float, Target], ...]:
 
 
 def find_tensor(output: Any, count: int, dims: Sequence[int], names: Sequence[str] = SCORES) -> Any:
-    """Return the tensor in a model's output that has ``count`` rows and one of ``dims`` dimensions;
-    None without any.
-
-    An output may be a tensor, a tuple, a list, a mapping or a dataclass. Earlier ``dims`` are
-    preferred, and then earlier ``names``.
+    """The tensor in an output (tuple, mapping, dataclass) with ``count`` rows and one of ``dims``
+    dimensions; None without any. Earlier ``dims`` are preferred, and then earlier ``names``.
 
     >>> find_tensor((None, {"not": "looked into"}, torch.zeros(2, 5)), 2, [2]).shape
     torch.Size([2, 5])
@@ -231,9 +222,6 @@ def need_tensor(
 ) -> torch.Tensor:
     """Return the tensor that `find_tensor` finds; ``shape`` says in the error what ``target``
     needs.
-
-    Raises:
-        TargetError: the output has no such tensor.
     """
     tensor: torch.Tensor | None = find_tensor(output, count, dims, names)
     if tensor is None:
@@ -256,11 +244,8 @@ one."""
 
 
 def find_logits(output: Any, count: int) -> torch.Tensor:
-    """Return the class scores ``(count, K)`` in a model's output: a tensor, or one in a tuple,
-    mapping or dataclass.
-
-    One number for each image, ``(count,)``, counts as the score of a single class. Of features and
-    the scores that the network computes from them, these are the scores.
+    """The class scores ``(count, K)`` in a model's output, rather than features that they are
+    computed from; ``(count,)`` counts as the score of a single class.
     """
     scores = find_scores(output, count)
     reader = READER.get()
@@ -282,11 +267,8 @@ def find_logits(output: Any, count: int) -> torch.Tensor:
 
 
 def find_scores(output: Any, count: int) -> torch.Tensor | None:
-    """The tensor of class scores in a model's output: ``(count, K)``, or one number an image in its
-    own shape; None without any.
-
-    Where several may be, the `OutputReader` of the model decides, and else the first counts. A map
-    of one place ``(count, K, 1, 1)``, as of a critic that ends in a convolution, has scores.
+    """The class scores in an output, ``(count, K)`` or one number an image in its own shape; None
+    without any. The model's `OutputReader` decides between several, else the first counts.
     """
     if isinstance(output, torch.Tensor):
         if output.ndim > 2:
@@ -303,7 +285,6 @@ def find_scores(output: Any, count: int) -> torch.Tensor | None:
 
 def _candidates(output: Any, count: int) -> Mapping[Any, torch.Tensor]:
     """The tensors in an output that may be class scores, by their key, the likeliest first.
-
     Where a name says which they are, these alone, with the key ``()``.
     """
     for tensor in items_named(output, SCORES):

@@ -117,9 +117,6 @@ class ChosenClasses(Target):
     def pick(self, output: Any, count: int) -> Picked:
         """The scores ``(count,)`` of the classes that were chosen on the images as they are, and
         their indices.
-
-        Raises:
-            TargetError: the output has fewer classes than then.
         """
         scores = find_logits(output, count)
         if scores.shape[1] < self.width:
@@ -178,9 +175,7 @@ def _elsewhere(
     categories: Labels = None,
 ) -> Target | None:
     """The resolved target for a class if the output has boxes or maps instead of class scores; else
-    None.
-
-    ``label`` is the class (None is any, or the top one), ``rank`` which of its detections.
+    None. ``label`` is the class (None is any, or the top one), ``rank`` which of its detections.
     """
     has_boxes = isinstance(output, Mapping) and "boxes" in output
     has_scores = isinstance(output, torch.Tensor) and find_scores(output, count) is not None

@@ -215,11 +215,7 @@ class Detections(CheckedTarget):
         return list(target._detected(boxes, image, target._label(image)))
 
     def _counted(self, boxes: Boxes) -> "Detections":
-        """The target with classes that count from the last one as indices from 0 on.
-
-        Raises:
-            TargetError: it has them, and boxes after suppression do not show how many there are.
-        """
+        """The target with classes that count from the last one as indices from 0 on."""
         if boxes.dense:
             return replace(self, label=from_start(self.label, boxes.scores[0].shape[1]))
         label = from_start(self.label, len(self.categories or ()))
@@ -237,11 +233,8 @@ class Detections(CheckedTarget):
         return index
 
     def _detected(self, boxes: Boxes, image: int, label: int | None) -> Iterator[tuple[int, int]]:
-        """Yield the detections with a class (None for any) in one image, best first: pairs of
-        position and class.
-
-        They are computed one by one, as far as a caller asks, and kept in ``boxes.detections`` for
-        other targets.
+        """Yield the detections with a class (None for any) in one image, best first: (position,
+        class). Each is computed when needed, and kept in ``boxes.detections`` for other targets.
         """
         threshold = self.threshold if boxes.dense else -torch.inf
         key = image, label, threshold
@@ -253,11 +246,7 @@ class Detections(CheckedTarget):
         return copy(boxes.detections[key])
 
     def _check_in_image(self, wanted: torch.Tensor | None, image: int) -> None:
-        """Refuse a box or point that lies beside the image; ``wanted`` is the box, or None.
-
-        Raises:
-            TargetError: it does; the message has the image's size.
-        """
+        """Refuse a box or point that lies beside the image; ``wanted`` is the box, or None."""
         if self.size is None:
             return
         height, width = self.size[-2:]
@@ -274,14 +263,8 @@ class Detections(CheckedTarget):
         )
 
     def _find(self, boxes: Boxes, image: int, wanted: torch.Tensor | None) -> tuple[int, int]:
-        """Find the box that the target means in one image: its position among ``boxes``, and its
-        class.
-
-        With a box (``wanted``), it is the one that overlaps it best; else the detection with the
-        target's number, or around its point.
-
-        Raises:
-            NotDetectedError: there is no such detection.
+        """The position among ``boxes`` and the class of the target's box in one image: the best
+        overlap with ``wanted``, else the detection with the target's number or around its point.
         """
         label = self._label(image)
         self._check_in_image(wanted, image)
@@ -352,9 +335,6 @@ class Detections(CheckedTarget):
     ) -> tuple[int, int]:
         """Find the box of one image that overlaps the wanted one best: its position among
         ``boxes``, and its class.
-
-        Raises:
-            TargetError: it overlaps it by less than ``overlap``; the message names it.
         """
         scores = boxes.scores[image].detach()
         corners = boxes.boxes[image].detach()
@@ -381,9 +361,8 @@ class Detections(CheckedTarget):
 
 @dataclass(frozen=True, eq=False)
 class Detected(Target):
-    """A resolved `Detections`: for each image, the label and the box ``(N, 4)`` to find again.
-
-    Of several boxes that coincide, it is the one with the rank in ``ranks``, 0 for the best score.
+    """A resolved `Detections`: for each image, the label and the box ``(N, 4)`` to find again. Of
+    several boxes that coincide, it is the one with the rank in ``ranks``, 0 for the best score.
     ``compared`` ``(N, 4)`` are the boxes that "overlap" is measured with.
     """
 
@@ -427,11 +406,8 @@ class Detected(Target):
         return replace(self, labels=classes)
 
     def likeness(self, output: Any, count: int) -> torch.Tensor:
-        """How similar the best box of each image is to this one: ``(count,)``, overlap times score,
-        0 without a box.
-
-        For D-RISE (Petsiuk et al., 2021), where the cosine of the class distributions
-        takes part; with a label for each box, that is 1 or 0.
+        """Overlap times score of the box most like this one, ``(count,)``; 0 without a box. D-RISE
+        (Petsiuk et al., 2021), whose cosine of class distributions is 1 or 0 for labels.
         """
         boxes = self._read(output, count)
         best = self.boxes.new_zeros(count)
@@ -466,10 +442,8 @@ class Detected(Target):
         return matching_box(scores, corners, self.boxes[image], self.ranks[image])
 
     def _value(self, boxes: Boxes, image: int) -> torch.Tensor | None:
-        """What is explained of the detected box in one image, as a number with a graph: its score,
-        logit, side, overlap or existence.
-
-        None where the box is not found again: then the score is 0.
+        """The score, logit, side, overlap or existence of the detected box in one image, with a
+        graph; None where the box is not found again: then the score is 0.
         """
         scores = boxes.scores[image]
         corners = boxes.boxes[image]
@@ -522,11 +496,8 @@ def _of_label(scores: torch.Tensor, label: int | None) -> torch.Tensor:
 def matching_box(
     scores: torch.Tensor, boxes: torch.Tensor, box: torch.Tensor, rank: int = 0
 ) -> tuple[int, float]:
-    """Return which of some detected boxes ``(Q, 4)`` with scores ``(Q,)`` is the same as ``box``,
-    and their intersection over union.
-
-    It is the one that overlaps it best; of several that do so nearly as much, the one with the best
-    score, or the one of that ``rank``. The overlap is less than 0 where there is none.
+    """Which of ``boxes`` ``(Q, 4)`` is ``box``, and their IoU (below 0 without overlap): the best
+    overlap; among nearly equal overlaps the best score, or the one of ``rank``.
     """
     cells, overlap_shares = coinciding(scores, boxes, box, rank + 1)
     if len(cells) <= rank:
@@ -537,12 +508,8 @@ def matching_box(
 def coinciding(
     scores: torch.Tensor, boxes: torch.Tensor, box: torch.Tensor, least: int = 1
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the positions of the boxes ``(Q, 4)`` that may be the same as ``box``, best score
-    first, and their intersections over union.
-
-    They are those that overlap it nearly as much as the one that does so best (see `NEAR`), and
-    those next to them up to ``least`` boxes. A score of minus infinity excludes a box: its overlap
-    is -1.
+    """The boxes ``(Q, 4)`` that overlap ``box`` nearly as much as the best (`NEAR`), and the next
+    up to ``least``, by score, with their IoU: -1 for boxes with a score of minus infinity.
     """
     overlap_shares = torch.where(scores > -torch.inf, overlaps(boxes, box), -1.0)
     nearest = overlap_shares.topk(min(least, len(overlap_shares))).values
@@ -560,12 +527,8 @@ def suppressed(
     iou: float = 0.6,
     most: int = 1000,
 ) -> Iterator[tuple[int, int]]:
-    """Yield the detections that non-maximum suppression keeps, best first: pairs of position among
-    ``boxes`` and class.
-
-    ``boxes`` are ``(Q, 4)`` with scores ``(Q, K)``. Of boxes with the same label that overlap by
-    more than ``iou``, the best stays, unless they are not ``dense``. ``most`` candidates are
-    considered.
+    """Yield (position, class) of what non-maximum suppression keeps of ``boxes`` ``(Q, 4)``, scores
+    ``(Q, K)``, best first; nothing is suppressed unless ``dense``. ``most`` candidates count.
 
     >>> boxes = torch.tensor(
     ...     [[0.0, 0, 9, 9], [0, 0, 9, 8], [20, 0, 29, 9]]
@@ -615,9 +578,8 @@ _INDEX = re.compile(r"(.+)@(\d+)")
 @dataclass(frozen=True, eq=False)
 class Place(Detections):
     """What a model detects or segments at a place that a text says; the model's output shows which
-    of both it does.
-
-    Of a segmenter, it is the class at the ``point`` or within the ``box``. ``called`` is the text.
+    of both it does. Of a segmenter, it is the class at the ``point`` or within the ``box``.
+    ``called`` is the text.
     """
 
     called: str = field(default="", kw_only=True)
@@ -629,9 +591,6 @@ class Place(Detections):
     def resolved(self, output: Any, count: int) -> Target:
         """Choose what the place means in each image: a box of a detector, or the class at the place
         of a segmenter.
-
-        Raises:
-            TargetError: the model gives neither boxes nor maps.
         """
         if find_layout(output, count, self.size) is not None:
             return super().resolved(output, count)
@@ -651,9 +610,7 @@ class Place(Detections):
 
     def on_photo(self, seen: Box, size: Size) -> "Place":
         """Return this place, given in pixels of a photo, in pixels of the model's input of
-        ``size``.
-
-        ``seen`` is the part of the photo that the input shows.
+        ``size``. ``seen`` is the part of the photo that the input shows.
         """
         places: dict[str, Any] = {"point": self.point, "box": self.box}
         for name, place in places.items():

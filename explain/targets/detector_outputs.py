@@ -55,10 +55,8 @@ of boxes."""
 @dataclass(frozen=True, eq=False)
 class Boxes:
     """The boxes of each image: ``scores[i]`` ``(Q, K)``, minus infinity for other labels, and
-    ``boxes[i]`` ``(Q, 4)``.
-
-    ``dense`` boxes come before non-maximum suppression. ``existence[i]`` ``(Q,)`` says that there
-    is anything in a box. ``doubt`` says what else the output may mean.
+    ``boxes[i]`` ``(Q, 4)``. ``dense`` boxes come before non-maximum suppression. ``existence[i]``
+    ``(Q,)`` says that there is anything in a box. ``doubt`` says what else the output may mean.
     """
 
     scores: OfImages
@@ -92,12 +90,7 @@ def read(
     output: Any, count: int, size: Size | None, decode: Decode | str | None = None, name: str = "it"
 ) -> Boxes:
     """Read the boxes in a detector's output for ``count`` images, in pixels of the model's input
-    ``size`` (height, width).
-
-    ``name`` is what messages call the target.
-
-    Raises:
-        TargetError: the output has none of the known layouts, or not the one that is named.
+    ``size`` (height, width). ``name`` is what messages call the target.
     """
     if isinstance(decode, str) and decode not in LAYOUTS:
         raise TargetError(
@@ -122,11 +115,8 @@ def find_layout(
     *,
     is_detector: bool = False,
 ) -> Boxes | None:
-    """Read the boxes in a model's output in the first layout that fits, or in the one that
-    ``decode`` names; None if none does.
-
-    Maps that a segmenter may return too are boxes only if the model ``is_detector``. Inside
-    `reading_once`, a second call for the same output returns the same `Boxes`.
+    """The boxes of an output in the first layout that fits, or in that of ``decode``; None if none
+    does. Maps that a segmenter may return too are boxes only if the model ``is_detector``.
 
     >>> find_layout({"scores": torch.zeros(1, 7, 2), "boxes": torch.zeros(1, 7, 4)}, 1).layout
     'cells'
@@ -153,11 +143,7 @@ def find_layout(
 
 
 def _decoded(output: Any, count: int, decode: Decode) -> Boxes:
-    """Read the boxes in a detector's output with the caller's function ``decode``.
-
-    Raises:
-        TargetError: it returns other shapes than scores ``(N, Q, K)`` and boxes ``(N, Q, 4)``.
-    """
+    """Read the boxes in a detector's output with the caller's function ``decode``."""
     scores, boxes = decode(output)
     if scores.ndim != 3 or len(scores) != count or boxes.shape != (*scores.shape[:2], 4):
         raise TargetError(
@@ -185,11 +171,8 @@ def _in_layout(
 
 
 def _without_broken(boxes: Boxes) -> Boxes:
-    """Exclude detected boxes that are broken: minus infinity for scores that are NaN or whose box
-    has no finite area, so that nothing is detected there.
-
-    Where all scores before suppression are so, the network has failed: they become NaN, which is
-    refused like that of a class.
+    """Set scores that are NaN, or whose box has no finite area, to minus infinity, so nothing is
+    detected there. If all before suppression are so, the network has failed: they become NaN.
     """
     usable_scores = []
     for scores, corners in zip(boxes.scores, boxes.boxes, strict=True):
@@ -209,11 +192,8 @@ def _part(output: Any, *names: str) -> Any:
 
 
 def _results(output: Any, count: int, size: Size | None) -> Boxes | None:
-    """Read the layout "results": boxes, labels and scores of each image, as torchvision and the
-    processors of transformers give them.
-
-    So do the result objects of ultralytics, of which oriented boxes count with the upright boxes
-    around them. None for other outputs.
+    """The layout "results": boxes, labels and scores of each image, as of torchvision, transformers
+    and ultralytics (of oriented boxes, the upright ones around them); None for other outputs.
     """
     images = [output] if isinstance(output, Mapping) and count == 1 else output
     if not isinstance(images, (list, tuple)) or len(images) != count:
@@ -226,9 +206,7 @@ def _results(output: Any, count: int, size: Size | None) -> Boxes | None:
 
 def _of_results(results: Sequence[Any]) -> Boxes:
     """`Boxes` from a list with (boxes ``(Q, 4)``, labels ``(Q,)``, scores ``(Q,)``) for each image,
-    after suppression.
-
-    What fills up a list of detections has a label below 0.
+    after suppression. What fills up a list of detections has a label below 0.
     """
     labels_of_all = torch.cat([labels for _, labels, _ in results])
     classes = 1 + max(labels_of_all.tolist(), default=0)
@@ -275,11 +253,8 @@ def _cells(output: Any, count: int, size: Size | None) -> Boxes | None:
 
 
 def _queries(output: Any, count: int, size: Size | None, background: bool) -> Boxes | None:
-    """Read a DETR's logits and boxes for each query; boxes are (middle, width, height) in shares of
-    the input.
-
-    ``background`` says whether classes have a softmax whose last class is "no object", or a sigmoid
-    each. None for other outputs.
+    """A DETR's logits and boxes (middle, width, height in shares of the input); None for others.
+    ``background``: a softmax whose last class is "no object", rather than sigmoids.
     """
     logits = _part(output, "logits", "pred_logits")
     shares = _part(output, "pred_boxes")
@@ -301,13 +276,8 @@ def _queries(output: Any, count: int, size: Size | None, background: bool) -> Bo
 
 
 def _ends_in_no_object(output: Any, count: int) -> bool:
-    """Whether a DETR's queries have a softmax whose last class is "no object", rather than a
-    sigmoid for each class.
-
-    The names of transformers' outputs say it. Of "pred_logits", the name of all DETRs elsewhere, it
-    is not so where queries were chosen in two stages, or where the best class of most queries has a
-    logit below 0: a sigmoid that was trained says "nothing here" so, but in a softmax the logit of
-    "no object" is high then.
+    """Whether a DETR's queries have a softmax whose last class is "no object", not sigmoids: by
+    transformers' names; else unless queries come in two stages or most best logits are below 0.
     """
     logits = _part(output, "pred_logits")
     if logits is None:
@@ -337,11 +307,8 @@ def _has_more_cells_than(columns: int, output: Any, count: int) -> bool:
 
 
 def _end_to_end(output: Any, count: int, size: Size | None) -> Boxes | None:
-    """Read the rows ``(N, Q, 6)`` of YOLOv10 and YOLO26: corners, score and label of boxes that
-    need no suppression.
-
-    Factors of masks or key points may follow, or an angle, with which the box is (middle, width,
-    height). None for other shapes.
+    """The rows ``(N, Q, 6)`` of YOLOv10 and YOLO26: corners, score and label of final boxes; None
+    for others. Factors of masks, key points or an angle (a turned box) may follow.
     """
     rows = _tensor(output, count)
     if rows is None or rows.shape[2] - 6 not in (0, _after_label(rows, output)):
@@ -352,11 +319,8 @@ def _end_to_end(output: Any, count: int, size: Size | None) -> Boxes | None:
 
 
 def _yolov8(output: Any, count: int, size: Size | None) -> Boxes | None:
-    """Read YOLOv8's to 11's columns ``(N, 4 + K, cells)``: middle, width, height and class scores.
-    None for other outputs.
-
-    What else is returned for each cell follows the scores: factors of masks, key points, or the
-    angle of the box.
+    """The columns ``(N, 4 + K, cells)`` of YOLOv8 to 11: middle, width, height and class scores;
+    None for others. Factors of masks, key points or the box's angle may follow the scores.
     """
     columns = _tensor(output, count)
     if columns is None or columns.shape[1] < 5:
@@ -373,10 +337,8 @@ def _yolov8(output: Any, count: int, size: Size | None) -> Boxes | None:
 
 
 def _yolov5(output: Any, count: int, size: Size | None) -> Boxes | None:
-    """Read the rows ``(N, cells, 5 + K)`` of YOLOv3 to v7 and YOLOX: middle, width, height,
-    existence and class scores.
-
-    Factors of masks may follow, as many as the prototypes have channels. None for other outputs.
+    """The rows ``(N, cells, 5 + K)`` of YOLOv3 to v7 and YOLOX: middle, width, height, existence,
+    class scores; None for others. As many factors of masks as prototypes may follow.
     """
     rows = _tensor(output, count)
     if rows is None or rows.shape[2] < 6:
@@ -392,10 +354,8 @@ def _yolov5(output: Any, count: int, size: Size | None) -> Boxes | None:
 
 
 def _yolox(output: Any, count: int, size: Size | None) -> Boxes | None:
-    """Read YOLOX's rows before decoding: as `_yolov5`, but middles relative to the cell and
-    logarithms of sizes, in cells.
-
-    Needs ``size``, the input's; None without it and for other outputs.
+    """YOLOX's rows before decoding: as `_yolov5`, but middles relative to the cell and logarithms
+    of sizes, in cells. None without the input's ``size`` and for other outputs.
     """
     rows = _tensor(output, count)
     if rows is None or rows.shape[2] < 6 or size is None:
@@ -427,10 +387,8 @@ def _yolov8_maps(output: Any, count: int, size: Size | None) -> Boxes | None:
 
 
 def _fcos(output: Any, count: int, size: Size | None) -> Boxes | None:
-    """Read FCOS's lists of maps: class logits ``(N, K, h, w)``, distances to the sides in pixels,
-    and a centredness, if there is.
-
-    Scores are the roots of the products of class and centredness. None for other outputs.
+    """FCOS's maps: class logits ``(N, K, h, w)``, distances to the sides in pixels, and maybe
+    centredness, by which scores are the root of the product; None for other outputs.
     """
     if not isinstance(output, (list, tuple)) or len(output) not in (2, 3):
         return None
@@ -456,11 +414,8 @@ def _fcos(output: Any, count: int, size: Size | None) -> Boxes | None:
 def _anchors(
     output: Any, count: int, size: Size | None, scales: tuple[float, float], background: bool
 ) -> Boxes | None:
-    """Read torchvision's heads with their anchors: "cls_logits", "bbox_regression" and "anchors"
-    ``(Q, 4)``.
-
-    ``scales`` divide the deltas of middle and size; ``background`` says whether class 0 is
-    "nothing". None for other outputs.
+    """torchvision's "cls_logits", "bbox_regression" and "anchors" ``(Q, 4)``; None for other
+    outputs. ``scales`` divide the deltas; ``background``: class 0 is "nothing".
     """
     logits = _part(output, "cls_logits")
     deltas = _part(output, "bbox_regression")
@@ -491,9 +446,7 @@ def _anchors(
 
 def _centernet(output: Any, count: int, size: Size | None) -> Boxes | None:
     """Read CenterNet's maps: middles ``(N, K, h, w)``, sizes ``(N, 2, h, w)`` in cells and, if
-    there are, offsets in the cell.
-
-    Middles are logits or probabilities. None for other outputs.
+    there are, offsets in the cell. Middles are logits or probabilities. None for other outputs.
     """
     maps, is_certain = _centernet_maps(output, count)
     heat = maps.get("heat")
@@ -514,10 +467,8 @@ def _centernet(output: Any, count: int, size: Size | None) -> Boxes | None:
 
 
 def _centernet_maps(output: Any, count: int) -> tuple[dict[str, torch.Tensor], bool]:
-    """CenterNet's maps by their role ("heat", "sizes", "offset"), and whether the roles are
-    certain.
-
-    They follow from names, and else from channels and order. No roles if maps are left over.
+    """CenterNet's maps by role ("heat", "sizes", "offset"), from names, else from channels and
+    order, and whether the roles are certain. No roles if maps are left over.
     """
     stages = output if isinstance(output, (list, tuple)) else [output]
     is_stage = bool(stages) and not isinstance(stages[-1], (list, tuple, torch.Tensor))
@@ -606,11 +557,8 @@ def _factors(output: Any) -> int:
 
 
 def _columns_beside(columns: torch.Tensor, output: Any, *, named: bool = False) -> list[int]:
-    """How many columns a table ``(N, columns, cells)`` has of each part that the output has beside
-    it: factors of masks, key points, an angle.
-
-    Two heads have parts of the same names, which count once. With ``named``, those with names
-    count, for any number of cells.
+    """How many columns of ``(N, columns, cells)`` belong to each part that the output has beside it
+    (factors of masks, key points, an angle); parts of the same name in two heads count once.
     """
     counts = {}
     for path, tensor in nested.paths(output):
@@ -667,11 +615,8 @@ def boxes_from_sides(middles: torch.Tensor, sides: torch.Tensor) -> torch.Tensor
 def read_bins(
     maps: Sequence[torch.Tensor], strides: Sequence[float], bins: int, first: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Class logits ``(N, cells, K)`` and boxes ``(N, cells, 4)`` from a head's maps ``(N, K + 4 *
-    bins, h, w)``, bins from the channel ``first`` on.
-
-    The distances to the four sides are the means of softmaxes over 0, 1, ... strides (Li et al.,
-    "Generalized Focal Loss", NeurIPS 2020).
+    """Class logits ``(N, cells, K)`` and boxes ``(N, cells, 4)`` from maps ``(N, K + 4 * bins, h,
+    w)``; distances are means of softmaxes over strides ("Generalized Focal Loss", 2020).
     """
     logits = []
     boxes = []

@@ -87,9 +87,6 @@ class ScoreTarget(Target):
     def _images_argument(self) -> str | None:
         """How the caller's function takes the images of its rows: by the keyword "images", as its
         second argument (""), or not at all (None).
-
-        Raises:
-            TargetError: it takes neither one argument nor two.
         """
         function = self.function
         try:
@@ -138,10 +135,8 @@ class ResidualSoftmax:
 @dataclass(frozen=True)
 class Contrast:
     """The target's logit against those of the classes that score most like it (Zhang et al., CVPR
-    2025).
-
-    ``mean`` is ``y_c - alpha mean_d y_d``; ``weighted`` averages ``y_c - alpha y_d`` with the
-    classes' probabilities.
+    2025). ``mean`` is ``y_c - alpha mean_d y_d``; ``weighted`` averages ``y_c - alpha y_d`` with
+    the classes' probabilities.
     """
 
     kind: Literal["mean", "weighted"] = "mean"
@@ -152,11 +147,8 @@ class Contrast:
         return f"the score against the {self.references} classes that score most like it"
 
     def __call__(self, logits: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
-        """The contrast objective ``(N,)`` to differentiate: the target's logit against those of the
-        most similar classes.
-
-        ``logits`` are ``(N, K)`` and ``classes`` ``(N,)``; gradients flow through all of these
-        logits.
+        """The target's logit against those of the most similar classes ``(N,)``, from ``logits``
+        ``(N, K)`` and ``classes`` ``(N,)``; gradients flow through all of these logits.
         """
         target_logits = logits.gather(1, classes[:, None])
         distance = (

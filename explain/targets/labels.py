@@ -11,10 +11,9 @@ from explain._utils.spelling import did_you_mean
 
 
 class Categories(tuple[str, ...]):
-    """The labels of the classes in order.
-
-    ``synonyms`` has other words for each class, by which it is found too. ``absent`` has words that
-    no label stands for, even though they are a part of one, such as "house" in "house finch".
+    """The labels of the classes in order. ``synonyms`` has other words for each class, by which it
+    is found too. ``absent`` has words that no label stands for, even though they are a part of one,
+    such as "house" in "house finch".
 
     >>> birds = Categories(["crane (bird)", "rooster"], [["crane"], ["cock", "cockerel"]])
     >>> birds[1], birds.synonyms[1]
@@ -72,15 +71,8 @@ def class_label(categories: Sequence[str] | None, index: int) -> str:
 
 
 def find_label(label: str, categories: Sequence[str] | None) -> int:
-    """Return the index of the class that a typed label means.
-
-    The first of these that fits: the label itself, in upper or lower case; another word for the
-    class, where the labels are `Categories` with synonyms; the last words of a label or of a
-    synonym ("cat" in "tabby cat"); other words of a label in a row. Each is tried as it is, and
-    then without regard to singular and plural.
-
-    Raises:
-        TargetError: no label, or more than one, fits; the message suggests.
+    """The index of the class that a typed label means, singular or plural: first the label itself,
+    then a synonym, the last words of either ("cat" in "tabby cat"), other words in a row.
 
     >>> find_label("Retrievers", ["tabby cat", "golden retriever"])
     1
@@ -115,13 +107,8 @@ def find_label(label: str, categories: Sequence[str] | None) -> int:
 
 
 def _fitting(label: str, categories: Sequence[str]) -> list[int]:
-    """The indices of the classes that a typed label fits, by the first way of `find_label` (after
-    the label itself) in which any class fits.
-
-    The order of the ways is what makes "cat" find a class called so before "tabby cat".
-
-    Raises:
-        TargetError: the label is one of the words that no class stands for.
+    """The indices of the classes that a typed label fits in the first way of `find_label` that fits
+    any; the order makes "cat" find a class called so before "tabby cat".
     """
     wanted = _words(label)
     names = [[category] for category in categories]
@@ -159,7 +146,6 @@ def from_start(index: Any, count: int) -> Any:
 
 def find_category(category: Any, categories: Sequence[str] | None) -> Any:
     """Return the index of a class that may be named by its label; an index or None stays as it is.
-
     The result for a label is a `Category`, which remembers the label.
     """
     if not isinstance(category, str):
@@ -180,10 +166,8 @@ def _words(label: str) -> tuple[str, ...]:
 
 
 def _fits(wanted: tuple[str, ...], words: tuple[str, ...], where: str, is_exact: bool) -> bool:
-    """Whether the ``wanted`` words (typed by a user) are the "whole" of a label's ``words``, their
-    "end" (which in English says what kind of thing it is), or anywhere "inside", as ``where`` asks.
-
-    If not ``is_exact``, singular and plural make no difference.
+    """Whether ``wanted`` words are the "whole" of a label's ``words``, their "end" (in English,
+    what kind of thing it is) or "inside", as ``where`` says; plurals differ only if ``is_exact``.
     """
     extra_words = len(words) - len(wanted)
     if not wanted or extra_words < 0 or (where == "whole" and extra_words > 0):
@@ -212,10 +196,8 @@ def _forms(word: str) -> frozenset[str]:
 
 
 def _suggestion(label: str, categories: Sequence[str]) -> str:
-    """The end of an error message that suggests labels: "did you mean 'tabby cat'?".
-
-    First those with a word that begins like what was typed; else the label with a similar synonym,
-    or similar ones.
+    """The end of an error message, "did you mean 'tabby cat'?": labels with a word that begins like
+    what was typed; else the label with a similar synonym, or similar labels.
     """
     typed = " ".join(_words(label))
     suggestions = []

@@ -29,7 +29,6 @@ COARSE = 2e-2
 
 class Prediction(NamedTuple):
     """What a model says of a photo: a label with its probability, or a named number with its unit.
-
     ``category`` is the class; None for the answer "no" of a model with one output. ``box`` is where
     a detection is: x0 y0 x1 y1 in pixels of the photo.
     """
@@ -81,7 +80,6 @@ def percent(probability: float) -> str:
 @dataclass(frozen=True)
 class Outputs:
     """What the outputs ``(N, K)`` of a model are, and how they become probabilities ``(N, K)``.
-
     ``temperature`` divides scores first, so that the probabilities are calibrated. ``logs`` says
     that the outputs are logarithms of the probabilities of labels. ``unit`` is that of numbers.
 
@@ -161,9 +159,7 @@ class Outputs:
 
     def answer(self, values: torch.Tensor, categories: Sequence[str] | None) -> Prediction | None:
         """Return the one best prediction from ``values`` ``(K,)`` (probabilities or numbers): a
-        class, yes or no, or the number.
-
-        None where the model gives several numbers.
+        class, yes or no, or the number. None where the model gives several numbers.
         """
         if self.kind == "numbers" or len(values) == 1:
             return next(iter(self.predicted(values, categories, 1)), None)
@@ -223,11 +219,7 @@ def label_of_no(categories: Sequence[str] | None) -> str:
 
 
 def check_activation(activation: object) -> None:
-    """Refuse a value for ``activation`` that is neither one of the names nor None.
-
-    Raises:
-        ModelError: it is neither one of their names nor None.
-    """
+    """Refuse a value for ``activation`` that is neither one of the names nor None."""
     if activation is not None and activation not in get_args(Activation):
         raise ModelError(
             f"{option_name('activation')} must be 'softmax', 'sigmoid' or 'none', got "
@@ -246,7 +238,6 @@ def configured_activation(model: Any) -> Activation | None:
 
 class End(NamedTuple):
     """What was seen at the end of a network that gives probabilities: a softmax or a sigmoid.
-
     ``classes`` are those among which the probabilities add up to one; 0 after a sigmoid. With
     ``logs``, the network gives their logarithms.
     """
@@ -315,9 +306,7 @@ def outputs_of_scores(activation: Activation | None, classes: int) -> Outputs:
 
 def adds_up(outputs: torch.Tensor) -> bool:
     """Whether outputs ``(N, K, ...)`` are probabilities that add up to one over K, as those of a
-    softmax.
-
-    Those of whole numbers may be scores or votes as well; see `is_fractional`.
+    softmax. Those of whole numbers may be scores or votes as well; see `is_fractional`.
     """
     if outputs.ndim < 2 or outputs.shape[1] < 2 or not may_be_probabilities(outputs):
         return False

@@ -22,13 +22,8 @@ GRID = "image_grid_thw"
 
 
 def with_photos(model: nn.Module, x: InputsLike) -> tuple[nn.Module, InputsLike]:
-    """Unpack photos that a processor (Qwen2-VL) has cut into patches: return a model that takes
-    ``(N, C, H, W)``, and the photos.
-
-    Model and inputs of other kinds are returned as they are. The new model shares all modules.
-
-    Raises:
-        ImageError: the photos differ in size, or are none but videos.
+    """A model that takes photos ``(N, C, H, W)`` instead of a processor's patches (Qwen2-VL), with
+    the same modules, and the photos; model and inputs of other kinds as they are.
     """
     if not (
         isinstance(x, Mapping) and isinstance(x.get(GRID), torch.Tensor) and x[PIXELS].ndim == 2
@@ -59,12 +54,8 @@ def with_photos(model: nn.Module, x: InputsLike) -> tuple[nn.Module, InputsLike]
 
 
 def _packed(run: Callable[..., Any], merge: int, patch: int, copies: int, /, **kwargs: Any) -> Any:
-    """The forward of a model of photos: cut the photos into patches as a processor does, and run
-    the model's own forward.
-
-    ``merge`` is how many patches along a side make one token, ``patch`` their size in pixels,
-    ``copies`` how often a photo is repeated as frames. The order of the patches is that of the
-    processor: block by block.
+    """Run the model's forward on photos cut into patches of ``patch`` pixels, block by block as the
+    processor does; ``merge`` patches a side make a token, ``copies`` repeats a photo as frames.
     """
     photos = kwargs[PIXELS]
     count, channels, height, width = photos.shape

@@ -46,9 +46,6 @@ class Element(Target):
     def pick(self, output: Any, count: int) -> Picked:
         """One number of an output as the target: ``output[:, i, j, ...]`` of each image,
         ``(count,)``.
-
-        Raises:
-            TargetError: the place lies outside of the output.
         """
         if self.or_classes:
             return self.resolved(output, count).pick(output, count)
@@ -157,10 +154,7 @@ class Separate(Target):
 
     def _images(self, count: int) -> Sequence[int]:
         """The image whose target each of the ``count`` rows of an output has, where each image has
-        a target of its own.
-
-        Raises:
-            TargetError: there are more or fewer rows than images.
+        a target of its own. Raises `TargetError` if there are more or fewer rows than images.
         """
         images = range(len(self.targets)) if self.images is None else self.images
         check_one_per_image("target", len(images), count)
@@ -168,11 +162,8 @@ class Separate(Target):
 
 
 def take(value: Any, count: int, rows: Sequence[int]) -> Any:
-    """Return a model's output with the given rows, in this order, instead of its ``count`` rows, to
-    resolve a target on one image.
-
-    Tensors and lists of images may be anywhere in it. What has no row for each image stays as it
-    is.
+    """A model's output with the given rows, in this order, instead of its ``count`` rows, in
+    tensors and lists anywhere in it; what has no row for each image stays as it is.
 
     >>> take((torch.tensor([[1.0], [2.0]]), "kept"), 2, [1, 0, 0])
     (tensor([[2.],

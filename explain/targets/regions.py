@@ -26,10 +26,8 @@ from explain.targets.outputs import End, Outputs, adds_up, is_fractional, output
 
 class ClassMaps(NamedTuple):
     """A map for each class ``(N, K, H, W)``, of volumes ``(N, K, D, H, W)``, and the layout that
-    they were in.
-
-    Of masks for prompts, K counts the masks of all prompts in their order, and ``quality`` ``(N,
-    K)`` is how good the model expects each to be.
+    they were in. Of masks for prompts, K counts the masks of all prompts in their order, and
+    ``quality`` ``(N, K)`` is how good the model expects each to be.
     """
 
     maps: torch.Tensor
@@ -195,11 +193,7 @@ class Segmentation(CheckedTarget):
         return replace(self, category=classes)
 
     def _read(self, output: Any, count: int) -> ClassMaps:
-        """The class maps in a segmenter's output.
-
-        Raises:
-            TargetError: it has none.
-        """
+        """The class maps in a segmenter's output."""
         class_maps = read_class_maps(output, count)
         if class_maps is None:
             raise unsuitable(self.name, f"class maps (N, K, H, W), for {count} images", output)
@@ -207,11 +201,7 @@ class Segmentation(CheckedTarget):
 
     def _masks(self, maps: torch.Tensor) -> torch.Tensor | None:
         """The caller's mask for each image ``(N, H, W)``; None without one.
-
         ``maps`` are the class maps ``(N, K, H, W)``.
-
-        Raises:
-            TargetError: a mask is empty, or there are not N.
         """
         mask = self.mask
         if mask is None:
@@ -229,9 +219,6 @@ class Segmentation(CheckedTarget):
     def _categories(self, class_maps: ClassMaps) -> tuple[int, ...]:
         """The class of each image in a segmentation: the one that the caller gave, or that the maps
         predict at the point or in the mask.
-
-        Raises:
-            TargetError: the class does not exist, or cannot be chosen without a region.
         """
         count, classes = class_maps.maps.shape[:2]
         if self.category is not None:
@@ -260,9 +247,6 @@ class Segmentation(CheckedTarget):
     def _predicted(self, class_maps: ClassMaps, categories: tuple[int, ...]) -> torch.Tensor:
         """The region where the class of each image is predicted, or its connected part at the
         point: boolean masks ``(N, H, W)``.
-
-        Raises:
-            TargetError: the class is predicted nowhere in an image.
         """
         maps = class_maps.maps
         outputs = _outputs_of(class_maps)
@@ -294,9 +278,6 @@ class Segmentation(CheckedTarget):
     def _weights(self, maps: torch.Tensor) -> torch.Tensor:
         """The share of each cell of maps ``(N, h, w)`` that the mask covers, in [0, 1], in their
         shape.
-
-        Raises:
-            TargetError: the mask has another aspect ratio than the maps.
         """
         assert self.mask is not None
         mask = self.mask.to(maps.device)
@@ -321,9 +302,7 @@ class Segmentation(CheckedTarget):
 
 def _outputs_of(class_maps: ClassMaps) -> Outputs:
     """What a segmenter's class maps hold: scores or probabilities, of classes of which one is at
-    each place, or of labels of which several may be.
-
-    It decides where a class counts as predicted.
+    each place, or of labels of which several may be. It decides where a class counts as predicted.
     """
     if class_maps.layout == "queries":
         return Outputs("none")
@@ -360,7 +339,6 @@ def of_class(maps: torch.Tensor, categories: Any) -> torch.Tensor:
 
 def _at(point: Sequence[float], masks: torch.Tensor) -> Any:
     """The index into masks ``(N, H, W)`` or ``(N, D, H, W)`` that selects one point in all of them.
-
     ``point`` is x, y (and z), in shares of the width, height (and depth).
     """
     if len(point) != masks.ndim - 1:
@@ -374,11 +352,7 @@ def _at(point: Sequence[float], masks: torch.Tensor) -> Any:
 
 def _connected(masks: torch.Tensor, point: Sequence[float], name: str) -> torch.Tensor:
     """The connected region of each mask ``(N, H, W)`` around a point: a flood fill.
-
     ``point`` is in shares of width and height; ``name`` is the target's in messages.
-
-    Raises:
-        TargetError: a mask is false at the point.
     """
     place = _at(point, masks)
     region = torch.zeros_like(masks)

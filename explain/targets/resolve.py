@@ -85,12 +85,7 @@ def as_targets(
     categories: Sequence[str] | None = None,
 ) -> list[Target]:
     """Return the list of targets that a caller gives as one ``target``, several ``targets``, or
-    ``top_k`` best classes.
-
-    Each holds for every image.
-
-    Raises:
-        TargetError: two of them are given, or one is not what it must be.
+    ``top_k`` best classes. Each holds for every image.
 
     >>> (
     ...     as_targets(3),
@@ -175,10 +170,8 @@ class Difference(Sum):
 
 
 def _from_numbers(numbers: Any, target: object, categories: Labels) -> Target:
-    """The target for a caller's numbers: a class, a class or target for each image, or a place in
-    the output.
-
-    ``numbers`` are plain Python values; ``target`` is what the caller gave, for messages.
+    """The target for a caller's numbers (plain Python values): a class, a class or target for each
+    image, or a place in the output. ``target`` is what the caller gave, for messages.
     """
     if not isinstance(numbers, Sequence):
         return ClassTarget(_whole([numbers], target)[0])
@@ -198,9 +191,6 @@ def _from_numbers(numbers: Any, target: object, categories: Labels) -> Target:
 def _for_one_image(item: Any, targets: object, categories: Labels) -> Target:
     """The target for one item of a caller's list with one for each image; ``targets`` is the list,
     for messages.
-
-    Raises:
-        TargetError: the item is a function that wants the images of all rows.
     """
     if isinstance(item, (list, tuple)):
         index = _whole(item, targets)
@@ -217,11 +207,7 @@ def _for_one_image(item: Any, targets: object, categories: Labels) -> Target:
 
 
 def _whole(numbers: Sequence[Any], target: object) -> tuple[int, ...]:
-    """The caller's numbers as plain ints.
-
-    Raises:
-        TargetError: one is no whole number; the message shows the whole ``target``.
-    """
+    """The caller's numbers as plain ints."""
     if any(isinstance(number, bool) or not hasattr(number, "__index__") for number in numbers):
         raise _no_classes(target)
     return tuple(operator.index(number) for number in numbers)
@@ -233,11 +219,7 @@ def _no_classes(target: object) -> TargetError:
 
 
 def read_labels(path: str | os.PathLike[str]) -> list[str]:
-    """Return the labels of the classes from a text file, one a line.
-
-    Raises:
-        LabelsError: the file cannot be read, is not UTF-8, or has an empty line.
-    """
+    """Return the labels of the classes from a text file, one a line."""
     name = f"{either('categories', '--labels')} {shown(os.fspath(path))}"
     try:
         text = Path(path).read_text("utf-8-sig")
@@ -258,9 +240,6 @@ def read_labels(path: str | os.PathLike[str]) -> list[str]:
 def check_categories(categories: object) -> Labels:
     """Return the caller's labels of the classes as a list; None stays None, and a path is read as
     `read_labels` does.
-
-    Raises:
-        ModelError: they are no sequence of texts, or a file that cannot be read.
 
     >>> check_categories(("cat", "dog"))
     ['cat', 'dog']

@@ -138,15 +138,8 @@ def image_scorer(
     labels: Sequence[str] | None = None,
     words: "Mapping[str, _Words] | None" = None,
 ) -> nn.Module:
-    """Return a model of photos alone, whose output has the scores of texts: the same modules under
-    the same names.
-
-    ``labels`` are the texts of zero-shot classes, whose scores ``(N, K)`` are "logits" in the
-    output; they replace those that a scorer has. The features of texts are computed once, here, but
-    those of texts in ``words`` in each pass, from the embeddings of their tokens.
-
-    Raises:
-        ModelError: not an image-text model, or one without the tokenizer that a text needs.
+    """The same modules as a model of photos with the scores of texts; those of ``labels`` ``(N,
+    K)`` are its "logits". Texts are encoded once, here, but those in ``words`` in each pass.
     """
     if not is_image_text(model):
         raise ModelError(
@@ -166,10 +159,8 @@ def image_scorer(
 
 
 def with_texts(model: nn.Module, inputs: Inputs, targets: Sequence[Target]) -> Prepared:
-    """Prepare an image-text model and its inputs for the `Text` targets among ``targets``.
-
-    Returns the scorer of photos, its inputs (with embeddings of explained words), and the tokens of
-    these words by text. Without a text, model and inputs stay as they are.
+    """The scorer of photos for the `Text` targets, its inputs (with embeddings of explained words),
+    and these words' tokens by text; model and inputs as they are without a text.
     """
     texts = list(dict.fromkeys(targets_in(tuple(targets), Text)))
     if not texts:
@@ -221,9 +212,6 @@ def find_embedding(
 ) -> tuple[str, torch.Tensor]:
     """Run a model, and return the name of the layer that embeds the token ids ``(N, L)``, with its
     output ``(N, L, D)``.
-
-    Raises:
-        ModelError: no `nn.Embedding` is given these ids.
     """
     embeddings: list[tuple[str, torch.Tensor]] = []
 
@@ -263,11 +251,8 @@ def _scores(
     /,
     **words: torch.Tensor,
 ) -> dict[str, torch.Tensor]:
-    """The forward of the model that `image_scorer` makes: logits of labels ``(N, K)``, and of each
-    text ``(N, 1, 1)``, which is no class.
-
-    ``text_features`` has the features ``(D,)`` of each text by its name; ``words`` are other token
-    embeddings of some.
+    """Logits of labels ``(N, K)``, and of each text ``(N, 1, 1)``, which is no class;
+    ``text_features`` has ``(D,)`` for each text's name, ``words`` other token embeddings of some.
     """
     photos = F.normalize(_pooled(_functions(scorer)[0](x)), dim=-1)  # type: ignore[index]
     labels: Any = scorer.features_of_labels
@@ -308,11 +293,7 @@ def _run_text(model: nn.Module, arguments: Mapping[str, torch.Tensor]) -> torch.
 
 
 def _pooled(output: Any) -> torch.Tensor:
-    """The features ``(N, D)`` in the result of an image or text encoder.
-
-    Raises:
-        ModelError: there are none.
-    """
+    """The features ``(N, D)`` in the result of an image or text encoder."""
     for name in ("pooler_output", "image_embeds", "text_embeds"):
         output = getattr(output, name, output) if not isinstance(output, torch.Tensor) else output
     if not isinstance(output, torch.Tensor) or output.ndim != 2:
@@ -326,9 +307,7 @@ def _pooled(output: Any) -> torch.Tensor:
 
 def _tokenized(model: nn.Module, texts: Sequence[Text]) -> dict[str, torch.Tensor]:
     """The arguments of the text encoder for some texts: "ids" ``(K, L)``, and a mask where the
-    tokenizer gives one.
-
-    Warns of texts that are cut off.
+    tokenizer gives one. Warns of texts that are cut off.
     """
     device = next(model.parameters()).device
     if not isinstance(texts[0].text, str):

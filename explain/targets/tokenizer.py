@@ -14,11 +14,7 @@ TokenIds = tuple[int, ...]
 
 
 def check_text(text: Any) -> str | TokenIds:
-    """Return a text as it is, or token ids as a tuple of ints.
-
-    Raises:
-        TargetError: it is neither.
-    """
+    """Return a text as it is, or token ids as a tuple of ints."""
     if isinstance(text, str) and text.strip():
         return text
     if hasattr(text, "__iter__") and not isinstance(text, str):
@@ -41,7 +37,6 @@ def warn_of_cut(
     texts: Sequence[str], ids: torch.Tensor, ids_of: Callable[[list[str]], torch.Tensor]
 ) -> None:
     """Warn of texts that a tokenizer cuts off, since they are too long.
-
     Those have the same ``ids`` ``(N, L)`` without their last word; ``ids_of`` tokenizes texts.
     """
     ids_of_shorter = ids_of([text.rpartition(" ")[0] for text in texts])
@@ -64,10 +59,8 @@ def tokenizer_of(model: nn.Module) -> Any:
 
 
 def beside_weights(config: Any, kind: str) -> Any:
-    """Load what lies beside a transformers model's weights on this computer, such as its
-    "AutoTokenizer"; None where there is none.
-
-    ``kind`` is the class of transformers that loads it. Nothing is downloaded.
+    """What lies beside a transformers model's weights, loaded by its class ``kind``, such as
+    "AutoTokenizer"; None where there is none. Nothing is downloaded.
     """
     source = getattr(config, "_name_or_path", None)
     if not source:
@@ -80,11 +73,7 @@ def beside_weights(config: Any, kind: str) -> Any:
 
 
 def need_tokenizer(model: nn.Module, what: str) -> Any:
-    """Return the tokenizer of a model; ``what`` it is needed for is in the error.
-
-    Raises:
-        ModelError: the model has none.
-    """
+    """Return the tokenizer of a model; ``what`` it is needed for is in the error."""
     tokenizer = tokenizer_of(model)
     if tokenizer is None:
         raise ModelError(
@@ -112,9 +101,7 @@ def token_names(tokenizer: Any, ids: Sequence[int]) -> tuple[str, ...]:
 
 def words_of(tokens: Sequence[str]) -> list[list[int]]:
     """Return, for each word, the places of its tokens, by how tokenizers mark where a word begins,
-    ends or goes on.
-
-    Empty tokens belong to no word.
+    ends or goes on. Empty tokens belong to no word.
 
     >>> (
     ...     words_of(["", "▁a", "▁zeb", "ra", ""]),

@@ -60,12 +60,10 @@ def points(share: float) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class RegionUse:
-    """How much a model uses a region, over some photos.
-
-    ``change`` is by how much the probability of the class changes more without the region than
-    without an equal area elsewhere, ``without`` and ``control`` are the mean changes of each.
-    ``excess`` is the share of the map in the region less the share of the area, which are
-    ``share`` and ``area``; None where no map was asked for.
+    """How much a model uses a region, over some photos. ``change`` is by how much the probability
+    of the class changes more without the region than without an equal area elsewhere, ``without``
+    and ``control`` are the mean changes of each. ``excess`` is the share of the map in the region
+    less the share of the area, which are ``share`` and ``area``; None where no map was asked for.
     """
 
     photos: int
@@ -97,11 +95,10 @@ class RegionUse:
 
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
-    """How far two models agree on some photos.
-
-    ``change`` is the largest change of a probability, ``moved`` the share of the map that lies
-    elsewhere, None where no map was asked for; ``usual`` is this share between maps of different
-    photos. ``other_answers`` counts photos with another best class.
+    """How far two models agree on some photos. ``change`` is the largest change of a probability,
+    ``moved`` the share of the map that lies elsewhere, None where no map was asked for; ``usual``
+    is this share between maps of different photos. ``other_answers`` counts photos with another
+    best class.
     """
 
     photos: int
@@ -395,9 +392,6 @@ def _region_use(
 def _defined(values: torch.Tensor, method: str) -> torch.Tensor:
     """Return those of the values ``(N,)`` of N photos that are not NaN, as they are where a map is
     zero all over; ``method`` is the name of its method.
-
-    Raises:
-        ExplainError: fewer than `LEAST` are left, too few to decide.
     """
     defined = values[~values.isnan()]
     if len(defined) < LEAST:
@@ -410,7 +404,7 @@ def _defined(values: torch.Tensor, method: str) -> torch.Tensor:
 
 def _shares(heatmaps: torch.Tensor) -> torch.Tensor:
     """Return heatmaps ``(N, H, W)`` averaged to the cells of `GRID`, each divided by its sum, so
-    that maps of models with different input sizes can be compared; a map that is zero becomes
-    NaN."""
+    that maps of models with different input sizes can be compared; a map that is zero becomes NaN.
+    """
     small = F.adaptive_avg_pool2d(heatmaps, GRID)
     return small / small.sum((1, 2), keepdim=True)

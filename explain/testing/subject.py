@@ -48,11 +48,7 @@ class PhotoUnderTest:
 
 
 class ModelUnderTest:
-    """A model, the photos as its inputs, and the region in each.
-
-    Raises:
-        ArgumentError: there are too few photos, or a region that cannot be tested.
-    """
+    """A model, the photos as its inputs, and the region in each."""
 
     def __init__(self, model: ModelLike, photos: Any, region: RegionLike | None = None) -> None:
         """Preprocess the photos for the model, and find the region on each; see the class for
@@ -127,9 +123,6 @@ class ModelUnderTest:
     def probabilities(self, x: torch.Tensor) -> torch.Tensor:
         """Run the model on inputs ``(N, C, H, W)``, and return the probabilities ``(N, K)`` of its
         classes, in float64 on the CPU.
-
-        Raises:
-            ModelError: its outputs are no probabilities of classes.
         """
         probabilities = self.explainer.probabilities(x)
         if probabilities is None:

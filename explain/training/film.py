@@ -32,11 +32,10 @@ WIDE = 10.0  # inches of a figure
 
 @dataclass(frozen=True, eq=False)
 class Film:
-    """The maps of one photo by one method, snapshot by snapshot.
-
-    ``name`` is what the photo is called, ``steps`` has the numbers of training steps, and ``rows``
-    what is stored of each; `pictures` are what it shows, `save` writes them as one moving picture,
-    and `figure` has them side by side.
+    """The maps of one photo by one method, snapshot by snapshot. ``name`` is what the photo is
+    called, ``steps`` has the numbers of training steps, and ``rows`` what is stored of each;
+    `pictures` are what it shows, `save` writes them as one moving picture, and `figure` has them
+    side by side.
     """
 
     name: str
@@ -57,9 +56,7 @@ class Film:
     @property
     def similarity(self) -> list[float]:
         """The correlation of each map with the last one: 1.0 for the same places; NaN where a map
-        is the same all over.
-
-        It says when the map had found its place.
+        is the same all over. It says when the map had found its place.
         """
         maps = [row.values.double().flatten().numpy() for row in self.rows]
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -212,9 +209,6 @@ def film(
 def _full_name(run: Run, photo: str) -> str:
     """The name that a watched photo has in the file of a training, from what the caller calls it:
     its name, or the end of its name or path, such as "cat.jpg".
-
-    Raises:
-        RunError: no photo, or more than one, is meant.
     """
     photos = (
         "SELECT s.name, max(p.path) FROM steps s JOIN photos p ON p.id = s.photo GROUP BY s.name"
@@ -239,14 +233,8 @@ def _full_name(run: Run, photo: str) -> str:
 def _rows(
     run: Run, name: str, method: str | None, target: str | int | None
 ) -> dict[int, reading.Row]:
-    """The stored map of one watched photo at each step that has a snapshot, by step in rising
-    order.
-
-    ``name`` is the photo's full name in the file. ``method`` and ``target`` choose among several;
-    None takes the only one, and for snapshots of the top class whichever it was at the step.
-
-    Raises:
-        RunError: the method or target was not explained, or one must be chosen.
+    """One watched photo's stored map at each step with a snapshot, in rising order; ``name`` is its
+    full name. ``method`` and ``target`` None: the only one, or each step's top class.
     """
     names = "SELECT p.name, s.step FROM steps s JOIN photos p ON p.id = s.photo WHERE s.name = ?"
     steps: dict[str, int] = dict(run.query(names, (name,)))

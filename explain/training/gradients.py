@@ -28,9 +28,6 @@ Scaler: TypeAlias = torch.amp.GradScaler
 def checked(scaler: Scaler | None) -> Scaler | None:
     """Return the gradient scaler of a training with mixed precision, or None where it is switched
     off; called by what watches gradients, before any hook is placed.
-
-    Raises:
-        HookError: it has no ``get_scale``.
     """
     if scaler is not None and not callable(getattr(scaler, "get_scale", None)):
         raise HookError(
@@ -56,10 +53,8 @@ class OnParameters(SignalSafe[Any]):
     def __init__(
         self, model: nn.Module, hook: Callable[[str, torch.Tensor], torch.Tensor | None]
     ) -> None:
-        """Place ``hook`` on the gradient of each parameter that requires one.
-
-        It is called in backward with the parameter's name and gradient, before the gradient is
-        accumulated, and returns what takes its place, or None to leave it.
+        """Place ``hook`` on each parameter's gradient before it is accumulated: called with the
+        name and gradient, it returns what takes its place, or None to leave it.
         """
 
         def watched(name: str, gradient: torch.Tensor) -> torch.Tensor | None:
@@ -153,12 +148,8 @@ class GradientClipper(OnParameters):
         super().__init__(model, self._clip)
 
     def _clip(self, name: str, gradient: torch.Tensor) -> torch.Tensor | None:
-        """Return the gradient of the parameter called ``name``, clipped to the limit; None leaves
-        it as it is.
-
-        The hook of each parameter, called in each backward pass before the gradient is accumulated.
-        It counts clipped and not finite gradients. The size is the 2-norm, or the largest magnitude
-        where elements are clamped; limit and size are both with the scaler's scale.
+        """The parameter's gradient, clipped by its 2-norm or largest magnitude; None leaves it.
+        Counts clipped and not finite ones; limit and size are with the scaler's scale.
         """
         if not gradient.numel():
             return None
@@ -253,11 +244,8 @@ class DeadUnits(OnParameters):
         return [(name, self._alive[name]) for name in names if name in self._alive]
 
     def _note(self, parameter_name: str, gradient: torch.Tensor) -> None:
-        """Note which units of a layer got a gradient in this backward pass; None leaves the
-        gradient as it is.
-
-        The hook of each parameter. Only weights of linear layers and convolutions count; their
-        first dimension is that of the units, but of transposed convolutions the second.
+        """Note which units got a gradient, by the first dimension of weights of linear layers and
+        convolutions (the second of transposed ones); None leaves the gradient as it is.
         """
         if parameter_name not in self._owners:
             return
@@ -400,10 +388,8 @@ class GradientFlow(OnParameters):
         return figure
 
     def _note(self, name: str, gradient: torch.Tensor) -> None:
-        """Note the size of a parameter's gradient in the running backward pass.
-
-        The hook of each parameter, called in the order of backward, from the last layer to the
-        first. The scaler's scale is taken out.
+        """Note the size of a parameter's gradient, without the scaler's scale, in the order of
+        backward: from the last layer to the first.
         """
         # a new pass: the first gradient, or a second one of a parameter, as after a failed pass
         if not self._now or name in self._now:
@@ -423,10 +409,8 @@ class GradientFlow(OnParameters):
         self._now = {}
 
     def _means(self, last: int | None = None) -> dict[str, float]:
-        """Return by parameter the mean over steps of its gradient's root mean square, from the
-        first layer to the last; ``last`` takes only so many steps from the end.
-
-        Gradients are noted in the order of backward, so the names are reversed.
+        """By parameter, from the first layer to the last, the mean over steps (the ``last`` ones)
+        of its gradient's root mean square.
         """
         steps = self.steps[-last:] if last else self.steps
         names = reversed(dict.fromkeys(name for step in steps for name in step))
@@ -444,10 +428,8 @@ _COLORS = {
 
 
 def _verdict(size: float, reference: float, vanishing: float, exploding: float) -> str:
-    """Judge the mean gradient ``size`` of a parameter in one word, by ``reference``, that of the
-    last layer: "dead", "not finite", "vanishing", "exploding" or "ok".
-
-    `Monitor` stores these words in the file of a training; `_COLORS` has their colours.
+    """Judge a parameter's mean gradient ``size`` by ``reference``, the last layer's: "dead", "not
+    finite", "vanishing", "exploding" or "ok", which files of trainings keep.
     """
     if size == 0:
         return "dead"

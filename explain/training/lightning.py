@@ -105,9 +105,7 @@ class MonitorCallback:
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Let the monitor count a training step, with the loss that ``training_step`` returned.
-
-        Lightning calls it for each batch. With accumulated gradients, ``global_step`` stays the
-        same for several batches.
+        With accumulated gradients, ``global_step`` stays the same for several batches.
         """
         if self.monitor is None:
             return
@@ -149,11 +147,8 @@ class PriorCallback:
         ), ()
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Replace the module's ``training_step`` by one that adds the penalty of the prior to the
-        loss, until `on_train_end`.
-
-        It is set on the instance, not the class, so that deleting it brings the method back. The
-        hooks of Lightning come too late: the loss must have the penalty before backward.
+        """Replace ``training_step`` on the instance (deleting it brings the method back) by one
+        whose loss has the penalty: Lightning's hooks come after backward.
         """
         if not pl_module.automatic_optimization:
             raise RunError(
@@ -188,18 +183,13 @@ class PriorCallback:
 @functools.cache
 def _class(kind: type, base: type) -> Any:
     """A subclass of ``kind`` and of Lightning's ``Callback`` (``base``), made once.
-
     It is made at run time since Lightning is not imported before a callback is wanted.
     """
     return type(kind.__name__, (kind, base), {"__module__": __name__, "__doc__": kind.__doc__})
 
 
 def _base() -> type:
-    """The class ``Callback`` of Lightning, by its new or its old package name.
-
-    Raises:
-        RunError: neither package is installed.
-    """
+    """The class ``Callback`` of Lightning, by its new or its old package name."""
     for name in ("lightning.pytorch", "pytorch_lightning"):
         with suppress(ImportError):
             return cast(type, importlib.import_module(name).Callback)

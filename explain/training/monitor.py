@@ -203,13 +203,8 @@ class Monitor:
             self._begun = False
 
     def _begin_file(self, output: Path) -> None:
-        """Lock and open the file of the training for this monitor, and delete from it the snapshots
-        after the step at which the training starts.
-
-        The lock is held until `close`, so that no second training writes to the file.
-
-        Raises:
-            RunError: a new training is to begin, but the file has snapshots.
+        """Open and lock the training's file until `close`, and delete snapshots after the step at
+        which training starts; refused for a new training if the file has snapshots.
         """
         output.parent.mkdir(parents=True, exist_ok=True)
         self._files.enter_context(locked_run(output))
@@ -233,15 +228,8 @@ class Monitor:
         )
 
     def _take_snapshot(self, figures: dict[str, Any], *, first: bool = False) -> None:
-        """Explain the watched photos with the network as it is, and write the snapshot.
-
-        Called at the beginning (``first``), when `step` reaches the next snapshot, and at the end.
-        ``figures`` are the caller's numbers of this step, such as the loss. It removes the hooks on
-        gradients and sets when the next snapshot is due. Errors of the first snapshot are raised;
-        later ones become warnings, since they must not end a training.
-
-        Raises:
-            RunError: a figure is no number, or at the first snapshot no photo can be explained.
+        """Explain the watched photos, write the snapshot with the caller's ``figures``, remove
+        gradient hooks and set the next. Only the ``first`` raises errors, later ones warn.
         """
         numbers = {name: _number(name, value) for name, value in figures.items()}
         self._last_snapshot = self.done
@@ -283,10 +271,8 @@ class Monitor:
             warn(f"what was seen at step {self.done} is not kept: {error}")
 
     def _watch_gradients(self) -> None:
-        """Place the hooks that watch gradients if the next training step is one of the last
-        ``window`` steps before a snapshot; called after each step.
-
-        They stay until `_gradients` reads and removes them at the snapshot.
+        """Place the hooks that watch gradients, until the snapshot, if the next training step is
+        one of the last ``window`` steps before it.
         """
         if self._watched is None and self.done + 1 > self._next_snapshot - self.window:
             flow = self._hooks.enter_context(GradientFlow(self._network, scaler=self._scaler))
@@ -314,20 +300,16 @@ class Monitor:
         }
 
     def _store(self) -> AbstractContextManager[TrainingStore]:
-        """Open the file of the training for one snapshot.
-
-        It is not kept open: worker processes that are forked between two snapshots would share an
-        SQLite connection, which damages files.
+        """Open the file of the training for one snapshot. It is not kept open: worker processes
+        that are forked between two snapshots would share an SQLite connection, which damages files.
         """
         assert self.output is not None
         return closing(TrainingStore(self.output, self._manifest))
 
 
 def _must_be_whole(network: nn.Module) -> None:
-    """Refuse a network whose parameters are sharded over processes (FSDP, tensor parallel).
-
-    To explain takes all parameters, and thus all processes at once, but the monitor explains in one
-    process alone.
+    """Refuse a network whose parameters are sharded over processes (FSDP, tensor parallel):
+    explaining takes all processes at once, and the monitor is in one alone.
     """
     for name, parameter in network.named_parameters():
         if (

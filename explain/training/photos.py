@@ -23,7 +23,6 @@ MOST = 64  # photos; their inputs stay in memory
 
 class LabelJob(Job):
     """Asks for the label of each photo, if no target is given; without a label, for the top class.
-
     During training the top class changes, and a map of another class is another map: the label
     stays.
     """
@@ -33,9 +32,7 @@ class LabelJob(Job):
 
     def answers(self, photos: Sequence[Prepared]) -> list[PhotoRecord]:
         """Explain a batch of watched photos for their labels, or for the top class where one of
-        them has no label of the model.
-
-        It replaces the targets of the job's session.
+        them has no label of the model. It replaces the targets of the job's session.
         """
         if self.by_label:
             classes = [self.labels.first_class(photo.label) for photo in photos]
@@ -64,10 +61,8 @@ class WatchedPhotos:
         target: Any,
         **options: Any,
     ) -> None:
-        """Make the job that explains the photos, and read them.
-
-        They are explained for their labels (``by_label``) only where the caller asked for no target
-        in any way.
+        """Make the job that explains the photos, and read them. They are explained for their labels
+        (``by_label``) only where the caller asked for no target in any way.
         """
         self.job = LabelJob(source, explainer, methods, target, **options)
         asked = (target, options.get("targets"), options.get("top_k"))
@@ -75,11 +70,8 @@ class WatchedPhotos:
         self.photos = _read(self.job)
 
     def explained(self, step: int) -> list[PhotoRecord | Failed]:
-        """Explain all watched photos with the network as it is now, and return a record of each, in
-        their order, as snapshots store them.
-
-        Each gets the name that `stored_name` gives it at this training step. Photos with and
-        without a known label go in separate batches, since a batch has labels for all or for none.
+        """A record of each watched photo, in order, named by `stored_name` for this step. Photos
+        with and without a label are in separate batches: a batch has labels for all or none.
         """
         labelled: list[Prepared] = []
         unlabelled: list[Prepared] = []
@@ -105,11 +97,7 @@ class WatchedPhotos:
 
 
 def _read(job: Job) -> Sequence[Prepared]:
-    """Read and preprocess all photos that a training watches; their inputs stay in memory.
-
-    Raises:
-        RunError: there is no photo, there are more than `MOST`, or one cannot be read.
-    """
+    """Read and preprocess all photos that a training watches; their inputs stay in memory."""
     photos: list[Prepared] = []
     for entry in entries_of(job.source):
         photo = job.preparer(entry)

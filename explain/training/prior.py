@@ -147,13 +147,8 @@ class AttributionPrior:
 
 
 def _at_size(mask: torch.Tensor | None, x: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """The mask of the images ``x`` (N, C, H, W) at the resolution of their maps ``values``, in a
-    shape that broadcasts with them: ``(N, h, w)``, or ``(N, 1, h, w)`` for maps with channels.
-
-    It is averaged over cells, so that its values become shares from 0 to 1.
-
-    Raises:
-        MethodError: there is no mask, or it has another shape than the images.
+    """The mask of images ``(N, C, H, W)`` averaged over the cells of their maps ``values``, as
+    shares from 0 to 1: ``(N, h, w)``, or ``(N, 1, h, w)`` for maps with channels.
     """
     if mask is not None and mask.ndim == x.ndim and mask.shape[1] == 1:
         mask = mask[:, 0]

@@ -88,11 +88,8 @@ class TrainingStore(Store):
                 self.db.execute(f"DELETE FROM {table} WHERE step > ?", (step,))
 
     def enter(self, snapshot: TrainingSnapshot) -> None:
-        """Write a snapshot to the file in one transaction; an earlier snapshot of the same step is
-        replaced.
-
-        Photos are stored as in any run, under `stored_name`, and the table ``steps`` says which
-        step and photo each is of; `explain.training.film` reads it.
+        """Write a snapshot in one transaction, in place of an earlier one of the step; photos as in
+        any run, under `stored_name`, with their step and photo in the table ``steps``.
         """
         name_start = len(stored_name(snapshot.step, "")) + 1
         insert_step = (
@@ -126,20 +123,16 @@ class TensorBoardLog:
     def __init__(
         self, writer: Any, photos: Sequence[Prepared], scenes: Sequence[Scene | None]
     ) -> None:
-        """Write by a TensorBoard ``writer``, which stays the caller's to close.
-
-        ``scenes`` has the drawn photo of each of ``photos``, in their order; None where maps are
-        not drawn.
+        """Write by a TensorBoard ``writer``, which stays the caller's to close. ``scenes`` has the
+        drawn photo of each of ``photos``, in their order; None where maps are not drawn.
         """
         self._writer = writer
         self._photos = photos
         self._scenes = scenes
 
     def enter(self, snapshot: TrainingSnapshot, styles: Mapping[str, str]) -> None:
-        """Write the maps, figures and gradients of a snapshot to TensorBoard; ``styles`` are the
-        names of the drawing styles by method.
-
-        Photos that could not be explained are left out. The tags are what people find on the board.
+        """Write a snapshot's maps, figures and gradients, without failed photos, under tags that
+        people find on the board; ``styles`` are the drawing styles by method.
         """
         for photo, record, scene in zip(self._photos, snapshot.photos, self._scenes, strict=True):
             if isinstance(record, PhotoRecord):
@@ -155,10 +148,8 @@ class TensorBoardLog:
     def _enter_map(
         self, step: int, photo: Prepared, result: Mapping[str, Any], scene: Scene | None, style: str
     ) -> None:
-        """Write the score, the probability and, where the photo has a scene, the picture of one map
-        to TensorBoard.
-
-        ``result`` is the map's row as the store has it, ``style`` the name of its drawing style.
+        """Write the score, the probability and, where the photo has a scene, the picture of one
+        map; ``result`` is its row in the store, ``style`` the name of its style.
         """
         tag = f"{photo.entry.name}/{result['method']}/{result['target']}"
         self._writer.add_scalar(f"score/{tag}", result["score"], step)
@@ -182,14 +173,8 @@ class TensorBoardLog:
 
 
 def writer_of(board: Any) -> AbstractContextManager[Any]:
-    """Return a context that gives a TensorBoard writer; its end closes the writer of a folder, but
-    leaves a writer of the caller's own open.
-
-    Args:
-        board: a folder, or a writer such as ``torch.utils.tensorboard.SummaryWriter``.
-
-    Raises:
-        RunError: it is neither, or TensorBoard is not installed.
+    """A context that gives the writer of a ``board``, a folder or a TensorBoard writer; its end
+    closes that of a folder alone.
 
     >>> writer_of(3)
     Traceback (most recent call last):
