@@ -33,6 +33,7 @@ from explain.recording.gradients import (
     reached_from,
     walk_back,
 )
+from explain.recording.moves import is_move
 from explain.recording.record import finished, record_until
 
 Score: TypeAlias = Callable[[Any], Tensor]
@@ -69,7 +70,8 @@ class ScoredPass:
 
     @cached_property
     def of_heads(self) -> set[Value]:
-        """The queries, keys, values and weights of the attentions, from the projections on."""
+        """The queries, keys, values and weights of the attentions, from the projections on, and
+        what they give until it is projected."""
         of_heads = set[Value]()
         for attention in self._attentions:
             factors = [attention.query.value, attention.key.value, attention.value.value]
@@ -77,6 +79,11 @@ class ScoredPass:
             of_heads |= reached_from(self.steps, factors) & paths_to(
                 self.steps, [attention.weights.value]
             )
+            given = paths_to(self.steps, [attention.result.value])
+            of_heads |= given & reached_from(self.steps, [attention.weights.value])
+        for step in self.steps:
+            if is_move(step) and not of_heads.isdisjoint(step.inputs):
+                of_heads.update(step.outputs)
         return of_heads
 
     @cached_property

@@ -47,7 +47,7 @@ def record_until(stack: ExitStack, recorder: PassRecorder) -> None:
     Attention is computed by its definition meanwhile, whose derivative is that of what is recorded.
     """
     stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-    stack.enter_context(scripts_as_written())
+    stack.enter_context(scripts_as_written(recorder.scripts.values()))
     stack.enter_context(Watcher(recorder.watched))
     stack.enter_context(recorder)
 
@@ -68,7 +68,7 @@ def finished(recorder: PassRecorder, output: Any) -> Recording:
         outputs=outputs,
         output=nested.replace(output, lambda _, tensor: tensor.detach()),
         unseen=tuple(recorder.unseen),
-        scripted=recorder.scripted,
+        scripted=frozenset(recorder.scripts),
     )
     recorder.close()
     return recording

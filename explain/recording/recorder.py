@@ -50,10 +50,12 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._aliases = Aliases(self._note, self._constant, self.leave)
         modules = modules_of(model)
         self._calls = CallStack(modules)
-        self.scripted = frozenset(
-            path for module, path in modules.items() if isinstance(module, torch.jit.ScriptModule)
-        )
-        """The paths of scripted modules, whose parts are not seen."""
+        self.scripts = {
+            path: module
+            for module, path in modules.items()
+            if isinstance(module, torch.jit.ScriptModule)
+        }
+        """Scripted modules, whose parts are not seen, by their paths."""
         self._functions: dict[FunctionCall, FunctionSteps] = {}
         self._sources: list[torch.autograd.graph.Node] = []
         self._named: dict[int, tuple[Kind, str, Tensor]] = {}
@@ -143,7 +145,7 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         writes = writes_of(facts, args)
         written = written_tensors(writes, args, kwargs) if writes else []
         leaves = facts.leaves
-        if facts.name == "to_mkldnn" and running.module in self.scripted:
+        if facts.name == "to_mkldnn" and running.module in self.scripts:
             leaves = "to_mkldnn()"  # what follows are no operators
         if leaves is not None and any(_can_be_lost(value) for value in values):
             self.leave(leaves)

@@ -5,7 +5,7 @@ import linecache
 import sys
 import types
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
@@ -243,9 +243,14 @@ def _definitions() -> dict[Any, Callable[..., Any]]:
     return operators
 
 
-def scripts_as_written() -> AbstractContextManager[None]:
+def scripts_as_written(
+    modules: Iterable[torch.jit.ScriptModule] = (),
+) -> AbstractContextManager[None]:
     """Run scripted code as it was written: once it has run, it is run in another way otherwise,
-    which hides derivatives."""
+    which hides derivatives. What scripted ``modules`` have been made into is forgotten."""
+    for module in modules:
+        for name in module._c._method_names():
+            module._c._get_method(name)._debug_flush_compilation_cache()
     context: AbstractContextManager[None] = torch.jit.optimized_execution(False)  # type: ignore[attr-defined]
     return context
 

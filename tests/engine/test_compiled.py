@@ -136,6 +136,15 @@ def test_a_closed_network_is_explained_by_what_reads_its_operations(
             assert_close(a.values, expected[name].values, rtol=1e-9, atol=1e-14, msg=name)
 
 
+def test_a_scripted_network_that_its_owner_has_run_is_explained_exactly() -> None:
+    net = torch.jit.script(plain())
+    for _ in range(4):  # with gradients, so that its code is run in another way from now on
+        (gradient,) = torch.autograd.grad(net(X).sum(), [next(net.parameters())])
+    assert gradient.any()
+    expected = explain.attribute(plain(), X, "lrp", target=1).values
+    assert_close(explain.attribute(net, X, "lrp", target=1).values, expected, rtol=1e-9, atol=1e-14)
+
+
 class Scaled(nn.Module):
     """A number leaves the pass, and comes back as another one for each photo."""
 
@@ -181,6 +190,16 @@ def test_the_tokens_of_an_exported_transformer_are_those_of_the_network() -> Non
     for method, a in explain.attribute(program, x, [*expected], target=1).items():
         assert a.layer == expected[method].layer
         assert_close(a.values, expected[method].values, rtol=1e-9, atol=1e-12, msg=method)
+
+
+def test_the_default_layer_of_a_program_is_none_of_its_heads() -> None:
+    net = settled(torchvision.models.VisionTransformer(32, 8, 2, 2, 8, 16, num_classes=4))
+    net = net.double().eval()
+    x = torch.rand(2, 3, 32, 32, dtype=torch.float64)
+    program = torch.jit.trace(net, x, check_trace=False)
+    expected = explain.attribute(net, x, "gradcam", target=1)
+    a = explain.attribute(program, x, "gradcam", target=1)
+    assert_close(a.values, expected.values, rtol=1e-9, atol=1e-12)
 
 
 def test_a_program_for_a_fixed_number_of_images_is_explained_for_that_many() -> None:
