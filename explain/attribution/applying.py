@@ -12,7 +12,7 @@ from explain.attribution.result import Attribution, Channels, finest_of, fused
 from explain.data.inputs import InputLayout
 from explain.engine import Evidence
 from explain.engine.needs import applied
-from explain.layers.placement import Placement
+from explain.layers.placement import Placement, of_pixels
 from explain.layers.stitched import Stitched
 from explain.methods import Method
 from explain.methods.base import Fusion, options, uses_layer
@@ -53,6 +53,13 @@ def apply_method(
         how = "product"
     if len(layers) > 1 or method.fusion:
         all_maps = list(maps.values())
+        known = [placement for placement in placements if placement is not None]
+        if how == "sum" and any(known[0].lies_apart(placement) for placement in known[1:]):
+            all_maps = [
+                values if placement is None else placement.in_pixels(values[:, None])[:, 0]
+                for values, placement in zip(all_maps, placements, strict=True)
+            ]
+            placements = [of_pixels(first.size)] * len(placements)
         values = fused(all_maps, how, placements)
         placement = placements[finest_of(all_maps)]
     fields: dict[str, Any] = {}

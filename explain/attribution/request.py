@@ -229,7 +229,8 @@ class Request:
         def default_layers(stages: bool) -> list[str]:
             """The layers for methods without named ones: one of each branch, or with ``stages`` one
             of each resolution; found once."""
-            choose = layers_to_fuse if stages else branch_layers
+            placed = partial(branch_layers, placement=self.settings.placement)
+            choose = layers_to_fuse if stages else placed
             return choose(self.model, self.inputs, score, of_class=of_class, refresh=refresh)
 
         layers: dict[str, list[str]] = {}

@@ -26,10 +26,12 @@ _APART = 0.75  # of a cell: how far apart the cells of maps may lie that are add
 @dataclass(frozen=True)
 class Branches:
     """The layers that are explained together, and those of branches that see the photo elsewhere,
-    whose maps can't be added to theirs."""
+    whose maps can't be added to theirs cell by cell; all of them are ``placed`` if it is known
+    where on the photo the cells of each look."""
 
     layers: Sequence[str]
     left_out: Sequence[str] = ()
+    placed: bool = False
 
     def within(self, name: str) -> "Branches":
         """The layers as those of a part of a network are named in it."""
@@ -191,7 +193,9 @@ def _in_place(layers: Sequence[str], grids: NetworkGrids) -> Branches:
             for line, of_even in zip(ordered[layer], ordered[even], strict=True)
         )
     ]
-    return Branches([layer for layer in layers if layer not in left_out], left_out)
+    looks = (grids.look(layer) for layer in layers)
+    placed = bool(left_out) and all(look and look.placement for look in looks)
+    return Branches([layer for layer in layers if layer not in left_out], left_out, placed)
 
 
 def _spacing(line: Tensor) -> float:

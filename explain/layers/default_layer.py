@@ -25,6 +25,7 @@ from explain.layers.influence import (
     influences_of,
 )
 from explain.layers.layouts import Grid, Size, has_aspect
+from explain.layers.placement import PlacementMode
 from explain.layers.recording import ModuleCall
 from explain.layers.stitched import Stitched
 from explain.layers.summary import RECORDED, ForwardSummary, summary_of
@@ -70,14 +71,17 @@ def branch_layers(
     *,
     of_class: bool = False,
     refresh: bool = False,
+    placement: PlacementMode = "cells",
 ) -> list[str]:
     """Name the layers to explain together: `default_layer`, and that of each branch that
     reaches the score beside it, such as the members of an ensemble.
 
     Arguments are as for `default_layer`. Warns of branches that see the photo elsewhere, as crops
-    and mirrored copies do, since their maps cannot be added up cell by cell.
+    and mirrored copies do, unless the maps of all are drawn where their cells look.
     """
     branches = _default_branches(model, x, score, of_class=of_class, refresh=refresh)
+    if branches.placed and placement == "cells":
+        return [*branches.layers, *branches.left_out]
     if branches.left_out:
         warn(
             f"the map of layer {branches.layers[0]} leaves out branches that see the photo "

@@ -37,7 +37,14 @@ from explain.layers.located import (
 )
 from explain.layers.placement import Placement, PlacementMode
 from explain.layers.positions import UNKNOWN
-from explain.layers.receptive_fields import centres, leading_to, receptive_fields, seen_pixels
+from explain.layers.receptive_fields import (
+    Looks,
+    centres,
+    copy_of,
+    leading_to,
+    receptive_fields,
+    seen_pixels,
+)
 from explain.layers.recording import CallKey, ModuleCall
 from explain.layers.stitched import Stitched
 from explain.layers.summary import ForwardSummary, kept_places, summary_of
@@ -290,20 +297,23 @@ class NetworkGrids(Grids):
             return CellLooks(None, "what cannot be recorded")
         steps = leading_to(value)
         looks = receptive_fields(steps, photo, cut=cut)
-        if value not in looks.fields:
+        copy = copy_of(steps, photo)
+        both: tuple[Placement, Placement] | None = None
+        if copy is not photo and not (cut or looks.by_photo):
+            size = (copy.shape[2], copy.shape[3])
+            of_copy = Placement(self.size, _laid_out(looks, copy, Grid("NCHW", *size)))
+            looks_at_copy = receptive_fields(steps, copy)
+            is_moved = not (size == self.size and of_copy.is_even)
+            if is_moved and value in looks_at_copy.fields:
+                both = Placement(size, _laid_out(looks_at_copy, value, grid)).aligned, of_copy
+        if value in looks.fields:
+            where = _laid_out(looks, value, grid)
+        elif both is not None:  # what looks at both sides of a seam
+            where = both[1].centres_at(both[0].centres)
+        else:
             return CellLooks(None, ", ".join(looks.unknown) or "what it does with the photo")
-        dims = (1,) if looks.by_photo else (0, 1)
-        laid_out = [
-            [grid.spread(part.expand(value.shape)).sum(dims, keepdim=True) for part in along]
-            for along in looks.fields[value]
-        ]
-        where = centres((torch.stack(laid_out[0]), torch.stack(laid_out[1])))[:, :, 0]
         seen = seen_pixels(steps, photo, looks)
-        placement = Placement(
-            self.size,
-            where.movedim(0, -1).float().cpu(),
-            None if seen is None else seen.cpu(),
-        )
+        placement = Placement(self.size, where, None if seen is None else seen.cpu(), both)
         return CellLooks(
             placement, lasts=not (looks.by_photo or recorder.draws), draws=recorder.draws
         )
@@ -420,6 +430,16 @@ class NetworkGrids(Grids):
         reading = read_map((1, *shape[1:]), self.size, None)
         fitting = [grid for grid in reading.grids if has_aspect(grid.size, self.size)]
         return fitting[0] if len(fitting) == 1 else None
+
+
+def _laid_out(looks: Looks, value: Value, grid: Grid) -> Tensor:
+    """Where the cells of a map look ``(N, h, w, 2)``, of all images alike unless photos decide."""
+    dims = (1,) if looks.by_photo else (0, 1)
+    rows, columns = (
+        torch.stack([grid.spread(part.expand(value.shape)).sum(dims, True) for part in along])
+        for along in looks.fields[value]
+    )
+    return centres((rows, columns))[:, :, 0].movedim(0, -1).float().cpu()
 
 
 def _input_of(steps: Iterable[Step], place: LayerPlace) -> Value | None:

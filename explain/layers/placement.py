@@ -23,6 +23,7 @@ PlacementMode: TypeAlias = Literal["cells", "even"]
 NEAREST = 4  # cells that a pixel takes its value from, where they lie on no grid
 _EVEN = 1e-3  # of a cell: how far cells that count as spread evenly may lie beside
 _BESIDE = 0.5  # of a cell: how far the cells of a row may lie beside their mean
+_APART = 0.75  # of a cell: how far apart the cells of maps may lie that are added up by cells
 _TOGETHER = 0.1  # of a cell: rows that lie nearer are at one place
 _AT_ONCE = 2**24  # distances
 
@@ -33,7 +34,9 @@ class Placement:
 
     ``centres`` ``(1, h, w, 2)`` are rows and columns in pixels, the first pixel's centre at 0.5,
     and NaN for cells that look nowhere; there is one entry for each image where these differ.
-    ``seen`` ``(H, W)`` are the pixels that any cell looks at, or None for all.
+    ``seen`` ``(H, W)`` are the pixels that any cell looks at, or None for all. ``copy`` is there if
+    the network reads a moved copy of the photo, such as a crop: where the cells look in that, and
+    where the pixels of the copy lie on the photo.
 
     >>> rows = torch.tensor([[[[1.0, 2.0], [1.0, 4.0]]]])  # a row of two cells
     >>> Placement((2, 6), rows).on_photo(torch.tensor([[[[0.0, 1.0]]]]))[0, 0, 0].tolist()
@@ -43,6 +46,7 @@ class Placement:
     size: Size
     centres: Tensor
     seen: Tensor | None = None
+    copy: "tuple[Placement, Placement] | None" = None
 
     def __len__(self) -> int:
         return len(self.centres)
@@ -82,6 +86,45 @@ class Placement:
         values = F.grid_sample(pixels, grid, padding_mode="border", align_corners=False)
         looks = ~self.centres.isnan().any(-1)[:, None]
         return values * looks.to(pixels)
+
+    def in_pixels(self, maps: Tensor) -> Tensor:
+        """Share the values of maps ``(N, C, h, w)`` out among the pixels ``(N, C, H, W)``, so that
+        their sum stays; what looks at no pixel is lost."""
+        if self.copy is None:
+            return shared_out(maps, self, of_pixels(self.size), self.size)
+        in_copy, of_copy = self.copy
+        values = in_copy.in_pixels(maps).flatten(2)
+        places = of_copy.centres[0].flatten(0, 1).floor()
+        sides = torch.tensor(self.size, device="cpu")
+        looks = ((places >= 0) & (places < sides)).all(1)  # nor is NaN
+        rows, columns = places[looks].long().unbind(1)
+        pixels = values.new_zeros((*values.shape[:2], math.prod(self.size)))
+        index = (rows * self.size[1] + columns).to(values.device)
+        pixels = pixels.index_add(2, index, values[..., looks.to(values.device)])
+        return pixels.reshape(*values.shape[:2], *self.size)
+
+    def centres_at(self, places: Tensor) -> Tensor:
+        """Where the cells look that are the nearest to places ``(N, h, w, 2)`` in their own map, in
+        its cells; NaN at NaN."""
+        last = torch.tensor(self.centres.shape[1:3], device="cpu") - 1
+        rows, columns = places.nan_to_num().floor().long().clamp(min=0).minimum(last).unbind(-1)
+        return self.centres[0][rows, columns] + 0 * places
+
+    def lies_apart(self, other: "Placement") -> bool:
+        """Whether the cells of another map look elsewhere, by more than a cell's share of the
+        photo, or in another copy of it."""
+        copies = [(of.copy or (of, of_pixels(of.size)))[1].centres for of in (self, other)]
+        if copies[0].shape != copies[1].shape or not torch.equal(*copies):
+            return True
+        cells = [min(pair) for pair in zip(self.centres.shape, other.centres.shape, strict=True)]
+        rows, columns = cells[1:3]
+        places = [
+            F.interpolate(of.centres.movedim(-1, 1), (rows, columns), mode="bilinear")
+            for of in (self, other)
+        ]
+        cell = torch.tensor([self.size[0] / rows, self.size[1] / columns], device="cpu")
+        off = (places[0] - places[1]).abs().nan_to_num()
+        return bool((off > _APART * cell[:, None, None]).any())
 
     def _spread(self, maps: Tensor) -> Tensor:
         """The values of maps at all pixels, whether they are seen or not."""
@@ -228,6 +271,11 @@ class Placement:
             nearest.append(placed[near.indices])
             weights.append((-2 * (near.values / scale).square()).softmax(1))
         return torch.cat(nearest).T, torch.cat(weights).T
+
+
+def of_pixels(size: Size) -> Placement:
+    """The placement of a map that has a cell for each pixel."""
+    return Placement(size, _even_centres(size, size)[None])
 
 
 def draw(maps: Tensor, size: Size, placement: Placement | None = None) -> Tensor:

@@ -91,11 +91,32 @@ def receptive_fields(steps: Iterable[Step], x: Value, *, cut: bool = False) -> L
     return Looks(fields, list(unknown), by_photo)
 
 
+def copy_of(steps: Iterable[Step], photo: Value) -> Value:
+    """The moved copy of a photo, such as a crop, that all of these steps read; the photo itself if
+    there is none."""
+    copy = value = photo
+    readers: dict[Value, list[Step]] = {}
+    for step in steps:
+        for read in step.inputs:
+            readers.setdefault(read, []).append(step)
+    while len(readers.get(value, [])) == 1:
+        (step,) = readers[value]
+        is_copied = is_move(step) or torch.Tag.pointwise in step.operator.tags
+        signals = [read for read in step.inputs if read.depends]
+        if not is_copied or signals != [value] or len(step.outputs) != 1:
+            break
+        value = step.output
+        is_photo = value.tensor.is_floating_point() and len(value.shape) == 4
+        if is_photo and value.shape[0] == photo.shape[0]:
+            copy = value
+    return copy
+
+
 def seen_pixels(steps: Iterable[Step], photo: Value, looks: Looks) -> Tensor | None:
     """Which pixels ``(H, W)`` of a photo these steps look at; None for all of them.
 
-    Values that were moved are pixels still; whatever reads them otherwise looks at them, and at
-    those between.
+    Values that were moved, or resized, are pixels still; whatever reads them otherwise looks at
+    them, and at those between.
     """
     device = photo.tensor.device
     seen = torch.zeros(photo.shape[2:], dtype=torch.bool, device=device)
@@ -103,7 +124,8 @@ def seen_pixels(steps: Iterable[Step], photo: Value, looks: Looks) -> Tensor | N
     for step in steps:
         for value in pixels.intersection(step.inputs):
             signals = [other for other in step.inputs if other in looks.fields]
-            if is_move(step) or (torch.Tag.pointwise in step.operator.tags and len(signals) == 1):
+            by_value = torch.Tag.pointwise in step.operator.tags and len(signals) == 1
+            if is_move(step) or step.operation.has("resizes") or by_value:
                 pixels.update(looks.fields.keys() & set(step.outputs))
                 continue
             rows, columns = centres(looks.fields[value], value.shape)
@@ -112,10 +134,22 @@ def seen_pixels(steps: Iterable[Step], photo: Value, looks: Looks) -> Tensor | N
                 for places, length in zip((rows, columns), seen.shape, strict=True)
             ]
             read = on_photo[0] & on_photo[1] & _read(step, value)
-            seen[rows[read].long(), columns[read].long()] = True
+            seen_here = torch.zeros_like(seen)
+            seen_here[rows[read].long(), columns[read].long()] = True
+            seen |= _grown(seen_here, rows, columns)
             if bool(seen.all()):
                 return None
     return seen if bool(seen.any()) else None
+
+
+def _grown(seen: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Pixels that are seen, with those between them where the photo was made smaller, by where its
+    values ``(..., h, w)`` came from then."""
+    gaps = [places.diff(dim=dim).abs() for places in (rows, columns) for dim in (-2, -1)]
+    gap = max(float(of_dim.nanmedian()) for of_dim in gaps if of_dim.numel())
+    beside = math.floor(gap / 2)
+    wide = F.max_pool2d(seen[None, None].float(), 2 * beside + 1, 1, beside)
+    return wide[0, 0].bool()
 
 
 def _read(step: Step, value: Value) -> Tensor:

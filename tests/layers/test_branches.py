@@ -21,7 +21,6 @@ from explain.targets import Detections, Segmentation
 from tests.conftest import Made, settled
 
 X = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-NEEDS_PLACES = "maps of crops and copies need the places of their cells, from the recording"
 
 
 def member(stride: int = 1, width: int = 8) -> nn.Module:
@@ -180,10 +179,19 @@ def copies(kind: str) -> nn.Module:
     return made(forward, member())
 
 
+def copied_back(take: Callable[[Tensor], Sequence[Tensor]], maps: Sequence[Tensor]) -> Tensor:
+    """The sum of maps with a cell for each pixel of a copy, each where the copy took it from."""
+    photo = torch.zeros(2, 1, 32, 32, dtype=torch.float64, requires_grad=True)
+    pairs = zip(take(photo), maps, strict=True)
+    copied = torch.stack([(copy[:, 0] * of_copy).sum() for copy, of_copy in pairs]).sum()
+    (expected,) = torch.autograd.grad(copied, photo)
+    return expected[:, 0]
+
+
 @pytest.mark.parametrize("kind", COPIES)
-def test_branches_that_see_the_photo_elsewhere_are_named(kind: str) -> None:
+def test_branches_that_see_the_photo_elsewhere_are_named_where_maps_are_even(kind: str) -> None:
     with pytest.warns(ExplainWarning, match="leaves out") as said:
-        found = explain.attribute(copies(kind), X, "hirescam", target=1)
+        found = explain.attribute(copies(kind), X, "hirescam", target=1, placement="even")
     (warning,) = said
     assert "members.0.3" in str(warning.message)
     assert isinstance(found.layer, str)
@@ -192,16 +200,32 @@ def test_branches_that_see_the_photo_elsewhere_are_named(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", COPIES)
-@pytest.mark.xfail(strict=True, raises=ExplainWarning, reason=NEEDS_PLACES)
 def test_branches_that_see_the_photo_elsewhere_are_drawn_there(kind: str) -> None:
     model = copies(kind)
     found = explain.attribute(model, X, "hirescam", target=1)
-    photo = torch.zeros(2, 1, 32, 32, dtype=torch.float64, requires_grad=True)
-    maps = products(model, X, ["members.0.3"], 1)
-    pairs = zip(COPIES[kind](photo), maps, strict=True)
-    copied = torch.stack([(copy[:, 0] * of_copy).sum() for copy, of_copy in pairs]).sum()
-    (expected,) = torch.autograd.grad(copied, photo)  # each cell where the copy took it from
-    assert_close(found.values, expected[:, 0])
+    assert_close(found.values, copied_back(COPIES[kind], products(model, X, ["members.0.3"], 1)))
+
+
+def resized_crops(x: Tensor) -> Sequence[Tensor]:
+    larger = F.interpolate(x, (64, 64), mode="bilinear")
+    return [larger[..., :24, :24], larger[..., 40:, 40:]]
+
+
+@pytest.mark.parametrize("take", [resized_crops, lambda x: [x[..., :16, :16], x[..., 16:, 16:]]])
+def test_coarse_maps_of_crops_keep_their_sum_and_stay_in_their_crops(
+    take: Callable[[Tensor], Sequence[Tensor]],
+) -> None:
+    def forward(model: nn.Module, x: Tensor) -> Tensor:
+        return torch.stack([model.members[0](copy) for copy in take(x)]).mean(0)
+
+    model = made(forward, backbone().extend(member()[4:]))
+    found = explain.attribute(model, X, "hirescam", target=1)
+    parts = torch.stack([part.sum((1, 2)) for part in products(model, X, ["members.0.3"], 1)])
+    assert_close(found.values[:, :16, :16].sum((1, 2)), parts[0])
+    assert_close(found.values[:, 16:, 16:].sum((1, 2)), parts[1])
+    named = found.layer
+    again = explain.attribute(model, X, "hirescam", target=1, layer=[*named], fuse="sum")
+    assert_close(again.values, found.values)
 
 
 def segmenter() -> nn.Module:
@@ -315,18 +339,26 @@ def mirrored(model: nn.Module, x: Tensor) -> Tensor:
     return model.members[0](x) + model.members[0](x.flip(3)).flip(3)
 
 
-@pytest.mark.parametrize("forward", [windows, mirrored])
-@pytest.mark.parametrize("method", ["gradcam", "refinecam"])
-def test_calls_of_a_segmenter_that_see_the_photo_elsewhere_are_named(
-    forward: Callable[..., Tensor], method: str
+WINDOWS = [(top, left) for top in (0, 16) for left in (0, 8, 16)]
+WHERE_READ: dict[Callable[..., Tensor], Callable[[Tensor], Sequence[Tensor]]] = {
+    windows: lambda x: [x[..., top : top + 16, left : left + 16] for top, left in WINDOWS],
+    mirrored: lambda x: [x, x.flip(3)],
+}
+
+
+@pytest.mark.parametrize("forward", WHERE_READ)
+def test_calls_of_a_segmenter_are_drawn_where_they_see_the_photo(
+    forward: Callable[..., Tensor],
 ) -> None:
     model = made(forward, segmenter())
+    target = Segmentation(1, REGION)
+    found = explain.attribute(model, X, HiResCAM(relu=False), target=target)
+    maps = products(model, X, ["members.0.3"], of_region)
+    assert_close(found.values, copied_back(WHERE_READ[forward], maps))
     with pytest.warns(ExplainWarning, match=r"members\.0\.3@") as said:
-        found = explain.attribute(model, X, method, target=Segmentation(1, REGION))
+        refined = explain.attribute(model, X, "refinecam", target=target)
     assert len(said) == 1
-    assert isinstance(found.layer, str)
-    if forward is mirrored:
-        assert found.layer == "members.0.3@0"
+    assert isinstance(refined.layer, str)
 
 
 def test_a_window_of_an_ensemble_is_explained_in_all_members() -> None:
