@@ -10,7 +10,6 @@ from typing import Any, TypeAlias, TypeVar
 from torch import Tensor, nn
 
 from explain._utils import nested
-from explain._utils.errors import ExplainError
 from explain._utils.modules import modules_of
 from explain._utils.signals import came_by_signal
 from explain.data.inputs import Inputs
@@ -272,8 +271,8 @@ def record(model: nn.Module, inputs: Inputs) -> RecordedCalls:
     """
     try:
         return RecordedCalls(model, inputs)
-    except Exception as error:  # operators that no recorder sees
-        if isinstance(error, ExplainError) or came_by_signal(error):
+    except Exception as error:  # operators that no recorder sees; others come again
+        if came_by_signal(error):
             raise
     return RecordedCalls(model, inputs, operations=False)
 
