@@ -103,7 +103,11 @@ ON_TENSORS: dict[str, tuple[Callable[[torch.Tensor], Any], type[ExplainError], s
     "batches of nothing": (lambda x: wrong(x, "scorecam", batch_size=0), MethodError, "batch_size"),
     "a method for other networks": (lambda x: wrong(x, "rollout"), MethodError, "rollout"),
     "an explanation within another": (nested, ExplainError, "explanation"),
-    "a scripted model": (lambda x: wrong(x, model=torch.jit.trace(net(), x)), LayerError, "layer"),
+    "a layer that a traced model lacks": (
+        lambda x: wrong(x, model=torch.jit.trace(net(), x), layer="conv"),
+        LayerError,
+        "layer",
+    ),
     "gradients of quantised layers": (
         lambda x: wrong(x, "saliency", quantised(), target=1),
         TargetError,

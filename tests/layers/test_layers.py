@@ -130,7 +130,6 @@ class Predicts(nn.Module):
     [
         (lambda net, x: Made(crops, net=nn.Sequential(net)), r"model\.net"),
         (lambda net, x: Predicts(net), r"model\.model"),
-        (lambda net, x: torch.export.export(net, (x,)).module(), "occlusion"),
     ],
 )
 def test_what_hides_its_layers_is_told_what_to_give(

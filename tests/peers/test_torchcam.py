@@ -66,7 +66,8 @@ def theirs(cam: type, **options: Any) -> torch.Tensor:
 
 def ours(method: MethodLike) -> torch.Tensor:
     model = plain.module_of(LAYERS)
-    return explain.attribute(model, X[None], method, target=TARGET, layer=str(LAYER)).values[0]
+    a = explain.attribute(model, X[None], method, target=TARGET, layer=str(LAYER), placement="even")
+    return a.values[0]
 
 
 # Where it follows the papers
