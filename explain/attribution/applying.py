@@ -53,8 +53,8 @@ def apply_method(
         how = "product"
     if len(layers) > 1 or method.fusion:
         all_maps = list(maps.values())
-        known = [placement for placement in placements if placement is not None]
-        if how == "sum" and any(known[0].lies_apart(placement) for placement in known[1:]):
+        located = [placement for placement in placements if placement is not None]
+        if how == "sum" and any(located[0].lies_apart(placement) for placement in located[1:]):
             all_maps = [
                 values if placement is None else placement.in_pixels(values[:, None])[:, 0]
                 for values, placement in zip(all_maps, placements, strict=True)

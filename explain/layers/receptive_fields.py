@@ -101,7 +101,7 @@ def copy_of(steps: Iterable[Step], photo: Value) -> Value:
             readers.setdefault(read, []).append(step)
     while len(readers.get(value, [])) == 1:
         (step,) = readers[value]
-        is_copied = is_move(step) or torch.Tag.pointwise in step.operator.tags
+        is_copied = is_move(step) or _is_by_value(step)
         signals = [read for read in step.inputs if read.depends]
         if not is_copied or signals != [value] or len(step.outputs) != 1:
             break
@@ -124,8 +124,8 @@ def seen_pixels(steps: Iterable[Step], photo: Value, looks: Looks) -> Tensor | N
     for step in steps:
         for value in pixels.intersection(step.inputs):
             signals = [other for other in step.inputs if other in looks.fields]
-            by_value = torch.Tag.pointwise in step.operator.tags and len(signals) == 1
-            if is_move(step) or step.operation.has("resizes") or by_value:
+            is_shifted = is_move(step) or step.operation.has("resizes")
+            if is_shifted or (_is_by_value(step) and len(signals) == 1):
                 pixels.update(looks.fields.keys() & set(step.outputs))
                 continue
             rows, columns = centres(looks.fields[value], value.shape)
@@ -140,6 +140,11 @@ def seen_pixels(steps: Iterable[Step], photo: Value, looks: Looks) -> Tensor | N
             if bool(seen.all()):
                 return None
     return seen if bool(seen.any()) else None
+
+
+def _is_by_value(step: Step) -> bool:
+    """Whether a step computes value by value; functions that are no operators do not say."""
+    return torch.Tag.pointwise in getattr(step.operator, "tags", ())
 
 
 def _grown(seen: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
@@ -225,7 +230,7 @@ def _carried(
         return _of_product(step, results[0], fields)
     if operation.kind == "matrixproduct":
         return {}
-    if not operation.has("stays") and torch.Tag.pointwise not in step.operator.tags:
+    if not operation.has("stays") and not _is_by_value(step):
         raise ValueError(step.name)
     return {results[0]: _by_value(step, results[0], fields, size)}
 
