@@ -76,13 +76,8 @@ class BusyError(ExplainError):
 
 
 def check_byte_count(what: str, count: int, max_bytes: int) -> None:
-    """Refuse the body of a web request that has more than ``max_bytes`` bytes; ``what`` is what the
-    message calls it, such as "photo".
-
-    Called for each part that arrives, with the bytes so far, so that no more is kept in memory.
-
-    Raises:
-        TooLargeError: ``count`` is above ``max_bytes``; the app replies with status 413.
+    """Refuse a request's body (``what`` in the message) of more than ``max_bytes``, by the bytes so
+    far as each part arrives, so that no more is kept; replied with status 413.
     """
     if count > max_bytes:
         raise TooLargeError(
@@ -93,15 +88,8 @@ def check_byte_count(what: str, count: int, max_bytes: int) -> None:
 def decode_upload(
     content: bytes, name: str, limits: Limits, window: Window | None = None
 ) -> Image.Image:
-    """Decode an uploaded photo, and return it with two attributes that answers show later:
-    ``filename``, and ``notes``, a list of the warnings about the file.
-
-    ``name`` is the file's name as the browser sent it, and ``window`` the range of grey values that
-    is shown of a scan.
-
-    Raises:
-        TooLargeError: it has too many bytes or pixels; it has not been decoded then.
-        ImageError: it is no photo, or damaged.
+    """Decode a photo, with attributes ``filename`` (``name``, from the browser) and ``notes``,
+    warnings about the file; ``window`` is a scan's range. Too many bytes are not decoded.
 
     >>> decode_upload(b"", "cat.jpg", Limits())
     Traceback (most recent call last):
@@ -123,10 +111,8 @@ def decode_upload(
 
 
 def file_name(name: str) -> str:
-    r"""Return the name under which the app shows and records an uploaded file: the last part of the
-    path that the browser sent, without control characters, or "photo".
-
-    Paths are of any system, and may be hostile; the name is never used to open a file.
+    r"""The last part of the path that a browser sent, of any system and maybe hostile, without
+    control characters, or "photo"; for display, never to open a file.
 
     >>> file_name("C:\\photos\\cat.jpg"), file_name("../../etc/passwd"), file_name("/..")
     ('cat.jpg', 'passwd', 'photo')
@@ -184,11 +170,8 @@ class CoveredRegion(CheckedFields):
             )
 
     def apply(self, photo: Image.Image, box: Box) -> Image.Image:
-        """Return a copy of a photo of the app with the region covered by the baseline.
-
-        ``box`` is the part of the photo that the model sees, in pixels of the photo; the region's
-        shares count from it. The baseline is computed on the photo reduced to `SIDE` pixels, and
-        enlarged again.
+        """A copy of a photo with the region, as shares of ``box`` (pixels that the model sees),
+        covered; the baseline is computed at `SIDE` pixels, and enlarged.
         """
         # without the name of a file: no record must claim that it is the photo
         covered = photo.copy()

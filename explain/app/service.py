@@ -58,11 +58,8 @@ class Cache(Generic[T]):
         size_of: Callable[[T], float] = lambda item: 0,
         age: float = math.inf,
     ) -> None:
-        """Make an empty cache of at most ``most`` items.
-
-        ``kind`` is what the message about a missing item calls it, such as "photo". ``size_of``
-        gives an item's size, in the unit of ``size``, the limit of all together. ``age`` is in
-        seconds.
+        """``kind`` is an item's word in messages, ``size_of`` gives its size in the unit of
+        ``size``, the limit of all ``most`` items together; ``age`` is in seconds.
         """
         self._kind = kind
         self._most = most
@@ -73,10 +70,8 @@ class Cache(Generic[T]):
         self._lock = threading.RLock()
 
     def add(self, item: T) -> str:
-        """Add an item, and return the random name under which it can be read.
-
-        The items that were not used for longest are removed until the count and the total size are
-        within the limits; the new item stays, however large it is.
+        """Add an item under a random name, which is returned, and remove those unused for longest
+        until the limits hold; the new item stays, however large it is.
         """
         name = secrets.token_urlsafe(16)
         with self._lock:
@@ -150,11 +145,8 @@ class Service:
         limits: Limits | None = None,
         examples: Mapping[str, Path] | None = None,
     ) -> None:
-        """Serve these models to the page of the app, and start the thread that removes expired
-        items.
-
-        ``examples`` are files of photos by the names that the page shows; requests choose a model
-        by its place in ``explainers``. `close` ends the threads.
+        """Serve these models (chosen by position) and ``examples`` (files of photos by name), and
+        start the thread that removes expired items. `close` ends the threads.
         """
         self.limits = limits = limits or Limits()
         self.models = [ServedModel(explainer, limits) for explainer in explainers]
@@ -199,11 +191,8 @@ class Service:
     # --- photos ---
 
     def upload(self, content: bytes, name: str) -> dict[str, Any]:
-        """Decode and keep an uploaded photo, and return what `add_photo` returns, as the reply to
-        the page.
-
-        ``name`` is the file's name as the browser sent it. A scan is shown in the window of the
-        first model. Errors as of `explain.app.requests.decode_upload`.
+        """Decode and keep a photo (a scan in the first model's window); the reply is `add_photo`'s,
+        errors are `explain.app.requests.decode_upload`'s. ``name`` is the browser's.
         """
         window = self.models[0].explainer.window
         return self.add_photo(decode_upload(content, name, self.limits, window))
@@ -220,9 +209,9 @@ class Service:
         return self.upload(path.read_bytes(), path.name)
 
     def add_photo(self, photo: Image.Image) -> dict[str, Any]:
-        """Keep a photo, and return the reply for the page: ``photo`` is the random name by which
-        requests refer to it, ``size`` its width and height in pixels, and ``name`` the name of its
-        file."""
+        """Keep a photo; the page's reply has the random name ``photo`` for requests, ``size``
+        (width, height in pixels) and the file's ``name``.
+        """
         return {
             "photo": self._photos.add(photo),
             "size": list(photo.size),
@@ -278,14 +267,8 @@ class Service:
     # --- requests ---
 
     def explain(self, values: Any, send: SendStep) -> str:
-        """Queue the task that answers a request of the page (`ExplainRequest`), and return the name
-        of the job, by which it can be stopped or dropped.
-
-        ``send`` is called from worker threads with each step of the answer. The maps of an earlier
-        answer that the request names are reused if they fit and have not expired.
-
-        Raises:
-            ExplainError: the request is not valid, or too many wait (`BusyError`).
+        """Queue a request and return the job's name; worker threads ``send`` each step. Maps of a
+        named earlier answer are reused if they fit. `BusyError` if too many wait.
         """
         request = ExplainRequest.of(values, len(self.models), self.limits)
         served = self.models[request.model]
@@ -307,10 +290,8 @@ class Service:
         return self._begin(CheckTask(request, served, send, answer), served.slow)
 
     def _begin(self, job: ExplainTask | CheckTask, worker: WorkerThread) -> str:
-        """Queue a job in a worker thread, and return its name.
-
-        The first step that the page gets has the name (``work``) and how many tasks wait before it
-        (``before``). It is sent before the job is queued, so that no other step can come first.
+        """Queue a job in a worker thread, and return its name. Its first step (``work``, its name;
+        ``before``, the tasks before it) is sent before, so that none comes first.
         """
         name = self._jobs.add(job)
         job.send({"work": name, "before": worker.waiting})
@@ -338,10 +319,8 @@ class Service:
         return self._answers[name].stem
 
     def report(self, name: str) -> str:
-        """The report of a kept answer as the text of an HTML page, with the curves and checks that
-        were computed.
-
-        The model is held as a quick task: the report may run it to find the region of a target.
+        """A kept answer's report as HTML, with the curves and checks computed so far. Holds the
+        model, which may run to find a target's region.
         """
         answer = self._answers[name]
         with self.models[answer.request.model].scheduler.quick():

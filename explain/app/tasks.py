@@ -69,10 +69,8 @@ class Scheduler:
 
     @contextmanager
     def quick(self) -> Iterator[None]:
-        """Hold the model for a short task of the app, such as a preview map.
-
-        The task waits for the running part of a slow task, not for all of it, and goes before the
-        next part: `pause` lets it in. It must not call `pause` itself.
+        """Hold the model for a short task, which waits for the running part of a slow one only
+        (`pause` lets it in), and must not call `pause` itself.
         """
         with self._changed:
             self._quick_waiting += 1
@@ -133,13 +131,8 @@ class WorkerThread:
         return len(self._tasks)
 
     def submit(self, task: Callable[[], None]) -> None:
-        """Queue a task, which the thread runs after all tasks before it; returns at once.
-
-        An exception that the task raises is lost: tasks report their errors themselves
-        (`PageTask.attempt`).
-
-        Raises:
-            BusyError: more than ``max_waiting`` tasks wait or run already.
+        """Queue a task and return at once; it must report its own errors, as what it raises is
+        lost. `BusyError` if more than ``max_waiting`` wait or run.
         """
         with self._lock:
             waiting = self.waiting
@@ -169,11 +162,8 @@ class ServedModel:
 
     @cached_property
     def crops(self) -> dict[str, Explainer]:
-        """The explainers by the name of a crop in `CROPS`, which the page offers; "" is the crop of
-        the model's own preprocessing.
-
-        All share the one model. Crops that its preprocessing does not allow are left out, and so
-        are those that give the same preprocessing as an earlier one.
+        """The explainers by crop in `CROPS` ("" is the preprocessing's own), all of one model,
+        without those that cannot be or give the same preprocessing again.
         """
         explainers = {"": self.explainer}
         for name, crop in CROPS.items():
@@ -198,10 +188,8 @@ class ServedModel:
 
     @cached_property
     def costs(self) -> dict[str, float]:
-        """By method that fits the model, about how many passes of the model it takes for one photo.
-
-        They are found once, on a grey photo, and decide which methods are quick (`is_quick`). The
-        order is that of the page's list of methods.
+        """By method that fits, in the page's order, about how many passes one photo takes. Found
+        once, on a grey photo; they decide which methods are quick.
         """
         with muted(), self.scheduler.quick():
             model = self.explainer.model
@@ -221,9 +209,7 @@ class ServedModel:
 
     def warm_up(self) -> None:
         """Compute `costs`, and explain a grey photo, so that the first visitor need not wait.
-
-        Called in the quick thread when the app starts. Errors are ignored here: the first request
-        raises them again.
+        Errors are ignored: the first request raises them again.
         """
         with suppress(Exception), muted():
             method = self.preview_method()
@@ -248,10 +234,8 @@ class ServedModel:
         return get_method("gradcam" if "gradcam" in quick else quick[0])
 
     def methods(self) -> list[dict[str, Any]]:
-        """The methods that fit the model, as entries of the page's list: what `method_info` gives,
-        with the number of passes and whether the method is quick.
-
-        The reply to ``POST /api/methods``; the scripts of the page read the keys.
+        """The methods that fit, for ``POST /api/methods``, whose keys the page's scripts read:
+        `method_info` with the number of passes and whether it is quick.
         """
         costs = self.costs.items()
         return [
@@ -260,11 +244,8 @@ class ServedModel:
         ]
 
     def layers(self, photo: Image.Image, crop: str = "") -> dict[str, Any]:
-        """The layers whose output is a feature map of the photo, for the page's list of layers.
-
-        The reply to ``POST /api/layers``, which the scripts of the page read: ``default`` is the
-        label of the default layer, None where there is none, and ``layers`` has for each layer its
-        label, the kind of module and the size of its grid as text.
+        """The layers with feature maps, for ``POST /api/layers``: ``default`` (a label or None),
+        and ``layers``, each with label, module kind and grid size as text.
         """
         with muted(), self.scheduler.quick():
             x = self.explainer_for(crop).as_input(photo)
@@ -295,10 +276,8 @@ class PageTask:
     """
 
     def __init__(self, served: ServedModel, send: SendStep) -> None:
-        """Make a task that is not running yet; `Service` queues it.
-
-        ``send`` passes a step of the answer to the page, from any thread. ``notes`` collects the
-        warnings that the next step shows, and ``_sent`` is when progress was sent last.
+        """``send`` passes a step to the page, from any thread; ``notes`` are warnings for the next
+        step, and ``_sent`` is when progress was sent last.
         """
         self.served = served
         self.send = send
@@ -314,10 +293,8 @@ class PageTask:
         return ""
 
     def attempt(self, step: Callable[[], None]) -> None:
-        """Run a part of the task in a worker thread; nothing that it raises leaves this method.
-
-        An error is sent to the page in one line, as the step that ends the answer (``end``): no
-        further part may be queued after it. A part that succeeds sends its own last_step step.
+        """Run a part of the task in a worker thread and raise nothing: an error is sent as the step
+        that ends the answer (``end``), after which no part may follow.
         """
         last_step: dict[str, Any] = {}
         try:
@@ -344,13 +321,9 @@ class PageTask:
     def progress(
         self, done: int, total: int, maps: Mapping[str, torch.Tensor] | None = None
     ) -> None:
-        """Send the progress of a slow method to the page, at most every `INTERVAL` seconds, and let
-        quick tasks use the model.
-
-        The engine calls it as its ``progress`` callback, with the perturbed photos that were run,
-        their total, and the maps so far by method. What it raises ends the run: `AbandonedError`
-        where the answer is not wanted, and KeyboardInterrupt where the visitor has stopped it,
-        after which the engine keeps the partial map.
+        """Send a slow method's progress (perturbed photos run, their total, maps by method), every
+        `INTERVAL` seconds at most, and let quick tasks in. `AbandonedError` or KeyboardInterrupt
+        end the run.
         """
         self.check_wanted()
         if self.stopped:
@@ -418,19 +391,17 @@ class ShownAnswer:
         )
 
     def fits(self, request: ExplainRequest) -> bool:
-        """Whether the maps of this answer can be reused for another request of the page: all
-        fields that count in ``==`` are equal (not methods and targets), and the targets are the
-        same, or are those that this answer has explained."""
+        """Whether another request can reuse these maps: fields that count in ``==`` are equal (not
+        methods and targets), and targets are the same or those explained here.
+        """
         targets = request.targets
         return request == self.request and (
             targets == self.request.targets or list(targets) == classes_of(self.explanation)
         )
 
     def page_item(self, detail: Detail, address: str | None = None) -> dict[str, Any]:
-        """The values of the answer for the page, as `explain.report.item.item` gives them, with the
-        curves that were computed so far and the name of the photo.
-
-        ``address`` is where the page finds the photo; without it, the values contain the photo.
+        """The page's values of the answer (`explain.report.item.item`) with the curves so far and
+        the photo's name, and the photo itself without an ``address`` for it.
         """
         values = item(self.explanation, detail, address=address)
         values["name"] = self.name if self.request.cover is None else f"{self.name}, covered"
@@ -464,12 +435,8 @@ class ExplainTask(PageTask):
         keep: Callable[[ShownAnswer], str],
         earlier: ShownAnswer | None,
     ) -> None:
-        """Prepare to explain the photo of a request; nothing is computed yet.
-
-        The photo is covered here if the request asks for it. Maps and curves of the earlier answer
-        are taken over: the caller has checked that they fit (`ShownAnswer.fits`).
-
-        It raises an `ExplainError` where the model has no such crop.
+        """Prepare to explain a request's photo, covered if asked for, with maps and curves of an
+        earlier answer that fits (`ShownAnswer.fits`). Refused without such a crop.
         """
         super().__init__(served, send)
         self.request = request
@@ -489,11 +456,8 @@ class ExplainTask(PageTask):
         return self.method_key
 
     def begin(self) -> None:
-        """Explain the photo with the quick methods of the request, send that answer, and queue the
-        slow methods.
-
-        Runs in the quick thread; `_refine` goes on in the slow one. Methods of the earlier answer
-        are not run again. In the answer, quick methods come first.
+        """In the quick thread, explain with the quick methods that the earlier answer lacks, send
+        the answer (quick first), and queue the slow ones (`_refine`).
         """
         served = self.served
         chosen = self.request.chosen
@@ -525,11 +489,8 @@ class ExplainTask(PageTask):
             served.slow.submit(partial(self.attempt, partial(self._refine, slow)))
 
     def _refine(self, methods: Sequence[Method]) -> None:
-        """Add the maps of the slow methods one by one, and send the answer after each; runs in the
-        slow thread.
-
-        Intermediate maps are sent by `progress`. A method that the visitor stops keeps the map that
-        it has, and those after it are not run.
+        """In the slow thread, add the slow methods' maps one by one, and send the answer after
+        each; one that the visitor stops keeps its map, and those after it are not run.
         """
         assert self.explanation is not None
         targets = classes_of(self.explanation)
@@ -553,11 +514,8 @@ class ExplainTask(PageTask):
     def _explain(
         self, methods: list[Method], targets: Sequence[Any], **explainer_options: Any
     ) -> None:
-        """Explain the photo with some methods, and add their maps to ``self.explanation``.
-
-        ``explainer_options`` are further arguments of the explainer's call. Texts among the targets
-        become `Text` for image-text models: a plain string would be the label of a class. Warnings
-        go into ``self.notes``, which the next answer sends.
+        """Add the maps of some methods to ``self.explanation``, and warnings to ``self.notes``.
+        Texts become `Text` targets for image-text models: a string would be a label.
         """
         explainer = self.explainer
         if is_image_text(explainer.model):
@@ -580,12 +538,8 @@ class ExplainTask(PageTask):
     def partial_maps(
         self, done: int, total: int, maps: Mapping[str, torch.Tensor]
     ) -> dict[str, Any]:
-        """The keys of a progress step of the page: the running method, and its maps so far, one for
-        each target.
-
-        ``maps`` are those that the engine reports, by method: ``(N, h, w)`` or ``(N, C, h, w)``.
-        They are of the first target alone, so that further targets get empty maps. A method that
-        has no map yet sends its name only.
+        """A progress step's keys: the running method and its map ``(N, h, w)`` or ``(N, C, h, w)``
+        of the first target, empty for the others; the name alone before there is one.
         """
         values = maps.get(self.method_key)
         if values is None or values.ndim not in (3, 4):
@@ -600,11 +554,8 @@ class ExplainTask(PageTask):
         return {"method": self.method_key, "about": method_info(self.method_key), "maps": maps_now}
 
     def _send_answer(self, start: float, *, last: bool) -> None:
-        """Store the answer, and send it to the page with all its maps and the notes so far.
-
-        ``start`` is when its newest maps were begun (`time.perf_counter`), ``last`` whether no more
-        steps follow. The address of the photo is left out where it is covered, so that the page
-        shows the covered photo. The keys are read by the scripts of the page.
+        """Keep the answer and send it with maps and notes; ``start`` is when the newest maps began,
+        ``last`` ends it. Without the photo's address if it is covered.
         """
         explanation = self.explanation
         assert explanation is not None
@@ -638,24 +589,16 @@ class ExplainTask(PageTask):
 
 
 def merged(first: Explanation, second: Explanation) -> Explanation:
-    """Return the first explanation with the maps of the second added to those of each target.
-
-    Both must be of the same photo and the same targets in the same order; where both have a method,
-    the second's map counts.
+    """The first explanation with the second's maps added, which count where both have a method;
+    both of the same photo and targets, in order.
     """
     results = tuple({**old, **new} for old, new in zip(first.results, second.results, strict=True))
     return replace(first, results=results)
 
 
 def classes_of(explanation: Explanation) -> list[Any]:
-    """Return the targets that an explanation has explained, in a form in which they can be asked
-    for again: indices of classes, names of boxes, and texts.
-
-    The app explains with quick methods first, by default for the top class; slow methods must then
-    explain the same targets, and later requests are compared with them (`ShownAnswer.fits`).
-
-    Raises:
-        ExplainError: a target is known by a description alone, such as one of another output.
+    """The targets explained as they can be asked for again (class indices, names of boxes, texts),
+    so that slow methods explain the same; refused for mere descriptions.
     """
     session = explanation.session
     has_texts = session is not None and any(isinstance(target, Text) for target in session.targets)
@@ -705,13 +648,8 @@ class CheckTask(PageTask):
         return {"check": check[method].to_dict()}
 
     def _curve(self) -> dict[str, Any]:
-        """The deletion and insertion curves of the map, in the form of
-        `explain.report.item.curves`.
-
-        They are computed once and kept with the answer, whose saved report shows them too.
-
-        Raises:
-            ExplainError: the map can have no curves.
+        """The map's deletion and insertion curves (`explain.report.item.curves`), computed once and
+        kept with the answer; refused for maps that can have none.
         """
         target = self.request.target
         method = self.request.method

@@ -47,13 +47,8 @@ class Access:
     def refusal(
         self, method: str, headers: Mapping[str, str], token: str | None = None
     ) -> tuple[int, str] | None:
-        """Return the status and message with which a web request is refused; None where it is
-        allowed.
-
-        Called before every handler. It checks, in this order: the host (421), other sites by the
-        headers that browsers add (403), the header of the app's own page for requests that change
-        something (403), and the token (401). ``method`` is that of HTTP, ``headers`` have their
-        names in lower case, and ``token`` is that of the address or of the cookie.
+        """Status and message of a refusal, or None: host (421), other sites by browsers' headers
+        (403), the page's own header for changes (403), token (401), in this order.
 
         >>> Access().refusal("GET", {"host": "127.0.0.1:8000"})
         >>> Access().refusal("GET", {"host": "evil.example"})
@@ -91,10 +86,8 @@ class Access:
         return None
 
     def _is_known(self, host: str) -> bool:
-        """Whether a ``Host`` header names this app: by one of ``hosts``, or by an IP address where
-        the app has a token.
-
-        Names of other sites are refused since a site may point its own name at this machine.
+        """Whether a ``Host`` header names this app: one of ``hosts``, or an IP address with a
+        token. Other names are refused: a site may point its own at this machine.
         """
         name = host_name(host)
         if name in self.hosts:
@@ -145,11 +138,8 @@ POLICY = "img-src 'self' data: blob:; media-src blob:; connect-src 'self'"
 
 
 def app_page(service: Service) -> str:
-    """Return the HTML page of the web application as one text, with its style and scripts in it.
-
-    The page begins without photos; it has the models, examples and limits, and gets everything else
-    by requests to the same address. The scripts read the keys of ``index``, and run in the order of
-    `OWN_SCRIPTS`, after those of reports.
+    """The app's HTML page with style and scripts (`OWN_SCRIPTS` after those of reports), without
+    photos; ``index`` has models, examples and limits, whose keys they read.
     """
     folder = resources.files("explain.app") / "static"
     style = "\n".join([static(STYLES), (folder / "app.css").read_text("utf-8")])
@@ -290,10 +280,8 @@ class Handlers:
         return app_page(self._service)
 
     def guarded(self, handler: Handler) -> Handler:
-        """Return a handler that calls ``handler`` for requests that are allowed, and replies to
-        others with the refusal of `Access`.
-
-        Every route is wrapped in it. The token comes from the cookie, or at "/" from the address.
+        """A handler that calls ``handler`` for allowed requests, and refuses others (`Access`);
+        every route is wrapped. The token is the cookie's, or at "/" the address's.
         """
 
         async def handle(request: Any) -> Any:
@@ -312,10 +300,8 @@ class Handlers:
         return handle
 
     async def index(self, request: Any) -> Any:
-        """Reply with the page of the app.
-
-        A token in the address becomes a cookie, and the browser is sent to the address without it,
-        so that it is not left in the history. `guarded` has compared the token before.
+        """Reply with the page. A token in the address becomes a cookie, and the browser is sent to
+        the address without it, so that it is not left in the history.
         """
         if "token" not in request.query_params:
             return _reply(
@@ -330,11 +316,8 @@ class Handlers:
         return reply
 
     async def upload(self, request: Any) -> Any:
-        """Keep the photo that is the body of a request, and reply with its random name and size.
-
-        The name of its file is in the header ``x-name``, quoted as in a URL. At most
-        ``Limits.decoders`` photos are decoded at a time, and one visitor leaves one of these to
-        others.
+        """Keep the photo in a request's body, and reply with its name and size; ``x-name`` is the
+        file's, URL-quoted. ``Limits.decoders`` at a time, one left to other visitors.
         """
         limits = self._service.limits
         name = unquote(request.headers.get("x-name", ""))
@@ -405,9 +388,9 @@ class Handlers:
         raise ExplainError("request must be an object of JSON, got something else; use the page")
 
     def call(self, function: Callable[[Any], Any]) -> Handler:
-        """Return a handler that calls ``function`` with the JSON object of a request, in a thread,
-        and replies with what it returns: a Starlette response as it is (they are callable), plain
-        values as JSON."""
+        """A handler that calls ``function`` with a request's JSON object, in a thread, and replies
+        with its Starlette response, or its plain values as JSON.
+        """
 
         async def handle(request: Any) -> Any:
             result = await self._in_thread(function, await self._values(request))
@@ -416,12 +399,8 @@ class Handlers:
         return handle
 
     def steps(self, begin: Callable[[Any, SendStep], str]) -> Handler:
-        """Return a handler that replies with the steps of an answer, each as a line of JSON as soon
-        as it is there, until the step with ``end``.
-
-        ``begin`` queues a task with the request's values and the function to which worker threads
-        pass the steps, and returns the name of the job. The job is dropped when the reply ends,
-        also because the visitor has left.
+        """A handler that streams an answer's steps as lines of JSON until one with ``end``;
+        ``begin`` queues the task and names the job, which is dropped when the reply ends.
         """
 
         async def handle(request: Any) -> Any:

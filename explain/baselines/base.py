@@ -47,9 +47,8 @@ class Baseline(CheckedFields):
         return blend(images, self.replacement(images), keep)
 
     def covering(self, images: torch.Tensor) -> Cover:
-        """Return a function that covers the photos ``(N, C, H, W)`` by many masks: from numbers of
-        photos ``(b,)`` and masks ``(b, 1, H, W)`` to covered photos. The replacement is computed
-        once for each photo.
+        """A function that covers the photos ``(N, C, H, W)``: from numbers of photos ``(b,)`` and
+        masks ``(b, 1, H, W)`` to covered photos. Replacements are computed once.
 
         >>> from explain.baselines import Zero
         >>> cover = Zero().covering(torch.ones(2, 1, 1, 2))

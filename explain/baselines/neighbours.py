@@ -15,15 +15,8 @@ ROUNDS = 200  # some ten are enough; what is met then is as near as rounding let
 
 
 def interpolated(images: torch.Tensor, covered: torch.Tensor) -> torch.Tensor:
-    """Replace covered pixels by the weighted means of their neighbours, all of them at once.
-
-    Args:
-        images: ``(b, C, H, W)`` in single or double precision.
-        covered: ``(b, 1, H, W)``, truth values. Where all is covered, the result is the image's
-            mean.
-
-    Returns:
-        ``(b, C, H, W)``; the pixels that are not covered are as they were.
+    """Replace pixels ``covered`` ``(b, 1, H, W)`` of ``images`` ``(b, C, H, W)`` by weighted means
+    of their neighbours, all at once; the image's mean where all is covered.
     """
     batch_size = (
         max(1, IN_CACHE // images[0].numel()) if images.device.type == "cpu" else len(images)
@@ -51,9 +44,9 @@ class _Level:
     """
 
     def __init__(self, unknown: torch.Tensor, held: torch.Tensor) -> None:
-        """For the baseline `Neighbours`, work out the ``diagonal`` of a grid's matrix and its
-        ``inverse``, from which cells are ``unknown`` (1 where pixels are covered) and how strongly
-        known cells beside them hold each (``held``), ``(b, 1, h, w)`` both."""
+        """The ``diagonal`` of a grid's matrix and its ``inverse``, from cells that are ``unknown``
+        (1: covered) and how strongly known neighbours hold each: ``(b, 1, h, w)`` both.
+        """
         self.unknown = unknown
         self.held = held
         self.diagonal = unknown * _around(unknown) + held
@@ -69,9 +62,9 @@ class _Level:
 
 
 def _levels(unknown: torch.Tensor, held: torch.Tensor) -> list[_Level]:
-    """For the baseline `Neighbours`, the equations for covered pixels on grids from fine to coarse,
-    for multigrid: each cell of a level is four of the level before, and unknown if one of these is.
-    The last has at most `COARSEST` cells, which `_inverse` can invert."""
+    """The equations on grids from fine to coarse, for multigrid: a cell is four of the level
+    before, unknown if one is. The last has at most `COARSEST` cells, to be inverted.
+    """
     levels = [_Level(unknown, held)]
     while levels[-1].unknown[0].numel() > COARSEST:
         last = levels[-1]
@@ -98,10 +91,9 @@ def _inverse(level: _Level) -> torch.Tensor:
 
 
 def _solved(right: torch.Tensor, levels: list[_Level]) -> torch.Tensor:
-    """For the baseline `Neighbours`, solve the equations for covered pixels by conjugate gradients,
-    preconditioned by multigrid: from the right-hand side ``(b, C, h, w)`` to the solution of the
-    same shape. Images and channels stop each for themselves, so that a result does not depend on
-    its batch."""
+    """Solve for covered pixels ``(b, C, h, w)`` by conjugate gradients with multigrid; images and
+    channels stop each for themselves, so that results do not depend on the batch.
+    """
     finest = levels[0]
     coarsest = _inverse(levels[-1])
     solution = torch.zeros_like(right)
@@ -126,9 +118,9 @@ def _solved(right: torch.Tensor, levels: list[_Level]) -> torch.Tensor:
 
 
 def _cycle(right: torch.Tensor, levels: list[_Level], coarsest: torch.Tensor) -> torch.Tensor:
-    """For the baseline `Neighbours`, solve the equations roughly by one multigrid cycle: smooth,
-    correct from the coarser grid, smooth once more. It is symmetric, as a preconditioner of
-    conjugate gradients has to be."""
+    """Solve roughly by one multigrid cycle: smooth, correct from the coarser grid, smooth.
+    Symmetric, as a preconditioner of conjugate gradients has to be.
+    """
     level = levels[0]
     coarser = levels[1:]
     if not coarser:
@@ -141,9 +133,9 @@ def _cycle(right: torch.Tensor, levels: list[_Level], coarsest: torch.Tensor) ->
 
 
 def _coarser(maps: torch.Tensor) -> torch.Tensor:
-    """For the baseline `Neighbours`, add up what falls to each cell of the coarser grid ``(b, C, h
-    / 2, w / 2)``, linearly: the transpose of the bilinear interpolation in `_cycle`, which keeps
-    the cycle symmetric."""
+    """The sums ``(b, C, h / 2, w / 2)`` of what falls to each coarser cell, linearly: the transpose
+    of the interpolation in `_cycle`, which keeps it symmetric.
+    """
     even = _even(maps)
     for dim in (2, 3):
         first, second = (even.movedim(dim, 0)[start::2] for start in (0, 1))
@@ -166,11 +158,8 @@ def _even(maps: torch.Tensor) -> torch.Tensor:
 
 
 def _around(maps: torch.Tensor) -> torch.Tensor:
-    """For the baseline `Neighbours`, the weighted sum over the eight neighbours of each pixel of
-    maps ``(b, C, h, w)``; there is nothing outside.
-
-    With 1, 2, 1 down and across, direct neighbours weigh 2 and diagonal ones 1 of 12, and the pixel
-    itself 4, which is taken off again at the end.
+    """The weighted sum over each pixel's eight neighbours in maps ``(b, C, h, w)``, nothing
+    outside: by 1, 2, 1 down and across without the middle, direct 2 and diagonal 1 of 12.
     """
     down = maps / 6
     down[:, :, 1:].add_(maps[:, :, :-1], alpha=1 / 12)

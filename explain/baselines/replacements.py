@@ -47,11 +47,8 @@ def to_unit(maps: torch.Tensor) -> torch.Tensor:
 
 
 def blurred(x: torch.Tensor, sigma: float, reach: float = math.inf) -> torch.Tensor:
-    """Blur pictures ``(..., H, W)`` with a Gaussian of standard deviation ``sigma`` in pixels, cut
-    off ``reach`` pixels away.
-
-    At the edges, the weights of what would lie outside are left out, so that no colour is invented
-    there. A deviation of 0 leaves pictures as they are.
+    """Pictures ``(..., H, W)`` under a Gaussian of ``sigma`` pixels (0: as they are), cut off at
+    ``reach``; weights outside the edges are left out: no colour is invented.
 
     >>> blurred(torch.tensor([[0.0, 4.0]]), 1e6)
     tensor([[2., 2.]])
@@ -333,9 +330,9 @@ class Defocus(Baseline):
         places = torch.arange(blurs.shape[-1], device=images.device)
 
         def cover(owners: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
-            """For the baseline `Defocus`, the photos numbered ``owners`` ``(b,)`` seen through
-            masks ``keep`` ``(b, 1, H, W)``, which choose between two neighbouring blurs at each
-            pixel."""
+            """The photos numbered ``owners`` ``(b,)`` seen through masks ``keep`` ``(b, 1, H, W)``,
+            which choose between two neighbouring blurs at each pixel.
+            """
             level = keep.to(images).flatten(2) * (self.levels - 1)
             level_below = level.detach().floor().clamp(max=self.levels - 2).long()
             more_blurred, less_blurred = (

@@ -202,13 +202,8 @@ def is_typed(context: click.Context, name: str) -> bool:
 
 
 def refuse_without_effect(context: click.Context, name: str, why: str, *, unless: bool) -> None:
-    """Refuse an option that was typed, unless it has an effect.
-
-    Options from a file of defaults pass: the file serves all commands. ``name`` is the parameter's
-    ("map_format"); ``why`` goes on from "would have no effect" (" without --pictures").
-
-    Raises:
-        UsageError: the option was typed and has no effect.
+    """Refuse an option that was typed (not one from a file of defaults, which serves all commands)
+    and has no effect; ``why`` goes on from "would have no effect".
     """
     if not unless and is_typed(context, name):
         raise without_effect(f"--{name.replace('_', '-')}", why)
@@ -219,19 +214,9 @@ CONFIGS = {"explain.toml": (), "pyproject.toml": ("tool", "explain")}
 
 
 def options_from_file(command: Command) -> tuple[str, dict[str, Any]]:
-    """Read the defaults of a command's options from ``explain.toml``, or ``[tool.explain]`` in
-    ``pyproject.toml``.
-
-    Keys are long names of options, without "--"; those in a table named like a command are for that
-    command only ("explain" for `explain PHOTO`). Options that only other commands have are left
-    out.
-
-    Returns:
-        The name of the file, empty without one, and the values by parameter name, as click's
-        ``default_map`` takes them.
-
-    Raises:
-        UsageError: the file cannot be read, or no command has such an option.
+    """The file with a command's defaults (``explain.toml`` or ``[tool.explain]`` in
+    ``pyproject.toml``), "" without one, and the values as click's ``default_map``: those for all
+    commands, then its own table.
     """
     for file, keys in CONFIGS.items():
         table = _table(file, keys)
@@ -270,11 +255,8 @@ def _table(file: str, keys: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _defaults(command: Command, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the parameter names and values for the options in a file of defaults that a command
-    has.
-
-    A list for an option that takes one text gives its first entry, and a single value for one that
-    takes several becomes a list: commands differ in that, and the file serves all of them.
+    """Yield names and values of a command's options in a file of defaults. A list for an option of
+    one text gives its first entry, a single value for one of several becomes a list.
     """
     for key, value in values.items():
         param = command.flags.get(f"--{key}")
@@ -303,10 +285,8 @@ def together(options: Sequence[Callable[[Any], Any]]) -> Callable[[F], F]:
 
 
 def option(words: str, help: str, **settings: Any) -> Callable[[F], F]:
-    """Return the click decorator of an option, written as help shows it: ``--samples N`` takes a
-    value, ``--fuse mean|max`` one of these words, and ``--quiet -q`` is a flag.
-
-    ``help`` is what users read; ``settings`` are those of `click.option`.
+    """The click decorator of an option, written as help shows it: ``--samples N`` takes a value,
+    ``--fuse mean|max`` one of these words, and ``--quiet -q`` is a flag.
     """
     names = [word for word in words.split() if word.startswith("-")]
     values = words.split()[len(names) :]
@@ -322,9 +302,9 @@ def option(words: str, help: str, **settings: Any) -> Callable[[F], F]:
 
 
 def numbers(text: Any) -> Any:
-    """Read the text of an option such as --mean: a number, or a list of one for each channel, as in
-    "0.5,0.4,0.3". Any other text is returned as it is: `Explainer` takes words ("whole"), and
-    refuses in its own words what is wrong."""
+    """The number in a text such as --mean's, or the list of one for each channel ("0.5,0.4,0.3");
+    any other text as it is, which `Explainer` takes or refuses.
+    """
     if not isinstance(text, str):
         return text
     try:
@@ -498,12 +478,8 @@ MODEL_SETTINGS = (
 
 
 def model_options(*, several: bool = False, colours: bool = True) -> Callable[[F], F]:
-    """Return the options that say which model is explained and how it sees photos, as one
-    decorator.
-
-    With ``several``, --model is repeatable. Without ``colours``, --channels is left out: it means
-    something else in `explain insight`. All but --model are named in `MODEL_SETTINGS`, and go to
-    `load_explainer` by these names.
+    """The options of the model and of how it sees photos, as one decorator: --model repeatable with
+    ``several``, no --channels without ``colours``. Names are as in `MODEL_SETTINGS`.
     """
     of_colours = option(
         "--channels N",

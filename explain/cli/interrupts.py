@@ -16,10 +16,8 @@ LONGEST = 20.0
 
 @contextmanager
 def after_imports() -> Iterator[None]:
-    """Within this block, let an interrupt wait until the import that runs has ended.
-
-    Libraries in C++, such as torch, abort with a long message where a `KeyboardInterrupt` is raised
-    while they are loaded. Other handlers than Python's own stay, and so do those of other threads.
+    """Within this block, an interrupt waits until the running import has ended: libraries in C++
+    abort where a `KeyboardInterrupt` is raised while they load. Other handlers stay.
     """
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:

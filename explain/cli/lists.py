@@ -136,7 +136,7 @@ def completion(answer: Output, shell: str) -> None:
 
 
 def complete(instruction: str) -> int:
-    """Print the words that may follow on the command line, and return the exit code. The completion
-    script of a shell asks for them by the environment variable `COMPLETION`, whose value is the
-    ``instruction``."""
+    """Print the words that may follow on the command line, and return the exit code;
+    ``instruction`` is what a shell's completion script has put into `COMPLETION`.
+    """
     return shell_complete(commands, {}, "explain", COMPLETION, instruction)

@@ -97,9 +97,9 @@ class Output:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Reserve standard output for this command's lines within the block; whatever else prints
-        there (libraries, code of a model) goes to standard error, so that a JSON document stays
-        valid."""
+        """Reserve standard output for this command's lines within the block; what else prints there
+        goes to standard error, so that a JSON document stays valid.
+        """
         with _standard_output() as self._stream:
             try:
                 yield
@@ -124,12 +124,8 @@ def _as_closed_output() -> Iterator[None]:
 
 @contextmanager
 def _standard_output() -> Iterator[TextIO | None]:
-    """Yield a stream to standard output, or None where that is closed; within the block, all that
-    others print there goes to standard error.
-
-    Where the streams are the process's own (descriptors 1 and 2), the descriptor itself is
-    redirected, since libraries in C write to its number; the yielded stream has a copy. Otherwise,
-    as in tests and notebooks, only ``sys.stdout`` is replaced.
+    """Yield a stream to standard output (None if it is closed); what others print within the block
+    goes to standard error, through the descriptor too, as libraries in C do.
     """
     original = sys.stdout
     with ExitStack() as stack:
@@ -191,10 +187,8 @@ def tell(line: str) -> None:
 
 @contextmanager
 def notes(answer: Output, photo: str = "") -> Iterator[None]:
-    """Print the warnings of this package within the block as notes, and silence those of libraries.
-
-    ``photo`` is the path of the photo that the block is about: a note that does not name its file
-    begins with it. Each note is printed once, also if the block ends with an error.
+    """Print this package's warnings within the block as notes, once each, and silence those of
+    libraries. A note that does not name the file ``photo`` begins with it.
     """
     from explain.data.scans import split_slice
 

@@ -208,13 +208,8 @@ def _is_picture(output: str) -> bool:
 def _check_single(
     context: click.Context, options: SimpleNamespace, photos: Photos, has_methods: bool
 ) -> None:
-    """Refuse options of `explain PHOTO` that give more than one picture, where --output names one.
-
-    ``has_methods`` says whether there are several methods. Also clears ``options.html`` and
-    ``options.skip_existing``: typed ones are refused, but a file of defaults may set them.
-
-    Raises:
-        UsageError: there are several results, or files of another kind.
+    """Refuse options that give more than one picture, where --output names one; those of a file of
+    defaults (``options.html``, ``options.skip_existing``) are cleared.
     """
     targets = options.top_k or len(options.target) + len(options.text)
     several = {
@@ -271,15 +266,8 @@ class ContactSheet:
         model: str,
         bar: ProgressBar,
     ) -> str:
-        """Return the HTML page of one photo, with the tables of metrics for its maps, and keep its
-        entry for the page of all photos (`write`).
-
-        Args:
-            explanation: the photo's maps.
-            name: the file name of the page, to which the entry links.
-            tables: the metrics' figures, a table for each target.
-            model: the name of the model, shown where several explain the photo.
-            bar: shows the passes of the model that curves take.
+        """The HTML page of one photo with a table of metrics for each target, and its entry, a link
+        to the file ``name``, kept for the page of all photos.
         """
         from explain.metrics.photos import figures_in
         from explain.report import pages
@@ -348,11 +336,8 @@ class PhotoWork:
         self.targets: Any = targets_of(options.target, self.explainer.categories, options.text)
 
     def __call__(self, path: str, stem: str, bar: ProgressBar) -> PhotoResult:
-        """Explain the photo at ``path`` with one model and save its files; return what is printed.
-
-        Called by `for_all` for each photo. The names of the files begin with ``stem``, to which the
-        names of the model and of a target that was asked for are added. With --skip-existing, a
-        photo whose results are in the folder is only reported.
+        """Explain the photo at ``path`` with one model, save files that begin with ``stem`` (plus
+        names of model and target), and return what is printed.
         """
         from explain.data.files import slug
         from explain.metrics.photos import tables_of
@@ -405,11 +390,8 @@ class PhotoWork:
         return _result(path, explanation, written, tables, checks)
 
     def _keys(self) -> dict[str, str]:
-        """Return for each method, by name, a digest (SHA-256) of everything that was asked for.
-
-        Records keep it as ``request``, and --skip-existing compares it with theirs: another order
-        or another entry in ``asked`` means that no results saved before are recognised. The batch
-        size is left out, since maps do not depend on it.
+        """For each method, by name, a digest of everything asked but the batch size, to compare
+        with records: another order or entry in ``asked`` would recognise no saved results.
         """
         from explain.attribution.encoding import encode, name_of_callable
         from explain.attribution.records import sha256_of
@@ -487,12 +469,8 @@ class PhotoWork:
 
 
 def _compare(works: Sequence[PhotoWork], path: str, stem: str, bar: ProgressBar) -> PhotoResult:
-    """Explain a photo by several models (--model repeated), and save a picture that compares them.
-
-    There is a work for each model, in the order typed. Without a target, all models explain the
-    best class of the first, or their own best where they do not have that label; each work's
-    ``targets`` are set for it. Called by `for_all` for each photo; the document has the results of
-    each model under ``by_model``.
+    """Explain a photo by several models and save a picture that compares them: without a target,
+    the best class of the first, or a model's own best where it lacks that label.
     """
     from explain.data.files import Files
     from explain.explanation.comparison import compare
@@ -530,12 +508,8 @@ def _result(
     tables: "Sequence[Table]",
     checks: "Sequence[Check]",
 ) -> PhotoResult:
-    """Return what `explain PHOTO` prints for a photo that was explained, and its part of the JSON
-    document.
-
-    ``files`` were written; ``tables`` (metrics) and ``checks`` are one for each target, or empty.
-    Scripts read the keys of the document. Of several photos, only the summary is printed:
-    predictions, sizes of evidence sets, figures and marks in one line.
+    """What is printed for an explained photo (a summary if there are several), and its part of the
+    JSON document, whose keys scripts read. ``tables`` and ``checks`` are by target.
     """
     from explain.attribution.pictures import sentence
     from explain.attribution.result import set_figures

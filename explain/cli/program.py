@@ -50,9 +50,9 @@ def exit_code(arguments: Sequence[str] | None = None) -> int:
 
 
 def _answered(words: list[str], answer: Output) -> int:
-    """Run the command that was typed, and return its exit code; errors of any kind are printed and
-    put into the JSON document of ``answer``. Only a fault of this package, and a closed standard
-    output, are raised further."""
+    """Run the typed command and return its exit code; errors are printed and put into the JSON
+    document. Only a fault of this package and a closed output are raised.
+    """
     try:
         with commands.make_context("", words, obj=answer) as context:
             return commands.invoke(context) or DONE

@@ -24,14 +24,8 @@ BUDGET = ("samples", "tolerance", "max_seconds")
 def methods_of(
     context: click.Context, options: SimpleNamespace
 ) -> "tuple[str | None, list[Method]]":
-    """Return what --method and --evidence ask for: the name of a group ("all", "everything") and no
-    methods, or None and the methods, each once; "gradcam" by default.
-
-    Options that no method uses are refused if typed; if they come from a file of defaults, some are
-    set to None in ``options``.
-
-    Raises:
-        UsageError: a method or style is unknown, or an option has no effect with these methods.
+    """A group's name and no methods, or None and the methods, each once; "gradcam" by default.
+    Typed options that no method uses are refused, those of a file partly set to None.
     """
     from explain.attribution.pictures import Look
     from explain.attribution.selection import GROUPS
@@ -54,11 +48,8 @@ def methods_of(
 def _refuse_unheeded(
     context: click.Context, options: SimpleNamespace, methods: "Sequence[Method]"
 ) -> None:
-    """Refuse a typed option that has no effect with any of these methods; the message says why.
-
-    The order of ``effects`` decides which is refused first. Options of the budget, opacity and
-    colour map that come from a file of defaults are set to None instead: the library would refuse
-    them.
+    """Refuse a typed option that has no effect with any of these methods, in the order of
+    ``effects``; those of a file of defaults that the library would refuse are set to None.
     """
     from explain.engine.perturbations import Attributions, Scores, Searches
     from explain.methods.base import options as options_of
@@ -116,13 +107,8 @@ def metrics_of(names: Sequence[str], *, has_boxes: bool = False) -> "list[Metric
 def baseline_of(
     context: click.Context, name: str | None, methods: Sequence[str], covering: Sequence[Any] | None
 ) -> "Baseline | None":
-    """Return the baseline that --baseline names, which pixels are covered with; None without it.
-
-    ``methods`` are the texts of --method; ``covering`` are the methods and metrics, of which one
-    must cover pixels, or None for a group, whose methods are chosen later.
-
-    Raises:
-        UsageError: there is none of that name, a method has its own already, or nothing is covered.
+    """The baseline that --baseline names; None without it. Refused if a method has its own, or none
+    of ``covering`` (None: a group, chosen later) covers pixels.
     """
     if name is None:
         return None
@@ -171,13 +157,8 @@ def target_of(name: str | None) -> int | str | None:
 def targets_of(
     names: Sequence[str], categories: Sequence[str] | None, texts: Sequence[str] = ()
 ) -> "list[Target] | None":
-    """Return the targets that --target and --text name, each once, in that order; None without any,
-    which means the best class.
-
-    ``categories`` are the labels of the model, by which names are looked up.
-
-    Raises:
-        UsageError: the model has no such label.
+    """The targets of --target and --text, each once, in that order, by the labels ``categories``;
+    None without any, which means the best class.
     """
     from explain.targets import Text
     from explain.targets.resolve import as_targets

@@ -240,11 +240,8 @@ def _so_far(file: str) -> str:
 
 
 def _pictures(options: SimpleNamespace, finished: "Run", source: Any, answer: Output) -> list[str]:
-    """Draw the maps of the photos that --pictures names, in a folder beside the run's file; return
-    the paths of the pictures, which is empty without the option.
-
-    ``source`` is where the run's photos come from, to be read again. Photos that cannot be drawn
-    are reported as errors.
+    """Draw the maps of the photos that --pictures names, read again from ``source``, beside the
+    run's file; returns the paths. Those that cannot be drawn are reported.
     """
     if options.pictures is None:
         return []
@@ -282,12 +279,8 @@ def _supported(finished: "Run", answer: Output) -> dict[str, Any]:
 def _summary(
     output: str, finished: "Run", line: RunProgress, seconds: float, answer: Output
 ) -> dict[str, Any]:
-    """Print how a run went, and return its part of the JSON document.
-
-    Failures are printed as errors (the first `LISTED`), the first of the run's notes as a note, and
-    one line with the number of photos and rows. ``line`` has counted the photos explained now
-    (``done``) and before (``there``); ``seconds`` is how long the run took. Scripts read the keys
-    of the document.
+    """Print how a run went (failures up to `LISTED`, its first note, numbers), and return its part
+    of the JSON document, whose keys scripts read.
     """
     failures = finished.failures
     for name, reason in list(failures.items())[:LISTED]:

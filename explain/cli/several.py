@@ -52,19 +52,8 @@ def find_photos(
     slices: str = "",
     in_volumes: bool = False,
 ) -> Photos:
-    """Return the photos that the typed names of files and folders stand for, each once, and what is
-    wrong with other names.
-
-    Args:
-        names: as they were typed; "-" is standard input.
-        recursive: search the folders inside a folder too. Hidden files and folders are left out.
-        apart_from: a folder that is not searched, since results are written there.
-        slices: which slices of a volume, or pages of a file, are taken, as "10:20"; by default all
-            slices, and the first page. Each is a photo.
-        in_volumes: take a volume, or those slices of it, as one photo, for models of volumes.
-
-    Raises:
-        UsageError: ``recursive`` has no folder to look into, or ``slices`` no volume.
+    """The photos that typed ``names`` stand for ("-": standard input), each once, and what is wrong
+    with others. ``slices`` ("10:20") are photos, unless ``in_volumes``; hidden files are left out.
     """
     from explain.data.scans import chosen_numbers, read_range, slice_names
 
@@ -103,11 +92,8 @@ def find_photos(
 
 
 def _files_of(name: str, recursive: bool, apart_from: str) -> Iterator[tuple[str, str]]:
-    """Yield the paths of the files that a typed name stands for, each with a message that says what
-    is wrong with it, or an empty one.
-
-    A folder stands for the photos in it; without any, its own path comes with a message.
-    ``apart_from`` is a folder that is not searched.
+    """Yield the paths that a typed name stands for, each with what is wrong with it, or "". A
+    folder is its photos, without any itself; ``apart_from`` is not searched.
     """
     from explain.data.opening import EXTENSIONS, SCANS, photos_in
 
@@ -140,10 +126,8 @@ def photo_label(path: str) -> str:
 
 
 def read_photo(path: str, answer: Output, explainer: "Explainer") -> "Image.Image":
-    """Read the photo at a path ("-" is standard input), as the model of ``explainer`` takes it.
-
-    Its path is kept in ``filename``, which records and file names use. A photo without contrast
-    gives a note, and so does what libraries print about a damaged file.
+    """The photo at a path ("-": standard input), which it keeps in ``filename``, as the
+    ``explainer``'s model takes it. No contrast and libraries' messages give notes.
     """
     from explain.data.greys import NO_CONTRAST, has_contrast
     from explain.data.opening import hushed, troubles
@@ -179,18 +163,8 @@ def load_explainer(
     ablate: Sequence[str] = (),
     **settings: Any,
 ) -> "Explainer":
-    """Load the model that a command's options name, as an `Explainer`; its warnings become notes.
-
-    Args:
-        answer: prints the notes.
-        model: its name; None is the default model.
-        labels: a file with the labels of the classes.
-        ablate: the texts of --ablate, layers or units that the model is explained without.
-        settings: the other options of `model_options`, which `Explainer` takes by these names.
-
-    Raises:
-        UsageError: the model, its weights or its labels cannot be used.
-        ExplainError: code of the user's own raised something.
+    """The model (None: the default one) that options name, as an `Explainer` that takes
+    ``settings``; its warnings become notes.
     """
     import explain
 
@@ -200,12 +174,8 @@ def load_explainer(
 
 
 def ablation(text: str) -> "Ablate":
-    """Read the text of --ablate as the layer, or the units of it, that a model is explained
-    without: ``layer3``, ``layer3[12,40]`` (channels), ``attn[heads 1]``, ``layer2[region
-    40,30,90,80]`` (left, top, right, bottom).
-
-    Raises:
-        UsageError: the text has another form.
+    """The text of --ablate as a layer or its units: ``layer3``, ``layer3[12,40]`` (channels),
+    ``attn[heads 1]``, ``layer2[region 40,30,90,80]`` (left, top, right, bottom).
 
     >>> ablation("layer3[12,40]").channels
     (12, 40)
@@ -235,11 +205,8 @@ def ablation(text: str) -> "Ablate":
 
 @contextmanager
 def blaming(model: str | None) -> Iterator[None]:
-    """Turn any error that a model's own code raises within the block into an `ExplainError` of one
-    line that names the model (None: the default one); errors of this package pass as they are.
-
-    The command line shows one line for an error in the user's code, and a traceback only for its
-    own faults.
+    """Turn any error of a model's own code in the block into an `ExplainError` of one line that
+    names the model (None: the default one): tracebacks are for this package's faults.
     """
     try:
         yield
@@ -272,19 +239,8 @@ bar that shows its passes."""
 
 
 def for_all(photos: Photos, work: Work, answer: Output, verb: str, folder: str = "") -> int:
-    """Do a command's work on each photo and print its result, and at the end a line about all;
-    return the exit code.
-
-    A photo that fails is reported, and the others still get done. But the command stops where no
-    file can be written, or where the first two photos fail with the same error, which is then due
-    to the model, the layer or the target. If it is due to what was typed, the exit code is 2.
-
-    Args:
-        photos: from `find_photos`; the names that are no photos count as failed.
-        work: what is done with each photo.
-        answer: prints results and errors.
-        verb: the last line begins with it: "explained 3 of 4 photos".
-        folder: where files are written, named in that line; empty if none are.
+    """Do ``work`` on each photo, print results, errors and a last line ("explained 3 of 4 photos"),
+    and return the exit code. Stops if files or the first two photos fail alike.
     """
     paths, problems = photos
     for problem in problems:
@@ -305,9 +261,9 @@ def for_all(photos: Photos, work: Work, answer: Output, verb: str, folder: str =
 
 
 def _work_on(paths: Sequence[str], work: Work, tally: "_Tally") -> None:
-    """Do a command's work on one photo after the other and enter each in the tally, until the tally
-    says that the rest would fail too. The names of a photo's files begin with its own name,
-    numbered where two photos have the same."""
+    """Do the work on one photo after the other until the tally says that the rest would fail too.
+    Names of files begin with the photo's, numbered where two share it.
+    """
     from explain.data.files import distinct, slug
     from explain.data.scans import stem_of
 
@@ -374,12 +330,8 @@ class _Tally:
         return True
 
     def fail(self, path: str, error: ExplainError) -> bool:
-        """Count a photo as failed and print why; return whether the command goes on.
-
-        It stops where the folder of results cannot be written. It also stops at the second photo if
-        no photo is done yet and both have the same error, unless that is about the photo or a file.
-        If such an error is one of `ASKED`, ``is_refused`` is set, also for a single photo, and the
-        exit code becomes 2.
+        """Count a failed photo, print why, and return whether to go on: not if the folder cannot be
+        written, nor if the first two have the same error. `ASKED` sets ``is_refused``.
         """
         self.failed += 1
         message = str(error) if repr(path) in str(error) else f"{photo_label(path)}: {error}"

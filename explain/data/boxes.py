@@ -51,9 +51,8 @@ class Box:
         return Box(self.left + across, self.top + down, self.right + across, self.bottom + down)
 
     def to_photo(self, corners: Sequence[float], size: Sequence[int]) -> Corners:
-        """Bring a box (left, top, right, bottom) from pixels of the input to pixels of the photo;
-        ``size`` is the input's, ending in (height, width), and this box is the part of the photo
-        that the input shows.
+        """A box (left, top, right, bottom) in pixels of the photo, from pixels of the input with
+        ``size`` (..., height, width), which shows this part of the photo.
 
         >>> Box(10, 10, 50, 50).to_photo((0, 0, 2, 4), (4, 4))
         (10.0, 10.0, 30.0, 50.0)
@@ -89,14 +88,9 @@ class Box:
 
 
 def locate(preprocess: Preprocess, size: tuple[int, int]) -> Box:
-    """Find which part of a photo of ``size`` (width, height) reaches the model, for any
-    deterministic preprocessing.
-
-    A preprocessing that knows says so through a method ``box(size)``. Any other is tried out: it
-    gets pictures whose values rise from left to right and from top to bottom, and a black and a
-    white one for calibration. The result is a straight line over the part that was kept; padding
-    does not follow it and is left out. If the result is not of that kind (for a random
-    preprocessing, say), the whole photo is assumed, with a warning.
+    """The part of a photo of ``size`` (width, height) that a deterministic preprocessing keeps: by
+    its ``box(size)``, else tried on pictures of rising values. Padding is left out; the whole
+    photo, with a warning, if what it makes is no straight line.
 
     >>> locate(lambda image: torch.zeros(3, 8, 8), (2, 2))
     Box(left=0.0, top=0.0, right=2.0, bottom=2.0)
@@ -156,12 +150,8 @@ def _seen(preprocess: Preprocess, grey: Array) -> Array:
 def _extent(
     preprocess: Preprocess, picture: Array, axis: int, black: Array, white: Array
 ) -> tuple[float, float] | None:
-    """Return where on the photo the first and the last edge of the model's input lie, in pixels
-    along an axis; None where the input is no straight line along it.
-
-    The levels of ``picture`` ``(H, W)`` rise along ``axis``, so what the preprocessing makes of
-    them tells where each row or column comes from. ``black`` and ``white`` are what it makes of
-    pictures in these colours.
+    """Where on the photo the input's first and last edge lie along ``axis``, in pixels, by what
+    became of a ``picture`` of rising levels, ``black`` and ``white``; None if not linear.
     """
     length = picture.shape[axis]
     if length < SMALLEST:

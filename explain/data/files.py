@@ -61,14 +61,13 @@ def distinct(names: Iterable[str]) -> list[str]:
 
 
 def json_text(document: Any, encoding: str = "utf-8") -> str:
-    """Return a document as strict, indented JSON in which no text can steer a terminal: characters
-    that cannot be seen, or that the ``encoding`` lacks, are escapes. Records and ``--json`` are
-    written with it.
+    """A document as strict, indented JSON that cannot steer a terminal: characters that cannot be
+    seen, or that the ``encoding`` lacks, are escapes.
 
     >>> print(json_text(["tabby\\x9b2J", "K\\xe4se"]))
     [
       "tabby\\u009b2J",
-      "K\xe4se"
+      "Käse"
     ]
     """
 
@@ -167,17 +166,8 @@ class Files:
         return buffer.getvalue()
 
     def write(self) -> list[Path]:
-        """Write what was added; return the paths.
-
-        Every file is complete under another name before the first is put in place, and all of them
-        are put in place while other processes and threads that write there wait. Of two that save
-        to the same names, without ``overwrite`` the second is refused, and with it the second's
-        files replace all of the first's.
-
-        Raises:
-            FolderError: the folder cannot be written.
-            OutputError: a file exists and may not be overwritten, or its name cannot be used; then
-                nothing has changed.
+        """Write what was added and return the paths: each file complete under another name first,
+        then all put in place under a lock. Without ``overwrite``, an existing one is refused.
         """
         paths = [self.folder / name for name in self._contents]
         parts: list[Path] = []
@@ -263,15 +253,8 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def locked_folder(folder: Path) -> Iterator[None]:
-    """Keep out of a folder, for a block, other processes and threads that write to it under this
-    lock too.
-
-    The lock is one on the folder itself: it leaves no file behind, and ends with the process that
-    holds it. Systems and network drives without such locks are used without; there, each file is
-    still whole.
-
-    Raises:
-        FolderError: another program keeps the folder locked.
+    """Keep others that use this lock out of a folder. It is on the folder itself, and ends with the
+    process; on systems without such locks, each file is still whole.
     """
     if fcntl is None:
         yield

@@ -126,9 +126,9 @@ def _extremes(values: Array) -> tuple[float, float]:
 def _range_of(
     least: float, peak: float, dtype: np.dtype[Any], bits: int | None
 ) -> tuple[float, float, str]:
-    """Choose the values that are shown black and white for pixels between ``least`` and ``peak``;
-    and say how a warning describes that range, "" where it needs none. ``bits`` is the depth that
-    the file names."""
+    """The values shown black and white for pixels from ``least`` to ``peak``, by the file's
+    ``bits``; and how a warning describes that range, "" where it needs none.
+    """
     if least < -0.01 * abs(peak):
         high = peak if peak > least else least + 1
         return least, high, "from the darkest to the brightest"

@@ -390,9 +390,9 @@ class _Reading:
         file: Any = None,
         page: int = 0,
     ) -> Image.Image:
-        """Check the size of an opened image, and return it as an upright RGB picture, marked as
-        such (``is_upright``) so that `load_image` returns it at once; ``file`` is the open file
-        that it is from, and ``page`` its number there, for deep colours."""
+        """Check an opened image's size, and return it as an upright RGB picture, marked
+        ``is_upright``; ``file`` and its ``page`` are for deep colours.
+        """
         self.limit.check(self.name, *image.size)
         try:
             picture = _to_rgb(image, window, lambda: self._with_opencv(file, page))
@@ -453,9 +453,9 @@ def _unpacked_head(file: Any) -> bytes:
 def _to_rgb(
     image: Image.Image, window: Window | None, deep_colors: Callable[[], Array | None]
 ) -> Image.Image:
-    """Bring an image to 8-bit RGB: deep greys and colours by the ``window`` or their own range,
-    turned upright by EXIF, transparency laid on white. Colours of 16 bits are read again by
-    ``deep_colors``."""
+    """An image in 8-bit RGB, upright by EXIF: deep greys and colours (16 bits, by ``deep_colors``)
+    in the ``window`` or their own range, transparency laid on white.
+    """
     bits = stored_bits(image)
     has_deep_colors = image.mode not in DEEP and any(
         ";16" in str(tile[-1]) for tile in getattr(image, "tile", ())

@@ -319,9 +319,9 @@ class Inputs:
             raise
 
     def _unnamed(self, model: nn.Module) -> str | None:
-        """The message for a call that cannot work since the model's other arguments are missing, or
-        its first argument is no image; None where neither is so. Asked only after the call has
-        failed."""
+        """The message for a failed call whose model lacks other arguments, or whose first argument
+        is no image; None where neither is so.
+        """
         parameters = inspect.signature(model.forward).parameters
         names = [*parameters]
         name = type(model).__name__
@@ -383,9 +383,9 @@ class Inputs:
         return max(map(len, self._tensors), default=0) > 1
 
     def _find(self, wanted: int | str | Path | None) -> Path:
-        """The path of the explained tensor that ``wanted`` names, or of one inside of that
-        argument: the first image ``(N, C, H, W)`` or ``(N, C, T, H, W)``, or else the first tensor
-        of floating-point numbers, or else the first tensor; refused if there is none."""
+        """The path of the explained tensor in ``wanted``: the first image ``(N, C, H, W)`` or ``(N,
+        C, T, H, W)``, else the first floating-point tensor, else the first; refused without.
+        """
         wanted_path = () if wanted is None else _as_path(wanted)
         best: Path | None = None
         best_rank = -1

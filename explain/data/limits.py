@@ -69,9 +69,9 @@ class Limit:
 
 
 def tiff_fields(file: Any) -> dict[int, int]:
-    """Return the numbers in the first directory of an open TIFF file, by their tags: the first of
-    several values, and the largest where a tag comes twice, since readers differ in which they
-    take."""
+    """The numbers in an open TIFF file's first directory, by tag: the first of several values, the
+    largest of a tag that comes twice, as readers differ in which they take.
+    """
     file.seek(0)
     order = {b"II": "<", b"MM": ">"}[file.read(2)]
     _, start = struct.unpack(f"{order}HI", file.read(6))

@@ -35,19 +35,8 @@ SCANS = frozenset([".npy", ".dcm"])
 def photos_in(
     folder: str, subfolder: str = "", *, recursive: bool = True, apart_from: str = ""
 ) -> Iterator[tuple[str, str | None]]:
-    """Yield the paths of the photos in a folder and in the folders inside it, sorted by name in
-    each folder. Hidden files are left out, and arrays beside a file of the same stem, which are
-    maps of this package.
-
-    Args:
-        folder: the folder; paths are given from there on.
-        subfolder: a folder in it, to begin with.
-        recursive: whether folders inside it are searched too.
-        apart_from: the real path of a folder to leave out.
-
-    Yields:
-        The path of a photo and None, or that of a folder that cannot be read and why; one by one,
-        as there may be millions.
+    """Yield (path, None) of each photo from ``folder`` on, by name, and (folder, why) of those that
+    cannot be read. Hidden files are left out, and arrays beside a file of the same stem: maps.
     """
     try:
         with os.scandir(os.path.join(folder, subfolder)) as entries:
@@ -94,10 +83,8 @@ def open_for_reading(path: Path, *, pipes: bool = False) -> IO[bytes]:
 
 @contextmanager
 def hushed() -> Iterator[list[str]]:
-    """Catch what libraries in C print to standard error during a block, and yield a list that holds
-    these lines after the block.
-
-    For programs without threads: until the block ends, nothing reaches standard error.
+    """Catch what libraries in C print to standard error in a block, in a list filled at its end.
+    For programs without threads: nothing reaches standard error meanwhile.
     """
     lines: list[str] = []
     with ExitStack() as stack:

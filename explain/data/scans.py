@@ -53,10 +53,8 @@ class Scan:
     def stack(
         self, numbers: Sequence[int], window: Window | None
     ) -> tuple[Image.Image, tuple[Corners, ...]]:
-        """Return the slices with these ``numbers`` side by side in one picture, and where each of
-        them lies in it: left, top, right, bottom.
-
-        Each has room for a square, so that what pads it does not reach into another one.
+        """The slices side by side in one picture, and where each lies (left, top, right, bottom),
+        in a square of its own, so that padding does not reach into another one.
         """
         height, width = self.slices.shape[1:3]
         pitch = max(height, width) + max(2, max(height, width) // 50)
@@ -138,9 +136,9 @@ def stem_of(name: str | os.PathLike[str]) -> str:
 
 
 def slice_names(path: str, *, pages: bool = False) -> list[str]:
-    """Return the names under which the photos in a file are explained: of a scan with several
-    slices, a name for each (`split_slice` reads them); else the path itself. Only headers are
-    read. With ``pages``, those of any file count as slices, such as the frames of an animation."""
+    """The names of the photos in a file, read from headers: one for each slice of a scan (of any
+    file's pages with ``pages``, as in an animation), else the path itself.
+    """
     if not pages and os.path.splitext(path)[1].lower() not in SCANS:
         return [path]
     count = 1
@@ -201,13 +199,8 @@ def cached_scan(path: str, name: str, stamp: tuple[int, int], limit: Limit) -> S
 
 
 def as_slices(array: Array) -> Array:
-    """Return an array as slices ``(D, H, W)``, or ``(D, H, W, C)`` in colour, without copies.
-
-    Axes of 1 at the beginning and the end are left out. Then, an array ``(H, W)``, ``(H, W, 3)``,
-    ``(H, W, 4)`` or ``(3, H, W)`` is one slice; any other with one axis more has several.
-
-    Raises:
-        ImageError: it has fewer axes or more, or no pixels.
+    """An array as slices ``(D, H, W)`` or ``(D, H, W, C)``, without copies or outer axes of 1:
+    ``(H, W)``, ``(H, W, 3 or 4)`` and ``(3, H, W)`` are one slice, one axis more is several.
 
     >>> as_slices(np.zeros((3, 8, 9))).shape, as_slices(np.zeros((1, 12, 8, 9))).shape
     ((1, 8, 9, 3), (12, 8, 9))

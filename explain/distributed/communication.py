@@ -159,11 +159,8 @@ def communicate(
 
 
 def _recorded(exchange: "Exchange", recorder: Recorder) -> "Hook":
-    """Return a DDP communication hook that exchanges a bucket of gradients, and records it as
-    `Sent` when its average has arrived.
-
-    DDP calls the hook in backward for each full bucket. Some hooks of torch give their result in a
-    list, of which DDP takes the tensor.
+    """A DDP communication hook that exchanges a full bucket in backward, and records it as `Sent`
+    when its average is there. Some of torch's give it in a list.
     """
 
     def hook(state: Any, bucket: "GradBucket") -> "Future":
@@ -190,11 +187,8 @@ def _recorded(exchange: "Exchange", recorder: Recorder) -> "Hook":
 def _of_torch(
     name: str, options: dict[str, Any], group: dist.ProcessGroup
 ) -> "tuple[Any, Exchange]":
-    """Return the state and the exchange of one of torch's own communication hooks, by its name in
-    `READY`.
-
-    The state is what DDP gives the hook first: the process group, or for PowerSGD an object made
-    with ``options``. How many bytes are sent is not known.
+    """The state (a process group, or PowerSGD's object made with ``options``) and the exchange of
+    torch's own hook `READY` [name]. The bytes that it sends are unknown.
     """
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
@@ -244,10 +238,8 @@ def _of_caller(fn: "Hook", group: dist.ProcessGroup) -> "Exchange":
 
 
 def _of_codec(codec: Codec, group: dist.ProcessGroup) -> "Exchange":
-    """Return the exchange of a codec: encode a bucket, send it to all ranks, decode and average.
-
-    It is done when the future is returned, so that an error of the codec on one rank is raised on
-    all (`_together`). The codec gets a copy of the bucket, which it may change.
+    """A codec's exchange: encode a copy of the bucket, send it to all, decode and average; done
+    when the future is returned, so that an error is raised on all (`_together`).
     """
 
     def exchange(state: Any, bucket: "GradBucket") -> "tuple[Future, int]":
@@ -307,14 +299,8 @@ def _tensor(value: Any) -> torch.Tensor:
 def _together(
     group: dist.ProcessGroup, name: str, work: Callable[[], torch.Tensor]
 ) -> torch.Tensor:
-    """Call ``work``, a step of a codec, on every rank, and return this rank's result.
-
-    A collective call, which compares the outcomes before the next exchange: a rank that failed
-    alone would leave the others waiting for it. ``name`` is what messages call the step: "encode"
-    or "decode".
-
-    Raises:
-        HookError: it failed on some rank, or shapes or types differ; raised on every rank.
+    """Do a codec's step ``work`` ("encode" or "decode": ``name``) on every rank; outcomes are
+    compared, and a failure raised on all, as others would wait for a rank that failed alone.
     """
     result = torch.empty(0)
     try:

@@ -280,14 +280,8 @@ def _written(
     patterns: dict[str, Patterns],
     callbacks: "dict[str, Callback | None]",
 ) -> tuple[bytes, PackageReport]:
-    """Write the model's ``torch.package`` archive in memory, and return its bytes and its report.
-
-    Patterns and callbacks are for "mock", "extern" and "intern", in this order of precedence: the
-    first pattern that matches a module decides. The order of the calls matters: hooks first, then
-    patterns, then the model, and last the module `HOME`, at which `_noted` writes the report.
-
-    Raises:
-        HookError: the model cannot be packaged, or a pattern matches no module.
+    """The bytes of the model's archive and its report; "mock", "extern", "intern" in this
+    precedence. The order matters: hooks, patterns, the model, and last `HOME`.
     """
     from torch.package.package_exporter import EmptyMatchError, PackageExporter, PackagingError
 
@@ -323,12 +317,8 @@ def _written(
 
 
 def _noted(exporter: "PackageExporter", labels: list[str] | None) -> dict[str, Any]:
-    """Register hooks that note what becomes of each module of code, and return the dictionary that
-    they fill while the exporter saves: the report in plain values.
-
-    The exporter calls the hooks when it is closed. `HOME` is saved last: at its call the report is
-    complete, and is written into the archive with the labels, as ``about.json``, which
-    `import_package` reads.
+    """Note what becomes of each module, in a dictionary that fills while the exporter saves. At
+    `HOME`, the last, it is written with the labels as ``about.json``.
     """
     versions = {
         "explain": __version__,
@@ -356,10 +346,8 @@ def _noted(exporter: "PackageExporter", labels: list[str] | None) -> dict[str, A
 
 
 def _guarded(kind: str, callback: "Callback") -> "Callable[[PackageExporter, str], None]":
-    """Return the caller's ``on_intern``, ``on_extern`` or ``on_mock`` as a hook of
-    ``torch.package`` that is called for the modules of the model only, and named when it raises.
-
-    ``kind`` is "intern", "extern" or "mock".
+    """A caller's callback as a hook of ``torch.package``, for the model's modules only, and named
+    (``kind`` "intern", "extern" or "mock") when it raises.
     """
     hook = Hook(callback, "the modules of the archive", kind)
     hook.must_take(["exporter", "name"])
@@ -372,10 +360,8 @@ def _guarded(kind: str, callback: "Callback") -> "Callable[[PackageExporter, str
 
 
 def _choose(exporter: "PackageExporter", patterns: Mapping[str, Patterns]) -> None:
-    """Give the exporter the patterns by which modules go into the archive, stay out or are mocked.
-
-    The first that matches counts, so the caller's patterns come before the defaults. Each of the
-    caller's must match a module, else the exporter raises when it is closed.
+    """Give the exporter the patterns, the caller's before the defaults, as the first match counts;
+    it raises when closed if one of the caller's matches nothing.
     """
     exporter.deny("__main__")  # to import a script's code would be to run the script
     # what torch.package does by itself with torch and the rest of the standard library

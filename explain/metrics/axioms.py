@@ -137,9 +137,9 @@ class ShiftedModel(nn.Module):
     """
 
     def __init__(self, inner: nn.Module, shift: float, path: Path = (0,)) -> None:
-        """Wrap the model ``inner`` in a `ShiftedModel`, which takes ``shift`` away from its photo
-        first; ``path`` says where the photo is among its arguments. The wrapper is in training mode
-        if the model is."""
+        """``inner`` gets its photo, at ``path`` among its arguments, less ``shift``. In training
+        mode if the model is.
+        """
         super().__init__()
         self.inner = inner
         self.shift = shift

@@ -48,9 +48,9 @@ NOTHING = "its map has no positive value"
 
 
 def loss_of(original: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-    """What perturbing takes from the scores ``(N, K)``: the ``original`` scores ``(N, 1)`` less
-    those of the perturbed photos; exactly zero within rounding errors, which must not decide a
-    figure."""
+    """What perturbing takes from the scores ``(N, K)``: ``original`` ``(N, 1)`` less those of
+    perturbed photos; zero within rounding errors, which must not decide a figure.
+    """
     loss = original - scores
     largest = torch.maximum(original.abs(), scores.abs().amax(1, keepdim=True))
     return torch.where(loss.abs() <= ROUNDING * torch.finfo(scores.dtype).eps * largest, 0, loss)
@@ -387,15 +387,8 @@ class CoveredRanks(MaskedInputs):
 def cover_ranks(
     ranks: torch.Tensor, start: Ranks, end: Ranks, baseline: Baseline, score: ScoreKind
 ) -> ScoreRequest:
-    """Request the scores of K photos of each image, of which the pixels with ``start <= rank <
-    end`` are covered; equal intervals of an image are one photo, and empty and full ones share the
-    scores of the photo itself and of the fully covered one.
-
-    Args:
-        ranks: the rank of each pixel, ``(N, H, W)`` whole numbers from 0.
-        start, end: K ranks for all images, or for each ``(N, K)``.
-        baseline: what covers them.
-        score: which score counts.
+    """Request the scores of K photos of each image with ``start <= rank < end`` (for all, or ``(N,
+    K)``) of ``ranks`` ``(N, H, W)`` covered; equal photos run once.
     """
     most = ranks.flatten(1).amax(1, keepdim=True) + 1
     low = torch.as_tensor(start).to(ranks).expand(len(ranks), -1).clamp(min=0)

@@ -87,9 +87,9 @@ class _SubsetCorrelation(ScoreMetric):
         return [ScoreRequest(subsets, self.score) for subsets in self._subsets(data)]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
-        """The figure of `FaithfulnessCorrelation` and `SensitivityN`: the correlation of the map's
-        sums over subsets with the loss of score without them ``(N,)``, on average over the sizes;
-        the curve has each size's. NaN where sums or losses do not vary."""
+        """The correlation ``(N,)`` of the map's sums over subsets with the loss of score without
+        them, on average over the sizes of the curve; NaN where either does not vary.
+        """
         maps = data.maps.contributions
         correlations = []
         for subsets, size_scores in zip(self._subsets(data), scores, strict=True):
@@ -318,9 +318,9 @@ class NonSensitivity(ScoreMetric):
 
 
 def _group_sums(data: MetricInput, sign: Sign, seed: int, groups: int) -> torch.Tensor:
-    """The sums of the map's contributions over ``groups`` groups of pixels, which neighbour in the
-    ranks by ``sign``: ``(N, groups)``. The same groups that `cover_ranks` covers with the same
-    ranks."""
+    """The sums ``(N, groups)`` of contributions over groups of pixels that neighbour in the ranks
+    by ``sign``, the groups that `cover_ranks` covers with the same ranks.
+    """
     ranks = data.ranks(sign, seed)
     ends = torch.tensor(steps_of(data.pixels, groups)[1:], device=ranks.device)
     return by_region(data.maps.contributions, torch.bucketize(ranks, ends, right=True))

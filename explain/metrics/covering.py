@@ -44,8 +44,7 @@ def middle_of(images: torch.Tensor) -> torch.Tensor:
 
 def elsewhere(areas: torch.Tensor, count: int, seed: int) -> torch.Tensor:
     """The areas ``(N, H, W)`` in ``count`` other places ``(N, count, H, W)``: every other one
-    mirrored, and all moved at random, over the edges to the other side; the same moves for all
-    areas.
+    mirrored, all moved at random, over the edges to the other side; moves are the same for all.
 
     >>> elsewhere(torch.eye(3)[None], 2, seed=0).sum((2, 3))
     tensor([[3., 3.]])

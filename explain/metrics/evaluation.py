@@ -471,8 +471,8 @@ class _Evaluation:
 
     def table(self, truth: Mapping[str, Any]) -> Table:
         """Run the whole evaluation, in this order: maps, the explained score, metrics of maps
-        alone, of perturbed scores, and of methods run again. ``truth`` has the boxes and regions of
-        the object."""
+        alone, of perturbed scores, and of methods run again.
+        """
         maps = self._maps()
         self.resolved = as_target(self.target, self.settings.categories).for_input_size(
             tuple(self.inputs.x.shape[2:])
@@ -528,9 +528,9 @@ class _Evaluation:
         return EvaluationPlan(maps, perturbed, made_again, passes * seconds)
 
     def _explained(self, maps: Mapping[str, MapsLike]) -> torch.Tensor:
-        """For `evaluate`, the score ``(N,)`` that is explained, from an attribution of this call or
-        else one forward pass; also fixes the target to the explained classes, and makes the
-        ``context``, which all later steps read."""
+        """The score ``(N,)`` that is explained, from an attribution or a forward pass; also fixes
+        the target to the explained classes, and makes the ``context``.
+        """
         by_this_call = [
             source
             for name, source in maps.items()
@@ -560,9 +560,9 @@ class _Evaluation:
         return [metric for metric in self.metrics.values() if isinstance(metric, kind)]
 
     def _maps(self) -> dict[str, MapsLike]:
-        """The maps to evaluate, by name: methods are run here, together; maps that were given are
-        checked first, so that wrong ones are refused before anything runs. Without a target, the
-        attributions' common one is taken."""
+        """The maps to evaluate, by name: given ones are checked before methods run, together.
+        Without a target, the attributions' common one is taken.
+        """
         methods = self.methods
         waiting = {
             name: get_method(source)
@@ -647,11 +647,8 @@ class _Evaluation:
         return results
 
     def _recognised(self, requests: Sequence[ScoreRequest], evidence: Evidence) -> Iterator[str]:
-        """Yield notes on photos that keep their class although a baseline covers them entirely:
-        curves by that baseline say little.
-
-        A photo keeps its class if nine tenths of its probability are left, and this is more than
-        half of the way from chance, 1 / K, to 1.
+        """Yield notes on photos that keep nine tenths of their probability (above half way from 1 /
+        K to 1) though a baseline covers them: curves by it say little.
         """
         if self.context.count is None:
             return

@@ -54,9 +54,9 @@ class _RankedCurve(ScoreMetric):
         return steps_of(self.total(data), self.steps)
 
     def photos_of_steps(self, data: MetricInput, covers: Covers, score: ScoreKind) -> ScoreRequest:
-        """For metrics with a curve, such as `Deletion`, the request for the scores ``(N, steps)``
-        of the photos of all steps: covered are the first ranks, the last ranks, or all but the
-        first, by as many as `counts` has."""
+        """The request for the scores ``(N, steps)`` of the photos of all steps: covered are the
+        first ranks, the last, or all but the first, by as many as `counts` has.
+        """
         counts = torch.tensor(self.counts(data))
         total = torch.full_like(counts, self.total(data))
         first = {"largest": torch.zeros_like(counts), "smallest": total - counts, "rest": counts}
@@ -67,9 +67,9 @@ class _RankedCurve(ScoreMetric):
         return [self.photos_of_steps(data, self.covers, self.score)]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
-        """The figure of `Deletion`, `Insertion` and their like: the area under the curve ``(N,)``
-        of the scores ``(N, steps)`` over the share that is covered; the curve is kept in the
-        result."""
+        """The area ``(N,)`` under the curve of the scores ``(N, steps)`` over the share that is
+        covered; the curve is kept in the result.
+        """
         counts = self.counts(data)
         value = area_under_curve(scores[0], counts)
         return MetricResult(value, scores[0], torch.tensor(counts) / counts[-1])
@@ -370,9 +370,9 @@ def share_counts(data: MetricInput, percentiles: Sequence[float]) -> list[int]:
 def by_original(
     metric: "AverageDrop | IROF", data: MetricInput, value: torch.Tensor, seen: torch.Tensor
 ) -> torch.Tensor:
-    """Set a figure that is a share of the original score, ``value`` ``(N,)``, to NaN, with a
-    warning, where that score is negative, or tiny beside the scores ``seen`` ``(N,)`` or ``(N, K)``
-    of perturbed photos. For metrics that divide by the original score."""
+    """``value`` ``(N,)``, a share of the original score, with NaN and a warning where that score is
+    negative, or tiny beside ``seen`` ``(N,)`` or ``(N, K)`` of perturbed photos.
+    """
     original = data.original(metric.score)
     why = f"the original score is below {SMALL:g}"
     if metric.score == "logit":
@@ -381,9 +381,9 @@ def by_original(
 
 
 def least(kind: Score, *scores: torch.Tensor) -> torch.Tensor | float:
-    """The smallest original score that a figure may be divided by: a fixed number for
-    probabilities; for logits, which have no unit, ``(N,)``, relative to the largest of ``scores``
-    ``(N, ...)``."""
+    """The smallest score to divide a figure by: a fixed number for probabilities; for logits, which
+    have no unit, ``(N,)``, relative to the largest of ``scores`` ``(N, ...)``.
+    """
     if kind == "probability":
         return SMALL
     sizes = [values.reshape(len(values), -1).abs() for values in scores]
@@ -532,16 +532,9 @@ class IROF(ScoreMetric):
 def superpixels(
     images: torch.Tensor, count: int, compactness: float = 1.0, rounds: int = 5
 ) -> torch.Tensor:
-    """Cut photos into about ``count`` pieces of like colour: ``(N, H, W)`` whole numbers from 0,
-    without gaps.
-
-    Every pixel goes to the nearest of the nine centres around it, in colour and position together;
-    then each centre moves to the mean of its pixels, ``rounds`` times. Colours are measured in each
-    photo's own deviation, and positions in widths of a piece times ``compactness``. A piece need
-    not hang together.
-
-    Achanta et al., "SLIC Superpixels Compared to State-of-the-Art Superpixel Methods", TPAMI 2012;
-    the colours here are those of the model's input.
+    """About ``count`` pieces of like colour ``(N, H, W)``, from 0 without gaps, maybe not
+    connected: SLIC (Achanta et al., TPAMI 2012), ``rounds`` of k-means in colours (by each photo's
+    deviation) and positions (widths of a piece times ``compactness``).
 
     >>> two = torch.zeros(1, 3, 4, 8)
     >>> two[..., 4:] = 1.0
@@ -553,8 +546,8 @@ def superpixels(
 
 def _of_photo(photo: torch.Tensor, count: int, compactness: float, rounds: int) -> torch.Tensor:
     """The superpixels of one photo ``(C, H, W)`` as numbers ``(H, W)``, from 0 without gaps:
-    k-means in colour and position, in which each pixel chooses among the nine pieces of the grid
-    around it."""
+    k-means in which each pixel chooses among the nine pieces around it.
+    """
     height, width = photo.shape[1:]
     side = max(1.0, (height * width / count) ** 0.5)
     pieces_down = max(1, round(height / side))

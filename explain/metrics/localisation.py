@@ -109,9 +109,9 @@ class MaxBoxAccV2(LocalisationMetric):
         return float(torch.stack(shares).mean())
 
     def _overlaps(self, unit_map: NDArray[np.float64], boxes: torch.Tensor) -> torch.Tensor:
-        """For `MaxBoxAccV2`, the best overlap (IoU) at each threshold ``(T,)`` between the boxes
-        around the connected parts of one map, ``unit_map`` ``(H, W)`` in [0, 1], and the object's
-        boxes ``(k, 4)``."""
+        """The best IoU at each threshold ``(T,)`` between boxes around the connected parts of one
+        ``unit_map`` ``(H, W)`` in [0, 1] and the object's boxes ``(k, 4)``.
+        """
         import cv2
         from torchvision.ops import box_iou
 
@@ -425,13 +425,8 @@ def _pooled(data: MetricInput) -> torch.Tensor:
 
 
 def boxes_per_image(boxes: Boxes, count: int, size: tuple[int, int]) -> list[torch.Tensor]:
-    """Check the boxes that a caller gives, ``(N, 4)`` or a list with ``(k, 4)`` for each of
-    ``count`` photos, and bring them to whole pixels x0 y0 x1 y1, x1 and y1 exclusive.
-
-    What lies outside the photo of ``size`` ``(H, W)`` is cut off.
-
-    Raises:
-        MetricError: they are no such numbers, empty, or outside the photo.
+    """A caller's boxes, ``(N, 4)`` or a list of ``(k, 4)``, in whole pixels x0 y0 x1 y1 (x1 and y1
+    exclusive), cut off at the photo's ``size`` ``(H, W)``; empty ones are refused.
 
     >>> boxes_per_image([[-2, 0, 4, 3]], 1, (8, 8))
     [tensor([[0, 0, 4, 3]])]

@@ -55,13 +55,8 @@ class Maps:
 
     @classmethod
     def of(cls, name: str, source: MapsLike, images: torch.Tensor) -> "Maps":
-        """Check a method's attribution, or an array, for these ``images`` ``(N, C, H, W)``, and
-        keep its values on their device in at least single precision. ``name`` is for errors and
-        tables.
-
-        Raises:
-            MetricError: it is no array of numbers, has NaN or infinity in it, or does not fit the
-                images.
+        """A checked attribution or array (``name`` in errors) for ``images`` ``(N, C, H, W)``, on
+        their device in at least single precision; refused with NaN or another size.
         """
         style = source.style if isinstance(source, Attribution) else None
         values = as_tensor(source.values if isinstance(source, Attribution) else source)
@@ -92,11 +87,8 @@ class Maps:
         return cls(name, values, size, style, placement)
 
     def per_pixel(self, sign: Sign = "own") -> torch.Tensor:
-        """One number for each pixel of the photo ``(N, H, W)``.
-
-        Maps ``(N, h, w)`` are drawn as pictures are. Values for each pixel and channel are added up
-        over the channels. With "own", those of our methods that are magnitudes or colours and no
-        contributions count by the largest channel, as their heatmaps do.
+        """One number for each pixel ``(N, H, W)``: maps ``(N, h, w)`` as they are drawn, channels
+        summed; "own" takes the largest channel of magnitudes or colours, as heatmaps do.
         """
         values = self.values
         if values.ndim == 4 and sign == "own" and self.style in ("intensity", "color", "heat"):
@@ -134,12 +126,8 @@ Similarity = Literal["spearman", "pearson", "ssim", "hog"]
 
 
 def ranks_of(maps: torch.Tensor, seed: int = 0) -> torch.Tensor:
-    """Rank the pixels of each map ``(N, H, W)``, 0 for the largest value: ``(N, H, W)`` whole
-    numbers.
-
-    Equal values are ordered by a shuffle with a seed, the same for every image: ordered by their
-    index, they would be taken from the top of the photo. The ranks of a constant map are that
-    shuffle.
+    """Rank the pixels of each map ``(N, H, W)`` in whole numbers, 0 for the largest. Equal values
+    are shuffled by a seed, alike for every image: their index would favour the top.
 
     >>> ranks_of(torch.tensor([[[1.0, 3.0, 2.0]]]))
     tensor([[[2, 0, 1]]])
@@ -154,12 +142,8 @@ def ranks_of(maps: torch.Tensor, seed: int = 0) -> torch.Tensor:
 def region_ranks(
     maps: torch.Tensor, regions: torch.Tensor, seed: int = 0, *, mean: bool = False
 ) -> torch.Tensor:
-    """Rank the regions of each photo by the sum of the map in them, or its ``mean``, 0 for the
-    largest: ``(N, H, W)``, where every pixel has the rank of its region.
-
-    Args:
-        maps: ``(N, H, W)``.
-        regions: ``(N, H, W)`` whole numbers from 0 without gaps.
+    """The rank ``(N, H, W)`` of each pixel's region (numbers from 0 without gaps) by the sum, or
+    ``mean``, of the map ``(N, H, W)`` in it, 0 for the largest.
     """
     figures = by_region(maps, regions)
     if mean:
@@ -205,10 +189,8 @@ def steps_of(count: int, steps: int) -> list[int]:
 
 
 def area_under_curve(curve: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
-    """The area ``(N,)`` under curves ``(N, n)`` of scores over the share of pixels that is covered;
-    ``counts`` has how many at each step, the last all of them.
-
-    By trapezia, since steps are not equal where they do not divide the number of pixels.
+    """The area ``(N,)`` under curves ``(N, n)`` over the share of covered pixels, by trapezia,
+    since steps may be unequal; ``counts`` has the pixels of each step, the last all.
 
     >>> (
     ...     area_under_curve(torch.tensor([[1.0, 0.0, 1.0]]), [0, 1, 2]),
@@ -278,12 +260,8 @@ def pearson(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 def ssim(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """The mean structural similarity of maps ``(N, H, W)``, each brought to [0, 1]: ``(N,)``.
-
-    Windows are Gaussian, 11 × 11 with σ 1.5; at the edges, the weights of what lies outside are
-    left out.
-
-    Wang et al., "Image Quality Assessment", TIP 2004.
+    """The mean structural similarity ``(N,)`` of maps ``(N, H, W)``, each brought to [0, 1], in
+    Gaussian windows, 11 × 11, σ 1.5, without what lies outside (Wang et al., TIP 2004).
 
     >>> ssim(torch.rand(1, 16, 16), torch.rand(1, 16, 16)).shape
     torch.Size([1])
@@ -306,11 +284,8 @@ def hog(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 def gradient_histograms(maps: torch.Tensor, cell: int = 16) -> torch.Tensor:
-    """Histograms of oriented gradients ``(N, D)`` of maps ``(N, H, W)``, by which `hog` compares
-    them: nine directions in cells of 16 × 16 pixels, normalised in blocks of 3 × 3 cells (L2,
-    clipped at 0.2, L2 again). Small maps have smaller cells, four across.
-
-    Dalal and Triggs, "Histograms of Oriented Gradients for Human Detection", CVPR 2005.
+    """HOG ``(N, D)`` of maps ``(N, H, W)`` (Dalal and Triggs, CVPR 2005): nine directions, cells of
+    16 × 16 pixels (small maps: four across), blocks of 3 × 3 cells (L2, clipped at 0.2, L2).
 
     >>> gradient_histograms(torch.rand(1, 64, 64)).shape
     torch.Size([1, 324])

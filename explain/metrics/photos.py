@@ -17,11 +17,8 @@ def table_of(
     metrics: Sequence[Metric],
     **options: Any,
 ) -> Table:
-    """Evaluate maps of one target of a subject by metrics, with the subject's model and photo.
-
-    ``index`` is that of the target. ``maps`` has by name the maps themselves, or the methods for
-    metrics that run a method again. The interventions are those under which the maps were made.
-    Options as of `explain.evaluate`; the subject must have a model (``has_model``).
+    """Evaluate the ``maps`` by name, or methods for metrics that run them again, of target number
+    ``index`` by metrics, with the subject's model, photo and interventions.
     """
     return evaluate(
         subject.explainer.model,
@@ -51,17 +48,8 @@ def tables_of(
     methods: Sequence[Method] = (),
     **options: Any,
 ) -> list[Table]:
-    """Evaluate the maps of a photo by metrics: a table for each target, in their order; empty
-    without metrics.
-
-    Args:
-        subject: what was explained.
-        metrics: names or metric objects.
-        methods: those that made the maps; metrics that run a method again take them.
-        options: as of `explain.evaluate`.
-
-    Raises:
-        MetricError: the model is missing, or the maps are of several crops.
+    """A table of metrics for each target of the subject, in order; empty without metrics.
+    ``methods`` made the maps; ``options`` as of `explain.evaluate`.
     """
     if not metrics:
         return []

@@ -46,9 +46,9 @@ class _MapSimilarity(ReattributionMetric):
         return torch.stack([alike, variant.maps.zero.double()], 1)
 
     def result(self, data: MetricInput, curve: torch.Tensor, zeros: torch.Tensor) -> MetricResult:
-        """The result of `MPRT` and `RandomLogit`: the mean over the V variants of similarities
-        ``curve`` ``(N, V)``; NaN for constant maps. ``zeros`` ``(N, V)`` marks variants whose map
-        is zero everywhere, which are warned of."""
+        """The mean over V variants of the similarities ``curve`` ``(N, V)``; NaN for constant maps.
+        Warns of variants whose map is zero everywhere (``zeros`` ``(N, V)``).
+        """
         warn_of_zeros(self.name, data, (zeros > 0).any(1))
         curve = curve.to(data.maps.values.dtype)
         value = data.undefined(self, curve.mean(1), data.maps.constant, CONSTANT)

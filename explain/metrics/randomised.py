@@ -56,12 +56,8 @@ class Layer:
 
 
 def layers_with_weights(model: nn.Module, inputs: Inputs) -> list[Layer]:
-    """The layers with trained values that a forward pass uses, in the order in which it first uses
-    these; runs the model once.
-
-    The order is independent of that in which modules were registered. Modules in plain lists, which
-    are not registered at all, are found when they run. Of shared parameters, the module that comes
-    first counts.
+    """The layers with trained values in the order in which a forward pass first uses these (runs
+    once), also those in plain lists; the first module of shared parameters.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 5))
     >>> [layer.name for layer in layers_with_weights(model, Inputs((torch.ones(1, 3, 4, 4),)))]
@@ -144,9 +140,9 @@ class _Uses:
     """
 
     def __init__(self) -> None:
-        """Begin without any: ``order`` has the number of first use by the memory of a tensor
-        (`_memory`), ``parameters`` those that are used by their ids, and ``modules`` is an ordered
-        set of those that run, outermost first."""
+        """``order`` is the number of first use by a tensor's memory (`_memory`), ``parameters`` the
+        used ones by id, ``modules`` an ordered set, outermost first.
+        """
         self.order: dict[int, int] = {}
         self.parameters: dict[int, nn.Parameter] = {}
         self.modules: dict[nn.Module, None] = {}
@@ -207,9 +203,9 @@ class Randomised:
     """
 
     def __init__(self, model: nn.Module, inputs: Inputs) -> None:
-        """Copy the model, and find the layers of the copy in the order in which a forward pass uses
-        them; runs the model and the copy once each. Refuses sharded models, and copies that still
-        use the model's own weights."""
+        """Copy the model, and find the copy's layers in the order of use; runs both once. Refuses
+        sharded models, and copies that still use the model's own weights.
+        """
         sharded_layers = sharded(model)
         if sharded_layers:
             raise MetricError(
@@ -241,12 +237,8 @@ class Randomised:
         self.layers = list(self._layers)
 
     def of(self, layers: Collection[str], seed: int = 0) -> nn.Module:
-        """Return the copy of the model with these ``layers`` (names in ``self.layers``) initialised
-        by the ``seed``, and all others trained. It is the same object in each call, so an earlier
-        state ends.
-
-        Raises:
-            MetricError: a layer cannot be initialised.
+        """The copy with these ``layers`` (names in ``self.layers``) initialised by ``seed``, and
+        all others trained; the same object each time, so an earlier state ends.
         """
         if seed != self._seed:
             self._seed = seed
@@ -268,9 +260,9 @@ class Randomised:
         return self._copy
 
     def _initialised(self, layer: Layer, seed: int) -> list[torch.Tensor]:
-        """The values of a layer's tensors after an initialisation with ``seed``; everything that
-        this changes is restored, also in modules that share weights. The global random state is
-        left alone."""
+        """The values of a layer's tensors after an initialisation with ``seed``; all that it
+        changes (shared weights too) is restored, and the global random state left alone.
+        """
         changed = [*layer.module.parameters(), *layer.module.buffers()]
         values_so_far = _values(changed)
         trained = _values(layer.parameters)
@@ -299,12 +291,8 @@ def _values(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _reset(layer: Layer) -> None:
-    """Initialise the plain weights of a layer's module in place, as its class does
-    (``reset_parameters``), and write what parametrizations, weight norm, spectral norm or pruning
-    compute them from.
-
-    Raises:
-        MetricError: the module's own function fails.
+    """Initialise a module's plain weights in place by ``reset_parameters``, and write what
+    parametrizations, weight norm, spectral norm or pruning compute them from.
     """
     module = layer.module
     reset = "reset_parameters" if hasattr(module, "reset_parameters") else "_reset_parameters"

@@ -278,9 +278,9 @@ class ShiftedPhotos(OneForEach):
 
 
 def pixels_kept_by_shift(maps: torch.Tensor, down: int, across: int) -> torch.Tensor:
-    """The pixels of maps ``(N, H, W)`` that stay on the photo when it is shifted ``down`` and
-    ``across`` by so many pixels: ``(N, K)``, the same places in maps of the photo and, with the
-    opposite shift, of the shifted one."""
+    """The pixels ``(N, K)`` of maps ``(N, H, W)`` that stay on a photo shifted ``down`` and
+    ``across``: the same places in its map and, with the opposite shift, the shifted one's.
+    """
     height, width = maps.shape[1:]
     rows = slice(max(0, -down), height - max(0, down))
     columns = slice(max(0, -across), width - max(0, across))

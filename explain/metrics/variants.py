@@ -80,11 +80,8 @@ class ModelContext:
             return self.target.resolved(output, count).class_scores(output, count)
 
     def data(self, name: str, source: MapsLike, score: torch.Tensor, **truth: Any) -> MetricInput:
-        """What metrics see of the maps called ``name``: the maps with photos, explained score
-        ``(N,)`` and probabilities, and with the ``boxes`` and ``regions`` of the object where
-        known.
-
-        There is no probability of a class that is the only one.
+        """The maps called ``name`` with photos, explained score ``(N,)`` and probabilities (none of
+        a class that is the only one), ``boxes`` and ``regions``.
         """
         probability = None
         logits = self.logits
@@ -214,11 +211,8 @@ def reattribute(
     target: Target,
     options: AttributeOptions,
 ) -> Results:
-    """Run the methods again in all variants that the metrics need, each distinct variant once, and
-    return the figures by method and metric.
-
-    What the target reads from the output, such as a region, is resolved on the unperturbed photos,
-    for all variants.
+    """Figures by method and metric from methods run in each distinct variant once. What the target
+    reads from the output, such as a region, is resolved on unperturbed photos.
     """
     with untouched(context.model):
         output = context.inputs.detached().call(context.model)
@@ -254,9 +248,9 @@ def reattribute(
 def _batches(
     comparisons: Mapping[Variant, Mapping[str, Any]], images: int
 ) -> Iterator[list[Variant]]:
-    """Group variants that can run together, for ``images`` photos each: variants of the same
-    methods that change only the photos, or only the class. Only neighbours are grouped, in the
-    order of ``comparisons``."""
+    """Group neighbours in ``comparisons`` that can run together: the same methods, where only the
+    photos (``images`` each) change, or only the class.
+    """
 
     def kind(variant: Variant) -> tuple[Any, ...]:
         """A key that is equal for variants that may run in one batch; those that run alone have
@@ -278,9 +272,9 @@ def _run(
     target: Target,
     options: AttributeOptions,
 ) -> list[dict[str, VariantResult]]:
-    """Run the methods in each of some variants, as one batch of changed photos or as several
-    classes of the same photos, and return for each variant the maps and scores by method. All
-    variants share the model and the wrapper of the first (`_batches`)."""
+    """The maps and scores by method of each of some variants, run as one batch of changed photos or
+    as classes of the same photos, on the model of the first (`_batches`).
+    """
     first = variants[0]
     count = len(context.images)
     model = context.model if first.model is None else first.model(context)
@@ -328,10 +322,8 @@ input."""
 
 
 def _by_layers(methods: Mapping[str, EvaluatedMethod]) -> dict[_Fused, list[str]]:
-    """Group the names of methods that can run in one call of `attribute` by the layers that they
-    explained, and how these were fused; methods without a layer run with any group.
-
-    A method that explained the input, and would explain a layer where one is named, runs alone.
+    """Group methods that can run in one call by their layers and fusion; those without a layer run
+    with any, and one that would explain a layer where one is named runs alone.
     """
     of_input: _Fused = (None, None)
     groups: dict[_Fused, list[str]] = {}

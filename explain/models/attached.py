@@ -32,15 +32,9 @@ from explain.targets.outputs import configured_activation
 def as_classifier(
     model: nn.Module, *, name: str | None = None, size: int | None = None
 ) -> Classifier:
-    """Wrap a bare module, with the preprocessing and the labels that come with it.
-
-    It looks for these, in this order: its attributes ``preprocess`` and ``categories``; for a model
-    of timm, its ``pretrained_cfg``; for a model of transformers, its image processor (an attribute
-    ``image_processor``, or the file beside the weights) and the ``id2label`` of its configuration.
-    Nothing is downloaded. What is not known is assumed, and ``Classifier.assumed`` says so.
-
-    Raises:
-        ModelError: ``size`` is given, and the preprocessing has a fixed one.
+    """A bare module with what comes with it, from its attributes ``preprocess`` and ``categories``,
+    timm's ``pretrained_cfg``, or transformers' image processor and ``id2label``, in this order.
+    Nothing is downloaded; ``Classifier.assumed`` says what is assumed.
 
     >>> as_classifier(nn.Conv2d(3, 5, 1), size=32).assumed.split("; ")[1]
     "assumed: a centre crop of 32 pixels, ImageNet's mean and standard deviation"
@@ -80,9 +74,9 @@ def as_classifier(
 
 
 def _usual(model: nn.Module, size: int | None) -> Preprocess:
-    """The preprocessing that is assumed for a model that says nothing: a centre crop of ``size``
-    pixels (224), in grey if its first convolution takes one channel; with ImageNet's values, unless
-    the model takes whole levels."""
+    """The preprocessing assumed without any: a centre crop of ``size`` pixels (224), in grey for a
+    first convolution of one channel, with ImageNet's values unless whole levels are taken.
+    """
     values: dict[str, Any] = {}
     if isinstance(model, (BlackBox, OpenProgram)):
         size = size or model.shape[2]
@@ -159,13 +153,8 @@ def resolve_preprocessing(
     std: Values = None,
     interpolation: Interpolation | None = None,
 ) -> Preprocess:
-    """Return how a classifier's photos become its inputs: by its own preprocessing or the caller's
-    ``preprocess``, with the caller's values and crop.
-
-    Warns of what is assumed, since neither the model nor the caller says it.
-
-    Raises:
-        ModelError: the preprocessing is one that cannot be changed in this way.
+    """How photos become inputs: the classifier's own preprocessing or the caller's, with the
+    caller's values and crop. Warns of what is assumed; refuses what cannot be changed.
     """
     is_callers = preprocess is not None
     preprocess = adjusted(

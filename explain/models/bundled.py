@@ -89,13 +89,8 @@ def load_tiny(size: int | None = None) -> Classifier:
 
 
 def load_tiny_transformer(size: int | None = None) -> Classifier:
-    """Load the small transformer; its input can only be 64 pixels, since each token has its place.
-
-    The file holds tensors, numbers and text only, is read with ``weights_only=True``, and must be
-    the published one to the bit.
-
-    Raises:
-        ModelError: another size is requested, or the file is missing or not the published one.
+    """The small transformer, for 64 pixels only, since tokens have positions. Its file holds
+    tensors, numbers and text, and must be the published one to the bit.
 
     >>> load_tiny_transformer().label(0)
     'Egyptian cat'
@@ -113,9 +108,9 @@ def load_tiny_transformer(size: int | None = None) -> Classifier:
 def _read(
     name: str, kind: type[nn.Module], file: bytes, size: int | None, weights: str | None = None
 ) -> Classifier:
-    """Return one of the small classifiers from the bytes of its weights ``file``: the options of
-    the network ``kind``, weights, preprocessing, labels and temperature are keys in it. ``size`` is
-    another side of the input in pixels."""
+    """A small classifier from its weights ``file``, whose keys are the options of the network
+    ``kind``, weights, preprocessing, labels and temperature; ``size`` is another side in pixels.
+    """
     content: dict[str, Any] = torch.load(io.BytesIO(file), weights_only=True, map_location="cpu")
     model = filled(partial(kind, **content["architecture"]), content["state_dict"])
     view = content["preprocess"]
@@ -131,11 +126,8 @@ KINDS = Path(__file__).with_name("imagenet_kinds.txt")
 
 @cache
 def imagenet_labels() -> Categories:
-    """Return the labels of the 1,000 classes of ImageNet: readable, distinct, and with other words
-    for them.
-
-    These are the synonyms of WordNet, and everyday words for kinds of things: "dog" stands for 118
-    classes.
+    """ImageNet's 1,000 labels, readable and distinct, with other words: synonyms of WordNet, and
+    everyday words for kinds ("dog" stands for 118 classes).
 
     >>> imagenet_labels()[281], imagenet_labels().synonyms[281][:2]
     ('tabby cat', ('tabby', 'cat'))
@@ -179,15 +171,8 @@ COCO = Path(__file__).with_name("coco.txt")
 
 
 def load_nanodet(size: int | None = None) -> Classifier:
-    """Load NanoDet-g, which finds things of COCO's 80 classes; its input is usually 416 pixels.
-
-    It takes RGB with ImageNet's mean and standard deviation. The published network takes BGR: its
-    first convolution has the channels in the other order here, which computes the same, and a map
-    of the input has the photo's channels.
-
-    Raises:
-        ModelError: a size that is no multiple of 32, or the file is missing or not the published
-            one.
+    """NanoDet-g for COCO's 80 classes, in RGB with ImageNet's values (usually 416 pixels, a
+    multiple of 32): its first convolution's channels are turned, as the published one takes BGR.
 
     >>> load_nanodet().label(41)
     'cup'
@@ -218,9 +203,9 @@ def _converted(
     preprocess: StretchedPhoto,
     labels: Sequence[str],
 ) -> Classifier:
-    """Return the classifier of a network ``kind`` with weights converted from another package: a
-    safetensors file in half precision, which must have this ``sha256``. Its outputs are
-    probabilities after a sigmoid."""
+    """The classifier of a network ``kind`` with another package's weights in half precision: a
+    safetensors file with this ``sha256``. Outputs are probabilities after a sigmoid.
+    """
     if preprocess.side % 32:
         raise ModelError(
             f"{option_name('size')} must be a multiple of 32 pixels for the model {name!r}, "
@@ -251,9 +236,9 @@ class WordPieces:
     """
 
     def __init__(self, vocabulary: Iterable[str]) -> None:
-        """For the tokenizer of the bundled image-text model, number the pieces of words in the
-        order of the vocabulary, which is that of the rows of the embedding. ``decoder`` and
-        ``all_special_ids`` are named as in transformers."""
+        """Number the pieces in the order of the vocabulary, which is that of the embedding's rows.
+        ``decoder`` and ``all_special_ids`` are named as in transformers.
+        """
         self.decoder = dict(enumerate(vocabulary))
         self.ids = {piece: number for number, piece in self.decoder.items()}
         self.all_special_ids = [self.ids[PAD], self.ids[START]]
@@ -266,9 +251,9 @@ class WordPieces:
         return torch.tensor([(row + [self.ids[PAD]] * LENGTH)[:LENGTH] for row in rows])
 
     def pieces(self, word: str, start: str = "") -> list[int]:
-        """For the tokenizer of the bundled image-text model, the ids of a word: the longest piece
-        that it begins with, then the longest of the rest, and so on; the id of `UNKNOWN` for a
-        character that no piece begins with. ``start`` is "##" inside of a word."""
+        """The ids of a word: its longest beginning that is a piece, then that of the rest;
+        `UNKNOWN` for a character that begins none. ``start`` is "##" inside of a word.
+        """
         ids = list[int]()
         while word:
             fitting = (start + word[:end] for end in range(len(word), 0, -1))

@@ -69,11 +69,8 @@ def on_device(model: nn.Module, device: str | torch.device) -> nn.Module:
 def outputs_for(
     model: Classifier, x: InputsLike, logits: torch.Tensor, activation: Activation | None
 ) -> Outputs:
-    """Find out what a classifier's outputs are (classes, labels or numbers; logits or
-    probabilities) from the ``logits`` ``(N, K)`` that it gave for ``x``; the caller's
-    ``activation`` decides where given.
-
-    A warning says it where they are seen to be probabilities already.
+    """What the outputs ``logits`` ``(N, K)`` for ``x`` are (classes, labels or numbers; logits or
+    probabilities), by ``activation`` if given. Warns where they are probabilities already.
     """
     inputs = validation.check_inputs(model.model, x)
     outputs = outputs_of(model.model, inputs, logits, activation, model.categories)

@@ -37,10 +37,8 @@ class BlackBox(nn.Module):
         *,
         takes_levels: bool = False,
     ) -> None:
-        """Take the function ``scores``, from inputs to class scores, and the input ``shape`` of the
-        file, None where any length is taken.
-
-        ``takes_levels`` says that ``scores`` makes whole levels of inputs from 0 to 1.
+        """``scores`` maps inputs of ``shape`` (None for any length) to class scores;
+        ``takes_levels`` says that it makes whole levels of inputs from 0 to 1.
         """
         super().__init__()
         self.scores = scores
@@ -126,14 +124,8 @@ _NUMBERS = {
 
 
 def _onnx(path: Path) -> BlackBox:
-    """Read an ONNX model as a `BlackBox` that onnxruntime runs on the CPU, from its one input to
-    its first output, without gradients.
-
-    A model that takes whole levels from 0 to 255 is given inputs from 0 to 1, and one that takes
-    the channels last has them first here.
-
-    Raises:
-        ModelError: it takes something else than images.
+    """An ONNX model as a `BlackBox` that onnxruntime runs on the CPU, from its one input to its
+    first output. Inputs here are from 0 to 1, channels first, whatever it takes.
     """
     runtime = optional("onnxruntime", f"for the model {str(path)!r}", "onnx", ModelError)
     session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])

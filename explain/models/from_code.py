@@ -19,15 +19,9 @@ from explain.models.weights import with_weights
 def load_custom(
     name: str, weights: str | Path | None = None, size: int | None = None
 ) -> Classifier:
-    """Load a model of your own, named like ``package.module:factory`` or ``./file.py:factory``:
-    import it (the current folder counts), call the factory, and load weights into the model.
-
-    The factory returns an ``nn.Module``, or a `Classifier` that brings preprocessing and labels
-    along. What a module says about them itself is taken; see `as_classifier`.
-
-    Raises:
-        ModelError: there is no such module or factory, or it does not give a model. What the
-            factory itself raises comes through.
+    """A model of your own, ``package.module:factory`` or ``./file.py:factory``, with weights: the
+    factory gives an ``nn.Module`` (see `as_classifier`) or a `Classifier`. What it raises comes
+    through.
     """
     where, _, attribute = name.rpartition(":")
     if not where or not attribute:
@@ -75,9 +69,9 @@ def _module(name: str, where: str) -> ModuleType:
 
 
 def _module_of_file(name: str, path: Path) -> ModuleType:
-    """Import a Python file as a module, once, for the model called ``name``; its folder is put on
-    ``sys.path``. Its name in ``sys.modules`` has a hash of the path, since another module may have
-    the same file name."""
+    """Import a Python file once, for the model ``name``, with its folder on ``sys.path``; in
+    ``sys.modules`` under a hash of the path, as another may have the same file name.
+    """
     if not path.is_file():
         raise ModelError(
             f"model {name!r} must name a file, but there is no {str(path)!r}; check the path"

@@ -144,9 +144,9 @@ def is_configured(model: nn.Module) -> bool:
 def timm_transform_and_labels(
     timm: ModuleType, model: nn.Module, size: int | None = None
 ) -> tuple[TimmTransform, Sequence[str] | None]:
-    """Return the preprocessing and the labels that a timm model's configuration names, as timm
-    itself makes them; ``size`` is another side of the input. Labels are None where they are not
-    known."""
+    """The preprocessing (``size`` is another side of the input) and the labels of a timm model's
+    configuration, as timm makes them; labels are None where unknown.
+    """
     # a model that was made with another size has it here
     sides = getattr(getattr(model, "patch_embed", None), "img_size", None)
     if size is not None:

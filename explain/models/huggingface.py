@@ -124,9 +124,9 @@ class Processed:
 
 
 def as_processed(processor: Any) -> Processed | None:
-    """Return an image processor of transformers, or that inside a processor of images and texts, as
-    a preprocessing; None for anything else. Recognised by its methods, so that transformers is not
-    imported."""
+    """An image processor of transformers (or that inside a processor of images and texts) as a
+    preprocessing; None for anything else. Known by its methods: nothing is imported.
+    """
     inner = getattr(processor, "image_processor", processor)
     can_preprocess = callable(getattr(inner, "preprocess", None))
     if can_preprocess and hasattr(inner, "model_input_names"):
@@ -152,11 +152,8 @@ def labels(config: Any) -> list[str] | None:
 
 
 def preprocessing(model: nn.Module, config: Any, size: int | None) -> tuple[Processed | None, bool]:
-    """Return the image processor of a model of transformers, and whether it is known to be its own.
-
-    It is the one that comes along with the model, or the one that lies where the model was loaded
-    from, or, assumed, the usual one of the model's family at the size that the configuration names.
-    Nothing is downloaded.
+    """A transformers model's image processor, and whether it is known to be its own: it comes
+    along, lies beside the weights, or is the family's usual one. Nothing is downloaded.
     """
     processed = as_processed(getattr(model, "image_processor", None))
     processed = processed or as_processed(getattr(model, "processor", None))

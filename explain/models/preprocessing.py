@@ -151,11 +151,8 @@ class StretchedPhoto(WholePhoto):
 def _scaled(
     how: CenterCrop | WholePhoto, image: Image.Image, size: tuple[int, int], part: Any = None
 ) -> torch.Tensor:
-    """Scale the ``part`` (left, top, right, bottom; all for None) of a photo to ``size`` (width,
-    height), and normalise each channel: ``(C, height, width)`` floats. ``how`` has mean, deviation
-    and interpolation.
-
-    The photo is in grey where there is one mean, and in colour where there are three.
+    """The ``part`` (left, top, right, bottom; None for all) of a photo at ``size`` (width, height),
+    normalised: floats ``(C, height, width)``, in grey where ``how`` has one mean.
     """
     colors = image.convert("L" if len(how.mean) == 1 else "RGB")
     small = colors.resize(size, Image.Resampling[how.interpolation.upper()], box=part)
@@ -200,12 +197,8 @@ def takes_any_size(model: nn.Module) -> bool:
 
 
 def as_plain(preprocess: Any, wanted: str) -> CenterCrop | WholePhoto:
-    """Return a preprocessing as one of this module's, whose values can be changed: it may be one,
-    or amount to one, as torchvision's published transforms, those of timm and image processors of
-    transformers do.
-
-    Raises:
-        ModelError: it is another preprocessing, which ``wanted`` cannot change.
+    """A preprocessing as one of this module's, whose values can be changed, also from
+    torchvision's, timm's and transformers'; else refused, as ``wanted`` cannot change it.
     """
     if isinstance(preprocess, (CenterCrop, WholePhoto)):
         return preprocess

@@ -63,9 +63,9 @@ class SmallResNet(nn.Module):
         widths: tuple[int, ...] = (128, 256, 512),
         depths: tuple[int, ...] = (2, 3, 4),
     ) -> None:
-        """Build the bundled model "tiny" for ``classes`` classes: ``stem`` channels after the first
-        convolution, then stages of these ``widths`` and ``depths``. Names of parts are keys of the
-        weights file."""
+        """``stem`` channels after the first convolution, then stages of these ``widths`` and
+        ``depths``. Names of parts are keys of the weights file.
+        """
         super().__init__()
         self.conv1 = nn.Conv2d(3, stem, 3, 2, 1, bias=False)
         self.bn1 = nn.BatchNorm2d(stem)
@@ -303,9 +303,9 @@ class Gate(nn.Sequential):
     ``(N, C', 1, 1)``."""
 
     def __init__(self, inputs: int, outputs: int, hidden: int | None = None) -> None:
-        """For the channel gates of the person segmenter, append the pooling, one or (with
-        ``hidden`` channels) two 1 x 1 convolutions, and the sigmoid; positions are keys of the
-        weights file."""
+        """A channel gate: pooling, one or (with ``hidden`` channels) two 1 x 1 convolutions, and a
+        sigmoid; positions are keys of the weights file.
+        """
         super().__init__(nn.AdaptiveAvgPool2d(1))
         if hidden is not None:
             self.append(nn.Conv2d(inputs, hidden, 1))

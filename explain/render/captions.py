@@ -52,9 +52,8 @@ def font(size: int, bold: bool = False) -> ImageFont.FreeTypeFont | ImageFont.Im
 
 
 def fit(text: str, width: float, measure: Measure, end: str = "") -> str:
-    """Return a text and its ``end`` in one line at most ``width`` wide; the text is cut with an
-    ellipsis where it must be, the end never. ``measure`` gives a text's width in the unit of
-    ``width``.
+    """A text and its ``end`` in one line at most ``width`` wide, by ``measure``; the text is cut
+    with an ellipsis where it must be, the end never.
 
     >>> fit("a cat with a very long name", 100, font(12).getlength, end=", 38 %").endswith(
     ...     "…, 38 %"
@@ -188,11 +187,8 @@ class Legend:
 
 
 def bar(legend: Legend, width: int, size: int, *, with_meaning: bool = False) -> Image.Image:
-    """Draw a legend ``width`` pixels wide with text of ``size``: the colours above, the labels
-    below.
-
-    With ``with_meaning``, the legend's meaning is written too: between the two labels of a ramp
-    where there is room, and else below.
+    """A legend ``width`` pixels wide with text of ``size``: the colours, below them the labels, and
+    ``with_meaning`` the meaning between a ramp's labels if it fits, else below.
 
     >>> bar(Legend(((0, 0, 0), (255, 0, 0)), ("0", "max"), "heat"), 80, 10).width
     80
@@ -288,9 +284,9 @@ STROKES: dict[bool | None, list[tuple[float, ...]]] = {
 
 
 def _sign(passed: bool | None, side: int) -> Image.Image:
-    """Draw the sign of a check's result, ``side`` pixels wide and high: a tick in a disc (passed),
-    a cross in a square (failed) or a dash in a ring (None, undecided). Shapes differ so that the
-    signs can be told apart without colour."""
+    """The sign of a check, ``side`` pixels a side: a tick in a disc (passed), a cross in a square
+    (failed) or a dash in a ring (None), to be told apart without colour.
+    """
     fine = side * FINER
     picture = space(fine, fine)
     draw = ImageDraw.Draw(picture)
@@ -337,12 +333,8 @@ def caption(
     end: str = "",
     marks: Sequence[Mark] = (),
 ) -> Image.Image:
-    """Return a picture with a strip below it: a bold title, a fainter detail in up to three lines,
-    and the legend of the colours at the right.
-
-    A picture narrower than 260 pixels is centred above a strip of that width. The ``end`` of the
-    title, a percentage, is never cut. ``marks``, the results of checks, are a row of their own at
-    the bottom.
+    """A picture above a strip (at least 260 pixels wide): a bold title, whose ``end`` is never cut,
+    up to three lines of detail, the legend at the right, and ``marks`` in a row below.
 
     >>> caption(Image.new("RGB", (400, 300)), "tabby cat", "gradcam", end=", 87 %").width
     400

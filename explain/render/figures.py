@@ -122,11 +122,8 @@ class _Page:
     def row(
         self, places: Places, legends: Mapping[int, Legend], names: Mapping[int, Tile] | None
     ) -> None:
-        """Put a row of pictures on the figure, with the texts above and below them and the legends
-        by column; move ``top`` below the row.
-
-        In a table, ``names`` are the tiles whose names stand above the row, by column; elsewhere
-        None, and each name stands below its picture.
+        """Put a row of pictures with texts and legends by column on the figure, and move ``top``
+        below it. In a table, ``names`` are the tiles named above the row, else None.
         """
         if names:
             self.top += self._texts({c: _named(tile) for c, tile in names.items()}) + self.gap
@@ -145,10 +142,8 @@ class _Page:
         self.top += 2 * self.gap
 
     def _texts(self, columns: Mapping[int, list[tuple[str, RGB, float]]]) -> float:
-        """Write the texts ``(text, color, size)`` of each column below each other, in its middle.
-
-        A size is a multiple of the font's. Returns the height in inches of the tallest column;
-        ``top`` is left for the caller to move.
+        """Write each column's texts ``(text, color, size)`` below each other (sizes are multiples
+        of the font's); returns the tallest column's height in inches. ``top`` stays.
         """
         tallest = 0.0
         for column, lines in columns.items():
@@ -184,11 +179,8 @@ class _Page:
         self.top += LINE * self.size / 72
 
     def _pictures(self, places: Places) -> float:
-        """Add the pictures of a row to the figure's images, each scaled into its column, with their
-        middles at one height.
-
-        Returns the height in inches of the tallest with a gap; ``top`` is left for the caller to
-        move.
+        """Add a row's pictures, scaled into their columns, with middles at one height; returns the
+        tallest's height in inches with a gap. ``top`` stays.
         """
         wide, high = self.layout.stretch
         max_height = self.cell * high / wide
@@ -205,11 +197,8 @@ class _Page:
         return tallest + self.gap / 2
 
     def _bar(self, column: int, legend: Legend) -> float:
-        """Add a legend to a column of the figure: its colours as images, its labels and its meaning
-        as texts below.
-
-        Of a ramp with two labels, the meaning stands between these where there is room. Returns the
-        legend's height in inches; ``top`` is left for the caller to move.
+        """Add a legend to a column: colours as images, labels and meaning as texts (between a
+        ramp's two labels if there is room); returns its height in inches. ``top`` stays.
         """
         # narrower than the pictures, so that labels do not touch those of the next column
         bar_width = 0.92 * self.cell
@@ -255,12 +244,8 @@ class _Page:
         ha: Align = "center",
         top: float = 0.0,
     ) -> float:
-        """Add a text of ``size`` points to the figure, in up to three lines of ``width`` inches.
-
-        The first line stands ``top`` inches below what is filled. Returns the height of the lines
-        in inches.
-
-        ``self.top`` is left as it is: the caller moves it, since texts may stand side by side.
+        """Add a text of ``size`` points in up to three lines of ``width`` inches, ``top`` inches
+        below what is filled; returns its height in inches. ``self.top`` stays.
         """
         place = left + {"left": 0.0, "center": width / 2, "right": width}[ha]
         style = {
@@ -279,9 +264,9 @@ class _Page:
         return column * (self.cell + self.gap)
 
     def figure(self, alternative: str) -> "Figure":
-        """Return the figure of matplotlib with all texts and images of the page, as high as these
-        need; called last, since places are shares of the height. ``alternative`` describes the
-        figure for those who cannot see it."""
+        """The matplotlib figure with all texts and images, as high as these need; to be made last,
+        since places are shares of the height. ``alternative`` describes it.
+        """
         shown_figure = empty((self.width, self.top), alternative, PRINTED)
         shown_figure.set_layout_engine("none")
         for left, top, width, height, picture in self.images:
@@ -332,11 +317,8 @@ def _text_width(text: str, size: float, weight: str) -> float:
 
 
 def empty(size: tuple[float, float], alternative: str, dpi: float = DPI) -> "Figure":
-    """Return a matplotlib figure without axes that a notebook displays, and that belongs to no
-    window; also for plots elsewhere in the package.
-
-    ``size`` is (width, height) in inches; ``alternative`` is the text for those who cannot see the
-    figure.
+    """A matplotlib figure of ``size`` (width, height) in inches without axes, that a notebook
+    displays and no window owns; ``alternative`` describes it.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -350,10 +332,8 @@ def empty(size: tuple[float, float], alternative: str, dpi: float = DPI) -> "Fig
 
 @cache
 def _figure_class() -> Any:
-    """Return the class of the figures of this package: a notebook displays them as HTML with an
-    alternative text.
-
-    It is made at the first call, since importing the package must not load matplotlib.
+    """The class of figures that a notebook displays as HTML with an alternative text; made at the
+    first call, since importing must not load matplotlib.
     """
     from matplotlib import rc_context
     from matplotlib.figure import Figure

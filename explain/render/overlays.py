@@ -112,10 +112,8 @@ def draw_marked(
 
 
 def outlined(photo: Image.Image, boxes: Mapping[str, Edges], first: int = 0) -> Image.Image:
-    """Return a copy of a photo with boxes by their labels: (left, top, right, bottom) in pixels.
-
-    ``first`` is the number of the first of these boxes among all of the photo's: colours go by that
-    number, so that a box has the same colour in all pictures. Boxes beside the photo are left out.
+    """A copy of a photo with boxes (left, top, right, bottom in pixels) by their labels. ``first``
+    is the first one's number in the photo, by which colours go in all pictures.
     """
     picture = photo.copy()
     size = lettering(photo.size)
@@ -361,12 +359,8 @@ CHANNELS = (1, 3)
 
 
 def _frames(frames: Any, count: int, layout: InputLayout | None) -> Sequence[ImageLike]:
-    """Return the ``frames`` argument of `film` as pictures: of a tensor or array ``(H, W, C)`` of
-    uint8 each; a list is returned as it is.
-
-    ``count`` is the number of maps, which tells the axis of frames from that of channels. Values
-    other than uint8 are scaled from the least to the largest of all frames, so that frames can be
-    compared.
+    """Each frame as a picture, from a tensor or array ``(H, W, C)`` for each of ``count`` maps,
+    scaled by the range of all frames unless uint8; a list as it is.
     """
     if isinstance(frames, (list, tuple)):
         return frames
@@ -392,14 +386,8 @@ def _frames(frames: Any, count: int, layout: InputLayout | None) -> Sequence[Ima
 
 
 def moving(pictures: Sequence[Image.Image], name: str, seconds: float) -> bytes:
-    """Return the bytes of a moving picture, in the format that the file's ``name`` ends in (.gif or
-    .webp).
-
-    Each picture is shown for ``seconds``, the last one `HELD` times as long. Pictures must differ
-    from the ones before them: Pillow leaves out those that repeat.
-
-    Raises:
-        ImageError: the name has another ending, or the time is not from 0.02 to 60 seconds.
+    """The bytes of a moving picture in the format of ``name`` (.gif or .webp), ``seconds`` a
+    picture (0.02 to 60), the last `HELD` times as long. Pillow leaves out repeated pictures.
     """
     ending = Path(name).suffix.lower()
     if ending not in FORMATS:

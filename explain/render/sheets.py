@@ -86,11 +86,8 @@ class Layout:
         return [tile for group in self.groups for tile in group.tiles]
 
     def places(self) -> list[Places]:
-        """Return the rows of a contact sheet: in each, the tiles with their groups by column.
-
-        In a table (groups with rows of their own), the first group is one tile, the photo, in
-        column 0 of the first row; the tiles of all other groups start in column 1. A table that is
-        too wide is cut into parts, one below the other. `legends` and `names` have these rows too.
+        """A sheet's rows: tiles with groups by column. In a table, the photo is in column 0 of the
+        first row, all other groups begin in column 1, and a wide one is cut into parts.
 
         >>> tile = Tile(Image.new("RGB", (4, 3)))
         >>> layout = Layout("", "", (Group("", (tile,)), Group("a", (tile,) * 7, own_row=True)))
@@ -117,9 +114,9 @@ class Layout:
         return any(group.own_row for group in self.groups)
 
     def names(self) -> list[dict[int, Tile] | None]:
-        """Return for each row of a table the tiles whose name and detail stand above the row, by
-        column: those that differ from the tile above. For other sheets, None for each row: names
-        then stand below each picture."""
+        """For each row of a table, by column, the tiles whose name and detail stand above it: those
+        that differ from the tile above. None for each row of other sheets.
+        """
         if not self.lined_up:
             return [None] * len(self.places())
         above: dict[int, tuple[str, str]] = {}
@@ -134,10 +131,8 @@ class Layout:
         return rows
 
     def legends(self) -> list[dict[int, Legend]]:
-        """Return for each row of a sheet the colour legends that stand below it, by column.
-
-        A legend is left out where the tile below has the same one, which in a table must have the
-        same name as well. So a column shows each legend once, under its last tile.
+        """For each row, by column, the legends below it: once a column, under the last tile that
+        has it (in a table, under the same name).
         """
         rows: list[dict[int, Legend]] = []
         below: dict[int, tuple[str, Legend]] = {}
@@ -281,11 +276,8 @@ class _Sheet:
         legends: Mapping[int, Legend],
         names: Mapping[int, Tile] | None = None,
     ) -> Image.Image:
-        """Return a row of a contact sheet as a strip: tiles and legends by column, and above the
-        tiles of each group its heading.
-
-        In a table, ``names`` are the tiles whose names stand above the row, by column; elsewhere
-        None, and each name stands below its picture.
+        """A row as a strip: tiles and legends by column, above them each group's heading. In a
+        table, ``names`` are the tiles named above the row; else None, with names below.
         """
         small = {column: self._fitted(tile.picture) for column, (_, tile) in places.items()}
         tallest = max((picture.height for picture in small.values()), default=1)
@@ -314,9 +306,9 @@ class _Sheet:
         return stacked(parts, self.width)
 
     def _headings(self, places: Places) -> dict[int, Image.Image]:
-        """Return the headings of the groups in a row as pictures, by the column of each group's
-        first tile: the name, fainter where the group began in a row above, and a line as far as the
-        group's tiles reach."""
+        """The headings of a row's groups as pictures, by their first tile's column: the name,
+        fainter where the group began above, and a line over the group's tiles.
+        """
         headings = {}
         for group, first, count in groups_of(places):
             width = count * (self.tile + self.gap) - self.gap

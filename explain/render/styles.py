@@ -66,10 +66,8 @@ Array = np.ndarray[Any, Any]
 def resampled_on_photo(
     values: Array, size: tuple[int, int], region: Box, outside: int = 0
 ) -> Array:
-    """Resample a map in [0, 1] onto the pixels of a photo of ``size`` (width, height), as uint8
-    ``(height, width)``.
-
-    ``region`` is the part of the photo that the map covers; ``outside`` fills the rest.
+    """A map in [0, 1] on the pixels of a photo of ``size`` (width, height), as uint8 ``(height,
+    width)``: it covers ``region``, and ``outside`` fills the rest.
     """
     placed = np.full(size[::-1], outside, np.uint8)
     resampled, where = _resampled(values, size, region)
@@ -89,10 +87,8 @@ def mask_above(values: Array, threshold: float, size: tuple[int, int], region: B
 
 
 def part_on_photo(values: Array, size: tuple[int, int], region: Box) -> Array:
-    """Return the cells of a map that lie on a photo of ``size`` (width, height).
-
-    ``region`` is what the map covers, in pixels of the photo. It is larger than the photo where a
-    preprocessing padded that: the evidence in padding must not count in `thresholds`.
+    """The cells of a map over ``region`` (in pixels) that lie on a photo of ``size`` (width,
+    height): evidence in padding must not count in `thresholds`.
     """
 
     def part(cells: int, start: float, end: float, length: int) -> slice:
@@ -108,9 +104,9 @@ def part_on_photo(values: Array, size: tuple[int, int], region: Box) -> Array:
 
 
 def edges(region: Box, size: tuple[int, int]) -> tuple[int, int, int, int]:
-    """Return left, top, right and bottom of a region in whole pixels, cut at the edges of a photo
-    of ``size`` (width, height); right and bottom are the first pixels outside. A region is at least
-    one pixel wide and high."""
+    """Left, top, right and bottom of a region in whole pixels (the last two exclusive), cut at a
+    photo's ``size`` (width, height); at least one pixel wide and high.
+    """
     left = min(max(0, round(region.left)), size[0] - 1)
     top = min(max(0, round(region.top)), size[1] - 1)
     right = max(left + 1, min(size[0], round(region.right)))
@@ -121,14 +117,8 @@ def edges(region: Box, size: tuple[int, int]) -> tuple[int, int, int, int]:
 def _resampled(
     values: Array, size: tuple[int, int], region: Box
 ) -> tuple[Array, tuple[slice, slice]]:
-    """Scale a map ``(h, w)`` to ``region``, a part of a photo of ``size`` (width, height), in
-    pixels.
-
-    Returns the values of the pixels that lie on the photo, float32, and the rows and columns of the
-    photo that they fill.
-
-    Raises:
-        MemoryError: OpenCV could not get the memory; callers treat this as Python's own error.
+    """A map ``(h, w)`` scaled to ``region`` in pixels: the float32 values on a photo of ``size``
+    (width, height), and its rows and columns. `MemoryError` if OpenCV gets no memory.
     """
     import cv2
 
@@ -158,11 +148,8 @@ CONTRAST = 0.35  # how much of the photo's contrast is left where it is pale
 
 
 def mark_unseen(picture: Image.Image, photo: Image.Image, seen: Sequence[Box]) -> Image.Image:
-    """Return a picture in which the parts of the photo that the model did not see are pale and
-    hatched, with a line around those that it has ``seen``.
-
-    ``picture`` is the photo with a map on it, of the photo's size; it is returned itself where the
-    model saw everything.
+    """The ``picture`` with what the model did not see pale and hatched, and a line around what it
+    has ``seen``; itself where the model saw everything.
 
     >>> white = Image.new("RGB", (40, 20), "white")
     >>> mark_unseen(white, white, [Box(0, 0, 40, 20)]) is white
@@ -187,9 +174,9 @@ def mark_unseen(picture: Image.Image, photo: Image.Image, seen: Sequence[Box]) -
 
 
 def _stripes(size: tuple[int, int]) -> Image.Image:
-    """Return a mask of ``size`` (width, height) with diagonal lines, about forty along the longer
-    side: the hatching of what the model did not see. Lines are 120, less than 255, so that the
-    ground shows through."""
+    """A mask of ``size`` (width, height) with diagonal lines, about forty along the longer side.
+    Lines are 120 of 255, so that the ground shows through.
+    """
     period = max(6, round(max(size) / 40))
     # distance from the middle of a line, in pixels along a row
     distance = np.abs(np.arange(sum(size) - 1) % period - period / 2)
@@ -198,9 +185,9 @@ def _stripes(size: tuple[int, int]) -> Image.Image:
 
 
 def _rim(seen_mask: Image.Image, line: int) -> Image.Image:
-    """Return a mask of the border between the seen and the unseen part of a photo: the outermost
-    ``line`` pixels of the seen part, without the photo's own edge. ``seen_mask`` is 255 where the
-    model saw the photo, and 0 elsewhere."""
+    """A mask of the border between seen and unseen: the outermost ``line`` pixels of ``seen_mask``
+    (255 where the model saw the photo, else 0), without the photo's own edge.
+    """
     import cv2
 
     seen: Array = np.asarray(seen_mask)
@@ -214,11 +201,8 @@ ROUNDED = 0.45  # of a cell: how far an enlarged map is smoothed
 
 
 def thresholds(values: Array, shares: Sequence[float]) -> list[float]:
-    """Return for each share the largest threshold such that the values that reach it add up to
-    that share of the sum of all values.
-
-    Values must not be negative. In a map of zeros there is no evidence, and all thresholds are
-    infinite, so that no area is drawn.
+    """For each share, the largest threshold whose values add up to it, of values that are not
+    negative; infinite for a map of zeros, so that no area is drawn.
 
     >>> thresholds(np.array([[4.0, 3.0], [2.0, 1.0]]), [0.4, 0.75])
     [4.0, 2.0]
@@ -257,10 +241,8 @@ def _enlarged(values: Array, cells: int) -> Array:
 
 
 def smoothed(values: Array, spread: float) -> Array:
-    """Smooth a map ``(H, W)`` with a Gaussian, and scale it so that its largest magnitude is 1.
-
-    ``spread`` is the Gaussian's standard deviation as a share of the longer side. Where this is
-    less than a third of a cell, the map is only scaled.
+    """A map ``(H, W)`` under a Gaussian of ``spread`` (a share of the longer side; nothing below a
+    third of a cell), scaled to a largest magnitude of 1.
 
     >>> float(smoothed(np.eye(50), 0.03).max())
     1.0
@@ -728,13 +710,8 @@ def get_style(
     alpha: float | None = None,
     strict: bool = True,
 ) -> Style:
-    """Return the style of a name, or the style itself, with the colour map and the opacity
-    ``alpha`` if these are given.
-
-    Without ``strict``, a colour map or opacity that the style does not have is left out.
-
-    Raises:
-        ExplainError: there is no such style, or it has no colour map or opacity.
+    """A style by name, or itself, with colour map and opacity ``alpha`` if given; without
+    ``strict``, those that the style does not have are left out, else refused.
 
     >>> get_style("heat", alpha=0.5), get_style(Mask(shares=(0.5,)))
     (Heat(colormap='plasma', alpha=0.5, spread=0.03), Mask(shares=(0.5,), spread=0.03))
@@ -769,11 +746,8 @@ def _areas(
     region: Box,
     sides: Sequence[int] = (1,),
 ) -> list[Array]:
-    """Return the smallest areas of a photo that hold these shares of the sum of a map's magnitudes.
-
-    They are bool ``(height, width)`` each. The order is by share, and for each share by the signs
-    in ``sides``: 1 for positive values, -1 for negative ones. ``region`` is the part of the photo
-    that the map covers; what lies beside the photo does not count.
+    """The smallest areas, bool ``(height, width)``, that hold these shares of a map's magnitudes:
+    by share, then by sign in ``sides`` (1, -1). What lies beside the photo does not count.
     """
     values = fine(values)
     share_thresholds = thresholds(np.abs(part_on_photo(values, size, region)), shares)
@@ -835,9 +809,9 @@ def _dashes(points: Array, length: float) -> list[Array]:
 
 
 def _rounded(outline: Array, count: int) -> Array:
-    """Smooth the steps of a closed line of pixels, ``(N, 1, 2)`` as OpenCV finds it: each point of
-    the result ``(N, 2)`` is the mean of ``count`` points around it (an odd number). A line too
-    short for that is returned with its own points."""
+    """A closed line ``(N, 1, 2)`` of OpenCV smoothed to ``(N, 2)``: each point the mean of
+    ``count`` (odd) points around it; a line too short for that as it is.
+    """
     points = outline[:, 0].astype(np.float64)
     if len(points) <= 2 * count:
         return points

@@ -54,10 +54,8 @@ def costs(subject: Subject) -> dict[str, float]:
 
 
 def passes_run(cost: float, attribution: Attribution | None) -> float:
-    """Return how many passes of the model a method took that would take ``cost`` passes in full.
-
-    A method that stopped early, at its tolerance or time limit, left out those between the photos
-    that it planned and spent; of several images, the largest numbers count.
+    """The passes that a method took, of ``cost`` in full: without those between the photos planned
+    and spent, where it stopped early. The largest numbers of several images count.
 
     >>> one = torch.ones(1)
     >>> found = Attribution(
@@ -93,13 +91,9 @@ def curves(
     steps: int,
     progress: Progress | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Return by method the deletion and insertion curves of maps of one target, as the page has
-    them: "at" (shares of the pixels), "deletion", "insertion", "areas" and "reading".
-
-    The values are probabilities of the class where the model gives several, else scores. The result
-    is empty without steps or model, and where the target has no such metric. Each curve takes as
-    many passes of the model as steps. The scripts of the page read these keys, and the app keeps
-    the curves.
+    """By method, deletion and insertion curves of one target's maps (class probabilities or
+    scores), by keys that the page's scripts read. A pass for each step; empty without model or
+    metric.
     """
     if not steps or not maps or not subject.has_model:
         return {}
@@ -144,14 +138,9 @@ COARSE = 64 * 64
 
 
 def plane(values: Array, *, signed: bool = False) -> dict[str, Any]:
-    """Quantise a map ``(h, w)`` into the form in which a page holds it; not finite values are 0.
-
-    The scripts of the page (``planes.js``) decode it, so that both must change together. ``scale``
-    is its largest magnitude, and a step is a share of it: with 16 bits, ``step / 65535``,
-    and with 8 bits, ``(step / 255) ** 2``. Of maps with negative values (or ``signed`` ones), it is
-    ``step / 32767`` or ``sign * (step / 127) ** 2``. With the ``filter`` "left", each step is
-    stored as the difference to its left neighbour. The bytes are compressed with zlib, in
-    little-endian order.
+    """A map ``(h, w)`` as ``planes.js`` decodes it: little-endian steps of ``scale`` (linear in 16
+    bits, squared in 8), maybe less their left neighbour (``filter``), with zlib. Not finite values
+    are 0.
 
     >>> found = plane(np.array([[0.0, 2.0], [1.0, 0.5]], np.float32))
     >>> found["width"], found["bits"], found["signed"], found["scale"]
@@ -186,12 +175,8 @@ CELLS = 56  # along the longer side of a map whose own cells are not spread even
 
 
 def map_and_kind(attribution: Attribution, longest: int | None = None) -> tuple[Array, str]:
-    """Return the map ``(h, w)`` of an attribution's first image as the page draws it, and the kind
-    of its values.
-
-    That is "heat" for a map of a layer, "signed" for contributions of single pixels (added up over
-    the channels), and "intensity" for magnitudes of single pixels. Maps of single pixels are
-    averaged down to ``longest`` cells a side.
+    """A first image's map ``(h, w)`` as the page draws it: "heat" of a layer, "signed"
+    contributions (channels summed) or "intensity", averaged to ``longest`` cells a side.
     """
     values, kind = as_drawn(
         attribution.contributions[0].float(), attribution.style, attribution.layer is not None
@@ -218,11 +203,8 @@ def _evenly(values: torch.Tensor, attribution: Attribution) -> Array:
 def as_drawn(
     values: torch.Tensor, style: Style, of_layer: bool = False
 ) -> tuple[torch.Tensor, str]:
-    """Return the values ``(h, w)`` or ``(C, H, W)`` of one image as a map ``(h, w)``, and their
-    kind as in `map_and_kind`; channels are added up in signed maps, else the largest magnitude
-    counts.
-
-    ``of_layer`` is whether they are of a layer. A signed map of a layer is "heat" too.
+    """One image's values ``(h, w)`` or ``(C, H, W)`` as a map ``(h, w)`` and its kind: channels
+    summed in signed maps, else the largest magnitude. Signed maps of a layer are "heat".
     """
     if style == "signed" and not (of_layer and values.ndim == 2):
         return values if values.ndim == 2 else values.sum(0), "signed"
@@ -242,11 +224,8 @@ def _averaged(values: Array, longest: int | None) -> Array:
 
 
 def marked_region(subject: Subject, index: int, *, live: bool = False) -> dict[str, Any] | None:
-    """Return the box or region of a target that the page outlines on the photo: ``{"box": shares of
-    the model's view}`` or ``{"mask": plane}``; None for a class of the whole photo.
-
-    ``index`` is that of the target. The region of a segmentation comes from the record; where it is
-    not there and ``live`` is set, the model runs once to find it.
+    """What the page outlines of target number ``index``, ``{"box": shares}`` or ``{"mask":
+    plane}``; None for a class. With ``live``, the model may run for a region.
     """
     box = subject.boxes[index] if index < len(subject.boxes) else None
     if box is not None and box.box is not None:
@@ -363,11 +342,8 @@ def item(
 
 
 def summary(subject: Subject) -> dict[str, Any]:
-    """Return what the list of a sheet shows of a photo, as plain values: its name, label, target,
-    probability and check.
-
-    The scripts of the page read these keys. Where there is no probability, ``amount`` is the score
-    of the first target in words.
+    """A photo in a sheet's list, by keys that the page's scripts read; without a probability,
+    ``amount`` is the first target's score in words.
     """
     best = next(iter(subject.predicted), None)
     target = printable(subject.targets[0])
@@ -388,11 +364,8 @@ def subject_name(subject: Subject) -> str:
 
 
 def method_info(name: str, layer: str = "", passes: float | None = None) -> dict[str, Any]:
-    """Return the plain values that a page has of a method: its name, title, family, description,
-    paper, layer, passes, and whether it is a control.
-
-    ``name`` may be that of a caller's own method, which is not registered. The scripts of reports
-    and of the app read these keys.
+    """A method in a page, by keys that its scripts read; ``name`` may be that of a caller's own
+    method, which is not registered.
     """
     description = "a method of the caller's own"
     paper = ""
@@ -412,10 +385,8 @@ def method_info(name: str, layer: str = "", passes: float | None = None) -> dict
 
 
 def map_info(kind: str, quantised: Mapping[str, Any], **values: Any) -> dict[str, Any]:
-    """Return the plain values that a page has of one map; ``quantised`` is what `plane` returns,
-    and ``values`` are those that differ from the empty defaults.
-
-    Reports and the app use it, so that each map has all the keys that the scripts read.
+    """One map in a page, with all keys that its scripts read: ``quantised`` is from `plane`, and
+    ``values`` are those that differ from the empty defaults.
     """
     return {
         "kind": kind,
@@ -453,11 +424,8 @@ def _map(attribution: Attribution, detail: Detail) -> dict[str, Any]:
 
 
 def _sets(attribution: Attribution, subject: Subject, index: int) -> dict[str, Any]:
-    """The values that a page adds to a map whose method gives sets of regions, such as sufficient
-    or necessary ones; empty for other maps.
-
-    ``reasons`` is how many sets there could be, ``sets`` has the share of the photo of each, and
-    ``words`` is a sentence about them. ``index`` is that of the target.
+    """What a page adds to a map of sets of regions (at most ``reasons``): ``sets`` has the share of
+    the photo of each, ``words`` a sentence about them. Empty for other maps.
     """
     if attribution.sets is None:
         return {}
@@ -484,10 +452,8 @@ def _grey(subject: Subject) -> int:
 
 
 def _zero(subject: Subject) -> list[int]:
-    """The colour, three levels from 0 to 255, of a pixel that is zero after the preprocessing: the
-    page shows deleted pixels in it, as the deletion curve covers them.
-
-    It is the mean of ImageNet where the preprocessing does not tell.
+    """The colour, three levels from 0 to 255, of a pixel that is zero after the preprocessing, as
+    deleted pixels are shown; ImageNet's mean where it does not tell.
     """
     try:
         black, span = scale_of(subject.explainer.preprocess)
@@ -508,12 +474,8 @@ def _shares(box: Sequence[float], seen: Box) -> list[float]:
 
 
 def _target(subject: Subject, index: int, live: bool) -> dict[str, Any]:
-    """The plain values that a page has of the target with this index: label, class, probability,
-    score, amount and place.
-
-    ``amount`` is the score in words, for targets that have no probability; ``place`` is what
-    `marked_region` returns. The class and probability of a box are those of the detection. With
-    ``live``, the model may run.
+    """The target with this index in a page: ``amount`` is the score in words without a probability,
+    ``place`` from `marked_region`. With ``live``, the model may run.
     """
     attribution = next(iter(subject.results[index].values()))
     category = int(attribution.target[0]) if isinstance(attribution.target, torch.Tensor) else None

@@ -228,10 +228,9 @@ def _hash(text: str) -> str:
 
 @cache
 def _drawing() -> dict[str, Any]:
-    """The colours and constants with which the scripts of a page draw each kind of map, taken from
-    the styles of `explain.render`, so that pages and pictures look the same.
-
-    The keys "heat", "intensity" and "signed" are the kinds of `explain.report.item.map_and_kind`.
+    """The colours and constants with which scripts draw each kind of
+    `explain.report.item.map_and_kind`, from `explain.render`, so that pages and pictures look the
+    same.
     """
     opaque = Heat(alpha=1.0)
     return {
@@ -246,11 +245,8 @@ def _drawing() -> dict[str, Any]:
 
 
 def _colored(style: Colored, colormaps: Sequence[str], opacity: float = 100) -> dict[str, Any]:
-    """The colours of one kind of map, for each colour map that the page offers, as its scripts read
-    them: tables of bytes are in base64.
-
-    ``style`` gives the defaults and the curve of opacity; ``opacity`` is the page's first setting,
-    in percent.
+    """One kind's colours for each colour map of the page, as bytes in base64, with the ``style``'s
+    defaults and curve of opacity; ``opacity`` is the first setting, in percent.
     """
     styles = {name: replace(style, colormap=name) for name in colormaps}
     return {
@@ -286,10 +282,8 @@ def page_of(
     figures: Sequence[Mapping[str, Any]] = (),
     progress: Progress | None = None,
 ) -> str:
-    """Return the HTML report of one photo as text, with curves in ``steps`` steps.
-
-    ``figures`` are values of metrics, for each target ``{method: {metric: value}}``. ``progress``
-    is called while the curves are computed.
+    """The HTML report of one photo, with curves in ``steps`` steps, during which ``progress`` is
+    called; ``figures`` has ``{method: {metric: value}}`` for each target.
     """
     return page_with(
         subject, item(subject, Detail(steps=steps), figures=figures, progress=progress)
@@ -312,13 +306,8 @@ LEAST = 60_000  # bytes of the picture below
 
 
 def widget(subject: Subject, picture: Image.Image, alternative: str) -> str:
-    """Return the HTML with which a notebook shows an explanation: its page in a frame, over a
-    ``picture`` of the same with an ``alternative`` text; 300 kB at most.
-
-    Maps of single pixels are averaged to fewer cells until the page is small enough. The frame runs
-    its own scripts and nothing else: it can neither read nor change the notebook. Where a notebook
-    is shown without frames or scripts, the picture is visible. So it is if the page would be too
-    large.
+    """HTML for a notebook, 300 kB at most: the page in a frame that cannot touch the notebook, over
+    a ``picture`` for where frames do not show or the page is too large.
     """
     max_bytes = round(4 / 3 * LARGEST)
     for cells in CELLS:
@@ -490,12 +479,8 @@ def entry(
     steps: int | None = 0,
     repeated_by: Reproduction | None = None,
 ) -> Entry:
-    """Return what a sheet holds of one photo: the values of its line in the list (prediction,
-    whether that is right, metrics), and those of its own page (`item`).
-
-    ``figures`` are values of metrics, for each target ``{method: {metric: value}}``, to which those
-    of sets of regions are added. ``truth`` is the true class, as index or label. ``repeated_by``
-    says how to repeat the explanation, where the subject itself does not.
+    """A photo's line in a sheet's list and its own page (`item`). ``figures`` has ``{method:
+    {metric: value}}`` for each target, ``truth`` is the class as index or label.
     """
     figures_of_targets = []
     for target_index, result in enumerate(subject.results):

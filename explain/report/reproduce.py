@@ -110,11 +110,8 @@ class Reproduction:
 
 
 def reproduction(subject: Subject) -> Reproduction:
-    """Return the Python code and the command line that repeat an explanation, from its record.
-
-    Where something was the caller's own (a model, a preprocessing, an object as target), the code
-    has a name and a comment in its place, and there is no command. The texts come from the
-    templates ``repeat.txt`` and ``command.txt``, which read the keys of ``values``.
+    """The Python code and command line that repeat a recorded explanation, from ``repeat.txt`` and
+    ``command.txt``. For a caller's own objects, a comment and no command.
     """
     origin = subject.origin
     arguments = {
@@ -162,10 +159,8 @@ def reproduction(subject: Subject) -> Reproduction:
 
 @cache
 def _template(name: str) -> "Template":
-    """A Jinja template of `reproduction` by its file's name, read once.
-
-    Nothing is escaped: the results are code, not HTML. The filter "code" writes a value in Python,
-    and "typed" as an argument of a shell.
+    """A Jinja template by its file's name, read once. Nothing is escaped: results are code. "code"
+    writes a value in Python, "typed" as an argument of a shell.
     """
     from jinja2 import Environment, PackageLoader
 
@@ -181,11 +176,8 @@ def _typed(value: Any) -> str:
 
 
 def _layer_options(attributions: Sequence[Attribution]) -> dict[str, Any]:
-    """The arguments ``layer``, ``fuse`` and ``placement`` that repeat the maps of one target; empty
-    where none are needed, or none would be right for all methods.
-
-    One call has one layer for all methods. So it is left out where methods had different layers, or
-    where one that had none would take it and give another map.
+    """``layer``, ``fuse`` and ``placement`` to repeat one target's maps. As a call has one layer
+    for all methods, none where methods had different ones or one would take it wrongly.
     """
     maps_of_layers = [attribution for attribution in attributions if attribution.layer is not None]
     maps_of_pixels = [attribution for attribution in attributions if attribution.layer is None]

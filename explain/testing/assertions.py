@@ -309,14 +309,8 @@ def _name(method: MethodLike | None) -> str:
 
 
 def _check_decided(figure: Interval, limit: float, result: object) -> None:
-    """Refuse to decide an assertion whose figure may truly lie on either side of its limit.
-
-    Called after the clear violations are raised; ``result`` is what the message prints at its end.
-    The number of photos that would do is estimated from the interval, which shrinks with the root
-    of their number.
-
-    Raises:
-        ExplainError: the limit lies within the figure's interval.
+    """Refuse to decide if the limit lies within the figure's interval; says how many photos would
+    do, as the interval shrinks with the root of their number.
     """
     if not figure.low <= limit < figure.high:
         return
@@ -343,12 +337,8 @@ def _region_use(
     placements: int,
     seed: int,
 ) -> RegionUse:
-    """Measure how much a model uses a region of photos, for `assert_ignores` and `assert_uses`,
-    whose arguments these are.
-
-    In batches, it covers the region and equal areas elsewhere, and takes the share of the map in
-    the region. ``limit`` is only noted in the result. The places elsewhere depend on the seed and
-    the order of the photos.
+    """Cover the region and equal areas elsewhere (by the seed and the photos' order), in batches,
+    and take the map's share in it. ``limit`` is only noted in the result.
     """
     if placements < 1:
         raise ArgumentError(f"placements must be 1 or more, got {placements}; 5 is usual")

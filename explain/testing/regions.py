@@ -23,13 +23,8 @@ MUST = "a box (x0, y0, x1, y1), a mask (H, W), a function of the photo, or one f
 
 
 def region_for(region: RegionLike, photo: Any, place: int) -> PartOfPhoto:
-    """Return the region of one photo from what a caller of an assertion gave: one region for all
-    photos, a function of the photo, or a list with one for each photo.
-
-    ``photo`` is what the function gets, and ``place`` the photo's index in the list.
-
-    Raises:
-        ArgumentError: a list has none at this place.
+    """The region of one ``photo``, number ``place``, from what a caller gave: one for all photos, a
+    function of the photo, or a list with one for each.
 
     >>> region_for(lambda photo: (0, 0, photo.width, 2), Image.new("RGB", (8, 6)), 0)
     (0, 0, 8, 2)
@@ -128,11 +123,9 @@ def mask_on_input(mask: torch.Tensor, seen: Box, size: tuple[int, int]) -> torch
 def _pixels_between(
     start: float, length: float, input_length: int, photo_length: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Along one axis, the first pixel of the photo that each of ``input_length`` pixels of the
-    input shows, and the pixel behind the last, both ``(input_length,)``.
-
-    ``start`` and ``length`` are the part of the photo that the input shows, in pixels of the photo,
-    and ``photo_length`` is its whole length. A millionth of a pixel is left out against rounding.
+    """Along one axis, the first pixel of the photo and the one behind the last,
+    ``(input_length,)``, that each input pixel shows of the part ``start``, ``length`` of a whole
+    photo.
     """
     edges = start + torch.arange(input_length + 1, dtype=torch.float64) * length / input_length
     first = (edges[:-1] + 1e-6).floor().clamp(0, photo_length).long()
@@ -141,12 +134,8 @@ def _pixels_between(
 
 
 def masks_elsewhere(mask: torch.Tensor, count: int, generator: torch.Generator) -> torch.Tensor:
-    """Return masks ``(count, H, W)`` of the same shape and area as a region's mask ``(H, W)``,
-    moved to random places among those that have least in common with it: the controls of an
-    assertion.
-
-    Where there is room, they have nothing in common with it, and lie within the image. A shape for
-    which there is no such place, such as a frame, leaves one side and comes in at the other.
+    """Masks ``(count, H, W)`` of the shape and area of a region's ``(H, W)``, at random among
+    places with least in common; within the image where there is room, else over its edges.
 
     >>> mask = torch.tensor([[True, True, False, False]])
     >>> masks_elsewhere(mask, 2, torch.Generator().manual_seed(0)).tolist()

@@ -51,11 +51,8 @@ class ModelUnderTest:
     """A model, the photos as its inputs, and the region in each."""
 
     def __init__(self, model: ModelLike, photos: Any, region: RegionLike | None = None) -> None:
-        """Preprocess the photos for the model, and find the region on each; see the class for
-        errors.
-
-        ``region`` is one for all photos, a function of the photo, or a list with one for each; None
-        for assertions without a region.
+        """Preprocess the photos, and find the region on each: ``region`` is one for all, a function
+        of the photo, a list with one for each, or None for assertions without.
         """
         self.explainer = _explainer(model, photos)
         self.photos = [
@@ -72,14 +69,8 @@ class ModelUnderTest:
             )
 
     def _photo(self, image: Any, region: RegionLike | None, place: int) -> PhotoUnderTest:
-        """Preprocess the photo at this place of the list, and find its region on the input.
-
-        ``image`` is a path, a PIL image or a tensor ``(C, H, W)`` that is an input already. A
-        region is in pixels of the photo; the mask is on the pixels of the input.
-
-        Raises:
-            ArgumentError: the photo becomes several inputs, or the region lies outside of what the
-                model sees, or is larger than `LARGEST` of it.
+        """The preprocessed photo (a path, PIL image or input ``(C, H, W)``) at this place, and its
+        region as a mask of the input's pixels; refused if beyond what is seen or `LARGEST`.
         """
         if isinstance(image, torch.Tensor):
             photo: Any = image
@@ -135,13 +126,8 @@ class ModelUnderTest:
     def classes(
         self, batch: Sequence[PhotoUnderTest], x: torch.Tensor, target: Any
     ) -> torch.Tensor:
-        """Return the class ``(N,)`` of each photo of a batch, whose probability is compared: the
-        caller's target, or the model's top class where it is None.
-
-        ``x`` are the inputs of the batch. A list of targets has one for each photo of all batches.
-
-        Raises:
-            ArgumentError: the target is no class, or their number is not that of the photos.
+        """The class ``(N,)`` of each photo of a batch ``x``: the caller's target (of a list, one
+        for each photo of all batches), or the model's top class where it is None.
         """
         class_target = as_target(target, self.explainer.categories)
         if isinstance(class_target, TopClass):
@@ -169,19 +155,8 @@ class ModelUnderTest:
         controls: torch.Tensor,
         fillings: Sequence[Baseline],
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return by how much the probability of each photo's class changes (its magnitude) where a
-        region is covered, and where an equal area elsewhere is.
-
-        Args:
-            x: inputs ``(N, C, H, W)``.
-            classes: the class of each photo ``(N,)``.
-            regions: what is covered, ``(N, H, W)``.
-            controls: what is covered instead, one after another at P places, ``(N, P, H, W)``.
-            fillings: what stands for covered pixels.
-
-        Returns:
-            The change without the region ``(N,)``, and that without a control ``(N,)``, the median
-            of its places; both are means over what covers them.
+        """By how much a class's probability changes (magnitude, ``(N,)``) with ``regions`` ``(N, H,
+        W)`` covered, and with ``controls`` ``(N, P, H, W)`` (median), means over ``fillings``.
         """
         image_indices = torch.arange(len(x), device=x.device)
         masks = torch.cat([regions[:, None], controls], 1).to(x.device)
