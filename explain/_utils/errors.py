@@ -69,8 +69,7 @@ def imported_later(module: str, homes: Mapping[str, str]) -> Callable[[str], Any
     """
 
     def load(name: str) -> Any:
-        """Import and return the object of this name; Python calls it for names that the package
-        does not have yet."""
+        """Import and return the object of this name."""
         if name not in homes:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         return getattr(importlib.import_module(homes[name]), name)
@@ -286,7 +285,8 @@ def quiet() -> AbstractContextManager[None]:
 
 def _ignore_warnings() -> AbstractContextManager[Any]:
     """Ignore Python's warnings from now on, and return the entered context whose exit restores the
-    filters; for `Shared`."""
+    filters.
+    """
     caught = warnings.catch_warnings(action="ignore")
     caught.__enter__()
     return caught

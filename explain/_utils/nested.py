@@ -263,8 +263,7 @@ class SwappedInputs:
         self.pairs = [(old, new) for old, new in replacements.values() if new is not old]
 
     def restore(self) -> None:
-        """Put the old tensors back into the caller's containers, wherever the new ones still are;
-        called after the module's call."""
+        """Put the old tensors back into the caller's containers where the new ones still are."""
         if self._is_tensor:
             return
         old_by_new_id = {id(new): old for old, new in self.pairs}

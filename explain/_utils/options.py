@@ -118,8 +118,9 @@ class CheckedFields:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        """Check each option against the type of its field, and store its plain form; the dataclass
-        calls it after ``__init__``. Values that are the default are not checked again."""
+        """Check each option against the type of its field, and store its plain form. Values that
+        are the default are not checked again.
+        """
         for checked in _options_of(type(self)).checked:
             value = getattr(self, checked.name)
             if value is not checked.plain_default:

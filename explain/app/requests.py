@@ -159,7 +159,7 @@ class CoveredRegion(CheckedFields):
 
     def __post_init__(self) -> None:
         """Check the fields of the covered region in a request of the page: their types, and that
-        the corners are shares from 0 to 1 in order. The dataclass calls it after ``__init__``.
+        the corners are shares from 0 to 1 in order.
         """
         super().__post_init__()
         left, top, right, bottom = self.region
@@ -197,8 +197,9 @@ class CoveredRegion(CheckedFields):
 
 
 def _region(values: Any) -> Any:
-    """The `CoveredRegion` of a JSON object, for `register_reader`: requests are checked as options
-    are. Anything else is returned as it is, and refused there."""
+    """The `CoveredRegion` of a JSON object: requests are checked as options are. Anything else is
+    returned as it is, and refused there.
+    """
     has_region = isinstance(values, Mapping) and "region" in values
     return CoveredRegion(**values) if has_region else values
 

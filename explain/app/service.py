@@ -105,8 +105,7 @@ class Cache(Generic[T]):
             return self._items.pop(name, (None,))[0]
 
     def remove_expired(self) -> None:
-        """Remove the items that were not used for ``age`` seconds; called at each use of the
-        cache, and every `CLEANUP` seconds by the service."""
+        """Remove the items that were not used for ``age`` seconds."""
         with self._lock:
             expiry_time = time.monotonic() - self._age
             for name in [
@@ -219,14 +218,13 @@ class Service:
         }
 
     def picture(self, photo: str) -> bytes:
-        """An uploaded photo, by its random name, as a JPEG of at most `SIDE` pixels a side, for the
-        page. Raises `ExpiredError` if the photo is unknown or has expired.
+        """An uploaded photo, by its random name, as a JPEG of at most `SIDE` pixels a side. Raises
+        `ExpiredError` if the photo is unknown or has expired.
         """
         return jpeg(self._photos[photo], SIDE)
 
     def example_picture(self, name: str) -> bytes:
-        """An example photo as a JPEG of at most `THUMBNAIL` pixels a side, for the page's list of
-        examples."""
+        """An example photo as a JPEG of at most `THUMBNAIL` pixels a side."""
         if name not in self.examples:
             raise ExpiredError(f"example {shown(name)} is unknown; choose one on the page")
         return jpeg(load_image(self.examples[name]), THUMBNAIL)
@@ -304,8 +302,7 @@ class Service:
         self._jobs[name].stopped = True
 
     def drop(self, name: str) -> None:
-        """Let a job end at its next progress step, since nobody waits for the answer any more;
-        called when the reply ends, also after the last step, where it does nothing."""
+        """Let a job end at its next progress step, since nobody waits for the answer any more."""
         job = self._jobs.pop(name)
         if job is not None:
             job.dropped = True

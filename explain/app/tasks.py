@@ -103,8 +103,7 @@ class Scheduler:
             self.busy = True
 
     def close(self) -> None:
-        """Release the model, and wake the tasks that wait for it; called at the end of each
-        block."""
+        """Release the model, and wake the tasks that wait for it."""
         with self._changed:
             self.busy = False
             self._changed.notify_all()
@@ -321,9 +320,8 @@ class PageTask:
     def progress(
         self, done: int, total: int, maps: Mapping[str, torch.Tensor] | None = None
     ) -> None:
-        """Send a slow method's progress (perturbed photos run, their total, maps by method), every
-        `INTERVAL` seconds at most, and let quick tasks in. `AbandonedError` or KeyboardInterrupt
-        end the run.
+        """Send a slow method's progress (perturbed photos run, total, maps), every `INTERVAL`
+        seconds at most, and let quick tasks in. `AbandonedError` or KeyboardInterrupt end it.
         """
         self.check_wanted()
         if self.stopped:

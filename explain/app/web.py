@@ -245,14 +245,16 @@ def application(service: Service, access: Access | None = None) -> Any:
 
 async def _refused(request: Any, error: ExplainError) -> Any:
     """The response to a request that raised an error of this package: its message, with the status
-    of its class in `STATUS`, else 400. Starlette calls it."""
+    of its class in `STATUS`, else 400.
+    """
     status = next((code for kind, code in STATUS.items() if isinstance(error, kind)), 400)
     return _reply(str(error), "text/plain", status)
 
 
 async def _to_nobody(request: Any, error: Exception) -> Any:
     """The response to a request whose visitor has left before all of it was sent, which nobody
-    reads. Starlette calls it."""
+    reads.
+    """
     return _reply("", "text/plain", 400)
 
 

@@ -259,8 +259,7 @@ class Attribution(Outcome):
 
         Signed maps of a layer show their positive part. Maps of the input show the largest
         magnitude over the channels, or, where the values are contributions (``style="signed"``),
-        the magnitude of their sum: `signed` has the sign. Overlays, sheets and metrics read it, so
-        another scale changes all of them.
+        the magnitude of their sum: `signed` has the sign.
         """
         self._must_have_places()
         if self._in_pixels and self.style == "signed":
@@ -287,8 +286,6 @@ class Attribution(Outcome):
     def contributions(self) -> torch.Tensor:
         """The values as differences from `neutral`, in their own shape: what places do for the
         score, and against it.
-
-        Pictures and metrics of the sign read it; `values` stays raw.
         """
         if self.neutral is None:
             return self.values
@@ -308,8 +305,6 @@ class Attribution(Outcome):
     def __repr__(self) -> str:
         """One line: the method, the number of images, the shape of the values, the layer and the
         target.
-
-        Documentation shows it; no code reads it.
         """
         images = f"{len(self)} image{'s' * (len(self) != 1)}"
         layer = "" if self.layer is None else f", layer {self.layer!r}"
@@ -403,9 +398,9 @@ def fused(
     how: Fusion = "mean",
     placements: Sequence[Placement | None] = (),
 ) -> torch.Tensor:
-    """Fuse maps ``(N, h, w)`` of layers at the finest resolution, each divided by its largest
-    magnitude. A product takes positive parts, a sum shares a coarse cell among the finer ones that
-    it covers; "stages" sums within a resolution, and multiplies the sums.
+    """Fuse maps ``(N, h, w)`` of layers at the finest resolution, each by its largest magnitude. A
+    product takes positive parts, a sum shares coarse cells out, "stages" sums within a resolution
+    first.
 
     >>> fused([torch.ones(1, 2, 2), torch.zeros(1, 4, 4)])[0, 0]
     tensor([0.5000, 0.5000, 0.5000, 0.5000])

@@ -75,8 +75,9 @@ def _levels(unknown: torch.Tensor, held: torch.Tensor) -> list[_Level]:
 
 
 def _inverse(level: _Level) -> torch.Tensor:
-    """For the baseline `Neighbours`, the inverse ``(b, h w, h w)`` of the coarsest grid's matrix,
-    of which rows and columns of known cells are zero; multigrid solves its last level with it."""
+    """The inverse ``(b, h w, h w)`` of the coarsest grid's matrix, of which rows and columns of
+    known cells are zero; multigrid solves its last level with it.
+    """
     cells = level.unknown[0].numel()
     units = torch.eye(cells).to(level.unknown).reshape([cells, *level.unknown.shape[1:]])
     neighbour_weights = _around(units).reshape(cells, cells)

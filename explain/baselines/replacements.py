@@ -322,9 +322,9 @@ class Defocus(Baseline):
         return self.covering(images)(torch.arange(len(images), device=images.device), keep)
 
     def covering(self, images: torch.Tensor) -> Cover:
-        """For the baseline `Defocus`, cover the same photos ``(N, C, H, W)`` by many masks: where a
-        mask is smaller, a stronger blur is seen. Each photo is blurred once, at all levels;
-        differentiable in the mask."""
+        """Cover the same photos ``(N, C, H, W)`` by many masks: where a mask is smaller, a stronger
+        blur is seen. Each photo is blurred once, at all levels; differentiable in the mask.
+        """
         blurs = self._blurs(images).flatten(3)  # (levels, N, C, places)
         channels = torch.arange(images.shape[1], device=images.device)[None, :, None]
         places = torch.arange(blurs.shape[-1], device=images.device)
@@ -346,8 +346,9 @@ class Defocus(Baseline):
         return cover
 
     def _blurs(self, images: torch.Tensor) -> torch.Tensor:
-        """For the baseline `Defocus`, the photos at each level of blur ``(levels, N, C, H, W)``,
-        the most blurred first, the photos themselves last."""
+        """The photos at each level of blur ``(levels, N, C, H, W)``, the most blurred first, the
+        photos themselves last.
+        """
         strongest = USUAL * min(images.shape[-2:]) if self.sigma is None else self.sigma
         blurs = []
         for level in range(self.levels):

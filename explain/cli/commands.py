@@ -43,8 +43,7 @@ def as_usage(kinds: type[ExplainError] | tuple[type[ExplainError], ...]) -> Iter
 
 
 def print_help(context: click.Context, option: click.Parameter, is_asked: bool) -> None:
-    """Print the help of a command, and end it; click calls this for --help, before all other
-    options. With --json, the help is part of the document."""
+    """Print the help of a command, and end it. With --json, the help is part of the document."""
     if not is_asked or context.resilient_parsing:
         return
     answer: Output = context.obj
@@ -214,9 +213,8 @@ CONFIGS = {"explain.toml": (), "pyproject.toml": ("tool", "explain")}
 
 
 def options_from_file(command: Command) -> tuple[str, dict[str, Any]]:
-    """The file with a command's defaults (``explain.toml`` or ``[tool.explain]`` in
-    ``pyproject.toml``), "" without one, and the values as click's ``default_map``: those for all
-    commands, then its own table.
+    """The file of defaults (``explain.toml``, or ``[tool.explain]`` in ``pyproject.toml``), ""
+    without, and its values as click's ``default_map``: for all commands, then its own table.
     """
     for file, keys in CONFIGS.items():
         table = _table(file, keys)
@@ -315,8 +313,9 @@ def numbers(text: Any) -> Any:
 
 
 def _tell_output(context: click.Context, option: click.Parameter, value: bool) -> None:
-    """Set --quiet or --verbose in the command's `Output`; click calls this while it reads the
-    options. A shell that asks for completions has no `Output`."""
+    """Set --quiet or --verbose in the command's `Output`. A shell that asks for completions has no
+    `Output`.
+    """
     if context.obj is not None:
         setattr(context.obj, str(option.name), value)
 
@@ -330,7 +329,7 @@ def names_of(kind: str) -> Complete:
     package is imported at the call: the command line must start without it."""
 
     def complete(context: click.Context, option: click.Parameter, begin: str) -> list[Any]:
-        """Return the names that begin as typed, as click asks for them."""
+        """Return the names that begin as typed."""
         import explain
 
         names: list[str] = getattr(explain, f"list_{kind}")(f"{begin}*")
@@ -364,7 +363,7 @@ def _first_word(context: click.Context, argument: click.Parameter, begin: str) -
 def _at_least_one(
     context: click.Context, argument: click.Parameter, names: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """Refuse an empty list of images; click calls this with the names that were typed."""
+    """Refuse an empty list of images."""
     if not names:
         raise click.UsageError("name at least one image", context)
     return names

@@ -70,9 +70,7 @@ class Output:
             tell(f"note: {message}")
 
     def end(self) -> None:
-        """Print the JSON document, if --json is given, and flush standard output; called at the end
-        of every command.
-        """
+        """Print the JSON document, if --json is given, and flush standard output."""
         if self.as_json:
             from explain.data.files import json_text
 

@@ -88,9 +88,8 @@ class Box:
 
 
 def locate(preprocess: Preprocess, size: tuple[int, int]) -> Box:
-    """The part of a photo of ``size`` (width, height) that a deterministic preprocessing keeps: by
-    its ``box(size)``, else tried on pictures of rising values. Padding is left out; the whole
-    photo, with a warning, if what it makes is no straight line.
+    """The part of a photo of ``size`` (width, height) that a preprocessing keeps, without padding:
+    by its ``box(size)`` or tried on ramps; all of it, with a warning, if what comes is no line.
 
     >>> locate(lambda image: torch.zeros(3, 8, 8), (2, 2))
     Box(left=0.0, top=0.0, right=2.0, bottom=2.0)

@@ -81,8 +81,7 @@ def json_text(document: Any, encoding: str = "utf-8") -> str:
 
 
 def _unless_printable(match: re.Match[str]) -> str:
-    """The matched character as it is, or as an escape of JSON where it cannot be seen; for
-    `json_text`."""
+    """The matched character as it is, or as an escape of JSON where it cannot be seen."""
     character = match[0]
     return character if printable(character) == character else json.dumps(character)[1:-1]
 
@@ -198,7 +197,8 @@ class Files:
 
     def _check(self, paths: list[Path]) -> None:
         """Refuse paths that exist (unless ``overwrite``), are folders, or that the file system does
-        not take. Called before anything is written, and again under the lock."""
+        not take.
+        """
         taken = [path for path in paths if _exists(path)]
         for path in taken:
             if path.is_dir():

@@ -164,8 +164,7 @@ def _recorded(exchange: "Exchange", recorder: Recorder) -> "Hook":
     """
 
     def hook(state: Any, bucket: "GradBucket") -> "Future":
-        """Start the exchange of a full bucket, and return the future of its average; DDP calls
-        it."""
+        """Start the exchange of a full bucket, and return the future of its average."""
         start = time.perf_counter()
         buffer = bucket.buffer()
         norm = torch.linalg.vector_norm(buffer, dtype=torch.float64).item()

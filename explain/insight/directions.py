@@ -77,9 +77,8 @@ def normals(examples: torch.Tensor, counterexamples: torch.Tensor) -> torch.Tens
 def _newton(
     gram: torch.Tensor, signs: torch.Tensor, margins: torch.Tensor, ridge: float
 ) -> torch.Tensor:
-    """The weights and offset ``(B, P + 1)`` after a Newton step: ``gram`` ``(B, P, P)`` of inner
-    products, ``signs`` ``(P,)`` 1 for examples else -1, ``margins`` ``(B, P)`` on a point's own
-    side.
+    """The weights and offset ``(B, P + 1)`` after a Newton step: inner products ``gram`` ``(B, P,
+    P)``, ``signs`` ``(P,)`` 1 for examples else -1, ``margins`` ``(B, P)`` on their own side.
     """
     right_probability = torch.sigmoid(margins)
     curvature = (right_probability * (1 - right_probability)).clamp(min=SMALLEST_STEP)

@@ -125,7 +125,7 @@ def _spoken(
     model = photos.explainer.model
     wrong = ClassTarget(pair.prediction_class)
     right = ClassTarget(pair.label_class)
-    # of maps that are zero: nothing speaks for one of the classes, as the picture shows
+    # of maps that are zero: nothing supports one of the classes, as the picture shows
     with muted():
         for_wrong = attribute(model, batch.x, method, target=Difference(wrong, right))
         for_right = attribute(model, batch.x, method, target=Difference(right, wrong))
@@ -145,7 +145,7 @@ class LabelMistakes:
     It is ``missed`` in so many of the ``present`` photos that have it, and predicted in so many
     (``false_alarms``) of the ``absent`` ones that do not. ``missed_photos`` and ``alarm_photos``
     have its probability in some of these by their names, the surest mistake first. ``maps`` has
-    what speaks for the label in them ``(H, W)`` in [0, 1], where the run does not have it and the
+    what supports the label in them ``(H, W)`` in [0, 1], where the run does not have it and the
     model was at hand.
     """
 

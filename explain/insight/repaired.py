@@ -119,7 +119,7 @@ class Repair:
 
     @property
     def rows(self) -> list[list[str]]:
-        """The cells of the table of accuracies, with its head, for the page and the terminal."""
+        """The cells of the table of accuracies, with its head."""
         table = [["accuracy", "photos", "before", "after"]]
         for name, answers in self.answers.items():
             old, new = answers.accuracy

@@ -352,8 +352,9 @@ def _check_requested(
     target: int | str | None,
     layer: Where | None,
 ) -> None:
-    """Refuse options of `insight` that lack another one, or have no effect; called before any work
-    is done. ``channels`` and ``concepts`` are counts, 0 if they were not requested."""
+    """Refuse options of `insight` that lack another one, or have no effect. ``channels`` and
+    ``concepts`` are counts, 0 if they were not requested.
+    """
     requested = [name for name, value in (("channels", channels), ("concepts", concepts)) if value]
     if examples is not None:
         requested.append("examples")

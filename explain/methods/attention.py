@@ -371,9 +371,10 @@ class CheferAttribution(RolloutMethod):
     needs = frozenset({_GRADIENTS, _RELEVANCE, RelevanceCoverage(_RELEVANCE.composite)})
 
     def matrices(self, evidence: Evidence) -> Iterator[torch.Tensor]:
-        """For `CheferAttribution`, yield the matrix ``(N, tokens, tokens)`` of each block: the
-        identity plus relevance times gradient of its attention. Attentions without a gradient are
-        left out. Relevance is divided by the score, as it starts with 1 there."""
+        """Yield the matrix ``(N, tokens, tokens)`` of each block: the identity plus relevance times
+        gradient of its attention. Attentions without a gradient are left out. Relevance is divided
+        by the score, as it starts with 1 there.
+        """
         maps = evidence[_GRADIENTS]
         relevance = evidence[_RELEVANCE]
         score = torch.where(evidence.score == 0, 1, evidence.score)

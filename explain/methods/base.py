@@ -542,7 +542,8 @@ def _known_as(name: str, text: str) -> Method:
 
 def _check_inner(name: str, inner: Method, option: str) -> None:
     """Check a method that is the field ``option`` of the method called ``name``: refuse methods
-    that fuse layers, and deep nesting, whose runs multiply. Called when options are read."""
+    that fuse layers, and deep nesting, whose runs multiply.
+    """
     if inner.fusion is not None:
         raise MethodError(
             f"{option} of {name} must look at one layer, got {inner.name}; wrap the method that it "
@@ -595,8 +596,9 @@ def title_of(name: str) -> str:
 
 
 def _title(match: re.Match[str]) -> str:
-    """The spelling of one word of a method's name, for `title_of`: from ``titles.json``, else the
-    name of its class, else the word itself."""
+    """The spelling of one word of a method's name: from ``titles.json``, else the name of its
+    class, else the word itself.
+    """
     name = match[0]
     class_name = type(_known[name]).__name__ if name in _known else name
     spelled_as_class = class_name if class_name.lower() == name else name

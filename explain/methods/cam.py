@@ -124,7 +124,7 @@ class CAM(ClassActivationMap):
 class GradCAM(ClassActivationMap):
     r"""Feature maps weighted by their mean gradient.
 
-    Weigh each feature map by the mean of its gradient, and keep where the sum speaks for the
+    Weigh each feature map by the mean of its gradient, and keep where the sum supports the
     target.
 
     The map is :math:`\mathrm{ReLU}\bigl(\sum_k \alpha_k A^k\bigr)` with

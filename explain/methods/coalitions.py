@@ -166,8 +166,9 @@ class _RegionEstimator(Estimator):
     blank: float
 
     def __post_init__(self) -> None:
-        """For methods that cover regions, derive how many runs there are, and how many of these
-        belong together; no score has been taken yet."""
+        """Derive how many runs there are, and how many of these belong together; no score has been
+        taken yet.
+        """
         self.count = len(self.shown)
         self.unit = self.method.design.unit(self.shown.shape[1])
         self.scores = self.labels.new_zeros(0, dtype=torch.float64)
@@ -176,8 +177,9 @@ class _RegionEstimator(Estimator):
         self.scores = torch.cat([self.scores, scores.double()])
 
     def estimate(self) -> Estimate:
-        """For methods that cover regions, solve for the values of the regions by the scores so far,
-        and lay values and errors out as maps."""
+        """Solve for the values of the regions by the scores so far, and lay values and errors out
+        as maps.
+        """
         shown = self.shown[: len(self.scores)].double()
         solved = self.method.solve(shown, self.scores, self.whole, self.blank)
         error = None if solved.error is None else self._laid_out(solved.error)

@@ -132,8 +132,7 @@ class Strength(ScoreOf):
     """
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        """For the search for evidence sets, the strength ``(b,)`` of the answer in each row that
-        the engine has run."""
+        """The strength ``(b,)`` of the answer in each row that the engine has run."""
         if self.kind == "margin" and evidence.outputs.kind == "labels":
             return ScoreOf("probability", self.category)(evidence) - 0.5
         score = super().__call__(evidence)
@@ -160,8 +159,9 @@ class SmallestSet(SearchMethod):
     """Whether a set is what stays visible (`Sufficient`), or what is covered (`Necessary`)."""
 
     def __post_init__(self) -> None:
-        """For `Sufficient` and `Necessary`, check the options ``baseline`` and ``keep``, and turn a
-        tuple of one baseline into that baseline, so that equal searches compare equal."""
+        """Check the options ``baseline`` and ``keep``, and turn a tuple of one baseline into that
+        baseline, so that equal searches compare equal.
+        """
         super().__post_init__()
         if isinstance(self.baseline, tuple) and len(self.baseline) == 1:
             object.__setattr__(self, "baseline", self.baseline[0])
@@ -373,8 +373,9 @@ class RegionSearch(Search):
     """
 
     def __init__(self, method: SmallestSet, evidence: Evidence, image: int) -> None:
-        """For `Sufficient` and `Necessary`, cut one image, by its number ``image``, into regions,
-        and find out what the search compares; runs nothing yet."""
+        """Cut one image, by its number ``image``, into regions, and find out what the search
+        compares; runs nothing yet.
+        """
         self._method = method
         self._evidence = evidence
         self._index = image
@@ -620,8 +621,7 @@ class RegionSearch(Search):
         return Scores(perturbed, read)
 
     def _guided(self, guide: Method) -> torch.Tensor:
-        """For the search for evidence sets, the mean of the guide's map over each region ``(M,)``;
-        larger means tried first."""
+        """The mean of the guide's map over each region ``(M,)``; larger means tried first."""
         values = guide(self._evidence).double()
         has_channels = values.ndim > self._labels.ndim + 1
         in_pixels = values if has_channels else self._evidence.on_photo(values[:, None])

@@ -66,8 +66,8 @@ class InputXGradient(GradientMethod):
     up to the score.
 
     Returns:
-        ``(N, C, H, W)``, in units of the score; positive speaks for the target, negative against
-        it.
+        ``(N, C, H, W)``, in units of the score; positive supports the target, negative
+        opposes it.
 
     Shrikumar et al., "Not Just a Black Box", 2016 (arXiv:1605.01713).
 

@@ -106,8 +106,9 @@ class _MeanDrop(Estimator):
         self._windows_over = zeros.clone()
 
     def take(self, first: int, scores: torch.Tensor) -> None:
-        """For `Occlusion`, add the drop of the score by each window to the pixels that it covers;
-        ``scores`` ``(b,)`` belong to the boxes from ``first`` on."""
+        """Add the drop of the score by each window to the pixels that it covers; ``scores``
+        ``(b,)`` belong to the boxes from ``first`` on.
+        """
         for score, box in zip(scores, self._boxes[first:], strict=False):
             pixels = pixels_of(box)
             self._drops[pixels] += self._whole - score
@@ -180,8 +181,7 @@ class Occlusion(EstimateMethod):
         return Windows(self.baseline, self.window, self.stride)
 
     def estimators(self, evidence: Evidence) -> list[Estimator]:
-        """For `Occlusion`, one `_MeanDrop` for each image. The engine calls this before the covered
-        photos are run."""
+        """One `_MeanDrop` for each image."""
         boxes = self.perturbation.boxes(evidence.size)
         zeros = evidence.inputs.new_zeros(evidence.size)
         return [_MeanDrop(boxes, score, zeros) for score in evidence[whole_score(self.score)]]
@@ -248,8 +248,9 @@ class _ScoreWeightedMasks(Estimator):
     def __init__(
         self, method: "SmoothGridMethod", masks: Build, whole: torch.Tensor, size: tuple[int, ...]
     ) -> None:
-        """For `RISE`, take the method's options, the builder of its ``masks``, the score ``whole``
-        of the photo itself ``()``, and the ``size`` of the map."""
+        """Take the method's options, the builder of its ``masks``, the score ``whole`` of the photo
+        itself ``()``, and the ``size`` of the map.
+        """
         self.count = method.samples
         self._masks = masks
         self._method = method
@@ -314,8 +315,9 @@ class SmoothGridMethod(EstimateMethod):
         return SmoothGrids(self.baseline, self.samples, self.grid, self.probability, self.seed)
 
     def estimators(self, evidence: Evidence) -> list[Estimator]:
-        """For `RISE` and `DRISE`, one `_ScoreWeightedMasks` for each image, with the score of the
-        whole photo where the method has one (`DRISE` has none)."""
+        """One `_ScoreWeightedMasks` for each image, with the score of the whole photo where the
+        method has one (`DRISE` has none).
+        """
         # detections have no score of the whole photo to compare with
         scores = [evidence[reference].double() for reference in self.references]
         whole = (

@@ -147,8 +147,9 @@ class Path(Perturbation):
         raise NotImplementedError
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
-        """For methods that integrate gradients, one row for each point of the path of each photo;
-        rows of a photo come in the order of the path."""
+        """One row for each point of the path of each photo; rows of a photo come in the order of
+        the path.
+        """
         x = evidence.inputs
         return rows_of([self.steps] * len(x), x.device, self.points(evidence))
 
@@ -302,8 +303,8 @@ class IntegratedGradients(CompleteMethod):
             input.
 
     Returns:
-        ``(N, C, H, W)``, in units of the score; positive speaks for the target, negative against
-        it.
+        ``(N, C, H, W)``, in units of the score; positive supports the target, negative
+        opposes it.
 
     Sundararajan et al., "Axiomatic Attribution for Deep Networks", ICML 2017.
 
@@ -422,8 +423,8 @@ class BlurIntegratedGradients(CompleteMethod):
             take 50 pixels.
 
     Returns:
-        ``(N, C, H, W)``, in units of the score; positive speaks for the target, negative against
-        it.
+        ``(N, C, H, W)``, in units of the score; positive supports the target, negative
+        opposes it.
 
     Xu, Venugopalan and Sundararajan, "Attribution in Scale and Space", CVPR 2020. The authors
     multiply the gradient at the beginning of each step with a derivative of the blur; here it is
@@ -543,8 +544,9 @@ class Baselines(Perturbation):
         return len(self.baselines)
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
-        """For methods with several baselines, a row for each of the B baselines, the same for each
-        photo: their scores, whose mean the method compares with."""
+        """A row for each of the B baselines, the same for each photo: their scores, whose mean the
+        method compares with.
+        """
         x = evidence.inputs
         starts = several(self.baselines, x[0])
         return rows_of([len(starts)] * len(x), x.device, lambda images, numbers: starts[numbers])
@@ -596,8 +598,8 @@ class GradientSHAP(RandomPathMethod):
             it.
 
     Returns:
-        ``(N, C, H, W)``, in units of the score; positive speaks for the target, negative against
-        it.
+        ``(N, C, H, W)``, in units of the score; positive supports the target, negative
+        opposes it.
 
     Erion et al., "Improving Performance of Deep Learning Models with Axiomatic Attribution Priors
     and Expected Gradients", Nature Machine Intelligence 2021; the noise, and the name, as in
@@ -645,8 +647,8 @@ class ExpectedGradients(RandomPathMethod):
         seed: of baselines and places; each photo has the same draws, whichever stand beside it.
 
     Returns:
-        ``(N, C, H, W)``, in units of the score; positive speaks for the target, negative against
-        it.
+        ``(N, C, H, W)``, in units of the score; positive supports the target, negative
+        opposes it.
 
     Erion et al., "Improving Performance of Deep Learning Models with Axiomatic Attribution Priors
     and Expected Gradients", Nature Machine Intelligence 2021.

@@ -62,8 +62,8 @@ class GuidedIntegratedGradients(CompleteMethod):
             path with anchors.
 
     Returns:
-        ``(N, C, H, W)``, in units of the score; positive speaks for the target, negative against
-        it.
+        ``(N, C, H, W)``, in units of the score; positive supports the target, negative
+        opposes it.
 
     Kapishnikov et al., "Guided Integrated Gradients: An Adaptive Path Method for Removing Noise",
     CVPR 2021.
@@ -104,8 +104,8 @@ class GuidedIntegratedGradients(CompleteMethod):
     def further(
         self, share: torch.Tensor, gradient: torch.Tensor, way: torch.Tensor, step: int
     ) -> torch.Tensor:
-        """For guided integrated gradients, the share of its way ``(C, H, W)``, 0 at the baseline
-        and 1 at the photo, that each value of one image has gone after step number ``step``.
+        """The share of its way ``(C, H, W)``, 0 at the baseline and 1 at the photo, that each value
+        of one image has gone after step number ``step``.
 
         ``share`` is what it had before, ``gradient`` that of the score there, and ``way`` the photo
         less the baseline, all ``(C, H, W)``. Values with small gradients move first, within
@@ -151,8 +151,9 @@ class Walk(Search):
         *,
         by_direction: bool = False,
     ) -> None:
-        """For guided integrated gradients, begin at the baseline of an ``image``; ``by_direction``
-        shares out the changes of the score (`IDGI`), else gradients times steps are added up."""
+        """Begin at the baseline of an ``image``; ``by_direction`` shares out the changes of the
+        score (`IDGI`), else gradients times steps are added up.
+        """
         self._method = method
         self._inputs = evidence.inputs
         self._image = image
@@ -165,8 +166,9 @@ class Walk(Search):
         return self._method.steps
 
     def steps(self) -> Steps:
-        """For guided integrated gradients, ask the engine for the score and gradient at the present
-        point of the image, and move on; the path depends on the answers."""
+        """Ask the engine for the score and gradient at the present point of the image, and move on;
+        the path depends on the answers.
+        """
         x = self._inputs[self._image]
         way = x - self._start
         images = torch.tensor([self._image], device=x.device)
@@ -209,8 +211,9 @@ class _Changes(Accumulator):
     ``(N, C, H, W)``; of the latest point of each image, the score and the shares are kept."""
 
     def __init__(self, evidence: Evidence) -> None:
-        """For `IDGI`, begin with zeros for each image; the score of the photo itself comes after
-        the last point."""
+        """Begin with zeros for each image; the score of the photo itself comes after the last
+        point.
+        """
         self._x = evidence.inputs
         self._scores_of_photos = evidence.score
         self._latest: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -230,8 +233,9 @@ class _Changes(Accumulator):
             self._latest[image] = score_and_gradient[0], ratio(square, square.sum())
 
     def _share_out(self, image: int, score: torch.Tensor) -> None:
-        """For `IDGI`, share out what the score has changed by since the latest point of the image,
-        by the squared gradient at that point; forgets the point."""
+        """Share out what the score has changed by since the latest point of the image, by the
+        squared gradient at that point; forgets the point.
+        """
         if image in self._latest:
             last_score, direction = self._latest.pop(image)
             self._total[image] += (score - last_score).to(direction) * direction
@@ -259,8 +263,8 @@ class IDGI(CompleteMethod):
             lie at the beginnings of its steps, whatever its rule.
 
     Returns:
-        ``(N, C, H, W)``, in units of the score; positive speaks for the target, negative against
-        it.
+        ``(N, C, H, W)``, in units of the score; positive supports the target, negative
+        opposes it.
 
     Yang, Wang and Bilgic, "IDGI: A Framework to Eliminate Explanation Noise from Integrated
     Gradients", CVPR 2023.
@@ -279,7 +283,7 @@ class IDGI(CompleteMethod):
     one_input = True
 
     def __post_init__(self) -> None:
-        """For `IDGI`, refuse a path that is not one of a method that integrates gradients."""
+        """Refuse a path that is not one of a method that integrates gradients."""
         super().__post_init__()
         if not isinstance(self.path, CompleteMethod) or not hasattr(self.path, "steps"):
             raise MethodError(
@@ -289,8 +293,8 @@ class IDGI(CompleteMethod):
 
     @property
     def _changes(self) -> Attributions | None:
-        """For `IDGI`, the need for the changes of the score along the path, shared out by squared
-        gradients; None for guided paths, whose points depend on gradients and have to be searched.
+        """The need for the changes of the score along the path, shared out by squared gradients;
+        None for guided paths, whose points depend on gradients and have to be searched.
         """
         if isinstance(self.path, GuidedIntegratedGradients):
             return None
@@ -317,8 +321,9 @@ class IDGI(CompleteMethod):
         return evidence[changes]  # type: ignore[no-any-return]
 
     def searches(self, evidence: Evidence) -> list[Search]:
-        """For `IDGI`, a search along the guided path of each image; called only where the path is
-        guided, since only then `needs` has a search."""
+        """A search along the guided path of each image; called only where the path is guided, since
+        only then `needs` has a search.
+        """
         assert isinstance(self.path, GuidedIntegratedGradients)
         path = self.path
         images = range(len(evidence.inputs))
@@ -335,7 +340,7 @@ LEAST = 50  # new pixels that a region must bring, at 224 x 224
 class XRAI(Method):
     r"""Regions ranked by integrated gradients.
 
-    Rank regions by how much each of their pixels speaks for the target on average.
+    Rank regions by how much each of their pixels supports the target on average.
 
     Integrated gradients from black and from white are averaged; of each pixel, the channel with the
     largest value counts. From regions of similar colour of several sizes, the one whose pixels that
@@ -433,7 +438,7 @@ class XRAI(Method):
 
 
 def dilated(masks: torch.Tensor, radius: int) -> torch.Tensor:
-    """For `XRAI`, grow regions ``(S, H, W)`` by all pixels within ``radius`` pixels of them.
+    """Grow regions ``(S, H, W)`` by all pixels within ``radius`` pixels of them.
 
     >>> dilated(torch.tensor([[[1, 0, 0, 0]]]) > 0, 1).int().tolist()
     [[[1, 1, 0, 0]]]

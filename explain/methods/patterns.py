@@ -166,8 +166,7 @@ class KPCACAM(FeatureMapPattern):
         return component.reshape(maps.shape[:1] + maps.shape[2:]).to(maps.dtype)
 
     def _kernel(self, rows: torch.Tensor) -> torch.Tensor:
-        """For `KPCACAM`, the kernel ``(N, places, places)`` of centred feature maps ``(N, places,
-        C)``."""
+        """The kernel ``(N, places, places)`` of centred feature maps ``(N, places, C)``."""
         gamma: Any = 1 / rows.shape[2] if not isinstance(self.gamma, float) else self.gamma
         if self.gamma == "scale":
             variance = rows.square().mean((1, 2), keepdim=True)

@@ -74,8 +74,8 @@ class LRP(Method):
             channel; an `Explainer` gives what its preprocessing makes of black and of white.
 
     Returns:
-        ``(N, C, H, W)``, in units of the score: positive speaks for the target, negative against
-        it. Of a layer, ``(N, h, w)``, added up over its channels, and ``channels`` ranks them.
+        ``(N, C, H, W)``, in units of the score: positive supports the target, negative
+        opposes it. Of a layer, ``(N, h, w)``, added up over its channels, which ``channels`` ranks.
 
     Bach et al., "On Pixel-Wise Explanations for Non-Linear Classifier Decisions by Layer-Wise
     Relevance Propagation", PLOS ONE 2015. Achtibat et al., "AttnLRP", ICML 2024. Achtibat et al.,
@@ -150,16 +150,18 @@ class LRP(Method):
 
     @property
     def _given(self) -> Composite:
-        """For `LRP`, the composite that the option names or is, before ``low`` and ``high`` are put
-        into its `Box` rule."""
+        """The composite that the option names or is, before ``low`` and ``high`` are put into its
+        `Box` rule.
+        """
         if isinstance(self.composite, Composite):
             return self.composite
         return COMPOSITES[self.composite]
 
     @property
     def _rules(self) -> Composite:
-        """For `LRP`, the composite by which relevance is propagated: with the input range ``low``
-        to ``high`` in its `Box` rule, where these are named."""
+        """The composite by which relevance is propagated: with the input range ``low`` to ``high``
+        in its `Box` rule, where these are named.
+        """
         if self.low is None or self.high is None:
             return self._given
         return self._given.within(self.low, self.high)
@@ -191,9 +193,10 @@ class LRP(Method):
         return evidence[self._relevance_and_coverage[0]].flatten(2).sum(2)
 
     def expected_sum(self, evidence: Evidence) -> torch.Tensor | None:
-        """For `LRP`, the score less what biases, stabilisers and operations without a rule took,
-        ``(N,)``: what the relevance should add up to. None for a layer or a concept, which show a
-        part of the relevance."""
+        """The score less what biases, stabilisers and operations without a rule took, ``(N,)``:
+        what the relevance should add up to. None for a layer or a concept, which show a part of the
+        relevance.
+        """
         if self.of_layer or self.concept is not None:
             return None
         taken = evidence[self._relevance_and_coverage[1]].taken.values()
@@ -239,8 +242,8 @@ class DeepLIFT(path.CompleteMethod):
             data's mean colour.
 
     Returns:
-        ``(N, C, H, W)``, in units of the score; positive speaks for the target, negative against
-        it.
+        ``(N, C, H, W)``, in units of the score; positive supports the target, negative
+        opposes it.
 
     Shrikumar et al., "Learning Important Features Through Propagating Activation Differences", ICML
     2017.
@@ -284,8 +287,8 @@ class DeepLIFTSHAP(path.SeveralBaselines):
             baseline as for `DeepLIFT`, which makes it that.
 
     Returns:
-        ``(N, C, H, W)``, in units of the score; positive speaks for the target, negative against
-        it.
+        ``(N, C, H, W)``, in units of the score; positive supports the target, negative
+        opposes it.
 
     Lundberg and Lee, "A Unified Approach to Interpreting Model Predictions", NeurIPS 2017 (Deep
     SHAP).
@@ -382,9 +385,9 @@ class FullGrad(Method):
         return sum(bias_maps, self._map(input_terms, evidence.size))
 
     def delta(self, evidence: Evidence, values: torch.Tensor) -> torch.Tensor:
-        """For `FullGrad`, by how much the contributions of input and biases miss the score,
-        ``(N,)``. It is computed from the contributions, since the magnitudes in the map have no
-        expected sum."""
+        """By how much the contributions of input and biases miss the score, ``(N,)``. It is
+        computed from the contributions, since the magnitudes in the map have no expected sum.
+        """
         input_terms = evidence.inputs * evidence[InputGradients()]
         return input_terms.flatten(1).sum(1) - self.expected_sum(evidence)
 
@@ -393,8 +396,8 @@ class FullGrad(Method):
         return evidence.score - sum(term.flatten(1).sum(1) for term in evidence[BiasTerms()])
 
     def _map(self, contributions: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
-        """For `FullGrad`, the map ``(N, H, W)`` of one term's contributions ``(N, C, h, w)``: their
-        magnitudes, brought to [0, 1] if ``rescale``, summed over channels and enlarged to ``size``.
+        """The map ``(N, H, W)`` of one term's contributions ``(N, C, h, w)``: their magnitudes,
+        brought to [0, 1] if ``rescale``, summed over channels and enlarged to ``size``.
         """
         sizes = contributions.abs()
         if self.rescale:

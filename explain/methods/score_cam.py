@@ -60,8 +60,9 @@ class ScoreWeightedMethod(RowMethod):
         return photos * masks(maps, tuple(photos.shape[2:]), placement)
 
     def perturbed(self, evidence: Evidence) -> PerturbedRows:
-        """For Score-CAM and its relatives, the masked photos, for each feature map that `seen`
-        names ``times`` rows one after the other."""
+        """The masked photos, for each feature map that `seen` names ``times`` rows one after the
+        other.
+        """
         x = evidence.inputs
         a = evidence.activations
         placement = evidence.placement
@@ -183,8 +184,9 @@ class SSCAM(ScoreWeightedMethod):
         numbers: torch.Tensor,
         placement: Placement | None,
     ) -> torch.Tensor:
-        """For `SSCAM`, mask the photos with noise added: to the maps before they are brought to [0,
-        1], or to the masked photos. Noise ``number`` is the same for all channels."""
+        """Mask the photos with noise added: to the maps before they are brought to [0, 1], or to
+        the masked photos. Noise ``number`` is the same for all channels.
+        """
         like = maps[0] if self.noise == "maps" else photos[0]
         added = self.sigma * noises(self.seed, numbers, like)
         if self.noise == "maps":
@@ -235,8 +237,9 @@ class ISCAM(ScoreWeightedMethod):
         numbers: torch.Tensor,
         placement: Placement | None,
     ) -> torch.Tensor:
-        """For `ISCAM`, mask the photos, and fade them in: run ``i`` of n has the masked photo times
-        ``(i + 1) / n``."""
+        """Mask the photos, and fade them in: run ``i`` of n has the masked photo times ``(i + 1) /
+        n``.
+        """
         return super().masked(photos, maps, numbers, placement) * over_all(
             (numbers + 1).to(photos) / self.steps, photos
         )
@@ -250,15 +253,14 @@ class AblationCAM(RowMethod):
     y`.
 
     The network is run once up to the layer and, from there on, for all ablations together. A map
-    that is zero is not
-    run: it takes nothing away.
+    that is zero is not run: it takes nothing away.
 
     Args:
         relu: keep the positive part, as published.
 
     Returns:
         ``(N, h, w)`` at the layer's resolution, in units of the activations. A negative score
-        reverses all signs, as the formula says, and is warned of: what speaks for the target is
+        reverses all signs, as the formula says, and is warned of: what supports the target is
         then negative.
 
     Desai and Ramaswamy, "Ablation-CAM", WACV 2020.
@@ -289,8 +291,9 @@ class AblationCAM(RowMethod):
         return channels
 
     def perturbed(self, evidence: Evidence) -> PerturbedRows:
-        """For `AblationCAM`, the layer's feature maps ``(b, C, h, w)`` with one channel set to
-        zero, a row for each channel; a channel that is zero already has no row."""
+        """The layer's feature maps ``(b, C, h, w)`` with one channel set to zero, a row for each
+        channel; a channel that is zero already has no row.
+        """
         a = evidence.activations
 
         def ablated(images: torch.Tensor, channel: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
@@ -444,8 +447,9 @@ class ViTCX(RowMethod):
         return 2 * channels
 
     def clusters(self, evidence: Evidence) -> list[torch.Tensor]:
-        """For `ViTCX`, the sums of the feature maps in each cluster ``(K, h, w)``, for each image.
-        Worked out again in `map`, as it is for `perturbed`: a pure function of the evidence."""
+        """The sums of the feature maps in each cluster ``(K, h, w)``, for each image. Worked out
+        again in `map`, as it is for `perturbed`: a pure function of the evidence.
+        """
         if len(evidence[BlockTokens()]) < 2:
             raise MethodError(
                 "vitcx must have at least two transformer blocks, got fewer; take scorecam"
@@ -456,9 +460,10 @@ class ViTCX(RowMethod):
         ]
 
     def perturbed(self, evidence: Evidence) -> PerturbedRows:
-        """For `ViTCX`, two rows for each cluster, one after the other: the photo seen through the
-        mask with noise where it is covered, and the whole photo with that same noise. `map` takes
-        their difference."""
+        """Two rows for each cluster, one after the other: the photo seen through the mask with
+        noise where it is covered, and the whole photo with that same noise. `map` takes their
+        difference.
+        """
         x = evidence.inputs
         if len(evidence.size) != 2:
             return one_row_each(x)  # no photo
@@ -572,9 +577,10 @@ class TIS(RowMethod):
         return self.samples
 
     def tokens(self, evidence: Evidence) -> list[torch.Tensor]:
-        """For `TIS`, which tokens each mask keeps: for each image ``(K, h, w)`` truth values, from
-        k-means centres over the channels of all blocks; a mask keeps the ``share`` of the tokens
-        where its centre is largest."""
+        """Which tokens each mask keeps: for each image ``(K, h, w)`` truth values, from k-means
+        centres over the channels of all blocks; a mask keeps the ``share`` of the tokens where its
+        centre is largest.
+        """
         blocks = evidence[BlockTokens()]
         sizes = {tuple(block.shape[2:]) for block in blocks}
         if len(blocks) < 2 or len(sizes) != 1:

@@ -178,7 +178,8 @@ class Pairs(CoalitionDesign):
 
     def rows(self, regions: int) -> torch.Tensor:
         """The coalitions of `KernelSHAP` ``(P, M)``, true for a region that is seen: each drawn
-        coalition, and right after it its opposite. `regress_pairs` relies on this order."""
+        coalition, and right after it its opposite.
+        """
         half = drawn_pairs(regions, self.samples // 2, self.seed)
         return torch.stack([half, ~half], 1).flatten(0, 1)
 
@@ -497,8 +498,9 @@ class _Tree(Search):
     """The search of `PartitionSHAP` in one image: its cells, cut further and further."""
 
     def __init__(self, method: PartitionSHAP, evidence: Evidence, image: int) -> None:
-        """For `PartitionSHAP`, begin with the whole photo as the only cell, whose value is the
-        score of the photo less that of the covered one."""
+        """Begin with the whole photo as the only cell, whose value is the score of the photo less
+        that of the covered one.
+        """
         whole = float(evidence[whole_score(method.score)][image])
         blank = float(evidence[blank_score(method.baseline, method.score)][image])
         cell = tuple((0, side) for side in evidence.size)
@@ -540,8 +542,9 @@ class _Tree(Search):
             self._parts = [part for part in self._parts if id(part) not in cut_now] + halved
 
     def _next(self, most: int) -> list[tuple[ValuedCell, tuple[Cell, Cell]]]:
-        """For `PartitionSHAP`, the cells to cut next, at most ``most``, by the size of their
-        values, each with its two halves; cells of a single pixel are passed over."""
+        """The cells to cut next, at most ``most``, by the size of their values, each with its two
+        halves; cells of a single pixel are passed over.
+        """
         chosen: list[tuple[ValuedCell, tuple[Cell, Cell]]] = []
         for part in sorted(self._parts, key=lambda part: -abs(part.value)):
             if len(chosen) >= most:

@@ -134,9 +134,8 @@ class LIME(CoveredRegions):
     def solve(
         self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float
     ) -> Estimate:
-        """For `LIME`, fit the linear model by weighted ridge regression with an intercept, the
-        whole photo as one more sample of weight 1: coefficients ``(M,)``, their errors, and the r²
-        of the fit.
+        """Fit the linear model by weighted ridge regression with an intercept, the whole photo as
+        one more sample of weight 1: coefficients ``(M,)``, their errors, and the r² of the fit.
 
         ``seen`` is ``(n, M)``, ``scores`` ``(n,)``. Errors are robust (HC3) and count the shrinkage
         by the penalty; there are none before M + 3 runs.
@@ -189,8 +188,7 @@ class NeighbourImage(Baseline):
         return circle.roll(1)[circle.argsort()]
 
     def replacement(self, images: torch.Tensor) -> torch.Tensor:
-        """For `FeaturePermutation`, for each image ``(N, C, H, W)``, another image of the batch; a
-        batch of one is refused."""
+        """Another image of the batch for each of ``(N, C, H, W)``; a batch of one is refused."""
         if len(images) < 2:
             raise MethodError(
                 "featurepermutation must have a batch of several images, got 1; take "
@@ -378,8 +376,9 @@ class HalfMasks(CoalitionDesign):
     group."""
 
     def rows(self, regions: int) -> torch.Tensor:
-        """For `HSIC`, which cells are seen in each run ``(P, M)``, in groups of `GROUP` runs; in
-        each group, each cell is seen in half of the runs."""
+        """Which cells are seen in each run ``(P, M)``, in groups of `GROUP` runs; in each group,
+        each cell is seen in half of the runs.
+        """
         generator = seeded(self.seed)
         groups = [uniform((GROUP, regions), generator) for _ in range(self.samples // GROUP)]
         return torch.cat([group.argsort(0).argsort(0) < GROUP // 2 for group in groups])

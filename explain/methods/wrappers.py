@@ -317,13 +317,15 @@ class Views(Perturbation):
         return len(self.kinds)
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
-        """For ``augmented(method)``, the photo in each view (enlarged, mirrored), one row for each;
-        ``carry`` moves other tensors, such as masks of the photo, in the same way."""
+        """The photo in each view (enlarged, mirrored), one row for each; ``carry`` moves other
+        tensors, such as masks of the photo, in the same way.
+        """
         x = evidence.inputs
 
         def carry(tensor: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-            """For ``augmented(method)``, show the rows of a tensor ``(b, ...)`` as the views with
-            these numbers ``(b,)`` show the photo."""
+            """Show the rows of a tensor ``(b, ...)`` as the views with these numbers ``(b,)`` show
+            the photo.
+            """
             kinds = [self.kinds[number] for number in numbers.tolist()]
             return torch.cat(
                 [
@@ -357,8 +359,9 @@ class MappedBack(Reducer):
             return torch.stack([view_moved_back(number, value) for number, value in rows])
 
         def view_moved_back(number: int, value: torch.Tensor) -> torch.Tensor:
-            """For ``augmented(method)``, the map ``value`` of one view, moved back to the photo's
-            place, and the weight of the view at each place: ``(2, ...)``."""
+            """The map ``value`` of one view, moved back to the photo's place, and the weight of the
+            view at each place: ``(2, ...)``.
+            """
             scale, flip = self.views.kinds[number]
             as_image = value[None] if value.ndim == ndim - 1 else value[None, None]
             moved = _shown(as_image, 1 / scale, flip, padding="zeros")

@@ -77,8 +77,8 @@ class _SubsetCorrelation(ScoreMetric):
         raise NotImplementedError
 
     def _subsets(self, data: MetricInput) -> list[RandomSubsets]:
-        """For `FaithfulnessCorrelation` and `SensitivityN`, the perturbations that cover random
-        subsets, one for each of `sizes`; `requests` and `__call__` go through them in this order.
+        """The perturbations that cover random subsets, one for each of `sizes`; `requests` and
+        `__call__` go through them in this order.
         """
         counts = share_counts(data, self.sizes)
         return [RandomSubsets(self.baseline, self.samples, pixels, self.seed) for pixels in counts]
@@ -205,8 +205,7 @@ class FaithfulnessEstimate(ScoreMetric):
     minimums: ClassVar = {"groups": 2}
 
     def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
-        """For `FaithfulnessEstimate`, the photos without one group of pixels each; groups are
-        neighbours in the map's order."""
+        """The photos without one group of pixels each; groups are neighbours in the map's order."""
         ends = steps_of(data.pixels, self.groups)
         ranks = data.ranks("signed", self.seed)
         return [base.cover_ranks(ranks, ends[:-1], ends[1:], self.baseline, self.score)]
@@ -250,8 +249,9 @@ class MonotonicityCorrelation(ScoreMetric):
     minimums: ClassVar = {"groups": 2, "samples": 1}
 
     def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
-        """For `MonotonicityCorrelation`, for each of ``samples`` noises, the photos with one group
-        of pixels replaced by that noise."""
+        """For each of ``samples`` noises, the photos with one group of pixels replaced by that
+        noise.
+        """
         ranks = data.ranks("absolute", self.seed)
         ends = steps_of(data.pixels, self.groups)
         noises = [Noise(seed) for seed in range(self.seed, self.seed + self.samples)]
@@ -297,8 +297,7 @@ class NonSensitivity(ScoreMetric):
     minimums: ClassVar = {"side": 1, "threshold": 0}
 
     def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
-        """For `NonSensitivity`, the photos without one square of the grid each, in the order of the
-        squares' numbers."""
+        """The photos without one square of the grid each, in the order of the squares' numbers."""
         regions = grid_regions(data.size, self.side, data.images)
         ends = range(int(regions.max()) + 2)
         return [base.cover_ranks(regions, ends[:-1], ends[1:], self.baseline, self.score)]

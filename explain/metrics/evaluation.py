@@ -589,8 +589,9 @@ class _Evaluation:
     def _by_reattribution(
         self, data: Mapping[str, MetricInput], maps: Mapping[str, MapsLike]
     ) -> Results:
-        """For `evaluate`, the results of metrics that run the methods again (on other photos, for
-        other classes, in changed models); refused for a map whose method is not known."""
+        """The results of metrics that run the methods again (on other photos, for other classes, in
+        changed models); refused for a map whose method is not known.
+        """
         metrics = self._of_kind(ReattributionMetric)
         if not metrics:
             return {}
@@ -614,8 +615,8 @@ class _Evaluation:
         return reattribute(metrics, evaluated, self.context, self.resolved, options)
 
     def _by_scores(self, data: Mapping[str, MetricInput]) -> Results:
-        """For `evaluate`, the results of metrics that need scores of perturbed photos: collects the
-        requests of all metrics and maps, runs equal photos once, and hands each metric its scores.
+        """The results of metrics that need scores of perturbed photos: collects the requests of all
+        metrics and maps, runs equal photos once, and hands each metric its scores.
         """
         metrics = self._of_kind(ScoreMetric)
         if not metrics:

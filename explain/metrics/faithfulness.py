@@ -41,8 +41,9 @@ class _RankedCurve(ScoreMetric):
     covers: ClassVar[Covers] = "largest"
 
     def ranks(self, data: MetricInput) -> torch.Tensor:
-        """For metrics with a curve, the rank of each pixel ``(N, H, W)`` in the order of covering,
-        0 for the most relevant one; subclasses rank squares instead."""
+        """The rank of each pixel ``(N, H, W)`` in the order of covering, 0 for the most relevant
+        one; subclasses rank squares instead.
+        """
         return data.ranks(self.sign, self.seed)
 
     def total(self, data: MetricInput) -> int:
@@ -405,8 +406,7 @@ class _GridCurve(_RankedCurve):
     minimums: ClassVar = {"side": 1, "steps": 1}
 
     def ranks(self, data: MetricInput) -> torch.Tensor:
-        """For metrics that cover squares, such as `Selectivity`, the rank of each pixel's square
-        ``(N, H, W)``, by the sum of the map in the square."""
+        """The rank of each pixel's square ``(N, H, W)``, by the sum of the map in the square."""
         squares = grid_regions(data.size, self.side, data.images)
         return region_ranks(data.maps.per_pixel(self.sign), squares, self.seed)
 
@@ -503,8 +503,7 @@ class IROF(ScoreMetric):
     minimums: ClassVar = {"segments": 2}
 
     def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
-        """For `IROF`, the photos in which the first k superpixels by the map's mean are covered,
-        for every k."""
+        """The photos in which the first k superpixels by the map's mean are covered."""
         regions = superpixels(data.images, self.segments)
         ranks = region_ranks(data.maps.per_pixel(self.sign), regions, self.seed, mean=True)
         superpixel_count = regions.flatten(1).amax(1) + 1
@@ -532,9 +531,8 @@ class IROF(ScoreMetric):
 def superpixels(
     images: torch.Tensor, count: int, compactness: float = 1.0, rounds: int = 5
 ) -> torch.Tensor:
-    """About ``count`` pieces of like colour ``(N, H, W)``, from 0 without gaps, maybe not
-    connected: SLIC (Achanta et al., TPAMI 2012), ``rounds`` of k-means in colours (by each photo's
-    deviation) and positions (widths of a piece times ``compactness``).
+    """About ``count`` pieces of like colour ``(N, H, W)``, from 0 without gaps, maybe not connected
+    (SLIC; Achanta et al., TPAMI 2012): ``rounds`` of k-means in colours and positions.
 
     >>> two = torch.zeros(1, 3, 4, 8)
     >>> two[..., 4:] = 1.0

@@ -134,9 +134,10 @@ class MPRT(_MapSimilarity):
         return {"name": name, "summary": summary, "paper": paper}
 
     def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
-        """For `MPRT`, yield a variant for each model: layers reinitialised one group more each
-        time, or one group alone. With ``samples``, all are smoothed, and the first is the model
-        itself, smoothed."""
+        """Yield a variant for each model: layers reinitialised one group more each time, or one
+        group alone. With ``samples``, all are smoothed, and the first is the model itself,
+        smoothed.
+        """
         wrap = None
         if self.samples:
             wrap = Smooth(samples=self.samples, sigma=self.sigma, seed=self.seed)

@@ -267,8 +267,9 @@ class ShiftedPhotos(OneForEach):
     by: tuple[int, int]
 
     def perturbed(self, evidence: Evidence) -> torch.Tensor:
-        """For `Continuity`, the photos ``(N, C, H, W)`` moved down and to the right by ``by``
-        pixels; the edge is repeated where nothing comes in."""
+        """The photos ``(N, C, H, W)`` moved down and to the right by ``by`` pixels; the edge is
+        repeated where nothing comes in.
+        """
         x = evidence.inputs
         down, across = self.by
         height, width = x.shape[-2:]

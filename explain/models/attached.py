@@ -32,9 +32,8 @@ from explain.targets.outputs import configured_activation
 def as_classifier(
     model: nn.Module, *, name: str | None = None, size: int | None = None
 ) -> Classifier:
-    """A bare module with what comes with it, from its attributes ``preprocess`` and ``categories``,
-    timm's ``pretrained_cfg``, or transformers' image processor and ``id2label``, in this order.
-    Nothing is downloaded; ``Classifier.assumed`` says what is assumed.
+    """A module with its ``preprocess`` and ``categories``, else timm's ``pretrained_cfg``, else
+    transformers' processor and ``id2label``; else ``assumed`` says what is. Nothing is downloaded.
 
     >>> as_classifier(nn.Conv2d(3, 5, 1), size=32).assumed.split("; ")[1]
     "assumed: a centre crop of 32 pixels, ImageNet's mean and standard deviation"

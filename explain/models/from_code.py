@@ -19,9 +19,8 @@ from explain.models.weights import with_weights
 def load_custom(
     name: str, weights: str | Path | None = None, size: int | None = None
 ) -> Classifier:
-    """A model of your own, ``package.module:factory`` or ``./file.py:factory``, with weights: the
-    factory gives an ``nn.Module`` (see `as_classifier`) or a `Classifier`. What it raises comes
-    through.
+    """The model of ``package.module:factory`` or ``./file.py:factory``, with weights: the factory
+    gives an ``nn.Module`` (`as_classifier`) or a `Classifier`. Its errors come through.
     """
     where, _, attribute = name.rpartition(":")
     if not where or not attribute:

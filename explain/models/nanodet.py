@@ -21,8 +21,7 @@ class ConvActivation(nn.Sequential):
     """A 3x3 convolution and a leaky ReLU."""
 
     def __init__(self, inputs: int, outputs: int, stride: int = 1) -> None:
-        """For the detector NanoDet, build a 3 x 3 convolution and a leaky ReLU; names are keys of
-        the weights file."""
+        """Build a 3 x 3 convolution and a leaky ReLU; names are keys of the weights file."""
         super().__init__()
         self.conv = nn.Conv2d(inputs, outputs, 3, stride, 1)
         self.activation = nn.LeakyReLU(0.1)
@@ -32,8 +31,7 @@ class Block(nn.Module):
     """Two convolutions to half the channels each, and the outputs of both, concatenated."""
 
     def __init__(self, width: int) -> None:
-        """For the detector NanoDet, build two convolutions of half the width each; names are keys
-        of the weights file."""
+        """Build two convolutions of half the width each; names are keys of the weights file."""
         super().__init__()
         self.conv1 = ConvActivation(width, width // 2)
         self.conv2 = ConvActivation(width // 2, width // 2)
@@ -91,16 +89,16 @@ class Neck(nn.Module):
     finest and back."""
 
     def __init__(self, width: int) -> None:
-        """For the detector NanoDet, build a 1 x 1 convolution to ``width`` channels for each of the
-        backbone's maps."""
+        """Build a 1 x 1 convolution to ``width`` channels for each of the backbone's maps."""
         super().__init__()
         self.reduce = nn.ModuleList()
         for channels, _, _ in STAGES[-len(STRIDES) :]:
             self.reduce.append(nn.Conv2d(2 * channels, width, 1))
 
     def forward(self, maps: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """For the detector NanoDet, mix the backbone's maps, fine to coarse, and return as many of
-        ``width`` channels: coarse maps are added to finer ones, then fine ones to coarser."""
+        """Mix the backbone's maps, fine to coarse, and return as many of ``width`` channels: coarse
+        maps are added to finer ones, then fine ones to coarser.
+        """
         mixed = [reduce(x) for reduce, x in zip(self.reduce, maps, strict=True)]
         last = len(mixed) - 1
         for i in reversed(range(last)):
@@ -120,8 +118,9 @@ class Head(nn.Sequential):
     of its box."""
 
     def __init__(self, width: int, classes: int) -> None:
-        """For the detector NanoDet, build the head of one map; its channels are the classes, then
-        `BINS` for each side of a box, as `decode_heads` reads them."""
+        """Build the head of one map; its channels are the classes, then `BINS` for each side of a
+        box, as `decode_heads` reads them.
+        """
         super().__init__()
         self.hidden = ConvActivation(width, width)
         self.output = nn.Conv2d(width, classes + 4 * BINS, 1)

@@ -480,8 +480,8 @@ class Contour(Style):
 
 @dataclass(frozen=True)
 class SignedContour(Contour):
-    """Lines around the areas that speak for the target in one colour and, dashed, around those that
-    speak against it in another; for each share, both areas together hold that share of the sum of
+    """Lines around the areas that support the target in one colour and, dashed, around those that
+    oppose it in another; for each share, both areas together hold that share of the sum of
     all magnitudes. By default, one share: signs change so often from pixel to pixel that more lines
     are confusing.
     """
@@ -592,10 +592,10 @@ class Intensity(Colored):
 
 @dataclass(frozen=True)
 class Signed(Colored):
-    """Values in [-1, 1] over the photo faded to the colour of zero: one colour speaks for the
-    target, one against it. Few pixels hold most of the sum of such a map, and would not be seen in
-    a small picture: values are summed with their signs over a Gaussian (``spread``), and colours
-    and opacity follow the square root.
+    """Values in [-1, 1] over the photo faded to the colour of zero: one colour for what supports
+    the target, one for what opposes it. Few pixels hold most of the sum of such a map, and would
+    not be seen in a small picture: values are summed with their signs over a Gaussian (``spread``),
+    and colours and opacity follow the square root.
     """
 
     colormap: str = SIGNED

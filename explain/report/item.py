@@ -91,9 +91,8 @@ def curves(
     steps: int,
     progress: Progress | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """By method, deletion and insertion curves of one target's maps (class probabilities or
-    scores), by keys that the page's scripts read. A pass for each step; empty without model or
-    metric.
+    """By method, deletion and insertion curves of one target's maps, of class probabilities or
+    scores. A pass for each step; empty without model or metric. The page's scripts read the keys.
     """
     if not steps or not maps or not subject.has_model:
         return {}
@@ -138,9 +137,8 @@ COARSE = 64 * 64
 
 
 def plane(values: Array, *, signed: bool = False) -> dict[str, Any]:
-    """A map ``(h, w)`` as ``planes.js`` decodes it: little-endian steps of ``scale`` (linear in 16
-    bits, squared in 8), maybe less their left neighbour (``filter``), with zlib. Not finite values
-    are 0.
+    """A map ``(h, w)`` for ``planes.js``: little-endian steps of ``scale`` (linear in 16 bits,
+    squared in 8), maybe less their left neighbour (``filter``), by zlib. NaN and infinity are 0.
 
     >>> found = plane(np.array([[0.0, 2.0], [1.0, 0.5]], np.float32))
     >>> found["width"], found["bits"], found["signed"], found["scale"]

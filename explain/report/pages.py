@@ -228,9 +228,8 @@ def _hash(text: str) -> str:
 
 @cache
 def _drawing() -> dict[str, Any]:
-    """The colours and constants with which scripts draw each kind of
-    `explain.report.item.map_and_kind`, from `explain.render`, so that pages and pictures look the
-    same.
+    """The colours and constants with which scripts draw each kind of `map_and_kind`, from
+    `explain.render`, so that pages and pictures look the same.
     """
     opaque = Heat(alpha=1.0)
     return {

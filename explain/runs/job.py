@@ -409,7 +409,8 @@ class Job:
 
     def _detections(self, places: Located) -> str:
         """All that a detector found on a photo, as JSON for the column ``detections``: label,
-        score, x0, y0, x1, y1 and class of each. Export as COCO results reads them in this order."""
+        score, x0, y0, x1, y1 and class of each.
+        """
         rows = []
         for detection in places.detections:
             category = detection.category

@@ -45,8 +45,9 @@ class Preparer:
     """The part that the model sees of photos of each size (width, height), once it is known."""
 
     def __call__(self, entry: Entry) -> Ready:
-        """Return a photo ready for the model, or why it cannot be read. Called in worker processes
-        or in this one; it raises only for a signal, such as an interrupt."""
+        """Return a photo ready for the model, or why it cannot be read; raises only for a signal,
+        such as an interrupt.
+        """
         if entry.problem is not None:
             return Failed(entry.name, entry.problem, entry.path)
         notes: list[str] = []

@@ -283,8 +283,7 @@ class RunCall:
         return stored.labels == labels and stored.boxes == boxes_text
 
     def _report(self) -> None:
-        """Call the caller's ``progress`` with a `State`, or print a line if it is True; called
-        after each batch."""
+        """Call the caller's ``progress`` with a `State`, or print a line if it is True."""
         total = self.job.source.count
         if self._progress is True:
             show_progress(self._done + self._failed + self._there, total)

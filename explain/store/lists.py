@@ -272,7 +272,7 @@ class CocoIds:
 
 def coco_ids(file: str | os.PathLike[str]) -> CocoIds | None:
     """Read the numbers that annotations in COCO's format give to photos and categories; None of a
-    list in another format. The export of detections as COCO results uses them.
+    list in another format.
     """
     content = PhotoList(file).content()
     if not isinstance(content, dict):

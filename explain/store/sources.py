@@ -107,8 +107,8 @@ class Source(ABC):
         ...
 
     def read(self, entry: Entry) -> Content:
-        """Return the content of an entry, whose pixels are read here; called in a worker process or
-        in this one. The default gives the file at ``where``; subclasses override that.
+        """Return the content of an entry, whose pixels are read here. The default gives the file at
+        ``where``; subclasses override that.
         """
         return Content(Path(entry.where))
 

@@ -61,9 +61,7 @@ name comes first."""
 
 
 def check_format(version: int, file: str | os.PathLike[str]) -> None:
-    """Refuse a run whose tables have another version than `FORMAT`; called when a file is opened
-    for reading or writing.
-    """
+    """Refuse a run whose tables have another version than `FORMAT`."""
     if version != FORMAT:
         raise RunError(
             f"run {path_text(file)!r} must have format {FORMAT}, got {version}; update this "
@@ -83,8 +81,8 @@ def quoted(columns: Iterable[str]) -> str:
 
 def packed(values: np.ndarray[Any, Any], placement: Placement | None = None) -> dict[str, Any]:
     """A map as columns ``shape`` (with ``placement``), ``scale`` (its largest magnitude),
-    ``content`` (digest) and ``map``: little-endian float16, times ``scale``, to within ``2**-11``
-    (small values to within ``2**-25`` of the largest).
+    ``content`` (digest) and ``map``: little-endian float16 to within ``2**-11``, small values
+    ``2**-25``.
 
     >>> columns = packed(np.array([[0.0, 3.0]], np.float32))
     >>> columns["map"], columns["shape"], columns["scale"]

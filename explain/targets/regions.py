@@ -324,8 +324,7 @@ def _outputs_of(class_maps: ClassMaps) -> Outputs:
 
 
 def _class_maps(output: Any, count: int) -> torch.Tensor | None:
-    """The tensor of class maps ``(N, K, H, W)`` in an output, for `OutputReader`; None without
-    any."""
+    """The tensor of class maps ``(N, K, H, W)`` in an output; None without any."""
     class_maps = read_class_maps(output, count)
     return None if class_maps is None else class_maps.maps
 

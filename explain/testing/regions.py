@@ -123,9 +123,8 @@ def mask_on_input(mask: torch.Tensor, seen: Box, size: tuple[int, int]) -> torch
 def _pixels_between(
     start: float, length: float, input_length: int, photo_length: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Along one axis, the first pixel of the photo and the one behind the last,
-    ``(input_length,)``, that each input pixel shows of the part ``start``, ``length`` of a whole
-    photo.
+    """The first pixel of the photo and the one behind the last, ``(input_length,)``, that each
+    input pixel along one axis shows of the part from ``start`` of ``length``.
     """
     edges = start + torch.arange(input_length + 1, dtype=torch.float64) * length / input_length
     first = (edges[:-1] + 1e-6).floor().clamp(0, photo_length).long()

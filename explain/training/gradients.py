@@ -27,7 +27,7 @@ Scaler: TypeAlias = torch.amp.GradScaler
 
 def checked(scaler: Scaler | None) -> Scaler | None:
     """Return the gradient scaler of a training with mixed precision, or None where it is switched
-    off; called by what watches gradients, before any hook is placed.
+    off.
     """
     if scaler is not None and not callable(getattr(scaler, "get_scale", None)):
         raise HookError(
@@ -403,8 +403,7 @@ class GradientFlow(OnParameters):
             self._now[name] = Flow(0.0, 0.0, 1.0)
 
     def _end_step(self) -> None:
-        """Append the gradients of the backward pass that has just ended to ``steps``; called once
-        after each pass, so that a pass that fails is no step."""
+        """Append the gradients of the backward pass that has just ended to ``steps``."""
         self.steps.append(self._now)
         self._now = {}
 

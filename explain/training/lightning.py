@@ -174,7 +174,7 @@ class PriorCallback:
         pl_module.training_step = training_step
 
     def on_train_end(self, trainer: Any, pl_module: Any, *error: BaseException) -> None:
-        """Give the module its own ``training_step`` back; called after an error too."""
+        """Give the module its own ``training_step`` back."""
         vars(pl_module).pop("training_step", None)
 
     on_exception = on_train_end

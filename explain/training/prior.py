@@ -84,8 +84,7 @@ class AttributionPrior:
     moves: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse an unknown penalty, and a weight that is no finite number from 0; the dataclass
-        calls it after ``__init__``."""
+        """Refuse an unknown penalty, and a weight that is no finite number from 0."""
         if self.penalty not in PENALTIES:
             raise MethodError(
                 f"penalty of a prior must be one of {', '.join(PENALTIES)}, got "
