@@ -3,7 +3,7 @@
     import explain
     explain.explain("cat.jpg").save("out/")
 
-The package map; each room imports only from rooms above it:
+The package map; each subpackage imports only from those above it:
 
     _utils/         errors, spelling, containers of tensors, signals, method specs, the version
     data/           image files and arrays to RGB, model inputs, files that appear whole

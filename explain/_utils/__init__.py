@@ -1,1 +1,1 @@
-"""What every room uses: errors, spelling, containers, signals, method specs, the version."""
+"""What every subpackage uses: errors, spelling, containers, signals, method specs, the version."""

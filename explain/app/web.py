@@ -99,8 +99,8 @@ class Access:
 
 
 def cookie_name(host: str) -> str:
-    """Return the name of the cookie that holds the token, with the port of the ``Host`` header:
-    browsers send the cookies of one app on a machine to those on other ports too.
+    """The cookie that holds the token, with the port of the ``Host`` header: browsers send one
+    app's cookies to those on other ports too.
 
     >>> cookie_name("box:8000"), cookie_name("[::1]")
     ('explain-token-8000', 'explain-token')
@@ -110,7 +110,7 @@ def cookie_name(host: str) -> str:
 
 
 def host_name(host: str) -> str | None:
-    """Return the name in a ``Host`` header, without its port; None where there is none.
+    """The name in a ``Host`` header, without its port; None where there is none.
 
     >>> (
     ...     host_name("LocalHost:8000"),
@@ -461,8 +461,7 @@ BACKLOG = 128
 
 
 def address(host: str, port: int, token: str | None = None) -> str:
-    """Return the URL at which a browser opens the app, as the command line prints it; IPv6
-    addresses get brackets.
+    """The URL at which a browser opens the app; IPv6 addresses get brackets.
 
     >>> address("127.0.0.1", 8000), address("::1", 80, "abc")
     ('http://127.0.0.1:8000/', 'http://[::1]:80/?token=abc')

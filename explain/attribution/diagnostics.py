@@ -138,7 +138,7 @@ _EXCUSED = 0.01
 
 def warn_of_half_precision(methods: Mapping[str, Method], x: torch.Tensor) -> None:
     """Warn of methods whose gradients reach the input in half precision: rounding errors add up
-    over all layers. Methods that run others on perturbed rows are looked into as well.
+    over all layers. Methods that run others on perturbed inputs are looked into as well.
     """
     if x.dtype not in (torch.float16, torch.bfloat16):
         return

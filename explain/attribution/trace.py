@@ -42,8 +42,9 @@ REGIONS = 7
 
 @dataclass(frozen=True, eq=False)
 class _Patches(Perturbation):
-    """The corrupted photo, once for each patch; ``numbers`` has the patches of the rows that run
-    now, which the hooks of the sites read."""
+    """The corrupted photo, once for each patch; ``numbers`` has the patches of the copies that run
+    now, which the hooks of the sites read.
+    """
 
     total: int
     numbers: list[torch.Tensor] = field(default_factory=lambda: [torch.zeros(0, dtype=torch.long)])
@@ -87,13 +88,14 @@ class _Site:
         return self.first + len(self.masks)
 
     def hook(self, patches: _Patches) -> Callable[[nn.Module, Any, Any], Any]:
-        """The forward hook of activation patching: in rows of the batch ``(b, ...)`` that are
-        patches of this place, a unit gets its clean values. Other rows stay.
+        """The forward hook of activation patching: in copies ``(b, ...)`` that are patches of this
+        place, a unit gets its clean values. Other copies stay.
         """
 
         def put_clean_values(module: nn.Module, args: Any, output: Any) -> Any:
-            """Put the clean values of each row's unit into the layer's output; None, which leaves
-            it, if no row is of this place."""
+            """Put the clean values of each copy's unit into the layer's output; None, which leaves
+            it, if no copy is of this place.
+            """
             tensor = first_tensor(output)
             if tensor is None:
                 return None
@@ -251,7 +253,7 @@ class _SiteFinder:
 
     def _site(self, name: str, first_patch: int) -> _Site | None:
         """The place to be patched in a layer, with estimates: the change of values times gradient,
-        summed over each unit. None if the layer is unused, or has a video's frames as rows.
+        summed over each unit. None if the layer is unused, or has a video's frames as samples.
         """
         record = self.clean.of(name)
         corrupted = self.corrupted.of(name)

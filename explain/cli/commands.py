@@ -54,11 +54,8 @@ def print_help(context: click.Context, option: click.Parameter, is_asked: bool) 
 
 
 class Command(click.Command):
-    """A command, with defaults from a file, and errors in one line.
-
-    Args:
-        key: what the list of results is called in a JSON document.
-        settings: those of `click.Command`.
+    """A command, with defaults from a file and errors in one line; ``key`` is what the list of
+    results is called in a JSON document.
     """
 
     def __init__(self, *, key: str = "results", **settings: Any) -> None:

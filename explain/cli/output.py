@@ -268,11 +268,8 @@ class RunProgress(StatusLine):
 
 
 class ProgressBar(StatusLine):
-    """The progress of photos one after the other, and of many passes for each.
-
-    Args:
-        total: how many photos there are.
-        clock: gives the time in seconds.
+    """The progress of ``total`` photos one after the other, and of many passes for each; ``clock``
+    gives the time in seconds.
     """
 
     def __init__(self, total: int, clock: Callable[[], float] = time.monotonic) -> None:

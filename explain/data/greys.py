@@ -53,22 +53,9 @@ def to_8_bits(
     volume: Array | None = None,
     name: str = "",
 ) -> Array:
-    """Bring pixels of any depth to 0-255, and warn of the range that they are read in where nobody
-    has named it.
-
-    Bytes stay as they are. Floats from 0 to 1 are read as such. Other values from 0 on are read as
-    8, 10, 12, 14 or 16 bits, the fewest that hold the brightest; and all others from the darkest to
-    the brightest. What is not finite is black.
-
-    Args:
-        pixels: numbers, in any shape.
-        window: the level and the width of the range, instead of what is there.
-        bits: how many the file says they have.
-        volume: all pixels that have a common range.
-        name: what messages call the volume.
-
-    Raises:
-        ImageError: they are no numbers, or none of them is finite.
+    """Pixels of any depth as 0-255: bytes as they are, floats from 0 to 1 as such, others by
+    ``window`` (level, width), ``bits`` or the fewest of 8 to 16 bits, else from darkest to
+    brightest (of the ``volume``), with a warning. What is not finite is black.
 
     >>> to_8_bits(np.array([-100.0, 41.0, 240.0]), window=(40, 400)).tolist()
     [38, 128, 255]

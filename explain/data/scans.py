@@ -96,8 +96,8 @@ def split_slice(name: str) -> tuple[str, Chosen]:
 
 
 def read_range(text: str) -> Chosen:
-    """Read the text that says which slices are meant: ``12``, ``10:20``, or ``::5`` for every
-    fifth; None for any other text.
+    """The slices that a text means, ``12``, ``10:20`` or ``::5`` (every fifth); None for any other
+    text.
 
     >>> read_range("12"), read_range("10:20"), read_range("x")
     (12, slice(10, 20, None), None)

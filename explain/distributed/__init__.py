@@ -6,5 +6,5 @@
                      it
 
 Both work through hooks that live as long as their owner, a wrapped model or the writer of an
-archive: no handle is left to remove, which is why they need not be in the hooks room.
+archive: no handle is left to remove, which is why they need not be in `explain.hooks`.
 """

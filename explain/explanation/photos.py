@@ -120,18 +120,9 @@ def explained(
     at_once: Callable[[T], int],
     apart: Callable[[T], bool],
 ) -> Iterator[list[tuple[T, R | Exception | None]]]:
-    """Explain photos in batches, and yield for each batch its photos, each with its result or its
-    own error. Batches come as they are full, so that photos may change their order; `reported`
-    restores it.
-
-    Args:
-        photos: taken as they are needed; those that could not be read may be among them.
-        explain: takes a batch, and returns a result for each photo of it.
-        alike: returns what all photos of a batch must share, such as the shape of their inputs;
-            None for a photo that could not be read, which is passed on alone with None.
-        at_once: returns how many photos like this one make a batch.
-        apart: returns whether photos like this one have the same results in a batch as alone; it is
-            asked once, for the first batch of several. Without that, photos are explained alone.
+    """Yield batches of photos, each with its result of ``explain`` or its own error, as they are
+    full (`reported` restores the order). Photos share the key ``alike(photo)`` (None: unreadable),
+    ``at_once(photo)`` make a batch, one by one unless ``apart(photo)``, which is asked once.
 
     >>> list(
     ...     explained(

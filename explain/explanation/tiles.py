@@ -13,19 +13,9 @@ from explain.layers.layouts import enlarge
 def tiles_on_photo(
     attribution: Attribution, boxes: Sequence[Box], size: tuple[int, int]
 ) -> Attribution:
-    """Return the attribution of a photo's tiles, frames or patches as one for the whole photo, each
-    map laid where its tile lies.
-
-    Args:
-        attribution: a batch of one photo whose T tiles have a map each.
-        boxes: where each of the T tiles lies in the photo, in its pixels; frames that show the same
-            have the same box.
-        size: the photo's (width, height).
-
-    Returns:
-        The attribution of one image, at the resolution of the finest tile. Values for pixels are
-        added up where tiles overlap; values of a layer become the mean over the tiles that show a
-        place.
+    """A photo's T tiles, frames or patches as one attribution at the finest tile's resolution, laid
+    at ``boxes`` in pixels of a photo of ``size`` (width, height): values of pixels are added up
+    where tiles overlap, maps of a layer become means.
 
     >>> tiles = Attribution("m", torch.ones(1, 2, 2, 2), "score", torch.ones(1), "a", (2, 2, 2))
     >>> tiles_on_photo(tiles, [Box(0, 0, 2, 2), Box(2, 0, 4, 2)], (4, 2)).values.shape

@@ -69,8 +69,9 @@ def placement_of(model: nn.Module, x: torch.Tensor, layer: str) -> Placement | N
 
 
 def receptive_field(model: nn.Module, x: torch.Tensor, layer: str) -> Box:
-    """The part of an input ``(1, C, H, W)`` that the middle of a layer's feature maps depends on,
-    by gradients in noise; all of it for layers that are not ``(N, C, h, w)``.
+    """The part of an input like ``x`` ``(1, C, H, W)``, in pixels, that the middle of a layer's
+    feature maps depends on, by gradients in noise; all of it for layers that are not ``(N, C, h,
+    w)``.
 
     >>> model = nn.Sequential(
     ...     nn.Conv2d(1, 2, 3, padding=1), nn.MaxPool2d(2), nn.Conv2d(2, 2, 3, padding=1)

@@ -28,22 +28,11 @@ def distances(maps: torch.Tensor) -> torch.Tensor:
 
 
 def spectrum(apart: torch.Tensor, most: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
-    r"""Return the smallest eigenvalues, with their eigenvectors, of the graph in which each point
-    is joined to its nearest neighbours.
-
-    Twice as many neighbours as the logarithm of the number of points, at least 5: the logarithm
-    keeps a graph together (von Luxburg, 2007), and with no more than that, groups of some tens of
-    points fall apart by chance. An edge that only one end asks for counts half. Neighbours weigh
-    :math:`\exp(-d^2 / \sigma_i \sigma_j)`, where
-    :math:`\sigma_i` is the distance to the last neighbour (Zelnik-Manor and Perona, NIPS 2004).
-
-    Args:
-        apart: their distances ``(N, N)``.
-        most: how many groups there may be.
-
-    Returns:
-        The smallest eigenvalues of the normalised Laplacian ``(E,)``, which lie between 0 and 2,
-        and the eigenvectors ``(N, E)``.
+    r"""The smallest eigenvalues ``(E,)`` (0 to 2) and eigenvectors ``(N, E)`` of the normalised
+    Laplacian of points at distances ``apart`` ``(N, N)``, for up to ``most`` groups. Joined are 2
+    log N nearest neighbours, at least 5 (von Luxburg, 2007: log N keep a graph together), by half
+    if only one end chooses, with :math:`\exp(-d^2 / \sigma_i \sigma_j)`, :math:`\sigma_i` the
+    distance to the last one (Zelnik-Manor and Perona, NIPS 2004).
     """
     count = len(apart)
     neighbours = min(count - 1, max(5, round(2 * math.log(count))))

@@ -140,13 +140,10 @@ def _spoken(
 
 @dataclass(frozen=True, eq=False)
 class LabelMistakes:
-    """Where one label of several is missed, and where it is a false alarm.
-
-    It is ``missed`` in so many of the ``present`` photos that have it, and predicted in so many
-    (``false_alarms``) of the ``absent`` ones that do not. ``missed_photos`` and ``alarm_photos``
-    have its probability in some of these by their names, the surest mistake first. ``maps`` has
-    what supports the label in them ``(H, W)`` in [0, 1], where the run does not have it and the
-    model was at hand.
+    """Where one label of several is ``missed``, in so many of the ``present`` photos that have it,
+    and predicted in so many (``false_alarms``) of the ``absent`` ones. ``missed_photos`` and
+    ``alarm_photos`` have its probability by name, the surest mistake first, ``maps`` what supports
+    it in them ``(H, W)`` in [0, 1], if the model was at hand.
     """
 
     label: str

@@ -137,22 +137,10 @@ class MarkedPhotos:
 def marked_photos(
     finding: Finding, photos: RunPhotos, *, layer: str | None = None, most: int = 400, seed: int = 0
 ) -> MarkedPhotos:
-    """Collect the photos that bear the mark of a finding, the region of the mark in them, and
-    photos without it.
-
-    Args:
-        finding: a cluster, whose region is where its maps exceed the others of the class; a class,
-            whose region is all but its objects, or where its maps exceed those of the other classes
-            if no boxes are known; a channel or a concept vector, whose regions are where it is
-            strongest.
-        photos: the photos of the run, and the model.
-        layer: of a channel.
-        most: photos without the mark.
-        seed: of what is drawn at random.
-
-    Raises:
-        RunError: there are too few photos with the mark, or without it.
-        LayerError: a channel has no layer.
+    """Collect the photos with the mark of a finding, its region in them, and at most ``most``
+    photos without it. The region is where a cluster's maps exceed the others' of the class, all but
+    a class's objects (or its excess without boxes), or where a channel of ``layer`` or concept
+    vector is strongest.
     """
     rows = list(one_for_each_photo(photos.run))
 

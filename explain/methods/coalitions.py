@@ -38,8 +38,9 @@ class CoalitionDesign(ABC):
         return self.samples // self.unit(regions) * self.unit(regions)
 
     def unit(self, regions: int) -> int:
-        """How many runs in a row mean something only together, such as those of one order of
-        regions."""
+        """How many successive runs mean something only together, such as those of one order of
+        regions.
+        """
         return 1
 
 
@@ -70,7 +71,7 @@ class Coalitions(MaskedInputs):
 
     def masks(self, evidence: Evidence) -> PerturbedRows:
         """The masks ``(b, 1, H, W)`` of the runs: 1 in regions that are seen, 0 in those that the
-        baseline replaces. Row ``number`` of an image is run ``number`` of the design.
+        baseline replaces. Mask ``number`` of an image is that of run ``number`` of the design.
         """
         x = evidence.inputs
         labels = self.regions(x)

@@ -92,7 +92,7 @@ class Estimator(ABC):
 
     @abstractmethod
     def take(self, first: int, scores: torch.Tensor) -> None:
-        """Take the scores of rows from the ``first`` on."""
+        """Take the scores of perturbed inputs from the ``first`` on."""
 
     @abstractmethod
     def estimate(self) -> Estimate: ...
@@ -124,8 +124,9 @@ class _ImageScores:
         return self.done or self.taken + len(self._waiting) >= self.estimator.unit
 
     def add(self, scores: torch.Tensor) -> None:
-        """Put the ``scores`` ``(b,)`` of the next rows of the image in line, and hand them to the
-        estimator up to the next check of the error, or to the last row."""
+        """Put the ``scores`` ``(b,)`` of the next perturbed inputs of the image in line, and hand
+        them to the estimator up to the next check of the error, or to the last one.
+        """
         self._waiting = torch.cat([self._waiting, scores])
         while not self.done and len(self._waiting) >= (wanted := self._next_check() - self.taken):
             self._take(wanted)
@@ -187,7 +188,9 @@ class _Estimating(Accumulator):
         self._device = x.device
 
     def add(self, images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> None:
-        """Take the scores ``values`` ``(b,)`` of rows, which come in order for each image."""
+        """Take the scores ``values`` ``(b,)`` of perturbed inputs, which come in order for each
+        image.
+        """
         for image in dict.fromkeys(images.tolist()):
             self._images[image].add(values[images == image])
 
@@ -264,7 +267,7 @@ class PerturbationMethod(Method):
 
 @dataclass(frozen=True)
 class _RowsOf(Perturbation):
-    """The perturbation that makes the rows of a `RowMethod`."""
+    """The perturbation that makes the inputs of a `RowMethod`."""
 
     method: "RowMethod"
 
@@ -291,9 +294,9 @@ class _RowsOf(Perturbation):
 
 
 class RowMethod(PerturbationMethod):
-    """A perturbation method in one class: `perturbed` makes the rows, and `map` the map from their
-    scores. ``score`` is the score that counts, ``looks_at`` what both may look at besides the
-    photos, such as feature maps, and ``words`` says in a plan what the rows are.
+    """A perturbation method in one class: `perturbed` makes the inputs, and `map` the map from
+    their scores. ``score`` is the score that counts, ``looks_at`` what both may look at besides the
+    photos, such as feature maps, and ``words`` says in a plan what the perturbed inputs are.
     """
 
     score: Score = "logit"
@@ -305,8 +308,9 @@ class RowMethod(PerturbationMethod):
     """Whether they are feature maps ``(b, C, h, w)`` of the layer that ``looks_at`` has."""
 
     def count(self, channels: int, size: tuple[int, ...]) -> int:
-        """How many rows each image has, for the plan of the runs; 0 where that is not known before.
-        ``channels`` and ``size`` are those of the layer and the photo."""
+        """How many perturbed inputs each image has, for the plan of the runs; 0 where that is not
+        known before. ``channels`` and ``size`` are those of the layer and the photo.
+        """
         return 0
 
     def perturbed(self, evidence: Evidence) -> PerturbedRows:
@@ -314,7 +318,7 @@ class RowMethod(PerturbationMethod):
         raise NotImplementedError
 
     def map(self, evidence: Evidence, scores: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The map, from the scores ``(K,)`` of the rows of each image."""
+        """The map, from the scores ``(K,)`` of the perturbed inputs of each image."""
         raise NotImplementedError
 
     @property
@@ -324,7 +328,7 @@ class RowMethod(PerturbationMethod):
 
     @property
     def scores(self) -> Scores:
-        """The need for the scores of all rows, by image."""
+        """The need for the scores of all perturbed inputs, by image."""
         return Scores(_RowsOf(self), ScoreOf(self.score), ByImage())
 
     @property

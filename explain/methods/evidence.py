@@ -132,7 +132,7 @@ class Strength(ScoreOf):
     """
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        """The strength ``(b,)`` of the answer in each row that the engine has run."""
+        """The strength ``(b,)`` of the answer in each perturbed input."""
         if self.kind == "margin" and evidence.outputs.kind == "labels":
             return ScoreOf("probability", self.category)(evidence) - 0.5
         score = super().__call__(evidence)

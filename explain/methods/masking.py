@@ -46,8 +46,9 @@ class MaskedInputs(Perturbation):
         raise NotImplementedError
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
-        """The photos with their masked parts replaced by the baseline: one row for each mask. An
-        input without pixels, such as a table of numbers, has one row, and stays as it is."""
+        """The photos with their masked parts replaced by the baseline: one perturbed input for each
+        mask. An input without pixels, such as a table of numbers, has one, and stays as it is.
+        """
         x = evidence.inputs
         if not evidence.size:  # no picture to cover
             return one_row_each(x)
@@ -63,7 +64,9 @@ class MaskedInputs(Perturbation):
             return replace(first, build=lambda images, numbers: x[images])
 
         def resized_masks(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-            """The masks of the first input for these rows, brought to the size of this one."""
+            """The masks of the first input for these perturbed inputs, brought to the size of this
+            one.
+            """
             masks = make_masks(images, numbers).to(x)
             if masks.ndim != x.ndim:
                 raise MethodError(
@@ -76,8 +79,9 @@ class MaskedInputs(Perturbation):
         return self._covered(x, replace(first, build=resized_masks))
 
     def _covered(self, x: torch.Tensor, masks: PerturbedRows) -> PerturbedRows:
-        """The rows in which masks ``(b, 1, H, W)`` cover the photos ``x`` ``(N, C, H, W)`` with the
-        baseline; masks are made when rows are run."""
+        """The perturbed inputs in which masks ``(b, 1, H, W)`` cover the photos ``x`` ``(N, C, H,
+        W)`` with the baseline; masks are made when they are run.
+        """
         cover = self.baseline.covering(x)
 
         def covered(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
@@ -103,7 +107,8 @@ class ShownParts(MaskedInputs):
 
     def masks(self, evidence: Evidence) -> PerturbedRows:
         """The masks ``(b, 1, H, W)`` of one image's parts: 1 in the part, 0 elsewhere. The other
-        images of the batch have no rows."""
+        images of the batch have none.
+        """
         counts = [0] * len(evidence.inputs)
         counts[self.image] = len(self.parts)
 

@@ -66,7 +66,7 @@ class Windows(MaskedInputs):
 
     def masks(self, evidence: Evidence) -> PerturbedRows:
         """One mask for each window, ``(b, 1, H, W)``: 0 in the window, whose pixels the baseline
-        replaces, 1 elsewhere. Row ``number`` of an image belongs to ``boxes(...)[number]``.
+        replaces, 1 elsewhere. Mask ``number`` of an image belongs to ``boxes(...)[number]``.
         """
         x = evidence.inputs
         boxes = self.boxes(evidence.size)

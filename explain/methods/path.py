@@ -147,9 +147,7 @@ class Path(Perturbation):
         raise NotImplementedError
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
-        """One row for each point of the path of each photo; rows of a photo come in the order of
-        the path.
-        """
+        """One input for each point of the path of each photo, in the order of the path."""
         x = evidence.inputs
         return rows_of([self.steps] * len(x), x.device, self.points(evidence))
 
@@ -198,20 +196,22 @@ class StraightPath(Path):
 
     def _for_rows(self, part: int, x: torch.Tensor) -> torch.Tensor:
         """For integrated gradients, the points (``part`` 0) or the weights (``part`` 1) of the
-        quadrature ``(steps, 1, ..., 1)``, which broadcast over rows of ``x`` and have its type."""
+        quadrature ``(steps, 1, ..., 1)``, which broadcast over copies of ``x`` and have its type.
+        """
         numbers = _on_device(self.rule, self.steps, x.dtype, x.device)[part]
         return numbers.reshape(-1, *[1] * (x.ndim - 1))
 
 
 @dataclass(frozen=True)
 class ScoreAndGradient:
-    """The score of each row, and then the gradient's values: ``(N, 1 + C * H * W)``."""
+    """The score of each perturbed input, and then the gradient's values: ``(N, 1 + C * H * W)``."""
 
     needs: ClassVar[frozenset[Need[Any]]] = frozenset({InputGradients()})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        """The score of each row in column 0, then its gradient flattened: ``(b, 1 + C * H * W)``.
-        Searches and `ByDirection` take it apart in this order."""
+        """The score of each perturbed input in column 0, then its gradient flattened: ``(b, 1 + C *
+        H * W)``. Searches and `ByDirection` take it apart in this order.
+        """
         gradient = evidence[InputGradients()]
         return torch.cat([evidence.score.to(gradient)[:, None], gradient.flatten(1)], 1)
 
@@ -544,8 +544,8 @@ class Baselines(Perturbation):
         return len(self.baselines)
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
-        """A row for each of the B baselines, the same for each photo: their scores, whose mean the
-        method compares with.
+        """An input for each of the B baselines, the same for each photo: their scores, whose mean
+        the method compares with.
         """
         x = evidence.inputs
         starts = several(self.baselines, x[0])

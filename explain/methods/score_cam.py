@@ -37,7 +37,7 @@ class ScoreWeightedMethod(RowMethod):
         return 1
 
     def count(self, channels: int, size: tuple[int, ...]) -> int:
-        """How many rows each image has at most: one for each channel and time."""
+        """How many perturbed inputs each image has at most: one for each channel and time."""
         return channels * self.times
 
     def seen(self, evidence: Evidence) -> torch.Tensor:
@@ -60,7 +60,7 @@ class ScoreWeightedMethod(RowMethod):
         return photos * masks(maps, tuple(photos.shape[2:]), placement)
 
     def perturbed(self, evidence: Evidence) -> PerturbedRows:
-        """The masked photos, for each feature map that `seen` names ``times`` rows one after the
+        """The masked photos, for each feature map that `seen` names ``times`` copies one after the
         other.
         """
         x = evidence.inputs
@@ -74,8 +74,9 @@ class ScoreWeightedMethod(RowMethod):
         def masked(
             images: torch.Tensor, channel: torch.Tensor, numbers: torch.Tensor
         ) -> torch.Tensor:
-            """The rows of these images and ``channel`` numbers ``(b,)``; an input without pixels
-            beside the photo stays as it is."""
+            """The masked photos of these images and ``channel`` numbers ``(b,)``; an input without
+            pixels beside the photo stays as it is.
+            """
             if not evidence.size:  # an input beside the photo that is no picture
                 return x[images]
             places = placement and placement.converted(lambda centres: centres[images.cpu()])
@@ -85,7 +86,9 @@ class ScoreWeightedMethod(RowMethod):
 
     @property
     def needs(self) -> frozenset[Need[Any]]:
-        """As for all row methods, and the score of a blank photo, for maps that mask everything."""
+        """As for all perturbation methods, and the score of a blank photo, for maps that mask
+        everything.
+        """
         return super().needs | {Scores(ZeroInput())}
 
     def map(self, evidence: Evidence, scores: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -291,14 +294,15 @@ class AblationCAM(RowMethod):
         return channels
 
     def perturbed(self, evidence: Evidence) -> PerturbedRows:
-        """The layer's feature maps ``(b, C, h, w)`` with one channel set to zero, a row for each
-        channel; a channel that is zero already has no row.
+        """The layer's feature maps ``(b, C, h, w)`` with one channel set to zero, one input for
+        each channel that is not zero already.
         """
         a = evidence.activations
 
         def ablated(images: torch.Tensor, channel: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
-            """The rows for these images and ``channel`` numbers ``(b,)``: new tensors, which the
-            network may overwrite."""
+            """The feature maps for these images and ``channel`` numbers ``(b,)``: new tensors,
+            which the network may overwrite.
+            """
             # copies whole maps, where indexing copies value by value
             maps = a.index_select(0, images)
             maps[torch.arange(len(images), device=images.device), channel] = 0
@@ -308,8 +312,9 @@ class AblationCAM(RowMethod):
 
     def map(self, evidence: Evidence, scores: Sequence[torch.Tensor]) -> torch.Tensor:
         """Make the map of `AblationCAM`: sum the feature maps, each weighted by the share of the
-        score that is lost without it: ``(N, h, w)``. A channel without a row keeps the score. Drops
-        that are rounding errors count as 0."""
+        score that is lost without it: ``(N, h, w)``. A channel that was zero already keeps the
+        score. Drops that are rounding errors count as 0.
+        """
         a = evidence.activations
         # differences are taken in one precision
         score = evidence[self.whole][:, None]
@@ -460,7 +465,7 @@ class ViTCX(RowMethod):
         ]
 
     def perturbed(self, evidence: Evidence) -> PerturbedRows:
-        """Two rows for each cluster, one after the other: the photo seen through the mask with
+        """Two photos for each cluster, one after the other: the photo seen through the mask with
         noise where it is covered, and the whole photo with that same noise. `map` takes their
         difference.
         """
@@ -473,8 +478,9 @@ class ViTCX(RowMethod):
         def masked_or_noise(
             images: torch.Tensor, maps: torch.Tensor, numbers: torch.Tensor
         ) -> torch.Tensor:
-            """The rows for cluster maps ``(b, h, w)``; even numbers are the masked photo, odd ones
-            the whole photo with the noise."""
+            """The photos for cluster maps ``(b, h, w)``; even numbers are the masked photo, odd
+            ones the whole photo with the noise.
+            """
             places = placement and placement.converted(lambda centres: centres[images.cpu()])
             keep = masks(maps, evidence.size, places)
             added = noises(self.seed, numbers // 2, x[0])

@@ -202,8 +202,9 @@ class Moments(Accumulator):
         self._moments: dict[int, tuple[int, torch.Tensor, torch.Tensor]] = {}
 
     def add(self, images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> None:
-        """For ``smooth(method)``, take the maps ``values`` ``(b, ...)`` of some rows, and update
-        the count, the mean and the squares of their images."""
+        """For ``smooth(method)``, take the maps ``values`` ``(b, ...)`` of some perturbed inputs,
+        and update the count, the mean and the squares of their images.
+        """
         if self._statistic == "square":
             values = values**2
         for image, value in zip(images.tolist(), values, strict=True):
@@ -214,8 +215,9 @@ class Moments(Accumulator):
             self._moments[image] = count + 1, mean, squares + deviation * (value - mean)
 
     def result(self) -> torch.Tensor:
-        """For ``smooth(method)``, the mean over the rows of each image, their mean square, or their
-        variance ``(N, ...)``, whichever ``statistic`` asks for; images in order."""
+        """For ``smooth(method)``, the mean over the perturbed inputs of each image, their mean
+        square, or their variance ``(N, ...)``, whichever ``statistic`` asks for; images in order.
+        """
         moments = [self._moments[image] for image in sorted(self._moments)]
         if self._statistic == "variance":
             return torch.stack([squares / count for count, _, squares in moments])
@@ -317,7 +319,7 @@ class Views(Perturbation):
         return len(self.kinds)
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
-        """The photo in each view (enlarged, mirrored), one row for each; ``carry`` moves other
+        """The photo in each view (enlarged, mirrored), one input for each; ``carry`` moves other
         tensors, such as masks of the photo, in the same way.
         """
         x = evidence.inputs

@@ -291,8 +291,8 @@ Ranks = Sequence[int] | torch.Tensor
 class ScoreRequest:
     """A request for the scores of K perturbed photos of each of N images. ``of`` makes the photos;
     equal perturbations are run once for all metrics and maps. ``places`` ``(N, K)`` says which of
-    its rows each photo is (those of the first image come first), or that it is `UNCHANGED`, or
-    `COVERED` entirely; None where each image has K rows, in their order.
+    its perturbed photos each one is (those of the first image come first), or that it is
+    `UNCHANGED`, or `COVERED` entirely; None where each image has K, in their order.
     """
 
     of: Perturbation
@@ -326,7 +326,9 @@ class ScoreRequest:
 
     def scores(self, evidence: Evidence) -> torch.Tensor:
         """The scores ``(N, K)`` of the requested photos, put together from the answers in the
-        evidence: of the photo itself, of the fully covered one, and of the rows at ``places``."""
+        evidence: of the photo itself, of the fully covered one, and of the perturbed ones at
+        ``places``.
+        """
         scores = evidence[self.whole][:, None]
         if self.places is None:
             return evidence[self.perturbed].reshape(len(scores), -1)  # type: ignore[index,no-any-return]
@@ -366,15 +368,17 @@ class CoveredRanks(MaskedInputs):
 
     def masks(self, evidence: Evidence) -> PerturbedRows:
         """The masks of a `cover_ranks` request ``(b, 1, H, W)``: 0 for pixels whose rank is within
-        the interval of the row, 1 elsewhere. Rows of an image are its intervals in order."""
+        the interval of the photo, 1 elsewhere. Masks of an image are in the order of its intervals.
+        """
         ranks = self.ranks
         owners, starts, ends = self.intervals.unbind(1)
         counts = owners.bincount(minlength=len(ranks))
         first = counts.cumsum(0) - counts
 
         def kept(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-            """Which pixels stay, ``(b, 1, H, W)``, for images and numbers of rows ``(b,)``: those
-            whose rank is outside of the interval."""
+            """Which pixels stay, ``(b, 1, H, W)``, for numbers of images and intervals ``(b,)``:
+            those whose rank is outside of the interval.
+            """
             ranks_of_rows = ranks if len(ranks) == 1 else ranks[images]
             rows = first[images] + numbers
             low = starts[rows].reshape(-1, 1, 1)

@@ -50,8 +50,9 @@ class RandomSubsets(MaskedInputs):
         return order.argsort().reshape(size) < self.pixels
 
     def masks(self, evidence: Evidence) -> PerturbedRows:
-        """The masks ``(b, 1, H, W)``: 0 in the subset of the row, whose pixels are covered, 1
-        elsewhere; the same for every photo."""
+        """The masks ``(b, 1, H, W)``: 0 in the subset of the photo, whose pixels are covered, 1
+        elsewhere; the same for every photo.
+        """
         x = evidence.inputs
 
         without = one_by_one(lambda image, sample: ~self.subset(evidence.size, sample)[None])

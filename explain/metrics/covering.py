@@ -60,8 +60,9 @@ def elsewhere(areas: torch.Tensor, count: int, seed: int) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class CoveredAreas(MaskedInputs):
-    """Photos of which all but one of some areas ``kept`` ``(N, P, H, W)`` is covered: P rows for
-    each."""
+    """Photos of which all but one of some areas ``kept`` ``(N, P, H, W)`` is covered: P photos for
+    each.
+    """
 
     baseline: Baseline
     content: bytes = field(repr=False)

@@ -25,8 +25,8 @@ MapsLike: TypeAlias = Attribution | torch.Tensor | np.ndarray[Any, Any]
 
 
 def as_tensor(numbers: object) -> torch.Tensor | None:
-    """Read a tensor or an array, of any byte order and strides, as a tensor of real numbers; None
-    for anything else.
+    """A tensor or array, of any byte order and strides, as a tensor of real numbers; None for
+    anything else.
 
     >>> as_tensor(np.eye(2, dtype=">i2")[::-1]), as_tensor("two")
     (tensor([[0, 1],

@@ -95,14 +95,15 @@ class ModelContext:
         )
 
     def changed(self, change: Perturbation | None) -> torch.Tensor:
-        """The photos ``(N, C, H, W)`` after a perturbation that has one row for each; unchanged for
-        None."""
+        """The photos ``(N, C, H, W)`` after a perturbation that makes one of each; unchanged for
+        None.
+        """
         if change is None:
             return self.images
         return self.rows_of(change).make(torch.arange(len(self.images), device=self.images.device))
 
     def rows_of(self, perturbation: Perturbation) -> PerturbedRows:
-        """The perturbed rows of the photos."""
+        """The perturbed photos."""
         grids = Grids(tuple(self.images.shape[2:]))
         score = self.images.new_zeros(len(self.images))
         return perturbation.rows(Evidence(self.images, score, None, "", grids))

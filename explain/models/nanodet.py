@@ -158,19 +158,10 @@ class NanoDet(nn.Module):
 def decode_heads(
     maps: Sequence[torch.Tensor], strides: Sequence[int] = STRIDES
 ) -> dict[str, torch.Tensor]:
-    """Turn the outputs of the heads into class scores and boxes; gradients pass through all of it.
-
-    A side of a box lies as many strides from the centre of its cell as the mean of a softmax over
-    0, 1, ..., 10 says. Boxes may reach beyond the image.
-
-    Args:
-        maps: the output of each head, ``(N, classes + 4 * BINS, rows, columns)``: logits of the
-            classes, then of the distances to the left, upper, right and lower side.
-        strides: pixels of the input between the cells of each.
-
-    Returns:
-        "logits" and "scores" (their sigmoids) ``(N, cells, classes)``, and "boxes" ``(N, cells,
-        4)``: x0 y0 x1 y1 in pixels of the input.
+    """Class "logits" and "scores" (sigmoids) ``(N, cells, classes)`` and "boxes" ``(N, cells, 4)``
+    in pixels (maybe beyond the image) from each head's map ``(N, classes + 4 * BINS, rows,
+    columns)``. A side lies as many ``strides`` from its cell's centre as the mean of a softmax over
+    0, 1, ..., 10 says.
 
     >>> flat = torch.zeros(1, 1 + 4 * BINS, 1, 2)  # one class, two cells, every distance 5 strides
     >>> output = decode_heads([flat], [8])
@@ -187,20 +178,9 @@ def detect(
     iou: float = 0.6,
     candidates: int = 1000,
 ) -> list[dict[str, torch.Tensor]]:
-    """Pick the detections in what a `NanoDet` gives, best first, by non-maximum suppression in each
-    class.
-
-    Args:
-        output: "scores" ``(N, cells, classes)`` and "boxes" ``(N, cells, 4)``.
-        threshold: the score that a detection must exceed.
-        iou: of two boxes of a class whose intersection over union exceeds it, the one with the
-            lower score goes.
-        candidates: how many of the best scores of an image are looked at.
-
-    Returns:
-        For each image, "boxes" ``(Q, 4)``, "labels" ``(Q,)`` and "scores" ``(Q,)``, as
-        torchvision's detectors have them, and "cells" ``(Q,)``: where each is in the output. Boxes
-        and scores have gradients if the output has.
+    """The detections in a `NanoDet`'s output above ``threshold``, best first, by non-maximum
+    suppression in each class (``iou``) among the best ``candidates``: for each image "boxes" ``(Q,
+    4)``, "labels", "scores" and "cells" (positions in the output) ``(Q,)``, with gradients.
 
     >>> boxes = torch.tensor(
     ...     [[[0.0, 0, 9, 9], [0, 0, 9, 8], [20, 0, 29, 9]]]

@@ -232,21 +232,9 @@ def adjusted(
     std: Values = None,
     interpolation: Interpolation | None = None,
 ) -> Preprocess:
-    """Return a preprocessing with other values, such as a caller's ``mean`` and ``std``; None
-    leaves a value as it is.
-
-    Args:
-        preprocess: one that cuts out the centre, or shows the whole photo.
-        size: the side of the input in pixels.
-        channels: 1 for photos in grey, 3 for photos in colour. By default as many as there are
-            values in ``mean``.
-        mean: of each channel of the training data, of pixels from 0 to 1; a number stands for all
-            channels.
-        std: its standard deviation.
-        interpolation: "bilinear" or "bicubic".
-
-    Raises:
-        ModelError: a value cannot be meant, or the preprocessing is one that cannot be changed.
+    """A preprocessing (centre crop or whole photo) with another ``size`` (pixels), ``channels`` (1:
+    grey, 3: colour), ``mean``, ``std`` (of pixels from 0 to 1; a number for all) or
+    ``interpolation``; None leaves a value.
 
     >>> adjusted(CenterCrop(8), mean=0.5, std=(0.2, 0.3, 0.4))
     CenterCrop(side=8, crop=0.875, mean=(0.5, 0.5, 0.5), std=(0.2, 0.3, 0.4),

@@ -60,18 +60,9 @@ def figure(
     letters: bool = False,
     heading: bool = True,
 ) -> "Figure":
-    """Return the contents of a contact sheet as a figure of matplotlib.
-
-    Pictures are images of at least 300 dots per inch in axes of their own; all else is text in the
-    fonts and relative to the size of ``rcParams``. The figure belongs to no window, so that nothing
-    has to be closed.
-
-    Args:
-        layout: what is shown.
-        alternative: a text for those who cannot see it.
-        width_cm: how wide the figure is.
-        letters: put (a), (b), … above the pictures.
-        heading: whether title and detail of the layout are shown.
+    """A contact sheet as a matplotlib figure ``width_cm`` wide that no window owns: pictures at 300
+    dots per inch or more, texts in the fonts of ``rcParams``, (a), (b), … with ``letters``.
+    ``alternative`` describes it.
     """
     if width_cm is None:
         width_cm = min(WIDEST, USUAL * layout.columns)

@@ -274,18 +274,9 @@ def item(
     repeated_by: Reproduction | None = None,
     address: str | None = None,
 ) -> dict[str, Any]:
-    """Return an explained photo, its maps, and all that is known of them as plain values: the JSON
-    of one photo in a page.
-
-    The scripts of pages read these keys. The lists under ``maps`` and ``records`` are by target,
-    then by method, in the order of ``targets`` and ``methods``. Unless ``detail.live`` is False,
-    the model may run.
-
-    Args:
-        figures: the values of metrics, for each target by method: ``{method: {metric: value}}``.
-        progress: called with the passes done and their total, for the curves.
-        repeated_by: how to repeat the explanation, where the subject itself does not say it.
-        address: where the photo is, if it is not part of the page.
+    """A photo, its maps and all that is known of them as plain values, by keys that scripts of
+    pages read; lists are by target, then method. ``figures`` has ``{method: {metric: value}}`` for
+    each target; the model may run, unless ``detail.live`` is False.
     """
     live = detail.live and subject.explainer is not None
     targets = range(len(subject.results))

@@ -63,12 +63,8 @@ class Report:
 
 
 class PartExplainer:
-    """Explains pieces of a run with one copy of the model.
-
-    Args:
-        job: the run.
-        folder: where its Parquet files are written.
-        device: where to run the model; by default where it is.
+    """Explains pieces of a run with one copy of the model on ``device``, and writes their Parquet
+    files into ``folder``.
     """
 
     def __init__(self, job: Job, folder: Storage, device: str | None = None) -> None:

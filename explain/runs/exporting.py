@@ -61,29 +61,11 @@ def export(
     boxes: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
 ) -> int:
-    """Write the rows of a run into one file: ``.parquet`` with the maps (extra ``parquet``),
-    ``.csv`` or ``.jsonl``; or what was detected as results of COCO, ``.json``.
-
-    The file appears complete or not at all. In Parquet, ``map`` is a list of float32, row after
-    row, and ``map_shape`` its shape; the manifest is among the metadata of the schema, under
-    ``explain``. Each metric is a column, and in ``.csv`` and ``.jsonl`` the probability of each
-    label, where several may be true of a photo.
-
-    Args:
-        run: the run.
-        file: where to write; its ending chooses the format.
-        photos: write a row for each photo, with the probability of every label or class, instead of
-            one for each map.
-        boxes: for results of COCO, the annotations that say which numbers its photos and categories
-            have; by default those that the run was made with.
-        overwrite: replace a file that exists.
-
-    Returns:
-        How many rows were written.
-
-    Raises:
-        RunError: the file exists, cannot be written or has another ending, pyarrow is not
-            installed, or the run has no detections.
+    """Write a run's rows, or a row for each photo with all probabilities (``photos``), into
+    ``.parquet`` (with maps: extra ``parquet``), ``.csv``, ``.jsonl``, or its detections as COCO's
+    ``.json`` (numbered by ``boxes``), complete or not at all; returns how many. In Parquet, ``map``
+    is a list of float32 with ``map_shape``, and the manifest is under ``explain`` in the schema's
+    metadata.
     """
     path = check_table(file, photos=photos, overwrite=overwrite)
     ending = path.suffix.lower()

@@ -60,17 +60,8 @@ TIME = "%Y-%m-%dT%H:%M:%SZ"
 
 
 class Job:
-    """All that fixes a run, whatever machine does it; it can be sent to others.
-
-    Args:
-        source: where the photos come from, as for `explain.run`.
-        explainer: the model with all that belongs to it.
-        methods, target, options: as for calling an `Explainer`.
-        metrics: how the maps are evaluated.
-
-    Raises:
-        RunError: the source cannot be used, or has no photos.
-        ExplainError: something is unknown, or does not go together.
+    """All that fixes a run, whatever machine does it; it can be sent to others. Arguments are those
+    of `explain.run`.
     """
 
     is_training = False

@@ -38,18 +38,8 @@ VERSIONS = ("ETag", "etag", "LastModified", "updated", "mtime", "created")
 
 
 class Storage:
-    """A folder: a path, or an address that fsspec knows, such as ``s3://bucket/maps`` or
-    ``memory://maps``.
-
-    It can be sent to other machines. A file in it appears complete or not at all.
-
-    Args:
-        address: the path or the address.
-        make: make the folder if there is none.
-
-    Raises:
-        RunError: there is a file of this name, fsspec does not know the address, or it lacks a
-            package for it.
+    """A folder, by its path or an address that fsspec knows ("s3://bucket/maps"), made if ``make``.
+    It can be sent to other machines; a file in it appears complete or not at all.
     """
 
     def __init__(self, address: str | os.PathLike[str], *, make: bool = True) -> None:

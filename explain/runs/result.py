@@ -58,22 +58,9 @@ def write_pictures(
     style: StyleLike | None = None,
     overwrite: bool = False,
 ) -> tuple[list[Path], dict[str, str]]:
-    """Write overlays of some photos: of each, one for every method and target.
-
-    Args:
-        run: the run.
-        which: "worst:50" (the photos whose label, or else prediction, has the lowest probability),
-            "best:50", or "source" for all.
-        folder: where to write.
-        source: where the photos are, if they had no file or it has moved.
-        style: how the maps are drawn, in place of each method's own style.
-        overwrite: replace files that exist.
-
-    Returns:
-        The paths, the first photo first; and why photos could not be drawn, by their names.
-
-    Raises:
-        ExplainError: the choice or the style is unknown, or the folder cannot be written.
+    """Write overlays of the photos ``which`` ("worst:50" and "best:50" by the probability of the
+    label, else prediction; "source" for all), for every method and target; returns the paths, and
+    by name why photos could not be drawn.
     """
     look = pictures.Look(style)
     paths: list[Path] = []
@@ -99,24 +86,9 @@ def to_html(
     threshold: float = THRESHOLD,
     overwrite: bool = False,
 ) -> tuple[Path, dict[str, str]]:
-    """Write some photos of a run as one page, to filter, sort and open: see `explain.report.sheet`.
-
-    Args:
-        run: the run.
-        path: where to write it.
-        which: "source:200" for the first 200, "worst:50" (the photos whose label, or else
-            prediction, has the lowest probability) or "best:50".
-        source: where the photos are, if they had no file or it has moved.
-        title: the title of the page.
-        threshold: the probability from which on a label is predicted, where several may be true of
-            a photo: the page says which are missed, and which are false alarms.
-        overwrite: replace a file that exists.
-
-    Returns:
-        The path; and why photos could not be shown, by their names.
-
-    Raises:
-        ExplainError: the choice is unknown, no photo can be shown, or the page cannot be written.
+    """Write the photos ``which`` ("source:200", "worst:50", "best:50") as one page
+    (`explain.report.sheet`); returns the path, and by name why photos could not be shown.
+    ``threshold``: the probability from which on one of several labels is predicted.
     """
     origin = records.ModelOrigin(str(run.manifest["model"]), None, "")
     code = Reproduction(f"import explain\n\nrun = explain.open_run({str(run.path)!r})\nprint(run)")

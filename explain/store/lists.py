@@ -326,17 +326,9 @@ def _ends(path: str) -> list[str]:
 
 
 class AnnotatedSource(Source):
-    """The photos of a source, with the labels and boxes that a list has of them, and no others.
-
-    A photo is found in the list by its path, see `PathIndex`. What the list has of ``1.jpg`` is not
-    taken for one of several photos of this name in folders.
-
-    Args:
-        source: where the photos come from.
-        file: the list, see `PhotoList`.
-
-    Raises:
-        RunError: the file is no such list, or has none of the photos.
+    """The photos of a source that a list (`PhotoList`) has, with its labels and boxes. They are
+    found by `PathIndex`; what it has of ``1.jpg`` is not taken for one of several photos of this
+    name in folders.
     """
 
     kind = "annotated"
@@ -397,17 +389,9 @@ MAX_LABEL_BYTES = 1_000_000
 
 
 class Shards(Source):
-    """The photos in WebDataset shards.
-
-    The members of one photo stand together, as ``000001.jpg`` and ``000001.cls``. A label is read
-    from ``.cls`` (the number of a class), ``.txt`` (its label) or ``.json`` (``label`` and
-    ``boxes``). Photos are read where they lie in the tar file, by several workers at once.
-
-    Args:
-        shards: tar files that are not compressed.
-
-    Raises:
-        RunError: one of them does not exist.
+    """The photos in WebDataset shards: tar files, not compressed, in which ``000001.jpg`` stands
+    beside its label ``000001.cls`` (number of a class), ``.txt`` (label) or ``.json`` (``label``
+    and ``boxes``). Read where they lie in the file, by several workers at once.
     """
 
     kind = "shards"
@@ -542,17 +526,9 @@ def _check_exists(path: str | os.PathLike[str], kind: str) -> None:
 
 
 def source_of(source: Any, boxes: str | os.PathLike[str] | None = None) -> Source:
-    """Return the source for a path, a data set or a list of photos.
-
-    Args:
-        source: a folder of photos, of class folders or of shards; a list of photos in a file
-            (``.csv``, ``.tsv``, ``.json``, ``.jsonl``); a shard (``.tar``), a range of shards
-            ("train-{000..009}.tar") or a pattern; a photo; a data set of PyTorch or Hugging Face; a
-            list or iterator of photos; or a `Source`.
-        boxes: a list or COCO's annotations, with the labels and boxes of the photos.
-
-    Raises:
-        RunError: it is none of these, or does not exist.
+    """The source for a folder (of photos, classes or shards), a list in a file, a shard, range
+    ("train-{000..009}.tar") or pattern, a photo, a data set, a list or iterator, or a `Source`;
+    with a list's or COCO's ``boxes``.
 
     >>> source_of([b"one photo", b"another"]).count
     2

@@ -192,17 +192,9 @@ class Row:
     def checked_photo(
         self, photo: Any = None, remedy: str = "give the photo"
     ) -> Image.Image | torch.Tensor:
-        """Return the photo that was explained, upright, or the tensor ``(C, H, W)``.
-
-        Args:
-            photo: what is to be it; None reads its file. A file is read only if it has not changed
-                since the run, by its size and times: whoever made up the run, to have a file of
-                others read, does not know them.
-            remedy: how the caller gives it, for messages.
-
-        Raises:
-            RunError: it has other pixels than the one that was explained, or no such file.
-            ImageError: it cannot be read.
+        """The photo that was explained, upright, or the tensor ``(C, H, W)``: ``photo``, or None
+        for its file, which is read only if unchanged by size and times: whoever forged a run, to
+        have others' files read, does not know them. Other pixels are refused.
         """
         candidate = self._file(remedy) if photo is None else photo
         image: Image.Image | torch.Tensor
@@ -286,14 +278,7 @@ class LabelledPhoto(NamedTuple):
 
 
 class StoredRun:
-    """The rows and tables of a run's SQLite file; also while it is being written.
-
-    Args:
-        file: where it is.
-
-    Raises:
-        RunError: there is no run, it cannot be read, or another version has written it.
-    """
+    """The rows and tables of a run's SQLite file; also while it is being written."""
 
     def __init__(self, file: str | os.PathLike[str]) -> None:
         """Check that the file is a run in this format; its digests are checked when rows are
@@ -636,12 +621,7 @@ def row_of(
 
 
 class PhotoReader:
-    """Reads the photos of a run once more: from their source, or else from their files.
-
-    Args:
-        run: the run.
-        source: where the photos are, if they had no file or it has moved.
-    """
+    """Reads the photos of a run once more: from ``source``, or else from their files."""
 
     def __init__(self, run: "StoredRun", source: Any = None) -> None:
         """Keep a run and, for photos that had no file, their source."""

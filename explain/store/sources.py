@@ -136,14 +136,8 @@ def entries_of(source: Source) -> Iterator[Entry]:
 
 
 class Folder(Source):
-    """The photos in a folder and in the folders inside it, in the order of their paths; hidden ones
-    are left out.
-
-    Where all photos lie in at least two folders inside, the name of that folder is the label of a
-    photo.
-
-    Args:
-        folder: where they are.
+    """The photos in a folder and the folders inside it, by path, without hidden ones. Where all lie
+    in at least two folders inside, the folder's name is the label.
     """
 
     kind = "folder"
@@ -286,18 +280,9 @@ def plain_key(key: Any) -> str:
 
 
 def content_of(item: Any, image: str | None = None, label: str | None = None) -> Content:
-    """Return the image, label and boxes of an item of a data set or list: an image, a pair of an
-    image and a label, or a dictionary with both.
-
-    A dictionary may have ``boxes``, perhaps as JSON, or the edges of one: ``x0``, ``y0``, ``x1``,
-    ``y1``. Its empty cells count as missing.
-
-    Args:
-        item: what a data set or a list gives.
-        image, label: the keys of a dictionary, where they are not the usual ones.
-
-    Raises:
-        ImageError: it has no image.
+    """The image, label and boxes of a data set's item: an image, a pair with its label, or a
+    dictionary, also with ``boxes`` (maybe JSON) or ``x0``, ``y0``, ``x1``, ``y1``; empty cells are
+    missing.
 
     >>> content_of((b"...", 3)).label
     3
@@ -514,13 +499,8 @@ class Columns:
 
 
 class Photos(Source):
-    """Photos in a list, or in anything that gives one after the other: paths, pictures, or pairs
-    with a label.
-
-    Args:
-        photos: what `explain.data.images.load_image` takes, each alone, as a pair ``(photo,
-            label)`` or a dictionary.
-        columns: the keys of dictionaries, where they are not the usual ones.
+    """Photos in a list or iterator: what `explain.data.images.load_image` takes, alone, as a pair
+    ``(photo, label)``, or a dictionary (keys ``columns``, where they are not the usual ones).
     """
 
     kind = "photos"
@@ -572,19 +552,9 @@ class Photos(Source):
 
 
 class DataSet(Source):
-    """The items of a data set that has a length and gives an item by its number: an image, perhaps
-    with a label.
-
-    Items are named by their files where the data set knows them, as torchvision's `ImageFolder`
-    does, and otherwise by their numbers. A float tensor is given to the model as it is; an image is
-    preprocessed first. In data sets of Hugging Face, the columns with an image and with a label are
-    found by their features.
-
-    Args:
-        items: ``len(items)`` and ``items[i]``, as ``torch.utils.data.Dataset`` has them.
-
-    Raises:
-        RunError: a data set of Hugging Face has no column with images.
+    """The items of a data set with ``len(items)`` and ``items[i]``, named by their files where it
+    knows them (torchvision's `ImageFolder`), else by number; float tensors go to the model as they
+    are. Hugging Face's columns of images and labels are found by their features.
     """
 
     kind = "data set"

@@ -185,17 +185,9 @@ def method_row(method: Method) -> dict[str, Any]:
 
 
 class Store:
-    """The file of a run, opened for writing; made if it is not there.
-
-    Args:
-        file: where it is.
-        manifest: what fixes the run. That of a run that is there already must be the same; see
-            `must_agree`.
-        more: whether there may be further methods and metrics.
-        compare: refuse a run with another manifest.
-
-    Raises:
-        RunError: the file is no run, was begun with other options, or cannot be written.
+    """The file of a run, opened for writing; made if it is not there. The ``manifest`` must be that
+    of a run there (`must_agree`), unless ``compare`` is false; ``more`` allows further methods and
+    metrics.
     """
 
     def __init__(
@@ -323,13 +315,8 @@ class Store:
                 self.db.execute("DELETE FROM failures WHERE name = ?", (entry.name,))
 
     def end(self, when: str, names: Collection[str] | None = None) -> None:
-        """Note in the manifest that the run went through all photos, and how many rows it has:
-        readers notice by these numbers that rows are missing.
-
-        Args:
-            when: the time.
-            names: of all photos that the source has: failures of others are removed. None leaves
-                all.
+        """Note in the manifest the time ``when`` the run went through all photos, and its rows, by
+        which readers notice missing ones. Failures of photos not in ``names`` are removed.
         """
         with self.transaction():
             failures = [name for (name,) in self.db.execute("SELECT name FROM failures")]

@@ -16,12 +16,12 @@ from explain.targets.base import Picked, Target, images_of_rows, summary_of_outp
 
 @dataclass(frozen=True)
 class ScoreTarget(Target):
-    """Any function of the model's output that gives one score per row.
+    """Any function of the model's output that gives one score per sample.
 
-    Methods that alter images call it on pieces of perturbed rows. A function that wants something
-    for each image takes a second argument, ``images`` ``(P,)``: for each row, which of the original
-    images it belongs to, counted from 0. A second argument is one without a default, or one called
-    ``images``.
+    Methods that alter images call it on pieces of the perturbed inputs. A function that wants
+    something for each image takes a second argument, ``images`` ``(P,)``: for each sample, which of
+    the original images it belongs to, counted from 0. A second argument is one without a default,
+    or one called ``images``.
 
     Args:
         function: ``output -> (P,)``, or ``output, images -> (P,)``.
@@ -52,7 +52,7 @@ class ScoreTarget(Target):
 
     @property
     def takes_images(self) -> bool:
-        """Whether the caller's function wants to know which image each row belongs to."""
+        """Whether the caller's function wants to know which image each sample belongs to."""
         return self._images_argument() is not None
 
     def pick(self, output: Any, count: int) -> Picked:
@@ -85,8 +85,8 @@ class ScoreTarget(Target):
         return replace(self, images=images_of_rows(self.images, images))
 
     def _images_argument(self) -> str | None:
-        """How the caller's function takes the images of its rows: by the keyword "images", as its
-        second argument (""), or not at all (None).
+        """How the caller's function takes the images of its samples: by the keyword "images", as
+        its second argument (""), or not at all (None).
         """
         function = self.function
         try:

@@ -118,16 +118,9 @@ class Outputs:
     def predicted(
         self, values: torch.Tensor, categories: Sequence[str] | None, most: int
     ) -> list[Prediction]:
-        """Return what a model predicts for one photo, the most probable first, for people to read.
-
-        Of classes of which one is true, that is the best few; of labels, all that are more probable
-        than not. A model with one output says yes or no, or gives a number. Of several numbers,
-        none is the prediction.
-
-        Args:
-            values: the probabilities ``(K,)``, or the numbers.
-            categories: the labels of the classes.
-            most: how many classes at most.
+        """The predictions for one photo, best first, from probabilities or numbers ``values``
+        ``(K,)``: the ``most`` best classes, labels above one half, yes or no, or one number (of
+        several, none).
 
         >>> Outputs("sigmoid", "labels").predicted(torch.tensor([0.25]), ["cat"], 5)[0].label
         'not cat'
@@ -251,19 +244,10 @@ def outputs_like(
     activation: Activation | None = None,
     seen: Callable[[], End | None] = lambda: None,
 ) -> Outputs:
-    """Say what a model's outputs ``(N, K, ...)`` are.
-
-    This follows from what the caller says and from what was seen at the network's end, and from no
-    photo: the ``outputs`` for some photos can only exclude that they are probabilities.
-
-    Args:
-        outputs: what the model gave for some photos.
-        activation: what the caller says. Otherwise, and where a softmax or sigmoid was seen, they
-            are probabilities. Else, several are scores for a softmax, and one alone is a number.
-        seen: finds out what is at the network's end; called where this decides.
-
-    Raises:
-        ModelError: a softmax is wanted of a single output, which would always be certain.
+    """What a model's outputs ``(N, K, ...)`` are: by the caller's ``activation``, else by what
+    ``seen()`` finds at the network's end; these photos' outputs only exclude probabilities. Without
+    either, several are scores for a softmax, one alone is a number. Refuses a softmax of a single
+    output, always certain.
 
     >>> (
     ...     outputs_like(torch.tensor([[0.25, 0.75]])).activation,

@@ -22,15 +22,9 @@ from explain.targets.functions import ScoreTarget
 
 @dataclass(frozen=True)
 class Element(Target):
-    """One number for each image of an output with several dimensions: ``output[:, 3, 2, 1]``.
-
-    Args:
-        index: where it is, behind the dimension of the images.
-        or_classes: whether the numbers are a class for each image instead, if the output has class
-            scores and no such dimensions.
-
-    Raises:
-        TargetError: it lies outside of the output.
+    """One number for each image of an output with several dimensions, at ``index`` behind the
+    first: ``output[:, 3, 2, 1]``. With ``or_classes``, one class for each image instead, if the
+    output has class scores and no such dimensions.
 
     >>> Element((1, 0)).pick(torch.tensor([[[1.0, 2.0], [3.0, 4.0]]]), 1)[0]
     tensor([3.])
@@ -73,13 +67,8 @@ class Element(Target):
 
 @dataclass(frozen=True)
 class Separate(Target):
-    """A target of its own for each image.
-
-    Each reads the output of the whole batch, and the score in the row of its own image counts.
-
-    Args:
-        targets: N of them, in the order of the images.
-        images: the image of each row of the output; None is a row for each image in turn.
+    """A target of its own for each image. Each of ``targets`` reads the output of the whole batch,
+    and the score of its own image counts: ``images`` has that of each row, None for each in turn.
 
     >>> from explain.targets import ClassTarget, Difference
     >>> both = Separate((ClassTarget(2), Difference(0, 1)))

@@ -29,9 +29,9 @@ def as_target(target: TargetLike, categories: Sequence[str] | None = None) -> Ta
     regression, or one logit for yes) has a single "class", 0, which None stands for too.
 
     A callable takes the model's output and returns ``(N,)`` scores. Methods that alter images call
-    it on other numbers of rows too; what needs to know whose rows they are takes them as a second
-    argument (see `ScoreTarget`). A list of N callables, or of other targets, has one for each
-    image; each callable is given the whole output, and returns a score for every row.
+    it on other numbers of samples too; what needs to know whose samples they are takes them as a
+    second argument (see `ScoreTarget`). A list of N callables, or of other targets, has one for
+    each image; each callable is given the whole output, and returns a score for every sample.
 
     A text may say where something is in what the model detects or segments: "cup@2" is the second
     best cup, "person@320,200" the person at this point, and "box 120,40,300,380" or "cup box

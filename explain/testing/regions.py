@@ -56,14 +56,8 @@ def is_one_region(region: Any) -> bool:
 
 
 def mask_on_photo(region: PartOfPhoto, size: tuple[int, int]) -> torch.Tensor:
-    """Return which pixels ``(H, W)`` of a photo a region holds.
-
-    Args:
-        region: a box in pixels, in shares of the photo where no edge is above 1, or a mask.
-        size: height and width of the photo.
-
-    Raises:
-        ArgumentError: it is neither, or does not lie in the photo.
+    """The pixels ``(H, W)`` of a photo of ``size`` that a region holds: a box in pixels, in shares
+    where no edge is above 1, or a mask.
 
     >>> mask_on_photo((0.0, 0.0, 0.5, 1.0), (1, 4)), mask_on_photo((3, 0, 4, 1), (1, 4))
     (tensor([[ True,  True, False, False]]), tensor([[False, False, False,  True]]))
@@ -97,15 +91,8 @@ def mask_on_photo(region: PartOfPhoto, size: tuple[int, int]) -> torch.Tensor:
 
 
 def mask_on_input(mask: torch.Tensor, seen: Box, size: tuple[int, int]) -> torch.Tensor:
-    """Return which pixels of a model's input of ``size`` show anything of a region that is given as
-    a mask of the photo: a bool tensor of ``size``.
-
-    The sums of the mask over rectangles come from its cumulative sums.
-
-    Args:
-        mask: ``(H, W)``, of the photo.
-        seen: the part of the photo that the input shows.
-        size: height and width of the input.
+    """Which pixels of an input of ``size`` (height, width), bool, show anything of a region
+    ``mask`` ``(H, W)`` of the photo, whose part ``seen`` the input shows.
 
     >>> mask = torch.tensor([[False, True, False, False]])
     >>> mask_on_input(mask, Box(0, 0, 4, 1), (1, 2)), mask_on_input(mask, Box(1, 0, 3, 1), (1, 4))

@@ -42,15 +42,8 @@ class LabelJob(Job):
 
 
 class WatchedPhotos:
-    """A fixed set of photos, read once, and what is asked of them.
-
-    Args:
-        source: where the photos come from.
-        explainer: the model that is trained, with all that belongs to it.
-        methods, target, options: as for calling an `Explainer`.
-
-    Raises:
-        RunError: there is no photo or there are too many, or one cannot be read.
+    """A fixed set of photos from ``source``, read once, and what is asked of them, as in a call of
+    the `Explainer` whose model is trained.
     """
 
     def __init__(
