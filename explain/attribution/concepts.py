@@ -241,8 +241,7 @@ def update(
 def name_concepts(
     concepts: Concepts, categories: Sequence[str] | None, count: int = 2
 ) -> list[str]:
-    """The labels of each concept's best classes, joined to a line for each concept; captions show
-    them.
+    """The labels of each concept's best classes, joined to a line for each concept.
 
     >>> found = Concepts(
     ...     torch.ones(1, 1, 1, 1),

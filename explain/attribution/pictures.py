@@ -372,7 +372,7 @@ def layer_of(attribution: Attribution) -> str:
 
 def layer_caption(attribution: Attribution) -> str:
     """The words for the layer of a map as captions have them; empty for a map of the photo's
-    pixels. Sheets and captions show it.
+    pixels.
     """
     prefix = "layer " if isinstance(attribution.layer, str) else ""
     return prefix + layer_of(attribution)
@@ -395,9 +395,7 @@ def remark(attribution: Attribution) -> str:
 
 
 def array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """Return a tensor as a NumPy array of float32 on the CPU.
-    For drawing, files and digests; float32 is what records have the digest of.
-    """
+    """A tensor as a NumPy array of float32 on the CPU; records have the digest of float32."""
     values: np.ndarray[Any, Any] = tensor.float().cpu().numpy()
     return values
 

@@ -183,7 +183,7 @@ class Attribution(Outcome):
         """The words that say that an interrupt or the time ended the runs early; empty if all that
         were wanted ran.
 
-        Captions, records and reports show them. A record is then written with the samples that ran.
+        A record is then written with the samples that ran.
         """
         if self.spent is None or self.planned is None:
             return ""

@@ -150,8 +150,7 @@ def _coarser(maps: torch.Tensor) -> torch.Tensor:
 
 
 def _even(maps: torch.Tensor) -> torch.Tensor:
-    """For the grids of the baseline `Neighbours`, pad maps ``(b, C, h, w)`` with zeros below and on
-    the right, so that both sides are even."""
+    """Pad maps ``(b, C, h, w)`` with zeros below and on the right, so that both sides are even."""
     height, width = maps.shape[2:]
     if height % 2 == width % 2 == 0:
         return maps

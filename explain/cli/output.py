@@ -238,8 +238,9 @@ class RunProgress(StatusLine):
             tell(self._line)
 
     def __call__(self, state: Any) -> None:
-        """Show the progress of a run: `explain.run` calls this as photos get done, with its state:
-        the numbers of photos, and the seconds that have passed and are ``left``."""
+        """Show the progress of a run: the numbers of photos, and the seconds that have passed and
+        are ``left``.
+        """
         self.done = state.done
         self.there = state.there
         stored = state.there + state.done

@@ -62,8 +62,7 @@ def serve(
             url = address(host, socket.getsockname()[1], access.token)
 
             def begin() -> None:
-                """Print the address of the app, and open it with --open. `listen` calls this when
-                the socket is bound, just before the server runs."""
+                """Print the address of the app, and open it with --open."""
                 names = ", ".join(explainer.name for explainer in explainers)
                 answer.say_all([f"{names}: {url}", "Ctrl-C ends it."])
                 answer.flush()

@@ -158,12 +158,12 @@ class LabelMistakes:
 
     @property
     def missed_in(self) -> Names:
-        """The names of the photos in which the label is missed, as a table shows them."""
+        """The names of the photos in which the label is missed."""
         return Names(self.missed_photos)
 
     @property
     def alarm_in(self) -> Names:
-        """The names of the photos in which the label is a false alarm, as a table shows them."""
+        """The names of the photos in which the label is a false alarm."""
         return Names(self.alarm_photos)
 
     @property
@@ -286,7 +286,7 @@ class OddEvidence:
 
     @property
     def name(self) -> str:
-        """The end of the photo's name, as a table shows it."""
+        """The end of the photo's name."""
         return short(self.photo)
 
 

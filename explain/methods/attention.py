@@ -92,8 +92,9 @@ class RolloutMethod(AttentionMethod):
         raise NotImplementedError
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        """For attention rollout and its relatives, multiply the matrices of all blocks, and lay out
-        the row that the score is read from as a map ``(N, h, w)`` over the photo's patches."""
+        """Multiply the matrices of all blocks, and lay out the row that the score is read from as a
+        map ``(N, h, w)`` over the photo's patches.
+        """
         maps = evidence[self.attention]
         tokens, size = photo_tokens(self.name, [attention.weights for attention in maps], evidence)
         joint = _identity(maps[0].weights.mean(1)).expand(len(evidence.inputs), -1, -1)

@@ -321,9 +321,7 @@ class IDGI(CompleteMethod):
         return evidence[changes]  # type: ignore[no-any-return]
 
     def searches(self, evidence: Evidence) -> list[Search]:
-        """A search along the guided path of each image; called only where the path is guided, since
-        only then `needs` has a search.
-        """
+        """A search along the guided path of each image; only for guided paths."""
         assert isinstance(self.path, GuidedIntegratedGradients)
         path = self.path
         images = range(len(evidence.inputs))

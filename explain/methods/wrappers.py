@@ -202,8 +202,8 @@ class Moments(Accumulator):
         self._moments: dict[int, tuple[int, torch.Tensor, torch.Tensor]] = {}
 
     def add(self, images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> None:
-        """For ``smooth(method)``, take the maps ``values`` ``(b, ...)`` of some perturbed inputs,
-        and update the count, the mean and the squares of their images.
+        """Take the maps ``values`` ``(b, ...)`` of some perturbed inputs, and update the count, the
+        mean and the squares of their images.
         """
         if self._statistic == "square":
             values = values**2
@@ -215,8 +215,8 @@ class Moments(Accumulator):
             self._moments[image] = count + 1, mean, squares + deviation * (value - mean)
 
     def result(self) -> torch.Tensor:
-        """For ``smooth(method)``, the mean over the perturbed inputs of each image, their mean
-        square, or their variance ``(N, ...)``, whichever ``statistic`` asks for; images in order.
+        """The mean over the perturbed inputs of each image, their mean square, or their variance
+        ``(N, ...)``, by ``statistic``; images in order.
         """
         moments = [self._moments[image] for image in sorted(self._moments)]
         if self._statistic == "variance":

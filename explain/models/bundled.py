@@ -304,8 +304,9 @@ class TinyCLIP(nn.Module):
         return self.text_projection(self.text_ln(tokens)[:, 0])
 
     def forward(self, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        """For the bundled image-text model, the similarity of each photo ``(N, 3, 64, 64)`` with
-        each text ``(M, 16)`` of ids: ``(N, M)`` cosines times the learned scale."""
+        """The similarity of each photo ``(N, 3, 64, 64)`` with each text ``(M, 16)`` of ids: ``(N,
+        M)`` cosines times the learned scale.
+        """
         photos = F.normalize(self.encode_image(x), dim=-1)
         texts = F.normalize(self.encode_text(ids), dim=-1)
         return self.logit_scale.exp() * photos @ texts.T

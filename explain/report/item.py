@@ -39,8 +39,9 @@ stays the same."""
 
 
 def costs(subject: Subject) -> dict[str, float]:
-    """Return by method how many passes of the model it took for the photo, as the report shows it;
-    methods whose cost is not known are left out, and without a model all are."""
+    """By method, how many passes of the model it took for the photo; methods whose cost is not
+    known are left out, and without a model all are.
+    """
     passes: dict[str, float] = {}
     if not subject.has_model:
         return passes

@@ -81,7 +81,7 @@ class PhotoList(Source):
             yield replace(entry, stamp=stamp_of(entry.where))
 
     def identity(self) -> dict[str, Any]:
-        """The kind of the source and the path of the list, as the manifest of a run keeps them."""
+        """The kind of the source and the path of the list."""
         return {"kind": self.kind, "path": path_text(self.file)}
 
     @cached_property
@@ -371,8 +371,7 @@ class AnnotatedSource(Source):
         return Content(self.source.read(entry).image)
 
     def identity(self) -> dict[str, Any]:
-        """The identity of the inner source and the path of the list, as the manifest of a run keeps
-        them."""
+        """The identity of the inner source and the path of the list."""
         return {**self.source.identity(), "boxes": path_text(self.list.file)}
 
     def _listed(self, entry: Entry) -> Entry | None:
@@ -451,8 +450,7 @@ class Shards(Source):
         return Content(content)
 
     def identity(self) -> dict[str, Any]:
-        """The kind of the source and the paths of its shards, as the manifest of a run keeps
-        them."""
+        """The kind of the source and the paths of its shards."""
         return {"kind": self.kind, "paths": [path_text(shard) for shard in self.shards]}
 
 

@@ -179,7 +179,7 @@ class Folder(Source):
                 yield Entry(path_text(relative_path), path, path_text(path), stamp_of(path), label)
 
     def identity(self) -> dict[str, Any]:
-        """The kind of the source and the folder's path, as the manifest of a run keeps them."""
+        """The kind of the source and the folder's path."""
         return {"kind": self.kind, "path": path_text(self.folder)}
 
 

@@ -50,7 +50,7 @@ class Interval:
 
 def points(share: float) -> str:
     """A share from 0 to 1, or a difference of shares, as text in hundredths ("points") with one
-    decimal place; the messages of assertions print it.
+    decimal place.
 
     >>> points(0.123), points(-0.0001)
     ('12.3', '0.0')
@@ -78,8 +78,7 @@ class RegionUse:
     settings: str = field(repr=False)
 
     def __str__(self) -> str:
-        """The figures in one line, in points (hundredths), as the assertions about a region print
-        them."""
+        """The figures in one line, in points (hundredths)."""
         covered = (
             f"without the region, the probability changes by {points(self.without)} points, "
             f"without an equal area elsewhere by {points(self.control)}: more by {self.change}"
@@ -111,7 +110,7 @@ class Agreement:
     method: str
 
     def __str__(self) -> str:
-        """The figures in one line, in points (hundredths), as `assert_agrees` prints them."""
+        """The figures in one line, in points (hundredths)."""
         answers = (
             f"the largest probability changes by {self.change}, limit {points(self.limit)}, and "
             f"{self.other_answers} answers are others"
