@@ -79,8 +79,8 @@ class ScoredPass:
             of_heads |= reached_from(self.steps, factors) & paths_to(
                 self.steps, [attention.weights.value]
             )
-            given = paths_to(self.steps, [attention.result.value])
-            of_heads |= given & reached_from(self.steps, [attention.weights.value])
+            to_result = paths_to(self.steps, [attention.result.value])
+            of_heads |= to_result & reached_from(self.steps, [attention.weights.value])
         for step in self.steps:
             if is_move(step) and not of_heads.isdisjoint(step.inputs):
                 of_heads.update(step.outputs)
