@@ -302,8 +302,8 @@ class NetworkGrids(Grids):
         if copy is not photo and not (cut or looks.by_photo):
             size = (copy.shape[2], copy.shape[3])
             of_copy = Placement(self.size, _laid_out(looks, copy, Grid("NCHW", *size)))
-            looks_at_copy = receptive_fields(steps, copy)
-            is_moved = not (size == self.size and of_copy.is_even)
+            is_moved = size != self.size or not of_copy.is_even
+            looks_at_copy = receptive_fields(steps, copy) if is_moved else looks
             if is_moved and value in looks_at_copy.fields:
                 both = Placement(size, _laid_out(looks_at_copy, value, grid)).aligned, of_copy
         if value in looks.fields:
