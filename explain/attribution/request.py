@@ -37,6 +37,7 @@ from explain.engine.settings import MEMORY, Footprint, RuntimeSettings
 from explain.engine.validation import check_inputs
 from explain.hooks import HookGroup, preserve, unwrap
 from explain.hooks.intervening import active_interventions
+from explain.hooks.programs import is_program
 from explain.hooks.unwrap import sharded
 from explain.layers.costs import cost_after
 from explain.layers.default_layer import branch_layers, layers_to_fuse
@@ -120,7 +121,9 @@ class Request:
             tokens = {**tokens, **answer_tokens}
         methods_by_name = by_name(methods, get_method, MethodError, "method", tell_apart=True)
         methods_by_name = _within(methods_by_name, settings)
-        if settings.layer is not None or any(map(uses_layer, methods_by_name.values())):
+        if is_program(model) and (
+            settings.layer is not None or any(map(uses_layer, methods_by_name.values()))
+        ):
             model = unwrap.with_layers(model)
         layers = None
         if settings.layer is not None:  # a wrong name is reported even if no method uses a layer

@@ -259,8 +259,8 @@ class _Passes:
             explained[path] = tensor.clone().requires_grad_() if plan.whole else tensor
         # Perturbed maps are run one image at a time; and hooks of others would see that not all is
         # run.
-        is_alone = self.cut and len(inputs) == 1
-        notes_prefix = plan.perturbed_layer is not None and is_alone and not has_hooks(model)
+        notes_prefix = plan.perturbed_layer is not None and self.cut and not has_hooks(model)
+        notes_prefix = notes_prefix and len(inputs) == 1
         gradients = torch.set_grad_enabled(not self.cut)
         with (
             HookGroup(model) as group,
@@ -488,6 +488,16 @@ class _Passes:
                     "or rise"
                 )
 
+    @property
+    def _followers(self) -> str:
+        """The names of the methods that take gradients of the inputs."""
+        methods = [
+            name
+            for name, wanted in self.plan.wanted.items()
+            if name and any(need.kind.whole for need in wanted)
+        ]
+        return ", ".join(methods)
+
     def _check_branches(self, resolved: ResolvedTarget) -> None:
         """Warn if gradients in the inputs leave out what the score does, as behind ``detach()``.
 
@@ -497,14 +507,9 @@ class _Passes:
         forward = self.forward
         inputs = forward.inputs
         whole = forward.whole
-        methods = [
-            name
-            for name, wanted in self.plan.wanted.items()
-            if name and any(need.kind.whole for need in wanted)
-        ]
-        if whole is not None and whole.recording.unseen and methods:
+        if whole is not None and whole.recording.unseen and self._followers:
             warn(
-                f"{', '.join(methods)} cannot follow {', '.join(whole.recording.unseen)}: what "
+                f"{self._followers} cannot follow {', '.join(whole.recording.unseen)}: what "
                 "comes back from there counts as a constant; take occlusion or rise"
             )
             return
@@ -532,7 +537,7 @@ class _Passes:
         if not findings[_FOLLOWS]:
             findings[_IS_DOUBTED] = True
             warn(
-                f"{', '.join(methods)} takes gradients that are not the derivative of the score: "
+                f"{self._followers} takes gradients that are not the derivative of the score: "
                 "it also changes without them (detach(), no_grad(), .data or NumPy in the model?); "
                 "take occlusion or rise"
             )

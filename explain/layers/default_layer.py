@@ -1,7 +1,8 @@
 """Which layer to explain by default."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -26,7 +27,7 @@ from explain.layers.influence import (
 )
 from explain.layers.layouts import Grid, Size, has_aspect
 from explain.layers.placement import PlacementMode
-from explain.layers.recording import ModuleCall
+from explain.layers.recording import ModuleCall, RecordedCalls
 from explain.layers.stitched import Stitched
 from explain.layers.summary import RECORDED, ForwardSummary, summary_of
 from explain.recording import Step, Value
@@ -114,10 +115,10 @@ def _default_branches(
     shared_by = _shared_with(summary, score, of_class, refresh)
     if shared_by in summary.chosen:
         return summary.chosen[shared_by]  # type: ignore[no-any-return]
-    search = _begin(model, inputs, summary, score, shared_by)
-    if score is not None and not summary.gives_scores:
-        return _maps_of_one_answer(search)
-    branches, is_certain = _last_feature_maps(search)
+    with _begin(model, inputs, summary, score, shared_by) as search:
+        if score is not None and not summary.gives_scores:
+            return _maps_of_one_answer(search)
+        branches, is_certain = _last_feature_maps(search)
     if is_certain and shared_by is not None:
         summary.chosen[shared_by] = branches
     return branches
@@ -193,8 +194,8 @@ def _stages(
     shared_by = _shared_with(summary, score, of_class, refresh)
     stages: Branches | None = summary.chosen.get((shared_by, count))
     if stages is None:
-        search = _begin(model, inputs, summary, score, shared_by)
-        stages, is_certain = _last_of_each_size(search, count)
+        with _begin(model, inputs, summary, score, shared_by) as search:
+            stages, is_certain = _last_of_each_size(search, count)
         if is_certain and shared_by is not None:
             summary.chosen[shared_by, count] = stages
     if stages.layers:
@@ -216,29 +217,33 @@ def _shared_with(
     return "all classes" if of_class and summary.gives_scores and not refresh else None
 
 
+@contextmanager
 def _begin(
     model: nn.Module,
     inputs: Inputs,
     summary: ForwardSummary,
     score: Score | None,
     shared_by: str | None,
-) -> LayerSearch:
-    """Begin a search for the layer on the first image, or, if the choice is for one score, on all
-    images.
+) -> Iterator[LayerSearch]:
+    """A search for the layer on the first image, or, if the choice is for one score, on all images.
 
     Takes the pass that the summary recorded, so the model need not run again. The record is taken
-    out of the summary, since it holds memory; only one search gets it.
+    out of the summary, since it holds memory; only one search gets it, and lets go of it.
     """
-    recorded = summary.chosen.pop(RECORDED, None)
+    recorded: RecordedCalls | None = summary.chosen.pop(RECORDED, None)
+    is_of_inputs = shared_by == ALL_SCORES or len(inputs) == 1
     if shared_by == ALL_SCORES:
         score = None
         inputs = inputs.first() if summary.alone else inputs
-    elif len(inputs) > 1:
-        recorded = None
     precise = _in_single_precision(model, inputs)
-    if precise is not None:
-        return LayerSearch(*precise, summary, score, None)
-    return LayerSearch(model, inputs, summary, score, recorded)
+    if recorded is not None and (precise is not None or not is_of_inputs):
+        recorded.release()
+        recorded = None
+    search = LayerSearch(*(precise or (model, inputs)), summary, score, recorded)
+    try:
+        yield search
+    finally:
+        search.release()
 
 
 def _in_single_precision(model: nn.Module, inputs: Inputs) -> tuple[nn.Module, Inputs] | None:

@@ -122,9 +122,20 @@ class LayerSearch:
     """A recorded pass of these inputs, if there is one: the model then does not run again."""
 
     @cached_property
+    def _pass(self) -> RecordedCalls:
+        """The recorded pass."""
+        return self.recorded or record(self.model, self.inputs.detached())
+
+    def release(self) -> None:
+        """Let go of the recorded pass, if there is one."""
+        recorded = vars(self).get("_pass", self.recorded)
+        if recorded is not None:
+            recorded.release()
+
+    @cached_property
     def scored(self) -> ScoredPass:
         """The pass with its score."""
-        recorded = self.recorded or record(self.model, self.inputs.detached())
+        recorded = self._pass
         recorder = recorded.recorder
         if recorder is None:
             return ScoredPass()

@@ -104,7 +104,8 @@ def summary_of(
     summary that is made now has the record of its pass in ``chosen`` under `RECORDED`; the caller
     takes it out at once, since it holds memory.
     """
-    open_layers(model, inputs)
+    if isinstance(model, OpenProgram):
+        open_layers(model, inputs)
     modules = tuple(map(weakref.ref, modules_of(model)))
     if inputs.name is None:  # a tensor is all that the model takes
         key: tuple[Any, ...] = (inputs.x.shape[1:], inputs.layout, modules)

@@ -248,7 +248,7 @@ def get_metric(metric: MetricLike) -> Metric:
     ('more', 8)
     """
     if isinstance(metric, str):
-        return _by_text(metric)
+        return _known.get(metric) or _by_text(metric)
     if not isinstance(metric, Metric):
         remedy = (
             f"use {metric.__name__}()" if isinstance(metric, type) else "see explain.list_metrics()"

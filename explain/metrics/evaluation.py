@@ -52,7 +52,7 @@ from explain.metrics.base import (
 )
 from explain.metrics.intervals import MeanInterval
 from explain.metrics.maps import Maps, MapsLike
-from explain.metrics.supported import Support, lines_of, supports, with_check
+from explain.metrics.supported import CHECK, Support, lines_of, supports
 from explain.metrics.variants import (
     EvaluatedMethod,
     ModelContext,
@@ -354,11 +354,10 @@ def evaluate(
     known_boxes = None if boxes is None else localisation.boxes_per_image(boxes, len(inputs), size)
     regions = localisation.as_regions(masks, known_boxes, len(inputs), size)
     truth: dict[str, Any] = {"boxes": known_boxes, "regions": regions}
-    maps_by_name = {
-        name: _map_of(source)
-        for name, source in sources.items()
-        if not isinstance(source, (str, Method))
-    }
+    maps_by_name = {}
+    for name, source in sources.items():
+        if not isinstance(source, (str, Method)):
+            maps_by_name[name] = _map_of(source)
     if len(maps_by_name) == len(sources) and all(
         isinstance(metric, MapMetric) for metric in named.values()
     ):
@@ -422,12 +421,24 @@ def _photos(model: nn.Module, x: Any, options: AttributeOptions) -> Inputs:
     return inputs
 
 
+def with_check(metrics: MetricLike | Iterable[MetricLike]) -> list[MetricLike]:
+    """The metrics, of which there may be a single one, with those of `CHECK` in place of
+    "check"."""
+    several = isinstance(metrics, Iterable) and not isinstance(metrics, str)
+    wanted: Any = metrics if several else [metrics]
+    listed: list[MetricLike] = []
+    for metric in wanted:
+        listed += CHECK if metric == "check" else [metric]
+    return listed
+
+
 def _by_maps(metrics: Mapping[str, Metric], data: Mapping[str, MetricInput]) -> Results:
     """The results, by map and metric, of those metrics that see the map alone; nothing is run."""
     results: Results = {}
     for metric in metrics.values():
         if isinstance(metric, MapMetric):
-            results |= {(name, metric.name): metric(map_data) for name, map_data in data.items()}
+            for name, map_data in data.items():
+                results[name, metric.name] = metric(map_data)
     return results
 
 
@@ -685,7 +696,7 @@ def _named(methods: Any) -> dict[str, MapSource]:
     """Read the argument ``methods`` of `evaluate` as methods and maps by name: a mapping, a single
     one, or several, whose names come from the methods."""
     if isinstance(methods, Mapping):
-        named = {str(name): source for name, source in methods.items()}
+        named = dict(zip(map(str, methods), methods.values(), strict=True))
     elif isinstance(methods, (torch.Tensor, np.ndarray)):
         named = {"map": methods}
     else:

@@ -1,14 +1,12 @@
 """Which methods many photos support: do their maps depend on model and class, and mark what matters
 more than what maps without a model mark?"""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from explain._utils.html import aligned
-from explain.metrics.base import MetricLike
 from explain.metrics.covering import Covering
 from explain.metrics.intervals import MeanInterval
 from explain.metrics.randomisation import MPRT, RandomLogit
@@ -97,11 +95,3 @@ def lines_of(support_of_methods: Mapping[str, Support]) -> Iterator[str]:
             cells.append(f"{mark} {words} {support.intervals[name]}")
         rows.append([method, "supported" if support.supported else "not supported", *cells])
     yield from aligned(rows)
-
-
-def with_check(metrics: MetricLike | Iterable[MetricLike]) -> list[MetricLike]:
-    """The metrics, of which there may be a single one, with those of `CHECK` in place of
-    "check"."""
-    several = isinstance(metrics, Iterable) and not isinstance(metrics, str)
-    listed: Any = metrics if several else [metrics]
-    return [wanted for metric in listed for wanted in (CHECK if metric == "check" else (metric,))]

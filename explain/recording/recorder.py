@@ -112,9 +112,11 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.unseen[f"{call} in {module}"] = None
 
     def close(self) -> None:
-        """Let go of all tensors that were only kept to tell them from each other."""
+        """Let go of all tensors that were only kept to tell them from each other; calling it again
+        does nothing."""
         self._calls.close()
-        del self._aliases, self._named
+        for name in ("_aliases", "_named"):
+            vars(self).pop(name, None)
 
     def release(self) -> None:
         """Let go of a record that nobody reads any more: its values and steps know each other, and

@@ -32,7 +32,7 @@ from explain.explanation.photos import explained, rows_are_apart
 from explain.hooks import intervene
 from explain.methods.base import Method, MethodLike, get_method
 from explain.metrics import Metric, evaluate, get_metric
-from explain.metrics.supported import with_check
+from explain.metrics.evaluation import with_check
 from explain.models import Classifier
 from explain.runs import preparing
 from explain.runs.labels import Labels, true_labels

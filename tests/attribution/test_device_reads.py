@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import explain
 from explain import ModelError
 from explain.engine import recorded_pass
-from explain.recording.rows import images_elsewhere
+from explain.recording.rows import image_numbers, images_elsewhere
 from tests.conftest import Made
 
 _READS = (
@@ -43,8 +43,8 @@ class Waits(TorchDispatchMode):
         self.counts = Counter[str]()
         # the numbers of images are in the memory of the host, whatever device the photos are on
         self.on_host = False
-        uncounted = self._on_host(images_elsewhere)
-        monkeypatch.setattr(recorded_pass, "images_elsewhere", uncounted)
+        for function in (image_numbers, images_elsewhere):
+            monkeypatch.setattr(recorded_pass, function.__name__, self._on_host(function))
         for name in ("tolist", "numpy", "cpu", "__array__"):
             self._count(monkeypatch, Tensor, name)
         for name in ("tensor", "as_tensor", "from_numpy"):
