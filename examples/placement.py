@@ -1,12 +1,14 @@
 """Where maps are drawn, and where the networks looked: spread evenly, as other packages draw them,
 and each cell where it looks.
 
-    python examples/placement.py [cells planted changes detectors photos] [--photos FOLDER] [--update]
+    python examples/placement.py [cells planted trainings changes detectors photos]
+                                 [--photos FOLDER] [--update]
 
 cells      each cell of a layer against the centre of its squared gradient in the pixels, and the
            effect of a changed spot of the photo against that spot; mean distances in pixels
 planted    networks that learn to find a spot of seven pixels: pointing game, share of the map on
            the spot (relevance mass) and deletion, with the maps of other packages beside
+trainings  the same networks trained in other ways: where the spots lie that a cell answers most
 changes    what a network may do to the photo first: the centre of the map against that of the object
 detectors  the same behind the padding and resizing of torchvision's detectors
 photos     ImageNet's photos, with boxes of the small detector: the pointing game of the default model
@@ -24,6 +26,7 @@ import math
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -213,35 +216,77 @@ def cells_table(folder: Path | None, quick: bool, named: str = "") -> Iterator[s
 SIDE = 64
 SPOT = 7
 STEPS = 300
+STRIDE = 8
+MARGIN = 12
+WIDTHS = (3, 16, 24, 32)
 
 
-def spotted(count: int, seed: int) -> tuple[Tensor, Tensor, list[tuple[int, int, int, int]]]:
-    """Noise with a spot, red (class 0) or blue (class 1), anywhere; and the boxes of the spots."""
+@dataclass(frozen=True)
+class Training:
+    """How a network learns to find spots: how far from the border these lie, at least, on photos
+    of which size, by which optimiser."""
+
+    margin: int = MARGIN
+    side: int = SIDE
+    optimiser: str = "SGD"
+
+
+TRAININGS = {
+    "as above": Training(),
+    "Adam": Training(optimiser="Adam"),
+    "spots anywhere": Training(margin=0),
+    "spots anywhere, 65 px": Training(margin=0, side=65),
+    "spots anywhere, Adam": Training(margin=0, optimiser="Adam"),
+}
+TRAINED = (
+    *("trained", "right", "spot beside its cell, px", "spread, px"),
+    *("centre: even", "placed", "pointing game: even", "placed"),
+)
+
+
+def spotted(
+    count: int, seed: int, training: Training = TRAININGS["as above"]
+) -> tuple[Tensor, Tensor, list[tuple[int, int, int, int]]]:
+    """Noise, and in class 1 a bright spot in it; and the boxes of the spots."""
     generator = torch.Generator().manual_seed(seed)
-    x = 0.3 * torch.randn(count, 3, SIDE, SIDE, generator=generator)
+    side, margin = training.side, training.margin
+    x = 0.3 * torch.randn(count, 3, side, side, generator=generator)
     labels = torch.randint(2, (count,), generator=generator)
     boxes = []
     for image, label in zip(x, labels.tolist(), strict=True):
-        row, column = torch.randint(SIDE - SPOT, (2,), generator=generator).tolist()
-        image[:, row : row + SPOT, column : column + SPOT] -= 1
-        image[2 * label, row : row + SPOT, column : column + SPOT] += 2.5
+        places = margin + torch.randint(side - SPOT - 2 * margin, (2,), generator=generator)
+        row, column = places.tolist()
+        image[:, row : row + SPOT, column : column + SPOT] += 1.5 * label
         boxes.append((column, row, column + SPOT, row + SPOT))
     return x, labels, boxes
 
 
-def finder(seed: int, steps: int) -> nn.Module:
-    """A stack of convolutions with stride 2, trained to tell the colour of the spot."""
+def with_spots(
+    count: int, seed: int, training: Training = TRAININGS["as above"]
+) -> tuple[Tensor, Tensor, list[tuple[int, int, int, int]]]:
+    """Those of twice as many that have a spot."""
+    x, labels, boxes = spotted(2 * count, seed, training)
+    has_spot = labels == 1
+    kept = [box for box, has in zip(boxes, has_spot.tolist(), strict=True) if has]
+    return x[has_spot], labels[has_spot], kept
+
+
+def finder(seed: int, steps: int, training: Training = TRAININGS["as above"]) -> nn.Module:
+    """A stack of convolutions with stride 2, trained to tell whether there is a spot."""
     torch.manual_seed(seed)
-    widths = [3, 16, 24, 32]
     blocks: list[nn.Module] = []
-    for width, wider in itertools.pairwise(widths):
+    for width, wider in itertools.pairwise(WIDTHS):
         convolution = nn.Conv2d(width, wider, 3, 2, 1, bias=False)
         blocks.append(nn.Sequential(convolution, nn.BatchNorm2d(wider), nn.ReLU()))
-    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], 2)]
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(WIDTHS[-1], 2)]
     model = nn.Sequential(nn.Sequential(*blocks), *head)
-    optimiser = torch.optim.Adam(model.parameters(), 1e-2)
+    optimiser: torch.optim.Optimizer
+    if training.optimiser == "Adam":
+        optimiser = torch.optim.Adam(model.parameters(), 1e-2)
+    else:
+        optimiser = torch.optim.SGD(model.parameters(), 0.1, 0.9, weight_decay=5e-4)
     for step in range(steps):
-        x, labels, _ = spotted(16, 1000 * seed + step)
+        x, labels, _ = spotted(16, 100_000 * (seed + 1) + step, training)
         optimiser.zero_grad()
         F.cross_entropy(model(x), labels).backward()
         optimiser.step()
@@ -292,7 +337,7 @@ def planted_table(quick: bool) -> Iterator[str]:
     figures: dict[str, list[list[float]]] = {}
     for seed in range(1 if quick else 5):
         model = finder(seed, STEPS)
-        x, labels, boxes = spotted(40, 999_000 + seed)
+        x, labels, boxes = with_spots(40, 999_000 + seed)
         maps: dict[str, Any] = maps_of_peers(model, x, labels)
         for placement in ("even", "cells"):
             found = explain.attribute(
@@ -314,6 +359,67 @@ def planted_table(quick: bool) -> Iterator[str]:
     for name, of_seeds in figures.items():
         off, *means = torch.tensor(of_seeds).mean(0).tolist()
         yield line([name, f"{off:.1f}", *(f"{mean:.3f}" for mean in means)])
+
+
+def trainings_table(quick: bool, named: str = "") -> Iterator[str]:
+    """Networks that are trained in several ways: the mean vector from the cell with the largest
+    value of Grad-CAM, in a plain stack of strides, to the spot, and how far the spots of a cell
+    spread, both along an axis; and the maps."""
+    yield Table("", TRAINED, ()).head()
+    for name, training in TRAININGS.items():
+        if not fnmatch.fnmatch(name, f"*{named}*"):
+            continue
+        of_seeds = []
+        seeds = 5 if training == Training() else 2
+        for seed in range(1 if quick else seeds):
+            model = finder(seed, STEPS, training).requires_grad_(False)
+            x, labels, _ = spotted(200, 888_000 + seed, training)
+            right = float((model(x).argmax(1) == labels).float().mean())
+            x, labels, boxes = with_spots(60, 999_000 + seed, training)
+            middles = torch.tensor(
+                [[(top + down) / 2, (x0 + x1) / 2] for x0, top, x1, down in boxes]
+            )
+            figures = {}
+            for placement in ("even", "cells"):
+                found = explain.attribute(
+                    model, x, "gradcam", target=labels, layer="0", placement=placement
+                )
+                scores: Any = explain.evaluate(
+                    model,
+                    x,
+                    {"map": found.heatmap},
+                    ["pointinggame"],
+                    target=labels,
+                    boxes=[[box] for box in boxes],
+                )
+                pointing = torch.as_tensor(scores["map"]["pointinggame"]).double().nanmean()
+                centres = torch.stack([bright_centre(each) for each in found.heatmap])
+                off = (centres - middles).norm(dim=1).nanmean()
+                figures[placement] = [float(off), float(pointing)]
+            largest = cells_of_gradcam(model, x, labels).flatten(1).max(1)
+            side = math.ceil(training.side / STRIDE)
+            cells = torch.stack([largest.indices // side, largest.indices % side], 1)
+            beside = middles - (STRIDE * cells + 0.5)
+            inner = (middles - training.side / 2).abs().amax(1) < training.side / 2 - MARGIN
+            beside = beside[inner & (largest.values > 0)]
+            of_seeds.append(
+                [right, float(beside.mean()), float(beside.std(0).mean())]
+                + [figures[each][i] for i in (0, 1) for each in ("even", "cells")]
+            )
+        right, mean, spread, *of_maps = torch.tensor(of_seeds).mean(0).tolist()
+        cells_of_row = [f"{right:.3f}", f"{mean:.1f}", f"{spread:.1f}"]
+        cells_of_row += [f"{figure:.1f}" for figure in of_maps[:2]]
+        cells_of_row += [f"{figure:.3f}" for figure in of_maps[2:]]
+        yield line([name, *cells_of_row])
+
+
+def cells_of_gradcam(model: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+    """Grad-CAM of the last map ``(N, h, w)``, not drawn."""
+    blocks, *head = model.children()
+    maps = blocks(x).detach().requires_grad_()
+    scores = nn.Sequential(*head)(maps).gather(1, labels[:, None])
+    (gradient,) = torch.autograd.grad(scores.sum(), maps)
+    return (gradient.mean((2, 3), keepdim=True) * maps).sum(1).clamp(min=0).detach()
 
 
 class Bright(nn.Module):
@@ -447,12 +553,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parts = ("cells", "planted", "changes", "detectors", "photos")
+    parts = ("cells", "planted", "trainings", "changes", "detectors", "photos")
     parser.add_argument("parts", nargs="*", choices=[*parts, []], default=list(parts))
     parser.add_argument(
         "--photos", type=Path, help="a folder of photos named by their ImageNet class"
     )
-    parser.add_argument("--networks", default="", help="those with this in their titles")
+    parser.add_argument(
+        "--networks", default="", help="those with this in their titles, of cells and trainings"
+    )
     parser.add_argument("--update", action="store_true", help="write the tables into docs/")
     parser.add_argument("--quick", action="store_true", help="little of each: shows that it runs")
     options = parser.parse_args()
@@ -464,6 +572,7 @@ def main() -> None:
         rows = {
             "cells": lambda: cells_table(options.photos, options.quick, options.networks),
             "planted": lambda: planted_table(options.quick),
+            "trainings": lambda: trainings_table(options.quick, options.networks),
             "changes": changes_table,
             "detectors": detectors_table,
             "photos": lambda: photos_table(options.photos, options.quick),

@@ -59,7 +59,7 @@ def test_a_changed_spot_is_drawn_where_it_is(placement: Any) -> None:
 @pytest.mark.long
 def test_the_map_of_a_network_that_has_found_a_spot_lies_on_it(placement: Any) -> None:
     model = placement.finder(0, placement.STEPS)
-    x, labels, boxes = placement.spotted(20, 999)
+    x, labels, boxes = placement.with_spots(20, 999)
     middles = torch.tensor([[(box[1] + box[3]) / 2, (box[0] + box[2]) / 2] for box in boxes])
     beside = {}
     for mode in ("even", "cells"):
