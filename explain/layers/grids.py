@@ -244,8 +244,10 @@ class NetworkGrids(Grids):
         The network runs on noise, so that this depends on no photo; unless the photo decides.
         """
         inputs = self._inputs.detached()
-        noise = normal(inputs.x.shape, seeded(0)).to(inputs.x)
-        of_noise = inputs.replaced(noise) if inputs.x.is_floating_point() else inputs
+        # the same in each row: an image has its place whatever others are with it
+        noise = normal((1, *inputs.x.shape[1:]), seeded(0)).to(inputs.x)
+        rows = noise.repeat_interleave(len(inputs.x), 0)
+        of_noise = inputs.replaced(rows) if inputs.x.is_floating_point() else inputs
         first = of_noise.first() if self._summary.alone else of_noise
         looks = self._look_once(layer, first, cut=cut)
         if looks is None or looks.lasts:

@@ -175,6 +175,14 @@ def test_places_follow_weights_that_change() -> None:
     assert_close(moved.centres, of_layer(copy.deepcopy(model), X, "2").centres)
 
 
+def test_an_image_has_its_place_whatever_others_are_with_it() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.ReLU(), nn.Conv2d(4, 2, 5, 2, 2))
+    images = X[..., :15, :13]  # random numbers are drawn by 16
+    alone, both = (of_layer(copy.deepcopy(model), x, "2") for x in (images[:1], images))
+    assert torch.equal(alone.centres, both.centres)
+
+
 def test_a_mean_of_the_photo_and_its_mirror_image_is_not_drawn_in_the_middle() -> None:
     model = Before(lambda x: (x + x.flip(3)) / 2)
     with pytest.warns(ExplainWarning, match="add"):
