@@ -508,6 +508,7 @@ class _Passes:
         inputs = forward.inputs
         whole = forward.whole
         if whole is not None and whole.recording.unseen and self._followers:
+            findings_of(forward.model)[_IS_DOUBTED] = True
             warn(
                 f"{self._followers} cannot follow {', '.join(whole.recording.unseen)}: what "
                 "comes back from there counts as a constant; take occlusion or rise"
