@@ -110,10 +110,11 @@ class LRP(Method):
         input."""
         super().__post_init__()
         is_named = not isinstance(self.composite, Composite)
-        if is_named and self.composite not in COMPOSITES:
+        name = str(self.composite)
+        if is_named and name not in COMPOSITES:
             load_plugins()
-        if is_named and self.composite not in COMPOSITES:
-            suggestion = did_you_mean(str(self.composite), COMPOSITES)
+        if is_named and name not in COMPOSITES:
+            suggestion = did_you_mean(name, COMPOSITES)
             raise MethodError(
                 f"composite of lrp must be one of its names, got {shown(self.composite)}; "
                 f"{suggestion}"
