@@ -151,3 +151,18 @@ def test_a_record_keeps_where_cells_look_and_older_ones_are_drawn_evenly(tmp_pat
     torch.testing.assert_close(
         explain.load(tmp_path / "cells" / path.name).heatmap, heatmaps["even"], rtol=1e-5, atol=1e-6
     )
+
+
+def test_what_an_earlier_version_said_of_a_map_is_left_out_of_its_record(
+    saved: Path, explainer: explain.Explainer
+) -> None:
+    record = json.loads(saved.read_text("utf-8"))
+    first = explain.load(saved)
+    reason = {"answer": "supported", "passed": True, "figure": 0.2, "symbol": "", "reason": "low"}
+    verdict = {"passed": True, "answer": "supported", "answers": {"stable": reason}, "notes": []}
+    earlier = {**record, "verdict": verdict, "precision": "full", "rounding": None}
+    saved.write_text(json.dumps(earlier), "utf-8")
+    read = explain.load(saved)
+    assert read.record == first.record
+    assert "verdict" not in read.record
+    torch.testing.assert_close(read.repeat(explainer).values, first.values)
