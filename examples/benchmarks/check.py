@@ -1,12 +1,12 @@
-"""What a verdict costs: `Explanation.check` of six maps of a photo, in seconds and in forward
+"""What a check costs: `Explanation.check` of three maps of a photo, in seconds and in forward
 passes.
 
     python examples/benchmarks/check.py [--threads 2] [--rounds 3] [--quick]
 
-The six methods take one pass each. A covered photo's time is that of the fastest batch of 8, 16 or
-32 photos in bare forward passes, in the same rounds; the figure beside the seconds is the verdict's
-time by that of one such photo, for each map. The table is in docs/benchmarks.md; ``--quick`` asks about
-two maps once and says nothing about speed.
+A covered photo's time is that of the fastest batch of 8, 16 or 32 photos in bare forward passes, in
+the same rounds; the figure beside the seconds is the check's time by that of one such photo, for
+each map. The table is in docs/benchmarks.md; ``--quick`` checks two maps once and says nothing about
+speed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from explain._utils.errors import muted
 
 PHOTO = Path(__file__).resolve().parents[2] / "assets" / "chelsea.png"
 MODELS = ("tiny", "efficientnet-lite0")
-METHODS = ["gradcam", "layercam", "hirescam", "eigencam", "saliency", "guidedbackprop"]
+METHODS = ["gradcam", "guidedbackprop", "lrp"]
 
 
 def table() -> Table:

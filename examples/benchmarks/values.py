@@ -155,21 +155,20 @@ def metric_values() -> Iterator[tuple[str, np.ndarray]]:
 
 
 def check_values() -> Iterator[tuple[str, np.ndarray]]:
-    """Give the figures of the verdict on two photos."""
+    """Give the figures of the check of two photos."""
     import explain
 
     explainer = explain.Explainer("tiny")
     explainer.model.double()
     for photo in ("chelsea.png", "coffee.png"):
         try:
-            verdict = explainer(ROOT / "assets" / photo, methods=["gradcam", "saliency"]).check()
+            check = explainer(ROOT / "assets" / photo, methods=["gradcam", "saliency"]).check()
         except explain.ExplainError as error:
             yield f"check/{photo}/error", np.array(type(error).__name__)
             continue
         for name in ("gradcam", "saliency"):
-            for answer in verdict[name]:
-                figure = np.nan if answer.figure is None else float(answer.figure)
-                yield f"check/{photo}/{name}/{answer.check}", np.asarray(figure)
+            for result in check[name]:
+                yield f"check/{photo}/{name}/{result.name}", np.asarray(result.value)
 
 
 def everything() -> dict[str, np.ndarray]:
