@@ -424,6 +424,14 @@ def _block_tokens(
     )
 
 
+def _relevance_coverage(
+    forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients
+) -> Any:
+    """Which rules took the steps of a walk back, if a gradient leads back at all."""
+    result = resolved.propagated.get(need.kind.backward)  # type: ignore[arg-type]
+    return _of_input(None, forward, resolved) if result is None else result.coverage
+
+
 ANSWERS: dict[
     type[needs.Need[Any]], Callable[[Forward, ResolvedTarget, NeedAtLayer, Gradients], Any]
 ] = {
@@ -438,9 +446,7 @@ ANSWERS: dict[
     needs.Relevance: _relevance,
     needs.LayerRelevance: _layer_relevance,
     needs.Multipliers: _input_gradients,
-    needs.RelevanceCoverage: lambda _, resolved, need, __: (
-        resolved.propagated[need.kind.backward].coverage  # type: ignore[index]
-    ),
+    needs.RelevanceCoverage: _relevance_coverage,
     needs.BiasTerms: _bias_terms,
     needs.Uninspected: _uninspected,
     needs.Attention: _attention,

@@ -281,3 +281,16 @@ def test_gradients_of_altered_photos_in_half_precision_are_told(method: str) -> 
     model = through(F.silu).bfloat16()
     with pytest.warns(ExplainWarning, match="bfloat16"):
         explain.attribute(model, torch.rand(1, 3, 8, 8).bfloat16(), method, target=1)
+
+
+@pytest.mark.parametrize("method", ["cheferattribution", "lrp", "attnlrp", "fullgrad"])
+def test_a_frozen_network_behind_no_grad_is_refused_in_one_line(method: str) -> None:
+    def forward(model: nn.Module, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            maps = model.conv(x)
+        return model.head(maps.mean((2, 3)))
+
+    model = Made(forward, conv=nn.Conv2d(2, 2, 3), head=nn.Linear(2, 3)).requires_grad_(False)
+    with pytest.raises(explain.ExplainError) as caught:
+        explain.attribute(model.eval(), torch.rand(1, 2, 8, 8), method, target=1)
+    assert "\n" not in str(caught.value)
