@@ -162,7 +162,9 @@ def _sequences(
 ) -> Mapping[Value, Labels | None]:
     """Which sequence of tokens (of an image, or a window) each row of the parts of an attention
     belongs to: heads of one image have the same tokens. Empty if it is not known."""
-    query, key, value = attention.query, attention.key, attention.value
+    query = attention.query
+    key = attention.key
+    value = attention.value
     unknown = list(inputs)
     tokens = {factor: token_numbers(factor, unknown) for factor in (query, key)}
     known_numbers = [numbers for numbers in tokens.values() if numbers is not None]

@@ -16,6 +16,7 @@ from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
 import explain
 from explain import ExplainError
+from tests.hooks.test_tour import example
 
 
 class Bright(nn.Module):
@@ -32,32 +33,12 @@ class Bright(nn.Module):
         return F.relu(self.cells(self.change(x))).flatten(2).pow(2).mean(-1)
 
 
-def warped(x: Tensor) -> Tensor:
-    """The middle of the photo, twice as large, as a spatial transformer takes it."""
-    theta = torch.tensor([[[0.5, 0, 0.0], [0, 0.5, 0.0]]])
-    grid = F.affine_grid(theta.expand(len(x), -1, -1), list(x.shape), align_corners=False)
-    return F.grid_sample(x, grid, align_corners=False)
-
-
+placement = example("placement")
+photo_with: Callable[[tuple[int, int]], Tensor] = placement.photo_with
 CHANGES: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, int]]] = {
     "nothing": (lambda x: x, (32, 40)),
-    "a centre crop": (lambda x: x[..., 32:96, 32:96], (40, 56)),
-    "padding": (lambda x: F.pad(x, (16, 48, 0, 32)), (32, 64)),
-    "a mirror": (lambda x: x.flip(3), (32, 16)),
-    "transposing": (lambda x: x.transpose(2, 3), (96, 16)),
-    "rolling": (lambda x: x.roll((32, 48), (2, 3)), (16, 24)),
-    "turning": (lambda x: x.rot90(1, (2, 3)), (80, 24)),
-    "exchanged halves": (lambda x: torch.cat([x[..., 64:], x[..., :64]], 3), (32, 16)),
-    "half the size": (lambda x: F.interpolate(x, scale_factor=0.5, mode="bilinear"), (32, 64)),
-    "a spatial transformer": (warped, (40, 56)),
+    **placement.CHANGES,
 }
-
-
-def photo_with(place: tuple[int, int]) -> Tensor:
-    row, column = place
-    photo = torch.zeros(1, 3, 128, 128)
-    photo[:, :, row : row + 16, column : column + 16] = 1
-    return photo
 
 
 def centre(heatmap: Tensor) -> Tensor:
