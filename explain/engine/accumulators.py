@@ -29,10 +29,9 @@ class TargetAccumulators:
         names: Mapping[Any, Sequence[str]],
         numbers: Tensor,
     ) -> None:
-        """Begin an accumulator for each need of the stream, for one target.
-
-        ``numbers`` ``(P,)`` are those of all rows in their images, ``names`` the methods behind
-        each need. The time of reducers with ``max_seconds`` begins here.
+        """Begin an accumulator for each need of the stream, for one target. ``numbers`` ``(P,)``
+        are those of all rows in their images, ``names`` the methods behind each need. The time of
+        reducers with ``max_seconds`` begins here.
         """
         self.resolved = resolved
         self._numbers = numbers
@@ -112,10 +111,8 @@ class TargetAccumulators:
     @property
     def _unfinished(self) -> list[NeedAtLayer]:
         """The needs that use more rows: those that share a stream get no more than each would get
-        alone.
-
-        Asked again for each batch, so accumulators may finish at different times; `enough` and
-        `needed` follow it.
+        alone. Asked again for each batch, so accumulators may finish at different times; `enough`
+        and `needed` follow it.
         """
         unfinished = []
         for need, accumulator in self._accumulators.items():
@@ -133,10 +130,7 @@ class TargetAccumulators:
 
     def results(self, *, partial: bool) -> dict[NeedAtLayer, Any]:
         """The answers to the needs of this target's perturbed rows; with ``partial``, after an
-        interrupt, those so far.
-
-        Needs without a partial result are left out.
-        """
+        interrupt, those so far. Needs without a partial result are left out."""
         results = {}
         for need, accumulator in self._accumulators.items():
             result = accumulator.partial() if partial else accumulator.result()
@@ -145,10 +139,8 @@ class TargetAccumulators:
         return results
 
     def maps(self) -> dict[str, Tensor]:
-        """The maps so far, by the names of the methods that show them; for progress callbacks.
-
-        The keys are names of methods, as the user's callback gets them.
-        """
+        """The maps so far, by the names of the methods that show them; for progress callbacks. The
+        keys are names of methods, as the user's callback gets them."""
         maps = {}
         for need, accumulator in self._accumulators.items():
             values = accumulator.so_far()
@@ -158,10 +150,8 @@ class TargetAccumulators:
 
     def needed(self, owners: Tensor) -> Tensor | None:
         """Which of some rows are still needed, as truth values ``(P,)``, by their images
-        ``owners``; None for all.
-
-        Rows that are not needed are never run, so an accumulator must not count on them once it
-        said `done`.
+        ``owners``; None for all. Rows that are not needed are never run, so an accumulator must not
+        count on them once it said `done`.
         """
         done = [self._accumulators[need].done() for need in self._unfinished]
         done_images = [is_done for is_done in done if is_done is not None]

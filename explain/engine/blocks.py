@@ -77,10 +77,8 @@ def _pools(model: nn.Module, previous: str, name: str) -> bool:
 
 def explained_blocks(model: nn.Module, inputs: Inputs) -> list[str]:
     """Name the transformer blocks whose output depends on the explained image, in order; not those
-    of a text tower.
-
-    If there are several towers, a pass finds this out, and it is kept in the network's summary. All
-    blocks are taken if no gradient leads to the input.
+    of a text tower. If there are several towers, a pass finds this out, and it is kept in the
+    network's summary. All blocks are taken if no gradient leads to the input.
     """
     names = transformer_blocks(model)
     if len({name.rpartition(".")[0] for name in names}) < 2:
@@ -94,10 +92,8 @@ def explained_blocks(model: nn.Module, inputs: Inputs) -> list[str]:
 
 def _reached(model: nn.Module, inputs: Inputs, names: Sequence[str]) -> list[str]:
     """Which of the named modules have an output that depends on the explained input, by the graph
-    of one pass.
-
-    `explained_blocks` keeps the result for all later calls. LeGrad and other methods of blocks
-    explain these alone.
+    of one pass. `explained_blocks` keeps the result for all later calls. LeGrad and other methods
+    of blocks explain these alone.
     """
     x = inputs.x.detach().clone().requires_grad_()
     with untouched(model, grad=True), HookGroup(model) as group:
@@ -117,9 +113,6 @@ def attention_gradients(model: nn.Module, inputs: Inputs, target: Any) -> list[T
     block returns a batch with the outputs of all of them, and each block starts a graph of its own.
     If the network refuses such a batch, it is run once for each block. ``target`` makes the target
     of rows from their images.
-
-    Raises:
-        MethodError: the network has no such blocks.
     """
     blocks = explained_blocks(model, inputs)
     if len(blocks) < 2:
@@ -146,10 +139,8 @@ def _read_out(
     model: nn.Module, inputs: Inputs, target: Any, blocks: Sequence[str], chosen: Sequence[int]
 ) -> list[Tensor]:
     """The gradients of `attention_gradients` for the blocks with the indices ``chosen``, in one
-    forward pass.
-
-    Hooks let the graph begin before each block's attention, and put the averaged tokens of all
-    chosen blocks, one batch after the other, in place of the last block's output.
+    forward pass. Hooks let the graph begin before each block's attention, and put the averaged
+    tokens of all chosen blocks, one batch after the other, in place of the last block's output.
     """
     grids = NetworkGrids(model, inputs)
     # a layer that is known by its name has its grid whatever the shape
@@ -237,9 +228,8 @@ def _read_out(
 
 
 def _block_ends(model: nn.Module, inputs: Inputs, blocks: Sequence[str]) -> list[tuple[str, str]]:
-    """For each block, the module that is given its tokens, and the layer that gives its result.
-
-    A list of modules is never called itself: the block begins with the first of them that is, and
+    """For each block, the module that is given its tokens, and the layer that gives its result. A
+    list of modules is never called itself: the block begins with the first of them that is, and
     ends with the input of what is called next, or with the output of the module that holds all.
     """
     called = [call.name for call in summary_of(model, inputs).calls]
@@ -263,10 +253,8 @@ def with_first(
     module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], change: Callable[[Any], Any]
 ) -> Any:
     """The arguments of a hooked call with ``change`` applied to the module's first one; None if
-    ``change`` gives None.
-
-    For pre-hooks with keywords, which return ``(args, kwargs)``. The order of keywords in a call
-    says nothing, so the module's signature tells the first.
+    ``change`` gives None. For pre-hooks with keywords, which return ``(args, kwargs)``. The order
+    of keywords in a call says nothing, so the module's signature tells the first.
     """
     if args:
         changed = change(args[0])
@@ -280,10 +268,8 @@ def with_first(
 
 def _tokens(tensor: Any) -> Tensor:
     """Check that a block's input or output is a sequence of tokens with three dimensions, and
-    return it.
-
-    LeGrad's hooks call it; the tensor is ``(N, T, D)``, or with images second, and an error names
-    another shape.
+    return it. LeGrad's hooks call it; the tensor is ``(N, T, D)``, or with images second, and an
+    error names another shape.
     """
     if not isinstance(tensor, Tensor) or tensor.ndim != 3:
         shape = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__

@@ -55,7 +55,6 @@ class _Means:
 
     def agree(self, means: Tensor, rounding: float) -> bool:
         """Whether the means ``(N, C)`` of another tensor are these means, up to rounding.
-
         ``rounding`` is the epsilon of the coarsest type in the network. CAM's head is found by
         this: a wrong yes would give wrong weights, so the tolerance is tight.
         """
@@ -67,9 +66,8 @@ class _Means:
 
 def _means(maps: Tensor, channels: int = 1) -> _Means:
     """The means and deviations of maps over their positions, in float32; ``channels`` is their
-    dimension of channels.
-
-    In float32 also for half precision, since they are compared with the logits.
+    dimension of channels. In float32 also for half precision, since they are compared with the
+    logits.
     """
     rows = at_least_float32(maps.detach()).movedim(channels, 1)
     variances, values = torch.var_mean(rows[..., None].flatten(2), 2, correction=0)
@@ -87,9 +85,8 @@ class HeadCandidates:
 
     def __init__(self, group: HookGroup, model: nn.Module) -> None:
         """Hook the linear layers and convolutions of a network before the forward pass, for CAM's
-        search for the head.
-
-        One of `WATCHES`: called with the group of hooks, which removes them after the pass.
+        search for the head. One of `WATCHES`: called with the group of hooks, which removes them
+        after the pass.
         """
         self.calls: list[tuple[Tensor, nn.Module, _Means]] = []
         self.rounding = 0.0
@@ -101,10 +98,8 @@ class HeadCandidates:
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
     ) -> None:
         """Hook of each linear layer and convolution: record the call if the layer mixes channels
-        alone.
-
-        Kept are only the means ``(N, C)`` of its input and output, so that no feature map stays in
-        memory.
+        alone. Kept are only the means ``(N, C)`` of its input and output, so that no feature map
+        stays in memory.
         """
         self.rounding = max(self.rounding, torch.finfo(output.dtype).eps)
         (input_maps,) = (*args, *kwargs.values())
@@ -117,10 +112,8 @@ class HeadCandidates:
 
 def _mixes_channels_alone(module: Any) -> bool:
     """Whether a linear layer or convolution mixes channels at each place alone, as with kernels of
-    one position.
-
-    Only then is the mean of the output the output for the mean, on which the search for CAM's head
-    rests.
+    one position. Only then is the mean of the output the output for the mean, on which the search
+    for CAM's head rests.
     """
     if isinstance(module, nn.Linear):
         return True
@@ -143,7 +136,6 @@ WATCHES: dict[type[needs.Need[Any]], Callable[[HookGroup, nn.Module], Any]] = {
 
 def sources(forward: Forward, need: NeedAtLayer) -> list[Source]:
     """The tensors or graph edges that the backward pass for a need differentiates with respect to.
-
     `ANSWERS` gets their gradients in the same order. Empty for needs that take no gradient from
     this pass.
     """
@@ -160,10 +152,8 @@ def sources(forward: Forward, need: NeedAtLayer) -> list[Source]:
 def _activations(
     forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients
 ) -> Tensor:
-    """The layer's feature maps ``(N, C, h, w)``, which the forward pass recorded.
-
-    One of `ANSWERS`, which all take the same four arguments.
-    """
+    """The layer's feature maps ``(N, C, h, w)``, which the forward pass recorded. One of `ANSWERS`,
+    which all take the same four arguments."""
     return forward.spatial(forward.records[need.layer].activation, need.layer)
 
 
@@ -171,10 +161,7 @@ def _layer_gradients(
     forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients
 ) -> Tensor:
     """The gradient of the score in the layer's feature maps, ``(N, C, h, w)``, by autograd or by
-    hooks.
-
-    One of `ANSWERS`; Grad-CAM and its relatives read it as ``evidence.gradients``.
-    """
+    hooks. One of `ANSWERS`; Grad-CAM and its relatives read it as ``evidence.gradients``."""
     layer = need.layer or ""
     gradient = forward.layers.joined(forward.records[layer], gradients)
     if gradient is not None and need.kind.hooked:
@@ -186,13 +173,7 @@ def _layer_relevance(
     forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients
 ) -> Tensor:
     """The relevance of the layer's feature maps, ``(N, C, h, w)``: values times the gradients that
-    LRP's rules made.
-
-    One of `ANSWERS`; LRP's rules were put on the graph before this backward pass.
-
-    Raises:
-        LayerError: no gradient leads from the layer to the input. Rules act on what depends on the
-            input, so behind such a layer there would be none.
+    LRP's rules made. One of `ANSWERS`; LRP's rules were put on the graph before this backward pass.
     """
     whole = forward.whole
     assert whole is not None
@@ -208,9 +189,8 @@ def _layer_relevance(
 def _layer_curvature(
     forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients
 ) -> Tensor:
-    """The Hessian of the score in the layer's feature maps times these maps, ``(N, C, h, w)``.
-
-    By a backward pass through the gradient, so the matrix is never built. One of `ANSWERS`, for
+    """The Hessian of the score in the layer's feature maps times these maps, ``(N, C, h, w)``. By a
+    backward pass through the gradient, so the matrix is never built. One of `ANSWERS`, for
     ShapleyCAM; it differentiates by itself, so ``gradients`` is empty.
     """
     total = forward.total(resolved, need.kind.objective)  # type: ignore[attr-defined]
@@ -221,14 +201,8 @@ def _class_weights(
     forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients
 ) -> Tensor:
     """The weights ``(N, C)`` with which the mean of each feature map enters the score of the
-    target's class, for CAM.
-
-    The head is found by its numbers: a layer whose output is the logits, and whose input has the
-    means of the maps.
-
-    Raises:
-        TargetError: the target is not a class.
-        LayerError: the scores are not a linear function of the means of the layer's maps.
+    target's class, for CAM. The head is found by its numbers: a layer whose output is the logits,
+    and whose input has the means of the maps.
     """
     maps: Tensor = resolved.answers[need.at_same_place(needs.Activations())]
     heads = forward.seen[needs.ClassWeights]
@@ -255,11 +229,7 @@ def _similarity(
     forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients
 ) -> Tensor:
     """How much the best detection in each image is like the explained one, ``(N,)`` from 0 to 1,
-    for D-RISE.
-
-    Raises:
-        TargetError: the target is no detection.
-    """
+    for D-RISE."""
     if not isinstance(resolved.target, Detected):
         kind = either("a detected box, explain.targets.Detections,", "a detected box")
         got = resolved.name if resolved.classes is None else "a class"
@@ -318,9 +288,8 @@ def _bias_terms(
     forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients
 ) -> Tensors:
     """The contributions of all biases to the score, for FullGrad: each value times the gradient
-    where it is added.
-
-    Maps ``(N, C, h, w)``, or ``(N, K)`` for biases that lie at no place of the explained image.
+    where it is added. Maps ``(N, C, h, w)``, or ``(N, K)`` for biases that lie at no place of the
+    explained image.
     """
     calls_elsewhere = independent_calls(forward.model, forward.inputs)
     terms = []
@@ -411,9 +380,7 @@ def _block_tokens(
     forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients
 ) -> Tensors:
     """The output of each transformer block as maps ``(N, C, h, w)``, without class tokens; blocks
-    of text left out.
-
-    One of `ANSWERS`; recorded by `WATCHES`. The order is that of the blocks.
+    of text left out. One of `ANSWERS`; recorded by `WATCHES`. The order is that of the blocks.
     """
     explained = explained_blocks(forward.model, forward.inputs)
     seen = forward.seen[needs.BlockTokens]
@@ -461,9 +428,8 @@ ANSWERS: dict[
 
 def _of_input(gradient: Tensor | None, forward: Forward, resolved: ResolvedTarget) -> Tensor:
     """The gradient in an explained input as it is; a `TargetError` if the score does not depend on
-    the input.
-
-    Answers about an input's gradient begin here, so the message is the same for all methods.
+    the input. Answers about an input's gradient begin here, so the message is the same for all
+    methods.
     """
     if gradient is None:
         remedy = (
@@ -479,9 +445,8 @@ def _of_layer(
     gradient: Tensor | None, forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer
 ) -> Tensor:
     """The gradient in a layer as maps ``(N, C, h, w)``; an error if the score does not depend on
-    the layer.
-
-    Every answer about a layer's gradient ends here, so the message is the same for all methods.
+    the layer. Every answer about a layer's gradient ends here, so the message is the same for all
+    methods.
     """
     if gradient is None:
         requirement = (
@@ -578,10 +543,8 @@ def _on_grid(term: Tensor, grid: Grid) -> tuple[Tensor, Tensor | None]:
 
 def _hessian_product(total: Tensor, forward: Forward, layer: str | None) -> Tensor | None:
     """The Hessian of ``total`` in a layer's output, times this output; None if the score does not
-    depend on the layer.
-
-    Zeros if the score is linear in the layer. ShapleyCAM alone asks for it. With gradients on, the
-    result keeps its graph.
+    depend on the layer. Zeros if the score is linear in the layer. ShapleyCAM alone asks for it.
+    With gradients on, the result keeps its graph.
     """
     if not total.requires_grad:
         return None
@@ -613,10 +576,7 @@ def _hessian_product(total: Tensor, forward: Forward, layer: str | None) -> Tens
 
 def _check_third_derivatives(total: Tensor, layer_sources: Sequence[Source]) -> None:
     """Refuse a layer normalisation behind the layer, since PyTorch's third derivative of it is
-    wrong (2.14).
-
-    Only with ``create_graph``, which differentiates the curvature once more.
-    """
+    wrong (2.14). Only with ``create_graph``, which differentiates the curvature once more."""
     nodes = [
         source.grad_fn if isinstance(source, Tensor) else source.node for source in layer_sources
     ]

@@ -27,10 +27,8 @@ make 0.01 in float32."""
 
 def custom_functions(nodes: Iterable[Node], sources: list[Any]) -> list[str]:
     """The names of custom autograd functions of the model between the score and the ``sources`` of
-    its gradients.
-
-    Their backward may be something else than the derivative. ``nodes`` are those of the score's
-    graph; hooks of this package and functions of torch are left out.
+    its gradients. Their backward may be something else than the derivative. ``nodes`` are those of
+    the score's graph; hooks of this package and functions of torch are left out.
     """
     custom = [node for node in nodes if isinstance(node, _PYTHON_NODE) and _is_of_model(node)]
     if not custom:
@@ -43,10 +41,8 @@ def custom_functions(nodes: Iterable[Node], sources: list[Any]) -> list[str]:
 
 def _is_of_model(node: Any) -> bool:
     """Whether a Node of a Python autograd function belongs to the model, and not to this package's
-    hooks or to torch.
-
-    By names of Nodes and modules, as there is nothing else; a wrong yes costs a few runs, a wrong
-    no a warning.
+    hooks or to torch. By names of Nodes and modules, as there is nothing else; a wrong yes costs a
+    few runs, a wrong no a warning.
     """
     name = node.name()
     if name.startswith("GeneratedBackwardFor_"):  # an operator that a library has registered
@@ -157,10 +153,8 @@ def follows_contrast(
 
 
 def _output(forward: Forward, layer: str | None, move: Tensor) -> Any:
-    """The model's output with ``move`` added to the input, or to a layer's output.
-
-    The model's own hooks run as before; only `is_derivative` calls it, without gradients.
-    """
+    """The model's output with ``move`` added to the input, or to a layer's output. The model's own
+    hooks run as before; only `is_derivative` calls it, without gradients."""
     start_over(written=False)
     inputs = forward.inputs
     if layer is None:

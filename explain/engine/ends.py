@@ -49,10 +49,7 @@ class Origin(NamedTuple):
 
 def record_output(model: nn.Module, inputs: Inputs) -> tuple[Any, dict[int, Origin]]:
     """Run a model once, without gradients; return its output, and the origins of the tensors in it,
-    by their ids.
-
-    Those that were made past the record have none.
-    """
+    by their ids. Those that were made past the record have none."""
     recorder = PassRecorder(model)
     for _, tensor in nested.paths((inputs.args, inputs.kwargs)):
         recorder.add_input(tensor)
@@ -74,10 +71,9 @@ def record_output(model: nn.Module, inputs: Inputs) -> tuple[Any, dict[int, Orig
 
 
 def _weighted_steps(steps: Sequence[Step], *, blind: bool) -> dict[Value, int]:
-    """The steps with weights that lead to each value, as numbers with one bit for each.
-
-    By them class scores are told from features, to which fewer of the same lead. To the constants
-    of a ``blind`` recording, all steps before may.
+    """The steps with weights that lead to each value, as numbers with one bit for each. By them
+    class scores are told from features, to which fewer of the same lead. To the constants of a
+    ``blind`` recording, all steps before may.
     """
     leading: dict[Value, int] = {}
     so_far = 0
@@ -134,9 +130,7 @@ class OutputReader:
 
     def __enter__(self) -> "OutputReader":
         """Make this the reader of model outputs within the block, for targets and `find_logits`.
-
-        Readers may be nested; the innermost one counts.
-        """
+        Readers may be nested; the innermost one counts."""
         self._tokens.append(READER.set(self))
         return self
 
@@ -152,9 +146,7 @@ class OutputReader:
 
     def outputs(self, values: Tensor, read: Read) -> Outputs:
         """Say whether scores ``values`` ``(N, K, ...)`` are logits or probabilities, and of which
-        kind.
-
-        ``read`` takes the same tensor from an output of the model, for when a traced pass is
+        kind. ``read`` takes the same tensor from an output of the model, for when a traced pass is
         needed.
         """
         return outputs_like(values, self.activation, partial(self._end, values, read))
@@ -192,10 +184,8 @@ class OutputReader:
 
     def say_if_unsure(self) -> None:
         """Warn, once, if the class scores were chosen among several tensors of an output without a
-        reason.
-
-        Called when the scores are read; it is so where no operations were seen that tell features
-        from scores.
+        reason. Called when the scores are read; it is so where no operations were seen that tell
+        features from scores.
         """
         if self._ambiguous_output is not None:
             must = (
@@ -237,9 +227,8 @@ class OutputReader:
 
     def _on_noise(self, read: Read) -> Sequence[Tensor]:
         """The scores for two inputs of noise, as ``read`` takes them; NaN if the network fails on
-        noise or gives none.
-
-        The seeds are fixed, so that the same model is always read in the same way.
+        noise or gives none. The seeds are fixed, so that the same model is always read in the same
+        way.
         """
         x = self._inputs.x
         nothing = torch.full((1, 2), math.nan)
@@ -283,9 +272,8 @@ def outputs_of(
     categories: Any = None,
 ) -> Outputs:
     """Say what the scores ``(N, K)`` of a model are, logits or probabilities, and how to make
-    probabilities of them.
-
-    ``categories``, the labels of the classes, help to find the scores among several outputs.
+    probabilities of them. ``categories``, the labels of the classes, help to find the scores among
+    several outputs.
     """
     with reading(model, inputs, activation, categories) as reader:
         return reader.outputs(scores, find_scores)
@@ -295,9 +283,8 @@ def reading(
     model: nn.Module, inputs: Inputs, activation: Activation | None = None, categories: Any = None
 ) -> AbstractContextManager[OutputReader]:
     """Return a block in which outputs of a model are read by what is known of it; nested blocks
-    share a reader.
-
-    What is found out, such as which tensor has the scores, is so found out once for a call.
+    share a reader. What is found out, such as which tensor has the scores, is so found out once for
+    a call.
     """
     reader = READER.get()
     if isinstance(reader, OutputReader) and reader.model is model and reader.said == activation:

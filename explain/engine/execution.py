@@ -103,10 +103,6 @@ def gather(
     ``inputs`` are perturbed rows of. ``check_modules`` is called after the forward pass with the
     names of the modules that ran, and may raise. The model's parameters, buffers and hooks are as
     before afterwards.
-
-    Raises:
-        ExplainError: bad input, a target that does not fit, a layer that is never called or has no
-            map, a score that is not finite or does not depend on what its gradient is needed for.
     """
     settings = settings or RuntimeSettings()
     inputs = inputs if settings.create_graph else inputs.detached()
@@ -177,10 +173,8 @@ def _look_at_gradients(
     targets: Sequence[Target],
 ) -> None:
     """Warn if gradients in these inputs are not the derivative of the score, for the methods of a
-    plan that take them of perturbed rows alone.
-
-    Where nothing is wrong, once for a model and its weights; not of sharded models, which are run
-    no more often than they must be.
+    plan that take them of perturbed rows alone. Where nothing is wrong, once for a model and its
+    weights; not of sharded models, which are run no more often than they must be.
     """
     findings = findings_of(model)
     are_right = ("gradients are right", *plan.needs)
@@ -359,10 +353,8 @@ class _Passes:
 
     def answer(self, resolved: ResolvedTarget, *, last: bool) -> None:
         """Run the backward passes for one target and write the answers to all needs into
-        ``resolved.answers``.
-
-        With ``last``, no further target comes, so the last backward pass frees the graph, and
-        references for DeepLIFT are dropped after use.
+        ``resolved.answers``. With ``last``, no further target comes, so the last backward pass
+        frees the graph, and references for DeepLIFT are dropped after use.
         """
         if self.plan.whole and any(self.plan.wanted) and not self._create_graph:
             self._check_branches(resolved)
@@ -383,10 +375,8 @@ class _Passes:
 
     def _back(self, backward: Backward, resolved: ResolvedTarget, *, keep: bool) -> None:
         """Answer all needs that share one backward pass; ``keep`` leaves the graph for further
-        passes.
-
-        Where images change each other's scores, as by a batch norm in training mode, each image has
-        a pass of its own, in which only its own score is differentiated.
+        passes. Where images change each other's scores, as by a batch norm in training mode, each
+        image has a pass of its own, in which only its own score is differentiated.
         """
         forward = self.forward
         sources_by_need: dict[NeedAtLayer, Sequence[Source]] = {}
@@ -459,10 +449,8 @@ class _Passes:
         nodes: Sequence[Node],
     ) -> None:
         """Warn if plain gradients are not the derivative of the score, since the model has custom
-        functions or hooks.
-
-        Looks only at gradients in the input or a layer with custom functions behind it;
-        `is_derivative` then runs the model a few times more.
+        functions or hooks. Looks only at gradients in the input or a layer with custom functions
+        behind it; `is_derivative` then runs the model a few times more.
         """
         for need, sources in sources_by_need.items():
             need_gradients = gradients[need]
@@ -499,9 +487,8 @@ class _Passes:
         return ", ".join(methods)
 
     def _check_branches(self, resolved: ResolvedTarget) -> None:
-        """Warn if gradients in the inputs leave out what the score does, as behind ``detach()``.
-
-        A recording of the pass names what left it. Otherwise that is found out once for a model and
+        """Warn if gradients in the inputs leave out what the score does, as behind ``detach()``. A
+        recording of the pass names what left it. Otherwise that is found out once for a model and
         its weights, but not with global hooks, which would fire again.
         """
         forward = self.forward
@@ -547,10 +534,8 @@ class _Passes:
         self, backward: Backward, wanted: Wanted, resolved: ResolvedTarget, total: Tensor
     ) -> tuple[Wanted, Sequence[Tensor | None]]:
         """Walk back over the recording, by the rules of a composite, by one for gradients, by
-        differences from a reference, or by its derivatives.
-
-        Returns, for each need, the values that it asks for, and their gradients one after the
-        other.
+        differences from a reference, or by its derivatives. Returns, for each need, the values that
+        it asks for, and their gradients one after the other.
         """
         forward = self.forward
         whole = forward.whole
@@ -619,7 +604,6 @@ class _Passes:
 
     def _reference(self, reference: needs.Reference, image: int | None) -> RecordedPass:
         """The recorded pass of the reference input of DeepLIFT, which is run once for all targets.
-
         With ``image``, only this image is replaced by its reference; the others of the batch stay
         as they are.
         """
@@ -671,10 +655,8 @@ class _Passes:
         whole: RecordedPass,
         gradients: Gradients,
     ) -> KeptChannels:
-        """The channels of a concept's layer, that relevance passes through alone.
-
-        The layer's name may have the number of a call; otherwise its last call is taken.
-        """
+        """The channels of a concept's layer, that relevance passes through alone. The layer's name
+        may have the number of a call; otherwise its last call is taken."""
         layer_place = place_of(concept.layer, self.forward.model)
         call_number = layer_place.call
         calls = whole.layers[layer_place.layer]
@@ -711,9 +693,8 @@ def _record_attention(
     group: HookGroup,
 ) -> None:
     """Hook the attention weights of the graph if a need asks for them; the records go to
-    ``resolved.attention``.
-
-    Called before a backward pass, which then adds the gradients in the weights to the records.
+    ``resolved.attention``. Called before a backward pass, which then adds the gradients in the
+    weights to the records.
     """
     if any(
         isinstance(need.kind, (needs.Attention, needs.AttentionRelevance)) for need in needs_of_pass
@@ -727,7 +708,6 @@ def _answer(
     gradients: Mapping[NeedAtLayer, Sequence[Any]], forward: Forward, resolved: ResolvedTarget
 ) -> None:
     """Answer needs by the functions in `collectors.ANSWERS`, with the gradients in their sources.
-
     Needs are answered in the order of ``gradients``, since one may read the answer to an earlier
     one.
     """
@@ -738,10 +718,8 @@ def _answer(
 
 def _own_rows(evidence_by_pass: Sequence[Any]) -> Any:
     """Join evidence on images that were differentiated one by one: row i of each tensor is that of
-    pass i.
-
-    ``evidence_by_pass`` has one item for each image, all of the same structure, such as tuples of
-    tensors. What pass i says of other images is dropped.
+    pass i. ``evidence_by_pass`` has one item for each image, all of the same structure, such as
+    tuples of tensors. What pass i says of other images is dropped.
     """
     tensors_by_pass = [dict(nested.paths(value)) for value in evidence_by_pass]
     return nested.replace(
@@ -757,10 +735,7 @@ def _own_rows(evidence_by_pass: Sequence[Any]) -> Any:
 
 def _must_be_open(model: nn.Module, method: str) -> None:
     """Refuse a method that hooks the blocks of a network if the model has scripted modules, which
-    hide theirs.
-
-    Called before anything runs; ``method`` is the name for the message.
-    """
+    hide theirs. Called before anything runs; ``method`` is the name for the message."""
     closed = scripted(model)
     if closed:
         must = f"see the blocks of the model, but layer {closed[0]!r} is scripted"
@@ -771,10 +746,8 @@ def _must_be_open(model: nn.Module, method: str) -> None:
 
 def _must_keep_weights(model: nn.Module, plan: Plan, targets: int, *, create_graph: bool) -> None:
     """Refuse needs that read weights after the forward pass if sharded modules (FSDP) have freed
-    them by then.
-
-    PyTorch would crash, not raise. Old-style FSDP also cannot go backward twice over one forward
-    pass. Called before anything runs.
+    them by then. PyTorch would crash, not raise. Old-style FSDP also cannot go backward twice over
+    one forward pass. Called before anything runs.
     """
     needs_by_method = plan.wanted.items()
     methods_reading_late = [

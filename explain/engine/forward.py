@@ -54,10 +54,7 @@ class ResolvedTarget:
 
     def of_rows(self, images: Tensor) -> Target:
         """The target for perturbed rows that belong to these images ``(b,)``, with the classes of
-        the unperturbed images.
-
-        Otherwise a masked photo would be scored by its own top class.
-        """
+        the unperturbed images. Otherwise a masked photo would be scored by its own top class."""
         if self.classes is None:
             return self.target.rows(images)
         if isinstance(self.target, ClassTarget) and isinstance(self.target.index, int):
@@ -96,10 +93,9 @@ class Forward:
     """What `collectors.WATCHES` recorded, by the kind of need."""
 
     def __post_init__(self) -> None:
-        """Read the class scores off the output, and refuse scores that are not finite.
-
-        Targets and metrics rely on ``logits`` being finite but for minus infinity. ``end`` must be
-        read before anything else adds to the graph.
+        """Read the class scores off the output, and refuse scores that are not finite. Targets and
+        metrics rely on ``logits`` being finite but for minus infinity. ``end`` must be read before
+        anything else adds to the graph.
         """
         self.count = len(self.inputs)
         self.records: dict[str | None, capturing.LayerCall] = {}
@@ -120,9 +116,8 @@ class Forward:
     @cached_property
     def outputs(self) -> Outputs:
         """What the class scores are, logits or probabilities, and how they become probabilities;
-        found out when needed.
-
-        It may run the model once more, so methods ask for it only where they show probabilities.
+        found out when needed. It may run the model once more, so methods ask for it only where they
+        show probabilities.
         """
         if self.logits is None:
             return Outputs()
@@ -131,10 +126,7 @@ class Forward:
     @cached_property
     def constants(self) -> Sequence[AddedConstant]:
         """The constants, such as biases, that the network adds in this pass, in their order; for
-        FullGrad.
-
-        Empty unless the pass was recorded.
-        """
+        FullGrad. Empty unless the pass was recorded."""
         if self.whole is None:
             return ()
         return added_constants(self.model, self.whole.recording.steps)
@@ -146,10 +138,8 @@ class Forward:
 
     def scale(self, resolved: ResolvedTarget) -> Tensor:
         """The magnitude of the numbers of which rounding errors of the scores are shares, as a
-        scalar tensor.
-
-        It is the largest class score, or 0 if the class scores are probabilities. Comparisons of
-        scores, as in `RerunContext.same_scores`, take their tolerance from it.
+        scalar tensor. It is the largest class score, or 0 if the class scores are probabilities.
+        Comparisons of scores, as in `RerunContext.same_scores`, take their tolerance from it.
         """
         rows = resolved.score.detach() if self.logits is None else self.logits
         largest = rows.abs().masked_fill(~rows.isfinite(), 0).amax()
@@ -161,10 +151,8 @@ class Forward:
 
     def _refuse(self, scores: Tensor, allowed: float | None = None) -> None:
         """Raise an error for scores that are neither finite nor ``allowed``, naming the first layer
-        that is not finite.
-
-        The model is run again to find that layer. It returns if all scores are in order: the check
-        that called it saw their sum or maximum only.
+        that is not finite. The model is run again to find that layer. It returns if all scores are
+        in order: the check that called it saw their sum or maximum only.
         """
         wrong = ~torch.isfinite(scores)
         if allowed is not None:
@@ -184,9 +172,7 @@ class Forward:
 
     def resolve(self, target: Target) -> ResolvedTarget:
         """Let a target make its choices, such as the top class, on the output, and pick its scores
-        with their graph.
-
-        The graph is needed by the backward passes; ``score`` is a detached copy.
+        with their graph. The graph is needed by the backward passes; ``score`` is a detached copy.
         """
         with torch.set_grad_enabled(self.graph_is_on):
             choice = target.resolved(self.output, self.count)
@@ -198,11 +184,8 @@ class Forward:
         return ResolvedTarget(target.name, choice, score, total, classes, width)
 
     def resolve_all(self, targets: Sequence[Target]) -> list[ResolvedTarget]:
-        """Resolve all targets of a call on the output, in their order.
-
-        Of the best detections on one image, there are as many as the detector gives: the list may
-        be shorter.
-        """
+        """Resolve all targets of a call on the output, in their order. Of the best detections on
+        one image, there are as many as the detector gives: the list may be shorter."""
         resolved: list[ResolvedTarget] = []
         for target in targets:
             try:
@@ -213,10 +196,9 @@ class Forward:
         return resolved
 
     def of_image(self, resolved: ResolvedTarget, image: int) -> ResolvedTarget:
-        """A copy of a resolved target in which the score of one image alone is differentiated.
-
-        For networks in which images change each other's scores. Its answers begin as a copy, so
-        that those of another image are not overwritten.
+        """A copy of a resolved target in which the score of one image alone is differentiated. For
+        networks in which images change each other's scores. Its answers begin as a copy, so that
+        those of another image are not overwritten.
         """
         with torch.set_grad_enabled(self.graph_is_on):
             score = resolved.target.pick(self.output, self.count)[0]
@@ -226,9 +208,8 @@ class Forward:
 
     def total(self, resolved: ResolvedTarget, objective: Objective | None) -> Tensor:
         """The scalar that a backward pass differentiates: the sum of the scores or of an
-        ``objective`` over images.
-
-        Of a target for one image, the score or objective of this image alone.
+        ``objective`` over images. Of a target for one image, the score or objective of this image
+        alone.
         """
         if objective is None:
             return resolved.total
@@ -254,11 +235,7 @@ class Forward:
 
     def record(self, layer: str) -> capturing.LayerCall:
         """Return the recorded call of a layer by its name, after a check that its output has a map
-        for each image.
-
-        Raises:
-            LayerError: it was not called, or gives nothing for each of the images.
-        """
+        for each image."""
         record = self.layers.of(layer)
         if record is None:
             raise LayerError(self.layers.why_missing(layer))

@@ -36,12 +36,8 @@ def hooked_layer_gradient(
     forward: Forward, resolved: ResolvedTarget, layer: str, expected: Tensor
 ) -> Tensor:
     """The gradient of the scores in a layer's output by a full-backward hook: its ``grad_output``.
-
     Runs the model forward and back once more. ``expected`` is autograd's gradient, which it is
     compared with.
-
-    Raises:
-        MethodError: it is not ``expected``, what autograd gives.
     """
     seen: list[Tensor] = []
 
@@ -64,12 +60,8 @@ def hooked_input_gradient(
     expected: Tensor,
 ) -> Tensor:
     """The gradient of the scores in an input by the model's full-backward hook: its ``grad_input``.
-
     Runs the model forward and back once more. Under a rule, such as guided backpropagation, the
     full-backward hooks of rectifiers return what the rule makes of their ``grad_input``.
-
-    Raises:
-        MethodError: it is not ``expected``, what autograd gives, or a rectifier is no module.
     """
     input_path = path or forward.inputs.path
     position = input_path[0]
@@ -105,10 +97,7 @@ def _hook(
 
 def _run(forward: Forward, resolved: ResolvedTarget) -> tuple[Tensor, list[Tensor]]:
     """Run the model once more on fresh leaves; return the sum of the target's scores and these
-    leaves.
-
-    The leaves are new, so nothing is added to gradients of the first pass.
-    """
+    leaves. The leaves are new, so nothing is added to gradients of the first pass."""
     inputs = forward.inputs
     sources = {path: inputs.tensor(path).detach().clone().requires_grad_() for path in inputs.paths}
     start_over(written=False)
@@ -121,11 +110,7 @@ def _run(forward: Forward, resolved: ResolvedTarget) -> tuple[Tensor, list[Tenso
 def _rectifiers(
     forward: Forward, resolved: ResolvedTarget, rule: GradientRule
 ) -> dict[str, Callable[..., GradientTuple]]:
-    """The full-backward hooks for the modules that rectify, by name, under a gradient rule.
-
-    Raises:
-        MethodError: something else rectifies, which has no full-backward hook.
-    """
+    """The full-backward hooks for the modules that rectify, by name, under a gradient rule."""
     hooks: dict[str, Callable[..., GradientTuple]] = {}
     whole = forward.whole
     assert whole is not None
@@ -145,11 +130,7 @@ def _rectifiers(
 
 def _checked(seen: Sequence[Tensor], expected: Tensor, place: str) -> Tensor:
     """The first gradient that a hook saw, after a check that it equals ``expected``, the gradient
-    that autograd gives.
-
-    Raises:
-        MethodError: it differs, or there is none.
-    """
+    that autograd gives."""
     must = f"full-backward hooks must bring {place} the gradient that autograd gives"
     if not seen:
         raise MethodError(f"{must}, but none fired; {INSTEAD}")

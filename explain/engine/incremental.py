@@ -38,9 +38,8 @@ class IncrementalInference:
 
     def __init__(self, model: nn.Module, x: Tensor) -> None:
         """Begin for the photos ``x``; whether incremental inference is faster is remembered for the
-        model.
-
-        One object serves all batches of a stream: what operators give for the photos is kept in it.
+        model. One object serves all batches of a stream: what operators give for the photos is kept
+        in it.
         """
         self._model = model
         self._is_faster = _is_faster.setdefault(model, {})
@@ -70,10 +69,8 @@ class IncrementalInference:
 
     def _call(self, owners: Tensor, inputs: Inputs) -> Any:
         """The network's output for perturbed rows, computed incrementally where that is faster for
-        such rows, else as a whole.
-
-        `faster_call` returns this function. It must equal the whole pass but for rounding, since
-        only the first rows were compared.
+        such rows, else as a whole. `faster_call` returns this function. It must equal the whole
+        pass but for rounding, since only the first rows were compared.
         """
         box = changed_box(self._photos, owners, inputs.x)
         output = None
@@ -112,10 +109,7 @@ class IncrementalInference:
 
     def _incremental_output(self, box: ChangedBox, inputs: Inputs) -> Any:
         """The network's output for perturbed rows, computed incrementally; None if the network
-        fails on such tensors.
-
-        Feature maps are laid out in memory as the inputs are.
-        """
+        fails on such tensors. Feature maps are laid out in memory as the inputs are."""
         is_contiguous = inputs.x.ndim != 4 or inputs.x.is_contiguous()
         layout = torch.contiguous_format if is_contiguous else torch.channels_last
         try:
@@ -127,10 +121,8 @@ class IncrementalInference:
 
 def _kind(box: ChangedBox) -> Any:
     """The kind of perturbed rows, by which the verdict of a trial is kept: what decides how long
-    they take.
-
-    That is the photos' size and type, the number of threads, and the share of a photo that changed
-    in eighths.
+    they take. That is the photos' size and type, the number of threads, and the share of a photo
+    that changed in eighths.
     """
     share = math.prod(box.sides) / math.prod(box.map_sides)
     return (

@@ -76,9 +76,8 @@ class ChangedBox:
 
     def whole(self) -> Tensor:
         """The whole feature maps of the perturbed rows ``(B, C, *map_sides)``: the photos' with the
-        boxes put in.
-
-        Incremental inference needs them for operators that cannot be computed in boxes.
+        boxes put in. Incremental inference needs them for operators that cannot be computed in
+        boxes.
         """
         return self.at(torch.zeros_like(self.start), self.map_sides)
 
@@ -106,27 +105,19 @@ def _places(
 
 def _rows(maps: Tensor) -> Tensor:
     """Feature maps ``(N, C, ...)`` as ``(places, C)``; a view if their channels come last in
-    memory.
-
-    Boxes of incremental inference are read and written in such rows.
-    """
+    memory. Boxes of incremental inference are read and written in such rows."""
     return maps.movedim(1, -1).reshape(-1, maps.shape[1])
 
 
 def channels_last(maps: Tensor) -> Tensor:
     """The same feature maps ``(N, C, ...)``, laid out in memory with their channels last.
-
-    Incremental inference reads single places, whose channels then lie side by side.
-    """
+    Incremental inference reads single places, whose channels then lie side by side."""
     return maps.movedim(1, -1).contiguous().movedim(-1, 1) if maps.ndim > 2 else maps
 
 
 def _is_small(sides: Sequence[int], map_sides: Sequence[int]) -> bool:
     """Whether a box is so small a part of the feature map that computing the box alone is faster
-    than the whole map.
-
-    If it is not, incremental inference computes the whole map.
-    """
+    than the whole map. If it is not, incremental inference computes the whole map."""
     return math.prod(sides) <= LARGEST * math.prod(map_sides)
 
 
@@ -158,10 +149,8 @@ def changed_box(of_photos: Tensor, owners: Tensor, perturbed: Tensor) -> Changed
 
 def _changed(of_photos: Tensor, owners: Tensor, perturbed: Tensor) -> tuple[Tensor, list[int]]:
     """Where the changed pixels begin in each row, ``(B, d)``, and the sides of a box that holds
-    those of any row.
-
-    Boxes are moved back from the edge, so that all of their pixels exist. The first step of
-    incremental inference, on pixels.
+    those of any row. Boxes are moved back from the edge, so that all of their pixels exist. The
+    first step of incremental inference, on pixels.
     """
     changed = (perturbed != of_photos[owners]).any(1)
     starts = []
@@ -241,10 +230,8 @@ class BoxMaps(Tensor):
     @staticmethod
     def __new__(cls, box: ChangedBox, photos: PhotoPass) -> "BoxMaps":
         """Make a tensor that stands for whole feature maps ``(B, C, ...)`` of perturbed rows, but
-        holds their changed box alone.
-
-        Networks ask the tensor for its shape, strides, type and device, so these are those of whole
-        feature maps.
+        holds their changed box alone. Networks ask the tensor for its shape, strides, type and
+        device, so these are those of whole feature maps.
         """
         shape = (len(box.owners), *box.photo_maps.shape[1:])
         layout = photos.layout if len(shape) == 4 else torch.contiguous_format
@@ -298,9 +285,7 @@ class BoxMaps(Tensor):
 
     def whole(self) -> Tensor:
         """The whole feature maps of the rows, ``(B, C, ...)``, as a plain tensor; made once.
-
-        Operators may overwrite the result; the box is dropped before that.
-        """
+        Operators may overwrite the result; the box is dropped before that."""
         if self._whole is None:
             assert self.box is not None
             self._whole = self.box.whole().contiguous(memory_format=self._photos.layout)
@@ -316,10 +301,9 @@ class BoxMaps(Tensor):
 
 
 def _on_whole_maps(function: Any, args: Any, kwargs: Any, maps: Sequence[BoxMaps]) -> Any:
-    """Run an operator on whole feature maps, where it cannot be computed in boxes alone.
-
-    Maps that it may overwrite or alias stay whole from now on, since a box would not know of what
-    is written. Results that are such maps are returned as the model's own objects.
+    """Run an operator on whole feature maps, where it cannot be computed in boxes alone. Maps that
+    it may overwrite or alias stay whole from now on, since a box would not know of what is written.
+    Results that are such maps are returned as the model's own objects.
     """
     schema = function._schema
     if schema.is_mutable or any(value.alias_info is not None for value in schema.returns):
@@ -359,10 +343,8 @@ class _BoxCall:
 
 def _box_of(call: _BoxCall) -> ChangedBox | None:
     """The result of an operator on changed boxes of feature maps, as a box; None if it needs whole
-    maps.
-
-    An operation that is missing here is slower, not wrong; one that is here must be exact in the
-    box.
+    maps. An operation that is missing here is slower, not wrong; one that is here must be exact in
+    the box.
     """
     facts = facts_of(call.operator)
     operation = known_operation(facts.name)
@@ -388,10 +370,7 @@ def _box_of(call: _BoxCall) -> ChangedBox | None:
 
 def _values(call: _BoxCall) -> ChangedBox | None:
     """The box of an operator that takes each place of feature maps alone, around the boxes of all
-    arguments.
-
-    None if that box is no small part of the maps, or they differ in size.
-    """
+    arguments. None if that box is no small part of the maps, or they differ in size."""
     start, sides = _around(call.boxes)
     first_box = call.boxes[0]
     is_one_size = all(box.map_sides == first_box.map_sides for box in call.boxes)

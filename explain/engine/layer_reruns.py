@@ -37,10 +37,8 @@ class LayerRerun:
         accumulators: Sequence[TargetAccumulators],
     ) -> None:
         """Begin for the perturbed rows of a layer; `begin` is called with each image before its
-        rows are run.
-
-        ``accumulators`` take the results, one for each target. The layer's feature maps of all
-        images are those of the first forward pass.
+        rows are run. ``accumulators`` take the results, one for each target. The layer's feature
+        maps of all images are those of the first forward pass.
         """
         self.context = context
         self.rows = rows
@@ -55,9 +53,8 @@ class LayerRerun:
 
     def begin(self, image: Tensor) -> None:
         """Begin with the feature maps of one image ``(1,)``: find the fastest way to run them that
-        a probe finds right.
-
-        Sets the number of rows of a batch. `run` is then called with rows of this image alone.
+        a probe finds right. Sets the number of rows of a batch. `run` is then called with rows of
+        this image alone.
         """
         context = self.context
         self._image = image
@@ -85,10 +82,8 @@ class LayerRerun:
 
     def run(self, numbers: Tensor) -> list[Add]:
         """Run the network with these perturbed feature maps of the image in place of the layer's
-        output.
-
-        Returns a function for each target that adds the results to its accumulators. `begin` was
-        called with the image before; all rows are of this image.
+        output. Returns a function for each target that adds the results to its accumulators.
+        `begin` was called with the image before; all rows are of this image.
         """
         context = self.context
         images = self.rows.owners[numbers]
@@ -147,10 +142,8 @@ class LayerRerun:
 
         def replaced(output: Any, overwritten: bool) -> Any:
             """At the layer's call: put the perturbed maps in place of its output, and let the
-            network run from now on.
-
-            If the layer has overwritten its input, the perturbed maps are written into that tensor,
-            so that code that still reads it sees them.
+            network run from now on. If the layer has overwritten its input, the perturbed maps are
+            written into that tensor, so that code that still reads it sees them.
             """
             if prefix is not None:
                 prefix.reach()

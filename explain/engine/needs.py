@@ -357,10 +357,8 @@ def needs_at(
     needs: Iterable[Need[Any]], layers: Iterable[str], inputs: Iterable[Path | None] = (None,)
 ) -> frozenset[NeedAtLayer]:
     """A method's needs at each of the layers and for each explained input, where they are about
-    these.
-
-    A need that is about no layer occurs once, with ``layer`` None; ``input`` None stands for the
-    only explained input. Plans are made of these sets, so their order does not matter.
+    these. A need that is about no layer occurs once, with ``layer`` None; ``input`` None stands for
+    the only explained input. Plans are made of these sets, so their order does not matter.
     """
     layer_names = tuple(layers)
     paths = tuple(inputs)
@@ -374,10 +372,7 @@ def needs_at(
 
 def at_least_float32(tensor: Tensor) -> Tensor:
     """The tensor in single precision if it was in half precision: sums and quotients of evidence
-    need it.
-
-    Float32 and float64 stay the same tensor.
-    """
+    need it. Float32 and float64 stay the same tensor."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 

@@ -82,10 +82,7 @@ def one_row_each(rows: Tensor) -> PerturbedRows:
 
 def one_by_one(make: Callable[[int, int], Tensor]) -> Build:
     """Turn ``make(image, number)``, which makes a single perturbed row, into a `Build` for whole
-    batches.
-
-    For methods and metrics whose rows cannot be made together.
-    """
+    batches. For methods and metrics whose rows cannot be made together."""
 
     def build(images: Tensor, numbers: Tensor) -> Tensor:
         rows = zip(images.tolist(), numbers.tolist(), strict=True)
@@ -232,7 +229,6 @@ class _InOrder(Accumulator):
 
     def result(self) -> Tensor:
         """The values ``(P, ...)`` of all rows, sorted by image, then by number within the image.
-
         Rows may have come in any order, so they are sorted here; numbers must be distinct within an
         image.
         """
@@ -279,10 +275,8 @@ class SumOfRows(Accumulator):
         """The sums ``(count, ...)``; None before the first batch."""
 
     def add(self, images: Tensor, numbers: Tensor, values: Tensor) -> None:
-        """Add the weighed values of a batch of perturbed rows, each to the sum of its image.
-
-        Rows may come in any order and number.
-        """
+        """Add the weighed values of a batch of perturbed rows, each to the sum of its image. Rows
+        may come in any order and number."""
         weighted = self._weigh(images, numbers, values)
         if self._total is None:
             self._total = weighted.new_zeros((self._count, *weighted.shape[1:]))
@@ -336,10 +330,8 @@ class ScoreOf:
 
     def __call__(self, evidence: Evidence) -> Tensor:
         """The score of each perturbed row in ``evidence``, ``(b,)``, or all logits ``(b, K)``, by
-        the kind.
-
-        Called for batches of perturbed rows and for the photos themselves, so both are in the same
-        unit.
+        the kind. Called for batches of perturbed rows and for the photos themselves, so both are in
+        the same unit.
         """
         classes = evidence.classes
         logits = evidence.logits
@@ -394,10 +386,9 @@ class Scores(Attributions):
 
 
 def keep_graph(needs: Collection[Need[Any]]) -> bool:
-    """Whether answers to these needs can keep their autograd graph (``create_graph``).
-
-    Attention, and what is computed from scores of perturbed photos, cannot. The ``differentiable``
-    of methods rests on it.
+    """Whether answers to these needs can keep their autograd graph (``create_graph``). Attention,
+    and what is computed from scores of perturbed photos, cannot. The ``differentiable`` of methods
+    rests on it.
     """
     methods = [need.method for need in needs if isinstance(need, Attributions)]
     methods_keep_graph = all(
@@ -476,9 +467,8 @@ class GivenRows(Perturbation):
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
         """The rows that were given; of another explained input than ``inputs``, copies of it as it
-        is.
-
-        The engine asks for each explained input; only that which ``inputs`` equals is perturbed.
+        is. The engine asks for each explained input; only that which ``inputs`` equals is
+        perturbed.
         """
         x = evidence.inputs
         if self.inputs is None or (x.shape == self.inputs.shape and torch.equal(x, self.inputs)):
@@ -487,10 +477,8 @@ class GivenRows(Perturbation):
 
 
 def given_row(row: Tensor, image: int, words: str, inputs: Tensor) -> GivenRows:
-    """A perturbation with a single ``row``, made already, of one image of ``inputs``.
-
-    ``words`` describes it in a plan.
-    """
+    """A perturbation with a single ``row``, made already, of one image of ``inputs``. ``words``
+    describes it in a plan."""
     owner = torch.tensor([image], device=row.device)
     rows = PerturbedRows(owner, torch.zeros_like(owner), lambda images, numbers: row[None].clone())
     return GivenRows(rows, words, inputs)

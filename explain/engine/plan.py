@@ -42,19 +42,15 @@ class PerturbationPass:
 
     @property
     def is_known(self) -> bool:
-        """Whether the first forward pass has the scores of these perturbed rows already.
-
-        So it is where nothing is perturbed, and only scores are needed. Such a stream is not run.
-        """
+        """Whether the first forward pass has the scores of these perturbed rows already. So it is
+        where nothing is perturbed, and only scores are needed. Such a stream is not run."""
         return isinstance(self.perturbation, Unperturbed) and not self.inner
 
     @cached_property
     def inner(self) -> frozenset[NeedAtLayer]:
         """The needs that must be answered for each perturbed row, beside its score: those of the
-        methods that are applied to rows.
-
-        Empty where a method reads scores alone: then the model's output does, and no second plan is
-        run.
+        methods that are applied to rows. Empty where a method reads scores alone: then the model's
+        output does, and no second plan is run.
         """
         inner_needs = set[NeedAtLayer]()
         for need in self.needs:
@@ -123,10 +119,9 @@ class Plan:
 
     @cached_property
     def needs(self) -> tuple[NeedAtLayer, ...]:
-        """All needs of the methods, in the order in which they are answered.
-
-        A need comes after those that must be gathered before it (``also``). Otherwise the order is
-        by kind and layer, then by method, so that it does not depend on hashes.
+        """All needs of the methods, in the order in which they are answered. A need comes after
+        those that must be gathered before it (``also``). Otherwise the order is by kind and layer,
+        then by method, so that it does not depend on hashes.
         """
         ordered: dict[NeedAtLayer, None] = {}
         first_method: dict[NeedAtLayer, int] = {}
@@ -146,10 +141,8 @@ class Plan:
     @cached_property
     def streams(self) -> tuple[PerturbationPass, ...]:
         """The streams of perturbed rows to run: each distinct perturbation once per layer, with all
-        needs that it answers.
-
-        Perturbations that read no layer are run once for all layers. `run_streams` runs each once
-        for all methods and targets.
+        needs that it answers. Perturbations that read no layer are run once for all layers.
+        `run_streams` runs each once for all methods and targets.
         """
         needs_of: dict[tuple[Perturbation, str | None], list[NeedAtLayer]] = {}
         for need in self.needs:
@@ -189,10 +182,8 @@ class Plan:
     @cached_property
     def backwards(self) -> tuple[Backward, ...]:
         """The distinct backward passes over the forward pass for one target, in the order in which
-        they run.
-
-        Plain gradients come first, then other objectives, rules, and composites or references; the
-        pass for curvature is last.
+        they run. Plain gradients come first, then other objectives, rules, and composites or
+        references; the pass for curvature is last.
         """
         passes = [backward for backward in self.needs_by_backward if backward is not None]
         passes.sort(
@@ -203,10 +194,8 @@ class Plan:
     @cached_property
     def needs_by_backward(self) -> dict[Backward | None, list[NeedAtLayer]]:
         """The needs that each distinct backward pass answers; under None, those that need no
-        backward pass.
-
-        Its keys are hashed: needs share a pass if their options are equal. `backwards` has them in
-        order.
+        backward pass. Its keys are hashed: needs share a pass if their options are equal.
+        `backwards` has them in order.
         """
         needs: dict[Backward | None, list[NeedAtLayer]] = {}
         for need in self.answered_at_once:
@@ -259,28 +248,21 @@ class Plan:
     @cached_property
     def layers(self) -> tuple[str, ...]:
         """The layers whose outputs gradients are taken in; the forward pass records a graph from
-        the first of them on.
-
-        The order of gradients in a pass is that of needs, not of these.
-        """
+        the first of them on. The order of gradients in a pass is that of needs, not of these."""
         layers = dict.fromkeys([need.layer for need in self.answered_at_once if need.kind.at_layer])
         return tuple([layer for layer in layers if layer is not None])
 
     @cached_property
     def watched(self) -> tuple[str, ...]:
-        """The layers of which only the output is needed, without gradients.
-
-        Disjoint from `layers`; both are captured under these names.
-        """
+        """The layers of which only the output is needed, without gradients. Disjoint from `layers`;
+        both are captured under these names."""
         layers = dict.fromkeys([need.layer for need in self.needs if need.kind.of_layer])
         return tuple([layer for layer in layers if layer is not None and layer not in self.layers])
 
     @property
     def passes(self) -> int:
         """The number of forward passes of all images, for all targets: without perturbed rows, with
-        references.
-
-        Costs rest on it. Needs with a pass of their own are counted for each target.
+        references. Costs rest on it. Needs with a pass of their own are counted for each target.
         """
         references = {backward.reference for backward in self.backwards} - {None}
         return 1 + self._own_passes * self.targets + len(references)
@@ -296,9 +278,8 @@ class Plan:
     @property
     def _own_passes(self) -> int:
         """The number of needs that run the model forward and back once more for each target:
-        LeGrad's blocks, full-backward hooks.
-
-        Counted as one pass forward and one back each in `passes` and `passes_back`.
+        LeGrad's blocks, full-backward hooks. Counted as one pass forward and one back each in
+        `passes` and `passes_back`.
         """
         kinds = [need.kind for need in self.needs]
         return sum(isinstance(kind, BlockAttention) + kind.hooked for kind in kinds)
@@ -306,9 +287,7 @@ class Plan:
     @property
     def rows(self) -> int:
         """The largest number of perturbed rows that are run, for all images; also rows that are
-        made of perturbed rows.
-
-        Rows of a layer count only if its channels are known (``channels``).
+        made of perturbed rows. Rows of a layer count only if its channels are known (``channels``).
         """
         return sum(
             self.rows_of(stream) * inner.passes + inner.rows for stream, inner in self._perturbed()
@@ -324,10 +303,8 @@ class Plan:
 
     def rows_of(self, stream: PerturbationPass) -> int:
         """The largest number of perturbed rows of one stream, for all images; 0 where it is not
-        known.
-
-        An upper bound: accumulators may finish early. Costs, memory and the printed plan rest on
-        it.
+        known. An upper bound: accumulators may finish early. Costs, memory and the printed plan
+        rest on it.
         """
         layer = stream.layer or next((need.layer for need in stream.needs if need.layer), None)
         return self.images * stream.perturbation.count(self.channels.get(layer or "", 0), self.size)
@@ -373,10 +350,8 @@ class Plan:
 
     def __str__(self) -> str:
         """The plan in words: a line for each kind of pass with its number and methods, then the
-        sums and costs.
-
-        Users of `explain.plan` read it, and examples in the documentation show it; no code reads
-        it.
+        sums and costs. Users of `explain.plan` read it, and examples in the documentation show it;
+        no code reads it.
         """
         lines = [self._forward(), *map(self._back, self.backwards)]
         blocks = [need for need in self.needs if isinstance(need.kind, BlockAttention)]
@@ -402,10 +377,7 @@ class Plan:
 
     def _forward(self) -> str:
         """The line of the printed plan for the forward pass: how many, of how many images, recorded
-        from which layer on.
-
-        Examples in the documentation show these words.
-        """
+        from which layer on. Examples in the documentation show these words."""
         begin = ", recorded" if self.whole or self.layers else ""
         if self.layers and not self.whole:
             first = "the first of " if len(self.layers) > 1 else ""
@@ -415,10 +387,7 @@ class Plan:
 
     def _back(self, backward: Backward) -> str:
         """The line of the printed plan for one backward pass: from which score to which layer, and
-        under which rule.
-
-        Examples in the documentation show these words.
-        """
+        under which rule. Examples in the documentation show these words."""
         needs = self.needs_by_backward[backward]
         count = _counted(self.targets * (2 if backward.second else 1), "backward pass", "es")
         origin = "the score" if backward.objective is None else str(backward.objective)
@@ -432,10 +401,7 @@ class Plan:
 
     def _run(self, stream: PerturbationPass, inner: "Plan") -> str:
         """The words of the printed plan for one stream of perturbed rows; ``inner`` is the plan for
-        these rows.
-
-        Examples in the documentation show these words.
-        """
+        these rows. Examples in the documentation show these words."""
         count = self.rows_of(stream)
         rows = _counted(count, "perturbed input", "s") if count else "perturbed inputs"
         from_layer = f" from {stream.layer} on" if stream.perturbation.of_layer else ""
@@ -447,10 +413,7 @@ class Plan:
 
     def _nested(self) -> list[str]:
         """The lines of the printed plan for rows that are perturbed once more, as by occlusion
-        inside SmoothGrad.
-
-        They are indented below the line of the outer rows.
-        """
+        inside SmoothGrad. They are indented below the line of the outer rows."""
         lines = []
         for stream, inner in self._perturbed():
             lines.append(f"  made of these: {self._run(stream, inner)}")
@@ -465,10 +428,7 @@ class Plan:
 
     def _in_all(self) -> str:
         """The last line of the printed plan: the sums of forward passes, backward passes and
-        perturbed rows.
-
-        Also in the ``repr``.
-        """
+        perturbed rows. Also in the ``repr``."""
         counts = [
             _counted(self.passes, "forward pass", "es"),
             _counted(self.passes_back, "backward pass", "es"),
@@ -485,10 +445,8 @@ class Plan:
         return [name for name, wanted in self.wanted.items() if name and wanted.intersection(needs)]
 
     def _for(self, needs: Iterable[NeedAtLayer]) -> str:
-        """The end of a line of the printed plan: the names of the methods that need the pass.
-
-        Empty for methods without names.
-        """
+        """The end of a line of the printed plan: the names of the methods that need the pass. Empty
+        for methods without names."""
         names = self.names_of(needs)
         return f": {', '.join(names)}" if names else ""
 

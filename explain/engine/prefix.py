@@ -82,12 +82,7 @@ class LayerPrefix:
 
     def _answer(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator of the network and note its result, or answer it with an earlier one.
-
-        Hooks run their own operators in each pass.
-
-        Raises:
-            PrefixError: it is another one than before.
-        """
+        Hooks run their own operators in each pass."""
         facts = facts_of(operator)
         if handles.acting.depth or facts.is_view or not self.is_exact:
             return operator(*args, **kwargs)
@@ -119,7 +114,6 @@ def _without_graph(value: Any) -> Any:
 
 def at_call(group: HookGroup, layer: str, call: int, act: Callable[[Any, bool], Any]) -> None:
     """Hook one call of a layer so that ``act(output, overwrote)`` replaces what the call returned.
-
     ``overwrote`` says whether the layer has overwritten its input in place, so that the input is
     the output too. ``act`` returns None to leave the output. The hooks end with the group.
     """

@@ -55,10 +55,8 @@ def ranges_of(steps: Iterable[Step], *, blind: bool = False) -> dict[Value, Rang
 def _ranges_of_arguments(
     step: Step, ranges: Mapping[Value, Range], blind: bool
 ) -> dict[Value, Range]:
-    """The ranges of the arguments of a step; none at all if one of them may have any value.
-
-    That of a constant is the range of its values.
-    """
+    """The ranges of the arguments of a step; none at all if one of them may have any value. That of
+    a constant is the range of its values."""
     signals = step.inputs
     if not step.operation.has("monotone"):  # others take indices and masks
         signals = [value for value in signals if value.dtype.is_floating_point]

@@ -87,10 +87,9 @@ class RecordedPass:
         self.recording.run_with_graph(tensors)
 
     def begin_at(self, output: Any) -> Any:
-        """The model's output, in which each tensor is a copy that walks back begin at.
-
-        One output may be computed from another: the gradient in a copy is what a score takes from
-        this output alone.
+        """The model's output, in which each tensor is a copy that walks back begin at. One output
+        may be computed from another: the gradient in a copy is what a score takes from this output
+        alone.
         """
         copies: list[tuple[GradientEdge, Value]] = []
 

@@ -90,10 +90,7 @@ class RerunContext:
 
     def __post_init__(self) -> None:
         """Take over what all reruns read from the first forward pass: the model, its inputs, device
-        and outputs.
-
-        ``targets`` must not be empty.
-        """
+        and outputs. ``targets`` must not be empty."""
         forward = self.forward
         self.model: nn.Module = forward.model
         self.inputs: Inputs = forward.inputs
@@ -103,10 +100,8 @@ class RerunContext:
     @contextmanager
     def runs_model(self) -> Iterator[None]:
         """Enter what the model runs under outside `gather`: alone in its thread, left as found, in
-        the caller's mixed precision.
-
-        Each direct call of the model on perturbed rows stands in this block; `gather` enters the
-        same for itself.
+        the caller's mixed precision. Each direct call of the model on perturbed rows stands in this
+        block; `gather` enters the same for itself.
         """
         with untouched(self.model, alone=True), self.mixed_precision:
             yield
@@ -149,13 +144,7 @@ class RerunContext:
 
     def confirm(self, way: Way, run: Callable[[Tensor], Any], image: Tensor, rows: int) -> None:
         """Probe once more, after batches of so many ``rows``, that an unperturbed ``image`` keeps
-        its score.
-
-        Done once for a model, its weights, and the kind and number of rows.
-
-        Raises:
-            ModelError: it has another one.
-        """
+        its score. Done once for a model, its weights, and the kind and number of rows."""
         key = ("keeps scores", way, rows, self.inputs.sizes)
         findings = findings_of(self.model)
         if key in findings:
@@ -171,9 +160,7 @@ class RerunContext:
 
     def _first_right(self, choices: Mapping[Way, Callable[[Tensor], Any]], images: Tensor) -> Way:
         """The first of some ways to run perturbed rows that scores the unperturbed ``images``
-        right; else "one at a time".
-
-        ``choices`` has a function for each way, the fastest first.
+        right; else "one at a time". ``choices`` has a function for each way, the fastest first.
         """
         for way, run in choices.items():
             if self._probe_way(run, images):
@@ -182,10 +169,8 @@ class RerunContext:
 
     def _probed(self, image: Tensor) -> Tensor:
         """The image of each row of a probe, all the same: four or five rows, so not as many as the
-        caller's batch.
-
-        A network that looks at its number of rows would otherwise pass. One row alone if rows are
-        run alone.
+        caller's batch. A network that looks at its number of rows would otherwise pass. One row
+        alone if rows are run alone.
         """
         count = len(self.inputs)
         if count == 1 and self.settings.batch_size == 1:
@@ -194,9 +179,8 @@ class RerunContext:
 
     def laid_out(self, way: Way, images: Tensor, perturbed: Mapping[Path, Tensor]) -> Inputs:
         """The model's inputs for a batch of perturbed rows that belong to these images ``(b,)``, in
-        the way's memory format.
-
-        ``perturbed`` has the perturbed inputs by path; other inputs get the rows of the images.
+        the way's memory format. ``perturbed`` has the perturbed inputs by path; other inputs get
+        the rows of the images.
         """
         layout = torch.channels_last if way == "channels last" else torch.preserve_format
         laid_out = {
@@ -208,10 +192,8 @@ class RerunContext:
     @reading_once()
     def _probe_way(self, run: Callable[[Tensor], Any], images: Tensor) -> bool:
         """Run the model by ``run``, a way to run perturbed inputs; return whether an unperturbed
-        image gets its known score between far ones.
-
-        The image is the second row and the last one, or the only row. Any error of the network or a
-        target on such rows counts as no.
+        image gets its known score between far ones. The image is the second row and the last one,
+        or the only row. Any error of the network or a target on such rows counts as no.
         """
         logits = self.forward.logits
         are_same = []
@@ -244,12 +226,7 @@ class RerunContext:
 
     def _one_at_a_time(self) -> Way:
         """Choose to run each perturbed row alone, in the place of its image among the caller's
-        images.
-
-        Raises:
-            ModelError: images have other scores when the same batch is run again; or they are
-                themselves rows that batches were made of.
-        """
+        images."""
         if self._is_batch_of_rows:
             raise ModelError(
                 "model must score each row of a batch on its own, but does not; use batch_size=1"
@@ -262,11 +239,7 @@ class RerunContext:
         return "one at a time"
 
     def _must_repeat(self) -> None:
-        """Run the caller's batch again, as perturbed rows are run one at a time in it.
-
-        Raises:
-            ModelError: images have other scores than in the first run.
-        """
+        """Run the caller's batch again, as perturbed rows are run one at a time in it."""
         images = torch.arange(len(self.inputs), device=self.device)
         with intervening_on_rows(images), self.runs_model():
             output = self.inputs.rows(images).call(self.model)
@@ -277,9 +250,8 @@ class RerunContext:
 
     def _refuse(self, score: Tensor, again: Tensor) -> None:
         """Raise the error for a model that scores an image differently in a second run, naming the
-        worst image.
-
-        Both are ``(N,)``: the scores of the first run, and ``again`` those of the second.
+        worst image. Both are ``(N,)``: the scores of the first run, and ``again`` those of the
+        second.
         """
         image = int((again - score).abs().argmax())
         raise ModelError(
@@ -307,9 +279,8 @@ class RerunContext:
 
     def rows_at_once(self, way: Way, *, graph: bool = False, after: str | None = None) -> int:
         """How many perturbed rows make a batch: as the user set it, or what is fast and fits into
-        memory.
-
-        ``graph`` says whether gradients are taken, ``after`` the layer from which on rows are run.
+        memory. ``graph`` says whether gradients are taken, ``after`` the layer from which on rows
+        are run.
         """
         if way == "one at a time":
             return 1
@@ -321,9 +292,8 @@ class RerunContext:
 
 def between_far_rows(rows: Tensor) -> Tensor:
     """Rows for a probe: an image in the second row and the last one, and around it copies moved so
-    far away that any influence shows.
-
-    ``rows`` are equal copies of the image; one alone stays as it is.
+    far away that any influence shows. ``rows`` are equal copies of the image; one alone stays as it
+    is.
     """
     if len(rows) == 1:
         return rows.clone()

@@ -80,10 +80,7 @@ def run_streams(plan: Plan, context: RerunContext) -> None:
 
 def _take_known(stream: PerturbationPass, context: RerunContext) -> None:
     """Answer needs about unperturbed rows with the evidence of the first forward pass, without
-    running them.
-
-    Only for streams of which `PerturbationPass.is_known` is true.
-    """
+    running them. Only for streams of which `PerturbationPass.is_known` is true."""
     images = torch.arange(len(context.inputs), device=context.device)
     for resolved in context.targets:
         accumulators = TargetAccumulators(stream, context, resolved, {}, torch.zeros_like(images))
@@ -123,12 +120,7 @@ def _run_stream(
 
 def _rows(stream: PerturbationPass, context: RerunContext) -> StreamRows:
     """The perturbed rows of each explained input, by its path; inputs are perturbed together, row
-    by row.
-
-    Raises:
-        MethodError: one of them has other rows than the first, so that nothing says which belong
-            together.
-    """
+    by row."""
     target = context.targets[0]
     evidence = [context.evidence(target, stream.layer, path) for path in context.inputs.places]
     first_rows = stream.perturbation.rows(evidence[0])
@@ -152,10 +144,8 @@ def _run_rows(
     progress: "ProgressCallback",
 ) -> None:
     """Run the perturbed rows of a stream, and add their results to ``sums``, the accumulators of
-    each target.
-
-    Perturbed inputs of all images are run together in batches; perturbed feature maps or tokens
-    image by image, since what lies before them is run once for an image.
+    each target. Perturbed inputs of all images are run together in batches; perturbed feature maps
+    or tokens image by image, since what lies before them is run once for an image.
     """
     first_rows = rows[context.inputs.path]
     if not (stream.perturbation.of_tokens or stream.perturbation.of_layer):
@@ -181,10 +171,9 @@ def _run_in_batches(
     sums: Sequence[TargetAccumulators],
     progress: "ProgressCallback",
 ) -> None:
-    """Run the perturbed rows with these indices in batches, until no target needs more.
-
-    A batch that does not fit into memory is halved, and so are all later ones. Results are added
-    only when the whole batch has succeeded. Progress is reported after each batch.
+    """Run the perturbed rows with these indices in batches, until no target needs more. A batch
+    that does not fit into memory is halved, and so are all later ones. Results are added only when
+    the whole batch has succeeded. Progress is reported after each batch.
     """
     state = rerun.context.state
     count = len(indices)
@@ -215,9 +204,7 @@ def _run_in_batches(
 
 def _still_needed(indices: Tensor, owners: Tensor, sums: Sequence[TargetAccumulators]) -> Tensor:
     """The ``indices`` without those rows that no target needs any more, since its images are done.
-
-    ``owners`` ``(P,)`` is the image of each row of the stream.
-    """
+    ``owners`` ``(P,)`` is the image of each row of the stream."""
     needed = [
         accumulators.needed(owners[indices]) for accumulators in sums if not accumulators.enough()
     ]
@@ -242,10 +229,8 @@ class InputRerun:
         context: RerunContext,
     ) -> None:
         """Find out how the network can be run on perturbed inputs: together or one by one, and how
-        many at once.
-
-        ``rows`` are the stream's, ``sums`` the accumulators of each target. May run the network as
-        a trial.
+        many at once. ``rows`` are the stream's, ``sums`` the accumulators of each target. May run
+        the network as a trial.
         """
         self.context = context
         self.rows = rows[context.inputs.path]
@@ -291,10 +276,7 @@ class InputRerun:
 
     def _find_way_to_run(self) -> Way:
         """Probe how the network scores images right among perturbed rows: together in either memory
-        format, or alone.
-
-        The choice is kept for all further rows of the same inputs.
-        """
+        format, or alone. The choice is kept for all further rows of the same inputs."""
         context = self.context
         ways: list[Way] = ["together"]
         if context.device.type == "cpu" and context.inputs.x.ndim == 4:
@@ -324,10 +306,8 @@ class InputRerun:
 
     def _find_faster_call(self) -> Callable[[Tensor, Inputs], Any] | None:
         """A function that runs perturbed inputs faster than the model's call, by incremental
-        inference, or None.
-
-        It is tried on a first batch. Only for photos on a CPU of which class scores are read:
-        elsewhere it does not pay.
+        inference, or None. It is tried on a first batch. Only for photos on a CPU of which class
+        scores are read: elsewhere it does not pay.
         """
         context = self.context
         x = context.inputs.x
@@ -393,10 +373,8 @@ class InputRerun:
 
     def run(self, indices: Tensor) -> list[Add]:
         """Run the network on one batch of perturbed inputs; return functions that add the results
-        to the accumulators.
-
-        Nothing is added before all of the batch has succeeded. Class scores are read from the
-        output; for all other evidence, `gather` runs the batch.
+        to the accumulators. Nothing is added before all of the batch has succeeded. Class scores
+        are read from the output; for all other evidence, `gather` runs the batch.
         """
         context = self.context
         owners = self.rows.owners[indices]
@@ -424,10 +402,8 @@ class InputRerun:
 
     def _refuse(self, indices: Tensor) -> None:
         """Raise the error of a batch of perturbed rows whose scores are not finite: run it again
-        through `gather`, which refuses it.
-
-        The message then names the first layer that is not finite. Returns if nothing is wrong, as
-        when only a sum overflowed.
+        through `gather`, which refuses it. The message then names the first layer that is not
+        finite. Returns if nothing is wrong, as when only a sum overflowed.
         """
         context = self.context
         images, first_row, inputs = self._batch(indices)
@@ -439,10 +415,8 @@ class InputRerun:
         self, indices: Tensor, images: Tensor, first_row: int, inputs: Inputs
     ) -> Sequence[EvidenceLookup]:
         """The evidence on all rows of a batch, by target, through `gather`; the perturbed rows
-        begin at ``first_row``.
-
-        The rows' targets keep the classes of the unperturbed images. What belongs to the images is
-        brought to the rows by ``carried``.
+        begin at ``first_row``. The rows' targets keep the classes of the unperturbed images. What
+        belongs to the images is brought to the rows by ``carried``.
         """
         context = self.context
         settings = context.settings
@@ -455,10 +429,8 @@ class InputRerun:
 
         def carried(tensor: Tensor) -> Tensor:
             """Bring a tensor with a row for each of the caller's images to the rows of the batch,
-            moved as these were.
-
-            Rows before ``first_row`` and after the perturbed ones are images that are not
-            perturbed.
+            moved as these were. Rows before ``first_row`` and after the perturbed ones are images
+            that are not perturbed.
             """
             tensor_of_rows = unperturbed.of_images(tensor)[images]
             if self.rows.carry is None:
@@ -493,10 +465,8 @@ class ProgressCallback:
 
     def add(self, rows: int, maps: Callable[[], Mapping[str, Tensor]] = dict) -> None:
         """Report that so many more perturbed rows are done or no longer needed; ``maps`` makes the
-        maps so far, if wanted.
-
-        Called with every batch; the sum of ``rows`` ends at the total, also where rows were
-        skipped.
+        maps so far, if wanted. Called with every batch; the sum of ``rows`` ends at the total, also
+        where rows were skipped.
         """
         self._done += rows
         if rows and self._progress:

@@ -21,10 +21,8 @@ from explain.hooks.preserve import calculating
 
 def run_searches(need: NeedAtLayer, context: RerunContext, resolved: ResolvedTarget) -> None:
     """Run the searches of a method for one target, image after image, and write them into its
-    answers.
-
-    The searches share the method's ``max_seconds`` equally. An interrupt ends them; where partial
-    results are wanted, the answer has what there is by then.
+    answers. The searches share the method's ``max_seconds`` equally. An interrupt ends them; where
+    partial results are wanted, the answer has what there is by then.
     """
     settings = context.settings
     method: Searcher = need.kind.method  # type: ignore[attr-defined]
@@ -58,7 +56,6 @@ def run_searches(need: NeedAtLayer, context: RerunContext, resolved: ResolvedTar
 
 def _reader(need: NeedAtLayer, context: RerunContext) -> Callable[[Scores], Any]:
     """Return a function that runs the perturbed rows of a search's step and returns their values.
-
     In it, interrupts are raised, since the search decides about them, and no progress is shown.
     """
     (resolved,) = context.targets
@@ -69,9 +66,8 @@ def _reader(need: NeedAtLayer, context: RerunContext) -> Callable[[Scores], Any]
 
     def read(asked: Scores) -> Any:
         """Run the perturbed rows that a search asks for, and return their values in the order of
-        the rows.
-
-        The answer is taken out of the target's answers again, since it is the search's alone.
+        the rows. The answer is taken out of the target's answers again, since it is the search's
+        alone.
         """
         need_at_layer = NeedAtLayer(asked, need.layer)
         run_streams(Plan({name: frozenset({need_at_layer})}), quiet)
@@ -88,10 +84,8 @@ def _run(
     report: Callable[[], None],
 ) -> None:
     """Run a search to its end, or until ``time.monotonic()`` is ``deadline``; ``read`` runs the
-    rows that it asks for.
-
-    After that time the search is told so once, and may ask for a few more rows to finish.
-    ``report`` is called after each step for progress.
+    rows that it asks for. After that time the search is told so once, and may ask for a few more
+    rows to finish. ``report`` is called after each step for progress.
     """
     steps = search.steps()
 

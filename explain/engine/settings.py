@@ -89,9 +89,7 @@ def report_progress(
     maps: Callable[[], Mapping[str, Tensor]] = dict,
 ) -> None:
     """Call a user's progress callback after a batch, with the ``maps`` so far if it takes them.
-
-    ``maps`` is called only then. True prints a line.
-    """
+    ``maps`` is called only then. True prints a line."""
     if progress is True:
         show_progress(done, total)
     elif progress:
@@ -103,10 +101,8 @@ def report_progress(
 
 def mixed_precision_now(device: torch.device) -> AbstractContextManager[Any]:
     """The mixed precision (autocast) that the caller has switched on, as a block in which perturbed
-    rows are run.
-
-    Between the runs, `calculating` switches it off, so that methods compute in the precision of
-    their tensors.
+    rows are run. Between the runs, `calculating` switches it off, so that methods compute in the
+    precision of their tensors.
     """
     if not torch.is_autocast_enabled(device.type):
         return nullcontext()
@@ -141,10 +137,8 @@ class Footprint:
 
     def watch(self, group: HookGroup, model: nn.Module, count: int) -> None:
         """Hook the model's modules to note the size of each output in a pass of ``count`` images,
-        for the size of batches.
-
-        `rows_at_once` reads the notes, which are in the order of the pass. The hooks stay while the
-        group is alive.
+        for the size of batches. `rows_at_once` reads the notes, which are in the order of the pass.
+        The hooks stay while the group is alive.
         """
 
         def measure(name: str, output: Any) -> None:
@@ -161,10 +155,9 @@ class Footprint:
         return sum(size for _, size in self.outputs)
 
     def rows_at_once(self, device: torch.device, *, graph: bool, after: str | None = None) -> int:
-        """The number of perturbed rows that make a fast batch and fit into memory.
-
-        With a ``graph`` all outputs stay in memory, without one only the largest few. If only what
-        lies ``after`` a layer is run for rows, only outputs from there on count.
+        """The number of perturbed rows that make a fast batch and fit into memory. With a ``graph``
+        all outputs stay in memory, without one only the largest few. If only what lies ``after`` a
+        layer is run for rows, only outputs from there on count.
         """
         calls_in_layer = [
             number
@@ -187,9 +180,7 @@ class Footprint:
 
 def lacks_memory(error: BaseException) -> bool:
     """Whether an error means that memory ran out, on any device, so that smaller batches may help.
-
-    By type, or by the words that PyTorch's allocators use.
-    """
+    By type, or by the words that PyTorch's allocators use."""
     says_so = any(words in str(error) for words in ("not enough memory", "out of memory"))
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
         isinstance(error, RuntimeError) and says_so
@@ -198,10 +189,8 @@ def lacks_memory(error: BaseException) -> bool:
 
 def raise_unless_of_network(error: BaseException) -> None:
     """Raise an error again if it says nothing about the network: memory ran out, or a signal
-    (Ctrl-C) came.
-
-    Called in ``except Exception`` blocks that take any other error as "the network refuses such
-    input".
+    (Ctrl-C) came. Called in ``except Exception`` blocks that take any other error as "the network
+    refuses such input".
     """
     if lacks_memory(error) or came_by_signal(error):
         raise error

@@ -48,12 +48,8 @@ class TokenRerun:
 
     def begin(self, image: Tensor) -> None:
         """Check, before the rows of an image ``(1,)``, that the network scores subsets of its
-        tokens right.
-
-        The photo must have its own score when all of its tokens go in, as one row of two.
-
-        Raises:
-            MethodError: it has not; or the scores of rows depend on each other.
+        tokens right. The photo must have its own score when all of its tokens go in, as one row of
+        two.
         """
         context = self.context
         self._image = image
@@ -82,10 +78,7 @@ class TokenRerun:
 
     def run(self, numbers: Tensor) -> list[Add]:
         """Run the network on these subsets of the photo's tokens; return functions that add the
-        results for each target.
-
-        `begin` was called with the image before.
-        """
+        results for each target. `begin` was called with the image before."""
         images = self._image.expand(len(numbers))
         output = self._output(self.rows.make(numbers))
         return [
@@ -94,10 +87,8 @@ class TokenRerun:
 
     def _output(self, keep: Tensor) -> Any:
         """The network's output for subsets of the photo's tokens, ``keep`` ``(b, h, w)``, as many
-        in each row.
-
-        Tokens that are no patches, such as the class token, stay. They are taken out before the
-        first block, after positions have been added.
+        in each row. Tokens that are no patches, such as the class token, stay. They are taken out
+        before the first block, after positions have been added.
         """
         is_taken: list[bool] = []
 

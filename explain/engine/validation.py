@@ -32,15 +32,8 @@ def check_inputs(
     model: nn.Module, x_or_inputs: InputsLike, layout: InputLayout | None = None
 ) -> Inputs:
     """Return a caller's ``x`` or several inputs as `Inputs` with their layout; refuse what cannot
-    be explained.
-
-    The first step of each public call. Values are checked on the device later, together with other
-    numbers.
-
-    Raises:
-        ImageError: what is to be explained is not a floating-point tensor ``(N, C, H, W)`` or ``(N,
-            C, T, H, W)`` of finite values, or an input is not on the model's device.
-        ModelError: ``model`` is not an ``nn.Module``.
+    be explained. The first step of each public call. Values are checked on the device later,
+    together with other numbers.
     """
     if not isinstance(model, nn.Module):
         raise ModelError(f"model must be a torch.nn.Module, got {type(model).__name__}")
@@ -110,9 +103,8 @@ def _check_values(model: nn.Module, tensor: Tensor, name: str) -> None:
 
 def _check_weights(model: nn.Module, inputs: Inputs, name: str) -> None:
     """Refuse a model whose weights are missing, lazy or on another device than its inputs; messages
-    call the photo ``name``.
-
-    Each would fail later in PyTorch with a message that does not name the argument.
+    call the photo ``name``. Each would fail later in PyTorch with a message that does not name the
+    argument.
     """
     x = inputs.x
     parameters = parameters_of(model)

@@ -99,11 +99,7 @@ class AttentionHook:
 
     def _plan(self, module: nn.Module, args: Any, kwargs: Any) -> _Plan:
         """Where the part is met in a call with such arguments; found out once, as long as the
-        weights stay.
-
-        Raises:
-            HookError: the call is inside a transform of `torch.func`.
-        """
+        weights stay."""
         if is_transforming():
             raise HookError(
                 f"{self._where} must run outside torch.vmap and other transforms of torch.func; "
@@ -134,11 +130,7 @@ class AttentionHook:
         return plan
 
     def _find(self, module: nn.Module, args: Any, kwargs: Any) -> _Plan:
-        """Record a call of the module on copies of its arguments, and look for the part in it.
-
-        Raises:
-            HookError: its heads are computed one by one, or lie where they cannot be replaced.
-        """
+        """Record a call of the module on copies of its arguments, and look for the part in it."""
         must = f"{self._where} must compute its heads in one tensor"
         copies: dict[int, Tensor] = {}
         memo: dict[int, Any] = {}
@@ -202,11 +194,7 @@ class _FollowedCall:
     count: int = field(default=0, init=False)
 
     def next_place(self, operator: Any) -> tuple[int | None, HeadLayout] | None:
-        """Count an operator that is about to run; where a part is met at it, if there is one.
-
-        Raises:
-            HookError: it is another than the one that was recorded.
-        """
+        """Count an operator that is about to run; where a part is met at it, if there is one."""
         number = self.count
         self.count += 1
         if number < len(self.plan.operators) and self.plan.operators[number] is not operator:

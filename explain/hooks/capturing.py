@@ -96,11 +96,7 @@ class Recorded(UserDict[str, torch.Tensor]):
         self._missing = missing
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        """A copy of the activation or gradient that was recorded under a layer's name.
-
-        Raises:
-            NotRecordedError: nothing was; the message says why.
-        """
+        """A copy of the activation or gradient that was recorded under a layer's name."""
         if name not in self.data:
             raise NotRecordedError(self._missing(name))
         return self.data[name].clone()
@@ -158,9 +154,6 @@ class Capture:
 
         ``cut`` lets the graph begin at a layer, ``every`` records all tensors of an output,
         ``once`` leaves the gradients of a single backward pass to the caller.
-
-        Raises:
-            HookError: the group has no model. LayerError: a layer is not in the model.
         """
         if group._model is None:
             raise HookError(
@@ -232,11 +225,7 @@ class Capture:
 
     @property
     def gradients(self) -> Mapping[str, torch.Tensor]:
-        """The gradient of each output that the last backward pass reached, by layer.
-
-        Raises:
-            LayerError: parts of them may be missing.
-        """
+        """The gradient of each output that the last backward pass reached, by layer."""
         self._must_be_whole()
         return self._by_name("gradient")
 
@@ -252,10 +241,7 @@ class Capture:
 
     def of(self, name: str) -> LayerCall | None:
         """Return the record of the call that a name such as ``conv``, ``conv@0`` or ``conv:input``
-        means; None if there is none.
-
-        A name without a call means the last one.
-        """
+        means; None if there is none. A name without a call means the last one."""
         if name not in self._places:
             self._places[name] = place_of(name, self._model)
         place = self._places[name]
@@ -277,11 +263,7 @@ class Capture:
 
     def _must_be_whole(self) -> None:
         """Refuse to give gradients of layers if some may be incomplete; called before each use of
-        them.
-
-        Raises:
-            LayerError: ``missing`` names a layer.
-        """
+        them."""
         missing = self.missing
         if missing:
             names = ", ".join(map(repr, dict.fromkeys(missing)))
@@ -301,10 +283,6 @@ class Capture:
         Nothing is accumulated anywhere: no parameter's ``.grad`` is read or written. A record that
         the score does not depend on keeps ``gradient=None``. ``roughly`` allows gradients of which
         parts are missing.
-
-        Raises:
-            LayerError: parts of the gradients may be missing, and they are not asked for
-                ``roughly``.
         """
         if not roughly:
             self._must_be_whole()
@@ -319,13 +297,8 @@ class Capture:
 
     def sources_of(self, record: LayerCall) -> list[Source]:
         """The tensors and edges to differentiate with respect to, for the gradient in a record's
-        first tensor.
-
-        For a caller that runs `torch.autograd.grad` itself (the engine): request all of them in one
-        call, and give the results in this order to `joined`.
-
-        Raises:
-            LayerError: parts of the gradient may be missing.
+        first tensor. For a caller that runs `torch.autograd.grad` itself (the engine): request all
+        of them in one call, and give the results in this order to `joined`.
         """
         self._must_be_whole()
         sources = self._sources[record]
@@ -335,10 +308,7 @@ class Capture:
         self, record: LayerCall, gradients: Sequence[torch.Tensor | None]
     ) -> torch.Tensor | None:
         """The gradient in a record's first tensor: the sum of ``gradients`` with respect to its
-        `sources_of`, in their order.
-
-        None if the score does not depend on it.
-        """
+        `sources_of`, in their order. None if the score does not depend on it."""
         total = None
         for gradient in gradients[: len(self._sources[record].summed)]:
             if gradient is not None:
@@ -359,10 +329,8 @@ class Capture:
 
     def _begin_pass(self, module: nn.Module, args: Any, kwargs: Any) -> nested.SwappedInputs | None:
         """Begin a pass of the model: note whether gradients are off, so that the graph may begin at
-        a layer.
-
-        If they are off only later, the network itself has turned them off. Without ``cut``, the
-        model's inputs are replaced by aliases with a graph.
+        a layer. If they are off only later, the network itself has turned them off. Without
+        ``cut``, the model's inputs are replaced by aliases with a graph.
         """
         self._may_be_cut = self._cut and not torch.is_grad_enabled()
         self._was_cut = False
@@ -383,9 +351,7 @@ class Capture:
 
     def _begin_graph(self, module: nn.Module, args: Any, kwargs: Any) -> bool:
         """Whether the graph begins at this call of a layer, since nothing before it is recorded.
-
-        Turns gradients on where they are off and the pass allows it.
-        """
+        Turns gradients on where they are off and the pass allows it."""
         if not torch.is_grad_enabled():
             return self._turn_on()
         if _some_require_gradients(args, kwargs):
@@ -394,9 +360,8 @@ class Capture:
 
     def _turn_on(self) -> bool:
         """Turn gradients on, at most once in a pass; return False if the network itself has turned
-        them off here.
-
-        `preserve.untouched` or `preserve.recording`, around the pass, gives the caller's mode back.
+        them off here. `preserve.untouched` or `preserve.recording`, around the pass, gives the
+        caller's mode back.
         """
         if self._was_cut or not self._may_be_cut:
             return False  # the network itself has turned gradients off here
@@ -437,10 +402,8 @@ class Capture:
         return calls is not None and (None in calls or len(self._calls[layer]) in calls)
 
     def _watch_output(self, group: HookGroup, layer: str, module: nn.Module) -> None:
-        """Register the hooks that record a module's outputs and their gradients.
-
-        The graph begins at the module's last part if nothing has been recorded before it.
-        """
+        """Register the hooks that record a module's outputs and their gradients. The graph begins
+        at the module's last part if nothing has been recorded before it."""
         running: list[Versions] = []
         """The inputs of the calls that have begun. A module may call itself: only when a call ends
         is it known which one it is."""
@@ -470,10 +433,8 @@ class Capture:
         put(group, module.register_forward_hook, leave)
 
     def _watch_input(self, group: HookGroup, layer: str, module: nn.Module) -> None:
-        """Register the hook that records a module's first input tensor and its gradient.
-
-        The module gets an alias of the tensor, so that only its own use of it counts.
-        """
+        """Register the hook that records a module's first input tensor and its gradient. The module
+        gets an alias of the tensor, so that only its own use of it counts."""
 
         def enter(module: nn.Module, args: Any, kwargs: Any) -> nested.SwappedInputs | None:
             """Record the input of a call that begins, and replace it by an alias with a graph."""
@@ -499,10 +460,8 @@ class Capture:
     def _leave_attention(
         self, layer: str, module: nn.Module, args: Any, output: torch.Tensor
     ) -> Any:
-        """Record a part of an attention, such as its weights, and let gradients arrive at it.
-
-        The part counts as passed on, so that a copy of it replaces it in the network.
-        """
+        """Record a part of an attention, such as its weights, and let gradients arrive at it. The
+        part counts as passed on, so that a copy of it replaces it in the network."""
         return self._leave(layer, _versions_of(output) if self._is_wanted(layer) else None, output)
 
     def _leave(self, layer: str, inputs: Versions | None, output: Any) -> Any:
@@ -581,10 +540,8 @@ class Capture:
 
     def _recorded(self, layer: str, tensor: torch.Tensor) -> LayerCall | None:
         """Add a record with a copy of ``tensor`` for the call of ``layer`` that runs; return None
-        if the call needs none.
-
-        It needs none in a backward pass that repeats a call (a checkpoint), unless the first run
-        had no graph.
+        if the call needs none. It needs none in a backward pass that repeats a call (a checkpoint),
+        unless the first run had no graph.
         """
         calls = self._calls[layer]
         if torch._C._current_graph_task_id() != -1:
@@ -602,12 +559,8 @@ class Capture:
 
     def _turn_on_for(self, record: LayerCall, tensor: torch.Tensor) -> bool:
         """Turn gradients on if they may be, so that autograd records the uses of ``tensor``, and
-        return whether they are on.
-
-        If not, the record gets a source that no score depends on, and counts as without a graph.
-
-        Raises:
-            LayerError: the tensor can have no gradient.
+        return whether they are on. If not, the record gets a source that no score depends on, and
+        counts as without a graph.
         """
         name = record.layer
         if not tensor.is_floating_point():
@@ -632,10 +585,8 @@ class Capture:
         self, layer: str, first_output: torch.Tensor, inputs: Versions, output: Any
     ) -> None:
         """Mark a layer's gradient as incomplete if the layer computed other outputs without a
-        history.
-
-        Called where the layer's first output has no history of its own. ``inputs`` are what the
-        call was given.
+        history. Called where the layer's first output has no history of its own. ``inputs`` are
+        what the call was given.
         """
         computed = [
             tensor
@@ -671,9 +622,8 @@ class Capture:
 
     def _collect(self, record: TensorRecord, tensor: torch.Tensor) -> Source:
         """Register a hook that stores a tensor's gradient in ``record``, in any backward pass;
-        return what to differentiate with respect to.
-
-        With ``once``, no hook is registered: the caller sums the gradients itself.
+        return what to differentiate with respect to. With ``once``, no hook is registered: the
+        caller sums the gradients itself.
         """
 
         def collect(gradient: torch.Tensor | None) -> None:
@@ -700,10 +650,7 @@ _PASSING_ON = (nn.Identity, nn.modules.dropout._DropoutNd)
 
 def _last_in(module: nn.Module) -> nn.Module:
     """The module whose result is the output of ``module``: the last part of nested `nn.Sequential`
-    that does anything.
-
-    It is ``module`` itself where that is not certain.
-    """
+    that does anything. It is ``module`` itself where that is not certain."""
     while runs_in_order(module):
         children = [child for child in module._modules.values() if child is not None]
         last = next(
@@ -726,10 +673,8 @@ def _aliased(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _versions_of(values: Any) -> Versions:
-    """The tensors inside ``values``, by id, with their present version counters.
-
-    Compared after a call, they tell whether the call changed a tensor in place.
-    """
+    """The tensors inside ``values``, by id, with their present version counters. Compared after a
+    call, they tell whether the call changed a tensor in place."""
     versions: Versions = {}
     for _, tensor in nested.paths(values):
         if not tensor.is_inference():  # inference tensors count no versions
@@ -790,10 +735,8 @@ def read_outputs(
     group: HookGroup, layers: Iterable[str], read: Callable[[torch.Tensor], T]
 ) -> dict[str, list[T]]:
     """Hook layers so that ``read`` is called on the first tensor that each of their calls returns,
-    as long as the group is alive.
-
-    Returns the results by layer, in lists that fill during the forward pass: one item for each
-    call.
+    as long as the group is alive. Returns the results by layer, in lists that fill during the
+    forward pass: one item for each call.
     """
     values: dict[str, list[T]] = {}
 
@@ -832,9 +775,8 @@ def why_not_called(model: nn.Module, name: str, calls: int) -> str:
 
 def cut_where_allowed(run: Callable[[bool], T]) -> T:
     """Run a forward pass with the graph cut off below the layer, ``run(True)``; if autograd forbids
-    that, ``run(False)``, which records it all.
-
-    The second run takes more memory, and is noted for the user.
+    that, ``run(False)``, which records it all. The second run takes more memory, and is noted for
+    the user.
     """
     try:
         return run(True)

@@ -64,9 +64,8 @@ class Gates:
 
     def add(self, hook: "GateHook", direction: str, *, first: bool) -> Callable[[], None]:
         """Add a hook to those of its direction, ``first`` or last; return a function that removes
-        it.
-
-        The module's forward hooks are registered with the first hook, and removed with the last.
+        it. The module's forward hooks are registered with the first hook, and removed with the
+        last.
         """
         if not self._handles:
             enter: Callable[..., Any] = self._enter
@@ -181,9 +180,8 @@ class _Call:
 
     def leave(self, output: Any) -> Any:
         """Pass the output tensors of a call through a gate; return the output that replaces the
-        module's, or None if nothing changed.
-
-        An input that the module overwrote in place gets its history from the module's result.
+        module's, or None if nothing changed. An input that the module overwrote in place gets its
+        history from the module's result.
         """
         paths, values = _laid_out(output)
         aliased_inputs = self._lent
@@ -207,9 +205,7 @@ class _Call:
         self, direction: str, gradients: Gradients, *other_gradients: Gradients
     ) -> Gradients:
         """Call the hooks of one direction that are for this call, each on what the one before
-        returned.
-
-        ``gradients`` are what they may replace; ``other_gradients`` are passed along
+        returned. ``gradients`` are what they may replace; ``other_gradients`` are passed along
         (``grad_output``).
         """
         for hook in self._owner.hooks[direction]:
@@ -221,10 +217,8 @@ class _Call:
 
     def _at_outputs(self, gradients: Gradients) -> Gradients:
         """Call the backward-pre hooks on the gradients of the outputs; return those that go on into
-        the module.
-
-        Runs in the backward pass, before the module's own. They are kept for the backward hooks, or
-        given to these at once if no input requires a gradient.
+        the module. Runs in the backward pass, before the module's own. They are kept for the
+        backward hooks, or given to these at once if no input requires a gradient.
         """
         grad_output = self._changed("backward-pre", self._outputs.spread(gradients))
         if self._inputs.places:
@@ -235,10 +229,7 @@ class _Call:
 
     def _at_inputs(self, gradients: Gradients) -> Gradients:
         """Call the backward hooks on the gradients of the inputs and outputs; return the input
-        gradients that go on.
-
-        Runs in the backward pass, after the module's own.
-        """
+        gradients that go on. Runs in the backward pass, after the module's own."""
         grad_output = self._grad_output
         self._grad_output = None
         if grad_output is None:  # nothing came through the outputs
@@ -288,10 +279,7 @@ def _through(
 
 def _laid_out(output: Any) -> tuple[list[nested.Path], list[Any]]:
     """The items of a module's output, with the paths to them: its own items, then tensors in
-    containers inside these.
-
-    Backward hooks get gradients in this order.
-    """
+    containers inside these. Backward hooks get gradients in this order."""
     if isinstance(output, torch.Tensor):
         return [()], [output]
     contents = [((key,), value) for key, value in nested.items(output)]

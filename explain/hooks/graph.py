@@ -195,9 +195,6 @@ class Reach:
 def accumulator(leaf: torch.Tensor) -> Node:
     """Return the Node that adds a leaf's gradient into ``leaf.grad``.
 
-    Raises:
-        HookError: the tensor is not a leaf that requires a gradient.
-
     >>> accumulator(torch.ones(2, requires_grad=True)).name()
     'torch::autograd::AccumulateGrad'
     """
@@ -252,9 +249,7 @@ class _Continued(torch.autograd.Function):
 
 def alias(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor with the same memory and a graph of its own, even if the tensor has none.
-
-    Captures hand it to a module in the tensor's place, so that the graph begins there.
-    """
+    Captures hand it to a module in the tensor's place, so that the graph begins there."""
     return _Alias.apply(tensor, _START)  # type: ignore[no-any-return]
 
 
@@ -293,12 +288,8 @@ def try_continue_from(tensor: torch.Tensor, other: torch.Tensor, *, both: bool =
 
 def continue_from(tensor: torch.Tensor, other: torch.Tensor, *, both: bool = False) -> None:
     """Change a tensor's history in place: its gradient goes to ``other``, with ``both`` to its own
-    history too.
-
-    The values stay. For every holder of the tensor, later uses count as uses of ``other``.
-
-    Raises:
-        RuntimeError: autograd does not allow it.
+    history too. The values stay. For every holder of the tensor, later uses count as uses of
+    ``other``.
     """
     # The version counter is kept, since the values stay as they are for whoever has saved them. No
     # tracer may look at the history of a view meanwhile: autograd holds its lock.

@@ -323,13 +323,8 @@ class HookGroup(SignalSafe["HookGroup"]):
         argument_names: Sequence[str],
     ) -> Handle:
         """A new handle for a caller's function, with a checked `Hook` for each of ``places``,
-        registered nowhere yet.
-
-        A function of this package gets a handle without hooks: it is not checked. ``places`` and
-        ``direction`` are what messages call them.
-
-        Raises:
-            HookError: the group is closed, or the function does not take these arguments.
+        registered nowhere yet. A function of this package gets a handle without hooks: it is not
+        checked. ``places`` and ``direction`` are what messages call them.
         """
         if self._closed:
             raise HookError(
@@ -354,9 +349,8 @@ class HookGroup(SignalSafe["HookGroup"]):
         argument_names: Sequence[str],
     ) -> Handle:
         """Wrap a caller's function as a hook, and register it on tensors or a Node by PyTorch's
-        function ``register``.
-
-        ``argument_names`` are what the function must take. It acts in any thread.
+        function ``register``. ``argument_names`` are what the function must take. It acts in any
+        thread.
         """
         handle = self._open(hook_class, fn, [where], direction, argument_names)
         hook = handle.hooks[0] if handle.hooks else fn
@@ -506,9 +500,8 @@ class HookGroup(SignalSafe["HookGroup"]):
         argument_names: Sequence[str],
         prepend: bool,
     ) -> Handle:
-        """Register a caller's hook on the gradients of all modules that ``where`` selects.
-
-        Each module has one `Gates` for all hooks of the group, so that they fire in the order of
+        """Register a caller's hook on the gradients of all modules that ``where`` selects. Each
+        module has one `Gates` for all hooks of the group, so that they fire in the order of
         registration; ``prepend`` puts this one first.
         """
         places = self._places(where)
@@ -563,10 +556,8 @@ class HookGroup(SignalSafe["HookGroup"]):
 
     def _signs_of_work(self) -> Any:
         """A value that changes when this thread records operations, or when a gradient of the model
-        is accumulated.
-
-        `_unfired_hooks` compares it with that of the first registration, to see if anything has
-        run.
+        is accumulated. `_unfired_hooks` compares it with that of the first registration, to see if
+        anything has run.
         """
         parameters = () if self._model is None else self._model.parameters()
         leaf = next((parameter for parameter in parameters if parameter.requires_grad), None)
@@ -576,10 +567,8 @@ class HookGroup(SignalSafe["HookGroup"]):
 
     def _unfired_hooks(self) -> str | None:
         """The warning about hooks that should have fired by now, on one line; None if there are
-        none, or nothing has run.
-
-        Of several with the same function, or on the same place, it is enough that one has fired:
-        layers that were not used are then no surprise.
+        none, or nothing has run. Of several with the same function, or on the same place, it is
+        enough that one has fired: layers that were not used are then no surprise.
         """
         handles = [handle for handle in self._handles if handle.hooks]
         fired = {kind for handle in handles if handle.fired for kind in _kinds(handle)}
@@ -600,20 +589,16 @@ def put(
     fn: Callable[..., Any],
     *undo: Callable[[], None],
 ) -> None:
-    """Register a hook of this package with one of PyTorch's ``register_…`` functions.
-
-    It acts for calls of the group's thread alone, and is removed with the group. ``undo`` are
-    functions to call then.
+    """Register a hook of this package with one of PyTorch's ``register_…`` functions. It acts for
+    calls of the group's thread alone, and is removed with the group. ``undo`` are functions to call
+    then.
     """
     group._undo += (*undo, Registered(fn, register, group._thread).handle.remove)
 
 
 def put_node(group: HookGroup, node: Node, fn: Callable[..., Any], *, pre: bool = False) -> None:
     """Register a hook of this package on a Node, for backward passes in any thread; before it runs
-    if ``pre``.
-
-    Several hooks on one Node run in the order in which they are put.
-    """
+    if ``pre``. Several hooks on one Node run in the order in which they are put."""
     register = node.register_prehook if pre else node.register_hook
     group._undo += ([node].clear, Registered(fn, register, None).handle.remove)
 
@@ -632,9 +617,7 @@ def note_runs(
     measure: Callable[[str, Any], None] | None = None,
 ) -> list[str]:
     """Return a list to which the name of each module is added when it has run, once for each call.
-
-    ``measure`` is called with the name and the output.
-    """
+    ``measure`` is called with the name and the output."""
     names = list[str]()
 
     def note(name: str, module: nn.Module, args: Any, output: Any) -> None:
@@ -648,11 +631,7 @@ def note_runs(
 
 
 def module_of(model: nn.Module, place: LayerPlace) -> nn.Module:
-    """The module that a hook on ``place`` is registered on.
-
-    Raises:
-        LayerError: the module is scripted, and takes no hooks.
-    """
+    """The module that a hook on ``place`` is registered on."""
     module = submodule(model, place.module)
     if isinstance(module, RecursiveScriptModule):
         must = "must be a module that takes hooks, got a scripted one"
@@ -688,11 +667,7 @@ class CallCounter:
         self._running = -1
 
     def is_meant(self) -> bool:
-        """Whether the call of the module that runs now is the one that the name means.
-
-        Raises:
-            HookError: a backward pass repeats the call (a checkpoint), which cannot be counted.
-        """
+        """Whether the call of the module that runs now is the one that the name means."""
         if torch._C._current_graph_task_id() != -1:
             raise HookError(
                 f"hook on {self._where} must be outside checkpoints, which run it again; hook all "
@@ -732,9 +707,7 @@ class InputSwap:
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> Any:
         """Put the original tensors back in their containers when the call ends: a forward hook.
-
-        What ``end`` returns replaces the output.
-        """
+        What ``end`` returns replaces the output."""
         swapped = self._running.pop() if self._running else None
         if swapped is not None:
             swapped.restore()
@@ -752,10 +725,7 @@ def _replace_first(
     where: str, fn: Callable[..., Any], with_kwargs: bool, module: nn.Module, args: Any, kwargs: Any
 ) -> SwappedInputs | None:
     """Call a caller's hook on the first tensor of a module's inputs; the result swaps in what the
-    hook returned.
-
-    None if the hook returned None. ``where`` is the layer's name in messages.
-    """
+    hook returned. None if the hook returned None. ``where`` is the layer's name in messages."""
     first_input = first_tensor((args, kwargs))
     if first_input is None:
         raise LayerError(f"{where} must be given a tensor, got none; choose another layer")
@@ -768,11 +738,7 @@ def _replace_first(
 
 
 def _hookable(tensor: torch.Tensor) -> str:
-    """The name of a tensor in messages.
-
-    Raises:
-        HookError: the tensor requires no gradient, and takes no hooks.
-    """
+    """The name of a tensor in messages."""
     if not tensor.requires_grad:
         raise HookError(
             "tensor must require a gradient to be hooked, got one that does not; enable gradients "

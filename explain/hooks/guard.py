@@ -110,11 +110,7 @@ class Hook:
 
     def must_take(self, arguments: Sequence[str]) -> None:
         """Check that the function can be called with these arguments (names that the message
-        shows).
-
-        Raises:
-            HookError: it is not callable, or takes another number of arguments.
-        """
+        shows)."""
         if not callable(self.fn):
             raise HookError(f"{self} must be callable, got {self.fn!r}; pass the function itself")
         try:
@@ -181,10 +177,7 @@ class GradientHook(Hook):
 
     def __call__(self, *arguments: Any) -> Any:
         """Call a hook on gradients, and check that it edited none in place and returned the right
-        shapes.
-
-        What it returns replaces its first gradients, as a tuple if several.
-        """
+        shapes. What it returns replaces its first gradients, as a tuple if several."""
         values = arguments[1:] if isinstance(arguments[0], nn.Module) else arguments
         edits = Edits([gradient for _, gradient in nested.paths(values)])
         with Watcher(edits.watched):

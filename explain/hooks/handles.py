@@ -60,10 +60,7 @@ class Registered:
         self, fn: Any, register: Callable[[Any], Any], thread: int | None, hooks: Sequence[Any] = ()
     ) -> None:
         """Register this object as a hook: PyTorch's function ``register`` is called with it, and
-        returns its handle.
-
-        It calls ``fn`` in calls of ``thread`` (None for all).
-        """
+        returns its handle. It calls ``fn`` in calls of ``thread`` (None for all)."""
         self.fn = fn
         self.thread = thread
         self.hooks = hooks
@@ -165,10 +162,8 @@ class Handle:
 
     def __init__(self, hooks: Sequence[Any], owner: "dict[Handle, None]") -> None:
         """Make a handle of a hook that is registered nowhere yet, and add it to ``owner``, the open
-        handles of its group.
-
-        ``hooks`` are the checked caller's hooks, one for each place; none for a function of this
-        package.
+        handles of its group. ``hooks`` are the checked caller's hooks, one for each place; none for
+        a function of this package.
         """
         self.id = id(self)
         self.hooks = hooks
@@ -184,10 +179,8 @@ class Handle:
         hooks: Sequence[Any] = (),
     ) -> None:
         """Register a hook's function on one place with PyTorch's function ``register``, and note
-        how to remove it.
-
-        It acts for calls of ``thread``, or of all threads if None. ``hooks`` are the caller's hooks
-        that it calls. The first place gives the handle its ``id``.
+        how to remove it. It acts for calls of ``thread``, or of all threads if None. ``hooks`` are
+        the caller's hooks that it calls. The first place gives the handle its ``id``.
         """
         handle = Registered(fn, register, thread, hooks).handle
         if not self.undo:

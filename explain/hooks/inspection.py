@@ -139,10 +139,8 @@ def inspect(
 
 
 def _time_calls(group: HookGroup, names: Iterable[str], rows: Sequence[CallRow]) -> None:
-    """Hook the named modules so that the next pass notes the ``seconds`` of each row.
-
-    The pass must make the calls of ``rows`` again, in the same order.
-    """
+    """Hook the named modules so that the next pass notes the ``seconds`` of each row. The pass must
+    make the calls of ``rows`` again, in the same order."""
     remaining_rows = iter(rows)
     running_rows: list[CallRow] = []
 
@@ -246,9 +244,8 @@ def _differentiate(
     output: Any, score: Callable[[Any], torch.Tensor] | None, inputs: list[Any]
 ) -> None:
     """Run backward from a score of the output to those ``inputs`` that require a gradient, so that
-    backward hooks fire.
-
-    Without ``score``, it is the sum of each sample's largest value. No gradient is accumulated.
+    backward hooks fire. Without ``score``, it is the sum of each sample's largest value. No
+    gradient is accumulated.
     """
     tensor = first_tensor(output) if score is None else score(output)
     if not isinstance(tensor, torch.Tensor):

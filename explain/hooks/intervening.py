@@ -138,11 +138,7 @@ def intervene(model: nn.Module, interventions: Interventions) -> Iterator[tuple[
 
 def _inserted_modules(replacements: Iterable[Replace]) -> dict[str, nn.Module]:
     """The modules that `Replace` interventions put behind layers, by the names that they get, such
-    as ``layer3/sae``.
-
-    Raises:
-        HookError: two of them have the same name.
-    """
+    as ``layer3/sae``."""
     modules: dict[str, nn.Module] = {}
     for replacement in replacements:
         name = f"{replacement.layer}/{replacement.name}"
@@ -155,10 +151,8 @@ def _inserted_modules(replacements: Iterable[Replace]) -> dict[str, nn.Module]:
 
 
 def _placed(intervention: Intervention, model: nn.Module) -> list[Intervention]:
-    """A copy of an intervention for each place (layer or call) that its layer pattern selects.
-
-    One on ``heads`` is placed on the attention inside the layer.
-    """
+    """A copy of an intervention for each place (layer or call) that its layer pattern selects. One
+    on ``heads`` is placed on the attention inside the layer."""
     placed_interventions = []
     for place in find_places(model, intervention.layer).values():
         if intervention.heads is not None and not place.part:
@@ -196,10 +190,9 @@ class _ModelCalls:
 def _apply(
     group: HookGroup, intervention: Intervention, model_calls: _ModelCalls, model: nn.Module
 ) -> None:
-    """Register the forward hook that lets an intervention act on its layer.
-
-    ``model_calls`` notes the calls of the model, and which interventions acted. Hooks run in the
-    order of registration, each on the output of the one before.
+    """Register the forward hook that lets an intervention act on its layer. ``model_calls`` notes
+    the calls of the model, and which interventions acted. Hooks run in the order of registration,
+    each on the output of the one before.
     """
     place = place_of(intervention.layer, model)
 
@@ -263,10 +256,8 @@ _photo_grids: WeakKeyDictionary[nn.Module, dict[Any, Any]] = WeakKeyDictionary()
 
 def _grids_on_photo(model: nn.Module, inputs: tuple[Any, Any]) -> Any:
     """How tokens and cells lie on the photo, as `explain.layers.grids` finds it; None where it is
-    not known.
-
-    It is looked for once for each model and shape of ``inputs`` (args, kwargs), in a copy of the
-    model that has none of the active hooks and shares the parameters.
+    not known. It is looked for once for each model and shape of ``inputs`` (args, kwargs), in a
+    copy of the model that has none of the active hooks and shares the parameters.
     """
     key = tuple((path, tensor.shape[1:]) for path, tensor in nested.paths(inputs))
     grids = _photo_grids.setdefault(model, {})

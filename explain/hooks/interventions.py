@@ -53,11 +53,7 @@ def row_counts() -> set[int]:
 
 def for_rows(values: torch.Tensor, count: int, what: str) -> torch.Tensor:
     """Repeat the values ``(N, ...)`` of N images for the ``count`` rows of a batch; values of one
-    image are for all rows.
-
-    Raises:
-        HookError: it is not known which image a row belongs to; ``what`` is named.
-    """
+    image are for all rows."""
     if len(values) == 1:
         return values
     images = next((images for images in _rows.images if len(images) == count), None)
@@ -421,12 +417,7 @@ class Replace(Intervention):
 
 def activations_of(model: nn.Module, layer: str, x: Any) -> torch.Tensor:
     """Run a model on ``x``, and return the output of a layer (or the part that is named), as a copy
-    without a graph.
-
-    ``x`` is a tensor, a tuple of positional or a mapping of keyword arguments.
-
-    Raises:
-        HookError: the layer runs more than once, or not at all.
+    without a graph. ``x`` is a tensor, a tuple of positional or a mapping of keyword arguments.
     """
     args: Sequence[Any] = ()
     kwargs: Mapping[str, Any] = {}

@@ -15,11 +15,7 @@ Where: TypeAlias = str | nn.Module | type[nn.Module] | Iterable[str | nn.Module 
 
 
 def _items(where: Any) -> list[Any]:
-    """The names, modules and classes that a caller's selection of layers consists of.
-
-    Raises:
-        LayerError: it is an empty list.
-    """
+    """The names, modules and classes that a caller's selection of layers consists of."""
     if isinstance(where, (str, nn.Module, type)) or not isinstance(where, Iterable):
         return [where]
     items = list(where)
@@ -32,11 +28,7 @@ def _items(where: Any) -> list[Any]:
 
 
 def _selected(model: nn.Module, where: object) -> list[str]:
-    """The names of the modules that one name, glob pattern, module or class selects.
-
-    Raises:
-        LayerError: it selects none.
-    """
+    """The names of the modules that one name, glob pattern, module or class selects."""
     if isinstance(where, str) and _is_module(where, model):
         return [where]  # a shared module has several names
     names = modules_of(model)
@@ -124,9 +116,6 @@ def find_places(model: nn.Module, where: Where) -> dict[str, LayerPlace]:
 
     ``where`` is a dotted name, a glob pattern (``"layer*.conv1"``), a module, a module class, or
     several of these. The model itself is named ``""``. Names and patterns may have the suffixes.
-
-    Raises:
-        LayerError: a name or pattern matches nothing, or a module is not part of the model.
 
     >>> list(find_places(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), ["*:input", nn.ReLU]))
     ['0:input', '1:input', '1']

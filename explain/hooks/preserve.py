@@ -154,9 +154,7 @@ def _hold_modes(modules: Iterable[nn.Module]) -> list[_HeldMode]:
 
 def _release_modes(held_modes: Iterable[_HeldMode]) -> bool:
     """Give modules back the modes that `_hold_modes` changed, unless other blocks hold them still.
-
-    Returns whether another thread has called ``train()`` of one of them meanwhile.
-    """
+    Returns whether another thread has called ``train()`` of one of them meanwhile."""
     disturbed = False
     ended: list[_HeldMode] = []
     with lock:
@@ -172,10 +170,7 @@ def _release_modes(held_modes: Iterable[_HeldMode]) -> bool:
 
 def _give_back_modes(held_modes: Iterable[_HeldMode]) -> None:
     """Give back modules that no block holds any more; restore `nn.Module.train` if none is held at
-    all.
-
-    ``lock`` must be held, but for a process that has just been forked.
-    """
+    all. ``lock`` must be held, but for a process that has just been forked."""
     for held in held_modes:
         if held.module.training != held.training:
             held.module.training = held.training
@@ -275,9 +270,8 @@ def _identities(container: Any) -> list[list[int]]:
 
 def _put_back(current: dict[str, Any], saved: dict[str, Any]) -> None:
     """Restore a module's dictionary (of attributes or buffers) to what it was before a pass of
-    `untouched`, the order included.
-
-    ``current`` is changed in place. Hooks and modes, which every module has, are left alone.
+    `untouched`, the order included. ``current`` is changed in place. Hooks and modes, which every
+    module has, are left alone.
     """
     deleted = saved.keys() - current.keys() - _MODULE
     for name in current.keys() - saved.keys() - _MODULE:
@@ -445,9 +439,7 @@ def without_fast_path() -> Shared:
 
 def plain_sequences(model: nn.Module) -> Shared:
     """Let hooks see padded sequences of `nn.TransformerEncoder` as plain tensors, inside the block.
-
-    Its fast path makes a nested tensor of them, which has no shape that a hook could read.
-    """
+    Its fast path makes a nested tensor of them, which has no shape that a hook could read."""
     encoders = [module for module in modules_of(model) if isinstance(module, nn.TransformerEncoder)]
     return without_fast_path() if encoders else Shared({})
 
@@ -486,13 +478,7 @@ class _LeftAsFound(SignalSafe[None]):
 
     def on_enter(self) -> None:
         """Enter `untouched`: save the settings of torch and of the process, and put the modules in
-        evaluation mode.
-
-        The order is that of `on_exit`, reversed.
-
-        Raises:
-            ExplainError: both this block and one around it must be alone.
-        """
+        evaluation mode. The order is that of `on_exit`, reversed."""
         global _used_threads
         self._outer = _current.block
         if self._outer is not None and self._outer.alone:
@@ -578,12 +564,6 @@ def untouched(
     random generators. Parameters, ``.grad`` and ``requires_grad`` are not restored because nothing
     here ever writes to them.
 
-    Raises:
-        ExplainError: a block that must be alone begins inside another one.
-        ModelError: another thread put the model in training mode meanwhile, and the statistics
-            are as they were, unless that thread has trained them; or torch refuses to
-            compute gradients in this process, which was forked from one that had done so.
-
     >>> model = nn.Sequential(nn.Dropout())
     >>> with untouched(model):
     ...     model[0].training
@@ -621,10 +601,8 @@ def has_drawn() -> bool:
 
 @signal_safe
 def own_statistics(model: nn.Module) -> Iterator[None]:
-    """Let normalisations run on copies of their running statistics inside the block.
-
-    Training overwrites them in place, and a graph that is kept would silently use the new values.
-    """
+    """Let normalisations run on copies of their running statistics inside the block. Training
+    overwrites them in place, and a graph that is kept would silently use the new values."""
     originals: list[tuple[dict[str, Any], str, torch.Tensor]] = []
     try:
         for module in modules_of(model):
@@ -644,10 +622,8 @@ def own_statistics(model: nn.Module) -> Iterator[None]:
 
 def detached(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor of a forward pass, without its graph unless the caller asked to keep graphs
-    (``create_graph``).
-
-    What is noted of a pass goes through this function rather than ``tensor.detach()``, so that maps
-    can be differentiated.
+    (``create_graph``). What is noted of a pass goes through this function rather than
+    ``tensor.detach()``, so that maps can be differentiated.
     """
     block = _current.block
     return tensor if block is not None and block.create_graph else tensor.detach()
@@ -670,10 +646,8 @@ def calculating(device: str, *, create_graph: bool = False) -> AbstractContextMa
 @signal_safe
 def recording(gradients: bool) -> Iterator[None]:
     """Switch gradients on or off; afterwards they are as they were, even if the block raises or is
-    interrupted.
-
-    ``torch.set_grad_enabled`` does the same, but an interrupt while it ends leaves gradients
-    switched.
+    interrupted. ``torch.set_grad_enabled`` does the same, but an interrupt while it ends leaves
+    gradients switched.
     """
     previous = torch.is_grad_enabled()
     torch.set_grad_enabled(gradients)
@@ -743,7 +717,6 @@ def copied(model: nn.Module, *, share: bool = False) -> nn.Module:
 
 def _copied(model: nn.Module, share: bool) -> nn.Module:
     """Copy a model once; `copied` tries again if another thread registers a hook meanwhile.
-
     ``share`` keeps parameters and buffers. Modules that an explanation holds in evaluation mode get
     their own modes in the copy.
     """

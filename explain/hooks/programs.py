@@ -63,12 +63,7 @@ class OpenProgram(nn.Module):
         """The way to the layer of each step."""
 
     def open(self, *args: Any, **kwargs: Any) -> None:
-        """Find the layers in a pass of these inputs, unless they are those of inputs like these.
-
-        Raises:
-            LayerError: something leaves the record of the pass, so that it cannot be repeated, or
-                there are fewer images than the program takes.
-        """
+        """Find the layers in a pass of these inputs, unless they are those of inputs like these."""
         rows = self.shape[0]
         if rows is not None:
             if len(args[0]) % rows:

@@ -56,12 +56,8 @@ class Units:
 
 def _as_tuple(name: str, value: Any) -> tuple[Any, ...]:
     """A user's choice of a layer's units as a tuple of numbers (of pairs, for positions), from a
-    list, an array, a tensor, a mask or a number.
-
-    ``name`` is the option: "channels", "tokens", "heads", "positions" or "region".
-
-    Raises:
-        HookError: it is empty, or not of the option's kind.
+    list, an array, a tensor, a mask or a number. ``name`` is the option: "channels", "tokens",
+    "heads", "positions" or "region".
     """
     values = value.tolist() if isinstance(value, torch.Tensor) else value
     try:
@@ -110,10 +106,8 @@ class Axes:
         find_placement: Callable[[], Any] = lambda: None,
     ) -> None:
         """Find the dimensions of channels and positions in a layer's values, for interventions on
-        some of its units.
-
-        They follow from the place's name, the values' shape and the modules near it, unless
-        ``channel_dim`` says them.
+        some of its units. They follow from the place's name, the values' shape and the modules near
+        it, unless ``channel_dim`` says them.
         """
         self._shape = tuple(values.shape)
         self._device = values.device
@@ -138,11 +132,7 @@ class Axes:
 
     def mask(self, units: Units) -> torch.Tensor | None:
         """Return a boolean mask that broadcasts to the layer's values and is true at the chosen
-        units; None for all of them.
-
-        Raises:
-            HookError: the layer has no such units.
-        """
+        units; None for all of them."""
         masks = []
         if units.channels is not None:
             masks.append(self._along(self.channel_dim, units.channels, "channels"))
@@ -177,11 +167,8 @@ class Axes:
         return reduce(torch.logical_and, masks) if masks else None
 
     def grid(self) -> tuple[int, int]:
-        """The numbers of rows and columns of a layer's map, or of the grid that its tokens lie on.
-
-        Raises:
-            HookError: the layer has neither.
-        """
+        """The numbers of rows and columns of a layer's map, or of the grid that its tokens lie
+        on."""
         if self._of_tokens:
             grid = self._grid_of_tokens
             return grid.height, grid.width
@@ -192,11 +179,7 @@ class Axes:
 
     @cached_property
     def _grid_of_tokens(self) -> Any:
-        """The `Grid` of `explain.layers` that the layer's tokens lie on.
-
-        Raises:
-            HookError: they are not known to lie on one.
-        """
+        """The `Grid` of `explain.layers` that the layer's tokens lie on."""
         grid = self._find_grid()
         if grid is None or grid.frames is not None:
             raise HookError(
@@ -221,9 +204,8 @@ class Axes:
 
     def of_region(self, region: Sequence[float]) -> torch.Tensor:
         """A mask that broadcasts to the layer's values, true at positions that look at a region of
-        the photo; there may be none.
-
-        ``region`` is x0, y0, x1, y1 in pixels of the model's input, ends exclusive.
+        the photo; there may be none. ``region`` is x0, y0, x1, y1 in pixels of the model's input,
+        ends exclusive.
         """
         if not self._size:
             raise HookError(
@@ -254,12 +236,7 @@ class Axes:
 
     def _along(self, dim: int, chosen: Sequence[int], name: str) -> torch.Tensor:
         """A mask that broadcasts to the layer's values, and is true at the ``chosen`` indices of
-        dimension ``dim``.
-
-        ``name`` is the kind of unit ("channels", "heads", "tokens") in messages.
-
-        Raises:
-            HookError: an index is too large.
+        dimension ``dim``. ``name`` is the kind of unit ("channels", "heads", "tokens") in messages.
         """
         count = self._shape[dim]
         for index in chosen:

@@ -24,9 +24,6 @@ def unwrapped(model: nn.Module) -> nn.Module:
     same; a warning says so, since it takes longer. A scripted one, which takes no hooks, is put
     into a module that does.
 
-    Raises:
-        ModelError: the model is no module, or has no forward: there is nothing to hook.
-
     >>> layer = nn.Linear(2, 2)
     >>> unwrapped(nn.DataParallel(layer)) is layer
     True
@@ -112,9 +109,7 @@ def scripted(model: nn.Module) -> list[str]:
 
 def sharded(model: nn.Module) -> dict[str, nn.Module]:
     """The modules of a model, by name, whose weights FSDP keeps in shards while they do not run.
-
-    ``FullyShardedDataParallel`` shards nothing if it is told so, or in a single process.
-    """
+    ``FullyShardedDataParallel`` shards nothing if it is told so, or in a single process."""
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")
     if fsdp is None:  # FSDP was never loaded, so no module uses it
         return {}
@@ -180,10 +175,7 @@ def callers_hooks(model: nn.Module) -> list[str]:
 
 def _of_caller(hook: Any, kind: str) -> list[tuple[str, str]]:
     """The names and directions of the user's hooks behind one hook object of PyTorch; empty for
-    those of this package.
-
-    ``kind`` is the kind of hook as PyTorch's attributes name it.
-    """
+    those of this package. ``kind`` is the kind of hook as PyTorch's attributes name it."""
     if isinstance(hook, Registered):  # gates for gradients are hooks of another kind
         return [(fn.name, fn.direction) for fn in hook.hooks]
     of_torch = str(getattr(hook, "__module__", "")).startswith("torch.export.")  # checks of inputs

@@ -69,10 +69,8 @@ class _Branch:
         return not (from_photo and any(mixes(value.step) for value in shared))
 
     def meets(self, other: "_Branch") -> bool:
-        """Whether two branches meet in a sum, a mean or a concatenation.
-
-        Where they meet in a product, either one accounts for all of the score.
-        """
+        """Whether two branches meet in a sum, a mean or a concatenation. Where they meet in a
+        product, either one accounts for all of the score."""
         alone = self.downstream - other.downstream | {self.value}
         other_alone = other.downstream - self.downstream | {other.value}
         for join in self.downstream & other.downstream:
@@ -145,9 +143,8 @@ def _possible(
     search: LayerSearch, layer: str, candidates: Sequence[str], from_photo: Collection[str]
 ) -> Sequence[str]:
     """Those of the candidates that may be beside a layer for some score of the network: neither is
-    computed from the other.
-
-    Kept with the summary, so that a network with one branch is searched once.
+    computed from the other. Kept with the summary, so that a network with one branch is searched
+    once.
     """
     key = ("beside", layer, *candidates, None, *from_photo)
     possible: list[str] | None = search.summary.chosen.get(key)

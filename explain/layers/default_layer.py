@@ -160,7 +160,6 @@ def layers_to_fuse(
     refresh: bool = False,
 ) -> list[str]:
     """Name the layers of a method that fuses those of all resolutions, as `stage_layers` does.
-
     Warns of branches that their product leaves out or mixes: those that see the photo elsewhere, or
     whose layers have other resolutions.
     """
@@ -207,10 +206,8 @@ def _shared_with(
     summary: ForwardSummary, score: Score | None, of_class: bool, refresh: bool
 ) -> str | None:
     """The name of the scores that share a choice of layer, as its key in the network's summary;
-    None if it is not kept.
-
-    A choice for all scores must not depend on one; `default_layer` and `stage_layers` keep choices
-    by this key.
+    None if it is not kept. A choice for all scores must not depend on one; `default_layer` and
+    `stage_layers` keep choices by this key.
     """
     if score is None or (summary.gives_scores and summary.outputs == 1 and not refresh):
         return ALL_SCORES
@@ -226,7 +223,6 @@ def _begin(
     shared_by: str | None,
 ) -> Iterator[LayerSearch]:
     """A search for the layer on the first image, or, if the choice is for one score, on all images.
-
     Takes the pass that the summary recorded, so the model need not run again. The record is taken
     out of the summary, since it holds memory; only one search gets it, and lets go of it.
     """
@@ -248,9 +244,8 @@ def _begin(
 
 def _in_single_precision(model: nn.Module, inputs: Inputs) -> tuple[nn.Module, Inputs] | None:
     """A copy of a network in half precision, and its inputs, in float32: there, rounding decides
-    nothing about which layer shows where a score comes from.
-
-    None for other networks, and for those that can't be copied or run so.
+    nothing about which layer shows where a score comes from. None for other networks, and for those
+    that can't be copied or run so.
     """
     tensors = [inputs.x, *parameters_of(model)]
     if not any(tensor.dtype in (torch.float16, torch.bfloat16) for tensor in tensors):
@@ -277,10 +272,8 @@ class _Candidate:
 
     @property
     def name(self) -> str:
-        """The layer's name for this tensor, among the calls that returned it.
-
-        A module's last call comes first, then the shortest path, then what returned last.
-        """
+        """The layer's name for this tensor, among the calls that returned it. A module's last call
+        comes first, then the shortest path, then what returned last."""
         return min(
             reversed(self.calls), key=lambda call: (not call.last, call.name.count("."))
         ).label
@@ -303,10 +296,8 @@ class _Candidate:
 
     @cached_property
     def is_tokens(self) -> bool:
-        """Whether the tensor is a sequence of tokens that lie on the photo.
-
-        What is pooled is none, though it may have as many channels as there might be tokens.
-        """
+        """Whether the tensor is a sequence of tokens that lie on the photo. What is pooled is none,
+        though it may have as many channels as there might be tokens."""
         if self.grid is None or self.grid.layout not in ("tokens", "tokens first"):
             return False
         step = _behind_moves(self.value)
@@ -355,9 +346,7 @@ def _candidates(search: LayerSearch) -> list[_Candidate]:
 
 def _maps_as_the_input(search: LayerSearch, candidates: list[_Candidate]) -> list[_Candidate]:
     """The candidates that are maps with the input's aspect ratio, not pooled; if there are none,
-    all maps.
-
-    In the order of the pass. The default layer of convolutional networks is among them.
+    all maps. In the order of the pass. The default layer of convolutional networks is among them.
     """
     size = tuple(search.inputs.x.shape[2:])
     maps = [candidate for candidate in candidates if candidate.is_map]
@@ -369,10 +358,8 @@ def _maps_as_the_input(search: LayerSearch, candidates: list[_Candidate]) -> lis
 
 def _before_attention(search: LayerSearch, candidates: list[_Candidate]) -> list[_Candidate]:
     """The candidates that are tokens with an attention after them, since later ones may count by
-    the class token alone.
-
-    The output of an attention itself is left out: it may be a padded window of a smaller map. The
-    default layer of transformers is among them.
+    the class token alone. The output of an attention itself is left out: it may be a padded window
+    of a smaller map. The default layer of transformers is among them.
     """
     tokens = [candidate for candidate in candidates if candidate.is_tokens]
     attentions = search.scored.attentions
@@ -389,10 +376,7 @@ def _before_attention(search: LayerSearch, candidates: list[_Candidate]) -> list
 
 
 def _latest_first(candidates: Iterable[_Candidate]) -> list[_Candidate]:
-    """The candidates in the reverse order of the pass.
-
-    The default layer is the last that fits.
-    """
+    """The candidates in the reverse order of the pass. The default layer is the last that fits."""
     return sorted(candidates, key=lambda candidate: -candidate.number)
 
 
@@ -540,9 +524,7 @@ def _maps_of_one_answer(search: LayerSearch) -> Branches:
 
 def _no_map(model: nn.Module, calls: Sequence[ModuleCall]) -> LayerError:
     """The error for a model none of whose layers gives a map, after these calls of modules; it
-    names what helps.
-
-    Callers of `default_layer` catch it to leave out methods that need a layer.
+    names what helps. Callers of `default_layer` catch it to leave out methods that need a layer.
     """
     is_graph = isinstance(model, torch.fx.GraphModule)
     hides_layers = (is_graph and not calls) or any(

@@ -34,9 +34,6 @@ def with_layout(model: nn.Module, x: InputsLike) -> Inputs:
     warning says once for each model that frames come first, that several layouts are possible and
     which is assumed, or that the channels are assumed to come last.
 
-    Raises:
-        ImageError: channels do not come first in the inputs of a `Stitched` model.
-
     >>> import torch, warnings
     >>> with warnings.catch_warnings(action="ignore"):
     ...     inputs = with_layout(nn.Flatten(), torch.zeros(1, 8, 3, 4, 4))
@@ -64,10 +61,9 @@ def with_layout(model: nn.Module, x: InputsLike) -> Inputs:
 
 
 def _dims_of_channels(shape: Size) -> dict[InputLayout, int]:
-    """The layouts that an input's shape allows, and the dimension of the channels in each.
-
-    Channels come last only if there are one or three of them there, and not elsewhere, and if what
-    is before them is no single row or column.
+    """The layouts that an input's shape allows, and the dimension of the channels in each. Channels
+    come last only if there are one or three of them there, and not elsewhere, and if what is before
+    them is no single row or column.
     """
     dims: dict[InputLayout, int] = {"NCTHW": 1, "NTCHW": 2} if len(shape) == 5 else {"NCHW": 1}
     has_sides = len(shape) > 3 and min(shape[-3:-1]) > 1
@@ -140,9 +136,8 @@ def _by_convolution(
 
 
 def _by_lengths(model: nn.Module, lengths: Mapping[InputLayout, int]) -> InputLayout:
-    """The likeliest layout of inputs, by the lengths of the dimensions that may be the channels.
-
-    A configuration of Hugging Face says how many channels there are; otherwise one or three are
+    """The likeliest layout of inputs, by the lengths of the dimensions that may be the channels. A
+    configuration of Hugging Face says how many channels there are; otherwise one or three are
     usual. A guess, of which `_warn_once` tells the user.
     """
     config = getattr(model, "config", None)
@@ -166,9 +161,8 @@ def _warn_once(
     certain: bool,
 ) -> None:
     """Warn, once for each model, that frames come before channels, or that several layouts are as
-    likely, or one without channels first, and which is assumed.
-
-    The layout that is assumed stays the same for the model, so once is enough.
+    likely, or one without channels first, and which is assumed. The layout that is assumed stays
+    the same for the model, so once is enough.
     """
     likely = [length for length in lengths.values() if length in COLOURS]
     is_guess = (len(likely) > 1 and max(likely) > 1) or layout in ("NHWC", "NTHWC")

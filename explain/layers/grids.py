@@ -110,10 +110,8 @@ class NetworkGrids(Grids):
         trains: bool = False,
     ) -> None:
         """Begin to tell how the tensors of a network lie on these inputs; the network is run when
-        that is first needed.
-
-        The same object serves a whole call, and remembers grids by shape and layer. Of a `Stitched`
-        model, the segmenter on its first window is looked at.
+        that is first needed. The same object serves a whole call, and remembers grids by shape and
+        layer. Of a `Stitched` model, the segmenter on its first window is looked at.
         """
         self._whole = model
         """The model as the caller has it; of a `Stitched` one, ``_model`` is the segmenter."""
@@ -134,10 +132,8 @@ class NetworkGrids(Grids):
 
     @cached_property
     def _summary(self) -> ForwardSummary:
-        """The summary of the network's calls, in which what is found out is kept.
-
-        Shared with other calls on inputs of the same size.
-        """
+        """The summary of the network's calls, in which what is found out is kept. Shared with other
+        calls on inputs of the same size."""
         return summary_of(self._model, self._inputs)
 
     def of_layer(self, layer: str) -> Grid | None:
@@ -160,25 +156,19 @@ class NetworkGrids(Grids):
 
     def doubt_about(self, layer: str) -> str:
         """The layouts that a layer's output may have, in words, if it is unclear which; else empty.
-
-        Shown in the error of `to_spatial`.
-        """
+        Shown in the error of `to_spatial`."""
         call = self._call(layer)
         return "" if call is None else call.doubt
 
     def of_tokens(self, length: int) -> Grid | None:
-        """The grid on which sequences of ``length`` tokens lie in this network, or None.
-
-        Sequences without a layer's name, such as attention, are laid out by it.
-        """
+        """The grid on which sequences of ``length`` tokens lie in this network, or None. Sequences
+        without a layer's name, such as attention, are laid out by it."""
         return self._places.of_tokens.get(length)
 
     @property
     def _places(self) -> Places:
         """Where in the photo the network's values lie; found in one run, and kept in the summary.
-
-        Shared by all calls on inputs of the same size.
-        """
+        Shared by all calls on inputs of the same size."""
         summary = self._summary
         if PLACES not in summary.chosen:
             inputs = self._inputs.first() if summary.alone else self._inputs
@@ -208,10 +198,7 @@ class NetworkGrids(Grids):
 
     def placement(self, layer: str | None) -> Placement | None:
         """Where the cells of a layer's map are drawn; found in one run, and kept in the summary as
-        long as the weights are the same.
-
-        Writes through ``weight.data`` are not seen.
-        """
+        long as the weights are the same. Writes through ``weight.data`` are not seen."""
         if self._placement == "even" or layer is None or len(self.size) != 2:
             return None
         if layer in self._of_photos:
@@ -239,9 +226,8 @@ class NetworkGrids(Grids):
 
     def look(self, layer: str, *, cut: bool = False) -> CellLooks | None:
         """Run the network, and follow where the cells of a layer's map look; None if it has none,
-        or it is one of a video; ``cut``, with no more than the photo to look at.
-
-        The network runs on noise, so that this depends on no photo; unless the photo decides.
+        or it is one of a video; ``cut``, with no more than the photo to look at. The network runs
+        on noise, so that this depends on no photo; unless the photo decides.
         """
         inputs = self._inputs.detached()
         # the same in each row: an image has its place whatever others are with it
@@ -323,10 +309,7 @@ class NetworkGrids(Grids):
     @cached_property
     def joint(self) -> JointTokens | None:
         """Where the tokens of the photo are among those that a language model reads, without extra
-        ones; or None.
-
-        The attention of a language model is read by these positions.
-        """
+        ones; or None. The attention of a language model is read by these positions."""
         joint: JointTokens | None = getattr(self._model, "joint_tokens", None)
         # queries that look at the photo lie nowhere on it: the size stays empty
         if joint is None or joint.size or self._places.lie_nowhere(len(joint.photo)):
@@ -341,10 +324,7 @@ class NetworkGrids(Grids):
         self, shape: Size, layer: str | None = None, constant: int | None = None
     ) -> Grid | None:
         """Tell how a tensor of this shape covers the input, as in the base class; each answer is
-        kept.
-
-        Methods and rules ask for the same few shapes again and again.
-        """
+        kept. Methods and rules ask for the same few shapes again and again."""
         key = (shape, layer, constant)
         if key not in self._by_shape:
             self._by_shape[key] = self._read(shape, layer, constant)
@@ -352,10 +332,8 @@ class NetworkGrids(Grids):
 
     def _read(self, shape: Size, layer: str | None, constant: int | None) -> Grid | None:
         """Tell how a tensor of ``shape`` covers the input: by its layer, as frames of a video, as
-        tokens, or by its shape.
-
-        ``constant`` is the address of a constant that was added to the tensor. `grid` keeps the
-        answer; None if it is no map.
+        tokens, or by its shape. ``constant`` is the address of a constant that was added to the
+        tensor. `grid` keeps the answer; None if it is no map.
         """
         frames = frames_in_batch(shape, self.size, self.count) if len(self.size) == 3 else None
         if layer is not None:
@@ -378,10 +356,8 @@ class NetworkGrids(Grids):
 
     def _of_frames(self, shape: Size, frames: int) -> Grid | None:
         """The grid of a tensor whose batch holds the ``frames`` of videos as images; None if it
-        fits no map of the network.
-
-        Both layouts are tried, channels first before channels last. For layers that take each frame
-        of a video as an image.
+        fits no map of the network. Both layouts are tried, channels first before channels last. For
+        layers that take each frame of a video as an image.
         """
         if len(shape) == 3:
             tokens = self.of_tokens(shape[1])
@@ -395,10 +371,7 @@ class NetworkGrids(Grids):
 
     def _place(self, layer: str) -> LayerPlace:
         """The place of a layer in the network; of a `Stitched` model in the segmenter, with its
-        call counted in one window.
-
-        All lookups by a layer's name come through here.
-        """
+        call counted in one window. All lookups by a layer's name come through here."""
         place = place_of(layer, self._whole)
         if not isinstance(self._whole, Stitched):
             return place
@@ -411,9 +384,8 @@ class NetworkGrids(Grids):
 
     def _call(self, layer: str) -> ModuleCall | None:
         """The call in the network's summary that a layer's name stands for, from which its grid is
-        read.
-
-        A module with several names is recorded under its first. None if the layer did not run.
+        read. A module with several names is recorded under its first. None if the layer did not
+        run.
         """
         place = self._place(layer)
         name = modules_of(self._model)[submodule(self._model, place.module)]
@@ -421,9 +393,8 @@ class NetworkGrids(Grids):
 
     def _of_input(self, shape: Size) -> Grid | None:
         """The grid of the first tensor that a layer is given (``name:input``): by aspect ratio, or
-        by the number of tokens.
-
-        The input of a layer is not in the summary, which has outputs, so the shape must decide.
+        by the number of tokens. The input of a layer is not in the summary, which has outputs, so
+        the shape must decide.
         """
         if len(shape) == 3:
             return self._places.of_sequence(shape, self.count)
@@ -487,10 +458,7 @@ def grids_of_photo(model: nn.Module, inputs: Inputs) -> PhotoGrids:
 
 def window_calls(model: Stitched, inputs: Inputs, layer: str) -> list[str]:
     """The names of the calls that a layer's name stands for in a `Stitched` model: one in each
-    window.
-
-    In the order of the windows, in which `Stitched.stitch_maps` takes their maps.
-    """
+    window. In the order of the windows, in which `Stitched.stitch_maps` takes their maps."""
     place = place_of(layer, model)
     count = calls_in_window(model, inputs, model.place_in_segmenter(place).module)
     number = count - 1 if place.call is None else place.call
@@ -502,9 +470,7 @@ def window_calls(model: Stitched, inputs: Inputs, layer: str) -> list[str]:
 
 
 def calls_in_window(model: Stitched, inputs: Inputs, name: str) -> int:
-    """The number of calls of a module of the segmenter for one window of a `Stitched` model.
-
-    At least 1, also for modules that did not run, whose names are refused elsewhere.
-    """
+    """The number of calls of a module of the segmenter for one window of a `Stitched` model. At
+    least 1, also for modules that did not run, whose names are refused elsewhere."""
     calls = summary_of(model.model, model.first(inputs)).calls
     return max(1, sum(call.name == name for call in calls))

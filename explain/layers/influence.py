@@ -164,10 +164,8 @@ class LayerSearch:
             yield influences_of(self, layers[start : start + CANDIDATES])
 
     def numbers_read(self) -> int:
-        """How many numbers of the model's output the score depends on, by its gradient.
-
-        Tells boxes, which read few numbers, from masks and maps.
-        """
+        """How many numbers of the model's output the score depends on, by its gradient. Tells
+        boxes, which read few numbers, from masks and maps."""
         gradients = self.scored.gradients(self.scored.outputs)
         return sum(int((gradient != 0).sum()) for gradient in gradients.values())
 
@@ -195,9 +193,8 @@ class ScoreInfluence:
 
 def first_that_shows(layers: Iterable[str], influences: Mapping[str, ScoreInfluence]) -> str | None:
     """The first layer that shows where a score comes from, or else the first that reaches the
-    score; None if none does.
-
-    Layers are in the order of preference; `influences_of` gave the influences.
+    score; None if none does. Layers are in the order of preference; `influences_of` gave the
+    influences.
     """
     reaching = [
         layer for layer in layers if layer in influences and any(influences[layer].positions)
@@ -207,7 +204,6 @@ def first_that_shows(layers: Iterable[str], influences: Mapping[str, ScoreInflue
 
 def influences_of(search: LayerSearch, layers: Sequence[str]) -> dict[str, ScoreInfluence]:
     """How some layers reach the score, by layer; those that no gradient comes back to are left out.
-
     Takes one walk back over the recorded pass. The default layer is chosen by it, in the order of
     the candidates.
     """
@@ -242,10 +238,8 @@ def total_score(score: Score | None, output: Any) -> Tensor | None:
 
 def _best_score(output: Any) -> Tensor | None:
     """The best score in a model's output: the largest number of its first row of scores, or else of
-    its first tensor.
-
-    Only for searches without a target's score: any answer that depends on the whole network would
-    do.
+    its first tensor. Only for searches without a target's score: any answer that depends on the
+    whole network would do.
     """
     tensors = sorted(tensors_in(output), key=lambda tensor: tensor.ndim != 2)
     return tensors[0].float().amax() if tensors else None
@@ -253,7 +247,6 @@ def _best_score(output: Any) -> Tensor | None:
 
 def _answers(scored: ScoredPass) -> set[Value]:
     """The values between a score and the last operations with weights: they are the answer itself.
-
     Such layers are not explained by default, since no map there shows where the answer comes from.
     A row of scores is where they end: there is no map that would be the answer.
     """
@@ -274,9 +267,8 @@ def _answers(scored: ScoredPass) -> set[Value]:
 
 def mixes(step: Step | None) -> bool:
     """Whether an operation has weights, or mixes channels or places in another way; those of
-    libraries may.
-
-    Behind the last such operation, tensors are the answer itself and no default layer.
+    libraries may. Behind the last such operation, tensors are the answer itself and no default
+    layer.
     """
     if step is None:
         return False
@@ -285,9 +277,7 @@ def mixes(step: Step | None) -> bool:
 
 def is_product(step: Step | None) -> bool:
     """Whether an operation multiplies two tensors, if both are computed; those of libraries may.
-
-    Convolutions and samplers whose weights or offsets are computed are among them.
-    """
+    Convolutions and samplers whose weights or offsets are computed are among them."""
     if step is None:
         return False
     operation = step.operation

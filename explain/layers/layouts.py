@@ -108,10 +108,7 @@ class Grid:
 
     def unfolded(self, tensor: Tensor) -> Tensor:
         """Split a tensor whose batch holds the frames of videos: ``(N * T, ...)`` to ``(N, T,
-        ...)``.
-
-        The order of the batch is by video or by time, as ``folded`` says.
-        """
+        ...)``. The order of the batch is by video or by time, as ``folded`` says."""
         frames = self.frames or 1
         if self.folded == "by time":
             return tensor.reshape((frames, -1, *tensor.shape[1:])).transpose(0, 1)
@@ -177,10 +174,8 @@ class Grid:
 
     def repeated(self, tensor: Tensor, image: Tensor, count: int) -> Tensor:
         """Return the part of a layer's output that belongs to one ``image`` ``(1,)``, repeated
-        ``count`` times in the batch.
-
-        With folded frames, all frames of the video. For perturbed feature maps, which replace this
-        part row by row; memory is shared where it can be.
+        ``count`` times in the batch. With folded frames, all frames of the video. For perturbed
+        feature maps, which replace this part row by row; memory is shared where it can be.
         """
         if self.folded:
             image_part = self.unfolded(tensor).index_select(0, image)
@@ -315,7 +310,6 @@ def is_plain(shape: Size, size: Size) -> bool:
 
 def has_aspect(of_map: Size, size: Size) -> bool:
     """Whether a map has the aspect ratio of the input, up to the rounding of strided layers.
-
     ``of_map`` and ``size`` end with height and width. Layouts and the choice of the default layer
     rest on it; looser tolerance would take channels for rows.
     """
@@ -347,10 +341,8 @@ def map_grid(positions: Positions, shape: Size, grids: Sequence[Grid]) -> Grid |
 
 
 def _main_dims(position: Tensor) -> list[int]:
-    """The dimension that explains most of the variance of positions, if there is one.
-
-    Branches that are joined along the channels look at slightly other places.
-    """
+    """The dimension that explains most of the variance of positions, if there is one. Branches that
+    are joined along the channels look at slightly other places."""
     dims = range(position.ndim)
     values = position.double()
     main = []
@@ -401,10 +393,8 @@ def token_grid(positions: Positions, shape: Size, count: int) -> Grid | None:
 
 def _grid_of_points(layout: Layout, points: Tensor) -> Grid | None:
     """The grid whose positions are the centres ``(tokens, axes)`` of tokens, one for each; None if
-    there is none.
-
-    Tokens whose centre is 0 lie nowhere. `token_grid` calls it, with positions from 0 to 1 in the
-    photo.
+    there is none. Tokens whose centre is 0 lie nowhere. `token_grid` calls it, with positions from
+    0 to 1 in the photo.
     """
     tokens = (points > 0).all(1).nonzero()[:, 0]
     lengths = list[int]()
@@ -425,10 +415,8 @@ def _grid_of_points(layout: Layout, points: Tensor) -> Grid | None:
 
 def _grid_of(layout: Layout, shape: Size) -> Grid | None:
     """The grid of a map of ``shape`` in a known layout, such as ``(N, C, h, w)`` in ``NCHW``; None
-    for one position.
-
-    A map of one position shows no places, so it is no map here. For maps in a layout that is
-    assumed or known.
+    for one position. A map of one position shows no places, so it is no map here. For maps in a
+    layout that is assumed or known.
     """
     channels = CHANNEL_DIMS[layout] % len(shape)
     *frames, height, width = (shape[dim] for dim in range(1, len(shape)) if dim != channels)
@@ -439,10 +427,8 @@ def _grid_of(layout: Layout, shape: Size) -> Grid | None:
 
 def _token_grid(tokens: int, size: Size) -> Grid | None:
     """The grid of a number of tokens that has the aspect ratio of an image, with the fewest extra
-    tokens in front.
-
-    None if there is none, and for a video, whose number of frames is unknown. Only a guess by the
-    number; `token_grid` knows where tokens come from.
+    tokens in front. None if there is none, and for a video, whose number of frames is unknown. Only
+    a guess by the number; `token_grid` knows where tokens come from.
     """
     if len(size) != 2:
         return None
@@ -497,10 +483,7 @@ class Grids:
 
     def doubt_about(self, layer: str) -> str:
         """The layouts that a layer's output may have, in words, if it has no grid because that is
-        unclear; else empty.
-
-        Shown in the error of `to_spatial`.
-        """
+        unclear; else empty. Shown in the error of `to_spatial`."""
         return ""
 
     def of_tokens(self, length: int) -> Grid | None:
@@ -516,10 +499,7 @@ class Grids:
 
     def folded_frames(self, layer: str | None) -> int | None:
         """The number of frames of a video that a layer takes as images of their own; None if it
-        does not.
-
-        Of photos it is always None.
-        """
+        does not. Of photos it is always None."""
         grid = None if layer is None or len(self.size) != 3 else self.of_layer(layer)
         return grid.frames if grid is not None and grid.folded else None
 
@@ -527,21 +507,15 @@ class Grids:
         self, shape: Size, layer: str | None = None, constant: int | None = None
     ) -> Grid | None:
         """Tell how a tensor of this shape, from this layer, covers the input; None if it has no map
-        for each image.
-
-        Of a tensor that a ``constant`` is added to, that is the address of the constant's storage.
+        for each image. Of a tensor that a ``constant`` is added to, that is the address of the
+        constant's storage.
         """
         return find_grid(shape, self.size) if shape[:1] == (self.count,) else None
 
 
 def to_spatial(tensor: Tensor, grids: Grids, layer: str) -> Tensor:
     """Lay a layer's output, or the gradient in it, out as feature maps ``(N, C, h, w)``, or ``(N,
-    C, t, h, w)`` of a video.
-
-    All evidence of layers goes through here, so methods see one layout.
-
-    Raises:
-        LayerError: the output has no spatial map.
+    C, t, h, w)`` of a video. All evidence of layers goes through here, so methods see one layout.
     """
     shape = tuple(tensor.shape)
     if tensor.is_complex():

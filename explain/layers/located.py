@@ -38,10 +38,8 @@ class Places:
     @cached_property
     def of_tokens(self) -> dict[int, Grid | None]:
         """The grids on which a network's sequences of tokens lie on the photo, by length; None if
-        such sequences differ.
-
-        Sequences that modules give count before others of the same length. Token sequences become
-        feature maps by it.
+        such sequences differ. Sequences that modules give count before others of the same length.
+        Token sequences become feature maps by it.
         """
         module_sequences = [
             (shape, state) for shape, state in self.of_calls.values() if isinstance(state, tuple)
@@ -64,7 +62,6 @@ class Places:
 
     def _grids(self, sequences: Iterable[tuple[Size, Positions]]) -> dict[int, set[Grid]]:
         """The grids on which some sequences of tokens lie on the photo, by their number of tokens.
-
         Sequences on no grid are left out. Several grids of one length mean that the length alone
         does not tell how tokens lie.
         """
@@ -87,10 +84,8 @@ class Places:
 
     def of_constant(self, storage: int, length: int) -> set[Grid]:
         """The grids of those sequences of ``length`` tokens that a constant, such as a bias, is
-        added to.
-
-        ``storage`` is the address of the constant's memory; of an unknown one, the grids of all
-        sequences of this length. FullGrad lays bias terms out by it.
+        added to. ``storage`` is the address of the constant's memory; of an unknown one, the grids
+        of all sequences of this length. FullGrad lays bias terms out by it.
         """
         grids_by_length = self._grids(self.added.get(storage, ()))
         return grids_by_length.get(length) or self._grids_of_all.get(length, set())
@@ -158,10 +153,8 @@ def folded_by_time(
     model: nn.Module, inputs: Inputs, calls: Iterable[ModuleCall]
 ) -> frozenset[CallKey]:
     """The calls in which the first frames of all videos come before the second ones in the batch,
-    by name and number.
-
-    Two videos are run, and the first of them alone, and rows compared. Empty if the network refuses
-    two. Found out only for several videos, and kept in the summary.
+    by name and number. Two videos are run, and the first of them alone, and rows compared. Empty if
+    the network refuses two. Found out only for several videos, and kept in the summary.
     """
     folded = {
         call.key: call.shape[0] for call in calls if call.grid is not None and call.grid.folded
@@ -169,10 +162,7 @@ def folded_by_time(
 
     def outputs_of(videos: Inputs) -> dict[CallKey, Tensor]:
         """The outputs, by call, of a run on these videos, of the calls whose batch holds frames; in
-        float64.
-
-        Rows of two such runs are compared to see the order of frames.
-        """
+        float64. Rows of two such runs are compared to see the order of frames."""
         outputs: dict[CallKey, Tensor] = {}
 
         def note(key: CallKey, module: nn.Module, output: Any, tensor: Tensor) -> None:

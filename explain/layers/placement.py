@@ -298,9 +298,7 @@ def transferred(
     maps: Tensor, placement: Placement | None, other: Placement | None, cells: Size
 ) -> Tensor:
     """Bring maps ``(N, C, h, w)`` to the ``cells`` of another map: what is drawn where these look.
-
-    Maps whose cells lie less than half a cell apart stay as they are.
-    """
+    Maps whose cells lie less than half a cell apart stay as they are."""
     if placement is None or other is None or not placement.fits(maps, other.size):
         return enlarge(maps, cells)
     if placement.is_beside(other):

@@ -109,9 +109,8 @@ def _of_transform(step: Step) -> State:
 
 def _moved(step: Step, results: Sequence[Value], state_of: StateOf) -> dict[Value, State]:
     """The positions of each result of a step that moves values: the step is run with positions in
-    place of values, once for each dimension of the photo.
-
-    UNKNOWN if those of an argument are, or if it has more than `MOST` values.
+    place of values, once for each dimension of the photo. UNKNOWN if those of an argument are, or
+    if it has more than `MOST` values.
     """
     sources = values_moved(step)
     states = [state_of(value) for value in sources]
@@ -138,10 +137,8 @@ def _moved(step: Step, results: Sequence[Value], state_of: StateOf) -> dict[Valu
 
 def _of_product(step: Step, result: Value, state_of: StateOf) -> State:
     """Where the rows of a matrix product lie: at the mean of a row of the first factor, or of a
-    column of the second.
-
-    Each row of an attention mixes the whole photo, and belongs to a row of the first factor, a
-    query.
+    column of the second. Each row of an attention mixes the whole photo, and belongs to a row of
+    the first factor, a query.
     """
     first = int(step.operation.has("adds to first"))
     first_state, second_state = (state_of(step.args[first + i]) for i in (0, 1))
@@ -213,10 +210,7 @@ def _mean(state: State, dims: Sequence[int]) -> State:
 
 def _reduced(state: State, dims: int | Sequence[int], result: Value) -> State:
     """Where the values of a sum or mean over ``dims`` lie in the photo: the mean of what is added
-    up.
-
-    Those dimensions are dropped if ``result`` lacks them.
-    """
+    up. Those dimensions are dropped if ``result`` lacks them."""
     reduced_dims = [dims] if isinstance(dims, int) else list(dims)
     mean = _mean(state, reduced_dims)
     if isinstance(mean, Lost) or mean[0].ndim == len(result.shape):
@@ -228,10 +222,8 @@ def _resampled(
     resample: Callable[[Tensor], Tensor], state: State, x: Value, result: Value
 ) -> State:
     """Where the values of the result of a convolution, pooling or interpolation lie in the photo:
-    at the mean of each window.
-
-    ``state`` is that of its input map ``x`` ``(N, C, H, W)``. Values that lie nowhere are left out
-    of the mean.
+    at the mean of each window. ``state`` is that of its input map ``x`` ``(N, C, H, W)``. Values
+    that lie nowhere are left out of the mean.
     """
     mean = _mean(state, [1])
     if isinstance(mean, Lost):

@@ -113,10 +113,9 @@ def copy_of(steps: Iterable[Step], photo: Value) -> Value:
 
 
 def seen_pixels(steps: Iterable[Step], photo: Value, looks: Looks) -> Tensor | None:
-    """Which pixels ``(H, W)`` of a photo these steps look at; None for all of them.
-
-    Values that were moved, or resized, are pixels still; whatever reads them otherwise looks at
-    them, and at those between.
+    """Which pixels ``(H, W)`` of a photo these steps look at; None for all of them. Values that
+    were moved, or resized, are pixels still; whatever reads them otherwise looks at them, and at
+    those between.
     """
     device = photo.tensor.device
     seen = torch.zeros(photo.shape[2:], dtype=torch.bool, device=device)
@@ -186,10 +185,8 @@ def _read(step: Step, value: Value) -> Tensor:
 
 
 def centres(field: Field, shape: Sequence[int] | None = None) -> Tensor:
-    """Where values of this shape look: ``(2, *shape)``, row and column in pixels.
-
-    Values that look nowhere have NaN.
-    """
+    """Where values of this shape look: ``(2, *shape)``, row and column in pixels. Values that look
+    nowhere have NaN."""
     rows, columns = (_places(along) for along in field)
     if shape is not None:
         rows, columns = rows.expand(tuple(shape)), columns.expand(tuple(shape))

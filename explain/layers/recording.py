@@ -133,9 +133,8 @@ T = TypeVar("T")
 
 def last_of_place(by_call: Mapping[CallKey, T], place: LayerPlace) -> T | None:
     """The value in ``by_call`` of the module call that a layer's name stands for: the named call,
-    or else the last.
-
-    None if the layer was not called. ``by_call`` must be in the order of the pass.
+    or else the last. None if the layer was not called. ``by_call`` must be in the order of the
+    pass.
     """
     values_of_layer = [
         value
@@ -225,9 +224,7 @@ class RecordedCalls:
 
     def _read(self, module: nn.Module, shape: Size) -> LayoutReading:
         """How the output of a module's call may be read as a map; frames of a video alone, once a
-        convolution took them so.
-
-        Changes `_takes_frames`, so it depends on the order of the calls.
+        convolution took them so. Changes `_takes_frames`, so it depends on the order of the calls.
         """
         frames = layouts.frames_in_batch(shape, self._size)
         if frames and len(shape) == 4 and layouts.layout_of(module, shape, self._size) == "NCHW":
@@ -265,10 +262,8 @@ class RecordedCalls:
 
 
 def record(model: nn.Module, inputs: Inputs) -> RecordedCalls:
-    """Run a network once, and record its calls with their layouts and dependence on the input.
-
-    Of a network that cannot be recorded, all calls may depend on it.
-    """
+    """Run a network once, and record its calls with their layouts and dependence on the input. Of a
+    network that cannot be recorded, all calls may depend on it."""
     try:
         return RecordedCalls(model, inputs)
     except Exception as error:  # operators that no recorder sees; others come again
@@ -279,9 +274,8 @@ def record(model: nn.Module, inputs: Inputs) -> RecordedCalls:
 
 def tensors_in(output: Any, most: int | None = 1) -> list[Tensor]:
     """The tensors in a model's output: itself, or those on the first level of a container or
-    object; down to level ``most``, or with None all.
-
-    Summaries look among them for scores and maps of classes.
+    object; down to level ``most``, or with None all. Summaries look among them for scores and maps
+    of classes.
     """
     container = (
         output

@@ -94,9 +94,7 @@ class Stitched(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The class maps ``(N, K, H, W)`` of whole images, stitched from those of all windows.
-
-        Differentiable; with ``recompute``, windows run again in the backward pass.
-        """
+        Differentiable; with ``recompute``, windows run again in the backward pass."""
         scores = self.scores
         if self.recompute and torch.is_grad_enabled():
             scores = partial(checkpoint, self.scores, use_reentrant=False)
@@ -108,9 +106,7 @@ class Stitched(nn.Module):
 
     def maps(self, output: Any, count: int) -> Tensor:
         """The class maps ``(N, K, h, w)`` in what the segmenter returned for ``count`` windows.
-
-        Refuses outputs without class maps.
-        """
+        Refuses outputs without class maps."""
         class_maps = read_class_maps(output, count)
         if class_maps is None:
             raise ModelError(
@@ -121,17 +117,13 @@ class Stitched(nn.Module):
 
     def energy(self, inputs: Inputs) -> Callable[[Any], Tensor]:
         """The score by which the segmenter's layer is chosen: from an output, the sum of all
-        squared class maps ``(N,)``.
-
-        It depends on no class, so that all windows share a layer.
+        squared class maps ``(N,)``. It depends on no class, so that all windows share a layer.
         """
         return lambda output: self.maps(output, len(inputs)).square().flatten(1).sum(1)
 
     def sides(self, size: Size) -> Size:
-        """The side lengths of a window, in pixels, on images of this size.
-
-        One number stands for all sides; refuses another number of sides than images have.
-        """
+        """The side lengths of a window, in pixels, on images of this size. One number stands for
+        all sides; refuses another number of sides than images have."""
         sides = self.window * len(size) if len(self.window) == 1 else self.window
         if len(sides) != len(size):
             raise ModelError(
@@ -142,10 +134,7 @@ class Stitched(nn.Module):
 
     def starts(self, size: Size) -> list[list[int]]:
         """The pixels at which windows start, along each side of an image of this size with its
-        padding.
-
-        `windows`, `stitch` and the names of layers' calls rely on this order.
-        """
+        padding. `windows`, `stitch` and the names of layers' calls rely on this order."""
         starts = []
         for length, side in zip(size, self.sides(size), strict=True):
             last = max(length - side, 0)
@@ -155,10 +144,7 @@ class Stitched(nn.Module):
 
     def windows(self, x: Tensor) -> list[Tensor]:
         """Cut images ``(N, C, H, W)`` into their windows, row by row; small images are padded with
-        zeros.
-
-        In the order of `starts`; views of the images where nothing is padded.
-        """
+        zeros. In the order of `starts`; views of the images where nothing is padded."""
         size = x.shape[2:]
         sides = self.sides(x.shape[2:])
         missing = [max(side - length, 0) for length, side in zip(size, sides, strict=True)]
@@ -228,10 +214,8 @@ class Stitched(nn.Module):
         return prod(map(len, self.starts(size)))
 
     def _weights(self, sides: Size) -> Tensor:
-        """How much each pixel of a window counts where windows overlap: ``(1, 1, h, w)``.
-
-        Never zero, since sums of weights are divided by.
-        """
+        """How much each pixel of a window counts where windows overlap: ``(1, 1, h, w)``. Never
+        zero, since sums of weights are divided by."""
         weights = torch.ones((1, 1, *sides), dtype=torch.float64)
         if self.weights == "uniform":
             return weights

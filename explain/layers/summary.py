@@ -158,10 +158,7 @@ def summarize(
     model: nn.Module, inputs: Inputs, *, whole: bool = False, with_record: bool = False
 ) -> ForwardSummary:
     """Make the summary of a network from a run on the first image; on all of them if it refuses
-    one, or with ``whole``.
-
-    Nothing is kept; `summary_of` does that.
-    """
+    one, or with ``whole``. Nothing is kept; `summary_of` does that."""
     if not whole:
         try:
             return _summarize_once(model, inputs.first(), with_record)
@@ -172,10 +169,8 @@ def summarize(
 
 
 def _summarize_once(model: nn.Module, inputs: Inputs, with_record: bool) -> ForwardSummary:
-    """Make the summary of a network from a run on these inputs as they are.
-
-    Where shapes leave layouts open, it may run once more, to follow where values come from.
-    """
+    """Make the summary of a network from a run on these inputs as they are. Where shapes leave
+    layouts open, it may run once more, to follow where values come from."""
     inputs = inputs.detached()
     recorded = record(model, inputs)
     output = recorded.output
@@ -218,10 +213,7 @@ def _summarize_once(model: nn.Module, inputs: Inputs, with_record: bool) -> Forw
 
 def independent_calls(model: nn.Module, inputs: Inputs) -> set[CallKey]:
     """The calls that saw only other inputs than the explained one, such as those of a text, by name
-    and number.
-
-    For bias terms, which lie nowhere on the photo there.
-    """
+    and number. For bias terms, which lie nowhere on the photo there."""
     if not inputs.other_tensors:
         return set()
     return {call.key for call in summary_of(model, inputs).calls if not call.depends}
@@ -242,9 +234,6 @@ def find_layers(model: nn.Module, inputs: Inputs, where: Where) -> list[str]:
     ``name@0`` is the first call of a layer that is called often, and ``name:input`` the first
     tensor in the input of a layer. A layer that sees several inputs one after the other, of which
     one is explained, stands for its last call that depends on that one.
-
-    Raises:
-        LayerError: a name or pattern matches nothing, or a module is not part of the model.
     """
     open_layers(model, inputs)
     layers = select_places(model, where)
@@ -262,10 +251,7 @@ def find_layers(model: nn.Module, inputs: Inputs, where: Where) -> list[str]:
 
 def channels_of(model: nn.Module, inputs: Inputs, layers: Iterable[str]) -> dict[str, int]:
     """The number of channels of some layers' feature maps, by layer, for plans; layers without a
-    known map are left out.
-
-    Costs of methods that run each channel rest on it.
-    """
+    known map are left out. Costs of methods that run each channel rest on it."""
     summary = summary_of(model, inputs)
     channels = {}
     for layer in layers:
