@@ -68,7 +68,7 @@ MOST = 500  # photos on one contact sheet: a browser is slow with more
 @option(
     "--slices RANGE",
     "the slices of a volume (.npy, .dcm), or pages of a TIFF file or an animation, as 12, 10:20 or "
-    "::5, counted from 0",
+    "::5, counted from 1",
     default="",
     show_default="all slices, the first page",
 )

@@ -64,7 +64,7 @@ def find_photos(
     chosen = read_range(slices or ":")
     if chosen is None:
         raise UsageError(
-            f"--slices must be a number or a range, as 12, 10:20 or ::5, got {slices!r}"
+            f"--slices must be a number from 1 or a range, as 12, 10:20 or ::5, got {slices!r}"
         )
     photos: list[str] = []
     problems: list[str] = []
@@ -81,7 +81,7 @@ def find_photos(
             in_file = [in_file[number] for number in chosen_numbers(chosen, count)]
             if not in_file:
                 problems.append(
-                    f"image {path!r} has {count} slices, and none of them is in {slices}"
+                    f"image {path!r} has slices 1 to {count}, and none of them is in {slices}"
                 )
             elif in_volumes:
                 in_file = [f"{path} slices {slices}" if slices else path]

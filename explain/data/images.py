@@ -71,8 +71,8 @@ def load_image(
 
     Takes a path, the bytes of a file or an open file, a PIL image, or an array ``(H, W)``, ``(H, W,
     3)``, ``(H, W, 4)`` or ``(3, H, W)``. Files may be DICOM (.dcm) or of NumPy (.npy), too; of one
-    with several slices, ``"scan.dcm slice 12"`` names one. The EXIF orientation is applied; of an
-    animation, or a TIFF file of several pages, the first is taken unless one is named so, and a
+    with several slices, ``"scan.dcm slice 12"`` names the 12th. The EXIF orientation is applied; of
+    an animation, or a TIFF file of several pages, the first is taken unless one is named so, and a
     warning says it; transparency is laid on white. Values other than bytes and
     floats from 0 to 1 are read in the ``window``, or in that of the file; or as 8, 10, 12, 14 or 16
     bits, the fewest that hold the brightest; or, where some are below zero, from the darkest to the
@@ -375,7 +375,7 @@ class _Reading:
         unless ``stack``."""
         numbers = chosen_numbers(chosen, count)
         if not numbers:
-            raise self.error(f"must be of the {count} slices of its file; name one")
+            raise self.error(f"must be one of the slices 1 to {count} of its file; name one")
         if len(numbers) > 1 and not self.stack:
             example = slice_name(name.strip("'"), numbers[len(numbers) // 2])
             # bytes and arrays have no name

@@ -28,7 +28,7 @@ _SLICE = re.compile(r"(.+) slices? ([\d:]+)", re.DOTALL)
 _RANGE = re.compile(r"(\d*):(\d*)(?::([1-9]\d*))?")
 PAGED = frozenset(["AVIF", "GIF", "PNG", "TIFF", "WEBP"])
 Chosen: TypeAlias = int | slice | None
-"""The number of a slice, a range of them, or None for all."""
+"""The place of a slice, a range of places, from 0 as in Python, or None for all slices."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,13 +76,13 @@ class Scan:
         return picture, tuple(cells)
 
 
-def slice_name(path: str, number: int) -> str:
-    """Return the name of a slice, by which it is read.
+def slice_name(path: str, place: int) -> str:
+    """Return the name of a slice, by which it is read: people count slices from 1.
 
-    >>> slice_name("scan.dcm", 12), split_slice("scan.dcm slice 12"), split_slice("scan.dcm")
-    ('scan.dcm slice 12', ('scan.dcm', 12), ('scan.dcm', None))
+    >>> slice_name("scan.dcm", 0), split_slice("scan.dcm slice 1"), split_slice("scan.dcm")
+    ('scan.dcm slice 1', ('scan.dcm', 0), ('scan.dcm', None))
     """
-    return f"{path} slice {number}"
+    return f"{path} slice {place + 1}"
 
 
 def split_slice(name: str) -> tuple[str, Chosen]:
@@ -96,23 +96,26 @@ def split_slice(name: str) -> tuple[str, Chosen]:
 
 
 def read_range(text: str) -> Chosen:
-    """The slices that a text means, ``12``, ``10:20`` or ``::5`` (every fifth); None for any other
-    text.
+    """The slices that a text means, ``12``, ``10:20`` (the 10th to the 20th) or ``::5`` (every
+    fifth, from the first on); there is no slice 0. None for any other text.
 
-    >>> read_range("12"), read_range("10:20"), read_range("x")
-    (12, slice(10, 20, None), None)
+    >>> read_range("12"), read_range("10:20"), read_range("0:5"), read_range("x")
+    (11, slice(9, 20, None), slice(0, 0, None), None)
     """
-    if text.isdecimal():
-        return int(text)
     match = _RANGE.fullmatch(text)
-    if match is None:
+    if not text.isdecimal() and match is None:
         return None
-    start, stop, step = (int(part) if part else None for part in match.groups())
-    return slice(start, stop, step)
+    first, last, step = (text, text, None) if match is None else match.groups()
+    if first and not int(first):
+        return slice(0, 0)
+    if match is None:
+        return int(text) - 1
+    start = int(first) - 1 if first else None
+    return slice(start, int(last) if last else None, int(step) if step else None)
 
 
 def chosen_numbers(chosen: Chosen, count: int) -> range:
-    """Return the numbers of the chosen slices of a file with ``count`` slices; all for None, none
+    """Return the places of the chosen slices of a file with ``count`` slices; all for None, none
     where there is no such slice.
 
     >>> chosen_numbers(12, 20), chosen_numbers(slice(18, None), 20), chosen_numbers(None, 2)
@@ -146,7 +149,7 @@ def slice_names(path: str, *, pages: bool = False) -> list[str]:
         count = _count(file, path)
     if not 1 < count <= MAX_SLICES:
         return [path]
-    return [slice_name(path, number) for number in range(count)]
+    return [slice_name(path, place) for place in range(count)]
 
 
 def _count(file: Any, name: str) -> int:

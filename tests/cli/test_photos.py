@@ -82,18 +82,20 @@ def test_slices_of_a_volume_are_photos_in_the_window_that_is_typed(typed: Typed)
     volume = np.random.default_rng(0).integers(-1000, 3000, (5, 16, 20)).astype(np.int16)
     np.save("in/scan.npy", volume)
     np.save("a.npy", volume)  # beside a photo of this name: a map, say
-    assert photos_in(".")[-5:] == [f"in/scan.npy slice {i}" for i in range(5)]
-    words = "--slices 1:3 --window -100,800 --method saliency --target 1 --json"
+    assert photos_in(".")[-5:] == [f"in/scan.npy slice {i}" for i in range(1, 6)]
+    words = "--slices 2:3 --window -100,800 --method saliency --target 1 --json"
     code, out, err = typed("in/scan.npy", "a.png", *words.split())
     assert (code, err) == (0, [])
     first, second, last = json.loads("\n".join(out))["results"]
-    assert (first["image"], last["image"]) == ("in/scan.npy slice 1", "a.png")
+    assert (first["image"], last["image"]) == ("in/scan.npy slice 2", "a.png")
     greys = ((volume[2] + 500.0) / 800).clip(0, 1)
     plain = explain.Explainer("tiny", size=32)(greys, "saliency", target=1)
     saved = explain.load(second["files"][1])
-    assert saved.path.name.startswith("scan-slice-2-tiny-")
+    assert saved.path.name.startswith("scan-slice-3-tiny-")
     torch.testing.assert_close(saved.values, plain.values)
     torch.testing.assert_close(saved.repeat().values, plain.values)
+    code, _, (line,) = typed("in/scan.npy", "--slices", "0")
+    assert (code, "slices 1 to 5" in line) == (1, True)
 
 
 def test_pages_are_photos_where_they_are_typed_and_else_the_first_is_told(typed: Typed) -> None:
@@ -102,10 +104,10 @@ def test_pages_are_photos_where_they_are_typed_and_else_the_first_is_told(typed:
     words = ["--method", "saliency", "--target", "1", "--json"]
     code, out, err = typed("a.tif", *words)
     assert (code, len(json.loads("\n".join(out))["results"])) == (0, 1)
-    assert any("2 pages" in line and "'a.tif slice 1'" in line for line in err)
-    code, out, err = typed("a.tif", "--slices", "1", *words)
+    assert any("2 pages" in line and "'a.tif slice 2'" in line for line in err)
+    code, out, err = typed("a.tif", "--slices", "2", *words)
     (one,) = json.loads("\n".join(out))["results"]
-    assert (code, err, one["image"]) == (0, [], "a.tif slice 1")
+    assert (code, err, one["image"]) == (0, [], "a.tif slice 2")
     plain = explain.Explainer("tiny", size=32)(second, "saliency", target=1)
     torch.testing.assert_close(explain.load(one["files"][1]).values, plain.values)
 
@@ -119,11 +121,11 @@ def test_a_model_of_volumes_sees_a_stack_of_slices(typed: Typed) -> None:
         "    return nn.Sequential(*layers).eval()\n"
     )
     words = "--mean 0.5 --std 0.5 --size 16 --model net.py:make --json"
-    for command, slices in ((["inspect"], []), ([], ["--slices", "1:5"])):
+    for command, slices in ((["inspect"], []), ([], ["--slices", "2:5"])):
         code, out, _ = typed(*command, "scan.npy", *slices, *words.split())
         documents = json.loads("\n".join(out))
         (one,) = documents["inspected" if command else "results"]
-        assert (code, one["image"]) == (0, "scan.npy slices 1:5" if slices else "scan.npy")
+        assert (code, one["image"]) == (0, "scan.npy slices 2:5" if slices else "scan.npy")
 
 
 def piped(content: bytes | None) -> Any:

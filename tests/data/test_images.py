@@ -109,20 +109,20 @@ def test_the_first_of_several_pages_is_read_with_a_note_and_any_by_its_name(
     options = {"lossless": True} if kind == "WEBP" else {}
     content = encoded(first, kind, save_all=True, append_images=others, **options)
     Path("a.file").write_bytes(content)
-    for image, remedy in ((content, "save"), ("a.file", "'a.file slice 1'")):
+    for image, remedy in ((content, "save"), ("a.file", "'a.file slice 2'")):
         with pytest.warns(ExplainWarning, match=f"3 pages.*{remedy}"):
             assert load_image(image).getpixel((9, 9)) == ImageColor.getrgb("red")
-    for page, color in enumerate(colors):
+    for page, color in enumerate(colors, start=1):
         photo = load_image(f"a.file slice {page}")
         assert (photo.size, photo.getpixel((9, 9))) == ((40, 30), ImageColor.getrgb(color))
-    with pytest.raises(ImageError, match="3 slices"):
-        load_image("a.file slice 3")
+    with pytest.raises(ImageError, match="slices 1 to 3"):
+        load_image("a.file slice 4")
     with pytest.raises(ImageError, match="2 slices"):
-        load_image("a.file slices 1:")
-    stack = load_image("a.file slices 1:", stack=True)
+        load_image("a.file slices 2:")
+    stack = load_image("a.file slices 2:", stack=True)
     assert [stack.getpixel(cell[:2]) for cell in stack.cells] == [(0, 255, 0), (0, 0, 255)]
     assert slice_names("a.file") == ["a.file"]
-    assert slice_names("a.file", pages=True) == [f"a.file slice {page}" for page in range(3)]
+    assert slice_names("a.file", pages=True) == [f"a.file slice {page}" for page in (1, 2, 3)]
 
 
 def test_pages_of_deep_greys_have_one_range_and_deep_colours_are_those_of_the_page(
@@ -138,7 +138,7 @@ def test_pages_of_deep_greys_have_one_range_and_deep_colours_are_those_of_the_pa
     shown = [stack.getpixel(cell[:2])[0] for cell in stack.cells]
     assert shown == [round(255 * level / (2**14 - 1)) for level in levels]
     cv2.imwritemulti("b.tif", [np.dstack([page, page + 9, page + 1000]) for page in pages])
-    blue = load_image("b.tif slice 1", window=(5000, 10_000)).getpixel((0, 0))
+    blue = load_image("b.tif slice 2", window=(5000, 10_000)).getpixel((0, 0))
     assert blue == tuple(round(255 * level / 10_000) for level in (6000, 5009, 5000))
 
 

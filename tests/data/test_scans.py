@@ -159,12 +159,17 @@ def test_slices_are_photos_in_one_range(kind: str, tmp_path: Path) -> None:
     else:
         dicom(path, volume)
     names = slice_names(str(path))
-    assert names == [f"{path} slice {number}" for number in range(5)]
+    assert names == [f"{path} slice {number}" for number in range(1, 6)]
     for name, one in zip(names, volume, strict=True):
         np.testing.assert_array_equal(grey(name), within(one, 0, 4095))
     Image.new("RGB", (8, 8)).save(tmp_path / "cat.png")
-    no_slices = (path, f"{path} slice 5", path.read_bytes(), volume, f"{tmp_path}/cat.png slice 0")
-    for wrong in no_slices:
+    absent = (
+        f"{path} slice 0",
+        f"{path} slices 0:2",
+        f"{path} slice 6",
+        f"{tmp_path}/cat.png slice 1",
+    )
+    for wrong in (path, *absent, path.read_bytes(), volume):
         with pytest.raises(ImageError, match="slice"):
             load_image(wrong)
 
@@ -207,7 +212,7 @@ def test_frames_of_an_enhanced_dicom_have_their_own_scale(tmp_path: Path) -> Non
     path = dicom(tmp_path / "a.dcm", stored, PerFrameFunctionalGroupsSequence=groups)
     for number, slope in enumerate((1, 2, 3)):
         expected = within(stored[number] * float(slope) - 5, 0, 200)
-        np.testing.assert_array_equal(grey(f"{path} slice {number}", (100, 200)), expected)
+        np.testing.assert_array_equal(grey(f"{path} slice {number + 1}", (100, 200)), expected)
 
 
 class Evil:

@@ -126,7 +126,7 @@ def test_slices_of_a_volume_are_explained_as_a_stack(tmp_path: Path) -> None:
     model = Made(lambda net, x: net.head(net.conv(x).relu().mean((2, 3, 4))), **parts)
     model = settled(model).eval()
     explainer = explain.Explainer(model, size=SIDE, crop=1, mean=0.5, std=0.25, window=(1000, 4000))
-    place = f"{tmp_path}/scan.npy slices 1:4"
+    place = f"{tmp_path}/scan.npy slices 2:4"
     explanation = explainer(place, "inputxgradient", target=1)
     greys = np.round((volume[1:4] + 1000.0) / 4000 * 255).clip(0, 255) / 255
     x = torch.from_numpy((greys - 0.5) / 0.25)[None, None].requires_grad_()

@@ -136,7 +136,7 @@ def test_scans_are_drawn_in_the_window_of_the_run(tmp_path: Path) -> None:
     volume = np.random.default_rng(0).integers(-900, 900, (2, 20, 24))
     np.save(tmp_path / "scan.npy", volume)
     network = explainer(window=(40, 400))
-    run = stored_run(tmp_path, [str(tmp_path / "scan.npy slice 1")], network, target=1)
+    run = stored_run(tmp_path, [str(tmp_path / "scan.npy slice 2")], network, target=1)
     row = next(run.rows())
     greys = explain.data.images.load_image(volume[1], (40, 400))
     style = get_style("heat")

@@ -29,7 +29,7 @@ def test_slices_are_read_in_the_window_of_the_run_whoever_reads_them(tmp_path: P
     network = explain.Explainer(model, size=40, mean=0.5, std=0.25, window=(LEVEL, WIDTH))
     run = stored_run(tmp_path, folder, network, "saliency", target=1)
     rows = list(run.rows())
-    assert [row.name for row in rows] == [f"scan.npy slice {number}" for number in range(4)]
+    assert [row.name for row in rows] == [f"scan.npy slice {number}" for number in range(1, 5)]
     assert sorted(run.failures) == ["air.npy", "black.png"]
     photos = RunPhotos(explain.open_run(run.path), network)
     for scan, row in zip(volume, rows, strict=True):
