@@ -58,7 +58,7 @@ from explain.methods.path import (
     IntegratedGradients,
 )
 from explain.methods.path_variants import IDGI, XRAI, GuidedIntegratedGradients
-from explain.methods.patterns import FEM, KPCACAM, EigenCAM, EigenGradCAM
+from explain.methods.patterns import FEM, KPCACAM, EigenCAM, EigenGradCAM, LaFAM
 from explain.methods.regions import Quadtree, Squares, Superpixels, region_values
 from explain.methods.relevance import LRP, DeepLIFT, DeepLIFTSHAP, FullGrad
 from explain.methods.score_cam import ISCAM, SSCAM, TIS, AblationCAM, ScoreCAM, ViTCX
@@ -110,6 +110,7 @@ __all__ = [
     "InputXGradient",
     "IntegratedGradients",
     "KernelSHAP",
+    "LaFAM",
     "LayerCAM",
     "LeGrad",
     "Method",

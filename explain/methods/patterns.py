@@ -5,6 +5,7 @@ unusually strong activations.
 - `EigenGradCAM`: the first principal component of A times G
 - `KPCACAM`: the first component of A by kernel PCA
 - `FEM`: the sum over channels of their means, where A stands out
+- `LaFAM`: the mean over channels of the magnitudes of A
 
 A are the feature maps, and G their gradients, ``(N, C, h, w)``; each gives a map ``(N, h, w)``. But
 for `EigenGradCAM`, no class is asked for.
@@ -227,3 +228,31 @@ class FEM(FeatureMapPattern):
         # a constant map has no rare value, though its mean may be off by a rounding error
         rare &= a.amax(dims, keepdim=True) > a.amin(dims, keepdim=True)
         return (mean * rare).sum(1)
+
+
+@register
+class LaFAM(FeatureMapPattern):
+    r"""Mean magnitude of the feature maps.
+
+    Average the magnitudes of the feature maps over the channels: :math:`\frac{1}{C}\sum_k |A^k|`.
+
+    No class is asked for. The paper averages A itself, which is the same behind a ReLU. Times C, it
+    is the activation-based attention map of Zagoruyko and Komodakis, "Paying More Attention to
+    Attention", ICLR 2017.
+
+    Returns:
+        ``(N, h, w)`` at the layer's resolution, in units of the activations, never negative.
+
+    Karjauv and Albayrak, "LaFAM: Unsupervised Feature Attribution with Label-free Activation Maps",
+    2024 (arXiv:2407.06059).
+
+    >>> import explain, torch
+    >>> model = torch.nn.Sequential(
+    ...     torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
+    ... )
+    >>> explain.attribute(model, torch.rand(1, 3, 8, 8), LaFAM(), layer="0").values.shape
+    torch.Size([1, 6, 6])
+    """
+
+    def __call__(self, evidence: Evidence) -> torch.Tensor:
+        return evidence.activations.abs().mean(1)

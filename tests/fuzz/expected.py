@@ -158,6 +158,7 @@ AS_THEY_ARE: dict[str, Slow] = {
     "eigengradcam": plain_factors.eigengradcam,
     "kpcacam": plain_factors.kpcacam,
     "fem": plain_factors.fem,
+    "lafam": plain_factors.lafam,
     "shapleycam": shapleycam,
     "finercam": plain_scores.finercam,
     "randomcam": randomcam,

@@ -67,6 +67,15 @@ def fem(layers: Layers, x: Tensor, target: int, layer: int, *, k: float = 2.0) -
     return torch.where(activation > mean + k * deviation, mean, 0).sum(0)
 
 
+def lafam(layers: Layers, x: Tensor, target: int, layer: int) -> Tensor:
+    """``sum_k |A_k| / C`` (Karjauv & Albayrak 2024)."""
+    channels = forward(layers, x)[layer + 1]
+    total = torch.zeros_like(channels[0])
+    for channel in channels:
+        total += torch.where(channel < 0, -channel, channel)
+    return total / len(channels)
+
+
 def nmf(
     v: Tensor, w: Tensor, h: Tensor, steps: int, epsilon: float = 1e-7
 ) -> tuple[Tensor, Tensor]:

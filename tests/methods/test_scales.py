@@ -28,11 +28,11 @@ def forward(net: Any, x: Tensor) -> Tensor:
 
 
 OF_SCORES = dict.fromkeys(
-    ["ablationcam", "eigencam", "fem", "fullgrad", "hsic", "kpcacam", "randomcam", "sobol"], 0
+    "ablationcam eigencam fem fullgrad hsic kpcacam lafam randomcam sobol".split(), 0
 )
 OF_SCORES |= dict.fromkeys(["guidedgradcam", "smoothgrad2", "vargrad"], 2)
 """With which power of the score maps grow by their formulas; with 1, if it is not said."""
-OF_LAYER = ["ablationcam", "eigencam", "fem", "iscam", "randomcam", "scorecam", "sscam"]
+OF_LAYER = ["ablationcam", "eigencam", "fem", "iscam", "lafam", "randomcam", "scorecam", "sscam"]
 """Methods whose maps have the unit of the layer that they look at."""
 # exponentials, probabilities and sigmoids of the score, a second derivative, a sum with mask sizes
 NOT_OF_SCORES = {"gradcam++", "smoothgradcam++", "iscam", "scorecam", "sscam", "rise"}
