@@ -50,6 +50,7 @@ USED = [
     "render",
     "explanation.explainer",
     "explanation.loading",
+    "explanation.coco",
     "runs",
     "insight",
     "testing",

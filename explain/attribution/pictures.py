@@ -30,7 +30,8 @@ MANY = 4  # methods, from which on they are grouped by family
 @dataclass(frozen=True, eq=False)
 class Scene:
     """A photo, where maps lie on it, and the parts of it that the model saw.
-    ``boxes`` are those of the targets, and ``detected`` all that were detected, by label.
+    ``boxes`` are those of the targets, and ``detected`` all that were detected, by label. Boxes are
+    drawn around the parts of a map above the share ``above`` of its maximum.
     """
 
     photo: Image.Image = field(repr=False)
@@ -38,6 +39,7 @@ class Scene:
     seen: tuple[Box, ...]
     boxes: tuple[Edges | None, ...] = ()
     detected: Mapping[str, Edges] = field(default_factory=dict)
+    above: float | None = None
     legends: dict[str, Legend | None] = field(default_factory=dict, init=False, repr=False)
     smaller: "dict[int, Scene]" = field(default_factory=dict, init=False, repr=False)
 
@@ -49,10 +51,16 @@ class Scene:
             self.photo, map_for(attribution, style), style, self.box, self._seen_by(attribution)
         )
         box = self.boxes[target] if target < len(self.boxes) else None
-        if box is None:
+        if box is not None:
+            detected = [*self.detected.values(), box]
+            picture = overlays.outlined(picture, {"": box}, detected.index(box))
+        if self.above is None:
             return picture
-        detected = [*self.detected.values(), box]
-        return overlays.outlined(picture, {"": box}, detected.index(box))
+        [parts] = attribution[:1].boxes(self.above)
+        for part in parts:
+            edges = self.box.to_photo(part, attribution.size)
+            picture = overlays.outlined(picture, {"": edges}, len(self.detected))
+        return picture
 
     def _seen_by(self, attribution: Attribution) -> Sequence[Box]:
         """The parts of the photo that the map's cells look at: of a network that crops its input,
@@ -129,17 +137,20 @@ class Scene:
             tuple(map(scaled_box, self.seen)),
             tuple(None if edges is None else scaled(edges) for edges in self.boxes),
             {label: scaled(edges) for label, edges in self.detected.items()},
+            self.above,
         )
 
 
 @dataclass(frozen=True)
 class Look:
     """How attributions are drawn: all in one style, or each in the style of its method; with the
-    options that the style has."""
+    options that the style has, and boxes around the parts above the share ``boxes`` of the maximum.
+    """
 
     style: StyleLike | None = None
     colormap: str | None = None
     alpha: float | None = None
+    boxes: float | None = None
 
     def __post_init__(self) -> None:
         """Refuse options that the style does not have."""

@@ -3,15 +3,17 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from numbers import Real
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from PIL import Image
 from torch.nn.functional import adaptive_avg_pool2d
 
-from explain._utils.errors import ImageError
+from explain._utils.errors import ArgumentError, ImageError, shown
 from explain._utils.html import lines_html, picture_html
-from explain.data.boxes import Box
+from explain.data.boxes import Array, Box, connected_parts
 from explain.hooks.interventions import Intervention
 from explain.layers.placement import (
     Placement,
@@ -267,6 +269,52 @@ class Attribution(Outcome):
         if self._in_pixels:
             return by_maximum(self.values.float().abs().amax(self.channel_dim))
         return by_maximum(draw(self.cells.float()[:, None], self.size, self.placement)[:, 0])
+
+    def mask(self, threshold: float = 0.5) -> torch.Tensor:
+        """Where each heatmap has at least this share of its maximum: ``(N, H, W)``, true or false.
+        A map that is zero everywhere has no such place.
+
+        Raises:
+            ArgumentError: the share is not above 0 and up to 1.
+        """
+        is_number = isinstance(threshold, Real) and not isinstance(threshold, bool)
+        if not is_number or not 0 < threshold <= 1:
+            raise ArgumentError(
+                f"threshold must be a share of the maximum above 0 and up to 1, got "
+                f"{shown(threshold)}; leave it out for 0.5"
+            )
+        return self.heatmap.detach() >= threshold
+
+    def boxes(self, threshold: float = 0.5) -> list[list[tuple[int, ...]]]:
+        """The boxes of the connected parts of each `mask`: for each image a list of x0 y0 x1 y1 in
+        pixels of the input, with exclusive ends, the part with most of the heat first.
+
+        Raises:
+            ArgumentError: the share is not above 0 and up to 1.
+            ImageError: the maps are those of videos or volumes.
+
+        >>> values = torch.tensor([[[0.0, 1.0, 0.2], [0.0, 0.9, 0.0]]])
+        >>> Attribution("gradcam", values, "score", values[:, 0, 0], None, (2, 3)).boxes()
+        [[(1, 0, 2, 2)]]
+        """
+        return [[box for box, _ in parts] for parts in self.connected_parts(threshold)]
+
+    def connected_parts(self, threshold: float = 0.5) -> list[list[tuple[tuple[int, ...], Array]]]:
+        """The box and the mask ``(H, W)`` of each of `boxes`, in its order."""
+        masks = self.mask(threshold).cpu().numpy()
+        if masks.ndim != 3:
+            raise ImageError(
+                f"boxes must be those of images, got maps {tuple(masks.shape)}; take mask() of "
+                "videos and volumes"
+            )
+        heat = self.heatmap.detach().cpu().numpy()
+        parts = []
+        for mask, heatmap in zip(masks, heat, strict=True):
+            numbers, boxes = connected_parts(mask)
+            sums = np.bincount(numbers.ravel(), heatmap.ravel())[1:]
+            order = np.argsort(-sums, kind="stable")
+            parts.append([(tuple(boxes[part].tolist()), numbers == part + 1) for part in order])
+        return parts
 
     @cached_property
     def signed(self) -> torch.Tensor:

@@ -46,11 +46,13 @@ if TYPE_CHECKING:
 
     from explain import Explainer, Explanation
     from explain.baselines.base import Baseline
+    from explain.explanation.coco import Annotations
     from explain.methods import Method
     from explain.metrics import Check, Metric
     from explain.metrics.evaluation import Table
 
 SHEET = "contact-sheet.html"
+BOXES = "boxes.json"
 PICTURES = (".png", ".jpg", ".jpeg", ".pdf", ".svg")
 OTHER_FILES = (".gif", ".webp", ".bmp", ".tif", ".tiff", ".html", ".json", ".npy", ".npz", ".zip")
 """Endings that nobody means as the name of a folder."""
@@ -121,6 +123,17 @@ MOST = 500  # photos on one contact sheet: a browser is slow with more
 )
 @option("--colormap NAME", "any colour map of matplotlib; print is for grey print")
 @option(
+    "--boxes",
+    "draw boxes around the parts of each map above a share of its maximum, and write them and "
+    f"their masks as COCO JSON to {BOXES}",
+)
+@option(
+    "--box-threshold SHARE",
+    "that share",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=0.5,
+)
+@option(
     "--picture-format png|jpg|pdf|svg",
     "of overlays and sheets; pdf and svg are figures for print, with texts as texts",
     default="png",
@@ -170,15 +183,53 @@ def explain_photos(context: click.Context, /, **values: Any) -> int:
         )
     if _is_picture(options.output):
         _check_single(context, options, photos, bool(group) or len(methods) > 1)
+    refuse_without_effect(context, "box_threshold", " without --boxes", unless=options.boxes)
     sheet = ContactSheet(options, answer, len(photos[0]), has_models=len(models) > 1)
+    annotations = None
+    if options.boxes:
+        from explain.explanation.coco import Annotations
+
+        annotations = Annotations(options.box_threshold)
     works = [
-        PhotoWork(options, answer, model, explainer, sheet, group, methods, metrics, baseline)
+        PhotoWork(
+            options,
+            answer,
+            model,
+            explainer,
+            sheet,
+            group,
+            methods,
+            metrics,
+            baseline,
+            annotations,
+        )
         for model, explainer in zip(models, explainers, strict=True)
     ]
     work = works[0] if len(works) == 1 else partial(_compare, works)
     code = for_all(photos, work, answer, "explained", options.output)
-    # the sheet is written also if some photos failed, whose exit code is kept
-    return sheet.write() or code
+    # these are written also if some photos failed, whose exit code is kept
+    boxes_code = _write_boxes(annotations, options, answer)
+    return sheet.write() or boxes_code or code
+
+
+def _write_boxes(
+    annotations: "Annotations | None", options: SimpleNamespace, answer: Output
+) -> int:
+    """Write the parts of all maps as COCO JSON (--boxes), if any photo was explained; return the
+    exit code. A file that cannot be written is reported, not raised."""
+    from explain.data.files import Files
+
+    if annotations is None or not annotations.images:
+        return DONE
+    folder = Path(options.output)
+    files = Files(folder.parent if _is_picture(options.output) else folder, overwrite=options.force)
+    files.add_json(BOXES, annotations.to_dict())
+    try:
+        [path] = files.write()
+    except ExplainError as error:
+        return answer.complain(str(error))
+    answer.add({"image": None, "files": [str(path)], "records": []}, [f"wrote {path}"])
+    return DONE
 
 
 def _check_together(
@@ -187,7 +238,7 @@ def _check_together(
     """Refuse options of `explain PHOTO` that cannot be given together, and a model named twice.
     ``models`` are the names typed for --model; None is the default model.
     """
-    for name in ("force", "metric", "check", "html"):
+    for name in ("force", "metric", "check", "html", "boxes"):
         if options.skip_existing and is_typed(context, name):
             raise UsageError(f"--{name} and --skip-existing cannot both be given; leave one out")
     if len(set(models)) < len(models):
@@ -318,6 +369,7 @@ class PhotoWork:
     methods: "list[Method]"
     metrics: "list[Metric]"
     baseline: "Baseline | None"
+    annotations: "Annotations | None"
     explanation: "Explanation | None" = None
     """The explanation of the last photo; `_compare` reads it."""
 
@@ -374,6 +426,9 @@ class PhotoWork:
         drawing = ("largest_side", "style", "alpha", "colormap")
         save_options: dict[str, Any] = {name: getattr(options, name) for name in drawing}
         save_options["overwrite"] = options.force
+        if self.annotations is not None:
+            save_options["boxes"] = options.box_threshold
+            self.annotations.add(replace(explanation, source=path))
         if _is_picture(options.output):
             files = [explanation.save_picture(options.output, **save_options)]
         else:

@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, get_args
@@ -59,6 +59,7 @@ class StyleOptions(TypedDict, total=False):
     style: StyleLike | None
     alpha: float | None
     colormap: str | None
+    boxes: float | None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -202,6 +203,8 @@ class Explanation(Reportable):
             alpha: opacity of the heat, 0 to 1.
             colormap: a colour map of matplotlib instead of the style's own, or "print", whose
                 colours are told apart in grey print as well.
+            boxes: a share of the map's maximum: the connected parts above it get boxes, as
+                `Attribution.boxes` has them.
 
         Raises:
             ExplainError: the method or target was not explained, or the style is unknown or has no
@@ -231,7 +234,7 @@ class Explanation(Reportable):
         """
         style = look.of(attribution.style)
         check_whole_number("largest_side", largest_side, 1, error=ExplainError)
-        scene = self.scene.fitted(largest_side)
+        scene = self._fitted_scene(largest_side, look)
         if not caption:
             return scene.overlay(attribution, style, index)
         scene = scene.enlarged(captions.enlargement(scene.photo.size))
@@ -267,11 +270,17 @@ class Explanation(Reportable):
         }
         return Scene(self.photo, self.box, self.crops or (self.box,), boxes, detected)
 
+    def _fitted_scene(self, side: int | None, look: Look) -> Scene:
+        """The scene with a photo of at most ``side`` pixels a side, and boxes as ``look`` says."""
+        scene = self.scene.fitted(side)
+        return scene if look.boxes is None else replace(scene, above=look.boxes)
+
     @keywords(StyleOptions)
     def layout(self, *, abreast: int = ABREAST, **options: Unpack[StyleOptions]) -> Layout:
         """Return the contents of `sheet` and `figure`: the photo and all maps, with titles and
         legends; ``abreast`` is how many stand side by side at most."""
         titles = self._titles
+        look = self._look(self._all_attributions, **options)
         predictions = ", ".join(
             f"{prediction.label} {prediction.amount}" for prediction in self.predicted
         )
@@ -279,10 +288,10 @@ class Explanation(Reportable):
             title=titles[0] if len(titles) == 1 else " · ".join(self.targets),
             detail=f"{self._model}: {predictions}" if predictions else self._model,
             groups=pictures.groups(
-                self.scene.fitted(LARGEST_SIDE),
+                self._fitted_scene(LARGEST_SIDE, look),
                 self.results,
                 titles,
-                self._look(self._all_attributions, **options),
+                look,
                 self._marks,
                 abreast,
             ),
@@ -369,7 +378,7 @@ class Explanation(Reportable):
         title, amount = self._title(target)
         sentence = pictures.sentence(attribution, title, self.categories)
         marks = self._marks(attribution.method, target)
-        scene = self.scene.fitted(LARGEST_SIDE)
+        scene = self._fitted_scene(LARGEST_SIDE, look)
         tiles = tuple(pictures.tiles_of(scene, attribution, style, marks, target))
         layout = Layout(
             f"{title}{amount}",
@@ -414,7 +423,7 @@ class Explanation(Reportable):
         Where there is more than one, a sheet with all of them side by side comes last.
 
         The folder is made if needed. Each file appears complete or not at all. The names begin with
-        ``stem``, by default the photo's own name. ``style``, ``alpha``, ``colormap`` and
+        ``stem``, by default the photo's own name. ``style``, ``alpha``, ``colormap``, ``boxes`` and
         ``largest_side`` are those of `overlay`. ``html`` is a page of `to_html` to write along.
         Pictures are smaller as "jpg", and figures as in `figure` as "pdf" and "svg". Maps are
         smaller as "npz": compressed, in float16.
@@ -666,11 +675,12 @@ class Explanation(Reportable):
         style: StyleLike | None = None,
         alpha: float | None = None,
         colormap: str | None = None,
+        boxes: float | None = None,
     ) -> Look:
         """Return how these attributions are drawn: in the given style, the explanation's, or each
         method's own, with the colour map and the opacity ``alpha``.
         """
-        look = Look(self.style if style is None else style, colormap, alpha)
+        look = Look(self.style if style is None else style, colormap, alpha, boxes)
         look.refuse_unused([attribution.style for attribution in attributions])
         return look
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from explain._utils.errors import MetricError, image_name, shown
 from explain.baselines.replacements import to_unit
+from explain.data.boxes import connected_parts
 from explain.methods.base import ratio
 from explain.metrics.base import NOTHING, ZERO, MapMetric, MetricInput, MetricResult, register
 from explain.metrics.faithfulness import share_counts
@@ -112,16 +113,12 @@ class MaxBoxAccV2(LocalisationMetric):
         """The best IoU at each threshold ``(T,)`` between boxes around the connected parts of one
         ``unit_map`` ``(H, W)`` in [0, 1] and the object's boxes ``(k, 4)``.
         """
-        import cv2
         from torchvision.ops import box_iou
 
         best = []
         for threshold in np.arange(self.thresholds) / self.thresholds:
-            above = (unit_map >= threshold).astype(np.uint8)
-            _, _, stats, _ = cv2.connectedComponentsWithStats(above, connectivity=8)
-            parts = torch.from_numpy(stats[1:, :4]).double()  # x, y, width, height
-            corners = torch.cat([parts[:, :2], parts[:, :2] + parts[:, 2:]], 1)
-            best.append(box_iou(corners, boxes).max())
+            _, parts = connected_parts(unit_map >= threshold)
+            best.append(box_iou(torch.from_numpy(parts).double(), boxes).max())
         return torch.stack(best)
 
 

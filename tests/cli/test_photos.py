@@ -216,3 +216,23 @@ def test_the_bar_tells_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) ->
     drawn(20.0, bar.close)
     assert drawn(20.0, bar.begin, "b\x1b.png").endswith(" 1/4 b\\x1b.png, about 60 s left")
     assert drawn(20.0, bar.wipe).endswith("\r\x1b[2K")
+
+
+def test_boxes_are_drawn_and_written_as_coco(typed: Typed) -> None:
+    code, out, _ = typed("a.png", "in/b.png", "--boxes", "--box-threshold", "0.3", "-m", "gradcam")
+    assert (code, out[-1]) == (0, "wrote explained/boxes.json")
+    document = json.loads(Path("explained/boxes.json").read_text())
+    assert [image["file_name"] for image in document["images"]] == ["a.png", "in/b.png"]
+    parts = explain.Explainer("tiny", size=32)("a.png")["gradcam"].boxes(0.3)[0]
+    of_first = [part for part in document["annotations"] if part["image_id"] == 1]
+    assert len(of_first) == len(parts)
+    drawn = Path("explained/a-tiny-gradcam.png").read_bytes()
+    typed("a.png", "--force")
+    assert Path("explained/a-tiny-gradcam.png").read_bytes() != drawn
+    for wrong in (["--box-threshold", "0.3"], ["--boxes", "--box-threshold", "0"]):
+        code, _, (error,) = typed("a.png", *wrong)
+        assert code == 2
+        assert "--box-threshold" in error
+    code, _, (error,) = typed("a.png", "--boxes", "--skip-existing")
+    assert code == 2
+    assert "--boxes" in error

@@ -27,9 +27,8 @@ def forward(net: Any, x: Tensor) -> Tensor:
     return net.fc(F.relu(net.three(x)).mean((2, 3)))
 
 
-OF_SCORES = dict.fromkeys(
-    "ablationcam eigencam fem fullgrad hsic kpcacam lafam randomcam sobol".split(), 0
-)
+NONE = ["ablationcam", "eigencam", "fem", "fullgrad", "hsic", "kpcacam", "lafam", "randomcam"]
+OF_SCORES = dict.fromkeys([*NONE, "sobol"], 0)
 OF_SCORES |= dict.fromkeys(["guidedgradcam", "smoothgrad2", "vargrad"], 2)
 """With which power of the score maps grow by their formulas; with 1, if it is not said."""
 OF_LAYER = ["ablationcam", "eigencam", "fem", "iscam", "lafam", "randomcam", "scorecam", "sscam"]
