@@ -191,6 +191,14 @@ def map_for(attribution: Attribution, style: Style) -> np.ndarray[Any, Any]:
     if style.reads == "sets":
         sets = attribution.sets
         return array(attribution.values[:1] > 0 if sets is None else sets.masks[0])
+    if style.reads == "answers":
+        answers = attribution.certified
+        if answers is None:
+            raise ExplainError(
+                f"style {style.name!r} must be given a certified map, got one of "
+                f"{attribution.method}; take certified({attribution.method})"
+            )
+        return array(answers[0])
     if style.reads == "values":
         if not _in_pixels(attribution):
             raise ExplainError(
@@ -237,9 +245,22 @@ def tiles_of(
     name = title_of(attribution.method)
     picture = scene.overlay(attribution, style, target)
     detail = layer_caption(attribution) or drawing_caption(attribution, style)
-    yield Tile(picture, name, detail, remark(attribution), marks, scene.legend(style))
+    yield Tile(
+        picture, name, detail, remark(attribution), marks, legend_of(scene, attribution, style)
+    )
     if without := without_set(attribution, style):
         yield Tile(scene.overlay(attribution, without, target), "without it")
+
+
+def legend_of(scene: Scene, attribution: Attribution, style: Style) -> Legend | None:
+    """The legend of a map; that of a certified one says which share it is about, and the radius
+    within which it holds."""
+    legend = scene.legend(style)
+    if legend is None or style.reads != "answers" or attribution.radius is None:
+        return legend
+    share = percent(attribution.options["share"])
+    meaning = f"top {share}, certain within radius {float(attribution.radius[0]):.2g}"
+    return replace(legend, meaning=meaning)
 
 
 def without_set(attribution: Attribution, style: Style) -> Style | None:

@@ -168,6 +168,7 @@ class Record(Part):
     style: Style = "heat"
     input: str | None = None
     neutral: float | None = None
+    radius: float | None = None
     sets: tuple[RecordedSet, ...] | None = None
     asked: Any = None
     crops: Any = ()
@@ -269,7 +270,7 @@ def origin_of(
 
 FIELDS = ("method", "layer", "size", "style", "input", "fuse")
 """What records and attributions both have."""
-NUMBERS = ("score", "delta", "neutral")
+NUMBERS = ("score", "delta", "neutral", "radius")
 """The same of tensors ``(N,)``, of which records have the number of the one image."""
 
 

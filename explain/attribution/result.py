@@ -19,6 +19,7 @@ from explain.layers.placement import (
     Placement,
     PlacementMode,
     draw,
+    nearest,
     shared_out,
     transferred,
 )
@@ -77,6 +78,10 @@ class Attribution(Outcome):
     variance of the scores a surrogate explains. ``neutral`` ``(N,)`` is the value of a place that
     makes no difference, where it is not zero (of RISE, the mean score over the masks): pictures
     show the difference from it.
+
+    ``certified`` ``(N, H, W)`` is what a `Certified` map says of each pixel: 1 in the top share, -1
+    not in it, 0 where it abstains; it holds for every change of the input whose L2 norm is below
+    ``radius`` ``(N,)``.
 
     ``sets`` are the smallest sets of regions that `Sufficient` or `Necessary` found: ``sets[0]``
     those of the first image, each with its mask, its size, what the model says of it, and what is
@@ -338,6 +343,20 @@ class Attribution(Outcome):
         if self.neutral is None:
             return self.values
         return self.values - over_all(self.neutral, self.values).to(self.values)
+
+    @property
+    def certified(self) -> torch.Tensor | None:
+        """The answers of a `Certified` map at input resolution, ``(N, H, W)`` int8: 1 in the top
+        share, -1 not in it, 0 abstains; each pixel has that of the nearest cell. None for others.
+        """
+        if self.radius is None:
+            return None
+        places = [self.placement and self.placement[image] for image in range(len(self))]
+        answers = [
+            nearest(cells, self.size, placement)
+            for cells, placement in zip(self.values, places, strict=True)
+        ]
+        return torch.stack(answers).to(torch.int8)
 
     @property
     def cells(self) -> torch.Tensor:

@@ -53,6 +53,7 @@ def list_methods(answer: Output, pattern: str | None) -> None:
         answer.say("any of them")
         answer.say(f"  {'smooth(METHOD)':<{width}}  on average over noisy copies of the photo")
         answer.say(f"  {'augmented(METHOD)':<{width}}  over flips and scales of the photo")
+        answer.say(f"  {'certified(METHOD)':<{width}}  which places no small change can move")
 
 
 @commands.command("metrics", key="metrics", epilog="Example: explain metrics '*mprt*'")

@@ -254,7 +254,12 @@ class Explanation(Reportable):
         detail = " · ".join(filter(None, details))
         marks = self._marks(attribution.method, index)
         return captions.caption(
-            picture, title, detail, self.scene.legend(style), end=amount, marks=marks
+            picture,
+            title,
+            detail,
+            pictures.legend_of(scene, attribution, style),
+            end=amount,
+            marks=marks,
         )
 
     @cached_property

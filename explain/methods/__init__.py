@@ -15,6 +15,7 @@
     relevance, attention
                      relevance propagation, DeepLIFT and FullGrad; attention of transformers
     wrappers         any method averaged over noise, flips and scales
+    certified        which places of a map no small change of the photo can move
 
 To add one, write a subclass of `Method` with ``@register`` above it. A module of its own has to be
 imported here; there is no other list to edit.
@@ -41,6 +42,7 @@ from explain.methods.cam import (
     ShapleyCAM,
     XGradCAM,
 )
+from explain.methods.certified import Certified
 from explain.methods.evidence import Necessary, Sufficient
 from explain.methods.extremal import ExtremalPerturbation
 from explain.methods.gradients import (
@@ -84,6 +86,7 @@ __all__ = [
     "AttentionRollout",
     "Augmented",
     "BlurIntegratedGradients",
+    "Certified",
     "CheferAttribution",
     "CheferBimodal",
     "Citation",

@@ -128,9 +128,9 @@ def cited(key: str) -> Citation:
     return _bibliography()[key]
 
 
-Style = Literal["heat", "intensity", "signed", "color", "evidence"]
+Style = Literal["heat", "intensity", "signed", "color", "evidence", "certified"]
 """How an attribution is read: heat over the photo, brightness, positive against negative, a colour
-picture, or sets of regions."""
+picture, sets of regions, or places that are certified."""
 
 Fusion = Literal["mean", "max", "product", "sum", "stages"]
 """How the maps of several layers become one: each divided by its largest magnitude, but for a sum.
@@ -157,7 +157,8 @@ class Outcome:
     early end; ``finished`` ``(N,)`` false where an interrupt cut it short; ``r2`` ``(N,)`` how much
     of the variance of the scores a surrogate explains; ``neutral`` ``(N,)`` the value of a place
     that makes no difference, where it is not zero; ``sets`` the `EvidenceSets` of a method that
-    looks for the smallest evidence.
+    looks for the smallest evidence; ``radius`` ``(N,)`` the L2 norm of a change of the input below
+    which the answers of a certified map hold.
     """
 
     error: torch.Tensor | None = None
@@ -167,6 +168,7 @@ class Outcome:
     r2: torch.Tensor | None = None
     neutral: torch.Tensor | None = None
     sets: Any = None
+    radius: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ def overlay(
             ``attribution.values[0]`` ``(C, h, w)``.
         style: "heat", "contour", "mask" or "spotlight", or a style with options, as
             ``render.Contour(shares=(0.5,))``; also "intensity", "signed" and "color", which pixel
-            methods are drawn in, and "evidence".
+            methods are drawn in, "evidence" and "certified".
         box: which part of the photo the model saw, as (left, top, right, bottom) in pixels of the
             photo; by default, all of it. What lies outside is hatched. Where the photo was cut by a
             preprocessing, ``explain.data.boxes.locate(preprocess, photo.size)`` finds the box.
@@ -181,6 +181,7 @@ _NEEDS: dict[Reading, tuple[float, float, int, str]] = {
     "signed": (-1.0, 1.0, 2, "pass attribution.signed[0], (H, W) in [-1, 1]"),
     "values": (-LARGEST, LARGEST, 3, "pass attribution.values[0], (C, H, W)"),
     "sets": (0.0, 1.0, 3, "pass attribution.sets.masks[0], (R, H, W)"),
+    "answers": (-1.0, 1.0, 2, "pass attribution.certified[0], (H, W)"),
 }
 """What each kind of style needs: the lowest and the highest value, how many dimensions, and what to
 pass."""

@@ -8,7 +8,8 @@ Four of them draw a heatmap in [0, 1] of any method:
     Spotlight   the photo in colour where the map is high, dark and grey elsewhere
 
 Three are the own styles of methods that give a value for each pixel: Intensity, Signed and Color.
-RegionSets draws sets of regions. To add one, write a subclass of `Style` and enter it in `STYLES`.
+RegionSets draws sets of regions, CertifiedPlaces the answers of certified maps. To add one, write a
+subclass of `Style` and enter it in `STYLES`.
 """
 
 import json
@@ -84,6 +85,15 @@ def mask_above(values: Array, threshold: float, size: tuple[int, int], region: B
     resampled, where = _resampled(values, size, region)
     placed[where] = resampled >= threshold
     return placed
+
+
+def cells_on_photo(mask: Array, size: tuple[int, int], region: Box) -> Array:
+    """A mask ``(h, w)`` on the pixels of a photo of ``size`` (width, height), bool ``(height,
+    width)``, with the corners of its cells; False outside ``region``, which it covers."""
+    # first enlarged by repetition: a linear scaling of the cells would round their corners
+    times = -(-max(size) // min(mask.shape))
+    fine_mask = mask.astype(np.float32).repeat(times, 0).repeat(times, 1)
+    return mask_above(fine_mask, 0.5, size, region)
 
 
 def part_on_photo(values: Array, size: tuple[int, int], region: Box) -> Array:
@@ -257,9 +267,9 @@ def smoothed(values: Array, spread: float) -> Array:
     return blurred / peak if peak > 0 else blurred
 
 
-Reading: TypeAlias = Literal["heatmap", "signed", "values", "sets"]
-"""What a style draws: ``(H, W)`` in [0, 1], ``(H, W)`` in [-1, 1], ``(C, H, W)``, or masks of R
-sets ``(R, H, W)``."""
+Reading: TypeAlias = Literal["heatmap", "signed", "values", "sets", "answers"]
+"""What a style draws: ``(H, W)`` in [0, 1], ``(H, W)`` in [-1, 1], ``(C, H, W)``, masks of R sets
+``(R, H, W)``, or answers ``(H, W)`` of -1, 0 and 1."""
 
 SHARES = (0.5, 0.75, 0.9)
 STEPS = 65  # colours in the legend of a ramp; that of zero is in the middle
@@ -674,12 +684,8 @@ class RegionSets(Style):
         ``values`` are the masks of R sets, ``(R, H, W)``; empty ones are left out. With the option
         ``without``, the first set is covered instead, and nothing else is drawn.
         """
-        # first enlarged by repetition: a linear scaling of the cells would round their corners
-        times = -(-max(photo.size) // min(values.shape[1:]))
-        sets = []
-        for mask in values[values.any((1, 2))]:
-            fine_mask = mask.astype(np.float32).repeat(times, 0).repeat(times, 1)
-            sets.append(mask_above(fine_mask, 0.5, photo.size, region))
+        masks = values[values.any((1, 2))]
+        sets = [cells_on_photo(mask, photo.size, region) for mask in masks]
         cover = Image.new("RGB", photo.size, Mask.cover)
         if self.without and not sets:
             return photo.copy()
@@ -695,9 +701,40 @@ class RegionSets(Style):
         return None
 
 
+@dataclass(frozen=True)
+class CertifiedPlaces(Style):
+    """Three colours over the photo in grey: places that are certainly not among the largest, those
+    that abstain, and those that certainly are."""
+
+    alpha: float = 0.6
+
+    name: ClassVar[str] = "certified"
+    reads: ClassVar[Reading] = "answers"
+    colors: ClassVar[dict[int, RGB]] = {-1: (38, 90, 160), 0: (200, 202, 207), 1: (236, 122, 24)}
+
+    def draw(self, photo: Image.Image, values: Array, region: Box) -> Image.Image:
+        """Return an RGB photo in grey with a colour for each answer ``(H, W)`` of -1, 0 and 1."""
+        ground = LIFTED.below(photo)
+        picture = ground.copy()
+        for answer, color in self.colors.items():
+            tinted = Image.blend(ground, Image.new("RGB", photo.size, color), self.alpha)
+            area = cells_on_photo(values == answer, photo.size, region)
+            picture.paste(tinted, mask=Image.fromarray(area))
+        return picture
+
+    def legend(self, photo: Image.Image) -> Legend:
+        """Return the colours of the three answers on the photo's mean colour."""
+        flat = Image.new("RGB", (3, 1), _mean(photo))
+        picture = self.draw(flat, np.array([[-1, 0, 1]]), Box(0, 0, 3, 1))
+        return Legend(_rgb(np.asarray(picture)[0]), ("out", "open", "in"), "top share", ramp=False)
+
+
 STYLES: dict[str, type[Any]] = {
     style.name: style
-    for style in (Heat, Contour, Mask, Spotlight, Intensity, Signed, Color, RegionSets)
+    for style in (
+        *(Heat, Contour, Mask, Spotlight, Intensity, Signed, Color, RegionSets),
+        CertifiedPlaces,
+    )
 }
 CHOICES = ("heat", "contour", "mask", "spotlight")
 """The styles that every method's heatmap can be drawn in."""

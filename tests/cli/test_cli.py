@@ -77,7 +77,12 @@ def test_nothing_is_overwritten_without_force(typed: Typed) -> None:
 def test_lists(typed: Typed) -> None:
     _, out, _ = typed("methods")
     listed = {line.split()[0]: line for line in out if line.startswith("  ")}
-    assert set(listed) == {*explain.list_methods(), "smooth(METHOD)", "augmented(METHOD)"}
+    assert set(listed) == {
+        *explain.list_methods(),
+        "smooth(METHOD)",
+        "augmented(METHOD)",
+        "certified(METHOD)",
+    }
     assert "Selvaraju" in listed["gradcam"]
     assert listed["legrad"].endswith("for vision transformers")
     families = [line for line in out if not line.startswith("  ")]

@@ -1,0 +1,217 @@
+"""What certified maps say, and whether attacks can make them wrong.
+
+    python examples/certified.py shares PHOTOS... --samples 200
+    python examples/certified.py attack PHOTOS... --samples 200
+    python examples/certified.py table FILE
+
+``shares`` prints, as lines of JSON, for each photo, network and method the share of the pixels that
+are certified, what a plain Bonferroni test of the same copies certifies (of the cells, and of the
+pixels of the drawn map), and the seconds. ``attack`` looks for the change within the radius that
+turns most answers, by projected gradient descent through the maps of noisy copies, and counts the
+answers that most of other copies of the changed photo contradict. ``table`` sums up such lines,
+with 95 % intervals over photos.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import NormalDist, mean, stdev
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import explain
+from explain.methods import Certified
+from explain.methods.base import get_method
+from explain.methods.certified import Votes, chances
+from explain.methods.wrappers import noises
+
+NETWORKS = ("tiny", "tiny-transformer")
+METHODS = (
+    *("gradcam", "layercam", "hirescam", "saliency", "inputxgradient", "guidedbackprop"),
+    *("lrp", "integratedgradients(steps=8)"),
+)
+ATTACKED = ("gradcam", "saliency", "inputxgradient")
+STEPS = 8  # of the attack
+COPIES = 8  # noisy ones in each step
+CHECKED = 200  # other copies, which judge the result
+FRESH = 10**6  # the number of the first of these
+CHUNK = 20  # copies that run together
+MARGIN = 0.999  # of the radius: certificates hold below it
+
+
+def photos_of(paths: list[str]) -> Iterator[Path]:
+    for path in map(Path, paths):
+        yield from sorted(path.glob("*.jp*g")) if path.is_dir() else [path]
+
+
+def noisy(x: Tensor, noise: float, first: int, count: int) -> Iterator[Tensor]:
+    """Noisy copies of a photo ``(1, C, H, W)``, some at a time; ``noise`` is their deviation."""
+    for start in range(first, first + count, CHUNK):
+        numbers = torch.arange(start, min(start + CHUNK, first + count))
+        yield x + noise * noises(0, numbers, x[0])
+
+
+def in_top(maps: Tensor, share: float) -> Tensor:
+    """Which places of maps ``(b, h, w)`` are larger than all but the ``share`` of the largest."""
+    falling = maps.flatten(1).sort(1, descending=True).values
+    return maps > falling[:, int(share * falling.shape[1])][:, None, None]
+
+
+def shown(attribution: Any, *, drawn: bool = False) -> Tensor:
+    """What a heatmap shows, in the cells of a layer's map or in pixels."""
+    return attribution.heatmap if drawn or attribution.layer is None else attribution.cells
+
+
+def single_tests(method: Certified, votes: Tensor, copies: int) -> float:
+    """The share of places that are certified if each is tested by itself (Bonferroni)."""
+    against = torch.minimum(votes, copies - votes)
+    chance = chances(copies, method.agreement, votes.numel())
+    allowed = int((chance <= (1 - method.confidence) / votes.numel()).sum())
+    return float((against < allowed).double().mean())
+
+
+def shares(network: str, path: Path, samples: int) -> Iterator[dict[str, Any]]:
+    explainer = explain.Explainer(network)
+    x = explainer.as_input(str(path))[0][None]
+    with torch.no_grad():
+        target = int(explainer.model(x).argmax())
+    certified = {name: Certified(get_method(name), samples=samples) for name in METHODS}
+    votes = {name: Votes(method) for name, method in certified.items()}
+    counts: dict[str, Any] = defaultdict(int)
+    drawn_counts: dict[str, Any] = defaultdict(int)
+    seconds = dict.fromkeys(METHODS, 0.0)
+    noise = 0.15 * float(x.max() - x.min())
+    for copies in noisy(x, noise, 0, samples):
+        for name, method in certified.items():
+            began = time.perf_counter()
+            maps = explain.attribute(explainer.model, copies, method.method, target=target)
+            seconds[name] += time.perf_counter() - began
+            top = in_top(shown(maps), method.share)
+            votes[name].add(top)
+            counts[name] = counts[name] + top.sum(0)
+            drawn_counts[name] = drawn_counts[name] + in_top(
+                shown(maps, drawn=True), method.share
+            ).sum(0)
+    for name, method in certified.items():
+        answers = votes[name].answers
+        assert answers is not None
+        yield {
+            "kind": "share",
+            "network": network,
+            "photo": path.name,
+            "method": name,
+            "samples": samples,
+            "spent": votes[name].taken,
+            "in": float((answers == 1).double().mean()),
+            "out": float((answers == -1).double().mean()),
+            "bonferroni": single_tests(method, counts[name], samples),
+            "bonferroni of pixels": single_tests(method, drawn_counts[name], samples),
+            "radius": float(method.radius(x)),
+            "seconds": seconds[name],
+        }
+
+
+def attack(network: str, path: Path, samples: int) -> Iterator[dict[str, Any]]:
+    explainer = explain.Explainer(network)
+    x = explainer.as_input(str(path))[0][None]
+    with torch.no_grad():
+        target = int(explainer.model(x).argmax())
+    noise = 0.15 * float(x.max() - x.min())
+    for name in ATTACKED:
+        began = time.perf_counter()
+        method = Certified(get_method(name), samples=samples)
+        a = explain.attribute(explainer.model, x, method, target=target)
+        answers = a.values[0]
+        assert a.radius is not None
+        limit = MARGIN * float(a.radius)
+        change = noises(1, torch.tensor([0]), x[0])
+        change = change * limit / change.norm()
+        for step in range(STEPS):
+            moved = (x + change).detach().requires_grad_()
+            copies = moved + noise * noises(2, COPIES * step + torch.arange(COPIES), x[0])
+            values = explain.attribute(
+                explainer.model, copies, method.method, target=target, create_graph=True
+            ).values
+            maps = values.clamp(min=0) if a.layer else values.abs().amax(1)
+            if name == "inputxgradient":
+                maps = values.sum(1).abs()
+            falling = maps.detach().flatten(1).sort(1, descending=True).values
+            border = falling[:, int(method.share * falling.shape[1])][:, None, None]
+            scale = falling[:, :1, None].clamp(min=1e-12)
+            # places near the border count most
+            kept = (10 * answers * (maps - border) / scale).tanh().sum()
+            (slope,) = torch.autograd.grad(kept, moved)
+            change = change - 0.5 * limit * slope / slope.norm().clamp(min=1e-12)
+            change = change * min(1.0, limit / float(change.norm()))
+        votes = torch.zeros_like(answers)
+        for copies in noisy(x + change, noise, FRESH, CHECKED):
+            maps = explain.attribute(explainer.model, copies, method.method, target=target)
+            votes += in_top(shown(maps), method.share).sum(0)
+        against = torch.where(answers > 0, CHECKED - votes, votes)[answers != 0]
+        sure = CHECKED / 2 + NormalDist().inv_cdf(1 - 1e-6) * math.sqrt(CHECKED) / 2
+        pixels = x[0, 0].numel() / answers.numel()
+        yield {
+            "kind": "attack",
+            "network": network,
+            "photo": path.name,
+            "method": name,
+            "radius": float(a.radius),
+            "moved": float(change.norm()),
+            "decisions": len(against) * pixels,
+            "turned": int((against > CHECKED / 2).sum()) * pixels,
+            "surely turned": int((against > sure).sum()) * pixels,
+            "most against": float(against.max()) / CHECKED if len(against) else 0.0,
+            "seconds": time.perf_counter() - began,
+        }
+
+
+def interval(values: list[float]) -> str:
+    """The mean and a 95 % interval of it, by the normal distribution."""
+    spread = 1.96 * stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    return f"{mean(values):.3f} ± {spread:.3f}"
+
+
+def table(path: str) -> None:
+    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = defaultdict(list)
+    for line in Path(path).read_text().splitlines():
+        row = json.loads(line)
+        groups[row["kind"], row["network"], row["method"]].append(row)
+    for (kind, network, method), rows in groups.items():
+        print(f"| {network} | {method} | {len(rows)} |", end="")
+        if kind == "share":
+            for column in ("in", "out", "bonferroni", "bonferroni of pixels", "seconds"):
+                print(f" {interval([row[column] for row in rows])} |", end="")
+            print(f" {interval([row['in'] + row['out'] for row in rows])} |")
+        else:
+            for column in ("decisions", "turned", "surely turned"):
+                print(f" {sum(row[column] for row in rows):,.0f} |", end="")
+            print(f" {max(row['most against'] for row in rows):.3f} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("task", choices=("shares", "attack", "table"))
+    parser.add_argument("paths", nargs="+")
+    parser.add_argument("--samples", type=int, default=200)
+    parser.add_argument("--networks", nargs="+", default=list(NETWORKS))
+    options = parser.parse_args()
+    if options.task == "table":
+        table(options.paths[0])
+        return
+    run = shares if options.task == "shares" else attack
+    for path in photos_of(options.paths):
+        for network in options.networks:
+            for row in run(network, path, options.samples):
+                print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,280 @@
+"""Maps with a guarantee: which places stay among the largest ones whatever small change is made to
+the photo."""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from explain.engine import Accumulator, Attributions, Evidence, Need
+from explain.engine.needs import applied
+from explain.methods.base import Citation, Method, Outcome, cited, over_all, register_wrapper
+from explain.methods.wrappers import NoisyCopies, WrapperMethod, span
+
+LOOKS = ((0.25, 0.05), (0.5, 0.1), (1.0, 0.85))
+"""After which shares of the copies places are decided, and each time's share of the error."""
+SQUARES = ((1, 2 / 3), (4, 1 / 3))
+"""How many cells across the squares are that are decided as one, and their share of the error."""
+WORTH = 0.01  # share of the places that further copies have to decide, or else none are run
+
+
+@lru_cache(maxsize=64)
+def chances(copies: int, agreement: float, places: int) -> torch.Tensor:
+    """The largest chance of a false answer in a map of so many ``places``, where at most m of the
+    ``copies`` contradict it: for each m below one half ``(M,)``, in float64.
+
+    Where neither answer is true, the chance is largest if a share ``agreement`` of copies agrees;
+    an answer that is the opposite of the truth may be given for any place.
+    """
+    least = torch.arange((copies + 1) // 2, dtype=torch.float64, device="cpu")
+    total = torch.tensor(float(copies), dtype=torch.float64, device="cpu")
+    ways = (total + 1).lgamma() - (least + 1).lgamma() - (total - least + 1).lgamma()
+
+    def at_most(share: float) -> torch.Tensor:
+        terms = ways + least * math.log(share) + (total - least) * math.log1p(-share)
+        return terms.exp().cumsum(0)
+
+    return at_most(1 - agreement) + (places + 1) * at_most(agreement)
+
+
+def decided(against: torch.Tensor, copies: int, agreement: float, error: float) -> torch.Tensor:
+    """Which places of a map ``(..., h, w)`` are decided where so many ``copies`` are ``against``
+    the answer of most; the chance that any decision is wrong is at most ``error``.
+
+    A false decision on a square needs one on each of its places, so a square counts once, however
+    its places depend on each other. Squares share the error by Holm's step-down procedure.
+    """
+    by_misses = chances(copies, agreement, against.numel())
+    maps = against.reshape(-1, 1, *against.shape[-2:]).double()
+    is_decided = torch.zeros_like(maps, dtype=torch.bool)
+    for side, part in SQUARES:
+        worst = F.max_pool2d(maps, side, ceil_mode=True)
+        count = 0
+        while count < worst.numel():
+            level = error * part / (worst.numel() - count)
+            below = worst < int((by_misses <= level).sum())
+            if int(below.sum()) == count:
+                break
+            count = int(below.sum())
+        if count:
+            whole = below.repeat_interleave(side, -2).repeat_interleave(side, -1)
+            is_decided |= whole[..., : maps.shape[-2], : maps.shape[-1]]
+    return is_decided.reshape(against.shape)
+
+
+@dataclass(frozen=True)
+class InTop:
+    """Which places of a method's map are larger than all but the ``share`` of the largest ones, as
+    truth values ``(b, h, w)``, by what a picture shows of it."""
+
+    method: Method
+    share: float
+
+    @property
+    def needs(self) -> frozenset[Need[Any]]:
+        return self.method.needs
+
+    def __call__(self, evidence: Evidence) -> torch.Tensor:
+        values = applied(self.method, evidence).detach()
+        neutral = self.method.outcome(evidence).neutral
+        if neutral is not None:
+            values = values - over_all(neutral, values).to(values)
+        if values.ndim == evidence.inputs.ndim:
+            is_signed = self.method.style == "signed"
+            shown = values.sum(1).abs() if is_signed else values.abs().amax(1)
+        else:
+            has_signs = self.method.style == "signed" and evidence.layer is None
+            shown = values.abs() if has_signs else values.clamp(min=0)
+        falling = shown.flatten(1).sort(1, descending=True).values
+        border = falling[:, int(self.share * falling.shape[1])]
+        return shown > over_all(border, shown)
+
+
+class Votes:
+    """How many noisy copies of one image have each place in the top share, and what is decided by
+    them: 1 in the top share, -1 not, 0 open."""
+
+    def __init__(self, method: "Certified") -> None:
+        self._method = method
+        self._looks = [
+            (math.ceil(share * method.samples), part * (1 - method.confidence))
+            for share, part in LOOKS
+        ]
+        self.taken = 0
+        self.votes: torch.Tensor | None = None
+        self.answers: torch.Tensor | None = None
+
+    @property
+    def done(self) -> bool:
+        return not self._looks
+
+    def add(self, in_top: torch.Tensor) -> None:
+        """Take the next copies ``(b, ...)``, and decide at fixed numbers of these; those after the
+        end are left."""
+        while len(in_top) and self._looks:
+            copies, error = self._looks[0]
+            some = in_top[: copies - self.taken]
+            votes = some.sum(0)
+            self.votes = votes if self.votes is None else self.votes + votes
+            self.taken += len(some)
+            in_top = in_top[len(some) :]
+            if self.taken == copies:
+                self._look(self.votes, error)
+
+    def _look(self, votes: torch.Tensor, error: float) -> None:
+        """Decide what can be; end where the copies to come would decide little more."""
+        copies = self.taken
+        against = torch.minimum(votes, copies - votes)
+        agreement = self._method.agreement
+        is_new = decided(against, copies, agreement, error)
+        if self.answers is None:
+            self.answers = torch.zeros_like(votes)
+        is_open = self.answers == 0
+        self.answers = torch.where(is_open & is_new, (2 * votes - copies).sign(), self.answers)
+        del self._looks[0]
+        if not self._looks:
+            return
+        last, last_error = self._looks[-1]
+        expected = decided((against * last).double() / copies, last, agreement, last_error)
+        if float((expected & (self.answers == 0)).double().mean()) < WORTH:
+            self._looks.clear()
+
+
+class _Certifying(Accumulator):
+    """Decides the places of each image as the maps of its noisy copies come."""
+
+    def __init__(self, method: "Certified", evidence: Evidence) -> None:
+        x = evidence.inputs
+        self._images = [Votes(method) for _ in x]
+        self._samples = method.samples
+        self._like = x
+        self._radius = method.radius(x)
+
+    def add(self, images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> None:
+        """Take maps of truth values ``(b, ...)``, which come in order for each image."""
+        for image in dict.fromkeys(images.tolist()):
+            self._images[image].add(values[images == image])
+
+    def done(self) -> torch.Tensor:
+        return self._of_images([image.done for image in self._images])
+
+    def enough(self) -> bool:
+        return all(image.done for image in self._images)
+
+    def result(self) -> tuple[torch.Tensor, Outcome]:
+        """The answers ``(N, ...)``, with the radius within which they hold."""
+        answers = [
+            torch.zeros_like(image.votes) if image.answers is None else image.answers
+            for image in self._images
+            if image.votes is not None
+        ]
+        outcome = Outcome(
+            spent=self._of_images([image.taken for image in self._images]),
+            planned=self._of_images([self._samples for _ in self._images]),
+            finished=self.done(),
+            radius=self._radius,
+        )
+        return torch.stack(answers).to(self._like), outcome
+
+    def partial(self) -> tuple[torch.Tensor, Outcome] | None:
+        has_votes = all(image.taken for image in self._images)
+        return self.result() if has_votes else None
+
+    def _of_images(self, figures: list[Any]) -> torch.Tensor:
+        return torch.tensor(figures, device=self._like.device)
+
+
+@dataclass(frozen=True)
+class Certified(WrapperMethod):
+    r"""Which places of a method's map stay in its top share, or out of it, however the photo is
+    changed within a radius; a guarantee by randomised smoothing.
+
+    The smoothed map has a place in the top ``share`` if most noisy copies of the photo
+    (:math:`\varepsilon \sim \mathcal N(0, s^2)`, :math:`s` = ``sigma`` times the photo's range)
+    have. Where a share ``agreement`` of all copies agrees, no change of the photo with an L2 norm
+    below :math:`s\,\Phi^{-1}(\text{agreement})` can turn that answer (Cohen et al., ICML 2019).
+    Whether so many agree is tested on ``samples`` copies, exactly, by binomials: with a probability
+    of at least ``confidence`` over the noise, *all* answers of an image are right. What cannot be
+    told abstains. The error is shared by single places, each of which counts, and squares of 4 × 4,
+    which count once, since a square is answered only where each of its places would be; and by
+    three looks at the copies, the first after a quarter. Copies end early where more would decide
+    less than one place in a hundred.
+
+    Args:
+        method: any method; its name goes into this one's: ``certified(gradcam)``. A map of a layer
+            is answered by its cells, as fine as it is; ranked is what a heatmap shows.
+        sigma: the standard deviation of the noise relative to the range of the image's values.
+        share: of the places, how many are the top ones; equal values at the border are out.
+        confidence: the chance, at least, that no answer of an image is wrong.
+        samples: how many copies, at most.
+        agreement: the share of the copies that has to agree, above one half: more make the radius
+            larger, and fewer places certain.
+        seed: of the noise; every image gets the same.
+
+    Returns:
+        1 in the top share, −1 not in it, 0 abstains: ``(N, h, w)``, in the cells of a layer's map
+        or in pixels. ``certified`` of the attribution has it for each pixel ``(N, H, W)``, and
+        ``radius`` ``(N,)`` the L2 norm of a change of the input below which it holds.
+
+    Anani et al., "Pixel-level Certified Explanations via Randomized Smoothing", ICML 2025
+    (arXiv:2506.15499).
+
+    >>> import explain
+    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2)).double()
+    >>> _ = model[1].weight.data.copy_(torch.tensor([[3.0, 0.1, 0.2, 2.0], [0, 0, 0, 0]]))
+    >>> x = torch.eye(2, dtype=torch.float64)[None, None]
+    >>> a = explain.attribute(model, x, "certified(saliency)", target=0)
+    >>> a.certified.tolist(), round(float(a.radius), 3)
+    ([[[1, -1], [-1, 1]]], 0.101)
+    """
+
+    method: Method
+    sigma: float = 0.15
+    share: float = 0.5
+    confidence: float = 0.999
+    samples: int = 400
+    agreement: float = 0.75
+    seed: int = 0
+
+    minimums = {"samples": 1, "sigma": 0, "share": 0, "confidence": 0, "agreement": 0.5}
+    below = {"share": 1, "confidence": 1, "agreement": 1}
+    style = "certified"
+    one_input = True
+    differentiable = False
+
+    @property
+    def name(self) -> str:
+        return f"certified({self.method.name})"
+
+    @property
+    def summary(self) -> str:
+        return f"places certified to be in the top share of {self.method.name}, or not"
+
+    @property
+    def source(self) -> Citation:
+        return cited("anani2025certified")
+
+    @property
+    def attributions(self) -> Attributions:
+        noisy = NoisyCopies(self.samples, self.sigma, self.seed)
+        return Attributions(noisy, InTop(self.method, self.share), self)
+
+    def begin(self, evidence: Evidence) -> Accumulator:
+        return _Certifying(self, evidence)
+
+    def radius(self, x: torch.Tensor) -> torch.Tensor:
+        """The L2 norm of a change below which the answers hold, ``(N,)``, for inputs ``x``."""
+        quantile = math.sqrt(2) * torch.erfinv(torch.tensor(2 * self.agreement - 1).double())
+        return self.sigma * span(x).flatten() * quantile.to(x)
+
+    def __call__(self, evidence: Evidence) -> torch.Tensor:
+        return super().__call__(evidence)[0]
+
+    def outcome(self, evidence: Evidence) -> Outcome:
+        return evidence[self.attributions][1]  # type: ignore[no-any-return]
+
+
+register_wrapper("certified", Certified)
