@@ -96,6 +96,8 @@ class Request:
     """The layers that were named; None leaves the choice to each method."""
     tokens: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The tokens of the texts that are explained together with the photo."""
+    finds_rounding: bool = True
+    """Whether methods run again where values may be rounding errors, which become zero."""
 
     @classmethod
     def of(
@@ -317,8 +319,9 @@ class Request:
                 reason: tensors[reason] for reason, row in numbers_by_reason.items() if any(row)
             }
             attribution = item.attribution
-            if "tiny" in doubtful:
-                cancelled = self._cancelled(item, layers, doubtful.pop("tiny"))
+            tiny = doubtful.pop("tiny", None)
+            if tiny is not None and self.finds_rounding:
+                cancelled = self._cancelled(item, layers, tiny)
                 doubtful["cancelled"] = cancelled
                 values = attribution.values.clone()
                 values[cancelled] = 0

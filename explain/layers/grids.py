@@ -94,6 +94,14 @@ def _states(modules: list[weakref.ref[nn.Module]]) -> list[tuple[int, int]]:
     ]
 
 
+def share_places(model: nn.Module, copy: nn.Module) -> None:
+    """Draw the cells of a copy's layers, whatever its weights, where those of ``model`` are known
+    to look."""
+    weights = _Weights.of(copy)
+    for key, (_, placement) in kept_places(model).items():
+        kept_places(copy)[key] = weights, placement
+
+
 class NetworkGrids(Grids):
     """The grids of the tensors of a network for these inputs; how tokens lie is found by running
     it, once.

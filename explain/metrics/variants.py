@@ -10,15 +10,16 @@ import torch
 from torch import nn
 
 from explain._utils.errors import muted
-from explain.attribution.api import attribute
 from explain.attribution.options import AttributeOptions
 from explain.attribution.result import Attribution
+from explain.attribution.selection import requested
 from explain.data.inputs import Inputs
 from explain.engine import Evidence, Perturbation, PerturbedRows
 from explain.engine.ends import outputs_of
 from explain.engine.settings import report_progress
 from explain.hooks.intervening import active_interventions, intervene
 from explain.hooks.preserve import calculating, untouched
+from explain.layers.grids import share_places
 from explain.layers.layouts import Grids
 from explain.layers.summary import summary_of
 from explain.methods import Method, Smooth
@@ -137,7 +138,9 @@ class RandomWeights:
     prefix: ClassVar[str] = ""
 
     def __call__(self, context: ModelContext) -> nn.Module:
-        return context.randomised.of(self.layers, self.seed)
+        model = context.randomised.of(self.layers, self.seed)
+        share_places(context.model, model)
+        return model
 
 
 @dataclass(frozen=True)
@@ -303,9 +306,9 @@ def _run(
         settings: Any = {**options, "layer": layer_names, "fuse": fuse, "progress": None}
         settings["placement"] = "even" if "even" in placed else "cells"
         with muted(), intervene(model, interventions):
-            attributions = attribute(
-                model, inputs, objects, targets=classes or [target], **settings
-            )
+            request = requested(model, inputs, objects, None, classes or [target], None, **settings)
+            # rounding errors are as unlike the map as zeros are
+            attributions = replace(request, finds_rounding=False).attributions()
         for name, method in zip(names, objects, strict=True):
             for number, result in enumerate(results):
                 rows = slice(None) if classes else slice(number * count, (number + 1) * count)

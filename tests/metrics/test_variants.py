@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,10 +27,11 @@ from explain.metrics import (
     RelativeStability,
     Sensitivity,
 )
-from explain.metrics.maps import spearman
+from explain.metrics.maps import Maps, spearman
 from explain.metrics.randomised import Randomised, layer_groups
 from explain.targets import Segmentation
 from tests.conftest import Made, layer_for
+from tests.metrics.conftest import Counting
 
 CAM = "layer1"
 TARGETS = [4, 0, 2]
@@ -151,6 +153,35 @@ def test_parameter_randomisation_by_a_plain_loop(
     assert curve.tolist() == pytest.approx(expected, abs=1e-8)
     assert table["saliency"][metric.name].item() == pytest.approx(np.mean(expected))
     assert ("last" in table.parts("saliency", metric.name)) == (order != "independent")
+
+
+def test_maps_of_random_copies_are_drawn_where_the_cells_of_the_model_look(
+    model: nn.Module, photos: torch.Tensor
+) -> None:
+    """Whatever the weights of a copy, its cells are compared with those at the same place."""
+    metric = MPRT(steps=1, share=0.5)
+    given = explain.attribute(model, photos, "gradcam", target=4, layer="layer2")
+    table = explain.evaluate(model, photos, "gradcam", metric, target=4, layer="layer2")["gradcam"]
+    randomised = Randomised(model, as_inputs(photos))
+    copy = randomised.of(randomised.layers[-4:], 0)  # of seven
+    of_copy = explain.attribute(copy, photos, "gradcam", target=4, layer="layer2")
+    assert given.placement is not None
+    there = Maps.of("copy", replace(of_copy, placement=given.placement), photos).per_pixel()
+    alike = spearman(Maps.of("own", given, photos).per_pixel(), there).nan_to_num(0)
+    torch.testing.assert_close(table[metric.name], alike, atol=1e-8, rtol=0)
+
+
+@pytest.mark.parametrize("scale", [1, 1e-16])
+def test_each_variant_runs_once_however_small_the_values(
+    model: Any, photos: torch.Tensor, scale: float
+) -> None:
+    model.fc.weight.data *= scale
+    counting = Counting(model)
+    own = (Saliency(), explain.attribute(counting, photos, "saliency", target=4))
+    counting.rows.clear()
+    explain.evaluate(counting, photos, {"map": own}, Sensitivity(samples=7), target=4)
+    noisy = [row for row in counting.rows if not any(torch.equal(row, x) for x in photos)]
+    assert len(noisy) == 7 * len(photos)
 
 
 def test_the_smooth_and_the_efficient_variant(model: nn.Module, photos: torch.Tensor) -> None:
