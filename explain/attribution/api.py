@@ -68,8 +68,9 @@ def attribute(
     top_k: int | None = None,
     **options: Unpack[AttributeOptions],
 ) -> Any:
-    """Attribute one score per image of ``x`` ``(N, C, H, W)``, or per video ``(N, C, T, H, W)`` or
-    ``(N, T, C, H, W)``; channels may also come last, as in ``(N, H, W, C)``.
+    """Attribute one score per image of ``x`` ``(N, C, H, W)``, per video ``(N, C, T, H, W)`` or
+    ``(N, T, C, H, W)``, or per signal ``(N, C, L)``; channels may also come last, as in ``(N, H, W,
+    C)``.
 
     One method gives an `Attribution`; several, which share their passes, give a dictionary of them
     by name. With ``targets`` or ``top_k`` there is a list of either, with an entry for each target.
@@ -129,10 +130,11 @@ def attribute(
             Scores and ``delta`` are detached, and no warnings are given.
         layout: of ``x``, "NHWC" where the model takes images with their channels last, as Keras
             does, or "NCHW"; with five dimensions, "NTCHW" if frames, tiles or patches come before
-            the channels, "NCTHW", or "NTHWC". None finds it out: of images, those with one or three
-            channels last, and not second, may have them there. A warning says once for each model
-            that frames come first, or what is assumed. Values for each channel have the channels
-            first, but for maps ``(N, T, C, H, W)`` of frames that come first.
+            the channels, "NCTHW", or "NTHWC"; of signals, "NCL" or "NLC". None finds it out: of
+            images, those with one or three channels last, and not second, may have them there. A
+            warning says once for each model that frames come first, or what is assumed. Values for
+            each channel have the channels first, but for maps ``(N, T, C, H, W)`` of frames that
+            come first.
         interventions: what layers give instead, such as ``[explain.hooks.Ablate("layer3",
             channels=[5])]``.
 

@@ -75,7 +75,7 @@ def apply_method(
         if delta is not None:
             fields["delta"] = delta.detach()
     frames_first = layout == "NTCHW" and values.ndim == 5
-    return Attribution(
+    attribution = Attribution(
         method=method.name,
         values=values.transpose(1, 2) if frames_first else values,
         target=first.target if first.classes is None else first.classes,
@@ -91,6 +91,7 @@ def apply_method(
         placement=placement,
         **fields,
     )
+    return attribution.of_signals() if layout in ("NCL", "NLC") else attribution
 
 
 def first_of(evidence: EvidenceOfCalls) -> Evidence:

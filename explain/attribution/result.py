@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch.nn.functional import adaptive_avg_pool2d
 
-from explain._utils.errors import ArgumentError, ImageError, shown
+from explain._utils.errors import ArgumentError, ImageError, LayerError, shown
 from explain._utils.html import lines_html, picture_html
 from explain.data.boxes import Array, Box, connected_parts
 from explain.hooks.interventions import Intervention
@@ -96,7 +96,8 @@ class Attribution(Outcome):
 
     Of a video ``(N, C, T, H, W)``, all of these have a dimension for frames before height and
     width. Where its frames come first, ``(N, T, C, H, W)``, values for each channel have that shape
-    too, and ``frames_first`` is true.
+    too, and ``frames_first`` is true. Of a signal ``(N, C, L)`` there is a length in the place of
+    height and width.
     """
 
     method: str
@@ -177,6 +178,26 @@ class Attribution(Outcome):
         names = {option.name for option in fields(method) if option.init}
         return replace(
             method, **{name: value for name, value in self.options.items() if name in names}
+        )
+
+    def of_signals(self) -> "Attribution":
+        """The attribution of images of one row as one of signals: without the dimension of rows."""
+
+        def of_signal(values: torch.Tensor) -> torch.Tensor:
+            """Maps ``(N, 1, l)`` as ``(N, l)``."""
+            if values.shape[-2] != 1:
+                raise LayerError(
+                    f"layer {self.layer!r} must give a map along the signal, got one of "
+                    f"{values.shape[-2]} x {values.shape[-1]}; choose one with outputs (N, C, L)"
+                )
+            return values.squeeze(-2)
+
+        return replace(
+            self,
+            values=of_signal(self.values),
+            error=None if self.error is None else of_signal(self.error),
+            maps={name: of_signal(values) for name, values in self.maps.items()},
+            size=self.size[1:],
         )
 
     @property
@@ -273,7 +294,7 @@ class Attribution(Outcome):
             return by_maximum(self.signed.abs())
         if self._in_pixels:
             return by_maximum(self.values.float().abs().amax(self.channel_dim))
-        return by_maximum(draw(self.cells.float()[:, None], self.size, self.placement)[:, 0])
+        return by_maximum(self._drawn(self.cells.float()))
 
     def mask(self, threshold: float = 0.5) -> torch.Tensor:
         """Where each heatmap has at least this share of its maximum: ``(N, H, W)``, true or false.
@@ -333,7 +354,13 @@ class Attribution(Outcome):
         values = self.contributions.float()
         if self._in_pixels:
             return by_maximum(values.sum(self.channel_dim))
-        return by_maximum(draw(values[:, None], self.size, self.placement)[:, 0])
+        return by_maximum(self._drawn(values))
+
+    def _drawn(self, maps: torch.Tensor) -> torch.Tensor:
+        """Maps ``(N, h, w)``, or ``(N, l)`` of signals, at the resolution of the input."""
+        if len(self.size) == 1:
+            return draw(maps[:, None, None], (1, *self.size), self.placement)[:, 0, 0]
+        return draw(maps[:, None], self.size, self.placement)[:, 0]
 
     @property
     def contributions(self) -> torch.Tensor:

@@ -17,8 +17,8 @@ from explain._utils.errors import ExplainError, ImageError, either, shown
 from explain._utils.modules import parameters_of
 
 Path: TypeAlias = tuple[int | str, ...]
-InputLayout: TypeAlias = Literal["NCHW", "NHWC", "NTCHW", "NCTHW", "NTHWC"]
-"""Where images and videos have their channels: first, last, or behind the frames."""
+InputLayout: TypeAlias = Literal["NCHW", "NHWC", "NTCHW", "NCTHW", "NTHWC", "NCL", "NLC"]
+"""Where images, videos and signals have their channels: first, last, or behind the frames."""
 
 
 COLOURS = (1, 3, 4)
@@ -131,8 +131,8 @@ class Inputs:
 
     @cached_property
     def x(self) -> torch.Tensor:
-        """The tensor that is explained, ``(N, C, H, W)`` or ``(N, C, T, H, W)``; of several, the
-        first."""
+        """The tensor that is explained, ``(N, C, H, W)`` or ``(N, C, T, H, W)``, and ``(N, C, 1,
+        L)`` of signals with their layout; of several, the first."""
         return self.tensor(self.path)
 
     def tensor(self, path: Path) -> torch.Tensor:
@@ -143,17 +143,29 @@ class Inputs:
         )
 
     @property
-    def channels_first(self) -> bool:
-        """Whether the model takes explained inputs as they are here, with their channels first."""
-        return self.layout is None or self.layout.index("C") == 1
+    def are_signals(self) -> bool:
+        """Whether the explained input is known to be signals, which are images of one row here."""
+        return self.layout in ("NCL", "NLC")
+
+    @property
+    def as_taken(self) -> bool:
+        """Whether the model takes explained inputs as they are here: with their channels first, and
+        no signals."""
+        return self.layout is None or (self.layout.index("C") == 1 and not self.are_signals)
 
     def _turned(self, path: Path, tensor: torch.Tensor, *, back: bool = False) -> torch.Tensor:
         """Bring the explained tensor at ``path`` from the model's layout into ours, with the
         channels first, or ``back``."""
-        if self.channels_first or tensor.ndim != len(self.layout or "") or path not in self.paths:
+        layout = self.layout or ""
+        is_laid_out = path in self.paths and self._tensors[path].ndim == len(layout)
+        if self.as_taken or not is_laid_out:
             return tensor
-        channels = (self.layout or "").index("C")
-        return tensor.movedim(1, channels) if back else tensor.movedim(channels, 1)
+        channels = layout.index("C")
+        if back:
+            tensor = tensor.squeeze(2) if self.are_signals else tensor
+            return tensor.movedim(1, channels)
+        tensor = tensor.movedim(channels, 1)
+        return tensor.unsqueeze(2) if self.are_signals else tensor
 
     @cached_property
     def name(self) -> str | None:
@@ -236,7 +248,7 @@ class Inputs:
     def _for_model(self, tensors: Mapping[Path, torch.Tensor]) -> dict[Path, torch.Tensor]:
         """Bring explained tensors, by path, from our layout into the one that the model takes;
         turned ones are made contiguous, since the model may use ``view`` on them."""
-        if self.layout is None or self.channels_first:
+        if self.layout is None or self.as_taken:
             return dict(tensors)
         turned = {path: self._turned(path, new, back=True) for path, new in tensors.items()}
         return {
@@ -440,22 +452,22 @@ def as_inputs(x: InputsLike) -> Inputs:
 
 
 def check_dimensions(model: nn.Module, x: torch.Tensor, name: str) -> None:
-    """Refuse an input (``name`` in messages) that is no batch of images, videos or volumes."""
+    """Refuse an input (``name`` in messages) that is no batch of images, videos or volumes; nor of
+    signals, for a network without convolutions of images."""
     if x.ndim in (4, 5):
         return
+    _, first = _first_convolution(model)
+    if x.ndim == 3 and first is None:
+        return
     remedy = "use explainer.preprocess(image)[None]"
-    if x.ndim == 3:
-        _, first = _first_convolution(model)
-        channels = COLOURS if first is None else (first.in_channels,)
-        weight = next((weight for weight in parameters_of(model) if weight.ndim > 1), None)
-        # such as spectrograms (N, F, T), or bags of vectors (N, T, D)
-        takes_sequences = first is None and weight is not None and weight.shape[1] in x.shape[1:]
-        if x.shape[0] in channels and not takes_sequences:
+    if x.ndim == 3 and first is not None:
+        remedy = "for signals or sequences, pass layout='NCL' or 'NLC'"
+        if x.shape[0] == first.in_channels:
             remedy = "add the batch dimension with x[None]"
-        elif x.shape[-1] in channels and not takes_sequences:
+        elif x.shape[-1] == first.in_channels:
             remedy = "put the channels first with x.permute(2, 0, 1)[None]"
-        else:
-            remedy = "for sequences, give x[:, None] to a module that takes x[:, 0] of it"
+    elif x.ndim == 2:
+        remedy = "for signals of one channel, give x[:, None] to a module that takes x[:, 0] of it"
     raise ImageError(f"{name} must have the shape (N, C, H, W), got {tuple(x.shape)}; {remedy}")
 
 

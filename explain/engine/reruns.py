@@ -313,7 +313,7 @@ class InputRerun:
         x = context.inputs.x
         count = len(self.rows.owners)
         is_plain = self._reads_scores and self._way_to_run != "one at a time"
-        is_photo = len(context.inputs.paths) == 1 and context.inputs.channels_first
+        is_photo = len(context.inputs.paths) == 1 and context.inputs.as_taken
         # incremental inference makes tensors during the model's passes, so on the caller's default
         # device
         is_on_cpu = x.device.type == "cpu" and CALLERS_DEVICE.get() is None

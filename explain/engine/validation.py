@@ -79,7 +79,7 @@ def check_inputs(
         total = tensor.detach().sum()
         total = total.masked_fill(total > BRIGHT * tensor.numel(), torch.nan)
         require_finite(total, partial(_check_values, model, tensor, name))
-    may_end_in_channels = x.ndim == 5 or x.shape[-1] in COLOURS
+    may_end_in_channels = x.ndim != 4 or x.shape[-1] in COLOURS
     return with_layout(model, inputs) if may_end_in_channels else inputs
 
 

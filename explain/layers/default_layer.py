@@ -286,7 +286,7 @@ class _Candidate:
     @property
     def is_map(self) -> bool:
         """Whether the tensor is laid out as a map, and not as tokens."""
-        return self.grid is not None and self.grid.is_map
+        return self.grid is not None and (self.grid.is_map or self.grid.is_line)
 
     @cached_property
     def is_pooling(self) -> bool:

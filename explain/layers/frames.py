@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -29,8 +30,9 @@ def with_layout(model: nn.Module, x: InputsLike) -> Inputs:
     """Return inputs that say where their channels are, where their shape leaves that open; it is
     then found out.
 
-    The channels are what the first convolution takes as channels. Where no convolution shows it,
-    they are the dimension of one or three, or of as many as a configuration of Hugging Face says. A
+    The channels are what the first convolution, or of signals also the first recurrent layer, takes
+    as channels. Where none shows it, they are the dimension of one or three, or of as many as a
+    configuration of Hugging Face says, and of signals the first linear layer. A
     warning says once for each model that frames come first, that several layouts are possible and
     which is assumed, or that the channels are assumed to come last.
 
@@ -42,7 +44,7 @@ def with_layout(model: nn.Module, x: InputsLike) -> Inputs:
     """
     inputs = as_inputs(x)
     shape = inputs.x.shape
-    if isinstance(model, Stitched) and not inputs.channels_first:
+    if isinstance(model, Stitched) and not inputs.as_taken:
         raise ImageError(
             f"layout must have the channels first for a Stitched model, got {inputs.layout}; let "
             "the model inside exchange them"
@@ -65,6 +67,8 @@ def _dims_of_channels(shape: Size) -> dict[InputLayout, int]:
     come last only if there are one or three of them there, and not elsewhere, and if what is before
     them is no single row or column.
     """
+    if len(shape) == 3:
+        return {"NCL": 1, "NLC": 2}
     dims: dict[InputLayout, int] = {"NCTHW": 1, "NTCHW": 2} if len(shape) == 5 else {"NCHW": 1}
     has_sides = len(shape) > 3 and min(shape[-3:-1]) > 1
     if has_sides and shape[-1] in COLOURS:
@@ -93,16 +97,16 @@ def _by_convolution(
         its first channel."""
         x = args[0]
         is_map = isinstance(module, nn.Conv2d)
-        dim = x.ndim - (3 if is_map else 4)
+        # a recurrent layer has no kernel, and its channels last
+        dim = x.ndim - 1 - len(getattr(module, "kernel_size", ()))
         if not first_calls:
             first_calls.append((x.shape[dim], is_map, x.select(dim, 0).sum()))
 
-    convolutions = [
-        name for name, m in hookable(model).items() if isinstance(m, (nn.Conv2d, nn.Conv3d))
-    ]
+    kinds = (nn.Conv1d, nn.RNNBase) if "NCL" in dims else (nn.Conv2d, nn.Conv3d)
+    layers = [name for name, m in hookable(model).items() if isinstance(m, kinds)]
     try:
         with untouched(model, grad=True), HookGroup(model) as group:
-            for name in convolutions:
+            for name in layers:
                 group.forward_pre(name, note)
             inputs.replaced(source).call(model)
         ran = True
@@ -137,13 +141,16 @@ def _by_convolution(
 
 def _by_lengths(model: nn.Module, lengths: Mapping[InputLayout, int]) -> InputLayout:
     """The likeliest layout of inputs, by the lengths of the dimensions that may be the channels. A
-    configuration of Hugging Face says how many channels there are; otherwise one or three are
-    usual. A guess, of which `_warn_once` tells the user.
+    configuration of Hugging Face says how many channels there are, and of signals the first linear
+    layer; otherwise one or three are usual. A guess, of which `_warn_once` tells the user.
     """
     config = getattr(model, "config", None)
     config = getattr(config, "vision_config", config)
     channels = getattr(config, "num_channels", None)
-    channel_counts = (channels,) if isinstance(channels, int) else COLOURS
+    channel_counts: tuple[int, ...] = (channels,) if isinstance(channels, int) else COLOURS
+    if "NCL" in lengths:
+        linear = (module.in_features for module in model.modules() if isinstance(module, nn.Linear))
+        channel_counts = tuple(islice(linear, 1))
     fitting = [layout for layout, length in lengths.items() if length in channel_counts]
     if len(fitting) == 1:
         return fitting[0]
@@ -165,7 +172,7 @@ def _warn_once(
     the same for the model, so once is enough.
     """
     likely = [length for length in lengths.values() if length in COLOURS]
-    is_guess = (len(likely) > 1 and max(likely) > 1) or layout in ("NHWC", "NTHWC")
+    is_guess = (len(likely) > 1 and max(likely) > 1) or layout[-1] == "C"
     doubtful = is_guess and not certain
     if model in _said or not (layout == "NTCHW" or doubtful):
         return

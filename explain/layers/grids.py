@@ -1,7 +1,7 @@
 """How the maps of a network lie on its input: the grids of its layers."""
 
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -32,8 +32,10 @@ from explain.layers.located import (
     PLACES,
     Places,
     folded_by_time,
+    input_of,
     locate_tensors,
     record_calls,
+    stays_in,
 )
 from explain.layers.placement import Placement, PlacementMode
 from explain.layers.positions import UNKNOWN
@@ -48,7 +50,7 @@ from explain.layers.receptive_fields import (
 from explain.layers.recording import CallKey, ModuleCall
 from explain.layers.stitched import Stitched
 from explain.layers.summary import ForwardSummary, kept_places, summary_of
-from explain.recording import PassRecorder, Step, Value
+from explain.recording import PassRecorder, Value
 from explain.targets.answer import JointTokens
 
 
@@ -281,7 +283,7 @@ class NetworkGrids(Grids):
     ) -> CellLooks | None:
         """Follow where the cells of a layer's map look in a recorded pass."""
         if place.part == "input":
-            value = _input_of(recorder.steps, place)
+            value = input_of(recorder.steps, place.module, place.call or 0)
             grid = None if value is None else self._of_input((self.count, *value.shape[1:]))
         else:
             call = self._call(layer)
@@ -292,14 +294,15 @@ class NetworkGrids(Grids):
         if value is None:
             return CellLooks(None, "what cannot be recorded")
         steps = leading_to(value)
-        looks = receptive_fields(steps, photo, cut=cut)
+        stays = stays_in(self._model, recorder.steps, values)
+        looks = receptive_fields(steps, photo, stays, cut=cut)
         copy = copy_of(steps, photo)
         both: tuple[Placement, Placement] | None = None
         if copy is not photo and not (cut or looks.by_photo):
             size = (copy.shape[2], copy.shape[3])
             of_copy = Placement(self.size, _laid_out(looks, copy, Grid("NCHW", *size)))
             is_moved = size != self.size or not of_copy.is_even
-            looks_at_copy = receptive_fields(steps, copy) if is_moved else looks
+            looks_at_copy = receptive_fields(steps, copy, stays) if is_moved else looks
             if is_moved and value in looks_at_copy.fields:
                 both = Placement(size, _laid_out(looks_at_copy, value, grid)).aligned, of_copy
         if value in looks.fields:
@@ -421,16 +424,6 @@ def _laid_out(looks: Looks, value: Value, grid: Grid) -> Tensor:
         for along in looks.fields[value]
     )
     return centres((rows, columns))[:, :, 0].movedim(0, -1).float().cpu()
-
-
-def _input_of(steps: Iterable[Step], place: LayerPlace) -> Value | None:
-    """The first tensor that a call of a module reads, of those that are computed from the photo."""
-    steps_of_call = [
-        step
-        for step in steps
-        if f"{step.module}.".startswith(f"{place.module}.") and step.call == (place.call or 0)
-    ]
-    return next((value for step in steps_of_call for value in step.inputs if value.depends), None)
 
 
 class PhotoGrids:

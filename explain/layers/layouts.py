@@ -59,6 +59,12 @@ class Grid:
         return self.layout in CHANNEL_DIMS
 
     @property
+    def is_line(self) -> bool:
+        """Whether the tensor is a map of one row with its channels first, as convolutions of
+        signals give it, ``(N, C, L)``."""
+        return self.layout == "tokens last" and self.height == 1
+
+    @property
     def of_images(self) -> int:
         """The dimension of the tensor that the images are in."""
         return 1 if self.layout == "tokens first" else 0

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from explain._utils.errors import LayerError
+from explain._utils.modules import submodule
 from explain._utils.signals import came_by_signal
 from explain.data.inputs import Inputs
 from explain.layers import layouts
 from explain.layers.layouts import Grid, LayoutReading, Size
 from explain.layers.positions import EVERYWHERE, NOWHERE, UNKNOWN, Positions, State, positions_of
 from explain.layers.recording import CallKey, ModuleCall, RecordedCalls, run_noting_calls
-from explain.recording import PassRecorder, Value, Watcher
+from explain.recording import PassRecorder, Step, Value, Watcher
 from explain.relevance.constants import storage_of
 
 PLACES = "where in the photo the values of tensors lie"
@@ -130,7 +131,7 @@ def locate_tensors(
     if len(inputs) == 1 and any(len(call.shape) == 3 and call.shape[0] != 1 for call in calls):
         inputs_to_try = [inputs.rows(torch.zeros(2, dtype=torch.long, device="cpu")), inputs]
     elif recorded and recorded.recorder and not recorded.recorder.draws:
-        return _places_in(recorded.recorder, recorded.values, len(inputs))
+        return _places_in(model, recorded.recorder, recorded.values, len(inputs))
     for images in inputs_to_try:
         try:
             places, draws = _locate_once(model, images)
@@ -236,6 +237,28 @@ def record_calls(
     return recorder, photo, values
 
 
+def input_of(steps: Iterable[Step], module: str, call: int) -> Value | None:
+    """The first tensor that a call of a module reads, of those that are computed from the photo."""
+    steps_of_call = [
+        step for step in steps if f"{step.module}.".startswith(f"{module}.") and step.call == call
+    ]
+    return next((value for step in steps_of_call for value in step.inputs if value.depends), None)
+
+
+def stays_in(
+    model: nn.Module, steps: Sequence[Step], values: Mapping[CallKey, Value]
+) -> dict[Value, Value]:
+    """What recurrent layers give, ``(..., C)``, and what they are given: each of their states
+    belongs to the place of its input, whatever it remembers of others."""
+    stays = {}
+    for (name, call), value in values.items():
+        if isinstance(submodule(model, name), nn.RNNBase):
+            source = input_of(steps, name, call)
+            if source is not None:
+                stays[value] = source
+    return stays
+
+
 def _locate_once(model: nn.Module, inputs: Inputs) -> tuple[Places, bool]:
     """Run a network on these inputs, and follow from where in the photo the values of its tensors
     come; and whether it draws random numbers.
@@ -244,14 +267,17 @@ def _locate_once(model: nn.Module, inputs: Inputs) -> tuple[Places, bool]:
     as it was. Tokens and maps in an unclear layout are laid out by it.
     """
     recorder, _, values = record_calls(model, inputs)
-    places = _places_in(recorder, values, len(inputs))
+    places = _places_in(model, recorder, values, len(inputs))
     recorder.release()
     return places, recorder.draws
 
 
-def _places_in(recorder: PassRecorder, values: Mapping[CallKey, Value], count: int) -> Places:
+def _places_in(
+    model: nn.Module, recorder: PassRecorder, values: Mapping[CallKey, Value], count: int
+) -> Places:
     """Follow from where in the photo the values of a recorded pass of ``count`` images come."""
-    states = positions_of(recorder.steps, recorder.inputs[0])
+    stays = stays_in(model, recorder.steps, values)
+    states = positions_of(recorder.steps, recorder.inputs[0], stays)
     of_calls = {key: (value.shape, states.get(value, NOWHERE)) for key, value in values.items()}
     sequences: dict[Size, list[Positions]] = {}
     for value, state in states.items():

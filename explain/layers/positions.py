@@ -8,6 +8,7 @@ be as long. What a network does with the pixels tells it.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import torch
@@ -39,13 +40,16 @@ StateOf: TypeAlias = Callable[[Value], State]
 MOST = 2**25  # the most values of a tensor whose positions are moved, for the sake of memory
 
 
-def positions_of(steps: Iterable[Step], x: Value) -> dict[Value, State]:
+def positions_of(
+    steps: Iterable[Step], x: Value, stays: Mapping[Value, Value] = MappingProxyType({})
+) -> dict[Value, State]:
     """Follow where in a photo ``x`` ``(N, C, H, W)`` the values of a recording lie.
 
     What moves values moves their positions. What combines values has the mean of their positions: a
     convolution that of the window that it sees, a linear layer that of its inputs. Rows of an
-    attention lie where their queries do. Everything else leaves positions as they are. What is not
-    in the result does not come from the photo.
+    attention lie where their queries do, and the values in ``stays`` where those lie that they are
+    given with. Everything else leaves positions as they are. What is not in the result does not
+    come from the photo.
 
     >>> from explain.recording import record
     >>> class Patches(torch.nn.Module):
@@ -65,6 +69,12 @@ def positions_of(steps: Iterable[Step], x: Value) -> dict[Value, State]:
 
     for step in steps:
         results = step.outputs
+        staying = stays.keys() & set(results)
+        if staying:
+            states |= dict.fromkeys(results, UNKNOWN)
+            for result in staying:
+                states[result] = _first([_mean(state_of(stays[result]), [-1])], result)
+            continue
         if step.name.startswith("_fft"):
             states |= dict.fromkeys(results, _of_transform(step))
             continue

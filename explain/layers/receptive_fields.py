@@ -22,6 +22,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -62,9 +63,16 @@ def leading_to(value: Value) -> list[Step]:
     return sorted(steps, key=lambda step: steps[step])
 
 
-def receptive_fields(steps: Iterable[Step], x: Value, *, cut: bool = False) -> Looks:
+def receptive_fields(
+    steps: Iterable[Step],
+    x: Value,
+    stays: Mapping[Value, Value] = MappingProxyType({}),
+    *,
+    cut: bool = False,
+) -> Looks:
     """Follow where the values of a recording look in a photo ``x`` ``(N, C, H, W)``; ``cut``, with
-    no more than the photo to look at."""
+    no more than the photo to look at. What ``stays`` looks where its source does, by its last
+    dimension together."""
     device = x.tensor.device
     # the rounding of single precision would show in maps, which are drawn by this
     precise = torch.float32 if device.type == "mps" else torch.float64
@@ -78,7 +86,12 @@ def receptive_fields(steps: Iterable[Step], x: Value, *, cut: bool = False) -> L
     by_photo = False
     size = (x.shape[2], x.shape[3])
     for step in steps:
-        if not any(value in fields for value in step.inputs):
+        staying = stays.keys() & set(step.outputs)
+        for result in staying:
+            if stays[result] in fields:
+                rows, columns = (along.mean(-1, keepdim=True) for along in fields[stays[result]])
+                fields[result] = rows, columns
+        if staying or not any(value in fields for value in step.inputs):
             continue
         if is_move(step) or step.operation.has("samples"):
             by_photo |= any(value.depends for value in step.inputs if value not in fields)

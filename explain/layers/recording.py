@@ -243,9 +243,10 @@ class RecordedCalls:
         """
         layout = layouts.layout_of(module, shape, size)
         if len(shape) <= 3:
-            # a sequence of tokens, unless the module puts channels first, as a one-dimensional
-            # convolution
-            may_be_tokens = len(shape) == 3 and layout != "NCHW"
+            # a sequence of tokens, or of the values of a signal; of no image, if the module puts
+            # channels first, as a one-dimensional convolution
+            is_signal = len(size) == 2 and size[0] == 1
+            may_be_tokens = len(shape) == 3 and (layout != "NCHW" or is_signal)
             return LayoutReading(open=may_be_tokens and len(size) > 1)
         if layout is not None:
             self._layouts[shape] = layout

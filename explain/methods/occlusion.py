@@ -46,8 +46,9 @@ class Windows(MaskedInputs):
         >>> Windows(Zero(), 2, 2).boxes((2, 5))
         [((0, 2), (0, 2)), ((0, 2), (2, 4)), ((0, 2), (4, 5))]
         """
-        window = _by_side("window", self.window, [max(1, round(side / 7)) for side in size])
-        stride = _by_side("stride", self.stride, [(length + 1) // 2 for length in window])
+        usual_window = [max(1, round(side / 7)) for side in size]
+        window = _by_side("window", self.window, usual_window, size)
+        stride = _by_side("stride", self.stride, [(length + 1) // 2 for length in window], size)
         intervals_of_sides = []
         for side, length, step in zip(size, window, stride, strict=True):
             if length > side:
@@ -75,14 +76,21 @@ class Windows(MaskedInputs):
         return rows_of([len(boxes)] * len(x), x.device, outside_window)
 
 
-def _by_side(option: str, lengths: int | tuple[int, ...] | None, usual: list[int]) -> list[int]:
+def _by_side(
+    option: str,
+    lengths: int | tuple[int, ...] | None,
+    usual: list[int],
+    size: tuple[int, ...],
+) -> list[int]:
     """The option "window" or "stride" as a length in pixels for each side of the photo (frames,
-    height, width): one number is for all, None takes the ``usual``.
+    height, width): one number is for all but the single row of a signal, None takes the ``usual``.
     """
     if lengths is None:
         return usual
+    is_row = len(size) == 2 and size[0] == 1
     if isinstance(lengths, int):
-        return [lengths] * len(usual)
+        return [1, lengths] if is_row else [lengths] * len(usual)
+    lengths = (1, *lengths) if is_row and len(lengths) == 1 else lengths
     if len(lengths) != len(usual):
         raise MethodError(
             f"{option} of occlusion must be a number, or one for each of {len(usual)} sides, got "
@@ -130,7 +138,8 @@ class Occlusion(EstimateMethod):
 
     Args:
         window: side of the window in pixels, or one number for each direction; None takes a seventh
-            of the photo. In a volume, one number is the side of a cube. In a video (three
+            of the photo. Of a signal, it is an interval. In a volume, one number is the side of a
+            cube. In a video (three
             channels), such a window lasts a seventh of the time; where the frames come before the
             channels, it lies in one frame, tile or patch.
         stride: how far it moves, or one number for each direction; None takes half of the window.

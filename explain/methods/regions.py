@@ -192,8 +192,8 @@ class Superpixels(Regions):
 
 @dataclass(frozen=True, repr=False)
 class GivenRegions(Regions):
-    """Regions that the caller gives: a tensor of whole numbers ``(H, W)``, or ``(N, H, W)`` with
-    one for each image.
+    """Regions that the caller gives: a tensor of whole numbers ``(H, W)``, of signals ``(L,)``, or
+    one for each image, ``(N, H, W)`` or ``(N, L)``.
 
     >>> GivenRegions(torch.tensor([[7, 7], [3, 9]]))(torch.zeros(1, 3, 2, 2))
     tensor([[[1, 1],
@@ -210,11 +210,11 @@ class GivenRegions(Regions):
         if (
             labels.dtype.is_floating_point
             or labels.dtype.is_complex
-            or labels.ndim < 2
+            or labels.ndim < 1
             or labels.numel() == 0
         ):
             raise MethodError(
-                f"regions must be whole numbers (H, W) or (N, H, W), got {shown(labels)}; mend them"
+                f"regions must be whole numbers (H, W) or (L,), got {shown(labels)}; mend them"
             )
         object.__setattr__(self, "labels", labels.long())
         object.__setattr__(
@@ -228,7 +228,10 @@ class GivenRegions(Regions):
         return max(len(labels.unique()) for labels in self._of_images(size))
 
     def _of_images(self, size: tuple[int, ...]) -> torch.Tensor:
-        """The numbers ``(N, H, W)``, or ``(1, H, W)`` where all images have the same."""
+        """The numbers ``(N, H, W)``, or ``(1, H, W)`` where all images have the same; of signals,
+        which are images of one row, they may have been given without the row."""
+        if len(size) == 2 and size[0] == 1 and self.labels.shape[-1] == size[1]:
+            return self.labels.reshape(-1, *size)
         return self.labels[None] if self.labels.ndim == len(size) else self.labels
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:

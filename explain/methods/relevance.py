@@ -36,9 +36,9 @@ class LRP(Method):
     normalisation behind a linear map is one map with it. No weight is changed. ``coverage`` of the
     attribution says which operations each rule covered, and ``coverage.taken`` what biases,
     stabilisers and softmaxes took; by how much the relevance and what was taken miss the score is
-    ``delta``. Operations without a rule (recurrent layers, for one) hand on by the plain gradient;
-    what they lose is in ``coverage.taken`` by their names, and those that lose more than a
-    thousandth are named in a warning and in ``coverage.missed``. So are all operators that
+    ``delta``. Operations without a rule (recurrent layers on a GPU, for one) hand on by the plain
+    gradient; what they lose is in ``coverage.taken`` by their names, and those that lose more than
+    a thousandth are named in a warning and in ``coverage.missed``. So are all operators that
     libraries register with torch, except those of torchvision, which are linear where their
     positions and masks are held constant, and gradients that the model itself takes. Of a
     `torch.autograd.Function` written by hand, what it loses is in ``delta`` alone. A ``delta`` of

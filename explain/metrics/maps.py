@@ -67,6 +67,9 @@ class Maps:
             )
         count = len(images)
         size = (images.shape[-2], images.shape[-1])
+        is_of_signal = size[0] == 1 and values.ndim in (2, 3) and values.shape[1] != 1
+        if is_of_signal:  # (N, l) or (N, C, L)
+            values = values.unsqueeze(-2)
         fits = values.ndim == 3 or (values.ndim == 4 and tuple(values.shape[2:]) == size)
         if not fits or len(values) != count or 0 in values.shape:
             raise MetricError(

@@ -3,6 +3,7 @@
 from contextlib import ExitStack
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -44,9 +45,14 @@ def record(model: nn.Module, *args: Any, **kwargs: Any) -> Recording:
 def record_until(stack: ExitStack, recorder: PassRecorder) -> None:
     """Let a recorder note what runs until ``stack`` closes.
 
-    Attention is computed by its definition meanwhile, whose derivative is that of what is recorded.
+    Attention, and an LSTM on a CPU, are computed by their definitions meanwhile: an attention's
+    derivative is that of what is recorded, and an LSTM has the same steps in each precision.
     """
     stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+    if recorder.has_lstm:
+        # torch.backends.mkldnn.flags reads settings that warn
+        stack.callback(torch._C._set_mkldnn_enabled, torch._C._get_mkldnn_enabled())
+        torch._C._set_mkldnn_enabled(False)
     stack.enter_context(scripts_as_written(recorder.scripts.values()))
     stack.enter_context(Watcher(recorder.watched))
     stack.enter_context(recorder)

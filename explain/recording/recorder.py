@@ -50,6 +50,7 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._aliases = Aliases(self._note, self._constant, self.leave)
         modules = modules_of(model)
         self._calls = CallStack(modules)
+        self.has_lstm = any(isinstance(module, nn.LSTM) for module in modules)
         self.scripts = {
             path: module
             for module, path in modules.items()

@@ -2,7 +2,7 @@
 needs."""
 
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from importlib import import_module
@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 from PIL import Image
 
-from explain._utils.errors import ExplainError, shown
+from explain._utils.errors import ExplainError, ImageError, shown
 from explain._utils.html import picture_html
 from explain.render.captions import FAINT, INK, RGB, Legend, ramp, wrapped
 from explain.render.sheets import ABREAST, REMARK, Layout, Places, Tile, groups_of
+from explain.render.styles import HEAT, SIGNED, Array, lookup_table, one_sided
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -270,6 +271,79 @@ class _Page:
             place = (left / self.width, 1 - top / self.top)
             shown_figure.text(place[0], place[1], text, va="top", parse_math=False, **style)
         return shown_figure
+
+
+def plot(signal: Any, heatmap: Any, *, names: Sequence[str] = (), width_cm: float = 17) -> "Figure":
+    """Plot a signal as lines, one for each channel, each with its map beneath it in colours.
+
+    For the result of `explain.attribute`: ``plot(x[0], attribution.heatmap[0])``, or with
+    ``attribution.signed[0]``, whose two signs have two colours.
+
+    Args:
+        signal: ``(C, L)`` or ``(L,)``, a tensor or an array.
+        heatmap: ``(L,)`` for all channels, or ``(C, L)``, in [0, 1] or [-1, 1]; ``(l,)`` and ``(C,
+            l)`` are stretched over the signal.
+        names: those of the channels, to write beside the lines.
+        width_cm: the width of the figure.
+
+    Raises:
+        ImageError: shapes or values that do not fit, or a number of names other than of channels.
+
+    >>> len(plot(np.sin(np.arange(20)), np.linspace(0, 1, 20)).axes)
+    1
+    """
+    lines = _rows_of("signal", signal)
+    maps = _rows_of("heatmap", heatmap)
+    count, length = lines.shape
+    low = float(maps.min())
+    high = float(maps.max())
+    if not -1 <= low <= high <= 1 + 1e-6:
+        raise ImageError(
+            f"heatmap must have values from -1 to 1, got {low:.3g} to {high:.3g}; pass "
+            "attribution.heatmap[0] or attribution.signed[0]"
+        )
+    if len(maps) not in (1, count) or maps.shape[1] > length:
+        raise ImageError(
+            f"heatmap must be one row, or one for each channel of a signal {lines.shape}, got "
+            f"{maps.shape}; pass attribution.heatmap[0]"
+        )
+    if names and len(names) != count:
+        raise ImageError(f"names must be {count}, one for each channel, got {len(names)}")
+    table = lookup_table(SIGNED) if low < 0 else one_sided(HEAT)
+    levels = (maps + 1) / 2 if low < 0 else maps
+    colors = table[(255 * levels.clip(0, 1)).round().astype(int)]
+    opacity = np.abs(maps)[..., None] * 255
+    beneath = np.concatenate([colors, opacity.round()], -1).astype(np.uint8)
+    shown_figure = empty((width_cm * CM, (1.2 + 1.8 * count) * CM), "a signal with its map")
+    for number, line in enumerate(lines):
+        axes = shown_figure.add_subplot(count, 1, number + 1)
+        row = beneath[number if len(maps) > 1 else 0]
+        height = float(np.ptp(line)) or 1.0
+        ends = (float(line.min()) - height / 20, float(line.max()) + height / 20)
+        axes.imshow(row[None], extent=(-0.5, length - 0.5, *ends), aspect="auto")
+        axes.plot(line, color="black", linewidth=0.8)
+        axes.set_ylim(*ends)
+        axes.tick_params(labelsize=7, labelbottom=number == count - 1)
+        if names:
+            axes.set_ylabel(names[number], fontsize=8)
+    return shown_figure
+
+
+def _rows_of(name: str, values: Any) -> Array:
+    """A tensor or an array ``(C, L)`` or ``(L,)`` as finite float32 rows ``(C, L)``; ``name`` is
+    that of the argument."""
+    tensor = values.detach().float().cpu() if hasattr(values, "detach") else values
+    try:
+        rows = np.atleast_2d(np.asarray(tensor, dtype=np.float32))
+    except (TypeError, ValueError):
+        got = type(values).__name__
+        raise ImageError(f"{name} must be a tensor or an array of numbers, got {got}") from None
+    if rows.ndim != 2 or not rows.size or not np.isfinite(rows).all():
+        raise ImageError(
+            f"{name} must be finite numbers (C, L) or (L,), got shape {rows.shape}; take one of a "
+            "batch"
+        )
+    return rows
 
 
 def _named(tile: Tile) -> list[tuple[str, RGB, float]]:
