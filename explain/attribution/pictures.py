@@ -45,8 +45,11 @@ class Scene:
 
     def overlay(self, attribution: Attribution, style: Style, target: int = 0) -> Image.Image:
         """Draw the map of a batch's first image over this photo in a style, with the box of
-        detection number ``target``. What the model did not see is marked.
+        detection number ``target``. What the model did not see is marked; a map that is mostly
+        noise is faded.
         """
+        if isinstance(style, styles.Colored):
+            style = replace(style, share=style.share * certainty(attribution))
         picture = overlays.draw_marked(
             self.photo, map_for(attribution, style), style, self.box, self._seen_by(attribution)
         )
@@ -92,7 +95,7 @@ class Scene:
                 max(box.bottom for box in self.seen),
             )
             part = self.photo.crop(styles.edges(around, self.photo.size))
-            self.legends[key] = style.legend(part)
+            self.legends[key] = style.over(self.photo).legend(part)
         return self.legends[key]
 
     def enlarged(self, times: int) -> "Scene":
@@ -211,11 +214,86 @@ def map_for(attribution: Attribution, style: Style) -> np.ndarray[Any, Any]:
     placement = attribution.placement
     is_placed = placement is not None and not placement.is_even
     if in_pixels or is_placed or style.name not in AREAS:
-        values = array(attribution.signed[0] if with_sign else attribution.heatmap[0])
-        draws_places = style.name in styles.CHOICES
-        return styles.smoothed(values, style.spread) if in_pixels and draws_places else values
-    cells = array(attribution.contributions[0] if with_sign else attribution.cells[0])
-    return cells / (np.abs(cells).max() or 1.0)
+        values = _on_input(attribution, style)
+    else:
+        values = array(attribution.contributions[0] if with_sign else attribution.cells[0])
+    return values / (np.abs(values).max() or 1.0)
+
+
+def _on_input(attribution: Attribution, style: Style) -> np.ndarray[Any, Any]:
+    """The map that a style draws at the input's resolution ``(H, W)``, in the units of the values;
+    maps of pixels are summed over their neighbourhoods where the style draws places."""
+    with_sign = style.reads == "signed"
+    values = array(attribution.on_input(with_sign=with_sign)[0])
+    draws_places = style.name in styles.CHOICES
+    if draws_places and _in_pixels(attribution):
+        return styles.blurred(values, style.spread)
+    return values
+
+
+def largest_of(attribution: Attribution, style: styles.Colored) -> float:
+    """The value that gets the last colour where a map is drawn on its own scale, in its units."""
+    return style.largest(_on_input(attribution, style))
+
+
+NOISE = 2.0  # standard errors, up to which a value may be chance
+MOSTLY = 0.5  # of the magnitudes of a map
+FAINTEST = 0.25  # of the colours of a map that is nothing but noise
+
+
+def beyond_noise(attribution: Attribution) -> float | None:
+    """The share of a first map's magnitudes, 0 to 1, in values further than two standard errors
+    from what makes no difference; None where no errors are known."""
+    if attribution.error is None:
+        return None
+    magnitudes = attribution.contributions[0].float().abs()
+    errors = attribution.error[0].float().expand_as(magnitudes)
+    total = float(magnitudes.sum())
+    if not (total > 0 and bool(errors.isfinite().all())):
+        return None
+    return float(magnitudes[magnitudes > NOISE * errors].sum()) / total
+
+
+def certainty(attribution: Attribution) -> float:
+    """How much of its colours a map is drawn with, 0 to 1: all of them, unless it is mostly noise.
+
+    >>> one = torch.ones(1, 2, 2)
+    >>> of_one_sample = Attribution("rise", one, "score", one, None, (2, 2), error=one)
+    >>> certainty(of_one_sample), certainty(replace(of_one_sample, error=0.1 * one))
+    (0.25, 1.0)
+    """
+    share = beyond_noise(attribution)
+    return 1.0 if share is None else min(1.0, max(FAINTEST, share / MOSTLY))
+
+
+FEW_CELLS = 16
+EVEN = 0.1  # of the largest value: the range of a map that is nearly even
+
+
+def cautions(attribution: Attribution) -> list[str]:
+    """What to know before a first map is read: it is mostly noise, has few cells, or is nearly
+    even; empty where there is nothing to say.
+
+    >>> one = torch.ones(1, 3, 3)
+    >>> cautions(Attribution("gradcam", one, "score", one, "layer4", (96, 96)))
+    ['only 3 × 3 cells', 'nearly even: its values differ by at most 0 %']
+    """
+    values = attribution.contributions[0].float()
+    if attribution.sets is not None or not (values.numel() and values.any()):
+        return []
+    said = []
+    share = beyond_noise(attribution)
+    if share is not None and share < MOSTLY:
+        said.append(f"mostly noise: {percent(1 - share)} of it is within two standard errors")
+    if attribution.layer is not None and values.ndim == 2 and values.numel() <= FEW_CELLS:
+        said.append(f"only {values.shape[0]} × {values.shape[1]} cells")
+    low = float(values.min())
+    high = float(values.max())
+    largest = max(abs(low), abs(high))
+    apart = (high - low) / largest
+    if apart <= EVEN:
+        said.append(f"nearly even: its values differ by at most {round(100 * apart)} %")
+    return said
 
 
 def _in_pixels(attribution: Attribution) -> bool:
@@ -411,8 +489,8 @@ def layer_caption(attribution: Attribution) -> str:
 
 
 def remark(attribution: Attribution) -> str:
-    """The warning below a map: the model was altered, the map is empty or unfinished, or its method
-    explains nothing. Empty if there is nothing to say.
+    """The warning below a map: the model was altered, the map is empty, unfinished or says little
+    (`cautions`), or its method explains nothing. Empty if there is nothing to say.
     """
     remarks = [str(intervention) for intervention in attribution.interventions]
     if not attribution.values[:1].any():
@@ -423,7 +501,7 @@ def remark(attribution: Attribution) -> str:
         remarks.append(f"null map: {does}")
     else:
         remarks.append(attribution.stopped)
-    return "; ".join(filter(None, remarks))
+    return "; ".join(filter(None, [*remarks, *cautions(attribution)]))
 
 
 def array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:

@@ -289,12 +289,7 @@ class Attribution(Outcome):
         magnitude over the channels, or, where the values are contributions (``style="signed"``),
         the magnitude of their sum: `signed` has the sign.
         """
-        self._must_have_places()
-        if self._in_pixels and self.style == "signed":
-            return by_maximum(self.signed.abs())
-        if self._in_pixels:
-            return by_maximum(self.values.float().abs().amax(self.channel_dim))
-        return by_maximum(self._drawn(self.cells.float()))
+        return by_maximum(self.on_input())
 
     def mask(self, threshold: float = 0.5) -> torch.Tensor:
         """Where each heatmap has at least this share of its maximum: ``(N, H, W)``, true or false.
@@ -350,11 +345,18 @@ class Attribution(Outcome):
         Values of pixels are summed over channels. They are counted from `neutral` on, where a place
         that makes no difference has another value than zero.
         """
+        return by_maximum(self.on_input(with_sign=True))
+
+    def on_input(self, *, with_sign: bool = False) -> torch.Tensor:
+        """The `heatmap`, or `signed`, in the units of the values: ``(N, H, W)`` float32."""
         self._must_have_places()
-        values = self.contributions.float()
-        if self._in_pixels:
-            return by_maximum(values.sum(self.channel_dim))
-        return by_maximum(self._drawn(values))
+        if not self._in_pixels:
+            cells = self.contributions if with_sign else self.cells
+            return self._drawn(cells.float())
+        if not with_sign and self.style != "signed":
+            return self.values.float().abs().amax(self.channel_dim)
+        summed = self.contributions.float().sum(self.channel_dim)
+        return summed if with_sign else summed.abs()
 
     def _drawn(self, maps: torch.Tensor) -> torch.Tensor:
         """Maps ``(N, h, w)``, or ``(N, l)`` of signals, at the resolution of the input."""

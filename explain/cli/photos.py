@@ -566,7 +566,7 @@ def _result(
     """What is printed for an explained photo (a summary if there are several), and its part of the
     JSON document, whose keys scripts read. ``tables`` and ``checks`` are by target.
     """
-    from explain.attribution.pictures import sentence
+    from explain.attribution.pictures import cautions, sentence
     from explain.attribution.result import set_figures
 
     summary, lines = _predictions(explanation)
@@ -575,6 +575,7 @@ def _result(
         for attribution in maps.values():
             if remark := sentence(attribution, label, explanation.categories):
                 lines.append(f"  {printable(remark)}")
+            lines += [f"  {attribution.method}: {caution}" for caution in cautions(attribution)]
             size = set_figures(attribution, 0).get("set_size")
             if size is not None:
                 sizes.append(f"{attribution.method}: {size:.1%} of the photo")

@@ -108,7 +108,7 @@ def draw_marked(
 ) -> Image.Image:
     """Return an RGB photo with a map drawn on ``region``, the part that it covers, in a style; the
     parts of the photo that no box in ``seen`` covers, which the model did not see, are hatched."""
-    return mark_unseen(style.draw(photo, values, region), photo, seen)
+    return mark_unseen(style.over(photo).draw(photo, values, region), photo, seen)
 
 
 def outlined(photo: Image.Image, boxes: Mapping[str, Edges], first: int = 0) -> Image.Image:

@@ -131,8 +131,9 @@ class Layout:
         return rows
 
     def legends(self) -> list[dict[int, Legend]]:
-        """For each row, by column, the legends below it: once a column, under the last tile that
-        has it (in a table, under the same name).
+        """For each row, by column, the legends below it: ramps once a column, under the last tile
+        that has it (in a table, under the same name); separate colours under each tile, since they
+        say how much of that tile's own map lies inside.
         """
         rows: list[dict[int, Legend]] = []
         below: dict[int, tuple[str, Legend]] = {}
@@ -143,7 +144,7 @@ class Layout:
                 if tile.legend is None:
                     continue
                 shown[column] = (tile.name if self.lined_up else "", tile.legend)
-                if below.get(column) != shown[column]:
+                if below.get(column) != shown[column] or not tile.legend.ramp:
                     legends[column] = tile.legend
             rows.append(legends)
             below = shown

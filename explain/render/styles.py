@@ -14,14 +14,14 @@ subclass of `Style` and enter it in `STYLES`.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import cycle, pairwise
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
-from PIL import Image, ImageDraw
+from PIL import Image, ImageChops, ImageDraw
 
 from explain._utils.errors import ExplainError, did_you_mean, option_name, shown
 from explain._utils.options import CheckedFields
@@ -33,6 +33,7 @@ HEAT = "plasma"  # perceptually uniform, readable with colour-vision deficiencie
 INTENSITY = "inferno"  # likewise, from black
 SIGNED = "RdBu_r"  # blue against, white nothing, red for
 PRINT = "print"  # dark blue against, grey nothing, light yellow for: apart in grey print as well
+PRINT_ONE_SIDED = "print-one-sided"  # what `PRINT` is for magnitudes: from dark to light
 
 
 def lookup_table(name: str) -> np.ndarray[Any, Any]:
@@ -48,10 +49,8 @@ def lookup_table(name: str) -> np.ndarray[Any, Any]:
 
 
 def one_sided(name: str) -> np.ndarray[Any, Any]:
-    """Return the 256 colours of a colour map for values from 0 to 1, ``(256, 3)`` uint8; of
-    `PRINT`, which is made for signed values, the upper half, which starts at its zero."""
-    table = lookup_table(name)
-    return table[128 + np.arange(256) // 2] if name == PRINT else table
+    """Return the 256 colours of a colour map for values from 0 to 1, ``(256, 3)`` uint8."""
+    return lookup_table(PRINT_ONE_SIDED if name == PRINT else name)
 
 
 @cache
@@ -250,21 +249,20 @@ def _enlarged(values: Array, cells: int) -> Array:
     return cv2.resize(values.astype(np.float32), None, fx=times, fy=times)
 
 
-def smoothed(values: Array, spread: float) -> Array:
+def blurred(values: Array, spread: float) -> Array:
     """A map ``(H, W)`` under a Gaussian of ``spread`` (a share of the longer side; nothing below a
-    third of a cell), scaled to a largest magnitude of 1.
+    third of a cell).
 
-    >>> float(smoothed(np.eye(50), 0.03).max())
+    >>> float(blurred(np.ones((50, 40)), 0.03).max())
     1.0
     """
     import cv2
 
     width = spread * max(values.shape)
-    blurred: Array = values.astype(np.float32)
-    if width > 0.3:
-        blurred = cv2.GaussianBlur(blurred, (0, 0), width, borderType=cv2.BORDER_REFLECT)
-    peak = np.abs(blurred).max()
-    return blurred / peak if peak > 0 else blurred
+    single: Array = values.astype(np.float32)
+    if width <= 0.3:
+        return single
+    return cv2.GaussianBlur(single, (0, 0), width, borderType=cv2.BORDER_REFLECT)
 
 
 Reading: TypeAlias = Literal["heatmap", "signed", "values", "sets", "answers"]
@@ -278,6 +276,22 @@ STEPS = 65  # colours in the legend of a ramp; that of zero is in the middle
 def grey(photo: Image.Image) -> Image.Image:
     """Return a photo in shades of grey, as an RGB picture of the same size."""
     return photo.convert("L").convert("RGB")
+
+
+FAINT_COLOR = 8  # of 255: a difference of channels that the compression of a grey photo leaves
+
+
+def has_colors(photo: Image.Image) -> bool:
+    """Whether an RGB photo has colours: a scan or a photo in grey has none.
+
+    >>> has_colors(Image.new("RGB", (4, 3), "red")), has_colors(Image.new("RGB", (4, 3), "grey"))
+    (True, False)
+    """
+    red, green, blue = photo.split()
+    apart = ImageChops.lighter(
+        ImageChops.difference(red, green), ImageChops.difference(green, blue)
+    )
+    return apart.getextrema()[1] > FAINT_COLOR  # type: ignore[operator]
 
 
 VALUES = np.arange(256) / 255
@@ -312,10 +326,10 @@ class Ground:
     visible: float
 
     @classmethod
-    def of_zero(cls, color: Array) -> "Ground":
+    def of_zero(cls, color: Array, visible: float = 0.35) -> "Ground":
         """Return the ground for a colour map whose colour for zero is ``color``, ``(3,)`` uint8: as
         light as that colour, so that a value of zero changes nothing."""
-        return cls(round(float(color.mean())), 0.35)
+        return cls(round(float(color.mean())), visible)
 
     def below(self, photo: Image.Image) -> Image.Image:
         """Return an RGB photo as it is drawn below the colours of a map: grey and faded."""
@@ -339,8 +353,14 @@ class Style(CheckedFields):
     ends: ClassVar[tuple[str, str]] = ("0", "max")
     shows: ClassVar[str] = "evidence"
     error: ClassVar[type[ExplainError]] = ExplainError
-    minimums: ClassVar[Mapping[str, float]] = {"alpha": 0, "dark": 0, "spread": 0}
-    maximums: ClassVar[Mapping[str, float]] = {"alpha": 1, "dark": 0.99, "spread": 0.5}
+    minimums: ClassVar[Mapping[str, float]] = {
+        **dict.fromkeys(("alpha", "contrast", "dark", "share", "spread"), 0)
+    }
+    maximums: ClassVar[Mapping[str, float]] = {
+        **dict.fromkeys(("alpha", "contrast", "share"), 1),
+        "dark": 0.99,
+        "spread": 0.5,
+    }
 
     def __post_init__(self) -> None:
         """Check the options of a style when it is made: their types and limits (by
@@ -363,6 +383,10 @@ class Style(CheckedFields):
         """
         raise NotImplementedError
 
+    def over(self, photo: Image.Image) -> "Style":
+        """Return the style as it is drawn over this photo."""
+        return self
+
     def legend(self, photo: Image.Image) -> Legend | None:
         """Return the colours that the style gives on a photo as bright as this one, and what they
         mean; None for a style whose colours need no words.
@@ -384,10 +408,15 @@ class Colored(Style):
     """A style that gives each value a colour and an opacity over the photo in grey. This is the one
     place where a value becomes a colour: pictures, legends, pages and the app take theirs from
     here. The level of a value is its magnitude to the ``power``, with its sign; `rgba` has the
-    colour and the opacity of 256 levels.
+    colour and the opacity of 256 levels. Of the photo's own contrast, the share ``contrast`` is
+    left below the colours: by default half or less, and all of it where the photo has no colours,
+    as a scan. The largest value of a map is drawn as the ``share`` of the scale: below 1 if the map
+    is compared with a larger one, or is mostly noise.
     """
 
     colormap: str = HEAT
+    contrast: float | None = field(default=None, kw_only=True)
+    share: float = field(default=1.0, kw_only=True, repr=False)
 
     power: ClassVar[float] = 1.0
     clipped: ClassVar[bool] = False  # at the 99.5th percentile, so that the rest shows
@@ -399,12 +428,29 @@ class Colored(Style):
     @property
     def ground(self) -> Ground:
         """How the photo below the colours is drawn: for `PRINT`, faded to the colour of zero."""
-        return Ground.of_zero(self.table()[0]) if self.colormap == PRINT else LIFTED
+        usual = Ground.of_zero(self.table()[0], 0.25) if self.colormap == PRINT else LIFTED
+        return usual if self.contrast is None else replace(usual, visible=self.contrast)
+
+    def over(self, photo: Image.Image) -> "Colored":
+        # in grey print, light parts of a scan would be taken for heat
+        if self.contrast is not None or self.colormap == PRINT or has_colors(photo):
+            return self
+        return replace(self, contrast=1.0)
+
+    def prepared(self, values: Array) -> Array:
+        """Return the values of a map as their colours are chosen, in the same units."""
+        return values
+
+    def largest(self, values: Array) -> float:
+        """Return the magnitude of a map that gets the last colour; 1 for a map of zeros."""
+        magnitudes = np.abs(self.prepared(values))
+        return _bright(magnitudes) if self.clipped else float(magnitudes.max()) or 1.0
 
     def levels(self, values: Array) -> Array:
         """Return the place of each value of a map on the colour scale, in [0, 1]; for signed values
         zero is at 0.5."""
-        scaled = _stretched(values) if self.clipped else values
+        prepared = self.prepared(values)
+        scaled = self.share * (_stretched(prepared) if self.clipped else prepared)
         levels: Array = np.sign(scaled) * np.abs(scaled) ** self.power
         return levels / 2 + 0.5 if self.reads == "signed" else levels
 
@@ -626,14 +672,15 @@ class Signed(Colored):
     @property
     def ground(self) -> Ground:
         """How the photo below the colours is drawn: faded to the colour of zero, level 128."""
-        return Ground.of_zero(self.table()[128])
+        usual = Ground.of_zero(self.table()[128])
+        return usual if self.contrast is None else replace(usual, visible=self.contrast)
 
-    def levels(self, values: Array) -> Array:
-        """Return the place of each value of a signed map on the colour scale, in [0, 1], with zero
-        at 0.5. A coarse map is enlarged before, so that the result may have more cells."""
+    def prepared(self, values: Array) -> Array:
+        """Return a signed map summed over its neighbourhoods. A coarse map is enlarged before, so
+        that the result may have more cells."""
         if max(values.shape) < FINE:  # so that the curve bends between the cells as well
             values = _enlarged(values, 4 * FINE)
-        return super().levels(smoothed(values, self.spread))
+        return blurred(values, self.spread)
 
     def opacity(self) -> Array:
         """Return the opacity of 256 levels of signed values: none around the middle, which is
@@ -872,8 +919,12 @@ def percents(shares: Sequence[float]) -> tuple[str, ...]:
     return tuple(f"{share:.0%}".replace("%", " %") for share in shares)
 
 
+def _bright(magnitudes: Array) -> float:
+    """Return the 99.5th percentile of magnitudes; of few that are not zero, the largest, and 1 of
+    none."""
+    return float(np.quantile(magnitudes, 0.995)) or float(magnitudes.max()) or 1.0
+
+
 def _stretched(values: Array) -> Array:
     """Scale values to [-1, 1], so that the 99.5th percentile of the magnitudes becomes 1."""
-    magnitudes = np.abs(values)
-    peak = float(np.quantile(magnitudes, 0.995)) or float(magnitudes.max()) or 1.0
-    return np.clip(values / peak, -1, 1)
+    return np.clip(values / _bright(np.abs(values)), -1, 1)

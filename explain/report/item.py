@@ -17,7 +17,7 @@ from PIL import Image, ImageOps
 from explain._utils.errors import ExplainError, muted, printable
 from explain.attribution.api import plan
 from explain.attribution.encoding import decode
-from explain.attribution.pictures import array, layer_of, remark, sentence
+from explain.attribution.pictures import array, certainty, layer_of, remark, sentence
 from explain.attribution.result import Attribution
 from explain.baselines.base import scale_of
 from explain.data.boxes import Box
@@ -26,7 +26,7 @@ from explain.engine.ends import reading
 from explain.engine.settings import Progress
 from explain.hooks.preserve import untouched
 from explain.methods.base import Style, get_method, innermost_method, title_of
-from explain.render.styles import edges
+from explain.render.styles import edges, has_colors
 from explain.report.reproduce import Reproduction, Subject, reproduction
 from explain.targets import Segmentation
 
@@ -307,6 +307,7 @@ def item(
         "crops": [list(astuple(crop)) for crop in subject.crops],
         "zero": _zero(subject),
         "grey": _grey(subject),
+        "scan": not has_colors(subject.photo),
         "predictions": [
             [
                 printable(prediction.label),
@@ -383,6 +384,7 @@ def map_info(kind: str, quantised: Mapping[str, Any], **values: Any) -> dict[str
         "plane": quantised,
         "layers": [],
         "remark": "",
+        "certainty": 1.0,
         "score": None,
         "delta": None,
         "samples": None,
@@ -407,6 +409,7 @@ def _map(attribution: Attribution, detail: Detail) -> dict[str, Any]:
         plane(values, signed=attribution.style == "signed"),
         layers=layers,
         remark=remark(attribution),
+        certainty=certainty(attribution),
         score=float(attribution.score[0]),
         delta=None if attribution.delta is None else float(attribution.delta[0]),
         samples=attribution.samples,

@@ -251,12 +251,18 @@ def _colored(style: Colored, colormaps: Sequence[str], opacity: float = 100) -> 
     return {
         "colormap": style.colormap,
         "colors": {name: _base64(styles[name].table().tobytes()) for name in styles},
-        "grounds": {name: astuple(styles[name].ground) for name in styles},
+        "grounds": {name: _grounds(styles[name]) for name in styles},
         "levels": _base64(curve(style.opacity()).tobytes()),
         "opacity": opacity,
         "power": style.power,
         "spread": style.spread if style.reads == "signed" else 0,
     }
+
+
+def _grounds(style: Colored) -> list[tuple[Any, ...]]:
+    """What is drawn below the colours of a style: of a photo with colours, and of a scan."""
+    scan = Image.new("RGB", (1, 1))
+    return [astuple(style.ground), astuple(style.over(scan).ground)]
 
 
 def _base64(content: bytes) -> str:

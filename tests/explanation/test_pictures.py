@@ -19,7 +19,7 @@ from torch import nn
 
 import explain
 from explain import ExplainError, render
-from explain.attribution.pictures import Look, layer_of, remark
+from explain.attribution.pictures import Look, beyond_noise, layer_of, remark
 from explain.attribution.result import Attribution
 from explain.methods import IntegratedGradients
 from explain.methods.base import title_of
@@ -91,8 +91,10 @@ def test_explanations_are_drawn_and_saved_in_any_style(
     areas = style in ("contour", "mask")
     of_layer = cells / cells.max() if areas else layers.heatmap[0].numpy()
     pixel_style = Look(style).of("signed")
-    of_pixels = pixels.signed[0] if pixel_style.reads == "signed" else pixels.heatmap[0]
-    smooth = styles.smoothed(of_pixels.numpy(), pixel_style.spread)
+    summed = pixels.values[0].sum(0).numpy()
+    of_pixels = summed if pixel_style.reads == "signed" else np.abs(summed)
+    smooth = styles.blurred(of_pixels, pixel_style.spread)
+    smooth /= np.abs(smooth).max()
     drawn = {
         "gradcam": (of_layer, styles.get_style(style)),
         "inputxgradient": (smooth, pixel_style),
@@ -149,7 +151,7 @@ def test_sheets_have_title_photo_families_layers_and_remarks(explainer: explain.
         "Grad-CAM": ("layer light", ""),
         "Random CAM": ("layer light", "null map: random weights"),
         "LayerCAM": ("layer light", ""),
-        "Saliency": ("", ""),
+        "Saliency": ("", "nearly even: its values differ by at most 0 %"),
         "Input × Gradient": ("summed over 1.2 % of the side", ""),
     }
     below = [legend.meaning for row in layout.legends() for legend in row.values()]
@@ -215,6 +217,74 @@ def test_maps_that_say_nothing_and_fusions_are_named() -> None:
     assert layer_of(fused) == "product of a, b"
     assert layer_of(replace(fused, layer=tuple("abcd"), fuse="max")) == "max of 4 layers, a to d"
     assert remark(map_of_t("gradcam", one * 0, layer="a")) == "zero everywhere"
+
+
+def estimate(error: float, values: torch.Tensor, **fields: Any) -> Attribution:
+    """An estimated map with the same error everywhere."""
+    options: dict[str, Any] = {
+        "target": "t",
+        "score": torch.ones(1),
+        "layer": None,
+        "size": (64, 64),
+    }
+    return Attribution("rise", values, error=torch.full_like(values, error), **options | fields)
+
+
+def test_an_estimate_fades_as_it_is_lost_in_noise_and_says_so(
+    explainer: explain.Explainer,
+) -> None:
+    """Half of the magnitudes are 1, the others 3: the errors decide which are beyond two of
+    them."""
+    values = torch.ones(1, 64, 64)
+    values[:, :16] = 3.0
+    scene = explainer(spot(), "gradcam", 0, layer="light").scene
+    plain = scene.overlay(replace(estimate(0.1, values), error=None), styles.Heat(contrast=0.5))
+    drawn = []
+    for error, share in ((0.1, 1.0), (1.0, 0.5), (2.0, 0.0)):
+        map_of_noise = estimate(error, values)
+        assert beyond_noise(map_of_noise) == pytest.approx(share)
+        assert ("mostly noise: 100 %" in remark(map_of_noise)) == (share == 0)
+        drawn.append(np.asarray(scene.overlay(map_of_noise, styles.Heat(contrast=0.5))))
+    assert np.array_equal(drawn[0], np.asarray(plain))
+    assert np.array_equal(drawn[0], drawn[1])
+    faint = np.asarray(
+        scene.overlay(
+            replace(estimate(2.0, values), error=None), styles.Heat(contrast=0.5, share=0.25)
+        )
+    )
+    assert np.array_equal(drawn[2], faint)
+    assert chroma_of(drawn[2]) < 0.6 * chroma_of(drawn[0])
+    # of RISE, what makes no difference is the mean score and not zero
+    around = estimate(0.2, values, neutral=torch.ones(1))
+    assert beyond_noise(around) == pytest.approx(1.0)
+    assert beyond_noise(estimate(0.2, values - 0.9, neutral=torch.tensor([0.1]))) == pytest.approx(
+        1.0
+    )
+
+
+def chroma_of(picture: np.ndarray) -> float:
+    return float(np.linalg.norm(lab(picture)[..., 1:], axis=2).max())
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (torch.arange(9.0).reshape(1, 3, 3), "only 3 × 3 cells"),
+        (torch.arange(49.0).reshape(1, 7, 7), ""),
+        (
+            1 + 0.001 * torch.arange(49.0).reshape(1, 7, 7),
+            "nearly even: its values differ by at most 5 %",
+        ),
+        (
+            -1 - 0.001 * torch.arange(49.0).reshape(1, 7, 7),
+            "nearly even: its values differ by at most 5 %",
+        ),
+        (torch.tensor([-1.0, 1.0]).repeat(1, 7, 7), ""),
+    ],
+)
+def test_maps_of_few_cells_and_even_ones_say_so(values: torch.Tensor, said: str) -> None:
+    layer_map = Attribution("gradcam", values, "t", torch.ones(1), "a", (96, 96))
+    assert remark(layer_map) == said
 
 
 @pytest.fixture(scope="module")

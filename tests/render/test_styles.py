@@ -39,7 +39,34 @@ def radius(share: float) -> float:
 def test_colours_of_the_photo_are_never_those_of_heat() -> None:
     """Two photos of other colours and the same brightness give the same picture."""
     grey = photo().convert("L").convert("RGB")
-    assert render.overlay(photo(), bump()).tobytes() == render.overlay(grey, bump()).tobytes()
+    grey.putpixel((0, 0), (255, 0, 0))
+    pictures = [np.asarray(render.overlay(one, bump()))[1:] for one in (photo(), grey)]
+    assert np.array_equal(*pictures)
+
+
+@pytest.mark.parametrize("name", ["heat", "signed"])
+def test_a_scan_keeps_its_contrast_where_there_is_no_heat(name: str) -> None:
+    scan = photo().convert("L").convert("RGB")
+    values = np.zeros((12, 18), np.float32)
+    values[:6, :9] = np.linspace(0.5, 1, 9)
+    seen = np.asarray(render.overlay(scan, values, name))
+    without = np.s_[80:, 120:]
+    assert np.array_equal(seen[without], np.asarray(scan)[without])
+    assert (seen[:40, :60] != np.asarray(scan)[:40, :60]).all(2).mean() > 0.9
+    faded = np.asarray(render.overlay(photo(), values, name))[without]
+    assert np.ptp(faded.mean(2)) < 0.6 * np.ptp(np.asarray(scan)[without].mean(2))
+
+
+@pytest.mark.parametrize("style", ["heat", "intensity"])
+@pytest.mark.parametrize("brightness", [0, 128, 255])
+def test_one_sided_maps_in_print_go_from_dark_to_light(style: str, brightness: int) -> None:
+    """In grey, over any photo, in steps that never fall."""
+    chosen = styles.get_style(style, colormap=styles.PRINT)
+    light = lab(drawn(chosen, np.linspace(0, 1, 256), brightness)[0])[:, 0]
+    rising = light[20:]  # below, the photo shows
+    assert np.diff(rising).min() > -0.5
+    assert light[0] < 45
+    assert light[-1] > 75
 
 
 @pytest.mark.parametrize("brightness", [0, 90, 255])

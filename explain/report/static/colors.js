@@ -36,9 +36,9 @@ class Colors {
     return view === 'heat' ? this.drawing[kind].opacity : 100;
   }
 
-  // What lies below the colours: a grey, and how much is seen of the photo, which is faded to it.
-  ground(kind, name) {
-    return this.drawing[kind].grounds[this.suited(kind, name)];
+  // What lies below the colours: a grey, and how much is seen of the photo, which is faded to it; of a scan, all.
+  ground(kind, name, scan) {
+    return this.drawing[kind].grounds[this.suited(kind, name)][Number(scan)];
   }
 
   // Opacity and colour in 256 steps; of contributions, from the most against to the most for.
@@ -74,7 +74,7 @@ class Colors {
     for (let i = 0; i < values.length; i++) {
       const size = Math.abs(values[i]);
       if (size < least || (kind !== 'intensity' && size === 0)) continue;
-      const level = Math.sign(values[i]) * clamp(size * stretch, 0, 1) ** power;
+      const level = Math.sign(values[i]) * (map.certainty * clamp(size * stretch, 0, 1)) ** power;
       const step = 4 * Math.round(255 * (kind === 'signed' ? level / 2 + 0.5 : level));
       pixels[4 * i] = steps[step];
       pixels[4 * i + 1] = steps[step + 1];
@@ -132,10 +132,10 @@ class Colors {
   }
 
   // A bar of colours for the legend, as they are on a photo of this brightness.
-  bar(canvas, kind, { colormap, opacity, grey }) {
+  bar(canvas, kind, { colormap, opacity, grey, scan }) {
     const steps = this.steps(kind, colormap);
     const { power } = this.drawing[kind];
-    const [ground, visible] = this.ground(kind, colormap);
+    const [ground, visible] = this.ground(kind, colormap, scan);
     const below = ground + (grey - ground) * visible;
     canvas.width = 256;
     canvas.height = 1;

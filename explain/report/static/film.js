@@ -64,7 +64,7 @@ function smallPicture(canvas, image, item, map, colors, side = THUMB) {
   const context = canvas.getContext('2d');
   const [across, down] = [canvas.width / width, canvas.height / height];
   context.drawImage(image, -left * across, -top * down, item.size[0] * across, item.size[1] * down);
-  fade(context, colors.ground(map.kind, ''), canvas.width, canvas.height);
+  fade(context, colors.ground(map.kind, '', item.scan), canvas.width, canvas.height);
   const heat = el('canvas', {});
   colors.draw(heat, map, { view: 'heat', share: 1, colormap: '' });
   context.globalAlpha = colors.usualOpacity('heat', map.kind) / 100;

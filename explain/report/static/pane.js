@@ -31,7 +31,7 @@ class Pane {
   }
 
   showMap(map, look) {
-    this.clear(look.view === 'heat' ? this.colors.ground(map.kind, look.colormap) : null);
+    this.clear(look.view === 'heat' ? this.colors.ground(map.kind, look.colormap, this.item.scan) : null);
     if (look.view === 'contour') {
       this.contour(map, look);
       return;

@@ -117,7 +117,7 @@ class Look {
     } else if (state.view === 'spotlight') {
       this.legend.replaceChildren(words('the brighter, the more evidence'));
     } else {
-      this.colors.bar(this.bar, map.kind, { colormap: state.colormap, opacity: opacity / 100, grey: this.item.grey });
+      this.colors.bar(this.bar, map.kind, { colormap: state.colormap, opacity: opacity / 100, grey: this.item.grey, scan: this.item.scan });
       const ends = map.kind === 'signed' ? ['against', 'for'] : ['0', 'max'];
       this.legend.replaceChildren(words(ends[0]), this.bar, words(ends[1]));
     }

@@ -68,8 +68,10 @@ function between(from, to) {
 
 // One map, ready to be drawn: on a grid as fine as it is shown, empty where there is no photo below it.
 class FineMap {
-  constructor(plane, kind, item) {
+  // `certainty` is how much of its colours it is drawn with: less of a map that is mostly noise.
+  constructor(plane, kind, item, certainty = 1) {
     this.plane = plane;
+    this.certainty = certainty;
     this.signed = plane.signed || kind === 'signed';
     this.kind = this.signed ? 'signed' : kind;
     const [left, top, right, bottom] = item.box;

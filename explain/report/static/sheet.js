@@ -140,7 +140,7 @@ class Sheet {
     const image = el('img', { src: item.photo, alt: '' });
     const first = item.maps[0][0];
     const [plane] = await Promise.all([unpackedPlane(first.plane), image.decode().catch(() => {})]);
-    smallPicture(card.querySelector('canvas'), image, item, new FineMap(plane, first.kind, item), this.colors, 200);
+    smallPicture(card.querySelector('canvas'), image, item, new FineMap(plane, first.kind, item, first.certainty), this.colors, 200);
   }
 }
 

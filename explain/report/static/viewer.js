@@ -33,6 +33,7 @@ class Viewer {
     this.again = new Again(item);
     this.title = el('h1', {});
     this.reading = el('p', { class: 'reading' });
+    this.caution = el('p', { class: 'caution' });
     this.regionWords = el('p', { class: 'region-words', role: 'status' });
     this.pencil = el('button', { type: 'button', class: 'plain-button', 'aria-pressed': 'false', onclick: () => this.pencilPressed() }, 'Draw a region');
     this.save = el('button', { type: 'button', class: 'plain-button', onclick: () => this.picture() }, 'Save the picture');
@@ -43,7 +44,7 @@ class Viewer {
         el('div', { class: 'heading' }, this.title, el('p', { class: 'sub' }, `${item.name} · ${about} `, rightOrWrong(photo), photo?.page ? el('a', { href: photo.page }, photo.page) : null)),
         el('div', { class: 'easel' }, this.stage.element),
         el('div', { class: 'under' }, this.look.legend, el('div', { class: 'buttons' }, this.pencil, this.save)),
-        this.regionWords, this.reading, this.film.element),
+        this.caution, this.regionWords, this.reading, this.film.element),
       el('div', { class: 'side' }, this.answers.element, this.sets.element, this.look.element, this.evidence.element, this.why.element),
       widget ? null : this.below,
       widget ? null : el('div', { class: 'foot' }, this.again.element));
@@ -79,7 +80,7 @@ class Viewer {
     if (!this.maps.has(key)) {
       const found = this.item.maps[target][method];
       const packed = layer ? found.layers[layer - 1].plane : found.plane;
-      this.maps.set(key, unpackedPlane(packed).then((plane) => new FineMap(plane, found.kind, this.item)));
+      this.maps.set(key, unpackedPlane(packed).then((plane) => new FineMap(plane, found.kind, this.item, found.certainty)));
     }
     return this.maps.get(key);
   }
@@ -112,6 +113,8 @@ class Viewer {
     this.drawOther(look, other);
     this.title.replaceChildren(...(state.not === null ? ['Why ', el('em', {}, label), '?']
       : ['Why ', el('em', {}, label), ', and not ', el('em', {}, this.item.targets[state.not].label), '?']));
+    const { remark } = this.item.maps[state.target][state.method];
+    this.caution.textContent = remark && `${remark[0].toUpperCase()}${remark.slice(1)}.`;
     this.film.take(state.method, state.target);
     this.answers.take(state.target);
     this.look.take(state, map, opacity);
@@ -325,7 +328,7 @@ class Viewer {
     lines.forEach((line, i) => write(line, gap, gap + Math.round(1.35 * large) + Math.round(1.4 * small) * (i + 0.75), small, '#6e6e76'));
     if (ramp) {
       const bar = el('canvas', {});
-      this.colors.bar(bar, now.kind, { colormap: state.colormap, opacity: Number(stage.front.canvas.style.opacity || 1), grey: item.grey });
+      this.colors.bar(bar, now.kind, { colormap: state.colormap, opacity: Number(stage.front.canvas.style.opacity || 1), grey: item.grey, scan: item.scan });
       const long = Math.min(width / 4, 13 * small);
       context.drawImage(bar, width - gap - long, gap, long, 0.8 * small);
       const ends = now.kind === 'signed' ? ['against', 'for'] : ['0', 'max'];
