@@ -49,6 +49,7 @@ USED = [
     "data.boxes",
     "render",
     "explanation.explainer",
+    "explanation.figure",
     "explanation.loading",
     "explanation.coco",
     "runs",

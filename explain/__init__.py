@@ -52,6 +52,7 @@ _HOME = {
     "cite": "explain.attribution.citing",
     "evaluate": "explain.metrics",
     "explain": "explain.explanation.explainer",
+    "figure": "explain.explanation.figure",
     "find_concepts": "explain.attribution.concepts",
     "lens": "explain.attribution.lens",
     "list_layers": "explain.layers",
@@ -123,6 +124,7 @@ __all__ = [
     "cite",
     "evaluate",
     "explain",
+    "figure",
     "find_concepts",
     "lens",
     "list_layers",
@@ -195,6 +197,7 @@ if TYPE_CHECKING:
     from explain.data.inputs import Inputs
     from explain.explanation.explainer import Explainer, explain
     from explain.explanation.explanation import Explanation
+    from explain.explanation.figure import figure
     from explain.explanation.loading import load
     from explain.layers import list_layers
     from explain.methods import list_methods

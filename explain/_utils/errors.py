@@ -257,6 +257,17 @@ def check_whole_number(
         raise error(f"{name} must be a whole number from {least}, got {shown(value)}; leave it out")
 
 
+def check_choice(
+    name: str, value: Any, choices: Sequence[str], *, error: type[ExplainError] = ArgumentError
+) -> None:
+    """Refuse an option called ``name`` whose value is not one of ``choices``; ``error`` is the
+    class that is raised."""
+    if value not in choices:
+        raise error(
+            f"{name} must be one of {', '.join(choices)}, got {shown(value)}; choose one of them"
+        )
+
+
 def muted() -> AbstractContextManager[None]:
     """Within this block, drop this package's own warnings (`warn`) in this thread; those of
     libraries are not affected, for which see `quiet`."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -25,6 +25,10 @@ from explain.targets.outputs import percent
 AREAS = ("contour", "mask")  # styles with outlines
 LARGEST_SIDE = 2000  # pixels of an overlay, unless asked: at 12 megapixels, each has 15 MB
 MANY = 4  # methods, from which on they are grouped by family
+Order: TypeAlias = Literal["family", "given"]
+"""How methods follow each other in a sheet."""
+Part: TypeAlias = Literal["photo", "seen"]
+"""What a figure shows of each photo: all of it, or what the model saw."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,10 +50,10 @@ class Scene:
     def overlay(self, attribution: Attribution, style: Style, target: int = 0) -> Image.Image:
         """Draw the map of a batch's first image over this photo in a style, with the box of
         detection number ``target``. What the model did not see is marked; a map that is mostly
-        noise is faded.
+        noise is faded, unless the style says how large it is.
         """
-        if isinstance(style, styles.Colored):
-            style = replace(style, share=style.share * certainty(attribution))
+        if isinstance(style, styles.Colored) and style.share is None:
+            style = replace(style, share=certainty(attribution))
         picture = overlays.draw_marked(
             self.photo, map_for(attribution, style), style, self.box, self._seen_by(attribution)
         )
@@ -88,15 +92,39 @@ class Scene:
         """
         key = repr(style)
         if key not in self.legends:
-            around = Box(
-                min(box.left for box in self.seen),
-                min(box.top for box in self.seen),
-                max(box.right for box in self.seen),
-                max(box.bottom for box in self.seen),
-            )
-            part = self.photo.crop(styles.edges(around, self.photo.size))
+            if isinstance(style, styles.Colored):
+                style = replace(style, share=None)
+            part = self.photo.crop(self._seen_edges)
             self.legends[key] = style.over(self.photo).legend(part)
         return self.legends[key]
+
+    @property
+    def _seen_edges(self) -> tuple[int, int, int, int]:
+        """Left, top, right and bottom of all that the model saw of the photo, in whole pixels."""
+        around = Box(
+            min(box.left for box in self.seen),
+            min(box.top for box in self.seen),
+            max(box.right for box in self.seen),
+            max(box.bottom for box in self.seen),
+        )
+        return styles.edges(around, self.photo.size)
+
+    def cropped(self) -> "Scene":
+        """Return the scene of what the model saw alone."""
+        edges = self._seen_edges
+        left, top = edges[:2]
+
+        def moved(corners: Edges) -> Edges:
+            return corners[0] - left, corners[1] - top, corners[2] - left, corners[3] - top
+
+        return Scene(
+            self.photo.crop(edges),
+            self.box.moved(-left, -top),
+            tuple(box.moved(-left, -top) for box in self.seen),
+            tuple(None if box is None else moved(box) for box in self.boxes),
+            {label: moved(box) for label, box in self.detected.items()},
+            self.above,
+        )
 
     def enlarged(self, times: int) -> "Scene":
         """Return the scene, a photo with its boxes, with each pixel as a square of ``times`` by
@@ -411,9 +439,11 @@ def groups(
     look: Look,
     marks: Callable[[str, int], tuple[Mark, ...]] = lambda method, target: (),
     abreast: int = ABREAST,
+    order: Order = "family",
 ) -> tuple[Group, ...]:
     """A sheet's groups of tiles: the photo and the maps of each target, as a table of targets and
-    methods (turned where methods would not stand ``abreast``), or many methods by family.
+    methods (turned where methods would not stand ``abreast``), or many methods by family, unless
+    in the given order.
     """
 
     def tiles(index: int, maps: Iterable[Attribution]) -> tuple[Tile, ...]:
@@ -442,7 +472,7 @@ def groups(
     groups = [
         Group(title if len(results) > 1 else name, tiles(index, members))
         for index, (title, result) in enumerate(zip(titles, results, strict=True))
-        for name, members in _families(result)
+        for name, members in _families(result, order)
     ]
     return Group("", (photo,)), *groups
 
@@ -510,11 +540,14 @@ def array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     return values
 
 
-def _families(result: Mapping[str, Attribution]) -> list[tuple[str, list[Attribution]]]:
-    """The maps of one target by the family of their method, with the family's name; few maps stay
-    one group without a name. Families come in the order of `FAMILIES`, methods in that of the call.
+def _families(
+    result: Mapping[str, Attribution], order: Order
+) -> list[tuple[str, list[Attribution]]]:
+    """The maps of one target by the family of their method, with the family's name; few maps, or
+    maps in the given order, stay one group without a name. Families come in the order of
+    `FAMILIES`, methods in that of the call.
     """
-    if len(result) < MANY:
+    if len(result) < MANY or order == "given":
         return [("", list(result.values()))]
     families: dict[str, list[Attribution]] = {name: [] for name in FAMILIES}
     for attribution in result.values():

@@ -1,9 +1,11 @@
 """`explain PHOTO`: each photo explained by each model, evaluated, checked and saved."""
 
 import json
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -59,6 +61,8 @@ OTHER_FILES = (".gif", ".webp", ".bmp", ".tif", ".tiff", ".html", ".json", ".npy
 FEW = 10  # up to so many photos, their pages have curves
 MOST_PREDICTIONS = 20  # how many predictions are printed for a photo; records have all
 MOST = 500  # photos on one contact sheet: a browser is slow with more
+MOST_ROWS = 60  # photos in one figure
+FIGURES = (".pdf", ".svg", ".png")
 
 
 @commands.command(
@@ -134,6 +138,17 @@ MOST = 500  # photos on one contact sheet: a browser is slow with more
     default=0.5,
 )
 @option(
+    "--figure FILE",
+    "also write one figure for print of what the model saw, with a row for each photo and a column "
+    f"for each method: {', '.join(FIGURES)}",
+)
+@option(
+    "--figure-width CM",
+    "its width, as 8 or 17 in papers of two columns",
+    type=click.FloatRange(2, 100),
+    show_default="as wide as the pictures need",
+)
+@option(
     "--picture-format png|jpg|pdf|svg",
     "of overlays and sheets; pdf and svg are figures for print, with texts as texts",
     default="png",
@@ -184,6 +199,10 @@ def explain_photos(context: click.Context, /, **values: Any) -> int:
     if _is_picture(options.output):
         _check_single(context, options, photos, bool(group) or len(methods) > 1)
     refuse_without_effect(context, "box_threshold", " without --boxes", unless=options.boxes)
+    if options.figure and len(photos[0]) > MOST_ROWS:
+        raise UsageError(
+            f"--figure must be of at most {MOST_ROWS} photos, got {len(photos[0])}; name fewer"
+        )
     sheet = ContactSheet(options, answer, len(photos[0]), has_models=len(models) > 1)
     annotations = None
     if options.boxes:
@@ -209,7 +228,33 @@ def explain_photos(context: click.Context, /, **values: Any) -> int:
     code = for_all(photos, work, answer, "explained", options.output)
     # these are written also if some photos failed, whose exit code is kept
     boxes_code = _write_boxes(annotations, options, answer)
-    return sheet.write() or boxes_code or code
+    figure_code = _write_figure([work.explained for work in works], options, answer)
+    return sheet.write() or boxes_code or figure_code or code
+
+
+def _write_figure(
+    by_model: "Sequence[Sequence[Explanation]]", options: SimpleNamespace, answer: Output
+) -> int:
+    """Write the figure of all photos (--figure), if any was explained; return the exit code. A file
+    that cannot be written is reported, not raised."""
+    rows = [row for of_photo in zip_longest(*by_model) for row in of_photo if row is not None]
+    if not rows:
+        return DONE
+    from explain.data.files import Files
+    from explain.explanation.figure import figure
+    from explain.render.figures import as_file
+
+    path = Path(options.figure)
+    drawing = {name: getattr(options, name) for name in ("style", "alpha", "colormap")}
+    try:
+        drawn = figure(rows, width_cm=options.figure_width, crop="seen", **drawing)
+        files = Files(path.parent, overwrite=options.force)
+        files.add_bytes(path.name, as_file(drawn, path.suffix[1:].lower()))
+        files.write()
+    except ExplainError as error:
+        return answer.complain(str(error))
+    answer.add({"image": None, "files": [str(path)], "records": []}, [f"wrote {path}"])
+    return DONE
 
 
 def _write_boxes(
@@ -238,9 +283,17 @@ def _check_together(
     """Refuse options of `explain PHOTO` that cannot be given together, and a model named twice.
     ``models`` are the names typed for --model; None is the default model.
     """
-    for name in ("force", "metric", "check", "html", "boxes"):
+    for name in ("force", "metric", "check", "html", "boxes", "figure"):
         if options.skip_existing and is_typed(context, name):
             raise UsageError(f"--{name} and --skip-existing cannot both be given; leave one out")
+    refuse_without_effect(context, "figure_width", " without --figure", unless=options.figure)
+    if options.figure is not None and Path(options.figure).suffix.lower() not in FIGURES:
+        raise UsageError(
+            f"--figure must be a file that ends in {', '.join(FIGURES)}, got {options.figure!r}; "
+            "name one"
+        )
+    if options.figure and os.path.lexists(options.figure) and not options.force:
+        raise UsageError(f"--figure {options.figure!r} exists already; add --force to replace it")
     if len(set(models)) < len(models):
         raise UsageError(f"--model {models[-1]} is one too many; name others")
     if options.skip_existing and len(models) > 1:
@@ -372,6 +425,8 @@ class PhotoWork:
     annotations: "Annotations | None"
     explanation: "Explanation | None" = None
     """The explanation of the last photo; `_compare` reads it."""
+    explained: "list[Explanation]" = field(default_factory=list)
+    """Those of all photos, where a figure of them is asked for."""
 
     def __post_init__(self) -> None:
         """Fit what was typed to this model: the baseline in its input values, for all methods and
@@ -441,6 +496,8 @@ class PhotoWork:
                 **save_options,
             )
         self.explanation = explanation
+        if options.figure:
+            self.explained.append(explanation)
         written = list(map(str, files))
         return _result(path, explanation, written, tables, checks)
 
@@ -575,7 +632,9 @@ def _result(
         for attribution in maps.values():
             if remark := sentence(attribution, label, explanation.categories):
                 lines.append(f"  {printable(remark)}")
-            lines += [f"  {attribution.method}: {caution}" for caution in cautions(attribution)]
+            said = [f"{attribution.method}: {caution}" for caution in cautions(attribution)]
+            lines += [f"  {caution}" for caution in said]
+            sizes += said
             size = set_figures(attribution, 0).get("set_size")
             if size is not None:
                 sizes.append(f"{attribution.method}: {size:.1%} of the photo")

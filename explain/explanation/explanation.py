@@ -17,6 +17,7 @@ from explain._utils.errors import (
     MethodError,
     OutputError,
     TargetError,
+    check_choice,
     check_whole_number,
     did_you_mean,
     keywords,
@@ -24,7 +25,15 @@ from explain._utils.errors import (
     shown,
 )
 from explain.attribution import pictures, records
-from explain.attribution.pictures import LARGEST_SIDE, Look, Scene, array, layer_caption
+from explain.attribution.pictures import (
+    LARGEST_SIDE,
+    Look,
+    Order,
+    Part,
+    Scene,
+    array,
+    layer_caption,
+)
 from explain.attribution.result import Attribution, alone
 from explain.data.files import Files, distinct, halved, restored, slug
 from explain.data.scans import stem_of
@@ -234,7 +243,7 @@ class Explanation(Reportable):
         """
         style = look.of(attribution.style)
         check_whole_number("largest_side", largest_side, 1, error=ExplainError)
-        scene = self._fitted_scene(largest_side, look)
+        scene = self.fitted_scene(largest_side, look)
         if not caption:
             return scene.overlay(attribution, style, index)
         scene = scene.enlarged(captions.enlargement(scene.photo.size))
@@ -275,15 +284,27 @@ class Explanation(Reportable):
         }
         return Scene(self.photo, self.box, self.crops or (self.box,), boxes, detected)
 
-    def _fitted_scene(self, side: int | None, look: Look) -> Scene:
-        """The scene with a photo of at most ``side`` pixels a side, and boxes as ``look`` says."""
-        scene = self.scene.fitted(side)
+    def fitted_scene(self, side: int | None, look: Look, crop: Part = "photo") -> Scene:
+        """The scene with a photo of at most ``side`` pixels a side, or only what the model saw of
+        it, and boxes as ``look`` says."""
+        check_choice("crop", crop, get_args(Part))
+        scene = self.scene.cropped() if crop == "seen" else self.scene
+        scene = scene.fitted(side)
         return scene if look.boxes is None else replace(scene, above=look.boxes)
 
     @keywords(StyleOptions)
-    def layout(self, *, abreast: int = ABREAST, **options: Unpack[StyleOptions]) -> Layout:
+    def layout(
+        self,
+        *,
+        abreast: int = ABREAST,
+        order: Order = "family",
+        crop: Part = "photo",
+        **options: Unpack[StyleOptions],
+    ) -> Layout:
         """Return the contents of `sheet` and `figure`: the photo and all maps, with titles and
-        legends; ``abreast`` is how many stand side by side at most."""
+        legends; ``abreast`` is how many stand side by side at most, and the others are as for
+        `figure`."""
+        check_choice("order", order, get_args(Order))
         titles = self._titles
         look = self._look(self._all_attributions, **options)
         predictions = ", ".join(
@@ -293,12 +314,13 @@ class Explanation(Reportable):
             title=titles[0] if len(titles) == 1 else " · ".join(self.targets),
             detail=f"{self._model}: {predictions}" if predictions else self._model,
             groups=pictures.groups(
-                self._fitted_scene(LARGEST_SIDE, look),
+                self.fitted_scene(LARGEST_SIDE, look, crop),
                 self.results,
                 titles,
                 look,
                 self._marks,
                 abreast,
+                order,
             ),
             abreast=abreast,
         )
@@ -353,9 +375,12 @@ class Explanation(Reportable):
         width_cm: float | None = None,
         letters: bool = False,
         heading: bool = True,
+        order: Order = "family",
+        crop: Part = "photo",
         **options: Unpack[StyleOptions],
     ) -> "Figure":
-        """Return a matplotlib figure with the photo and all methods side by side.
+        """Return a matplotlib figure with the photo and all methods side by side; `explain.figure`
+        makes one of several photos.
 
         Pictures are images with 300 dots per inch in axes of their own; titles, captions and colour
         bars are texts, in the font and size of ``matplotlib.rcParams``. They stay texts in
@@ -365,13 +390,17 @@ class Explanation(Reportable):
             width_cm: how wide it is: 8 and 17 cm are usual in papers of two columns.
             letters: put (a), (b), … above the pictures.
             heading: whether the targets and predictions stand at the top.
+            order: "given" keeps the order of the methods; by default, four or more of them come by
+                family.
+            crop: "seen" shows only the part of the photo that the model saw.
             style, alpha, colormap: as for `overlay`.
 
         Raises:
             ExplainError: the width is none from 2 to 100 cm, or the style is unknown.
         """
         is_table = len(self.results) > 1 and len(self.methods) > 1
-        layout = self.layout(abreast=figures.abreast(width_cm, is_table), **options)
+        abreast = figures.abreast(width_cm, is_table)
+        layout = self.layout(abreast=abreast, order=order, crop=crop, **options)
         return figures.figure(
             layout, self.alternative, width_cm=width_cm, letters=letters, heading=heading
         )
@@ -383,7 +412,7 @@ class Explanation(Reportable):
         title, amount = self._title(target)
         sentence = pictures.sentence(attribution, title, self.categories)
         marks = self._marks(attribution.method, target)
-        scene = self._fitted_scene(LARGEST_SIDE, look)
+        scene = self.fitted_scene(LARGEST_SIDE, look)
         tiles = tuple(pictures.tiles_of(scene, attribution, style, marks, target))
         layout = Layout(
             f"{title}{amount}",
@@ -440,8 +469,8 @@ class Explanation(Reportable):
             OutputError: a file exists and ``overwrite`` is not set, or the folder cannot be
                 written; then nothing has been written.
         """
-        _check_format("picture_format", picture_format, get_args(PictureFormat))
-        _check_format("map_format", map_format, ("npy", "npz"))
+        check_choice("picture_format", picture_format, get_args(PictureFormat), error=OutputError)
+        check_choice("map_format", map_format, ("npy", "npz"), error=OutputError)
         files = Files(folder, overwrite=overwrite)
         return self._files(
             files, stem, html, picture_format, map_format, largest_side, **options
@@ -467,7 +496,7 @@ class Explanation(Reportable):
         """
         place = Path(path)
         ending = place.suffix[1:].lower().replace("jpeg", "jpg")
-        _check_format("the ending of path", ending, get_args(PictureFormat))
+        check_choice("the ending of path", ending, get_args(PictureFormat), error=OutputError)
         index = self._target(target)
         attribution = self._attribution(method, index)
         look = self._look([attribution], **options)
@@ -704,12 +733,3 @@ def method_slug(name: str) -> str:
     ('smooth-gradcam', 'occlusion-window=8')
     """
     return re.sub(r"[^a-z0-9_.+=-]+", "-", name.lower()).strip("-")
-
-
-def _check_format(option: str, value: str, formats: Sequence[str]) -> None:
-    """Refuse a file format that is not one of ``formats``; ``option`` names the argument in the
-    message."""
-    if value not in formats:
-        raise OutputError(
-            f"{option} must be one of {', '.join(formats)}, got {shown(value)}; choose one"
-        )

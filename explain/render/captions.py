@@ -199,7 +199,8 @@ def bar(legend: Legend, width: int, size: int, *, with_meaning: bool = False) ->
     labels = [text_picture(label, size, FAINT, line=1.4) for label in legend.labels]
     meaning = text_picture(legend.meaning, size, FAINT, line=1.4)
     room = width - meaning.width - 2 * size
-    fits_between = legend.ramp and len(labels) == 2 and sum(label.width for label in labels) < room
+    widest = max((label.width for label in labels), default=0)
+    fits_between = legend.ramp and len(labels) == 2 and 2 * widest < room
     if with_meaning and fits_between:
         labels.insert(1, meaning)
     places = []

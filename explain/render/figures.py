@@ -217,9 +217,10 @@ class _Page:
                 self.images.append((place, colors_top, 0.8 * step, thick, patch))
             heights = [write(label, left + i * step, step) for i, label in enumerate(legend.labels)]
         texts = [*legend.labels, legend.meaning]
-        widths = [_text_width(text, self.small, "normal") for text in texts]
+        *label_widths, width = [_text_width(text, self.small, "normal") for text in texts]
         # the meaning then stands in the line of the labels, and needs no height of its own
-        in_a_line = legend.ramp and count == 2 and sum(widths) + 2 * self.gap < bar_width
+        room = bar_width - 2 * (max(label_widths, default=0.0) + self.gap)
+        in_a_line = legend.ramp and count == 2 and width < room
         if not in_a_line:
             top += max(heights, default=0.0)
         return top + write(legend.meaning, left, bar_width, top=top)

@@ -49,7 +49,7 @@ class Tile:
 @dataclass(frozen=True)
 class Group:
     """Tiles that belong together, below a heading. With ``own_row``, the group has a row of its
-    own, beside the first tile of the sheet: the columns of such groups line up.
+    own: the columns of such groups line up.
     """
 
     heading: str
@@ -86,8 +86,9 @@ class Layout:
         return [tile for group in self.groups for tile in group.tiles]
 
     def places(self) -> list[Places]:
-        """A sheet's rows: tiles with groups by column. In a table, the photo is in column 0 of the
-        first row, all other groups begin in column 1, and a wide one is cut into parts.
+        """A sheet's rows: tiles with groups by column. In a table, wide groups are cut into parts,
+        and a photo that has no row of its own is in column 0 of the first row; all other groups
+        then begin in column 1.
 
         >>> tile = Tile(Image.new("RGB", (4, 3)))
         >>> layout = Layout("", "", (Group("", (tile,)), Group("a", (tile,) * 7, own_row=True)))
@@ -99,14 +100,16 @@ class Layout:
             all_cells = list(chain.from_iterable(cells))
             starts = range(0, len(all_cells), self.columns)
             return [dict(enumerate(all_cells[start : start + self.columns])) for start in starts]
-        (photo,), *groups = cells
+        first = 0 if self.groups[0].own_row else 1
+        groups = cells[first:]
         columns = max(map(len, groups))
-        step = _balanced(columns, max(1, self._abreast - 1))
+        step = _balanced(columns, max(1, self._abreast - first))
         parts = [
             group[start : start + step] for start in range(0, columns, step) for group in groups
         ]
-        parts[0].insert(0, photo)
-        return [dict(enumerate(part, int(i > 0))) for i, part in enumerate(parts)]
+        if first:
+            parts[0] = cells[0] + parts[0]
+        return [dict(enumerate(part, first * int(i > 0))) for i, part in enumerate(parts)]
 
     @property
     def lined_up(self) -> bool:

@@ -410,13 +410,13 @@ class Colored(Style):
     here. The level of a value is its magnitude to the ``power``, with its sign; `rgba` has the
     colour and the opacity of 256 levels. Of the photo's own contrast, the share ``contrast`` is
     left below the colours: by default half or less, and all of it where the photo has no colours,
-    as a scan. The largest value of a map is drawn as the ``share`` of the scale: below 1 if the map
-    is compared with a larger one, or is mostly noise.
+    as a scan. The largest value of a map is drawn as the ``share`` of the scale, 1 by default:
+    below if the map is compared with a larger one, or is mostly noise.
     """
 
     colormap: str = HEAT
     contrast: float | None = field(default=None, kw_only=True)
-    share: float = field(default=1.0, kw_only=True, repr=False)
+    share: float | None = field(default=None, kw_only=True, repr=False)
 
     power: ClassVar[float] = 1.0
     clipped: ClassVar[bool] = False  # at the 99.5th percentile, so that the rest shows
@@ -442,15 +442,17 @@ class Colored(Style):
         return values
 
     def largest(self, values: Array) -> float:
-        """Return the magnitude of a map that gets the last colour; 1 for a map of zeros."""
+        """Return the magnitude of a map that gets the last colour; 0 for a map of zeros."""
         magnitudes = np.abs(self.prepared(values))
-        return _bright(magnitudes) if self.clipped else float(magnitudes.max()) or 1.0
+        peak = float(magnitudes.max())
+        return _bright(magnitudes) if self.clipped and peak else peak
 
     def levels(self, values: Array) -> Array:
         """Return the place of each value of a map on the colour scale, in [0, 1]; for signed values
         zero is at 0.5."""
         prepared = self.prepared(values)
-        scaled = self.share * (_stretched(prepared) if self.clipped else prepared)
+        share = 1.0 if self.share is None else self.share
+        scaled = share * (_stretched(prepared) if self.clipped else prepared)
         levels: Array = np.sign(scaled) * np.abs(scaled) ** self.power
         return levels / 2 + 0.5 if self.reads == "signed" else levels
 
@@ -864,7 +866,8 @@ def _outlined(photo: Image.Image, outlines: Sequence[Outline]) -> Image.Image:
     import cv2
 
     outlined = np.array(photo)
-    wide = max(1, round(max(photo.size) / 220))
+    side = max(photo.size)
+    wide = max(1, min(2, side // 200), round(side / 220))
     rim = wide + 2 * max(1, wide // 2)
     points_of: list[list[Array]] = []
     for outline in outlines:

@@ -128,6 +128,19 @@ def test_a_model_of_volumes_sees_a_stack_of_slices(typed: Typed) -> None:
         assert (code, one["image"]) == (0, "scan.npy slices 2:5" if slices else "scan.npy")
 
 
+def test_one_figure_has_all_photos_and_methods(typed: Typed) -> None:
+    methods = ("--method", "gradcam", "--method", "saliency")
+    code, out, _ = typed("a.png", "in", *ALWAYS, *methods, "--figure", "f/thesis.svg")
+    assert (code, out[-1]) == (0, "wrote f/thesis.svg")
+    drawn = Path("f/thesis.svg").read_text("utf-8")
+    photos = len(out) - 2  # a line for each, the last but one, and the one above
+    assert drawn.count("<image") >= 3 * photos >= 6
+    assert all(drawn.count(f">{title}<") == 1 for title in ("photo", "Grad-CAM", "Saliency"))
+    code, _, _ = typed("a.png", *ALWAYS, "--figure", "b.pdf", "--figure-width", "8", "--force")
+    assert (code, Path("b.pdf").read_bytes()[:4]) == (0, b"%PDF")
+    assert b"MediaBox [ 0 0 226." in Path("b.pdf").read_bytes()  # 8 cm in points
+
+
 def piped(content: bytes | None) -> Any:
     """A standard input; None for none."""
     return content and SimpleNamespace(buffer=io.BytesIO(content), isatty=bool)
