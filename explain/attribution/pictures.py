@@ -17,7 +17,7 @@ from explain.methods.base import FAMILIES, innermost_method, method_or_unknown, 
 from explain.render import overlays, styles
 from explain.render.captions import Legend, Mark
 from explain.render.overlays import Edges
-from explain.render.sheets import ABREAST, Group, Tile
+from explain.render.sheets import ABREAST, Group, Tile, evenly_spread
 from explain.render.styles import Style, StyleLike
 from explain.targets.labels import class_label
 from explain.targets.outputs import percent
@@ -35,7 +35,8 @@ Part: TypeAlias = Literal["photo", "seen"]
 class Scene:
     """A photo, where maps lie on it, and the parts of it that the model saw.
     ``boxes`` are those of the targets, and ``detected`` all that were detected, by label. Boxes are
-    drawn around the parts of a map above the share ``above`` of its maximum.
+    drawn around the parts of a map above the share ``above`` of its maximum. ``slices`` are those
+    of a volume, which lie side by side in the photo, by their names.
     """
 
     photo: Image.Image = field(repr=False)
@@ -44,6 +45,7 @@ class Scene:
     boxes: tuple[Edges | None, ...] = ()
     detected: Mapping[str, Edges] = field(default_factory=dict)
     above: float | None = None
+    slices: Mapping[str, Edges] = field(default_factory=dict)
     legends: dict[str, Legend | None] = field(default_factory=dict, init=False, repr=False)
     smaller: "dict[int, Scene]" = field(default_factory=dict, init=False, repr=False)
 
@@ -57,6 +59,8 @@ class Scene:
         picture = overlays.draw_marked(
             self.photo, map_for(attribution, style), style, self.box, self._seen_by(attribution)
         )
+        if self.slices:
+            picture = overlays.numbered(picture, self.slices)
         box = self.boxes[target] if target < len(self.boxes) else None
         if box is not None:
             detected = [*self.detected.values(), box]
@@ -117,14 +121,7 @@ class Scene:
         def moved(corners: Edges) -> Edges:
             return corners[0] - left, corners[1] - top, corners[2] - left, corners[3] - top
 
-        return Scene(
-            self.photo.crop(edges),
-            self.box.moved(-left, -top),
-            tuple(box.moved(-left, -top) for box in self.seen),
-            tuple(None if box is None else moved(box) for box in self.boxes),
-            {label: moved(box) for label, box in self.detected.items()},
-            self.above,
-        )
+        return self._with(self.photo.crop(edges), moved)
 
     def enlarged(self, times: int) -> "Scene":
         """Return the scene, a photo with its boxes, with each pixel as a square of ``times`` by
@@ -146,29 +143,33 @@ class Scene:
         return self.smaller[side]
 
     def _resized(self, scale: float, resampling: Image.Resampling) -> "Scene":
-        """The scene with the photo scaled, and all boxes with it.
-        Legends and smaller scenes are not taken over, since they are made for a size.
-        """
+        """The scene with the photo scaled, and all boxes with it."""
         size = [max(1, round(length * scale)) for length in self.photo.size]
-        photo = self.photo.resize(size, resampling)
         across = size[0] / self.photo.width
         down = size[1] / self.photo.height
 
-        def scaled(edges: Edges) -> Edges:
-            """The edges of a box (left, top, right, bottom) on the scaled photo."""
-            left, top, right, bottom = edges
+        def scaled(corners: Edges) -> Edges:
+            left, top, right, bottom = corners
             return left * across, top * down, right * across, bottom * down
 
-        def scaled_box(box: Box) -> Box:
-            return Box(box.left * across, box.top * down, box.right * across, box.bottom * down)
+        return self._with(self.photo.resize(size, resampling), scaled)
+
+    def _with(self, photo: Image.Image, changed: Callable[[Edges], Edges]) -> "Scene":
+        """The scene with another photo, and the edges of all boxes ``changed`` to lie on it.
+        Legends and smaller scenes are not taken over, since they are made for a size.
+        """
+
+        def on_photo(box: Box) -> Box:
+            return Box(*changed((box.left, box.top, box.right, box.bottom)))
 
         return Scene(
             photo,
-            scaled_box(self.box),
-            tuple(map(scaled_box, self.seen)),
-            tuple(None if edges is None else scaled(edges) for edges in self.boxes),
-            {label: scaled(edges) for label, edges in self.detected.items()},
+            on_photo(self.box),
+            tuple(map(on_photo, self.seen)),
+            tuple(None if box is None else changed(box) for box in self.boxes),
+            {label: changed(box) for label, box in self.detected.items()},
             self.above,
+            {name: changed(cell) for name, cell in self.slices.items()},
         )
 
 
@@ -460,6 +461,8 @@ def groups(
         return tuple(chain.from_iterable(by_method))
 
     photo = Tile(overlays.outlined(scene.photo, scene.detected), "photo")
+    if scene.slices:
+        return _by_slice(scene, photo.picture, results, titles, look, marks)
     is_table = len(results) > 1 and len(results[0]) > 1
     if is_table and len(results[0]) >= abreast > len(results):
         return Group("", (photo,)), *_by_method(results, titles, tiles)
@@ -475,6 +478,44 @@ def groups(
         for name, members in _families(result, order)
     ]
     return Group("", (photo,)), *groups
+
+
+SHOWN_SLICES = 12
+
+
+def _by_slice(
+    scene: Scene,
+    photo: Image.Image,
+    results: Sequence[Mapping[str, Attribution]],
+    titles: Sequence[str],
+    look: Look,
+    marks: Callable[[str, int], tuple[Mark, ...]],
+) -> tuple[Group, ...]:
+    """The groups of a table of a volume's slices in columns, at most `SHOWN_SLICES`, evenly spread;
+    the scan and the maps are its rows."""
+    names = list(scene.slices)
+    shown = [names[place] for place in evenly_spread(len(names), SHOWN_SLICES)]
+    whole = replace(scene, slices={})
+
+    def row(heading: str, picture: Image.Image, first: Tile) -> Group:
+        """A row of the slices of one picture; what is said of all stands below the first."""
+        tiles = []
+        for number, name in enumerate(shown):
+            said = first if number == 0 else Tile(picture)
+            left, top, right, bottom = map(round, scene.slices[name])
+            part = picture.crop((left, top, right, bottom))
+            tiles.append(replace(said, picture=part, name=name, detail=""))
+        return Group(heading, tuple(tiles), own_row=True)
+
+    rows = [row("scan", photo, Tile(photo))]
+    for index, (title, result) in enumerate(zip(titles, results, strict=True)):
+        for attribution in result.values():
+            style = look.of(attribution.style)
+            checks = marks(attribution.method, index)
+            for tile in tiles_of(whole, attribution, style, checks, index):
+                words = [title if len(results) > 1 else "", tile.name, tile.detail]
+                rows.append(row(" · ".join(filter(None, words)), tile.picture, tile))
+    return tuple(rows)
 
 
 def _by_method(

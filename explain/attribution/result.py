@@ -429,7 +429,11 @@ class Attribution(Outcome):
         blank = Image.new("RGB", (maps.shape[-1] * times, maps.shape[-2] * times), "white")
         box = Box.whole(blank.size)
         frames = len(maps) // len(self)
-        names = [name for name in self._names() for _ in range(frames)]
+        names = [
+            f"{name}, {number} of {frames}" if frames > 1 else name
+            for name in self._names()
+            for number in range(1, frames + 1)
+        ]
         legend = style.legend(blank)
         tiles = []
         for values, name in zip(maps[:SHOWN], names, strict=False):

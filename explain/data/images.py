@@ -5,7 +5,7 @@ import os
 import re
 import stat
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,7 +83,7 @@ def load_image(
         image: what to read.
         window: the level and the width of the values that are shown from black to white.
         stack: read several slices side by side, instead of refusing them; the picture's ``cells``
-            say where each lies (left, top, right, bottom).
+            say by the slice's name where each lies (left, top, right, bottom).
         max_pixels: the most that it may have, by the header of its file; nothing that has more is
             decoded.
 
@@ -194,7 +194,7 @@ class _Reading:
                 pages.append(np.asarray(image if is_deep else self.decode(image, None, file)))
         if len({page.shape for page in pages}) > 1:
             raise self.error("must have pages of one size to be read together; name one")
-        return self.slices_of(Scan(repr(path), np.stack(pages)))
+        return self.slices_of(Scan(repr(path), np.stack(pages)), places=numbers)
 
     def file(self, file: Any, size: int) -> Image.Image:
         """Read an open file of so many bytes."""
@@ -359,15 +359,20 @@ class _Reading:
             raise self.damaged(error) from None
         return picture
 
-    def slices_of(self, scan: Scan, chosen: Chosen = None) -> Image.Image:
+    def slices_of(
+        self, scan: Scan, chosen: Chosen = None, *, places: Sequence[int] = ()
+    ) -> Image.Image:
         """Return the chosen slice of a scan as a picture, or several as one picture with
-        ``cells``."""
+        ``cells``; ``places`` are those of the scan's slices in their file, where it has more."""
         numbers = self._numbers(chosen, len(scan.slices), scan.name)
         if len(numbers) == 1:
             return self.decode(scan.picture(numbers[0], self.window))
         picture, cells = scan.stack(numbers, self.window)
         decoded = self.decode(picture)
-        decoded.cells = cells  # type: ignore[attr-defined]
+        decoded.cells = {  # type: ignore[attr-defined]
+            slice_name("", place).strip(): cell
+            for place, cell in zip(places or numbers, cells, strict=True)
+        }
         return decoded
 
     def _numbers(self, chosen: Chosen, count: int, name: str) -> range:

@@ -616,9 +616,9 @@ class Explainer:
         """
         cells = getattr(photo.image, "cells", None)
         if cells is not None:
-            left, top, right, bottom = cells[0]
+            left, top, right, bottom = next(iter(cells.values()))
             box = locate(self.preprocess, (right - left, bottom - top))
-            return tuple(box.moved(cell[0], cell[1]) for cell in cells)
+            return tuple(box.moved(cell[0], cell[1]) for cell in cells.values())
         tiles = self.preprocess(photo.image)
         frames = photo.x.shape[2 if self.layout == "NCTHW" else 1]
         if tiles.ndim == 4 and len(tiles) > 1:
@@ -645,7 +645,7 @@ class Explainer:
         """Return the input that is made of a photo that has been read, ``(1, C, H, W)``."""
         cells = getattr(photo, "cells", None)
         if cells is not None:  # of a volume, whose channels come before its slices
-            slices = [as_input(self.preprocess(photo.crop(cell))) for cell in cells]
+            slices = [as_input(self.preprocess(photo.crop(cell))) for cell in cells.values()]
             return self.batch(torch.stack(slices, 1)[None])
         preprocessed = as_input(self.preprocess(photo))
         config = huggingface.config_of(self.model)

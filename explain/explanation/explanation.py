@@ -282,7 +282,8 @@ class Explanation(Reportable):
             for detection in self.detections
             if detection.box
         }
-        return Scene(self.photo, self.box, self.crops or (self.box,), boxes, detected)
+        cells = getattr(self.photo, "cells", {})  # of a volume that was read as a stack of slices
+        return Scene(self.photo, self.box, self.crops or (self.box,), boxes, detected, slices=cells)
 
     def fitted_scene(self, side: int | None, look: Look, crop: Part = "photo") -> Scene:
         """The scene with a photo of at most ``side`` pixels a side, or only what the model saw of
@@ -399,6 +400,7 @@ class Explanation(Reportable):
             ExplainError: the width is none from 2 to 100 cm, or the style is unknown.
         """
         is_table = len(self.results) > 1 and len(self.methods) > 1
+        is_table = is_table or bool(self.scene.slices)
         abreast = figures.abreast(width_cm, is_table)
         layout = self.layout(abreast=abreast, order=order, crop=crop, **options)
         return figures.figure(

@@ -21,6 +21,7 @@ from explain.data.inputs import InputLayout, check_layout
 from explain.render.captions import (
     COLORS,
     FAINT,
+    INK,
     NARROWEST,
     PAPER,
     caption,
@@ -138,6 +139,18 @@ def outlined(photo: Image.Image, boxes: Mapping[str, Edges], first: int = 0) -> 
                 (left, top, left + face.getlength(name) + size, top + 1.5 * size), fill=color
             )
             draw.text((left + size / 2, top + 0.1 * size), name, PAPER, face)
+    return picture
+
+
+def numbered(photo: Image.Image, slices: Mapping[str, Edges]) -> Image.Image:
+    """A copy of a photo of several slices side by side, with the name of each in its corner."""
+    picture = photo.copy()
+    draw = ImageDraw.Draw(picture)
+    for name, (left, top, right, bottom) in slices.items():
+        size = max(9, round(min(right - left, bottom - top) / 11))
+        face = font(size)
+        text = fit(name, right - left, face.getlength)
+        draw.text((left + size / 3, top), text, PAPER, face, stroke_width=1, stroke_fill=INK)
     return picture
 
 

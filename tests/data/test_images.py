@@ -120,7 +120,9 @@ def test_the_first_of_several_pages_is_read_with_a_note_and_any_by_its_name(
     with pytest.raises(ImageError, match="2 slices"):
         load_image("a.file slices 2:")
     stack = load_image("a.file slices 2:", stack=True)
-    assert [stack.getpixel(cell[:2]) for cell in stack.cells] == [(0, 255, 0), (0, 0, 255)]
+    assert list(stack.cells) == ["slice 2", "slice 3"]
+    corners = [cell[:2] for cell in stack.cells.values()]
+    assert [stack.getpixel(corner) for corner in corners] == [(0, 255, 0), (0, 0, 255)]
     assert slice_names("a.file") == ["a.file"]
     assert slice_names("a.file", pages=True) == [f"a.file slice {page}" for page in (1, 2, 3)]
 
@@ -135,7 +137,7 @@ def test_pages_of_deep_greys_have_one_range_and_deep_colours_are_those_of_the_pa
     greys[0].save("a.tif", save_all=True, append_images=greys[1:])
     with pytest.warns(ExplainWarning, match="as 14 bits"):
         stack = load_image("a.tif slices :", stack=True)
-    shown = [stack.getpixel(cell[:2])[0] for cell in stack.cells]
+    shown = [stack.getpixel(cell[:2])[0] for cell in stack.cells.values()]
     assert shown == [round(255 * level / (2**14 - 1)) for level in levels]
     cv2.imwritemulti("b.tif", [np.dstack([page, page + 9, page + 1000]) for page in pages])
     blue = load_image("b.tif slice 2", window=(5000, 10_000)).getpixel((0, 0))

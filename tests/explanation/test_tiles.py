@@ -137,7 +137,26 @@ def test_slices_of_a_volume_are_explained_as_a_stack(tmp_path: Path) -> None:
         part = values[round(box.top) :, round(box.left) :][:SIDE, :SIDE]
         assert_close(part, of_slice, rtol=1e-4, atol=1e-7)
     assert_close(values.sum(), expected.sum(), rtol=1e-4, atol=1e-7)
+    scan, of_method = explanation.layout().groups
+    assert [tile.name for tile in (*scan.tiles, *of_method.tiles)] == 2 * [
+        "slice 2",
+        "slice 3",
+        "slice 4",
+    ]
+    for tile, greys_of_slice in zip(scan.tiles, greys, strict=True):
+        shown = np.asarray(tile.picture)[..., 0]
+        assert np.array_equal(shown, np.round(greys_of_slice * 255).astype(np.uint8))
+    overlay = np.asarray(explanation.overlay())
+    for tile, cell in zip(of_method.tiles, explanation.photo.cells.values(), strict=True):
+        left, top, right, bottom = cell
+        lower = SIDE // 2  # below the number
+        drawn = overlay[top + lower : bottom, left:right]
+        assert np.array_equal(np.asarray(tile.picture)[lower:], drawn)
+    assert explanation.figure(width_cm=8).get_figwidth() * 2.54 == pytest.approx(8)
     saved = explain.load(explanation.save(tmp_path / "out")[2])
     assert_close(saved.repeat(explainer).values, saved.values)
+    many = explainer(np.repeat(volume, 4, axis=0), "inputxgradient", target=1).layout()
+    assert len(many.groups[0].tiles) == 12
+    assert many.groups[0].tiles[-1].name == "slice 20"
     with pytest.raises(ImageError, match="one slice"):
         explain.Explainer("tiny")(place)
