@@ -799,8 +799,10 @@ def get_style(
     """A style by name, or itself, with colour map and opacity ``alpha`` if given; without
     ``strict``, those that the style does not have are left out, else refused.
 
-    >>> get_style("heat", alpha=0.5), get_style(Mask(shares=(0.5,)))
-    (Heat(colormap='plasma', alpha=0.5, spread=0.03), Mask(shares=(0.5,), spread=0.03))
+    >>> get_style("heat", alpha=0.5)
+    Heat(colormap='plasma', contrast=None, alpha=0.5, spread=0.03)
+    >>> get_style(Mask(shares=(0.5,)))
+    Mask(shares=(0.5,), spread=0.03)
     """
     if isinstance(style, str):
         if style not in STYLES:
