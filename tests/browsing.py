@@ -65,6 +65,18 @@ class Tab:
         return Image.open(io.BytesIO(shot.screenshot())).convert("RGB")
 
     @property
+    def small_targets(self) -> list[str]:
+        """What is to be touched and is less than 24 pixels wide or high."""
+        found: list[str] = self.tab.evaluate(
+            """[...document.querySelectorAll('button, summary, select, input:not(.hidden), label:has(input)')]
+            .filter((each) => !each.closest('label') || each.matches('label'))
+            .map((each) => [each, each.getBoundingClientRect()])
+            .filter(([, { width, height }]) => width && height && Math.min(width, height) < 24)
+            .map(([each, { width, height }]) => `${each.outerHTML.slice(0, 80)} ${width} x ${height}`)"""
+        )
+        return found
+
+    @property
     def violations(self) -> list[str]:
         """What is in the way of a screen reader."""
         axe = pytest.importorskip(

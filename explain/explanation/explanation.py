@@ -42,7 +42,7 @@ from explain.methods.base import get_method, title_of
 from explain.render import captions, figures, sheets
 from explain.render.sheets import ABREAST, Group, Layout
 from explain.render.styles import StyleLike
-from explain.report.pages import Reportable, widget
+from explain.report.pages import Reportable, scene_of, widget
 from explain.targets.labels import find_label
 from explain.targets.outputs import Outputs, Prediction, label_of_no
 
@@ -276,14 +276,7 @@ class Explanation(Reportable):
         """What pictures of the maps are drawn on: the photo, the box that maps cover, the parts
         that the model saw, the boxes of the targets, and those of all detections by their
         labels."""
-        boxes = tuple(None if prediction is None else prediction.box for prediction in self.boxes)
-        detected = {
-            f"{detection.label} {detection.amount}": detection.box
-            for detection in self.detections
-            if detection.box
-        }
-        cells = getattr(self.photo, "cells", {})  # of a volume that was read as a stack of slices
-        return Scene(self.photo, self.box, self.crops or (self.box,), boxes, detected, slices=cells)
+        return scene_of(self)
 
     def fitted_scene(self, side: int | None, look: Look, crop: Part = "photo") -> Scene:
         """The scene with a photo of at most ``side`` pixels a side, or only what the model saw of

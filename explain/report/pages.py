@@ -18,9 +18,12 @@ from explain._utils.errors import ExplainError, keywords, printable
 from explain._utils.html import LARGEST, picture_html, png
 from explain._utils.resources import packaged_text
 from explain._utils.version import __version__
+from explain.attribution import pictures
+from explain.attribution.pictures import Look, Scene
 from explain.attribution.result import set_figures
 from explain.data.files import Files
 from explain.engine.settings import Progress
+from explain.render.sheets import Layout, contact_sheet
 from explain.render.styles import (
     PRINT,
     Colored,
@@ -32,7 +35,7 @@ from explain.render.styles import (
     Spotlight,
     curve,
 )
-from explain.report.item import Detail, item, subject_name, summary
+from explain.report.item import Detail, item, jpeg, subject_name, summary
 from explain.report.reproduce import Reproduction, Subject
 from explain.targets.labels import class_label, find_label
 
@@ -200,6 +203,8 @@ def page(
         "widget": widget,
     }
     photos = [[photo.get("name", ""), photo.get("label", "")] for photo in index["photos"]]
+    stills = [photo["still"] for photo in index["photos"] if "still" in photo]
+    lines = [{key: photo[key] for key in photo if key != "still"} for photo in index["photos"]]
     return _filled(
         "page.html",
         title=title,
@@ -207,10 +212,65 @@ def page(
         kind=front.kind,
         style=front.style,
         script=front.script,
-        index={**shared, **index},
+        index={**shared, **index, "photos": lines},
+        stills=stills,
         items=items,
         rows=[["photo", "prediction"], *photos],
     )
+
+
+def still_of(subject: Subject, picture: Image.Image) -> dict[str, str]:
+    """A picture of a photo's maps for where scripts do not run and for print, as the page's
+    template takes it: its address, its alternative text and its caption."""
+    content = jpeg(picture, max(picture.size), QUALITY)
+    name = subject_name(subject)
+    label = summary(subject)["label"]
+    maps = f"{name} with maps of {', '.join(subject.targets)}: {', '.join(subject.methods)}"
+    return {
+        "src": f"data:image/jpeg;base64,{_base64(content)}",
+        "alt": printable(maps),
+        "caption": f"{name}: {label}",
+    }
+
+
+def scene_of(subject: Subject) -> Scene:
+    """What pictures of a photo's maps are drawn on: the photo, the box that the maps cover, the
+    parts that the model saw, the boxes of the targets, and those of all detections by their
+    labels."""
+    boxes = tuple(None if prediction is None else prediction.box for prediction in subject.boxes)
+    detected = {
+        f"{detection.label} {detection.amount}": detection.box
+        for detection in subject.detections
+        if detection.box
+    }
+    slices = getattr(subject.photo, "cells", {})  # of a volume that was read as a stack of slices
+    seen = subject.crops or (subject.box,)
+    return Scene(subject.photo, subject.box, seen, boxes, detected, slices=slices)
+
+
+def all_maps(subject: Subject) -> Image.Image:
+    """All maps of a photo as one picture, for a page of its own."""
+    scene = scene_of(subject).fitted(2 * TILE)
+    titles = [
+        ", ".join(filter(None, (target, subject.amount(number))))
+        for number, target in enumerate(subject.targets)
+    ]
+    groups = pictures.groups(scene, subject.results, titles, Look(), abreast=ABREAST)
+    return contact_sheet(Layout(" · ".join(titles), "", groups, ABREAST), TILE)
+
+
+def first_map(subject: Subject) -> Image.Image:
+    """The first map of a photo as a small picture, for a page of many photos."""
+    attribution = next(iter(subject.results[0].values()))
+    times = max(1, SMALL // max(subject.photo.size))
+    scene = scene_of(subject).enlarged(times).fitted(SMALL)
+    return scene.overlay(attribution, Look().of(attribution.style))
+
+
+TILE = 260  # pixels a side of each map in the picture of all
+ABREAST = 4  # of these, so that its texts can be read in print
+SMALL = 200  # pixels of the longer side of a photo among many
+QUALITY = 80
 
 
 def _policy(*allowed: str) -> str:
@@ -298,7 +358,7 @@ def page_of(
 def page_with(subject: Subject, values: Mapping[str, Any]) -> str:
     """Return the HTML report of one photo as text from its ``values``, as `item` returns them; the
     app adds its own values to them before."""
-    line = summary(subject)
+    line = {**summary(subject), "still": still_of(subject, all_maps(subject))}
     return page({"photos": [line]}, [values], title=f"{line['label']} – {subject_name(subject)}")
 
 
@@ -495,6 +555,7 @@ def entry(
             figures_by_method[name] = {**metric_values.get(name, {}), **set_figures(attribution, 0)}
         figures_of_targets.append(figures_by_method)
     line = {**summary(subject), "figures": figures_of_targets[0]}
+    line["still"] = still_of(subject, first_map(subject))
     if truth is not None:
         labels = list(subject.categories or ())
         class_index = find_label(truth, labels) if isinstance(truth, str) and labels else truth

@@ -18,6 +18,7 @@ from explain.app.service import Service
 from explain.app.web import bound
 from tests.app.conftest import encoded
 from tests.browsing import DESKTOP, PHONE, Tab, chromium, tabs
+from tests.conftest import ROOT
 from tests.report.conftest import HOSTILE, LABELS, photo
 
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
@@ -33,7 +34,8 @@ def browser() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def served(explainer: explain.Explainer) -> Iterator[str]:
     """The app at an address of this machine."""
-    service = Service([explainer], Limits(upload=200_000))
+    examples = {name: ROOT / "assets" / name for name in ("coffee.png", "chelsea.png")}
+    service = Service([explainer], Limits(upload=200_000), examples)
     config = uvicorn.Config(application(service), log_level="warning", lifespan="off", ws="none")
     server = uvicorn.Server(config)
     with bound("127.0.0.1", 0) as socket:
@@ -188,6 +190,44 @@ def test_saved_files_carry_the_name_of_the_photo(app: Any) -> None:
         assert download.value.suggested_filename == name
     names = zipfile.ZipFile(download.value.path()).namelist()
     assert {name.rsplit("-", 1)[0] for name in names} == {"my-cat-covered"}
+
+
+LAPTOP = {"width": 1366, "height": 768}
+
+
+@pytest.mark.parametrize("size", [LAPTOP, PHONE], ids=["laptop", "phone"])
+def test_the_photo_comes_first_and_the_examples_after_all_controls(
+    app: Any, size: dict[str, int]
+) -> None:
+    page = app(size=size).give()
+    heading, stage, tools, side, examples = (
+        page.tab.locator(where).bounding_box()
+        for where in (".heading", ".stage", ".tools", ".side", ".examples")
+    )
+    assert heading["y"] < 0.2 * size["height"]
+    assert stage["y"] + stage["height"] <= size["height"]
+    assert tools["y"] > stage["y"] + stage["height"]
+    assert examples["y"] > tools["y"] + tools["height"]
+    if size == LAPTOP:
+        assert side["x"] > stage["x"] + stage["width"]
+        assert side["y"] < stage["y"]
+    page.tab.evaluate("document.activeElement.blur()")
+    reached: list[str] = []
+    for _ in range(80):
+        page.tab.keyboard.press("Tab")
+        reached.append(
+            page.tab.evaluate(
+                "['.examples', '.tools', '.stage', '.drop'].find("
+                "(where) => document.activeElement.closest(where)) ?? ''"
+            )
+        )
+        if reached[-1] == ".examples":
+            break
+    places = [place for place in dict.fromkeys(reached) if place]
+    assert places == [".drop", ".stage", ".tools", ".examples"]
+    page.tab.locator("details.choice").evaluate("(each) => { each.open = true; }")
+    page.tab.locator(".label-search input").fill("1")
+    assert page.small_targets == []
 
 
 @pytest.mark.parametrize(("scheme", "size"), [("light", PHONE), ("dark", DESKTOP)])

@@ -3,6 +3,7 @@ for nothing."""
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ import explain
 from explain import report
 from explain.data.boxes import Box
 from explain.render import styles
+from explain.report import pages
 from tests.browsing import DESKTOP, PHONE, Opens, Tab, chromium, tabs
 from tests.conftest import ROOT
 from tests.report.conftest import HOSTILE, KINDS, LABELS, of_kind, photo
@@ -198,6 +200,74 @@ def test_nothing_is_in_the_way_of_a_screen_reader_and_no_page_is_too_wide(
     page.settle()
     assert page.violations == []
     assert page.tab.evaluate("document.documentElement.scrollWidth") == size["width"]
+
+
+@pytest.mark.parametrize("which", ["page", "sheet"])
+def test_without_scripts_the_maps_are_pictures(
+    browser: Any, files: dict[str, Path], explanation: Any, which: str
+) -> None:
+    """As in the preview of a mail: every photo is seen with its map, and all fits the window."""
+    context = browser.new_context(java_script_enabled=False, viewport=DESKTOP)
+    tab = context.new_page()
+    tab.goto(files[which].as_uri())
+    stills = tab.locator(".stills img")
+    assert stills.count() == (1 if which == "page" else 6)
+    shown = Image.open(io.BytesIO(stills.first.screenshot())).convert("RGB")
+    if which == "page":
+        expected = pages.all_maps(explanation).resize(shown.size, Image.Resampling.BILINEAR)
+        off = np.abs(np.asarray(shown).astype(int) - np.asarray(expected)).mean()
+        assert off < 6  # of JPEG
+        assert shown.width <= DESKTOP["width"]
+    else:
+        assert shown.width >= 100
+        assert np.asarray(shown).std() > 10
+    assert tab.locator(".stills figcaption").first.is_visible()
+    context.close()
+
+
+def test_print_has_all_maps_and_the_screen_has_them_once(
+    opens: Opens, files: dict[str, Path]
+) -> None:
+    page = opens(files["page"])
+    page.settle()
+    stills, film = page.tab.locator(".stills"), page.tab.locator(".film")
+    assert not stills.is_visible()
+    assert film.is_visible()
+    page.tab.emulate_media(media="print")
+    assert stills.is_visible()
+    assert not film.is_visible()
+
+
+def test_names_below_small_pictures_break_between_words_only(
+    opens: Opens, explainer: explain.Explainer, tmp_path: Path
+) -> None:
+    methods = ["integratedgradients(steps=2)", "guidedbackprop", "smooth(gradcam, samples=2)"]
+    narrow = explainer(photo(60, 180), [*methods, "xgradcam"], targets=[0])
+    page = opens(narrow.to_html(tmp_path / "narrow.html", steps=0))
+    page.settle()
+    broken = page.tab.evaluate(
+        """[...document.querySelectorAll('.film .frame > span')].flatMap((name) => {
+            const text = name.firstChild;
+            return [...text.data.matchAll(/[^ -]+-?/g)].filter((word) => {
+                const range = document.createRange();
+                range.setStart(text, word.index);
+                range.setEnd(text, word.index + word[0].length);
+                return range.getClientRects().length > 1;
+            }).map(([word]) => word);
+        })"""
+    )
+    assert page.tab.locator(".film .frame > span").count() == 4
+    assert broken == []
+
+
+@pytest.mark.parametrize("which", ["page", "sheet"])
+@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
+def test_what_is_touched_is_large_enough(
+    opens: Opens, files: dict[str, Path], which: str, size: dict[str, int]
+) -> None:
+    page = opens(files[which], size=size)
+    page.settle()
+    assert page.small_targets == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

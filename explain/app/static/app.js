@@ -22,13 +22,14 @@ class App extends Page {
     this.trouble = el('p', { class: 'trouble', role: 'alert', hidden: true });
     this.work = el('div', { class: 'work' }, this.status, this.progress, this.stop);
     const save = (path, text) => el('button', { type: 'button', class: 'plain-button', onclick: () => this.save(path) }, text);
+    this.photoInput.element.append(this.work, this.trouble);
     this.tools = el('section', { class: 'tools card', 'aria-label': 'Options', hidden: true },
       el('div', { class: 'tool-row' }, this.modelChoice, this.crop, this.search.element, this.layer.element, this.covering.element),
       this.methods.element,
-      el('div', { class: 'tool-foot' }, this.work, el('div', { class: 'buttons' }, this.beside.buttons, save('save', 'Save the files'), save('report', 'Save the report'))));
+      el('div', { class: 'tool-foot' }, el('div', { class: 'buttons' }, this.beside.buttons, save('save', 'Save the files'), save('report', 'Save the report'))));
     this.current = el('div', { class: 'current' });
     this.place = el('div', { class: 'place' }, this.beside.element, this.current);
-    this.body.replaceChildren(this.photoInput.element, this.trouble, this.tools, this.place);
+    this.body.replaceChildren(this.photoInput.element, this.place, this.tools);
     window.addEventListener('popstate', () => this.restore());
     this.restore();
     document.documentElement.dataset.ready = String(Math.round(performance.now()));
@@ -79,7 +80,7 @@ class App extends Page {
     this.viewer = null;
     this.coming = null;
     this.covering.reset();
-    this.photoInput.small(true);
+    this.photoInput.small(true, this.body);
     this.tools.hidden = false;
   }
 
@@ -92,7 +93,7 @@ class App extends Page {
     this.coming = null;
     this.answer = null;
     this.beside.drop();
-    this.photoInput.small(false);
+    this.photoInput.small(false, this.body);
     this.tools.hidden = true;
     this.trouble.hidden = true;
     this.current.replaceChildren();

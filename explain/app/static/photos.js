@@ -10,11 +10,11 @@ class PhotoInput {
     const camera = navigator.mediaDevices?.getUserMedia ? el('button', { type: 'button', class: 'plain-button', onclick: () => this.camera() }, 'Camera') : null;
     const pictures = examples.map((name) => el('button', { type: 'button', class: 'example', title: name, onclick: () => example(name) },
       el('img', { src: `/example/${encodeURIComponent(name)}`, alt: name, loading: 'lazy' })));
+    this.examples = examples.length ? el('div', { class: 'examples', role: 'group', 'aria-label': 'Examples' }, pictures) : null;
     this.element = el('section', { class: 'drop', 'aria-label': 'Photo' },
       el('div', { class: 'drop-words' }, el('h1', {}, 'What does the model see in your photo?'),
         el('p', { class: 'sub' }, 'Drop a photo anywhere on this page, or paste one. It stays on the machine that runs explain, in memory, and is forgotten.')),
-      el('div', { class: 'buttons' }, choose, camera, this.file),
-      examples.length ? el('div', { class: 'examples', role: 'group', 'aria-label': 'Examples' }, pictures) : null);
+      el('div', { class: 'buttons' }, choose, camera, this.file), this.examples);
     document.addEventListener('dragover', (event) => { event.preventDefault(); document.body.classList.add('dropping'); });
     document.addEventListener('dragleave', (event) => { if (!event.relatedTarget) document.body.classList.remove('dropping'); });
     document.addEventListener('drop', (event) => {
@@ -32,8 +32,10 @@ class PhotoInput {
     else if (all.length) this.refuse(`${all[0].name} is no photo but ${all[0].type}; choose a JPEG, PNG or another picture.`);
   }
 
-  small(has) {
+  // Once there is a photo, the examples come after all controls.
+  small(has, body) {
     this.element.classList.toggle('small', has);
+    if (this.examples) (has ? body : this.element).append(this.examples);
   }
 
   async camera() {
