@@ -36,7 +36,8 @@ class Scene:
     """A photo, where maps lie on it, and the parts of it that the model saw.
     ``boxes`` are those of the targets, and ``detected`` all that were detected, by label. Boxes are
     drawn around the parts of a map above the share ``above`` of its maximum. ``slices`` are those
-    of a volume, which lie side by side in the photo, by their names.
+    of a volume, which lie side by side in the photo, by their names, which are drawn if it is
+    ``numbered``.
     """
 
     photo: Image.Image = field(repr=False)
@@ -46,6 +47,7 @@ class Scene:
     detected: Mapping[str, Edges] = field(default_factory=dict)
     above: float | None = None
     slices: Mapping[str, Edges] = field(default_factory=dict)
+    numbered: bool = True
     legends: dict[str, Legend | None] = field(default_factory=dict, init=False, repr=False)
     smaller: "dict[int, Scene]" = field(default_factory=dict, init=False, repr=False)
 
@@ -56,10 +58,13 @@ class Scene:
         """
         if isinstance(style, styles.Colored) and style.share is None:
             style = replace(style, share=certainty(attribution))
+        values = map_for(attribution, style, self._slices_in(attribution.size))
+        if self.slices and isinstance(style, styles.Signed):
+            style = replace(style, spread=0.0)  # each slice is summed alone
         picture = overlays.draw_marked(
-            self.photo, map_for(attribution, style), style, self.box, self._seen_by(attribution)
+            self.photo, values, style, self.box, self._seen_by(attribution)
         )
-        if self.slices:
+        if self.numbered and self.slices:
             picture = overlays.numbered(picture, self.slices)
         box = self.boxes[target] if target < len(self.boxes) else None
         if box is not None:
@@ -72,6 +77,25 @@ class Scene:
             edges = self.box.to_photo(part, attribution.size)
             picture = overlays.outlined(picture, {"": edges}, len(self.detected))
         return picture
+
+    def largest(self, attribution: Attribution, style: styles.Colored) -> float:
+        """The value that gets the last colour where a map is drawn on its own scale, in its
+        units."""
+        values = _on_input(attribution, style, self._slices_in(attribution.size))
+        if self.slices and isinstance(style, styles.Signed):
+            style = replace(style, spread=0.0)
+        return style.largest(values)
+
+    def _slices_in(self, size: Sequence[int]) -> list[tuple[slice, slice]]:
+        """The rows and columns of each slice of a volume in a map of this (height, width)."""
+        down = size[0] / self.box.height
+        across = size[1] / self.box.width
+        places = []
+        for left, top, right, bottom in self.slices.values():
+            rows = slice(*(round((edge - self.box.top) * down) for edge in (top, bottom)))
+            columns = slice(*(round((edge - self.box.left) * across) for edge in (left, right)))
+            places.append((rows, columns))
+        return places
 
     def _seen_by(self, attribution: Attribution) -> Sequence[Box]:
         """The parts of the photo that the map's cells look at: of a network that crops its input,
@@ -216,9 +240,12 @@ class Look:
         return style
 
 
-def map_for(attribution: Attribution, style: Style) -> np.ndarray[Any, Any]:
+def map_for(
+    attribution: Attribution, style: Style, slices: Sequence[tuple[slice, slice]] = ()
+) -> np.ndarray[Any, Any]:
     """The array that a style's ``reads`` wants of a batch's first image: sets, raw values, signed
-    map or heatmap. Maps of pixels are `smoothed`, maps of a layer left cell by cell for outlines.
+    map or heatmap. Maps of pixels are summed over their neighbourhoods, of a volume within each of
+    its ``slices``; maps of a layer are left cell by cell for outlines.
     """
     if style.reads == "sets":
         sets = attribution.sets
@@ -243,26 +270,30 @@ def map_for(attribution: Attribution, style: Style) -> np.ndarray[Any, Any]:
     placement = attribution.placement
     is_placed = placement is not None and not placement.is_even
     if in_pixels or is_placed or style.name not in AREAS:
-        values = _on_input(attribution, style)
+        values = _on_input(attribution, style, slices)
     else:
         values = array(attribution.contributions[0] if with_sign else attribution.cells[0])
     return values / (np.abs(values).max() or 1.0)
 
 
-def _on_input(attribution: Attribution, style: Style) -> np.ndarray[Any, Any]:
+def _on_input(
+    attribution: Attribution, style: Style, slices: Sequence[tuple[slice, slice]]
+) -> np.ndarray[Any, Any]:
     """The map that a style draws at the input's resolution ``(H, W)``, in the units of the values;
     maps of pixels are summed over their neighbourhoods where the style draws places."""
     with_sign = style.reads == "signed"
     values = array(attribution.on_input(with_sign=with_sign)[0])
-    draws_places = style.name in styles.CHOICES
-    if draws_places and _in_pixels(attribution):
-        return styles.blurred(values, style.spread)
-    return values
-
-
-def largest_of(attribution: Attribution, style: styles.Colored) -> float:
-    """The value that gets the last colour where a map is drawn on its own scale, in its units."""
-    return style.largest(_on_input(attribution, style))
+    is_summed = style.name in styles.CHOICES and _in_pixels(attribution)
+    if slices and isinstance(style, styles.Signed):  # which else sums it itself
+        is_summed = True
+    if not is_summed:
+        return values
+    if not slices:
+        return styles.smoothed(values, style.spread)
+    summed = values.copy()
+    for place in slices:
+        summed[place] = styles.smoothed(values[place], style.spread)
+    return summed
 
 
 NOISE = 2.0  # standard errors, up to which a value may be chance
@@ -495,7 +526,7 @@ def _by_slice(
     the scan and the maps are its rows."""
     names = list(scene.slices)
     shown = [names[place] for place in evenly_spread(len(names), SHOWN_SLICES)]
-    whole = replace(scene, slices={})
+    whole = replace(scene, numbered=False)
 
     def row(heading: str, picture: Image.Image, first: Tile) -> Group:
         """A row of the slices of one picture; what is said of all stands below the first."""

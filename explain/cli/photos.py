@@ -247,9 +247,9 @@ def _write_figure(
     path = Path(options.figure)
     drawing = {name: getattr(options, name) for name in ("style", "alpha", "colormap")}
     try:
-        drawn = figure(rows, width_cm=options.figure_width, crop="seen", **drawing)
+        of_all = figure(rows, width_cm=options.figure_width, crop="seen", **drawing)
         files = Files(path.parent, overwrite=options.force)
-        files.add_bytes(path.name, as_file(drawn, path.suffix[1:].lower()))
+        files.add_bytes(path.name, as_file(of_all, path.suffix[1:].lower()))
         files.write()
     except ExplainError as error:
         return answer.complain(str(error))

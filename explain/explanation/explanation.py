@@ -396,7 +396,7 @@ class Explanation(Reportable):
         is_table = is_table or bool(self.scene.slices)
         abreast = figures.abreast(width_cm, is_table)
         layout = self.layout(abreast=abreast, order=order, crop=crop, **options)
-        return figures.figure(
+        return figures.figure_of(
             layout, self.alternative, width_cm=width_cm, letters=letters, heading=heading
         )
 
@@ -415,7 +415,7 @@ class Explanation(Reportable):
             (Group("", tiles),),
             abreast=len(tiles),
         )
-        return figures.figure(layout, self.alternative, width_cm=CAPTIONED * len(tiles))
+        return figures.figure_of(layout, self.alternative, width_cm=CAPTIONED * len(tiles))
 
     @keywords(StyleOptions)
     def sheet(self, tile: int = 300, **options: Unpack[StyleOptions]) -> Image.Image:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, Unpack, get_args
 
 from explain._utils.errors import ExplainError, check_choice, keywords, shown
 from explain.attribution import pictures
-from explain.attribution.pictures import LARGEST_SIDE, Look, Order, Part
+from explain.attribution.pictures import LARGEST_SIDE, Look, Order, Part, Scene
 from explain.attribution.result import Attribution
 from explain.explanation.explanation import Explanation, StyleOptions
 from explain.methods.base import FAMILIES, innermost_method
@@ -78,14 +78,15 @@ def figure(
     targets = [row._target(target) for row in rows]
     maps: list[list[Attribution]] = []
     looks: list[Look] = []
+    scenes: list[Scene] = []
     for row, index in zip(rows, targets, strict=True):
         maps.append([row._attribution(name, index) for name in methods])
         looks.append(row._look(maps[-1], **options))
-    columns = [_styles(column, looks, scale) for column in zip(*maps, strict=True)]
+        scenes.append(row.fitted_scene(LARGEST_SIDE, looks[-1], crop))
+    columns = [_styles(column, looks, scenes, scale) for column in zip(*maps, strict=True)]
     legends: dict[int, Legend] = {}  # of shared scales, by column
     groups = []
-    for number, (row, index, look) in enumerate(zip(rows, targets, looks, strict=True)):
-        scene = row.fitted_scene(LARGEST_SIDE, look, crop)
+    for number, (row, index, scene) in enumerate(zip(rows, targets, scenes, strict=True)):
         tiles = [Tile(overlays.outlined(scene.photo, scene.detected), "photo")]
         for attribution, (styles, ends) in zip(maps[number], columns, strict=True):
             for tile in pictures.tiles_of(scene, attribution, styles[number], target=index):
@@ -96,11 +97,11 @@ def figure(
         groups.append(Group("".join(row._title(index)), tuple(tiles), own_row=True))
     layout = Layout("", "", tuple(groups), abreast=figures.abreast(width_cm, is_table=True))
     alternative = "; ".join(row.alternative for row in rows)
-    return figures.figure(layout, alternative, width_cm=width_cm, letters=letters, heading=False)
+    return figures.figure_of(layout, alternative, width_cm=width_cm, letters=letters, heading=False)
 
 
 def _styles(
-    column: Sequence[Attribution], looks: Sequence[Look], scale: Scale
+    column: Sequence[Attribution], looks: Sequence[Look], scenes: Sequence[Scene], scale: Scale
 ) -> tuple[list[Style], tuple[str, ...]]:
     """The style of each map of one method, and the ends of their shared scale in the unit of the
     values; of scales of their own, no ends."""
@@ -114,8 +115,8 @@ def _styles(
             "got 'shared'; take the style heat"
         )
     largest = [
-        pictures.largest_of(attribution, style)
-        for attribution, style in zip(column, colored, strict=True)
+        scene.largest(attribution, style)
+        for scene, attribution, style in zip(scenes, column, colored, strict=True)
     ]
     end = max(largest) or 1.0
     shared: list[Style] = [

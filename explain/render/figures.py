@@ -53,7 +53,7 @@ def abreast(width_cm: float | None, is_table: bool) -> int:
     return max(1, min(ABREAST, int(width_cm / ROOMY)))
 
 
-def figure(
+def figure_of(
     layout: Layout,
     alternative: str = "",
     *,

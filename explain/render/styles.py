@@ -249,11 +249,11 @@ def _enlarged(values: Array, cells: int) -> Array:
     return cv2.resize(values.astype(np.float32), None, fx=times, fy=times)
 
 
-def blurred(values: Array, spread: float) -> Array:
+def smoothed(values: Array, spread: float) -> Array:
     """A map ``(H, W)`` under a Gaussian of ``spread`` (a share of the longer side; nothing below a
     third of a cell).
 
-    >>> float(blurred(np.ones((50, 40)), 0.03).max())
+    >>> float(smoothed(np.ones((50, 40)), 0.03).max())
     1.0
     """
     import cv2
@@ -682,7 +682,7 @@ class Signed(Colored):
         that the result may have more cells."""
         if max(values.shape) < FINE:  # so that the curve bends between the cells as well
             values = _enlarged(values, 4 * FINE)
-        return blurred(values, self.spread)
+        return smoothed(values, self.spread)
 
     def opacity(self) -> Array:
         """Return the opacity of 256 levels of signed values: none around the middle, which is

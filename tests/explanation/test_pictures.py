@@ -93,7 +93,7 @@ def test_explanations_are_drawn_and_saved_in_any_style(
     pixel_style = Look(style).of("signed")
     summed = pixels.values[0].sum(0).numpy()
     of_pixels = summed if pixel_style.reads == "signed" else np.abs(summed)
-    smooth = styles.blurred(of_pixels, pixel_style.spread)
+    smooth = styles.smoothed(of_pixels, pixel_style.spread)
     smooth /= np.abs(smooth).max()
     drawn = {
         "gradcam": (of_layer, styles.get_style(style)),

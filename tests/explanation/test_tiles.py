@@ -17,9 +17,11 @@ from torch.testing import assert_close
 
 import explain
 from explain import ImageError
+from explain.attribution.pictures import Scene
 from explain.attribution.result import Attribution
 from explain.data.boxes import Box
 from explain.explanation.tiles import tiles_on_photo
+from explain.render.styles import get_style
 from tests.conftest import Made, settled
 from tests.runs.networks import as_it_is, picture, stored_run
 
@@ -117,6 +119,21 @@ def test_runs_and_concepts_of_tiles_are_refused(tmp_path: Path) -> None:
         stored_run(tmp_path, [PHOTO], explainer)
     with pytest.raises(explain.ExplainError, match="concepts"):
         explainer.concepts(PHOTO)
+
+
+@pytest.mark.parametrize("style", ["signed", "heat"])
+def test_maps_of_slices_do_not_reach_into_other_slices(style: str) -> None:
+    """Two slices side by side: all that one says is at its edge to the other."""
+    scan = Image.new("RGB", (402, 200), (90, 90, 90))
+    cells = {"slice 1": (0.0, 0.0, 200.0, 200.0), "slice 2": (202.0, 0.0, 402.0, 200.0)}
+    scene = Scene(scan, Box.whole(scan.size), (Box.whole(scan.size),), slices=cells)
+    values = torch.zeros(1, 1, 200, 402)
+    values[..., 202:206] = 1.0
+    one = Attribution("inputxgradient", values, "t", torch.ones(1), None, (200, 402))
+    drawn = np.asarray(scene.overlay(one, get_style(style)))
+    below = np.s_[60:]  # of the numbers
+    assert (drawn[below, :200] == 90).all()
+    assert (drawn[below, 203:206] != 90).any(2).all()
 
 
 def test_slices_of_a_volume_are_explained_as_a_stack(tmp_path: Path) -> None:

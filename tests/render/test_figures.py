@@ -36,7 +36,7 @@ def svg_of(figure: object) -> ElementTree.Element:
 
 @pytest.mark.parametrize("width", [8.0, None])
 def test_a_figure_has_fine_images_and_its_words_are_texts(width: float | None) -> None:
-    figure = figures.figure(contents(), width_cm=width, letters=True)
+    figure = figures.figure_of(contents(), width_cm=width, letters=True)
     if width is not None:
         assert figure.get_figwidth() * 2.54 == pytest.approx(width)
     svg = svg_of(figure)
@@ -64,7 +64,7 @@ def test_texts_are_as_large_as_rcparams_say_and_fit_their_width() -> None:
     heights = []
     for size in (6, 12):
         with rc_context({"font.size": size}):
-            figure = figures.figure(contents(), width_cm=8)
+            figure = figures.figure_of(contents(), width_cm=8)
         heights.append(figure.get_figheight())
         right = max(text.get_window_extent().x1 for text in figure.texts)
         assert right <= figure.bbox.width + 2
@@ -75,7 +75,7 @@ def test_texts_are_as_large_as_rcparams_say_and_fit_their_width() -> None:
 def test_the_same_figure_is_the_same_file_and_a_pdf_has_its_fonts() -> None:
     for ending in ("svg", "pdf"):
         one, other = (
-            figures.as_file(figures.figure(contents(), width_cm=8), ending) for _ in range(2)
+            figures.as_file(figures.figure_of(contents(), width_cm=8), ending) for _ in range(2)
         )
         assert one == other
     assert one.startswith(b"%PDF")
@@ -89,7 +89,7 @@ def test_a_width_that_no_figure_has_is_refused(width: object) -> None:
 
 
 def test_a_figure_shows_itself_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    figure: Any = figures.figure(contents(), "three <maps>")
+    figure: Any = figures.figure_of(contents(), "three <maps>")
     displayed: list[dict[str, str]] = []
     module = SimpleNamespace(display=lambda formats, raw: displayed.append(formats))
     monkeypatch.setitem(sys.modules, "IPython.display", module)
