@@ -154,9 +154,13 @@ def test_nothing_in_a_page_becomes_markup(text: str, explanation: Any, tmp_path:
         written = dict(page.attributes)["srcdoc"] or ""
     page = Read(written)
     elements = "html head meta title link style body div h1 p table thead tbody tr th td script"
-    assert set(page.tags) <= set(elements.split())
+    stills = () if text == "widget" else ("figure", "img", "figcaption")
+    assert set(page.tags) <= {*elements.split(), *stills}
     assert page.tags.count("script") == (4 if text == "sheet" else 3)
-    assert not any(name.startswith("on") or name == "src" for name, _ in page.attributes)
+    assert not any(name.startswith("on") for name, _ in page.attributes)
+    sources = [value for name, value in page.attributes if name == "src"]
+    assert len(sources) == page.tags.count("img") == {"page": 1, "sheet": 2, "widget": 0}[text]
+    assert all(re.fullmatch(r"data:image/jpeg;base64,[\w+/=]+", source or "") for source in sources)
     blocks = re.findall(r'<script type="application/json" id="[\w-]+">(.*?)</script>', written)
     assert len(blocks) == page.tags.count("script") - 1
     assert not any(re.search("[<>&]", block) for block in blocks)
