@@ -1,4 +1,5 @@
-"""A plug-in: installed, its method, metric, composite and command are found by their names."""
+"""A plug-in: installed, its method, metric, baseline, composite and command are found by their
+names."""
 
 from __future__ import annotations
 
@@ -7,6 +8,8 @@ from typing import Any
 import click
 import torch
 
+from explain.baselines.base import Baseline
+from explain.baselines.base import register as register_baseline
 from explain.cli.commands import commands, json
 from explain.engine.needs import Evidence
 from explain.methods.base import Citation
@@ -39,6 +42,14 @@ class TopShare(MapMetric):
     def __call__(self, data: Any) -> MetricResult:
         sizes = data.maps.per_pixel("own").abs().flatten(1)
         return MetricResult(sizes.topk(self.pixels).values.sum(1) / sizes.sum(1))
+
+
+@register_baseline
+class Brightest(Baseline):
+    """The largest value of each channel."""
+
+    def replacement(self, images: torch.Tensor) -> torch.Tensor:
+        return images.amax((2, 3), keepdim=True).expand_as(images)
 
 
 COMPOSITES["Peaks"] = Composite("Peaks", ((When(("convolution", "dense")), Gamma(10)),))

@@ -9,6 +9,7 @@ import torch
 
 from explain._utils.errors import ArgumentError, BaselineError, did_you_mean, shown
 from explain._utils.options import MethodSpec, SpecError, read_written, register_reader
+from explain._utils.plugins import load_plugins
 from explain._utils.random_numbers import normal, seeded
 from explain.baselines.base import (
     Baseline,
@@ -367,6 +368,7 @@ def list_baselines(pattern: str = "*") -> list[str]:
     >>> list_baselines()
     ['black', 'blur', 'defocus', 'mean', 'neighbours', 'noise', 'zero']
     """
+    load_plugins()
     return sorted(name for name in registered if fnmatch.fnmatchcase(name, pattern))
 
 
@@ -415,6 +417,8 @@ def _by_text(text: str) -> Baseline:
                 "baseline 'photo' must be given as an object; use "
                 "explain.baselines.OtherPhoto(tensor)"
             )
+        if spec.name not in registered:
+            load_plugins()
         if spec.name not in registered:
             raise BaselineError(
                 f"baseline {shown(text)} is unknown; {did_you_mean(spec.name, list_baselines())}"

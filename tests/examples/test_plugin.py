@@ -76,6 +76,10 @@ expected = (maps * gradient.amax((2, 3), keepdim=True)).sum(1).relu()
 torch.testing.assert_close(a.values, expected)
 table = explain.evaluate(model, x, "peakcam", "topshare", target=1)
 assert 0 < float(table["peakcam"]["topshare"]) <= 1
+covered = explain.attribute(model, x, "occlusion(window=8, baseline=brightest)", target=1)
+brightest = x.amax((2, 3), keepdim=True).expand_as(x)
+drop = (model(x) - model(brightest))[0, 1].detach()
+torch.testing.assert_close(covered.values, drop.expand(1, 8, 8))
 assert "peakcam" in explain.list_methods() and "topshare" in explain.list_metrics()
 """
     found = run("-c", code, plugins=installed, folder=tmp_path)
