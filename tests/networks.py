@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor, nn
 
 WIDTH = 8
@@ -21,3 +23,15 @@ class Block(nn.Module):
         x = self.norm1(tokens)
         tokens = tokens + self.attention(x, x, x, need_weights=False)[0]
         return tokens + self.mlp(self.norm2(tokens))
+
+
+class Before(nn.Module):
+    """A network of patches, behind a change of the photo."""
+
+    def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.change = change
+        self.net = nn.Conv2d(3, 4, 4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(self.change(x)).mean((2, 3))

@@ -15,6 +15,7 @@ from explain import LayerError
 from explain.data.inputs import as_inputs
 from explain.layers import cell_centres
 from explain.layers.grids import NetworkGrids
+from tests.networks import Before
 
 
 def centroids(model: nn.Module, x: Tensor, layer: str, *, of_sums: bool = False) -> Tensor:
@@ -46,16 +47,6 @@ def convolutions() -> nn.Sequential:
         *(nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU(inplace=True)),
         *(nn.MaxPool2d(2), nn.Conv2d(8, 8, 3, 2, 1), nn.ReLU()),
     )
-
-
-class Before(nn.Module):
-    def __init__(self, change):
-        super().__init__()
-        self.change = change
-        self.net = nn.Conv2d(3, 4, 4, 4)
-
-    def forward(self, x):
-        return self.net(self.change(x)).mean((2, 3))
 
 
 def warped(x: Tensor) -> Tensor:

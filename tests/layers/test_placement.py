@@ -17,6 +17,7 @@ from explain import ExplainWarning
 from explain.data.inputs import as_inputs
 from explain.layers.grids import NetworkGrids
 from explain.layers.placement import Placement, draw, transferred
+from tests.networks import Before
 
 ROWS = [2.0, 5.0, 11.0]
 COLUMNS = [1.0, 4.5, 8.0, 9.0]
@@ -115,18 +116,6 @@ def test_a_map_is_brought_to_the_cells_of_another_by_where_both_look() -> None:
     other = placed(ROWS, COLUMNS)
     brought = transferred(ramp, of_pixels, other, (3, 4))
     assert_close(brought[0, 0], torch.tensor(ROWS)[:, None].expand(3, 4))
-
-
-class Before(nn.Module):
-    """A network of patches, behind a change of the photo."""
-
-    def __init__(self, change):
-        super().__init__()
-        self.change = change
-        self.net = nn.Conv2d(3, 4, 4, 4)
-
-    def forward(self, x):
-        return self.net(self.change(x)).mean((2, 3))
 
 
 def of_layer(model: nn.Module, x: Tensor, layer: str = "net") -> Placement | None:

@@ -15,6 +15,7 @@ from torch.nn.utils import parametrizations
 
 from explain._utils.errors import ArgumentError
 from explain.recording import layer_names_of, record
+from tests.recording.test_odd_networks import Small
 from tests.recording.test_recording import assert_replays, images
 
 
@@ -169,13 +170,7 @@ def test_rows_beyond_the_gradient_are_marked():
     torch.testing.assert_close(gradient, x.exp().detach())
 
 
-class Program(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(3, 4, 3, padding=1)
-        self.norm = nn.BatchNorm2d(4)
-        self.head = nn.Linear(4, 3)
-
+class Program(Small):
     def forward(self, x):
         h = F.relu(self.norm(self.conv(x)), inplace=True)
         h.narrow(1, 0, 1).add_(1)
