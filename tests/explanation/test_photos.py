@@ -3,6 +3,7 @@ are."""
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch.testing import assert_close
 import explain
 from explain import ImageError, PhotosError, TargetError
 from explain.methods import IntegratedGradients
-from tests.conftest import Made, TinyNet, settled, snapshot
+from tests.conftest import Made, TinyNet, in_threads, settled, snapshot
 from tests.runs.networks import as_it_is, folder_of, picture
 
 METHODS = ["gradcam", "saliency", "randomcam", "smoothgrad", "ablationcam", "eigencam", "finercam"]
@@ -54,6 +55,31 @@ def test_a_list_gives_what_each_photo_gives_alone_in_order(explainer: explain.Ex
     assert snapshot(explainer.model) == state
     assert explainer([]) == []
     assert len(explainer(iter(PHOTOS), "saliency", targets=[2, 0])[2].results) == 2
+
+
+def test_warnings_name_the_photo_also_where_threads_explain_others(tmp_path: Path) -> None:
+    """A dead map is of one photo of two, while another thread explains its own."""
+    conv = nn.Conv2d(3, 2, 1)
+    nn.init.ones_(conv.weight)
+    nn.init.constant_(conv.bias, -0.5)
+    head = nn.Linear(2, 3)
+    nn.init.ones_(head.weight)
+    model = nn.Sequential(conv, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), head)
+    for name, brightness in (("bright.png", 200), ("dark.png", 0), ("other.png", 200)):
+        Image.new("RGB", (16, 16), (brightness,) * 3).save(tmp_path / name)
+    explainer = explain.Explainer(model, list("abc"), as_it_is)
+    elsewhere = explain.Explainer(copy.deepcopy(model), list("abc"), as_it_is)
+    photos = [tmp_path / "other.png"] * 2
+
+    def explain_others(*_: Any) -> None:
+        in_threads(1, lambda _: elsewhere(photos, "gradcam"))
+
+    with (
+        conv.register_forward_hook(explain_others),
+        pytest.warns(explain.ExplainWarning, match=r"dark\.png") as told,
+    ):
+        explainer([tmp_path / "bright.png", tmp_path / "dark.png"], "gradcam", "a")
+    assert not any("bright.png" in str(warning.message) for warning in told)
 
 
 def test_what_is_kept_of_one_photo_holds_nothing_of_the_others(

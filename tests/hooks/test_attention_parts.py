@@ -13,6 +13,7 @@ from torch.testing import assert_close
 import explain
 from explain import HookError
 from explain.hooks import Ablate, HookGroup, Steer, capture, intervene
+from tests.conftest import in_threads
 from tests.hooks.test_attention import (
     HEADS,
     LOGITS,
@@ -84,6 +85,25 @@ def test_a_head_is_ablated_however_attention_is_written(name: str, part: str, co
         strict=True,
     ):
         assert_close(gradient, of_reference)
+
+
+def test_attention_that_one_thread_follows_is_none_of_anothers() -> None:
+    """Another thread ablates a head while this one is inside of its own attention."""
+    models = [nn.Sequential(Attention(SPELLINGS["einsum"]).double()) for _ in range(2)]
+    x = random(0, 2, 5, 4)
+    expected = [by_hand(model[0], x, "heads", without_head(1)) for model in models]
+    found: list[Tensor] = []
+
+    def ablated(number: int) -> Tensor:
+        with intervene(models[number], Ablate("0:heads", heads=[1])):
+            return models[number](x)
+
+    inner = next(part for part in models[0][0].modules() if isinstance(part, nn.Linear))
+    with inner.register_forward_hook(lambda *_: in_threads(1, lambda _: found.append(ablated(1)))):
+        assert_close(ablated(0), expected[0])
+    assert found
+    for output in found:
+        assert_close(output, expected[1])
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])

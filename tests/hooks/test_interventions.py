@@ -4,6 +4,7 @@ altered."""
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -279,6 +280,33 @@ def test_layers_of_an_inserted_module_have_names_and_are_explained_and_ablated()
         explain.attribute(model, x, "gradcam", layer="layer1/sae.encoder")
 
 
+def test_inserted_modules_keep_their_names_while_another_threads_block_ends() -> None:
+    """Blocks of two threads that overlap, with neither inside of the other."""
+    models = [net(), net()]
+    x = photos(1)
+    entered, ended = threading.Event(), threading.Event()
+    found: list[torch.Tensor] = []
+
+    def inserted(number: int) -> Any:
+        return intervene(models[number], [Replace("layer1", nn.Tanh(), name="tanh")])
+
+    def other() -> None:
+        with inserted(1):
+            entered.set()
+            ended.wait(60)
+            found.append(explain.attribute(models[1], x, "gradcam", layer="layer1/tanh").values)
+
+    thread = threading.Thread(target=other)
+    with inserted(0):
+        thread.start()
+        entered.wait(60)
+    ended.set()
+    thread.join()
+    with inserted(1):
+        expected = explain.attribute(models[1], x, "gradcam", layer="layer1/tanh").values
+    assert_close(found[0], expected)
+
+
 WRONG: dict[str, tuple[Callable[[], Intervention], str]] = {
     "channel": (lambda: Ablate("layer1", channels=[6]), "0 to 5"),
     "position": (lambda: Ablate("layer1", positions=[(12, 0)]), "12 × 10"),
@@ -340,6 +368,43 @@ def test_values_of_each_image_go_with_its_perturbed_rows(method: str) -> None:
         patch = Patch("layer1", others[i : i + 1], channels=[0, 2])
         alone = run(model, x[i : i + 1], interventions=[patch])
         assert_close(found.values[i], alone.values[0], rtol=1e-8, atol=1e-10)
+
+
+def test_values_of_each_image_cost_no_more_passes_than_one_for_all() -> None:
+    """Perturbed rows of several images still run together."""
+    x = photos(6)
+    costs = []
+    for count in (1, 6):
+        model = net()
+        rows: list[int] = []
+        patch = Patch("layer1", photos(count, seed=4), channels=[0, 2])
+        with model.register_forward_pre_hook(lambda module, args: rows.append(len(args[0]))):  # noqa: B023
+            explain.attribute(model, x, "rise(samples=20)", target=1, interventions=[patch])
+        costs.append((len(rows), sum(rows) - count))  # values are taken from so many images
+    assert costs[0] == costs[1]
+
+
+def test_perturbed_rows_of_one_thread_are_none_of_anothers() -> None:
+    """While a batch of four perturbed photos of two images runs, another thread patches as many."""
+    model, other = net(), net()
+    x, four = photos(2), photos(4, seed=3)
+    patch = Patch("layer1", photos(4, seed=4))
+
+    def patched() -> torch.Tensor:
+        with intervene(other, [patch]):
+            return other(four)
+
+    expected = patched()
+    found: list[torch.Tensor] = []
+
+    def run_other(module: nn.Module, args: Any) -> None:
+        if len(args[0]) == 4:
+            in_threads(1, lambda number: found.append(patched()))
+
+    with model.register_forward_pre_hook(run_other):
+        explain.attribute(model, x, "rise(samples=4)", target=1, batch_size=4)
+    assert found
+    assert all(torch.equal(output, expected) for output in found)
 
 
 def test_channels_of_maps_with_channels_last_are_found() -> None:
