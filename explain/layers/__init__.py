@@ -17,6 +17,7 @@ These modules answer them:
     located        where in the photo values lie, where shapes leave it open
     positions      the same, followed through the operations of a recording
     receptive_fields  moments of what each value looks at, followed in the same way
+    seen           what of a photo a network reads: a crop of it, and which pixels
     influence      how layers reach a score, by which the default layer is chosen
     frames         where videos have their channels
     stitched       a segmenter on windows of a photo

@@ -39,15 +39,9 @@ from explain.layers.located import (
 )
 from explain.layers.placement import Placement, PlacementMode
 from explain.layers.positions import UNKNOWN
-from explain.layers.receptive_fields import (
-    Looks,
-    centres,
-    copy_of,
-    leading_to,
-    receptive_fields,
-    seen_pixels,
-)
+from explain.layers.receptive_fields import Looks, centres, leading_to, receptive_fields
 from explain.layers.recording import CallKey, ModuleCall
+from explain.layers.seen import copy_of, seen_pixels
 from explain.layers.stitched import Stitched
 from explain.layers.summary import ForwardSummary, kept_places, summary_of
 from explain.recording import PassRecorder, Value
@@ -262,10 +256,13 @@ class NetworkGrids(Grids):
     def _look_once(self, layer: str, inputs: Inputs, *, cut: bool) -> CellLooks | None:
         """Follow where the cells of a layer's map look in a run on these inputs."""
         place = self._place(layer)
-        place = place._replace(module=modules_of(self._model)[submodule(self._model, place.module)])
+        names = modules_of(self._model)
+        place = place._replace(module=names[submodule(self._model, place.module)])
         if sharded(self._model):  # weights are gone after the pass
             return CellLooks(None, "weights that FSDP shards")
-        recorder, photo, values = record_calls(self._model, inputs, partly=True)
+        recurrent = {name for module, name in names.items() if isinstance(module, nn.RNNBase)}
+        noted = recurrent | {place.module}
+        recorder, photo, values = record_calls(self._model, inputs, of=noted, partly=True)
         try:
             return self._looks_in(recorder, photo, values, layer, place, cut=cut)
         finally:
@@ -297,19 +294,22 @@ class NetworkGrids(Grids):
         stays = stays_in(self._model, recorder.steps, values)
         looks = receptive_fields(steps, photo, stays, cut=cut)
         copy = copy_of(steps, photo)
+        where = _laid_out(looks, value, grid) if value in looks.fields else None
         both: tuple[Placement, Placement] | None = None
         if copy is not photo and not (cut or looks.by_photo):
             size = (copy.shape[2], copy.shape[3])
             of_copy = Placement(self.size, _laid_out(looks, copy, Grid("NCHW", *size)))
-            is_moved = size != self.size or not of_copy.is_even
-            looks_at_copy = receptive_fields(steps, copy, stays) if is_moved else looks
-            if is_moved and value in looks_at_copy.fields:
-                both = Placement(size, _laid_out(looks_at_copy, value, grid)).aligned, of_copy
-        if value in looks.fields:
-            where = _laid_out(looks, value, grid)
-        elif both is not None:  # what looks at both sides of a seam
+            if size != self.size or not of_copy.is_even:
+                in_copy = None if where is None else of_copy.cells_at(where)
+                if in_copy is None:
+                    looks_at_copy = receptive_fields(steps, copy, stays)
+                    if value in looks_at_copy.fields:
+                        in_copy = _laid_out(looks_at_copy, value, grid)
+                if in_copy is not None:
+                    both = Placement(size, in_copy).aligned, of_copy
+        if where is None and both is not None:  # what looks at both sides of a seam
             where = both[1].centres_at(both[0].centres)
-        else:
+        if where is None:
             return CellLooks(None, ", ".join(looks.unknown) or "what it does with the photo")
         seen = seen_pixels(steps, photo, looks)
         placement = Placement(self.size, where, None if seen is None else seen.cpu(), both)
@@ -418,9 +418,12 @@ class NetworkGrids(Grids):
 
 def _laid_out(looks: Looks, value: Value, grid: Grid) -> Tensor:
     """Where the cells of a map look ``(N, h, w, 2)``, of all images alike unless photos decide."""
-    dims = (1,) if looks.by_photo else (0, 1)
+    together = [grid.of_channels] if looks.by_photo else [grid.of_images, grid.of_channels]
+    shape = [*value.shape]
+    for dim in together:
+        shape[dim] = 1
     rows, columns = (
-        torch.stack([grid.spread(part.expand(value.shape)).sum(dims, True) for part in along])
+        along.summed(lambda part: grid.spread(part.mean(together, keepdim=True).expand(shape)))
         for along in looks.fields[value]
     )
     return centres((rows, columns))[:, :, 0].movedim(0, -1).float().cpu()

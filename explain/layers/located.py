@@ -1,6 +1,6 @@
 """Where in the photo the values of a network's tensors lie, where shapes leave it open."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -215,10 +215,10 @@ def _same_in_both(places: Places, places_again: Places) -> Places:
 
 
 def record_calls(
-    model: nn.Module, inputs: Inputs, *, partly: bool = False
+    model: nn.Module, inputs: Inputs, *, of: Set[str] | None = None, partly: bool = False
 ) -> tuple[PassRecorder, Value, dict[CallKey, Value]]:
     """Record a pass of a network; return the record, the photo in it, and what each call of a
-    module gives; ``partly``, as far as it can be recorded."""
+    module gives, or ``of`` some alone; ``partly``, as far as it can be recorded."""
     recorder = PassRecorder(model)
     photo = recorder.add_input(inputs.x)
     values: dict[CallKey, Value] = {}
@@ -228,7 +228,7 @@ def record_calls(
 
     try:
         with Watcher(recorder.watched), recorder:
-            run_noting_calls(model, inputs.replaced(inputs.x), note)
+            run_noting_calls(model, inputs.replaced(inputs.x), note, of=of)
     except Exception as error:  # operators that no recorder sees, or one image alone
         if not partly or came_by_signal(error):
             raise

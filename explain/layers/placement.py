@@ -103,6 +103,20 @@ class Placement:
         pixels = pixels.index_add(2, index, values[..., looks.to(values.device)])
         return pixels.reshape(*values.shape[:2], *self.size)
 
+    def cells_at(self, centres: Tensor) -> Tensor | None:
+        """Where in this map ``centres`` ``(N, h, w, 2)`` on the photo lie, in its cells; None if
+        these are not equally far apart."""
+        cells = self.centres[0]
+        if min(cells.shape[:2]) == 1:
+            return None
+        gaps = torch.stack([cells[1, 0] - cells[0, 0], cells[0, 1] - cells[0, 0]])
+        size = (cells.shape[0], cells.shape[1])
+        regular = cells[0, 0] + (_even_centres(size, size) - 0.5) @ gaps
+        if not torch.allclose(regular, cells, atol=_EVEN):
+            return None
+        numbers: Tensor = (centres - cells[0, 0]) @ torch.linalg.inv(gaps)
+        return numbers + 0.5
+
     def centres_at(self, places: Tensor) -> Tensor:
         """Where the cells look that are the nearest to places ``(N, h, w, 2)`` in their own map, in
         its cells; NaN at NaN."""

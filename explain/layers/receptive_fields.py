@@ -19,11 +19,11 @@ So zero padding is taken for more of the photo there, and for nothing where fiel
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -34,9 +34,46 @@ from explain.recording import Step, Value
 from explain.recording.moves import compact, is_move, moved
 
 aten = torch.ops.aten
-Field = tuple[Tensor, Tensor]
-"""Mass and first moment in pixels, along the rows of the photo and along its columns, ``(2,
-*shape)`` each: with the dimensions of the value, of size 1 where it does not change."""
+
+
+class Along(NamedTuple):
+    """What each value of a tensor looks at, along one axis of the photo; with the dimensions of the
+    tensor, of size 1 where it does not change."""
+
+    mass: Tensor
+    beside: Tensor
+    """The first moment of the mass in pixels, counted from ``at``."""
+    at: Tensor
+    """A place near what is looked at. In a regular map, this alone is different for each cell."""
+
+    @property
+    def moment(self) -> Tensor:
+        """The first moment of the mass in pixels."""
+        return self.beside + self.mass * self.at
+
+    @property
+    def centres(self) -> Tensor:
+        """The centres in pixels; NaN of what looks nowhere."""
+        return torch.where(self.mass > 0, self.beside / self.mass, torch.nan) + self.at
+
+    @property
+    def shape(self) -> list[int]:
+        """The sizes of the dimensions, of which no part has more."""
+        return [max(sizes) for sizes in zip(*(part.shape for part in self), strict=True)]
+
+    def summed(self, add: Callable[[Tensor], Tensor]) -> "Along":
+        """What sums of these values look at; ``add`` gives the sums of a part."""
+        mass, moment = (compact(add(part.expand(self.shape))) for part in (self.mass, self.moment))
+        return Along.counted(mass, moment)
+
+    @classmethod
+    def counted(cls, mass: Tensor, moment: Tensor) -> "Along":
+        """What has a first moment that is counted from the border of the photo."""
+        return cls(mass, moment, mass.new_zeros([1] * mass.ndim))
+
+
+Field: TypeAlias = tuple[Along, Along]
+"""What values look at, along the rows of the photo and along its columns."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,14 +89,18 @@ class Looks:
 
 
 def leading_to(value: Value) -> list[Step]:
-    """The steps that a value of a recording was computed by, in their order."""
+    """The steps that a value of a recording was computed by, in their order; but those of gates,
+    which are broadcast."""
     steps: dict[Step, int] = {}
     waiting = [value]
     while waiting:
         step = waiting.pop().step
-        if step is not None and step not in steps:
-            steps[step] = max(result.number for result in step.outputs)
-            waiting += step.inputs
+        if step is None or step in steps:
+            continue
+        steps[step] = max(result.number for result in step.outputs)
+        alike = [read for read in step.inputs if read.shape == step.outputs[0].shape]
+        has_gates = is_by_value(step) and any(read.depends for read in alike)
+        waiting += alike if has_gates else step.inputs
     return sorted(steps, key=lambda step: steps[step])
 
 
@@ -76,12 +117,16 @@ def receptive_fields(
     device = x.tensor.device
     # the rounding of single precision would show in maps, which are drawn by this
     precise = torch.float32 if device.type == "mps" else torch.float64
-    lines = []
-    for dim, length in enumerate(x.shape[2:], start=2):
-        places = torch.arange(0.5, length, device=device, dtype=precise)
-        line = torch.stack([torch.ones_like(places), places])
-        lines.append(line.reshape([2, *(length if d == dim else 1 for d in range(4))]))
-    fields: dict[Value, Field] = {x: (lines[0], lines[1])}
+    one = torch.ones([1] * 4, device=device, dtype=precise)
+    pixels = [
+        torch.arange(0.5, length, device=device, dtype=precise).reshape(
+            [length if d == dim else 1 for d in range(4)]
+        )
+        for dim, length in enumerate(x.shape[2:], start=2)
+    ]
+    fields: dict[Value, Field] = {
+        x: (Along(one, 0 * one, pixels[0]), Along(one, 0 * one, pixels[1]))
+    }
     unknown: dict[str, None] = {}
     by_photo = False
     size = (x.shape[2], x.shape[3])
@@ -89,7 +134,10 @@ def receptive_fields(
         staying = stays.keys() & set(step.outputs)
         for result in staying:
             if stays[result] in fields:
-                rows, columns = (along.mean(-1, keepdim=True) for along in fields[stays[result]])
+                rows, columns = (
+                    along.summed(lambda part: part.mean(-1, keepdim=True))
+                    for along in fields[stays[result]]
+                )
                 fields[result] = rows, columns
         if staying or not any(value in fields for value in step.inputs):
             continue
@@ -104,166 +152,66 @@ def receptive_fields(
     return Looks(fields, list(unknown), by_photo)
 
 
-def copy_of(steps: Iterable[Step], photo: Value) -> Value:
-    """The moved copy of a photo, such as a crop, that all of these steps read; the photo itself if
-    there is none."""
-    copy = value = photo
-    readers: dict[Value, list[Step]] = {}
-    for step in steps:
-        for read in step.inputs:
-            readers.setdefault(read, []).append(step)
-    while len(readers.get(value, [])) == 1:
-        (step,) = readers[value]
-        is_copied = is_move(step) or _is_by_value(step)
-        signals = [read for read in step.inputs if read.depends]
-        if not is_copied or signals != [value] or len(step.outputs) != 1:
-            break
-        value = step.output
-        is_photo = value.tensor.is_floating_point() and len(value.shape) == 4
-        if is_photo and value.shape[0] == photo.shape[0]:
-            copy = value
-    return copy
-
-
-def seen_pixels(steps: Iterable[Step], photo: Value, looks: Looks) -> Tensor | None:
-    """Which pixels ``(H, W)`` of a photo these steps look at; None for all of them. Values that
-    were moved, or resized, are pixels still; whatever reads them otherwise looks at them, and at
-    those between.
-    """
-    device = photo.tensor.device
-    seen = torch.zeros(photo.shape[2:], dtype=torch.bool, device=device)
-    pixels = {photo}
-    for step in steps:
-        for value in pixels.intersection(step.inputs):
-            signals = [other for other in step.inputs if other in looks.fields]
-            is_shifted = is_move(step) or step.operation.has("resizes")
-            if is_shifted or (_is_by_value(step) and len(signals) == 1):
-                pixels.update(looks.fields.keys() & set(step.outputs))
-                continue
-            rows, columns = centres(looks.fields[value], value.shape)
-            on_photo = [
-                (places >= 0) & (places < length)
-                for places, length in zip((rows, columns), seen.shape, strict=True)
-            ]
-            read = on_photo[0] & on_photo[1] & _read(step, value)
-            seen_here = torch.zeros_like(seen)
-            seen_here[rows[read].long(), columns[read].long()] = True
-            seen |= _grown(seen_here, rows, columns)
-            if bool(seen.all()):
-                return None
-    return seen if bool(seen.any()) else None
-
-
-def _is_by_value(step: Step) -> bool:
-    """Whether a step computes value by value; functions that are no operators do not say."""
-    return torch.Tag.pointwise in getattr(step.operator, "tags", ())
-
-
-def _grown(seen: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Pixels that are seen, with those between them where the photo was made smaller, by where its
-    values ``(..., h, w)`` came from then."""
-    gaps = [places.diff(dim=dim).abs() for places in (rows, columns) for dim in (-2, -1)]
-    gap = max(float(of_dim.nanmedian()) for of_dim in gaps if of_dim.numel())
-    beside = math.floor(gap / 2)
-    wide = F.max_pool2d(seen[None, None].float(), 2 * beside + 1, 1, beside)
-    return wide[0, 0].bool()
-
-
-def _read(step: Step, value: Value) -> Tensor:
-    """What a step reads of a map ``(N, C, h, w)``, all that lies between included: truth values
-    that broadcast to it."""
-    device = value.tensor.device
-    read = torch.ones([1] * len(value.shape), dtype=torch.bool, device=device)
-    if step.args[0] is not value or len(value.shape) != 4:
-        return read
-    lines = []
-    if step.operation.kind == "convolution" and not step.args[6]:
-        stride, padding, dilation = [[*part] * 2 for part in step.args[3:6]]  # or one for both
-        outputs = step.output.shape[2:]
-        for axis, kernel in enumerate(step.args[1].shape[2:]):
-            last = (outputs[axis] - 1) * stride[axis] + dilation[axis] * (kernel - 1)
-            lines.append(torch.arange(value.shape[axis + 2], device=device) <= last - padding[axis])
-    elif step.operation.has("samples"):
-        grid = step.args[1].tensor.detach().float()
-        ones = torch.ones((len(grid), 1, *value.shape[2:]), requires_grad=True, device=device)
-        with torch.enable_grad():
-            taken = step.operator(ones, grid, *step.args[2:], **step.kwargs)
-            (weights,) = torch.autograd.grad(taken.sum(), ones)
-        taken_from = (weights > 0).any(0)[0]
-        for axis in (0, 1):
-            places = taken_from.any(1 - axis).nonzero()
-            numbers = torch.arange(value.shape[axis + 2], device=device)
-            lines.append((numbers >= places.min()) & (numbers <= places.max()))
-    return lines[0][:, None] & lines[1] if lines else read
-
-
-def centres(field: Field, shape: Sequence[int] | None = None) -> Tensor:
-    """Where values of this shape look: ``(2, *shape)``, row and column in pixels. Values that look
-    nowhere have NaN."""
-    rows, columns = (_places(along) for along in field)
-    if shape is not None:
-        rows, columns = rows.expand(tuple(shape)), columns.expand(tuple(shape))
+def centres(field: Field) -> Tensor:
+    """Where values look, ``(2, ...)``: row and column in pixels; NaN of values that look
+    nowhere."""
+    rows, columns = (along.centres for along in field)
     # what is nowhere along one axis is nowhere
     return torch.stack([rows + 0 * columns, columns + 0 * rows])
-
-
-def _stacked(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """Stack tensors that broadcast to each other."""
-    shape = [max(sizes) for sizes in zip(*(part.shape for part in parts), strict=True)]
-    return torch.stack([part.expand(shape) for part in parts], dim)
-
-
-def _places(along: Tensor) -> Tensor:
-    """The centres of fields along one axis of the photo; NaN of what looks nowhere."""
-    mass, moment = along
-    return torch.where(mass > 0, moment / mass, torch.nan)
 
 
 def _carried(
     step: Step, fields: Mapping[Value, Field], size: tuple[int, int], *, cut: bool
 ) -> dict[Value, Field]:
     """The fields of the results of a step, on photos of a ``size``."""
-    results = step.outputs
     operation = step.operation
+    result = step.outputs[0]
     if step.name == "constant_pad_nd":
-        return {results[0]: _padded(step, fields[step.args[0]], cut=cut)}
+        return {result: _padded(step, fields[step.args[0]], cut=cut)}
     if is_move(step):
-        return _moved(step, results, fields)
-    if operation.kind == "convolution":
-        _must_be_together(fields[step.args[0]], size, step.name)
-        return {results[0]: _convolved(step, fields[step.args[0]], cut=cut)}
-    if operation.has("pools"):
-        return {results[0]: _pooled(step, fields[step.args[0]], results[0], cut=cut)}
-    if operation.has("resizes") or operation.has("samples") or step.name in ("sum", "mean"):
-        return {results[0]: _run_on(step, fields[step.args[0]])}
+        return _moved(step, fields)
+    if operation.kind == "convolution" or (operation.has("pools") and "adaptive" not in step.name):
+        return {result: _of_windows(step, fields[step.args[0]], size, cut=cut)}
     if step.name in ("mm", "addmm"):
-        return _of_product(step, results[0], fields)
+        return _of_product(step, result, fields)
     if operation.kind == "matrixproduct":
         return {}
-    if not operation.has("stays") and not _is_by_value(step):
+    if any(operation.has(trait) for trait in ("pools", "resizes", "samples")) or step.name in (
+        "sum",
+        "mean",
+    ):
+        rows, columns = (_run_on(step, along) for along in fields[step.args[0]])
+        return {result: (rows, columns)}
+    if not operation.has("stays") and not is_by_value(step):
         raise ValueError(step.name)
-    return {results[0]: _by_value(step, results[0], fields, size)}
+    return {result: _by_value(step, result, fields, size)}
 
 
-def _moved(
-    step: Step, results: Sequence[Value], fields: Mapping[Value, Field]
-) -> dict[Value, Field]:
+def is_by_value(step: Step) -> bool:
+    """Whether a step computes value by value; functions that are no operators do not say."""
+    return torch.Tag.pointwise in getattr(step.operator, "tags", ())
+
+
+def _moved(step: Step, fields: Mapping[Value, Field]) -> dict[Value, Field]:
     """The fields of results that are moved: the step is run with each part of the fields."""
-    any_part = next(iter(fields.values()))[0][0]
+    zero = next(iter(fields.values()))[0].mass.new_zeros([])
 
     def part_of(axis: int, part: int, value: Value) -> Tensor:
         """One part of the field of a value; 0 of a value that does not come from the photo."""
-        field = fields.get(value)
-        if field is None:
-            return any_part.new_zeros([1] * len(value.shape))
-        return field[axis][part].clone()  # what strides are taken of has memory of its own
+        if value not in fields:
+            return zero.reshape([1] * len(value.shape))
+        return fields[value][axis][part].clone()  # what strides are taken of has memory of its own
 
-    parts = [[moved(step, partial(part_of, axis, part)) for part in (0, 1)] for axis in (0, 1)]
+    rows, columns = (
+        [moved(step, partial(part_of, axis, part)) for part in range(len(Along._fields))]
+        for axis in (0, 1)
+    )
     return {
-        result: tuple(  # type: ignore[misc]
-            _stacked([mass[result], moment[result]]) for mass, moment in parts
+        result: (
+            Along._make(part[result] for part in rows),
+            Along._make(part[result] for part in columns),
         )
-        for result in results
+        for result in step.outputs
     }
 
 
@@ -273,202 +221,199 @@ def _padded(step: Step, field: Field, *, cut: bool) -> Field:
     rows, columns = field
     for i in range(len(ends) // 2):
         dim = len(step.args[0].shape) - 1 - i
-        rows, columns = (
-            _extended(along, dim, ends[2 * i], ends[2 * i + 1], cut=cut)
-            for along in (rows, columns)
-        )
+        left, right = ends[2 * i : 2 * i + 2]
+        rows = _extended(rows, dim, left, right, cut=cut)
+        columns = _extended(columns, dim, left, right, cut=cut)
     return rows, columns
 
 
-def _extended(along: Tensor, dim: int, left: int, right: int, *, cut: bool) -> Tensor:
+def _extended(along: Along, dim: int, left: int, right: int, *, cut: bool) -> Along:
     """A field with so many values more at both ends of a dimension, or fewer: they look further
     out, as every second value does; nowhere, if fields are ``cut``."""
-    length = along.shape[dim + 1]
+    length = along.shape[dim]
     if length == 1:
         return along
     period = min(2, length - 1)  # transposed convolutions have two kinds of values in turn
-    numbers = torch.arange(-left, length + right, device=along.device)
-    below = (-numbers).clamp(min=0).add(period - 1).div(period, rounding_mode="floor")
-    above = (numbers - length + 1).clamp(min=0).add(period - 1).div(period, rounding_mode="floor")
-    mass, moment = along.index_select(dim + 1, numbers + period * (below - above))
-    shape = [-1 if d == dim else 1 for d in range(mass.ndim)]
-    below, above = below.reshape(shape), above.reshape(shape)
+    numbers = torch.arange(-left, length + right, device=along.mass.device)
+    beyond = numbers - numbers.clamp(0, length - 1)
+    periods = (beyond.abs() + period - 1).div(period, rounding_mode="floor") * beyond.sign()
+    source = numbers - period * periods
+    shape = [-1 if d == dim else 1 for d in range(along.mass.ndim)]
+    mass, beside, at = (
+        part.index_select(dim, source) if part.shape[dim] > 1 else part for part in along
+    )
     if cut:
-        is_own = (below + above) == 0
-        return torch.stack([mass * is_own, moment * is_own])
-    ends = (0, period, length - 1 - period, length - 1)
-    first, third, third_last, last = (_places(along.narrow(dim + 1, place, 1)) for place in ends)
-    further = above * (last - third_last) - below * (third - first)
-    return torch.stack([mass, moment + mass * further.nan_to_num()])
+        is_own = (beyond == 0).reshape(shape)
+        return Along(mass * is_own, beside * is_own, at)
+    line = along.at if mass.shape[dim] == beside.shape[dim] == 1 else along.centres
+    first, third, third_last, last = (
+        line.narrow(dim, place, 1) for place in (0, period, -1 - period, -1)
+    )
+    below = periods.clamp(max=0).reshape(shape) * (third - first)
+    above = periods.clamp(min=0).reshape(shape) * (last - third_last)
+    return Along(mass, beside, at + (below + above).nan_to_num())
 
 
-def _run_on(step: Step, field: Field) -> Field:
+def _run_on(step: Step, along: Along) -> Along:
     """A step that is linear in its first argument, run on a field in the place of that."""
     x: Value = step.args[0]
-    results = []
-    for along in field:
-        parts = []
+    run: Any = F.adaptive_avg_pool2d if "adaptive" in step.name else step.operator
+
+    def summed(part: Tensor) -> Tensor:
+        """What the step makes of a part of the field."""
+        options = [arg.tensor.to(part) if isinstance(arg, Value) else arg for arg in step.args[1:]]
         if step.operation.has("samples"):  # everywhere
-            along = along.mean(2, keepdim=True)
-        for part in along:
-            options = [
-                arg.tensor.to(part) if isinstance(arg, Value) else arg for arg in step.args[1:]
-            ]
-            if step.name not in ("sum", "mean"):
-                part = part.expand(len(part), part.shape[1], *x.shape[2:]).contiguous()
-            parts.append(step.operator(part, *options, **step.kwargs))
-        results.append(compact(torch.stack(parts), first=1))
-    return tuple(results)  # type: ignore[return-value]
+            part = part.expand(-1, x.shape[1], *part.shape[2:]).mean(1, keepdim=True)
+        if step.name not in ("sum", "mean"):
+            part = part.expand(-1, -1, *x.shape[2:]).contiguous()
+        sums: Tensor = run(part, *options, **step.kwargs)
+        return sums
+
+    return along.summed(summed)
 
 
-def _convolved(step: Step, field: Field, *, cut: bool) -> Field:
-    """The field behind a convolution: that of its window, weighted by the squared weights."""
-    x: Value = step.args[0]
-    squares = step.args[1].tensor.detach().square()
-    sides = squares.shape[2:]
-    stride, padding, dilation = ([*part] * (len(sides) // len(part)) for part in step.args[3:6])
-    is_transposed, output_padding, groups = step.args[6:9]
-    if list(sides) == stride:  # patches, which are drawn as such
-        squares = squares.mean(tuple(range(2, squares.ndim)), keepdim=True).expand_as(squares)
-    lattices = [lattice for lattice in map(_lattice, field) if lattice is not None]
-    if len(lattices) == 2 and not (cut or is_transposed):
-        return _convolved_lattices(step, squares, lattices, stride, padding, dilation)
-    results = []
-    for along in field:
-        kernel = squares
-        options: list[list[int]] = [[], [], [], []]
-        for i, side in enumerate(sides):
-            if along.shape[i + 3] == 1:  # the same everywhere
-                kernel = sum(kernel.split(1, i + 2))  # faster than its own sum
-                values = (1, 0, 1, 0)
-            elif is_transposed:
-                more = dilation[i] * (side - 1) // stride[i] + 1
-                along = _extended(along, i + 2, more, more, cut=cut)
-                taken_off = padding[i] + stride[i] * more
-                values = (stride[i], taken_off, dilation[i], output_padding[i])
-            else:
-                along = _extended(along, i + 2, padding[i], padding[i], cut=cut)
-                values = (stride[i], 0, dilation[i], 0)
-            for option, value in zip(options, values, strict=True):
-                option.append(value)
-        lengths = along.shape[3:]
-        if max(lengths) < math.prod(lengths):  # on no grid: its channels together
-            along = along.mean(2, keepdim=True)
-            kernel = kernel.mean(int(is_transposed), keepdim=True)
-            kernel = kernel.sum(int(not is_transposed), keepdim=True)
-            groups = 1
+class _Windows(NamedTuple):
+    """The windows of a convolution, or of a pooling: their weights, squared, and its options."""
+
+    squares: Tensor
+    stride: Sequence[int]
+    padding: Sequence[int]
+    dilation: Sequence[int]
+    is_transposed: bool
+    output_padding: Sequence[int]
+    groups: int
+
+    @classmethod
+    def of(cls, step: Step) -> "_Windows":
+        """Those of a step. A pooling has the mean of each; of maxima too, which may be anywhere in
+        it."""
+        options = step.options
+        if step.operation.kind == "convolution":
+            weight = step.args[1].tensor.detach()
+            squares = weight.to(torch.promote_types(weight.dtype, torch.float32)).square()
         else:
-            along = along.expand(-1, -1, x.shape[1], *lengths)
-        along = along.flatten(0, 1)
-        kernel = kernel.to(along)
-        options_of_step = (*options[:3], is_transposed, options[3], groups)
-        outputs = aten.convolution(along, kernel, None, *options_of_step)
-        results.append(outputs.reshape(2, -1, *outputs.shape[1:]))
-    return tuple(results)
-
-
-class _Lattice(NamedTuple):
-    """Fields that are the same but for being a step apart along one dimension: mass and first
-    moment of the first one, the latter from an origin on, so that single precision is enough."""
-
-    dim: int
-    origin: float
-    gap: float
-    mass: Tensor
-    moment: Tensor
-
-
-def _lattice(along: Tensor) -> _Lattice | None:
-    """The regular fields of maps ``(2, N, C, h, w)`` along one axis of the photo; None for
-    others."""
-    changing = [dim for dim, length in enumerate(along.shape[1:]) if length > 1 and dim > 1]
-    if len(changing) != 1:
-        return None
-    (dim,) = changing
-    mass, moment = along
-    first = mass.narrow(dim, 0, 1)
-    places = _places(along)
-    gaps = places.diff(dim=dim)
-    gap = float(gaps.nanmean())
-    off = (gaps - gap).abs().nan_to_num()  # channels without a part in it look nowhere
-    if not bool((mass == first).all()) or not bool((off <= _SAME * abs(gap)).all()):
-        return None
-    origin = float(places.narrow(dim, 0, 1).nanmean())
-    return _Lattice(dim, origin, gap, first, moment.narrow(dim, 0, 1) - first * origin)
-
-
-def _convolved_lattices(
-    step: Step,
-    squares: Tensor,
-    lattices: Sequence[_Lattice],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-) -> Field:
-    """The fields behind a convolution of regular ones: one window tells all of them."""
-    x: Value = step.args[0]
-    count = squares.ndim - 2
-    images = max(len(lattice.mass) for lattice in lattices)
-    windows = squares.new_empty((2 * len(lattices), images, x.shape[1], *squares.shape[2:]))
-    for i, lattice in enumerate(lattices):  # what the window of the first output looks at
-        dim = lattice.dim - 2
-        taps = torch.arange(squares.shape[lattice.dim], device=squares.device)
-        beside = (taps * dilation[dim] - padding[dim]) * lattice.gap
-        beside = beside.reshape([-1 if d == dim else 1 for d in range(count)])
-        windows[2 * i] = lattice.mass
-        windows[2 * i + 1] = lattice.moment + lattice.mass * beside
-    groups = step.args[8]
-    weights = squares.reshape(groups, -1, squares[0].numel())
-    of_windows = windows.reshape(*windows.shape[:2], groups, -1).movedim(0, -1)  # (n, g, i * k, 4)
-    outputs = (weights @ of_windows).flatten(1, 2).to(lattices[0].mass)
-    results = []
-    for i, lattice in enumerate(lattices):
-        mass, moment = (
-            outputs[..., column].reshape(*outputs.shape[:2], *[1] * count)
-            for column in (2 * i, 2 * i + 1)
+            channels = step.args[0].shape[1]
+            kernel = options["kernel_size"]
+            kernel = [*kernel] * (2 // len(kernel))
+            squares = step.args[0].tensor.new_ones((channels, 1, *kernel)) / math.prod(kernel)
+            options = {"dilation": [1], "transposed": False, "output_padding": [0], **options}
+            options["stride"] = options["stride"] or kernel
+            options["groups"] = channels
+        sides = squares.shape[2:]
+        stride, padding, dilation, output_padding = (
+            [*options[name]] * (len(sides) // len(options[name]))
+            for name in ("stride", "padding", "dilation", "output_padding")
         )
-        length = step.results[0].shape[lattice.dim]  # type: ignore[union-attr]
-        numbers = torch.arange(length, device=mass.device, dtype=mass.dtype)
-        places = lattice.origin + lattice.gap * stride[lattice.dim - 2] * numbers
-        places = places.reshape([-1 if d == lattice.dim else 1 for d in range(count + 2)])
-        results.append(_stacked([mass, moment + mass * places]))
-    return tuple(results)  # type: ignore[return-value]
+        if list(sides) == stride:  # patches, which are drawn as such
+            squares = squares.mean(tuple(range(2, squares.ndim)), keepdim=True).expand_as(squares)
+        is_transposed, groups = options["transposed"], options["groups"]
+        return cls(squares, stride, padding, dilation, is_transposed, output_padding, groups)
 
 
-def _pooled(step: Step, field: Field, result: Value, *, cut: bool) -> Field:
-    """The field behind a pooling: the mean of its window, of maxima too, which may be anywhere in
-    it."""
-    if "adaptive" in step.name:
-        sides = [
-            [output if along.shape[dim + 1] > 1 else 1 for dim, output in enumerate(result.shape)]
-            for along in field
-        ]
-        pooled = [
-            F.adaptive_avg_pool2d(along.flatten(0, 1), (side[2], side[3]))
-            for along, side in zip(field, sides, strict=True)
-        ]
-        rows, columns = (along.reshape(2, -1, *along.shape[1:]) for along in pooled)
-        return rows, columns
-    dims = range(2, len(result.shape))
-    defaults = [[1], step.args[1], [0], [1]][: 3 if step.operation.kind == "average" else 4]
-    options = [
-        [*(step.args[i] if len(step.args) > i and step.args[i] else default)] * len(dims)
-        for i, default in enumerate(defaults, start=1)
-    ]
-    kernel, stride, padding = options[:3]
-    dilation = options[3] if len(options) > 3 else [1] * len(dims)
+def _of_windows(step: Step, field: Field, size: tuple[int, int], *, cut: bool) -> Field:
+    """The field behind a convolution or a pooling, on photos of a ``size``: that of its window,
+    weighted by the squared weights."""
+    windows = _Windows.of(step)
+    gaps = [gap for gap in map(_gap, field) if gap is not None]
+    lengths = step.outputs[0].shape[2:]
+    if len(gaps) == len(field) and not (cut or windows.is_transposed):
+        return _of_first_window(windows, field, gaps, lengths)
+    for along, length in zip(field, size, strict=True):
+        if step.operation.kind == "convolution" and along.shape[1] > 1:
+            _must_be_together(along, length, step.name)
+    rows, columns = (
+        _of_all_windows(windows, along, step.args[0].shape[1], lengths, cut=cut) for along in field
+    )
+    return rows, columns
+
+
+def _gap(along: Along) -> float | None:
+    """How far the cells of a regular map are apart, which look at the same but for where that is;
+    None for other values."""
+    line = along.at.flatten()
+    dims = along.at.ndim - 2
+    if any(part.shape[2:] != (1,) * dims for part in along[:2]):
+        return None
+    if len(line) != max(along.at.shape[2:]):
+        return None
+    gaps = line.diff()
+    gap = float(gaps[0]) if len(gaps) else 0.0
+    return gap if bool(((gaps - gap).abs() <= _SAME * abs(gap)).all()) else None
+
+
+def _of_first_window(
+    windows: _Windows, field: Field, gaps: Sequence[float], lengths: Sequence[int]
+) -> Field:
+    """The field behind the windows of a regular map: the first one tells all of them."""
+    squares = windows.squares
+    sides = squares.shape[2:]
+    dims = [max(range(len(sides)), key=along.at.shape[2:].__getitem__) for along in field]
+    parts = []
+    for along, gap, dim in zip(field, gaps, dims, strict=True):
+        first, apart = -windows.padding[dim] * gap, windows.dilation[dim] * gap
+        taps = [first + tap * apart for tap in range(sides[dim])]
+        taps_of_window = _line(along.at.new_tensor(taps), dim, len(sides))
+        parts += [along.mass, along.beside + along.mass * taps_of_window]
+    images = max(len(part) for part in parts)
+    channels = squares.shape[1] * windows.groups
+    window = torch.stack([part.expand(images, channels, *sides) for part in parts]).to(squares)
+    weights = squares.reshape(windows.groups, -1, squares[0].numel())
+    of_groups = window.reshape(len(parts) * images, windows.groups, -1).permute(1, 2, 0)
+    outputs = (weights @ of_groups).flatten(0, 1).T.to(parts[0])
+    moments = outputs.reshape(len(parts), images, -1, *[1] * len(sides))
     results = []
-    for along in field:
-        for i, dim in enumerate(dims):
-            length = along.shape[dim + 1]
-            if length == 1:
-                continue
-            span = dilation[i] * (kernel[i] - 1) + 1
-            needed = (result.shape[dim] - 1) * stride[i] + span
-            along = _extended(along, dim, padding[i], needed - length - padding[i], cut=cut)
-            along = along.unfold(dim + 1, span, stride[i])[..., :: dilation[i]].mean(-1)
-        results.append(along)
-    return tuple(results)  # type: ignore[return-value]
+    for i, (along, gap, dim) in enumerate(zip(field, gaps, dims, strict=True)):
+        numbers = torch.arange(lengths[dim], device=squares.device, dtype=along.at.dtype)
+        at = along.at.flatten()[0] + gap * windows.stride[dim] * numbers
+        at = _line(at, dim, len(sides))[None, None]
+        results.append(Along(moments[2 * i], moments[2 * i + 1], at))
+    return results[0], results[1]
+
+
+def _line(numbers: Tensor, dim: int, dims: int) -> Tensor:
+    """Numbers along one of so many dimensions."""
+    return numbers.reshape([-1 if d == dim else 1 for d in range(dims)])
+
+
+def _of_all_windows(
+    windows: _Windows, along: Along, channels: int, lengths: Sequence[int], *, cut: bool
+) -> Along:
+    """What the windows of any map look at along one axis of the photo."""
+    squares, stride, padding, dilation, is_transposed, output_padding, groups = windows
+    kernel = squares
+    options: list[list[int]] = [[], [], [], []]
+    for i, side in enumerate(squares.shape[2:]):
+        length = along.shape[i + 2]
+        if length == 1:  # the same everywhere
+            kernel = _sum(torch.split(kernel, 1, i + 2))  # faster than its own sum
+            values = (1, 0, 1, 0)
+        elif is_transposed:
+            more = dilation[i] * (side - 1) // stride[i] + 1
+            along = _extended(along, i + 2, more, more, cut=cut)
+            values = (stride[i], padding[i] + stride[i] * more, dilation[i], output_padding[i])
+        else:
+            needed = (lengths[i] - 1) * stride[i] + dilation[i] * (side - 1) + 1
+            right = needed - length - padding[i]
+            along = _extended(along, i + 2, padding[i], right, cut=cut)
+            values = (stride[i], 0, dilation[i], 0)
+        for option, value in zip(options, values, strict=True):
+            option.append(value)
+    sides = along.shape[2:]
+    if max(sides) < math.prod(sides):  # on no grid: its channels together
+        along = along.summed(lambda part: part.mean(1, keepdim=True))
+        kernel = kernel.mean(int(is_transposed), keepdim=True)
+        kernel = kernel.sum(int(not is_transposed), keepdim=True)
+        channels = groups = 1
+    kernel = kernel.to(along.mass)
+
+    def summed(part: Tensor) -> Tensor:
+        """The sums of a part of the field over the windows."""
+        part = part.expand(-1, channels, *sides)
+        step_options = (*options[:3], is_transposed, options[3], groups)
+        sums: Tensor = aten.convolution(part, kernel, None, *step_options)
+        return sums
+
+    return along.summed(summed)
 
 
 def _of_product(step: Step, result: Value, fields: Mapping[Value, Field]) -> dict[Value, Field]:
@@ -478,27 +423,16 @@ def _of_product(step: Step, result: Value, fields: Mapping[Value, Field]) -> dic
     if first in fields and second in fields:
         return {}
     if first in fields:
-        scale = second.tensor.detach().to(fields[first][0]).square().sum(0).mean()
-        rows, columns = (along.mean(2, keepdim=True) * scale for along in fields[first])
+        scale = second.tensor.detach().square().sum(0).mean().to(fields[first][0].mass)
+        rows, columns = (
+            along.summed(lambda part: part.mean(1, keepdim=True) * scale) for along in fields[first]
+        )
         return {result: (rows, columns)}
-    squares = first.tensor.detach().to(fields[second][0]).square()
+    squares = first.tensor.detach().square().to(fields[second][0].mass)
     rows, columns = (
-        compact(squares @ along.expand(2, *second.shape), first=1) for along in fields[second]
+        along.summed(lambda part: squares @ part.expand(second.shape)) for along in fields[second]
     )
     return {result: (rows, columns)}
-
-
-def _must_be_together(field: Field, size: tuple[int, int], name: str, dim: int = 1) -> None:
-    """Refuse to mix what looks at several places of the photo, along a dimension of its values: the
-    mean of these is none of them."""
-    for along, length in zip(field, size, strict=True):
-        if along.shape[dim + 1] > 1:
-            places = _places(along)
-            least = places.nan_to_num(torch.inf).amin(dim)
-            most = places.nan_to_num(-torch.inf).amax(dim)
-            cells = max(along.shape[dim + 2 :])
-            if bool((most - least > _APART * length + length / cells).any()):
-                raise ValueError(name)
 
 
 def _by_value(
@@ -510,51 +444,93 @@ def _by_value(
     alike = [value for value in signals if value.shape == result.shape]
     if not alike:
         raise ValueError(step.name)
-    if len(signals) == 1:
-        slope = _squared_slope(step, alike[0], fields[alike[0]])
-        rows, columns = (along * slope for along in fields[alike[0]])
-        return rows, columns
-    parts = [fields[value] for value in alike]
-    stacked = [_stacked([part[axis] for part in parts], 1) for axis in (0, 1)]
     if len(alike) > 1:
-        _must_be_together((stacked[0], stacked[1]), size, step.name, dim=0)
-    rows, columns = (along.sum(1) for along in stacked)
+        rows, columns = (
+            _added([fields[value][axis] for value in alike], size[axis], step.name)
+            for axis in (0, 1)
+        )
+        return rows, columns
+    slope = _squared_slope(step, alike[0], fields[alike[0]])
+    rows, columns = (
+        along._replace(mass=along.mass * slope, beside=along.beside * slope)
+        for along in fields[alike[0]]
+    )
     return rows, columns
+
+
+def _added(parts: Sequence[Along], length: int, name: str) -> Along:
+    """What sums of values look at along one axis of a photo of this ``length``."""
+    at = parts[0].at
+    if all(torch.equal(part.at, at) for part in parts):
+        return Along(_sum(part.mass for part in parts), _sum(part.beside for part in parts), at)
+    shape = [max(sizes) for sizes in zip(*(part.shape for part in parts), strict=True)]
+    masses = torch.stack([part.mass.expand(shape) for part in parts], 1)
+    moments = torch.stack([part.moment.expand(shape) for part in parts], 1)
+    _must_be_together(Along.counted(masses, moments), length, name)
+    return Along.counted(masses.sum(1), moments.sum(1))
+
+
+def _sum(tensors: Iterable[Tensor]) -> Tensor:
+    """The sum of tensors that broadcast to each other."""
+    return reduce(torch.add, tensors)
+
+
+def _must_be_together(along: Along, length: int, name: str) -> None:
+    """Refuse to mix what looks at several places of a photo of this ``length``, along the second
+    dimension of values: the mean of these is none of them."""
+    mass = along.mass.expand(along.shape)
+    shares = mass / mass.sum(1, keepdim=True)
+    centres = along.centres
+    mean = (shares * centres.nan_to_num()).sum(1, keepdim=True)
+    variance = (shares * (centres - mean).square()).nansum(1)
+    cells = max(along.shape[2:])
+    if bool((variance.sqrt() > _APART * length + length / cells / 2).any()):
+        raise ValueError(name)
 
 
 def _squared_slope(step: Step, signal: Value, field: Field) -> float | Tensor:
     """The mean squared slope of a step that acts on each value, or of a batch normalisation, for
     each channel if it is clear which dimension has these."""
-    like = field[0]
-    statistics = step.args[4:6] if step.operation.kind == "batchnorm" else (None, None)
-    if isinstance(statistics[0], Value) and step.args[1] and statistics[1] is not True:
-        variance = statistics[0].tensor.to(like) + step.args[-1]
-        ratios: Tensor = step.args[1].tensor.detach().to(like).square() / variance
-        return ratios.reshape(-1, *[1] * (len(signal.shape) - 2))
+    like = field[0].mass
+    if step.operation.kind == "batchnorm":
+        _, scale, _, mean, variance, is_training, *_, epsilon = step.args
+        if isinstance(mean, Value) and scale and is_training is not True:
+            ratios: Tensor = scale.tensor.detach().to(like).square() / (
+                variance.tensor.to(like) + epsilon
+            )
+            return ratios.reshape(-1, *[1] * (len(signal.shape) - 2))
     if step.operation.has("biased"):
         return 1.0
     x = signal.tensor.detach().float()
-    changing = [{d for d, n in enumerate(along.shape[1:]) if n > 1} for along in field]
+    changing = [{d for d, n in enumerate(along.shape) if n > 1} for along in field]
     channels = changing[0] & changing[1]
     averaged = [d for d in range(x.ndim) if channels != {d}]
-    if len(step.inputs) == 1:  # each value by itself: some are enough
-        some = max(1, round((x.numel() / _SAMPLED) ** (1 / max(len(averaged), 1))))
-        x = x[tuple(slice(None, None, some if d in averaged else 1) for d in range(x.ndim))]
-    x = x.clone().requires_grad_()
+    sampled = [slice(None)] * x.ndim
+    if is_by_value(step):  # some are enough
+        long = sum(x.shape[d] > 1 for d in averaged)
+        some = max(1, round((x.numel() / _SAMPLED) ** (1 / max(long, 1))))
+        sampled = [slice(None, None, some if d in averaged else 1) for d in range(x.ndim)]
+    x = x[tuple(sampled)].clone().requires_grad_()
+
+    def tensor_of(value: Value) -> Tensor:
+        """An argument of the step, which broadcasts to the signal."""
+        tensor = value.tensor.detach()
+        return x if value is signal else tensor[tuple(sampled[x.ndim - tensor.ndim :])]
+
     with torch.enable_grad():
-        y = next(iter(step.run(lambda value: x if value is signal else value.tensor).values()))
+        y = next(iter(step.run(tensor_of).values()))
         if not y.requires_grad:
             return 1.0
         (slope,) = torch.autograd.grad(y.sum(), x)
     # what lets nothing pass of noise may let photos pass
-    mean_square = slope.to(like).square().mean(averaged, keepdim=True).clamp(min=_LEAST)
+    mean_square = slope.square().mean(averaged, keepdim=True).to(like).clamp(min=_LEAST)
     return mean_square if len(averaged) < x.ndim else mean_square.reshape(())
 
 
-_APART = 1 / 4
-"""Of a photo: what is added up there looks at places that lie less far apart."""
+_APART = 1 / 8
+"""Of a photo: what is added up there looks at places that lie less far beside their mean."""
 _SAME = 1e-6  # of a gap: how far regular fields lie beside their lattice, by rounding
 _LEAST = 1e-6
 """The least squared slope of an activation."""
-_SAMPLED = 2**15
+_SAMPLED = 2**14
 """How many values of a tensor are looked at for the mean slope of an activation."""

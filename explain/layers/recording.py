@@ -1,7 +1,7 @@
 """What ran: the calls that a network makes of its modules, and what they return."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -67,9 +67,10 @@ class ModuleCall:
 
 
 def run_noting_calls(
-    model: nn.Module, inputs: Inputs, note: Note, *, grad: bool = False
+    model: nn.Module, inputs: Inputs, note: Note, *, grad: bool = False, of: Set[str] | None = None
 ) -> tuple[Any, list[str]]:
-    """Run a network, and call ``note`` for each call of its modules that gives a tensor.
+    """Run a network, and call ``note`` for each call of its modules that gives a tensor, or ``of``
+    some alone.
 
     Returns the output and the names of the modules that ran. Tensors deeper inside a module's
     output than its first level are no output of its own. ``note`` runs inside forward hooks, so it
@@ -86,8 +87,9 @@ def run_noting_calls(
 
     with untouched(model, grad=grad), HookGroup(model) as group:
         for name in filter(None, hookable(model)):
-            group.forward(name, partial(note_call, name))
-        ran = executed_modules(group, model)
+            if of is None or name in of:
+                group.forward(name, partial(note_call, name))
+        ran = executed_modules(group, model) if of is None else []
         return inputs.call(model), ran
 
 

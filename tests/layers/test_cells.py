@@ -162,6 +162,52 @@ def test_channels_that_say_nothing_have_no_part_in_where_cells_look() -> None:
     assert float(off.mean()) < 0.5
 
 
+class Gated(nn.Module):
+    """A wide window, nearly closed by a gate, beside a narrow one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 4, 4)
+        self.wide = nn.Conv2d(8, 8, 7, 1, 3)
+        self.gate = nn.Conv2d(8, 8, 1)
+        nn.init.constant_(self.gate.bias, -4)
+        self.sum = nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        gate = self.gate(x.mean((2, 3), keepdim=True)).sigmoid()
+        return self.sum(x + 4 * self.wide(x) * gate)
+
+
+def test_what_a_gate_lets_pass_counts_by_its_value() -> None:
+    torch.manual_seed(0)
+    model = Gated().double().eval()
+    x = torch.rand(1, 3, 32, 32, dtype=torch.float64)
+    expected = centroids(model, x, "sum")
+    assert float((cell_centres(model, x, "sum") - expected).abs().mean()) < 0.6
+    with torch.no_grad():
+        model.gate.bias.fill_(4)  # open: cells at the border look further inwards
+    is_open = centroids(model, x, "sum")
+    assert float((is_open - expected).abs().max()) > 2
+    assert float((cell_centres(model, x, "sum") - is_open).abs().mean()) < 0.6
+
+
+def test_channels_that_look_to_both_sides_are_one_map() -> None:
+    """Of a depthwise convolution that is wide beside the photo."""
+    torch.manual_seed(0)
+    convolutions = nn.Conv2d(4, 4, 7, 1, 3, groups=4), nn.Conv2d(4, 4, 1)
+    model = nn.Sequential(nn.Conv2d(3, 4, 8, 8), *convolutions).double().eval()
+    with torch.no_grad():
+        model[1].weight[0, :, :, :-1] = 0
+        model[1].weight[1, :, :, 1:] = 0
+        model[1].weight[2:, :, :, :2] = 0
+        model[1].weight[2:, :, :, -2:] = 0
+    x = torch.rand(1, 3, 64, 64, dtype=torch.float64)
+    off = (cell_centres(model, x, "2") - centroids(model, x, "2")).abs()
+    assert float(off.mean()) < 1
+    assert NetworkGrids(model, as_inputs(x)).placement("2") is not None
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small"])
 def test_cells_of_networks_look_where_their_squared_gradient_is(name: str) -> None:

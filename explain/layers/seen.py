@@ -1,0 +1,94 @@
+"""What of a photo a network reads: which moved copy of it, and which pixels."""
+
+import math
+from collections.abc import Iterable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from explain.layers.receptive_fields import Looks, centres, is_by_value
+from explain.recording import Step, Value
+from explain.recording.moves import is_move
+
+
+def copy_of(steps: Iterable[Step], photo: Value) -> Value:
+    """The moved copy of a photo, such as a crop, that all of these steps read; the photo itself if
+    there is none."""
+    copy = value = photo
+    readers: dict[Value, list[Step]] = {}
+    for step in steps:
+        for read in step.inputs:
+            readers.setdefault(read, []).append(step)
+    while len(readers.get(value, [])) == 1:
+        (step,) = readers[value]
+        is_copied = is_move(step) or is_by_value(step)
+        signals = [read for read in step.inputs if read.depends]
+        if not is_copied or signals != [value] or len(step.outputs) != 1:
+            break
+        value = step.output
+        is_photo = value.tensor.is_floating_point() and len(value.shape) == 4
+        if is_photo and value.shape[0] == photo.shape[0]:
+            copy = value
+    return copy
+
+
+def seen_pixels(steps: Iterable[Step], photo: Value, looks: Looks) -> Tensor | None:
+    """Which pixels ``(H, W)`` of a photo these steps look at; None for all of them.
+
+    Values that were moved, or resized, are pixels still; whatever reads them otherwise looks at
+    them, and at those between.
+    """
+    device = photo.tensor.device
+    seen = torch.zeros(photo.shape[2:], dtype=torch.bool, device=device)
+    pixels = {photo}
+    for step in steps:
+        for value in pixels.intersection(step.inputs):
+            signals = [other for other in step.inputs if other in looks.fields]
+            is_shifted = is_move(step) or step.operation.has("resizes")
+            if is_shifted or (is_by_value(step) and len(signals) == 1):
+                pixels.update(looks.fields.keys() & set(step.outputs))
+                continue
+            rows, columns = centres(looks.fields[value])
+            is_row = (rows >= 0) & (rows < seen.shape[0])
+            is_column = (columns >= 0) & (columns < seen.shape[1])
+            read = is_row & is_column & _read(step, value)
+            seen_here = torch.zeros_like(seen)
+            seen_here[rows[read].long(), columns[read].long()] = True
+            seen |= _grown(seen_here, rows, columns)
+            if bool(seen.all()):
+                return None
+    return seen if bool(seen.any()) else None
+
+
+def _grown(seen: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Pixels that are seen, with those between them where the photo was made smaller, by where its
+    values ``(..., h, w)`` came from then."""
+    gaps = [places.diff(dim=dim).abs() for places in (rows, columns) for dim in (-2, -1)]
+    gap = max(float(of_dim.nanmedian()) for of_dim in gaps if of_dim.numel())
+    beside = math.floor(gap / 2)
+    wide = F.max_pool2d(seen[None, None].float(), 2 * beside + 1, 1, beside)
+    return wide[0, 0].bool()
+
+
+def _read(step: Step, value: Value) -> Tensor:
+    """What a step reads of a map ``(N, C, h, w)``, all that lies between included: truth values
+    that broadcast to it."""
+    device = value.tensor.device
+    is_convolution = step.operation.kind == "convolution" and not step.args[6]
+    is_map = step.args[0] is value and len(value.shape) == 4
+    if not is_map or not (is_convolution or step.operation.has("samples")):
+        return torch.ones([1] * len(value.shape), dtype=torch.bool, device=device)
+    lines: list[Tensor] = []
+    for axis, length in enumerate(value.shape[2:]):
+        numbers = torch.arange(length, device=device)
+        if is_convolution:
+            stride, padding, dilation = ((part * 2)[axis] for part in step.args[3:6])  # or for both
+            window = dilation * (step.args[1].shape[axis + 2] - 1)
+            last = (step.output.shape[axis + 2] - 1) * stride + window - padding
+            lines.append(numbers <= last)
+        else:
+            sampled = (step.args[1].tensor[..., 1 - axis] + 1) * (length / 2) - 0.5
+            lines.append((numbers >= sampled.min().floor()) & (numbers <= sampled.max().ceil()))
+    rows, columns = lines
+    return rows[:, None] & columns
