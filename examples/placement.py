@@ -62,7 +62,12 @@ NETWORKS: dict[str, tuple[str, str, tuple[int, int]]] = {
     "Swin-Tiny (timm)": ("timm:swin_tiny_patch4_window7_224", "layers.3", (224, 224)),
     "ViT-Tiny on a ResNet (timm, hybrid)": ("timm:vit_tiny_r_s16_p8_224", "blocks.11", (224, 224)),
 }
-CELLS = ("network", "looks at: even", "followed", "a changed spot: even", "placed")
+CELLS = (
+    *("network", "looks at: even", "followed", "standard error"),
+    *("a changed spot: even", "placed"),
+)
+LEAST, MOST = 6, 60  # photos over which squared gradients are looked at
+ERROR = 0.4  # pixels, of the mean of their centres: the standard error at which it is enough
 PLANTED = ("map", "centre beside the spot, px", "pointing game", "on the spot", "deletion")
 CHANGED = ("before the first layer", "even", "placed")
 PHOTOS = ("map", "pointing game, 95 % interval")
@@ -128,24 +133,31 @@ def centroid(weight: Tensor) -> Tensor:
 
 
 def looked_at(model: nn.Module, layer: str, x: Tensor) -> Tensor:
-    """The centre of the squared gradient of each cell in the pixels ``(h, w, 2)``, over photos."""
+    """The centre of the squared gradient of each cell in the pixels ``(photos, h, w, 2)``, of as
+    many photos as it takes until the mean of these is known to `ERROR`."""
     output = Output(model, layer)
-    squares = None
+    generator = torch.Generator().manual_seed(1)
+    centres: list[Tensor] = []
     for photo in x:
         image = photo[None].clone().requires_grad_()
         model(image)
         maps = output.maps[0]
-        signs = torch.randn(len(maps), generator=torch.Generator().manual_seed(1))
+        signs = torch.randn(len(maps), generator=generator)
         cells = (maps * signs[:, None, None]).sum(0)
-        of_photo = torch.zeros(*cells.shape, *x.shape[2:])
+        of_photo = torch.zeros(*cells.shape, 2)
         for i, j in itertools.product(*map(range, cells.shape)):
             (gradient,) = torch.autograd.grad(cells[i, j], image, retain_graph=True)
-            square = gradient[0].square().sum(0)
-            of_photo[i, j] = square / square.sum()
-        squares = of_photo if squares is None else squares + of_photo
+            of_photo[i, j] = centroid(gradient[0].square().sum(0))
+        centres.append(of_photo)
+        if len(centres) >= LEAST and standard_error(torch.stack(centres)) < ERROR:
+            break
     output.remove()
-    assert squares is not None
-    return centroid(squares)
+    return torch.stack(centres)
+
+
+def standard_error(centres: Tensor) -> float:
+    """How far the mean of centres ``(photos, h, w, 2)`` is from the right one, in pixels."""
+    return float((centres.std(0) / len(centres) ** 0.5).norm(dim=-1).mean())
 
 
 def even_centres(cells: Sequence[int], size: Sequence[int]) -> Tensor:
@@ -199,11 +211,14 @@ def cells_table(folder: Path | None, quick: bool, named: str = "") -> Iterator[s
             continue
         model = network(name)
         is_trained = "trained" in title
-        x = photos(size, (20 if is_trained else 2) if not quick else 1, folder)
-        looked = looked_at(model, layer, x)
+        x = photos(size, MOST if not quick else 2, folder if is_trained else None)
+        centres = looked_at(model, layer, x)
+        looked = centres.mean(0)
         followed = cell_centres(model, x[:1], layer)
         even = even_centres(looked.shape[:2], size)
         off = [float((each - looked).norm(dim=-1).mean()) for each in (even, followed)]
+        off.append(standard_error(centres))
+        x = photos(size, (20 if is_trained else 2) if not quick else 1, folder)
         spots = of_spots(
             model,
             layer,

@@ -263,7 +263,7 @@ def _run_on(step: Step, along: Along) -> Along:
         """What the step makes of a part of the field."""
         options = [arg.tensor.to(part) if isinstance(arg, Value) else arg for arg in step.args[1:]]
         if step.operation.has("samples"):  # everywhere
-            part = part.expand(-1, x.shape[1], *part.shape[2:]).mean(1, keepdim=True)
+            part = part.mean(1, keepdim=True)
         if step.name not in ("sum", "mean"):
             part = part.expand(-1, -1, *x.shape[2:]).contiguous()
         sums: Tensor = run(part, *options, **step.kwargs)
