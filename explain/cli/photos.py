@@ -87,6 +87,7 @@ FIGURES = (".pdf", ".svg", ".png")
     "whether they are stable; pictures and records have it too",
 )
 @cli.targets
+@cli.threshold
 @option(
     "--text TEXT",
     "a text to explain, with an image-text model such as tiny-clip; repeatable",
@@ -319,7 +320,7 @@ def _check_single(
     several = {
         "photos": sum(map(len, photos)) > 1,
         "methods": has_methods,
-        "targets": targets > 1,
+        "targets": targets > 1 or "predicted" in options.target,
         "models": len(options.model) > 1,
     }
     for what, is_several in several.items():
@@ -440,7 +441,9 @@ class PhotoWork:
             self.baseline = get_baseline(self.baseline, self.explainer.preprocess)
         self.methods = [with_baseline(method, self.baseline) for method in self.methods]
         self.metrics = [with_baseline(metric, self.baseline) for metric in self.metrics]
-        self.targets: Any = targets_of(options.target, self.explainer.categories, options.text)
+        self.targets: Any = targets_of(
+            options.target, self.explainer.categories, options.text, options.threshold
+        )
 
     def __call__(self, path: str, stem: str, bar: ProgressBar) -> PhotoResult:
         """Explain the photo at ``path`` with one model, save files that begin with ``stem`` (plus
@@ -536,7 +539,9 @@ class PhotoWork:
         from explain.explanation.loading import stored_results
 
         options = self.options
-        count = options.top_k or len(self.targets or [None])
+        session = self.explainer.session(self.methods, targets=self.targets)
+        found = session.of_photo(self.explainer.as_input(photo)).targets
+        count = options.top_k or len(found)
         formats = (options.picture_format, options.map_format)
         keys = self._keys()
         with blaming(self.model):
@@ -557,13 +562,14 @@ class PhotoWork:
         from explain.methods.base import get_method
 
         explainer = self.explainer
+        session = explainer.session(targets=self.targets)
         with blaming(self.model):
             selection = select(
                 explainer.model,
                 explainer.as_input(photo),
                 str(self.group),
                 layer=list(self.options.layer) or None,
-                target=self.targets[0] if self.targets else None,
+                target=session.of_photo(explainer.as_input(photo)).targets[0],
                 categories=explainer.categories,
             )
         for note in selection.notes:
@@ -582,7 +588,8 @@ class PhotoWork:
 
 def _compare(works: Sequence[PhotoWork], path: str, stem: str, bar: ProgressBar) -> PhotoResult:
     """Explain a photo by several models and save a picture that compares them: without a target,
-    the best class of the first, or a model's own best where it lacks that label.
+    the best class of the first, or a model's own best where it lacks that label; with "predicted",
+    what the first predicts.
     """
     from explain.data.files import Files
     from explain.explanation.comparison import compare
@@ -595,6 +602,8 @@ def _compare(works: Sequence[PhotoWork], path: str, stem: str, bar: ProgressBar)
         if explanations and is_free:
             best = next(iter(explanations.values())).targets[0]
             work.targets = [best] if best in (work.explainer.categories or ()) else None
+        elif explanations and "predicted" in options.target:
+            work.targets = list(next(iter(explanations.values())).targets)
         results.append(work(path, stem, bar))
         assert work.explanation is not None
         explanations[work.name] = work.explanation

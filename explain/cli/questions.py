@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from explain._utils.errors import BaselineError, ExplainError, TargetError
-from explain.cli.commands import UsageError, as_usage, refuse_without_effect
+from explain.cli.commands import UsageError, as_usage, refuse_without_effect, without_effect
 
 if TYPE_CHECKING:
     from explain.baselines.base import Baseline
@@ -155,19 +155,56 @@ def target_of(name: str | None) -> int | str | None:
 
 
 def targets_of(
-    names: Sequence[str], categories: Sequence[str] | None, texts: Sequence[str] = ()
+    names: Sequence[str],
+    categories: Sequence[str] | None,
+    texts: Sequence[str] = (),
+    thresholds: Sequence[str] = (),
 ) -> "list[Target] | None":
     """The targets of --target and --text, each once, in that order, by the labels ``categories``;
-    None without any, which means the best class.
+    None without any, which means the best class. ``thresholds`` are those of --threshold.
     """
-    from explain.targets import Text
+    from explain.targets import Predicted, Text
     from explain.targets.resolve import as_targets
 
     if not names and not texts:
+        if thresholds:
+            raise without_effect("--threshold", " without --target predicted")
         return None
     wanted: list[Any] = [*map(target_of, names), *map(Text, texts)]
     with as_usage(TargetError):
-        return list(dict.fromkeys(as_targets(targets=wanted, categories=categories)))
+        targets = list(dict.fromkeys(as_targets(targets=wanted, categories=categories)))
+        if not thresholds:
+            return targets
+        if not any(isinstance(target, Predicted) for target in targets):
+            raise without_effect("--threshold", " without --target predicted")
+        predicted = _predicted(thresholds, categories)
+    return [predicted if isinstance(target, Predicted) else target for target in targets]
+
+
+def _predicted(thresholds: Sequence[str], categories: Sequence[str] | None) -> "Target":
+    """The target of --target predicted with the thresholds of --threshold, as "0.3" for all labels
+    or "Edema=0.2" for one; refused if one is no probability."""
+    from explain.targets import Predicted
+    from explain.targets.labels import find_category
+    from explain.targets.outputs import THRESHOLD
+
+    for_all = THRESHOLD
+    of_classes: dict[int, float] = {}
+    for text in thresholds:
+        label, equals, share = text.rpartition("=")
+        try:
+            number = float(share)
+        except ValueError:
+            raise UsageError(
+                f"--threshold must be a probability, or LABEL=PROBABILITY, got {text!r}; give 0.3"
+            ) from None
+        if equals:
+            of_classes[find_category(label, categories)] = number
+        else:
+            for_all = number
+    if not of_classes:
+        return Predicted(for_all)
+    return Predicted(dict.fromkeys(range(len(categories or ())), for_all) | of_classes)
 
 
 def call_options(options: SimpleNamespace) -> dict[str, Any]:

@@ -63,6 +63,7 @@ target_option = option(
 @cli.metric
 @option("--check", "also say which methods the photos support: the metrics of 'check' are stored")
 @cli.targets
+@cli.threshold
 @cli.top_k
 @cli.layers
 @cli.fuse
@@ -164,7 +165,9 @@ def run(context: click.Context, /, **values: Any) -> int:
                 output=options.output,
                 metrics=metrics,
                 progress=line,
-                targets=targets_of(options.target, explainer.categories),
+                targets=targets_of(
+                    options.target, explainer.categories, thresholds=options.threshold
+                ),
                 **call_options(options),
             )
     except KeyboardInterrupt:

@@ -14,7 +14,15 @@ from PIL import Image
 from torch import nn
 
 from explain._utils.default_device import cpu_by_default
-from explain._utils.errors import ArgumentError, ImageError, PhotoError, keywords, naming, shown
+from explain._utils.errors import (
+    ArgumentError,
+    ImageError,
+    PhotoError,
+    TargetError,
+    keywords,
+    naming,
+    shown,
+)
 from explain._utils.modules import parameters_of
 from explain.attribution import encoding, records
 from explain.attribution.api import attribute
@@ -57,7 +65,7 @@ from explain.models import (
     preprocessing,
 )
 from explain.render.styles import StyleLike, get_style
-from explain.targets import ClassTarget, Target, TopClass, as_target, text
+from explain.targets import ClassTarget, Predicted, Target, TopClass, as_target, text
 from explain.targets.base import find_logits
 from explain.targets.detections import InPhoto, Place, showing
 from explain.targets.outputs import Activation, Outputs, Prediction, check_activation
@@ -286,8 +294,9 @@ class Explainer:
                 in their order; see `each` for more than fit into memory.
             methods: a name or method object, several, "all" (of fewer than 200 passes) or
                 "everything".
-            target: a class index, label or callable, or None for the top prediction; for several
-                photos also a list with one for each photo.
+            target: a class index, label or callable, or None for the top prediction; "predicted"
+                for each label that is predicted of the photo (see `explain.targets.Predicted`); for
+                several photos also a list with one for each photo.
             targets: a list of several targets for every photo, instead of ``target``.
             top_k: explain the k best classes, instead of ``target``.
             layer, fuse, placement, batch_size, progress, samples, tolerance,
@@ -527,7 +536,8 @@ class Explainer:
             for number, target in enumerate(targets):
                 if isinstance(target, Place):
                     targets[number] = target.on_photo(seen, size)
-        return targets
+        with naming([photo.source]), intervene(self.model, session.options["interventions"]):
+            return replace(session, targets=targets).of_photo(photo.x).targets
 
     @keywords()
     def concepts(
@@ -762,6 +772,34 @@ class Session:
         if values is not None:
             best = [outputs.answer(row, explainer.categories) for row in values]
         return BatchAnswers(results, logits, probabilities, best, in_photos)
+
+    def of_photo(self, x: torch.Tensor) -> "Session":
+        """Return the session for one photo, by its input ``x`` ``(1, C, H, W)``: with a target for
+        each class that is predicted of it in place of a target `Predicted`, for which the model
+        runs once more.
+
+        >>> explainer = Explainer("tiny", activation="sigmoid")
+        >>> session = explainer.session(target=explain.targets.Predicted(0.9))
+        >>> len(session.of_photo(torch.zeros(1, 3, 80, 80)).targets) > 1
+        True
+        """
+        if not any(isinstance(target, Predicted) for target in self.targets):
+            return self
+        explainer = self.explainer
+        probabilities = explainer.probabilities(x)
+        if probabilities is None:
+            raise TargetError(
+                "target 'predicted' must have a model with probabilities of classes, got one of "
+                "numbers; name a target"
+            )
+        targets: list[Target] = []
+        for target in self.targets:
+            if isinstance(target, Predicted):
+                found = target.found(probabilities[0], explainer.outputs.kind)
+                targets += [one for one in found if one not in [*targets, *self.targets]]
+            else:
+                targets.append(target)
+        return replace(self, targets=targets)
 
     def methods_for(self, x: torch.Tensor) -> list[Method]:
         """Return the methods that answer; those of a group are chosen for the layer and the class

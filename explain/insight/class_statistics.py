@@ -46,17 +46,21 @@ class MeanWithError:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class MapStatistics:
-    """What some maps of one class have in common. ``mean`` ``(16, 16)`` is their mean; each adds up
-    to 1. ``on_object`` is the share of the evidence within the boxes, ``at_border`` that in the
-    outer eighth (7/16 of an even map), ``entropy`` 1 for an even map, 0 for a single place.
+    """What some maps of one class have in common; where several labels may be true of a photo, of
+    the photos in which it is "present", or "absent" (``finding``; else it is empty). ``mean``
+    ``(16, 16)`` is their mean; each adds up to 1. ``on_object`` is the share of the evidence within
+    the boxes, ``at_border`` that in the outer eighth (7/16 of an even map), ``entropy`` 1 for an
+    even map, 0 for a single place. ``members`` names the photos.
     """
 
     target: str
+    finding: str = ""
     accuracy: float
     on_object: MeanWithError
     at_border: MeanWithError
     entropy: MeanWithError
     mean: torch.Tensor = field(repr=False)
+    members: tuple[str, ...] = field(repr=False)
 
     @classmethod
     def of(cls, maps: RunMaps, **figures: Any) -> Self:
@@ -64,13 +68,20 @@ class MapStatistics:
         a subclass."""
         return cls(
             target=maps.targets[0],
+            finding=maps.findings[0],
             accuracy=MeanWithError.of(maps.correct).value,
             on_object=MeanWithError.of(maps.on_object),
             at_border=MeanWithError.of(maps.at_border),
             entropy=MeanWithError.of(maps.entropy),
             mean=maps.values.mean(0),
+            members=maps.names,
             **figures,
         )
+
+    @property
+    def title(self) -> str:
+        """The class, with the finding if there is one: "Edema, absent"."""
+        return ", ".join(filter(None, (self.target, self.finding)))
 
     def to_dict(self) -> dict[str, Any]:
         """The statistics in plain values of JSON, for ``insight.json``; "map" is the mean map, as a
@@ -111,7 +122,7 @@ def class_mean_maps(maps: RunMaps) -> list[ClassStatistics]:
     map_sum = maps.values.double().sum(0)
     square_sum = (maps.values.double() ** 2).sum(0)
     statistics = []
-    for rows in maps.of_target.values():
+    for rows in maps.of_finding.values():
         if len(rows) < LEAST:
             continue
         class_maps = maps[rows]
@@ -135,7 +146,7 @@ def class_mean_maps(maps: RunMaps) -> list[ClassStatistics]:
                 beyond_others=class_maps.values.mean(0) - mean_of_others.float(),
             )
         )
-    return sorted(statistics, key=lambda look: (-look.striking, -look.apart, look.target))
+    return sorted(statistics, key=lambda look: (-look.striking, -look.apart, look.title))
 
 
 def _apart(

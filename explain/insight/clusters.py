@@ -111,8 +111,8 @@ class Cluster(MapStatistics):
     of the class, and about 0, they differ from the others as much as from each other. ``share`` is
     its part of the maps of the class. ``gap`` is the largest factor between eigenvalues of the
     class that follow each other, whose place says how many clusters there are. ``photos`` names
-    those that are most alike the rest of the cluster, ``members`` all of them, and ``rows`` has the
-    numbers of its maps. ``excess`` ``(16, 16)`` is its mean map less that of the others of the
+    those that are most alike the rest of the cluster, and ``rows`` has the numbers of its maps.
+    ``excess`` ``(16, 16)`` is its mean map less that of the others of the
     class.
     """
 
@@ -123,7 +123,6 @@ class Cluster(MapStatistics):
     clusters_of_target: int
     photos: Names
     rows: torch.Tensor = field(repr=False)
-    members: tuple[str, ...] = field(repr=False)
     excess: torch.Tensor = field(repr=False)
 
 
@@ -132,12 +131,10 @@ def map_clusters(maps: RunMaps, *, seed: int = 0) -> list[Cluster]:
     Lapuschkin et al., "Unmasking Clever Hans predictors", Nature Communications 2019).
     """
     clusters = []
-    for rows in maps.of_target.values():
+    for rows in maps.of_finding.values():
         if len(rows) >= LEAST_MAPS:
             clusters += clusters_of(maps, rows, seed)
-    return sorted(
-        clusters, key=lambda cluster: (-cluster.stands_out, -cluster.size, cluster.target)
-    )
+    return sorted(clusters, key=lambda cluster: (-cluster.stands_out, -cluster.size, cluster.title))
 
 
 def clusters_of(maps: RunMaps, rows: torch.Tensor, seed: int = 0) -> list[Cluster]:
@@ -177,7 +174,6 @@ def clusters_of(maps: RunMaps, rows: torch.Tensor, seed: int = 0) -> list[Cluste
                 clusters_of_target=len(numbers),
                 photos=Names(members.names[i] for i in central.tolist()),
                 rows=rows[within],
-                members=members.names,
                 excess=mean - mean_of_others,
             )
         )

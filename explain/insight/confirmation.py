@@ -40,7 +40,7 @@ class TriedFinding:
         finding = self.finding
         what = "the class" if isinstance(finding, ClassStatistics) else f"{finding.size} photos of"
         return (
-            f"{what} {finding.target}: with the mark, {in_percent(self.taken)} of other photos are "
+            f"{what} {finding.title}: with the mark, {in_percent(self.taken)} of other photos are "
             f"taken for it, with another patch {in_percent(self.control)}"
         )
 

@@ -62,10 +62,10 @@ class Album:
 
 @dataclass(frozen=True, eq=False)
 class MeanMap:
-    """A mean map ``(16, 16)`` to draw: the class, a text of figures for the heading, a remark for
+    """A mean map ``(16, 16)`` to draw: its title, a text of figures for the heading, a remark for
     under the map, and the names and targets of photos that stand for it."""
 
-    target: str
+    title: str
     figures: str
     mean: torch.Tensor
     remark: str
@@ -86,7 +86,7 @@ def draw_class_means(
     the nearest to it. None where there are no classes."""
     means = []
     for look in looks[:GROUPS]:
-        of_class = maps[maps.of_target[look.target]]
+        of_class = maps[maps.of_finding[look.target, look.finding]]
         # by the distance of Hellinger, as in clusters
         likeness = (of_class.values.double() * look.mean.double()).sqrt().sum((1, 2))
         nearest = likeness.argsort(descending=True, stable=True)[:PHOTOS].tolist()
@@ -98,7 +98,7 @@ def draw_class_means(
         )
         border = f"{in_percent(look.at_border.value)} at the border"
         means.append(
-            MeanMap(look.target, f"{look.photos} photos{on_object}", look.mean, border, keys)
+            MeanMap(look.title, f"{look.photos} photos{on_object}", look.mean, border, keys)
         )
     return _draw_means("Where classes look, the most striking first", means, album)
 
@@ -112,7 +112,7 @@ def draw_clusters(clusters: Sequence[Cluster], album: Album) -> Image.Image | No
         keys = [(name, cluster.target) for name in cluster.photos[:PHOTOS]]
         means.append(
             MeanMap(
-                cluster.target,
+                cluster.title,
                 figures,
                 cluster.mean,
                 f"stands out by {cluster.stands_out:.2f}",
@@ -139,9 +139,9 @@ def _draw_means(title: str, means: Sequence[MeanMap], album: Album) -> Image.Ima
                 )
         if photos:
             first = Tile(mean.picture, "mean map", mean.remark)
-            groups.append(Group(f"{mean.target}: {mean.figures}", (first, *photos)))
+            groups.append(Group(f"{mean.title}: {mean.figures}", (first, *photos)))
         else:
-            groups.append(Group(mean.target, (Tile(mean.picture, mean.figures, mean.remark),)))
+            groups.append(Group(mean.title, (Tile(mean.picture, mean.figures, mean.remark),)))
     return _drawn(title, groups)
 
 

@@ -16,7 +16,7 @@ from explain._utils.errors import RunError, printable
 from explain._utils.html import aligned
 from explain.data.boxes import Box
 from explain.render import overlays, styles
-from explain.store.reading import Row, StoredRun
+from explain.store.reading import LabelledPhoto, Row, StoredRun
 from explain.store.sources import boxes_on_input
 from explain.targets.outputs import THRESHOLD
 
@@ -122,10 +122,12 @@ class RunMaps:
 
     ``values`` is ``(N, 16, 16)``. ``on_object`` ``(N,)`` is the share of each map within the boxes
     of its photo, and ``object_size`` the share of the photo that these cover; NaN where there is no
-    box. ``correct`` is 1, 0 or NaN where the label is not known. ``empty`` counts maps without a
-    positive value, and ``repeated`` photos with the same pixels as one before: both are left out.
-    ``resolution`` is the height and width of the coarsest map at its layer; None where it is not
-    known.
+    box. ``correct`` is 1, 0 or NaN where the label is not known. Where several labels may be true
+    of a photo, ``findings`` says whether the target is "present", "absent" or "uncertain" in it,
+    and ``correct`` whether it is predicted where it is present; else they are empty. ``empty``
+    counts maps without a positive value, and ``repeated`` photos with the same pixels as one
+    before: both are left out. ``resolution`` is the height and width of the coarsest map at its
+    layer; None where it is not known.
     """
 
     method: str
@@ -135,6 +137,7 @@ class RunMaps:
     on_object: torch.Tensor
     object_size: torch.Tensor
     correct: torch.Tensor
+    findings: tuple[str, ...]
     empty: int = 0
     repeated: int = 0
     resolution: tuple[int, int] | None = None
@@ -157,13 +160,13 @@ class RunMaps:
         return spread
 
     @cached_property
-    def of_target(self) -> dict[str, torch.Tensor]:
-        """The numbers of the maps of each target, as integer tensors to index the maps with;
-        targets in the order of their first maps."""
-        numbers: dict[str, list[int]] = {}
-        for number, target in enumerate(self.targets):
-            numbers.setdefault(target, []).append(number)
-        return {target: torch.tensor(rows) for target, rows in numbers.items()}
+    def of_finding(self) -> dict[tuple[str, str], torch.Tensor]:
+        """The numbers of the maps of each target and finding, as integer tensors to index the maps
+        with; in the order of their first maps."""
+        numbers: dict[tuple[str, str], list[int]] = {}
+        for number, key in enumerate(zip(self.targets, self.findings, strict=True)):
+            numbers.setdefault(key, []).append(number)
+        return {key: torch.tensor(rows) for key, rows in numbers.items()}
 
     def __getitem__(self, which: torch.Tensor) -> "RunMaps":
         """Return the maps with these numbers, an integer tensor; ``empty`` and ``repeated`` stay
@@ -177,6 +180,7 @@ class RunMaps:
             on_object=self.on_object[which],
             object_size=self.object_size[which],
             correct=self.correct[which],
+            findings=tuple(self.findings[row] for row in rows),
         )
 
 
@@ -190,6 +194,7 @@ def read_maps(run: StoredRun, method: str | None = None, threshold: float = THRE
     names: list[str] = []
     targets: list[str] = []
     values: list[torch.Tensor] = []
+    findings: list[str] = []
     # of each map: its share on the object, the size of the object, and 1 (right), 0 or NaN
     figures: list[tuple[float, float, float]] = []
     seen: set[tuple[str, str]] = set()
@@ -213,7 +218,8 @@ def read_maps(run: StoredRun, method: str | None = None, threshold: float = THRE
         names.append(row.name)
         targets.append(row.target)
         values.append(on_grid / on_grid.sum())
-        is_right = row.is_right(threshold)
+        finding, is_right = _finding(row, threshold)
+        findings.append(finding)
         figures.append((on_object, covered, math.nan if is_right is None else float(is_right)))
         height, width = row.values.shape[-2:]
         resolution = min(resolution or (height, width), (height, width), key=min)
@@ -231,10 +237,26 @@ def read_maps(run: StoredRun, method: str | None = None, threshold: float = THRE
         on_object=on_objects,
         object_size=sizes,
         correct=correct,
+        findings=tuple(findings),
         empty=empty,
         repeated=repeated,
         resolution=resolution,
     )
+
+
+def _finding(row: Row, threshold: float) -> tuple[str, bool | None]:
+    """Whether the target of a map is "present", "absent" or "uncertain" in its photo, and whether
+    it is predicted as it should be; of a photo of which one label is true, an empty text and
+    whether its prediction is right."""
+    photo = LabelledPhoto.of(row.columns)
+    index = row.target_class
+    if photo is None or index is None:
+        return "", row.is_right(threshold)
+    if index in photo.uncertain:
+        return "uncertain", None
+    is_predicted = bool(photo.probabilities[index] >= threshold)
+    is_present = index in photo.true
+    return "present" if is_present else "absent", is_predicted == is_present
 
 
 def object_of(row: Row) -> torch.Tensor:

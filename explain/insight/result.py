@@ -238,7 +238,7 @@ class Insight:
         if str(which).isdecimal() and 1 <= int(which) <= len(self.reasons):
             return self.reasons[int(which) - 1]
         for look in self.looks:
-            if look.target == which:
+            if which in (look.title, look.target):
                 return look
         raise RunError(
             f"{option_name('finding')} must be the number of a cluster, 1 to "

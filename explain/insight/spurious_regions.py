@@ -156,7 +156,7 @@ def marked_photos(
         return _of_excess(finding.excess, set(finding.members), target, rows, read_some)
     boxed = [row for row in rows if 0 < object_of(row).float().mean() <= FILLED]
     if not boxed:
-        members = {row.name for row in rows if row.target == finding.target}
+        members = set(finding.members)
         return _of_excess(finding.beyond_others, members, target, rows, read_some)
     with_class = [row for row in boxed if class_of(row) == target]
     carriers = _around_object(_read_photos(photos, with_class))

@@ -333,8 +333,9 @@ def item(
 
 
 def summary(subject: Subject) -> dict[str, Any]:
-    """A photo in a sheet's list, by keys that the page's scripts read; without a probability,
-    ``amount`` is the first target's score in words.
+    """A photo in a sheet's list, by keys that the page's scripts read: the best prediction
+    (``label``, ``probability``), and the first ``target``, whose map is shown, with its own
+    probability or score in words (``of_target``).
     """
     best = next(iter(subject.predicted), None)
     target = printable(subject.targets[0])
@@ -343,6 +344,7 @@ def summary(subject: Subject) -> dict[str, Any]:
         "name": subject_name(subject),
         "label": target if best is None else printable(best.label),
         "target": target,
+        "of_target": printable(subject.amount(0)),
         "probability": probability,
         "amount": subject.amount(0) if probability is None else "",
         "check": subject.record().get("check"),

@@ -27,7 +27,7 @@ from explain.attribution.records import versions
 from explain.attribution.result import Attribution, set_figures
 from explain.data.boxes import Corners
 from explain.explanation.detected import Located
-from explain.explanation.explainer import Explainer
+from explain.explanation.explainer import Explainer, Session
 from explain.explanation.photos import explained, rows_are_apart
 from explain.hooks import intervene
 from explain.methods.base import Method, MethodLike, get_method
@@ -194,10 +194,11 @@ class Job:
         ):
             x = self._batch(photos)
             lacking = photos[0].lacking
-            methods = self._chosen(x)
+            session = self.session.of_photo(x)
+            methods = self._chosen(session, x)
             if lacking is not None:
                 methods = [method for method in methods if method.name in lacking]
-            session = replace(self.session, methods=methods)
+            session = replace(session, methods=methods)
             answers = session(x, [photo.box for photo in photos])
             probabilities = answers.probabilities
             photo_probabilities = (
@@ -230,11 +231,11 @@ class Job:
         model."""
         return self.explainer.batch([photo.x for photo in photos])
 
-    def _chosen(self, x: torch.Tensor) -> list[Method]:
+    def _chosen(self, session: Session, x: torch.Tensor) -> list[Method]:
         """The methods of the run. Those of a group, such as "all", are chosen for the layer and the
         class of the first photo ``x`` ``(N, C, H, W)``, and stay the same for the run."""
         if self.methods is None:
-            self.methods = self.session.methods_for(x[:1])
+            self.methods = session.methods_for(x[:1])
         return self.methods
 
     def _names(

@@ -27,7 +27,7 @@ from explain.runs.parts import index_of
 from explain.store.reading import LabelledPhoto, PhotoReader, Row, StoredRun
 from explain.store.sources import Source
 from explain.store.writing import ORDERS
-from explain.targets.outputs import THRESHOLD, Prediction
+from explain.targets.outputs import THRESHOLD, Prediction, percent
 
 if TYPE_CHECKING:
     from explain.insight import Insight
@@ -177,9 +177,13 @@ class _PhotoOfRun(Subject):
         return [Prediction(first.prediction, first.prediction_probability, None)]
 
     def amount(self, target: int) -> str:
-        """What stands in place of a prediction, such as an amount that a regression gives; empty
-        where there is a prediction."""
-        return "" if self.predicted else self.rows[0].prediction or ""
+        """The probability of the target with this index, or else what stands in place of a
+        prediction, such as an amount that a regression gives."""
+        label = self.targets[target]
+        row = next(row for row in self.rows if row.target == label)
+        if row.probability is not None:
+            return percent(row.probability)
+        return "" if self.predicted else row.prediction or ""
 
     def target_at(self, index: int) -> str:
         """The name of target number ``index``."""

@@ -43,7 +43,7 @@ torch.Size([1])
 
 from explain.targets.answer import Answer
 from explain.targets.base import Target
-from explain.targets.classes import BinaryLogit, ClassTarget, Similarity, TopClass
+from explain.targets.classes import BinaryLogit, ClassTarget, Predicted, Similarity, TopClass
 from explain.targets.detections import Detections
 from explain.targets.functions import ScoreTarget
 from explain.targets.regions import Segmentation
@@ -56,6 +56,7 @@ __all__ = [
     "ClassTarget",
     "Detections",
     "Difference",
+    "Predicted",
     "ScoreTarget",
     "Segmentation",
     "Similarity",

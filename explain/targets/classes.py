@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from explain._utils.errors import TargetError, short_repr, shown
+from explain._utils.errors import TargetError, image_name, short_repr, shown, warn
 from explain.targets import detections, detector_outputs, regions
 from explain.targets.base import (
     CheckedTarget,
@@ -22,8 +23,9 @@ from explain.targets.base import (
     need_tensor,
 )
 from explain.targets.labels import find_category
-from explain.targets.outputs import label_of_no
+from explain.targets.outputs import THRESHOLD, Kind, label_of_no
 
+PREDICTED = "predicted"
 EMBEDDINGS = (
     "embedding",
     "embeddings",
@@ -192,6 +194,73 @@ def _elsewhere(
             )
         return regions.Segmentation(label).resolved(output, count)
     return None
+
+
+@dataclass(frozen=True)
+class Predicted(Target):
+    """All labels that are predicted of a photo: a target of its own for each, the most probable
+    first; also as "predicted".
+
+    An `explain.Explainer` and a run take it, since photos have different numbers of them. Where no
+    label is predicted, the most probable one is explained, with a warning if several may be true.
+
+    Args:
+        threshold: from which probability on a label is predicted: one for all, or a mapping from
+            labels or indices to theirs; that of labels which it leaves out is 0.5.
+
+    Raises:
+        TargetError: a threshold is not from 0 to 1.
+
+    >>> Predicted({"cat": 0.3}).labelled(["cat", "dog"]).found(torch.tensor([0.4, 0.4]), "labels")
+    [ClassTarget(index=0)]
+    """
+
+    threshold: float | Mapping[Any, float] = field(default=THRESHOLD, hash=False)
+
+    name = PREDICTED
+
+    def __post_init__(self) -> None:
+        """Refuse a threshold that is no probability."""
+        of_labels = self.threshold if isinstance(self.threshold, Mapping) else {"": self.threshold}
+        for value in of_labels.values():
+            if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value <= 1:
+                raise TargetError(
+                    f"threshold must be a probability from 0 to 1, or one for each label, got "
+                    f"{shown(value)}; leave it out for 0.5"
+                )
+
+    def labelled(self, categories: Labels) -> "Predicted":
+        """The target with the labels of its thresholds replaced by the indices of the classes."""
+        if not isinstance(self.threshold, Mapping):
+            return self
+        of_classes = {
+            find_category(label, categories): value for label, value in self.threshold.items()
+        }
+        return Predicted(of_classes)
+
+    def found(self, probabilities: torch.Tensor, kind: Kind) -> list[ClassTarget]:
+        """The classes that are predicted of one photo, the most probable first, from the
+        probabilities ``(K,)`` of outputs of this kind."""
+        limits = torch.full_like(probabilities, THRESHOLD)
+        if isinstance(self.threshold, Mapping):
+            for index, value in self.threshold.items():
+                limits[class_index(int(index), len(limits))] = value
+        else:
+            limits[:] = self.threshold
+        order = probabilities.argsort(descending=True, stable=True)
+        chosen = order[(probabilities >= limits)[order]].tolist()
+        if not chosen and kind == "labels":
+            warn(
+                f"no label reaches the threshold on {image_name(0)}; its most probable one is "
+                "explained"
+            )
+        return [ClassTarget(index) for index in chosen or order[:1].tolist()]
+
+    def resolved(self, output: Any, count: int) -> Target:
+        raise TargetError(
+            "target 'predicted' stands for as many classes as a photo has, so it must be given to "
+            "an Explainer or a run; name targets here"
+        )
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 from explain._utils.errors import LabelsError, ModelError, TargetError, either, shown
 from explain.targets import detections, per_image
 from explain.targets.base import Labels, Sum, Target
-from explain.targets.classes import ClassTarget, TopClass
+from explain.targets.classes import PREDICTED, ClassTarget, Predicted, TopClass
 from explain.targets.functions import ScoreTarget
 from explain.targets.labels import Categories
 
@@ -37,7 +37,7 @@ def as_target(target: TargetLike, categories: Sequence[str] | None = None) -> Ta
     best cup, "person@320,200" the person at this point, and "box 120,40,300,380" or "cup box
     120,40,300,380" what is in this rectangle, in pixels of the model's input (for an `Explainer`,
     of the photo). "yes" and "no" are the answers of a model with one output and no labels; with the
-    label "pneumonia", "not pneumonia" is the second.
+    label "pneumonia", "not pneumonia" is the second. "predicted" stands for `Predicted`.
 
     A tuple such as ``(3, 2, 1)`` is the place ``output[:, 3, 2, 1]`` of an output with more
     dimensions than class scores have; a list of N tuples, or a tensor ``(N, D)``, is a place for
@@ -65,6 +65,8 @@ def as_target(target: TargetLike, categories: Sequence[str] | None = None) -> Ta
             f"target must be an object, got the class {target.__name__}; use {target.__name__}(...)"
         )
     if isinstance(target, str):
+        if target == PREDICTED and PREDICTED not in (categories or ()):
+            return Predicted()
         return (detections.as_place(target) or ClassTarget(target)).labelled(categories)
     if isinstance(target, Target):
         return target.labelled(categories)

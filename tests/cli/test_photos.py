@@ -249,3 +249,40 @@ def test_boxes_are_drawn_and_written_as_coco(typed: Typed) -> None:
     code, _, (error,) = typed("a.png", "--boxes", "--skip-existing")
     assert code == 2
     assert "--boxes" in error
+
+
+def test_all_labels_above_a_threshold_are_explained(typed: Typed) -> None:
+    explainer = explain.Explainer("tiny", size=32, activation="sigmoid")
+    photo = ["a.png", "--activation", "sigmoid", "--target", "predicted"]
+    probabilities = explainer.probabilities(explainer.as_input("a.png"))
+    assert probabilities is not None
+    order = probabilities[0].argsort(descending=True)
+    limit = float(probabilities[0, order[2]]) - 1e-6
+    code, _, _ = typed(*photo, "--threshold", str(limit))
+    assert code == 0
+    written = {json.loads(path.read_text())["label"] for path in Path("explained").glob("*.json")}
+    assert written == {explainer.categories[index] for index in order[:3].tolist()}
+    code, out, _ = typed(*photo, "--threshold", str(limit), "--skip-existing")
+    assert "skipped" in out[-1]
+    best = explainer.categories[int(order[0])]
+    words = ["--threshold", str(limit), "--threshold", f"{best}=1", "-o", "out"]
+    code, _, _ = typed(*photo, *words)
+    written = {json.loads(path.read_text())["label"] for path in Path("out").glob("*.json")}
+    assert written == {explainer.categories[index] for index in order[1:3].tolist()}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--threshold", "0.3"],
+        ["--threshold", "0.3", "--target", "1"],
+        ["--threshold", "2", "--target", "predicted"],
+        ["--threshold", "half", "--target", "predicted"],
+        ["--threshold", "nothing=0.5", "--target", "predicted"],
+        ["--target", "predicted", "-o", "one.png"],
+    ],
+)
+def test_thresholds_that_cannot_be_meant_are_refused(typed: Typed, words: list[str]) -> None:
+    code, _, (error,) = typed("a.png", *words)
+    assert code == 2
+    assert re.search("threshold|nothing|output", error)

@@ -47,7 +47,10 @@ def maps_of(places: dict[str, torch.Tensor], seed: int = 0) -> RunMaps:
     targets = [target for target, of_class in places.items() for _ in of_class]
     names = [f"{target} {number}" for number, target in enumerate(targets)]
     unknown = torch.full((len(values),), float("nan"))
-    return RunMaps("gradcam", tuple(names), tuple(targets), values, unknown, unknown, unknown)
+    findings = ("",) * len(names)
+    return RunMaps(
+        "gradcam", tuple(names), tuple(targets), values, unknown, unknown, unknown, findings
+    )
 
 
 def random_places(count: int, seed: int) -> torch.Tensor:

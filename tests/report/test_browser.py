@@ -142,6 +142,23 @@ def test_methods_targets_views_and_layers_are_switched_by_click_and_by_keys(
     assert again.state("layer") == 1
 
 
+def test_a_card_has_the_name_of_the_class_that_its_map_is_of(
+    opens: Opens, files: dict[str, Path]
+) -> None:
+    """Whatever is predicted, which stands below where it is another class."""
+    page = opens(files["sheet"])
+    photos = page.tab.evaluate("JSON.parse(document.getElementById('index').textContent).photos")
+    cards = page.tab.locator(".grid li")
+    assert cards.count() == len(photos) == 6
+    assert any(one["label"] != LABELS[0] for one in photos)
+    for number, one in enumerate(photos):
+        card = cards.nth(number)
+        assert card.locator(".label").inner_text() == f"{LABELS[0]} {one['of_target']}"
+        below = card.locator(".target").all_inner_texts()
+        assert len(below) == (one["label"] != LABELS[0])
+        assert all(one["label"] in words for words in below)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.filterwarnings("ignore:.* is zero everywhere")
 def test_every_kind_of_explanation_is_shown(opens: Opens, tmp_path: Path, kind: str) -> None:

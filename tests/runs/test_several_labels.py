@@ -227,3 +227,129 @@ def test_without_a_terminal_a_run_prints_a_line_a_minute_and_one_at_the_end(
     assert capsys.readouterr().err.splitlines()[-1] == (
         "698 photos done, 0 left, 2 failed, 2.4 a second"
     )
+
+
+def by_label(network: explain.Explainer, number: int, limits: Any) -> list[str]:
+    """The labels of a photo whose probability reaches their limit, the most probable first."""
+    probabilities = by_hand(network, number + 1)[number]
+    order = np.argsort(-probabilities)
+    found = [LABELS[label] for label in order if probabilities[label] >= limits[label]]
+    return found or [LABELS[order[0]]]
+
+
+THRESHOLDS: list[tuple[Any, list[float]]] = [
+    ("predicted", [0.5] * 5),
+    (explain.targets.Predicted(0.56), [0.56] * 5),
+    (explain.targets.Predicted({"Mass": 0.95, "Edema": 0.0, 4: 0.55}), [0.95, 0, 0.5, 0.5, 0.55]),
+]
+
+
+@pytest.mark.parametrize(("target", "limits"), THRESHOLDS)
+def test_every_label_that_is_predicted_of_a_photo_is_explained(target: Any, limits: Any) -> None:
+    photos = [picture(number) for number in range(4)]
+    explanations = NETWORK(photos, ["gradcam", "saliency"], target=target)
+    assert len({len(explanation.targets) for explanation in explanations}) > 1
+    for number, explanation in enumerate(explanations):
+        assert explanation.targets == by_label(NETWORK, number, limits)
+        for label, maps in zip(explanation.targets, explanation.results, strict=True):
+            x = as_it_is(photos[number])[None]
+            alone = explain.attribute(NETWORK.model, x, "gradcam", target=LABELS.index(label))
+            torch.testing.assert_close(maps["gradcam"].values, alone.values)
+    (alone_again,) = NETWORK(photos[1:2], target=target)
+    assert alone_again.targets == explanations[1].targets
+
+
+def test_where_no_label_is_predicted_the_most_probable_is_explained_and_it_is_said() -> None:
+    with pytest.warns(ExplainWarning, match="no label reaches"):
+        explanation = NETWORK(picture(0), target=explain.targets.Predicted(1.0))
+    assert explanation.targets == by_label(NETWORK, 0, [1.0] * 5)
+    one_is_true = explainer(categories=LABELS)  # with a softmax
+    assert len(one_is_true(picture(0), target="predicted").targets) == 1
+
+
+def test_targets_beside_those_that_are_predicted_are_explained_once() -> None:
+    explanation = NETWORK(picture(0), targets=["Nodule", "predicted", "Mass"])
+    found = by_label(NETWORK, 0, [0.5] * 5)
+    others = [label for label in found if label not in ("Nodule", "Mass")]
+    assert explanation.targets == ["Nodule", *others, "Mass"]
+
+
+@pytest.mark.parametrize("threshold", [2, -0.1, "half", True, {"Mass": 1.5}, float("nan")])
+def test_a_threshold_that_is_no_probability_is_refused(threshold: Any) -> None:
+    with pytest.raises(explain.TargetError, match="threshold"):
+        explain.targets.Predicted(threshold)
+
+
+def test_what_is_predicted_is_refused_in_one_line_where_it_is_not_known() -> None:
+    of_numbers = explainer(activation="none", categories=LABELS)
+    for ask in (
+        lambda: explain.attribute(NETWORK.model, torch.rand(1, 3, 20, 24), target="predicted"),
+        lambda: of_numbers(picture(0), target="predicted"),
+        lambda: NETWORK(picture(0), target=explain.targets.Predicted({"Feather": 0.5})),
+    ):
+        with pytest.raises(explain.TargetError, match=r"predicted|Feather") as refused:
+            ask()
+        assert "\n" not in str(refused.value)
+
+
+def test_maps_of_photos_with_a_label_and_without_it_are_apart_in_the_insight(
+    tmp_path: Path,
+) -> None:
+    count = 14
+    labels = [["Mass"] if number % 2 else ["Hernia"] for number in range(count)]
+    photos = [(picture(number), of_photo) for number, of_photo in enumerate(labels)]
+    run = stored_run(tmp_path, photos, NETWORK, targets=["Mass", "Hernia"])
+    insight = run.insight()
+    looks = {look.title: look for look in insight.looks}
+    titles = {f"{label}, {finding}" for label in ("Mass", "Hernia") for finding in FINDINGS}
+    assert looks.keys() == titles
+    probabilities = by_hand(NETWORK, count)
+    for look in insight.looks:
+        label = LABELS.index(look.target)
+        numbers = [
+            number
+            for number in range(count)
+            if (look.target in labels[number]) == (look.finding == "present")
+        ]
+        maps = []
+        for number in numbers:
+            x = as_it_is(picture(number))[None]
+            heatmap = explain.attribute(NETWORK.model, x, target=label).heatmap
+            on_grid = torch.nn.functional.adaptive_avg_pool2d(heatmap, 16)[0]
+            maps.append(on_grid / on_grid.sum())
+        torch.testing.assert_close(look.mean, torch.stack(maps).mean(0), rtol=2e-3, atol=1e-5)
+        predicted = probabilities[numbers, label] >= 0.5
+        are_right = predicted == (look.finding == "present")
+        assert look.accuracy == pytest.approx(are_right.mean())
+        assert look.photos == len(numbers)
+    assert insight.finding("Mass, absent") is looks["Mass, absent"]
+    assert any("Mass, absent" in line for line in insight.lines())
+    assert insight.to_dict()["looks"][0]["finding"] in FINDINGS
+
+
+FINDINGS = ("present", "absent")
+
+
+def test_a_run_has_a_row_for_each_label_that_is_predicted_and_pages_name_each_map(
+    tmp_path: Path,
+) -> None:
+    folder_of(tmp_path / "photos", 4)
+    run = stored_run(tmp_path, tmp_path / "photos", NETWORK, target="predicted")
+    found: dict[str, list[str]] = {}
+    for row in run.rows():
+        found.setdefault(row.name, []).append(row.target)
+        probability = by_hand(NETWORK, 4)[int(row.name[:3]), LABELS.index(row.target)]
+        assert row.probability == pytest.approx(probability, abs=1e-6)
+    expected = {f"{n:03}.png": by_label(NETWORK, n, [0.5] * 5) for n in range(4)}
+    assert found == expected
+    again = stored_run(tmp_path, tmp_path / "photos", NETWORK, target="predicted")
+    assert len(again) == len(run)
+    with pytest.raises(RunError, match="target"):
+        stored_run(tmp_path, tmp_path / "photos", NETWORK, target=explain.targets.Predicted(0.2))
+
+    least = stored_run(tmp_path, tmp_path / "photos", NETWORK, name="n.sqlite", target="Nodule")
+    place, _ = least.to_html(tmp_path / "run.html")
+    for number, photo in enumerate(Read(place.read_text("utf-8")).data["index"]["photos"]):
+        share = by_hand(NETWORK, 4)[number, LABELS.index("Nodule")]
+        assert photo["target"] == "Nodule"
+        assert photo["of_target"] == explain.targets.outputs.percent(share)

@@ -112,8 +112,8 @@ class Sheet {
       const { sort } = this.state;
       const canvas = el('canvas', { 'aria-hidden': 'true' });
       const card = el('li', {}, el('a', { href: `#photo=${photo.number}`, onclick: (event) => this.follow(event, photo.number) }, canvas,
-        el('span', { class: 'label' }, photo.label, ' ', el('b', {}, amountOf(photo))),
-        photo.target === photo.label ? null : el('span', { class: 'target' }, `map of ${photo.target}`),
+        el('span', { class: 'label' }, photo.target, ' ', el('b', {}, photo.target === photo.label ? amountOf(photo) : photo.of_target)),
+        photo.target === photo.label ? null : el('span', { class: 'target' }, `predicted: ${photo.label} ${amountOf(photo)}`),
         rightOrWrong(photo), photo.check ? mapCheck(photo.check) : null,
         el('span', { class: 'name' }, photo.name), el('span', { class: 'figure' })));
       card.dataset.number = photo.number;
