@@ -309,6 +309,16 @@ def numbers(text: Any) -> Any:
     return values if len(values) > 1 else values[0]
 
 
+def sides(text: Any) -> Any:
+    """The side in a text such as --size's, or the height and width ("256x128"); any other text as
+    it is, which `Explainer` refuses."""
+    parts = re.split("[x×,]", text) if isinstance(text, str) else []
+    if not parts or not all(part.isdecimal() for part in parts):
+        return text
+    numbers = tuple(map(int, parts))
+    return numbers if len(numbers) > 1 else numbers[0]
+
+
 def _tell_output(context: click.Context, option: click.Parameter, value: bool) -> None:
     """Set --quiet or --verbose in the command's `Output`. A shell that asks for completions has no
     `Output`.
@@ -513,7 +523,7 @@ def model_options(*, several: bool = False, colours: bool = True) -> Callable[[F
             show_default="detected",
         ),
         option("--unit TEXT", "the unit of a model's number, as years"),
-        option("--size PIXELS", "side of the model's input", type=COUNT),
+        option("--size PIXELS", "side of the model's input, or its HEIGHTxWIDTH", type=sides),
         option(
             "--crop PART",
             "the part of a photo that the model sees: center, whole, or the centre's share",

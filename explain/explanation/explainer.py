@@ -103,7 +103,8 @@ class Explainer:
             configuration, or with its name); where nothing is known, a centre crop and ImageNet's
             values, with a warning.
         weights: a file with a state dict, for a model given by name.
-        size: the side of the model's input in pixels, instead of its own.
+        size: the side of the model's input in pixels, instead of its own, or its height and width,
+            such as ``(256, 128)``.
         crop: the part of a photo that the model sees: "center", or the "whole" photo (as long as it
             is where the network takes any size, else padded to a square). A number is the share of
             the photo's shorter side that the central square takes.
@@ -149,7 +150,7 @@ class Explainer:
         preprocess: Preprocess | None = None,
         *,
         weights: str | Path | None = None,
-        size: int | None = None,
+        size: preprocessing.Side | None = None,
         crop: preprocessing.CropLike = "center",
         channels: int | None = None,
         mean: float | Sequence[float] | None = None,
@@ -172,6 +173,7 @@ class Explainer:
         self.interventions = tuple(interventions)
         self.layout = check_layout(layout)
         self.window = check_window(window)
+        size = None if size is None else preprocessing.checked_side(size)
         loaded = classifier_of(model, weights, size)
         self.name = loaded.name
         self.weights = loaded.weights
@@ -779,7 +781,7 @@ class Session:
         runs once more.
 
         >>> explainer = Explainer("tiny", activation="sigmoid")
-        >>> session = explainer.session(target=explain.targets.Predicted(0.9))
+        >>> session = explainer.session(target=Predicted(0.9))
         >>> len(session.of_photo(torch.zeros(1, 3, 80, 80)).targets) > 1
         True
         """

@@ -33,14 +33,14 @@ from explain.models.files import SUFFIXES, TIMM, as_module, load_file
 from explain.models.from_code import load_custom
 from explain.models.from_timm import load_timm
 from explain.models.from_torchvision import list_models, load_torchvision
-from explain.models.preprocessing import CenterCrop, WholePhoto, check_side
+from explain.models.preprocessing import CenterCrop, Side, WholePhoto, checked_side
 from explain.models.weights import describe_weights, with_weights
 
 __all__ = ["CenterCrop", "Classifier", "Stitched", "WholePhoto", "list_models", "load"]
 
 
 def load(
-    name: str | None = None, weights: str | Path | None = None, size: int | None = None
+    name: str | None = None, weights: str | Path | None = None, size: Side | None = None
 ) -> Classifier:
     """Load a model by name: one that comes along, one of torchvision's, "timm:...", or your own.
 
@@ -51,13 +51,13 @@ def load(
         name: see `list_models`; None is the default model, or the small one where the default's
             weights are missing.
         weights: a file with a state dict to use instead of the published weights.
-        size: the side of the input in pixels, instead of the model's own.
+        size: the side of the input in pixels, or its height and width, instead of the model's own.
 
     Raises:
         ModelError: one line that says what is missing.
     """
     if size is not None:
-        check_side(size)
+        size = checked_side(size)
     if weights is not None and not isinstance(weights, (str, PathLike)):
         raise ModelError(
             f"weights must be a file, got {shown(weights)}; load tensors into a module of your own"
@@ -97,7 +97,7 @@ def _default_name() -> str:
 def classifier_of(
     model: nn.Module | Classifier | str | None,
     weights: str | Path | None = None,
-    size: int | None = None,
+    size: Side | None = None,
 ) -> Classifier:
     """Return a model with its preprocessing and labels, in whatever form a caller gives it: a name,
     a module, a file's module, a `Classifier`, or None for the default.
@@ -109,7 +109,7 @@ def classifier_of(
             "weights can be given for a model by name only; load them into your module yourself"
         )
     if size is not None:
-        check_side(size)
+        size = checked_side(size)
         if isinstance(model, Classifier):
             raise ModelError(
                 f"{option_name('size')} cannot be changed for a classifier with preprocessing; "

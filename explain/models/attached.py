@@ -21,16 +21,19 @@ from explain.models.preprocessing import (
     CenterCrop,
     CropLike,
     Interpolation,
+    Side,
     Values,
     adjusted,
     as_plain,
+    checked_side,
     cropped,
+    sides_of,
 )
 from explain.targets.outputs import configured_activation
 
 
 def as_classifier(
-    model: nn.Module, *, name: str | None = None, size: int | None = None
+    model: nn.Module, *, name: str | None = None, size: Side | None = None
 ) -> Classifier:
     """A module with its ``preprocess`` and ``categories``, else timm's ``pretrained_cfg``, else
     transformers' processor and ``id2label``; else ``assumed`` says what is. Nothing is downloaded.
@@ -72,13 +75,14 @@ def as_classifier(
     )
 
 
-def _usual(model: nn.Module, size: int | None) -> Preprocess:
+def _usual(model: nn.Module, size: Side | None) -> Preprocess:
     """The preprocessing assumed without any: a centre crop of ``size`` pixels (224), in grey for a
     first convolution of one channel, with ImageNet's values unless whole levels are taken.
     """
     values: dict[str, Any] = {}
     if isinstance(model, (BlackBox, OpenProgram)):
-        size = size or model.shape[2]
+        height, width = model.shape[2:4]
+        size = size or (checked_side((height, width)) if height and width else height)
         if isinstance(model, BlackBox) and model.takes_levels:
             values = {"mean": 0, "std": 1}
     channels = 1 if _input_channels(model) == 1 else None
@@ -145,7 +149,7 @@ def resolve_preprocessing(
     classifier: Classifier,
     preprocess: Preprocess | None = None,
     *,
-    size: int | None = None,
+    size: Side | None = None,
     crop: CropLike = "center",
     channels: int | None = None,
     mean: Values = None,
@@ -199,7 +203,8 @@ def _what_is_assumed(name: str, preprocess: Preprocess, said: Collection[str] = 
     if isinstance(preprocess, CenterCrop) and all(map(preprocess.is_imagenets, assumed_values)):
         grey = " in grey" if len(preprocess.mean) == 1 else ""
         imagenet_values = " and ".join(words[value] for value in assumed_values)
-        assumed = f"a centre crop of {preprocess.side} pixels{grey}"
+        size = " × ".join(map(str, dict.fromkeys(sides_of(preprocess.side))))
+        assumed = f"a centre crop of {size} pixels{grey}"
         assumed += f", ImageNet's {imagenet_values}" if imagenet_values else ""
     else:
         assumed = str(preprocess) if origin is None else f"{origin}, {preprocess}"

@@ -23,7 +23,7 @@ from explain._utils.errors import ModelError, option_name
 from explain.models import small_networks
 from explain.models.classifier import Classifier
 from explain.models.nanodet import NanoDet
-from explain.models.preprocessing import CenterCrop, StretchedPhoto
+from explain.models.preprocessing import CenterCrop, Side, StretchedPhoto, sides_of
 from explain.targets.labels import Categories
 
 NAME = "efficientnet-lite0"
@@ -45,7 +45,7 @@ def weights_file() -> Path | None:
     return next((path for path in paths if path.is_file()), None)
 
 
-def load_imagenet(size: int | None = None) -> Classifier:
+def load_imagenet(size: Side | None = None) -> Classifier:
     """Load EfficientNet-Lite0; its input is usually 224 pixels. The file holds tensors only, is
     read with ``weights_only=True``, and must be exactly the published one.
     """
@@ -73,14 +73,14 @@ TRANSFORMER_FILE = Path(__file__).with_name("tiny_transformer.pt")
 TRANSFORMER_SHA256 = "e8eebfd58f4f4eee1afc64cb5e777a68216ae4bf3007055e0ec9089525fa8b83"
 
 
-def load_tiny(size: int | None = None) -> Classifier:
+def load_tiny(size: Side | None = None) -> Classifier:
     """Load the small residual network; the model card says which size is best.
     The file holds tensors, numbers and text only, and is read with ``weights_only=True``.
 
     >>> load_tiny().label(0)
     'Egyptian cat'
     """
-    if size is not None and size < 16:
+    if size is not None and min(sides_of(size)) < 16:
         raise ModelError(
             f"{option_name('size')} must be at least 16 pixels for the model 'tiny', got {size}; "
             "leave it out"
@@ -88,7 +88,7 @@ def load_tiny(size: int | None = None) -> Classifier:
     return _read(TINY, small_networks.SmallResNet, FILE.read_bytes(), size)
 
 
-def load_tiny_transformer(size: int | None = None) -> Classifier:
+def load_tiny_transformer(size: Side | None = None) -> Classifier:
     """The small transformer, for 64 pixels only, since tokens have positions. Its file holds
     tensors, numbers and text, and must be the published one to the bit.
 
@@ -106,7 +106,7 @@ def load_tiny_transformer(size: int | None = None) -> Classifier:
 
 
 def _read(
-    name: str, kind: type[nn.Module], file: bytes, size: int | None, weights: str | None = None
+    name: str, kind: type[nn.Module], file: bytes, size: Side | None, weights: str | None = None
 ) -> Classifier:
     """A small classifier from its weights ``file``, whose keys are the options of the network
     ``kind``, weights, preprocessing, labels and temperature; ``size`` is another side in pixels.
@@ -170,7 +170,7 @@ SEGMENTER_SHA256 = "03fb10c3d7be8724a5d4083a5fb6a5a31ed310fad4c71e8aac814c10fd73
 COCO = Path(__file__).with_name("coco.txt")
 
 
-def load_nanodet(size: int | None = None) -> Classifier:
+def load_nanodet(size: Side | None = None) -> Classifier:
     """NanoDet-g for COCO's 80 classes, in RGB with ImageNet's values (usually 416 pixels, a
     multiple of 32): its first convolution's channels are turned, as the published one takes BGR.
 
@@ -182,7 +182,7 @@ def load_nanodet(size: int | None = None) -> Classifier:
     return _converted(NANODET, NanoDet, DETECTOR_FILE, DETECTOR_SHA256, preprocess, labels)
 
 
-def load_person_segmenter(size: int | None = None) -> Classifier:
+def load_person_segmenter(size: Side | None = None) -> Classifier:
     """Load MediaPipe's selfie segmenter; its input is usually 256 pixels, in RGB from 0 to 1.
 
     >>> load_person_segmenter().label(0)
@@ -206,7 +206,7 @@ def _converted(
     """The classifier of a network ``kind`` with another package's weights in half precision: a
     safetensors file with this ``sha256``. Outputs are probabilities after a sigmoid.
     """
-    if preprocess.side % 32:
+    if any(side % 32 for side in sides_of(preprocess.side)):
         raise ModelError(
             f"{option_name('size')} must be a multiple of 32 pixels for the model {name!r}, "
             f"got {preprocess.side}; leave it out for that of its training"
@@ -318,7 +318,7 @@ def vocabulary() -> tuple[str, ...]:
     return tuple(VOCABULARY.read_text("utf-8").splitlines())
 
 
-def load_tiny_clip(size: int | None = None) -> Classifier:
+def load_tiny_clip(size: Side | None = None) -> Classifier:
     """Load the small image-text model, with labels of 200 zero-shot classes; its input can only be
     64 pixels.
 
@@ -336,7 +336,7 @@ def load_tiny_clip(size: int | None = None) -> Classifier:
     return Classifier(model.eval(), tower.preprocess, tower.categories, TINY_CLIP, weights=weights)
 
 
-LOADERS: dict[str, Callable[[int | None], Classifier]] = {
+LOADERS: dict[str, Callable[[Side | None], Classifier]] = {
     NAME: load_imagenet,
     TINY: load_tiny,
     TRANSFORMER: load_tiny_transformer,

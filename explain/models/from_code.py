@@ -13,11 +13,12 @@ from torch import nn
 from explain._utils.errors import ModelError, did_you_mean
 from explain.models.attached import as_classifier, fixed_size
 from explain.models.classifier import Classifier
+from explain.models.preprocessing import Side
 from explain.models.weights import with_weights
 
 
 def load_custom(
-    name: str, weights: str | Path | None = None, size: int | None = None
+    name: str, weights: str | Path | None = None, size: Side | None = None
 ) -> Classifier:
     """The model of ``package.module:factory`` or ``./file.py:factory``, with weights: the factory
     gives an ``nn.Module`` (`as_classifier`) or a `Classifier`. Its errors come through.

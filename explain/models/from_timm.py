@@ -19,8 +19,10 @@ from explain.models.from_torchvision import UNUSABLE, no_torchvision, not_downlo
 from explain.models.preprocessing import (
     CenterCrop,
     Interpolation,
+    Side,
     StretchedPhoto,
     WholePhoto,
+    sides_of,
 )
 from explain.models.weights import describe_weights, fit_weights, read_weights
 
@@ -46,7 +48,7 @@ class TimmTransform:
         config = {**self.config, **values}
         side = config.pop("side", None)
         if side is not None:
-            config["input_size"] = (3, side, side)
+            config["input_size"] = (3, *sides_of(side))
         return TimmTransform(config)
 
     def as_plain(self) -> CenterCrop | WholePhoto | None:
@@ -75,7 +77,7 @@ class TimmTransform:
         return f"TimmTransform({values})"
 
 
-def load_timm(name: str, weights: str | Path | None = None, size: int | None = None) -> Classifier:
+def load_timm(name: str, weights: str | Path | None = None, size: Side | None = None) -> Classifier:
     """Load one of timm's classifiers, named like ``timm:convnext_tiny``, with its published weights
     or those in a file.
     """
@@ -142,7 +144,7 @@ def is_configured(model: nn.Module) -> bool:
 
 
 def timm_transform_and_labels(
-    timm: ModuleType, model: nn.Module, size: int | None = None
+    timm: ModuleType, model: nn.Module, size: Side | None = None
 ) -> tuple[TimmTransform, Sequence[str] | None]:
     """The preprocessing (``size`` is another side of the input) and the labels of a timm model's
     configuration, as timm makes them; labels are None where unknown.
@@ -150,7 +152,7 @@ def timm_transform_and_labels(
     # a model that was made with another size has it here
     sides = getattr(getattr(model, "patch_embed", None), "img_size", None)
     if size is not None:
-        sides = (size, size)
+        sides = sides_of(size)
     options = {"input_size": (3, *sides)} if isinstance(sides, Sequence) and len(sides) == 2 else {}
     published = timm_config(model)
     config = timm.data.resolve_data_config(

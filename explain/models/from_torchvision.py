@@ -10,7 +10,7 @@ import torch
 from explain._utils.errors import ModelError, did_you_mean
 from explain.models.bundled import LOADERS
 from explain.models.classifier import Classifier
-from explain.models.preprocessing import adjusted
+from explain.models.preprocessing import Side, adjusted
 from explain.models.weights import describe_weights, fit_weights, read_weights
 
 UNUSABLE = (ImportError, RuntimeError, OSError, AttributeError)
@@ -48,7 +48,7 @@ def list_models() -> list[str]:
 
 
 def load_torchvision(
-    name: str, weights: str | Path | None = None, size: int | None = None
+    name: str, weights: str | Path | None = None, size: Side | None = None
 ) -> Classifier:
     """Load a torchvision classifier with its published weights, or those in a file of yours."""
     models = torchvision_models()

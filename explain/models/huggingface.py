@@ -14,7 +14,13 @@ from PIL import Image
 from torch import nn
 
 from explain._utils.errors import ModelError, either, option_name, quiet
-from explain.models.preprocessing import CenterCrop, Interpolation, StretchedPhoto
+from explain.models.preprocessing import (
+    CenterCrop,
+    Interpolation,
+    Side,
+    StretchedPhoto,
+    sides_of,
+)
 from explain.targets.tokenizer import beside_weights
 
 SHOWN = ("size", "crop_size", "crop_pct", "image_mean", "image_std", "resample")
@@ -40,7 +46,7 @@ class Processed:
         """Return this preprocessing with other values: `adjusted` passes "side", "mean", "std" and
         "interpolation" by these names, those that change."""
         side = values.get("side")
-        processed = self if side is None else self.resized(side, side)
+        processed = self if side is None else self.resized(*sides_of(side))
         options = dict(processed.options)
         for name in ("mean", "std"):
             if name in values:
@@ -151,7 +157,9 @@ def labels(config: Any) -> list[str] | None:
     return None if all(re.fullmatch(r"LABEL_\d+", name) for name in names) else names
 
 
-def preprocessing(model: nn.Module, config: Any, size: int | None) -> tuple[Processed | None, bool]:
+def preprocessing(
+    model: nn.Module, config: Any, size: Side | None
+) -> tuple[Processed | None, bool]:
     """A transformers model's image processor, and whether it is known to be its own: it comes
     along, lies beside the weights, or is the family's usual one. Nothing is downloaded.
     """

@@ -22,13 +22,32 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
-def check_side(size: object) -> None:
-    """Refuse a ``size`` that cannot be the side of an input in pixels."""
-    if isinstance(size, bool) or not isinstance(size, Integral) or size < 1:
+Side: TypeAlias = int | tuple[int, int]
+"""The height and width of an input in pixels, or one number for both."""
+
+
+def checked_side(size: Any) -> Side:
+    """Return a caller's ``size`` of an input, whose height and width are one number if they are
+    equal; refuse what is no size.
+
+    >>> checked_side([8, 8]), checked_side((8, 4)), sides_of(8)
+    (8, (8, 4), (8, 8))
+    """
+    sides = list(size) if isinstance(size, (list, tuple)) else [size, size]
+    are_whole = [isinstance(side, Integral) and not isinstance(side, bool) for side in sides]
+    if len(sides) != 2 or not all(are_whole) or min(sides) < 1:
+        two = either("(height, width)", "HEIGHTxWIDTH")
         raise ModelError(
-            f"{option_name('size')} must be a whole number of pixels from 1, got {shown(size)}; "
-            "leave it out"
+            f"{option_name('size')} must be a whole number of pixels from 1, or {two}, got "
+            f"{shown(size)}; leave it out"
         )
+    height, width = map(int, sides)
+    return height if height == width else (height, width)
+
+
+def sides_of(side: Side) -> tuple[int, int]:
+    """The height and width of an input."""
+    return side if isinstance(side, tuple) else (side, side)
 
 
 @dataclass(frozen=True)
@@ -36,22 +55,23 @@ class CenterCrop:
     """Cut out the central square of a photo, scale it to ``side`` pixels and normalise each
     channel.
 
-    ``crop`` is the square's share of the photo's shorter side. Cutting and scaling are one
-    antialiased operation, with "bilinear" or "bicubic" ``interpolation``. With one mean and one
-    standard deviation, the photo is in grey.
+    ``side`` may also be a height and a width, for a rectangle of these proportions. ``crop`` is the
+    share of the photo's shorter side (of the largest such rectangle) that is cut out. Cutting and
+    scaling are one antialiased operation, with "bilinear" or "bicubic" ``interpolation``. With one
+    mean and one standard deviation, the photo is in grey.
 
     >>> CenterCrop(side=8)(Image.new("RGB", (40, 30))).shape
     torch.Size([3, 8, 8])
     """
 
-    side: int = 224
+    side: Side = 224
     crop: float = 0.875
     mean: tuple[float, ...] = IMAGENET_MEAN
     std: tuple[float, ...] = IMAGENET_STD
     interpolation: Interpolation = "bilinear"
 
     def __post_init__(self) -> None:
-        check_side(self.side)
+        object.__setattr__(self, "side", checked_side(self.side))
 
     def is_imagenets(self, name: str) -> bool:
         """Whether the "mean" or the "std" is ImageNet's, in colours or in grey."""
@@ -59,21 +79,23 @@ class CenterCrop:
         return getattr(self, name) in (usual, (fmean(usual),))
 
     def box(self, size: tuple[int, int]) -> Box:
-        """Return the square that is cut out of a photo of ``size`` (width, height), in pixels of
-        the photo; overlays lie there."""
-        half = min(size) * self.crop / 2
+        """Return the part that is cut out of a photo of ``size`` (width, height), in pixels of the
+        photo; overlays lie there."""
+        height, width = sides_of(self.side)
+        half = min(size[0] / width, size[1] / height) * self.crop / 2
         x = size[0] / 2
         y = size[1] / 2
-        return Box(x - half, y - half, x + half, y + half)
+        return Box(x - half * width, y - half * height, x + half * width, y + half * height)
 
     def __call__(self, image: Image.Image) -> torch.Tensor:
         return self.cut(image, self.box(image.size))
 
     def cut(self, image: Image.Image, box: Box) -> torch.Tensor:
-        """Cut the square ``box``, in pixels of the photo, out of a photo, scale it to the side of
-        the input and normalise it: ``(C, side, side)``."""
+        """Cut ``box``, in pixels of the photo, out of a photo, scale it to the size of the input
+        and normalise it: ``(C, height, width)``."""
         corners = (box.left, box.top, box.right, box.bottom)
-        return _scaled(self, image, (self.side, self.side), corners)
+        height, width = sides_of(self.side)
+        return _scaled(self, image, (width, height), corners)
 
 
 Crop: TypeAlias = Literal["center", "whole"]
@@ -88,7 +110,8 @@ class WholePhoto:
 
     With ``pad``, the longer side becomes ``side`` pixels, and the rest of the square is filled with
     the mean colour. Without, the shorter side does, and the input is as long as the photo is: for
-    networks that take any size.
+    networks that take any size. ``side`` may also be a height and a width: the photo is then as
+    large as fits into these, or without ``pad`` as large as covers them.
 
     >>> (
     ...     WholePhoto(8)(Image.new("RGB", (30, 20))).shape,
@@ -97,11 +120,14 @@ class WholePhoto:
     (torch.Size([3, 8, 8]), torch.Size([3, 8, 12]))
     """
 
-    side: int = 224
+    side: Side = 224
     mean: tuple[float, ...] = CenterCrop.mean
     std: tuple[float, ...] = CenterCrop.std
     interpolation: Interpolation = "bilinear"
     pad: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "side", checked_side(self.side))
 
     def box(self, size: tuple[int, int]) -> Box:
         """Return the part of a photo of ``size`` (width, height) that the input shows, in pixels of
@@ -109,12 +135,13 @@ class WholePhoto:
         if not self.pad:
             return Box.whole(size)
         width, height = self._scaled_size(size)
-        left = (self.side - width) // 2
-        top = (self.side - height) // 2
+        full_height, full_width = sides_of(self.side)
+        left = (full_width - width) // 2
+        top = (full_height - height) // 2
         across = size[0] / width  # pixels of the photo in one of the input
         down = size[1] / height
-        right = (self.side - left) * across
-        return Box(-left * across, -top * down, right, (self.side - top) * down)
+        right = (full_width - left) * across
+        return Box(-left * across, -top * down, right, (full_height - top) * down)
 
     def __call__(self, image: Image.Image) -> torch.Tensor:
         """Scale the photo, normalise it, and pad it to a square with zeros (the mean colour) if
@@ -123,16 +150,19 @@ class WholePhoto:
         x = _scaled(self, image, (width, height))
         if not self.pad:
             return x
-        left = (self.side - width) // 2
-        top = (self.side - height) // 2
-        return F.pad(x, (left, self.side - width - left, top, self.side - height - top))
+        full_height, full_width = sides_of(self.side)
+        left = (full_width - width) // 2
+        top = (full_height - height) // 2
+        return F.pad(x, (left, full_width - width - left, top, full_height - height - top))
 
     def _scaled_size(self, size: tuple[int, int]) -> tuple[int, int]:
         """The width and height in pixels of a photo of ``size`` (width, height) after scaling,
         without padding. `box` and `__call__` must agree, so both ask here."""
-        scale = self.side / max(size)
+        full_height, full_width = sides_of(self.side)
+        scales = (full_width / size[0], full_height / size[1])
+        scale = min(scales)
         if not self.pad:
-            scale = min(self.side / min(size), LONGEST * scale)
+            scale = min(max(scales), LONGEST * scale)
         return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
 
 
@@ -145,7 +175,8 @@ class StretchedPhoto(WholePhoto):
     """
 
     def _scaled_size(self, size: tuple[int, int]) -> tuple[int, int]:
-        return self.side, self.side
+        height, width = sides_of(self.side)
+        return width, height
 
 
 def _scaled(
@@ -226,7 +257,7 @@ Values = float | Sequence[float] | None
 def adjusted(
     preprocess: Preprocess,
     *,
-    size: int | None = None,
+    size: Side | None = None,
     channels: int | None = None,
     mean: Values = None,
     std: Values = None,

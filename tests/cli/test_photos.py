@@ -286,3 +286,18 @@ def test_thresholds_that_cannot_be_meant_are_refused(typed: Typed, words: list[s
     code, _, (error,) = typed("a.png", *words)
     assert code == 2
     assert re.search("threshold|nothing|output", error)
+
+
+def test_a_height_and_a_width_are_typed_and_kept_in_records(
+    typed: Typed,
+) -> None:
+    for size in ("48x32", "48,32"):
+        code, _, _ = typed("a.png", "--model", "tiny", "--size", size, "--force")
+        assert code == 0
+        saved = explain.load("explained/a-tiny-gradcam.json")
+        expected = explain.Explainer("tiny", size=(48, 32))("a.png")
+        torch.testing.assert_close(saved.repeat()["gradcam"].values, expected["gradcam"].values)
+    assert explain.Explainer("tiny", size=(48, 48)).preprocess.side == 48  # type: ignore[attr-defined]
+    for wrong in ("48x", "0x32", "1x2x3", "-3"):
+        code, _, (error,) = typed("a.png", "--model", "tiny", "--size", wrong)
+        assert "size must be" in error

@@ -77,3 +77,40 @@ def test_another_size_keeps_the_interpolation_that_is_published(
             tuple(published.std),
             published.interpolation.value,
         )
+
+
+@pytest.mark.parametrize("sides", [(12, 24), (24, 12), [20, 7]])
+@pytest.mark.parametrize("share", [0.5, 1])
+def test_an_input_may_be_no_square(sides: Any, share: float, photo: Image.Image) -> None:
+    height, width = sides
+    explainer = explain.Explainer(settled(TinyNet()), size=sides, crop=share, mean=0.5, std=0.25)
+    scale = min(40 / width, 30 / height) * share
+    left = (40 - width * scale) / 2
+    top = (30 - height * scale) / 2
+    box = (left, top, 40 - left, 30 - top)
+    values = [0.5] * 3, [0.25] * 3
+    expected = plain(photo, (width, height), *values, Image.Resampling.BILINEAR, box)
+    assert_close(explainer.preprocess(photo), expected)
+    explanation = explainer(photo, "saliency")
+    assert explanation.heatmap.shape == (height, width)
+    assert tuple(vars(explanation.box).values()) == pytest.approx(box)
+
+
+def test_the_whole_photo_is_padded_or_covers_an_input_that_is_no_square(photo: Image.Image) -> None:
+    plain_values: Any = {"mean": (0.5,) * 3, "std": (1.0,) * 3}
+    padded = WholePhoto((30, 20), **plain_values)
+    x = padded(photo)  # as 20 x 15 pixels in the middle
+    assert x.shape == (3, 30, 20)
+    assert_close(x[:, 7:22], plain(photo, (20, 15), [0.5] * 3, [1.0] * 3, 2))
+    assert not x[:, :7].any()
+    assert not x[:, 22:].any()
+    assert vars(padded.box((40, 30))) == {"left": 0, "top": -14, "right": 40, "bottom": 46}
+    covering = WholePhoto((30, 20), **plain_values, pad=False)(photo)
+    assert_close(covering, plain(photo, (40, 30), [0.5] * 3, [1.0] * 3, 2))
+
+
+@pytest.mark.parametrize("size", [0, (0, 4), (1, 2, 3), "48", True, (8.0, 8), ()])
+def test_a_size_that_is_none_is_refused(size: Any) -> None:
+    for make in (explain.Explainer, explain.models.load):
+        with pytest.raises(ModelError, match="size must"):
+            make("tiny", size=size)
