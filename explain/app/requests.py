@@ -21,6 +21,7 @@ from explain._utils.errors import (
 )
 from explain._utils.options import CheckedFields, register_reader
 from explain.baselines.replacements import get_baseline
+from explain.data.bands import Bands
 from explain.data.boxes import Box
 from explain.data.greys import NO_CONTRAST, Window, has_contrast
 from explain.data.images import load_image
@@ -86,7 +87,7 @@ def check_byte_count(what: str, count: int, max_bytes: int) -> None:
 
 
 def decode_upload(
-    content: bytes, name: str, limits: Limits, window: Window | None = None
+    content: bytes, name: str, limits: Limits, window: Window | Bands | None = None
 ) -> Image.Image:
     """Decode a photo, with attributes ``filename`` (``name``, from the browser) and ``notes``,
     warnings about the file; ``window`` is a scan's range. Too many bytes are not decoded.

@@ -24,6 +24,7 @@ from explain._utils.rounding import finite_or_none
 from explain._utils.version import __version__
 from explain.attribution import pictures, result
 from explain.attribution.encoding import encode
+from explain.data.bands import bytes_of
 from explain.data.boxes import Box
 from explain.methods.base import Fusion, Style
 from explain.methods.evidence import Proof
@@ -221,7 +222,7 @@ def sha256_of(content: bytes) -> str:
 
 def size_and_digest(photo: Image.Image) -> Pixels:
     """The size and the SHA-256 of a photo's pixels: other rows may have the same bytes."""
-    return photo.size, sha256_of(photo.tobytes())
+    return photo.size, sha256_of(bytes_of(photo))
 
 
 def shape_and_digest(values: np.ndarray[Any, Any]) -> dict[str, Any]:

@@ -309,6 +309,12 @@ def numbers(text: Any) -> Any:
     return values if len(values) > 1 else values[0]
 
 
+def numbers_of_bands(text: Any) -> tuple[Any, ...]:
+    """The numbers in a text such as --bands'; what is none stays a text, which is refused."""
+    parts = text.split(",") if isinstance(text, str) else text
+    return tuple(int(part) if str(part).isdecimal() else part for part in parts if part != "")
+
+
 def sides(text: Any) -> Any:
     """The side in a text such as --size's, or the height and width ("256x128"); any other text as
     it is, which `Explainer` refuses."""
@@ -486,6 +492,7 @@ MODEL_SETTINGS = (
     "std",
     "interpolation",
     "window",
+    "bands",
     "device",
 )
 """The options that say which model is explained, and how it sees photos, besides its name."""
@@ -497,7 +504,7 @@ def model_options(*, several: bool = False, colours: bool = True) -> Callable[[F
     """
     of_colours = option(
         "--channels N",
-        "1 for a model of photos in grey, 3 for colours",
+        "1 for a model of photos in grey, 3 for colours, or how many bands images have",
         type=COUNT,
         show_default="by its first convolution",
     )
@@ -543,6 +550,13 @@ def model_options(*, several: bool = False, colours: bool = True) -> Callable[[F
             "the values of a scan that are shown from black to white, as 40,400",
             type=numbers,
             show_default="the file's, or by what is there",
+        ),
+        option(
+            "--bands NUMBERS",
+            "of images of several bands, which are red, green and blue in pictures, as 4,3,2",
+            type=numbers_of_bands,
+            default="",
+            show_default="1,2,3",
         ),
         option("--device NAME", "cpu, cuda, cuda:1, mps, ..."),
     ]

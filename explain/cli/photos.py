@@ -190,7 +190,7 @@ def explain_photos(context: click.Context, /, **values: Any) -> int:
         recursive=options.recursive,
         apart_from=options.output,
         slices=options.slices,
-        in_volumes=all(explainer.sees_volumes for explainer in explainers),
+        in_volumes=all(one.sees_volumes or one.sees_bands for one in explainers),
     )
     if Path(options.output).suffix.lower() in OTHER_FILES or not options.output:
         raise UsageError(
@@ -540,8 +540,8 @@ class PhotoWork:
 
         options = self.options
         session = self.explainer.session(self.methods, targets=self.targets)
-        found = session.of_photo(self.explainer.as_input(photo)).targets
-        count = options.top_k or len(found)
+        targets = session.of_photo(self.explainer.as_input(photo)).targets
+        count = options.top_k or len(targets)
         formats = (options.picture_format, options.map_format)
         keys = self._keys()
         with blaming(self.model):

@@ -68,7 +68,8 @@ def list_layers(answer: Output, /, images: tuple[str, ...], **model: Any) -> Non
 def inspect(answer: Output, /, images: tuple[str, ...], recursive: bool, **model: Any) -> int:
     """Print the output of every layer for a photo."""
     explainer = load_explainer(answer, **model)
-    photos = find_photos(images, recursive=recursive, in_volumes=explainer.sees_volumes)
+    in_volumes = explainer.sees_volumes or explainer.sees_bands
+    photos = find_photos(images, recursive=recursive, in_volumes=in_volumes)
 
     def work(path: str, stem: str, bar: ProgressBar) -> PhotoResult:
         """Return the outputs of all layers for one photo, as the lines of `explain inspect`."""
@@ -110,7 +111,7 @@ def draw_concepts(
 ) -> int:
     """Draw the concepts that a layer sees in a photo."""
     explainer = load_explainer(answer, **model)
-    in_volumes = explainer.sees_volumes
+    in_volumes = explainer.sees_volumes or explainer.sees_bands
     photos = find_photos(images, recursive=recursive, apart_from=output, in_volumes=in_volumes)
 
     def work(path: str, stem: str, bar: ProgressBar) -> PhotoResult:

@@ -60,14 +60,52 @@ def to_8_bits(
     >>> to_8_bits(np.array([-100.0, 41.0, 240.0]), window=(40, 400)).tolist()
     [38, 128, 255]
     """
-    if pixels.dtype.kind not in "biuf":
-        raise ImageError(
-            f"image must hold numbers, got an array of {pixels.dtype}; convert it to floats"
-        )
     if pixels.dtype == np.bool_:
         pixels = pixels * np.uint8(255)
     if pixels.dtype == np.uint8 and window is None:
         return pixels
+    values, ends = _levels(pixels, 255, window, bits, volume, name)
+    shown_values: Array = values.clip(0, 255, out=values).round(out=values).astype(np.uint8)
+    is_flat = shown_values.min() == shown_values.max()
+    if is_flat and volume is None and ends != (0.0, 1.0):
+        warn(NO_CONTRAST)
+    return shown_values
+
+
+BYTES = (127.5, 255.0)
+"""The window of bytes."""
+
+
+def to_levels(pixels: Array, *, window: Window | None = None, name: str = "") -> Array:
+    """Pixels of any depth as floats, 0 for black and 1 for white, as `to_8_bits` reads them; what
+    the window leaves out lies beyond.
+
+    >>> to_levels(np.array([0, 102, 255], np.uint8)).round(2)
+    array([0. , 0.4, 1. ], dtype=float32)
+    """
+    if pixels.dtype == np.uint8:
+        window = window or BYTES
+    return _levels(pixels, 1, window, None, None, name)[0]
+
+
+def _levels(
+    pixels: Array,
+    white: int,
+    window: Window | None,
+    bits: int | None,
+    volume: Array | None,
+    name: str,
+) -> tuple[Array, tuple[float, float]]:
+    """Pixels as floats, of which 0 is black and ``white`` is white, and the pixels that are these;
+    arguments as of `to_8_bits`."""
+    if pixels.dtype.kind not in "biuf":
+        raise ImageError(
+            f"image must hold numbers, got an array of {pixels.dtype}; convert it to floats"
+        )
+    if pixels.dtype.kind not in "biuf":
+        raise ImageError(
+            f"image must hold numbers, got an array of {pixels.dtype}; convert it to floats"
+        )
     precision = np.float64 if pixels.dtype.itemsize > 4 else np.float32
     values: np.ndarray[Any, np.dtype[np.floating[Any]]] = pixels.astype(precision)
     finite = np.isfinite(values)
@@ -91,14 +129,10 @@ def to_8_bits(
                 f"{remedy} for another range"
             )
     values -= low
-    values *= 255 / (high - low)
+    values *= white / (high - low)
     if missing:
         values[~finite] = 0
-    shown_values: Array = values.clip(0, 255, out=values).round(out=values).astype(np.uint8)
-    is_flat = shown_values.min() == shown_values.max()
-    if is_flat and volume is None and (low, high) != (0.0, 1.0):
-        warn(NO_CONTRAST)
-    return shown_values
+    return values, (low, high)
 
 
 def _extremes(values: Array) -> tuple[float, float]:

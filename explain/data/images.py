@@ -23,6 +23,7 @@ from explain._utils.errors import (
     quiet,
     warn,
 )
+from explain.data.bands import Bands, read_values
 from explain.data.greys import DEEP, Window, check_window, stored_bits, to_8_bits
 from explain.data.limits import (
     MAX_PIXELS,
@@ -62,7 +63,7 @@ _OURS = re.compile(r"/dev/stdin|/dev/fd/\d+|/proc/self/fd/\d+")
 
 def load_image(
     image: ImageLike,
-    window: Window | None = None,
+    window: Window | Bands | None = None,
     *,
     stack: bool = False,
     max_pixels: int = MAX_PIXELS,
@@ -81,7 +82,9 @@ def load_image(
 
     Args:
         image: what to read.
-        window: the level and the width of the values that are shown from black to white.
+        window: the level and the width of the values that are shown from black to white; or
+            `explain.data.bands.Bands`, for a file or array of several bands: the picture has some
+            of them, and its ``bands`` all.
         stack: read several slices side by side, instead of refusing them; the picture's ``cells``
             say by the slice's name where each lies (left, top, right, bottom).
         max_pixels: the most that it may have, by the header of its file; nothing that has more is
@@ -93,22 +96,27 @@ def load_image(
     >>> load_image(np.zeros((4, 6), np.uint8)).size
     (6, 4)
     """
-    window = check_window(window)
+    bands = window if isinstance(window, Bands) else None
+    window = check_window(None if isinstance(window, Bands) else window)
     limit = Limit(max_pixels)
     if isinstance(image, Image.Image):
-        if hasattr(image, "is_upright"):
+        if hasattr(image, "is_upright") and (bands is None or hasattr(image, "bands")):
             return image
+        if bands is not None:
+            return bands.picture(np.asarray(image), "given")
         return _Reading("image", window, limit).decode(image, window)
     if isinstance(image, np.ndarray):
+        if bands is not None:
+            return bands.picture(image, "given")
         scan = Scan("the array", as_slices(image))
         return _Reading("array", window, limit, stack).slices_of(scan)
     if isinstance(image, (str, os.PathLike)):
         path = os.fsdecode(image)
-        return _Reading(repr(path), window, limit, stack).path(path)
+        return _Reading(repr(path), window, limit, stack, bands).path(path)
     if isinstance(image, io.IOBase):
         image = image.read()
     if isinstance(image, (bytes, bytearray, memoryview)):
-        reading = _Reading(f"of {len(image)} bytes", window, limit, stack)
+        reading = _Reading(f"of {len(image)} bytes", window, limit, stack, bands)
         return reading.file(io.BytesIO(image), len(image))
     kind = type(image).__name__
     remedy = "name the photo's file"
@@ -135,12 +143,13 @@ def image_path(image: ImageLike) -> str | None:
 @dataclass(frozen=True)
 class _Reading:
     """How an image is read: the ``name`` that messages have for it, and the caller's ``window``,
-    ``limit`` and ``stack``, as `load_image` takes them."""
+    ``limit``, ``stack`` and ``bands``, as `load_image` takes them."""
 
     name: str
     window: Window | None
     limit: Limit
     stack: bool = False
+    bands: Bands | None = None
 
     def path(self, path: str) -> Image.Image:
         """Read the file at a path, or the slices of it that the name ends with. Refuses addresses,
@@ -148,6 +157,8 @@ class _Reading:
         if re.match(r"\w+://", path):
             raise self.error("must be a file, got an address; download it first")
         file_name, chosen = split_slice(path)
+        if chosen is not None and self.bands is not None:
+            raise self.error("must be a whole file for a model of its bands; name the file")
         # an empty name is the folder here; unlike Path.is_dir, os.path.isdir accepts any name
         if os.path.isdir(file_name or os.curdir):
             raise self.error("must be a file, got a folder; name the images in it")
@@ -230,6 +241,8 @@ class _Reading:
         NumPy and DICOM, Pillow, then what Pillow cannot read."""
         if size == 0:
             raise self.error("is empty (0 bytes); get the file again")
+        if self.bands is not None:
+            return self.bands.picture(read_values(file, self.name, size, self.limit), self.name)
         scan = read_scan(file, self.name, size, self.limit)
         if scan is not None:
             return self.slices_of(scan)
@@ -331,8 +344,8 @@ class _Reading:
         bits = max(8, fields.get(TiffImagePlugin.BITSPERSAMPLE, 1))
         if bands > 4:
             raise self.error(
-                f"must have 1, 3 or 4 bands, got {bands}; save three of them as a photo, or give "
-                "all as a tensor to explain.attribute"
+                f"must have 1, 3 or 4 bands for this model, got {bands}; save three of them as a "
+                "photo, or explain a model of all of them"
             )
         if fields.get(TiffImagePlugin.SAMPLEFORMAT, 1) in COMPLEX:
             raise self.error("must hold real numbers, got complex ones; save their magnitudes")

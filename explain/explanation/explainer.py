@@ -32,6 +32,7 @@ from explain.attribution.result import Attribution
 from explain.attribution.selection import GROUPS, select
 from explain.baselines.base import range_of
 from explain.baselines.replacements import Black, get_baseline
+from explain.data.bands import Bands, as_read
 from explain.data.boxes import Box, Preprocess, as_input, locate, locate_tiles
 from explain.data.greys import Window, check_window
 from explain.data.images import ImageLike, image_path, load_image
@@ -76,7 +77,7 @@ Methods: TypeAlias = MethodLike | Iterable[MethodLike]
 
 _ARGUMENTS = """
     model categories preprocess weights size crop channels mean std interpolation device activation
-    unit layout window
+    unit layout window bands
 """
 _OF_EXPLAINER = {
     name: f"explain.Explainer({name}=...) takes it, and then the photo"
@@ -108,8 +109,11 @@ class Explainer:
         crop: the part of a photo that the model sees: "center", or the "whole" photo (as long as it
             is where the network takes any size, else padded to a square). A number is the share of
             the photo's shorter side that the central square takes.
-        channels: 1 for a model of photos in grey, 3 for one of colours; found from its first
-            convolution where nothing else says how it sees photos.
+        channels: 1 for a model of photos in grey, 3 for one of colours, or the number of bands of
+            images such as those of satellites, which are TIFF files, files of NumPy or arrays;
+            found from its first convolution where nothing else says how it sees photos.
+        bands: of such images, which band is red, green and blue in pictures, counted from 1, or
+            which one is grey; by default the first three.
         mean, std, interpolation: other values than those of the preprocessing, unless that is a
             function: the mean and standard deviation of each channel for pixels from 0 to 1, and
             "bilinear" or "bicubic".
@@ -157,6 +161,7 @@ class Explainer:
         std: float | Sequence[float] | None = None,
         interpolation: preprocessing.Interpolation | None = None,
         window: Window | None = None,
+        bands: Sequence[int] = (),
         device: str | torch.device | None = None,
         activation: Activation | None = None,
         unit: str | None = None,
@@ -172,7 +177,6 @@ class Explainer:
         self.style = None if style is None else get_style(style)
         self.interventions = tuple(interventions)
         self.layout = check_layout(layout)
-        self.window = check_window(window)
         size = None if size is None else preprocessing.checked_side(size)
         loaded = classifier_of(model, weights, size)
         self.name = loaded.name
@@ -194,6 +198,10 @@ class Explainer:
         )
         callers_preprocess = None if preprocess is None else attached.as_preprocess(preprocess)
         self.preprocess = attached.resolve_preprocessing(loaded, callers_preprocess, **view)
+        count = len(getattr(self.preprocess, "mean", ()))
+        self.window = as_read(check_window(window), count, tuple(bands))
+        # the command line and runs take each file for one photo, whatever slices are in it
+        self.sees_bands = isinstance(self.window, Bands)
         labels = check_categories(categories)
         self.categories = loaded.categories if labels is None else labels
         if text.is_image_text(self.model):
@@ -214,7 +222,9 @@ class Explainer:
             "activation": activation,
             "unit": unit or None,
             "layout": layout,
-            "window": self.window,
+            "window": check_window(window),
+            "bands": tuple(bands) or None,
+            "channels": count if self.sees_bands else channels,
         }
         arguments = {name: value for name, value in arguments.items() if value is not None}
         from_caller = [] if preprocess is None else ["preprocess"]
@@ -797,8 +807,8 @@ class Session:
         targets: list[Target] = []
         for target in self.targets:
             if isinstance(target, Predicted):
-                found = target.found(probabilities[0], explainer.outputs.kind)
-                targets += [one for one in found if one not in [*targets, *self.targets]]
+                predicted = target.classes_in(probabilities[0], explainer.outputs.kind)
+                targets += [one for one in predicted if one not in [*targets, *self.targets]]
             else:
                 targets.append(target)
         return replace(self, targets=targets)

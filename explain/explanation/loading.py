@@ -29,6 +29,7 @@ from explain._utils.errors import (
 from explain.attribution import records, result
 from explain.attribution.encoding import decode, method_of, name_of_callable
 from explain.attribution.selection import requested
+from explain.data.bands import as_read
 from explain.data.files import restored
 from explain.data.images import ImageLike, load_image
 from explain.data.opening import open_for_reading
@@ -147,10 +148,13 @@ class Saved:
             "target": target,
             "interventions": interventions,
         }
-        window = decode(record.explainer.arguments.get("window"))
+        settings = record.explainer.arguments
+        keys = ("window", "channels", "bands")
+        window, channels, bands = (decode(settings.get(key)) for key in keys)
+        reading = as_read(window, channels, bands or ())
         recorded: dict[str, Callable[[], Any]] = {
             "explainer": self._explainer,
-            "image": lambda: load_image(record.image.path, window, stack=True),  # type: ignore[arg-type]  # which refuses None
+            "image": lambda: load_image(record.image.path, reading, stack=True),  # type: ignore[arg-type]  # which refuses None
             "method": lambda: method_of(record.method, record.options),
             "target": lambda: record.target if record.asked is None else decode(record.asked),
             "interventions": lambda: decode(record.interventions),

@@ -7,10 +7,13 @@ from collections.abc import Collection
 from contextlib import suppress
 from typing import Any, cast
 
+import torch
 from torch import nn
 
 from explain._utils.errors import ModelError, either, muted, option_name, warn
+from explain._utils.modules import parameters_of
 from explain.data.boxes import Preprocess
+from explain.hooks.preserve import untouched
 from explain.hooks.programs import OpenProgram
 from explain.hooks.unwrap import unwrapped
 from explain.models import huggingface
@@ -66,8 +69,8 @@ def as_classifier(
     if preprocess is None:
         preprocess = _usual(inner, size)
         is_known = False
-    elif hasattr(preprocess, "with_values") and _input_channels(inner) == 1:
-        preprocess = adjusted(preprocess, channels=1)
+    elif hasattr(preprocess, "with_values") and _channels_of_photos(inner, size) != 3:
+        preprocess = adjusted(preprocess, channels=_channels_of_photos(inner, size))
         is_known = False
     assumed = None if is_known else _what_is_assumed(name, preprocess)
     return Classifier(
@@ -77,7 +80,8 @@ def as_classifier(
 
 def _usual(model: nn.Module, size: Side | None) -> Preprocess:
     """The preprocessing assumed without any: a centre crop of ``size`` pixels (224), in grey for a
-    first convolution of one channel, with ImageNet's values unless whole levels are taken.
+    first convolution of one channel, of all bands for one of more, with ImageNet's values unless
+    whole levels are taken.
     """
     values: dict[str, Any] = {}
     if isinstance(model, (BlackBox, OpenProgram)):
@@ -85,8 +89,25 @@ def _usual(model: nn.Module, size: Side | None) -> Preprocess:
         size = size or (checked_side((height, width)) if height and width else height)
         if isinstance(model, BlackBox) and model.takes_levels:
             values = {"mean": 0, "std": 1}
-    channels = 1 if _input_channels(model) == 1 else None
-    return adjusted(CenterCrop(size or 224), channels=channels, **values)
+    plain = CenterCrop(size or 224)
+    return adjusted(plain, channels=_channels_of_photos(model, plain.side), **values)
+
+
+def _channels_of_photos(model: nn.Module, size: Side | None) -> int:
+    """The number of channels of photos for a model: 3, 1 for a first convolution of one channel,
+    or those of another one if the model takes them, as it does not where it rearranges photos
+    first."""
+    channels = _input_channels(model)
+    if channels in (None, 1, 3) or isinstance(model, (BlackBox, OpenProgram)):
+        return channels or 3
+    parameter = parameters_of(model)[0]
+    x = torch.zeros(1, channels, *sides_of(size or 224), dtype=parameter.dtype)
+    try:
+        with untouched(model), torch.no_grad():
+            model(x.to(parameter.device))
+    except Exception:  # whatever a model raises of inputs that are none of its own
+        return 3
+    return channels
 
 
 def _input_channels(model: nn.Module) -> int | None:

@@ -183,11 +183,19 @@ def _scaled(
     how: CenterCrop | WholePhoto, image: Image.Image, size: tuple[int, int], part: Any = None
 ) -> torch.Tensor:
     """The ``part`` (left, top, right, bottom; None for all) of a photo at ``size`` (width, height),
-    normalised: floats ``(C, height, width)``, in grey where ``how`` has one mean.
+    normalised: floats ``(C, height, width)``, in grey where ``how`` has one mean. Of an image of
+    other than three bands, all are taken; a photo stands for these in grey.
     """
-    colors = image.convert("L" if len(how.mean) == 1 else "RGB")
-    small = colors.resize(size, Image.Resampling[how.interpolation.upper()], box=part)
-    pixels = torch.from_numpy(np.atleast_3d(np.array(small))).permute(2, 0, 1).float() / 255
+    resampling = Image.Resampling[how.interpolation.upper()]
+    bands = getattr(image, "bands", None)
+    if bands is None:
+        colors = image.convert("RGB" if len(how.mean) == 3 else "L")
+        small = np.array(colors.resize(size, resampling, box=part))
+        pixels = torch.from_numpy(np.atleast_3d(small)).permute(2, 0, 1).float() / 255
+        pixels = pixels.expand(len(how.mean), -1, -1)
+    else:
+        planes = [Image.fromarray(band).resize(size, resampling, box=part) for band in bands]
+        pixels = torch.from_numpy(np.stack([np.array(plane) for plane in planes]))
     mean = torch.tensor(how.mean).view(-1, 1, 1)
     std = torch.tensor(how.std).view(-1, 1, 1)
     return (pixels - mean) / std
@@ -264,7 +272,7 @@ def adjusted(
     interpolation: Interpolation | None = None,
 ) -> Preprocess:
     """A preprocessing (centre crop or whole photo) with another ``size`` (pixels), ``channels`` (1:
-    grey, 3: colour), ``mean``, ``std`` (of pixels from 0 to 1; a number for all) or
+    grey, 3: colour, others: bands), ``mean``, ``std`` (of pixels from 0 to 1; a number for all) or
     ``interpolation``; None leaves a value.
 
     >>> adjusted(CenterCrop(8), mean=0.5, std=(0.2, 0.3, 0.4))
@@ -283,10 +291,11 @@ def adjusted(
     names = [option_name(name) for name, value in values.items() if value is not None]
     if not names:
         return preprocess
-    if channels not in (None, 1, 3):
+    is_count = isinstance(channels, int) and not isinstance(channels, bool) and channels >= 1
+    if channels is not None and not is_count:
         raise ModelError(
-            "channels must be 1 for photos in grey or 3 for photos in colour, got "
-            f"{shown(channels)}; pass preprocess= with a function that makes other channels"
+            f"{option_name('channels')} must be 1 for photos in grey, 3 for photos in colour, or "
+            f"the number of bands, got {shown(channels)}; leave it out"
         )
     if interpolation is not None and interpolation not in get_args(Interpolation):
         raise ModelError(
@@ -297,7 +306,7 @@ def adjusted(
     if channels is None and isinstance(channel_values, (list, tuple)):
         channels = 1 if len(channel_values) == 1 else None
     # a transform of timm or transformers, which has three channels
-    changes_itself = channels != 1 and hasattr(preprocess, "with_values")
+    changes_itself = channels in (None, 3) and hasattr(preprocess, "with_values")
     plain: Any = preprocess
     if not changes_itself:
         plain = as_plain(preprocess, " and ".join(names))

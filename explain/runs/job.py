@@ -91,6 +91,7 @@ class Job:
             raise TargetError(
                 f"target must be one for all photos, got {shown(target)}; targets= takes several"
             )
+        self.source.files_are_photos = self.explainer.sees_bands
         session = self.explainer.session(methods, target, **options)
         if self.source.count == 0:
             where = path_text(str(source))

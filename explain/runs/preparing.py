@@ -7,6 +7,7 @@ import torch
 
 from explain._utils.errors import ExplainError, ImageError, collect_warnings, raised
 from explain._utils.signals import came_by_signal
+from explain.data.bands import Bands
 from explain.data.boxes import Box, Preprocess, as_input, locate
 from explain.data.greys import NO_CONTRAST, Window, has_contrast
 from explain.data.images import load_image
@@ -40,7 +41,7 @@ class Preparer:
 
     source: Source
     preprocess: Preprocess
-    window: Window | None
+    window: Window | Bands | None
     boxes: dict[tuple[int, int], Box] = field(default_factory=dict, init=False)
     """The part that the model sees of photos of each size (width, height), once it is known."""
 

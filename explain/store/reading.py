@@ -19,6 +19,7 @@ from explain._utils.html import table_html
 from explain.attribution.encoding import decode
 from explain.attribution.pictures import LARGEST_SIDE, Scene
 from explain.attribution.result import Attribution
+from explain.data.bands import Bands, as_read
 from explain.data.boxes import Box, Corners
 from explain.data.greys import Window
 from explain.data.images import load_image
@@ -113,7 +114,7 @@ class Row:
     style: Any
     uncentred: bool
     columns: Mapping[str, Any] = field(repr=False)
-    window: Window | None = field(default=None, repr=False)
+    window: Window | Bands | None = field(default=None, repr=False)
 
     @cached_property
     def values(self) -> torch.Tensor:
@@ -459,10 +460,12 @@ class StoredRun:
         return categories
 
     @cached_property
-    def _window(self) -> Window | None:
-        """The range of grey values that photos of scans were read in."""
-        window: Window | None = decode(self.manifest["explainer"]["arguments"].get("window"))
-        return window
+    def _window(self) -> Window | Bands | None:
+        """The range of values that photos were read in, or the bands that they have."""
+        arguments = self.manifest["explainer"]["arguments"]
+        names = ("window", "channels", "bands")
+        window, channels, bands = (decode(arguments.get(name)) for name in names)
+        return as_read(window, channels, bands or ())
 
     def query(self, statement: str, values: Any = ()) -> Iterator[tuple[Any, ...]]:
         """Run a query in SQL; the documentation lists the tables. Only SELECT is allowed, which
@@ -594,7 +597,7 @@ def row_of(
     columns: Mapping[str, Any],
     style: str | None = None,
     uncentred: bool = False,
-    window: Window | None = None,
+    window: Window | Bands | None = None,
 ) -> Row:
     """Make a `Row` of the joined columns of a photo and a result. ``style`` and ``uncentred`` are
     those of the method, ``window`` that of the run, and needed for drawing only."""

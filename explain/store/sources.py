@@ -19,6 +19,7 @@ import torch
 from PIL import Image
 
 from explain._utils.errors import ImageError, RunError, shown
+from explain.data.bands import bytes_of
 from explain.data.boxes import Box, Corners
 from explain.data.opening import photos_in
 from explain.data.scans import slice_names, split_slice
@@ -94,6 +95,13 @@ class Source(ABC):
         """What messages call the source: its folder, or else its kind."""
         return str(getattr(self, "folder", self.kind))
 
+    files_are_photos = False
+    """Whether a file is one photo, also if there are several slices in it."""
+
+    def names_in(self, file: str) -> list[str]:
+        """The names of the photos in a file."""
+        return [file] if self.files_are_photos else slice_names(file)
+
     @property
     def count(self) -> int | None:
         """The number of entries, or None where it is not known, as for an iterator. Used for
@@ -155,7 +163,7 @@ class Folder(Source):
         for name, problem in photos_in(self.folder):
             if problem is None:
                 top_folder = os.path.dirname(name).split(os.sep)[0]
-                folders[top_folder] += len(slice_names(os.path.join(self.folder, name)))
+                folders[top_folder] += len(self.names_in(os.path.join(self.folder, name)))
         return folders.total(), "" not in folders and len(folders) > 1
 
     @property
@@ -174,7 +182,7 @@ class Folder(Source):
                 continue
             label = path_text(name.split(os.sep, 1)[0]) if labelled else None
             file = os.path.join(self.folder, name)
-            for path in slice_names(file):
+            for path in self.names_in(file):
                 relative_path = name.replace(os.sep, "/") + path.removeprefix(file)
                 yield Entry(path_text(relative_path), path, path_text(path), stamp_of(path), label)
 
@@ -200,7 +208,7 @@ def digest_of_photo(photo: Image.Image | torch.Tensor) -> str:
     if isinstance(photo, torch.Tensor):
         values = photo.detach().cpu().contiguous()
         return hashlib.sha256(values.view(torch.uint8).numpy().tobytes()).hexdigest()
-    return hashlib.sha256(photo.tobytes()).hexdigest()
+    return hashlib.sha256(bytes_of(photo)).hexdigest()
 
 
 def path_text(name: str | os.PathLike[str]) -> str:

@@ -211,7 +211,9 @@ class Predicted(Target):
     Raises:
         TargetError: a threshold is not from 0 to 1.
 
-    >>> Predicted({"cat": 0.3}).labelled(["cat", "dog"]).found(torch.tensor([0.4, 0.4]), "labels")
+    >>> Predicted({"cat": 0.3}).labelled(["cat", "dog"]).classes_in(
+    ...     torch.tensor([0.4, 0.4]), "labels"
+    ... )
     [ClassTarget(index=0)]
     """
 
@@ -238,7 +240,7 @@ class Predicted(Target):
         }
         return Predicted(of_classes)
 
-    def found(self, probabilities: torch.Tensor, kind: Kind) -> list[ClassTarget]:
+    def classes_in(self, probabilities: torch.Tensor, kind: Kind) -> list[ClassTarget]:
         """The classes that are predicted of one photo, the most probable first, from the
         probabilities ``(K,)`` of outputs of this kind."""
         limits = torch.full_like(probabilities, THRESHOLD)
