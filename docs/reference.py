@@ -53,6 +53,7 @@ USED = [
     "explanation.loading",
     "explanation.coco",
     "runs",
+    "runs.trackers",
     "insight",
     "testing",
     "attribution.encoding",

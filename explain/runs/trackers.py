@@ -1,0 +1,196 @@
+"""Maps in the tools that teams look at photos with: FiftyOne and Weights & Biases."""
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from PIL import Image
+
+from explain._utils.errors import RunError, optional, shown
+from explain.attribution.result import Attribution
+from explain.data.boxes import Box
+from explain.explanation.explanation import Explanation
+from explain.render.styles import get_style, resampled_on_photo
+from explain.store.reading import PhotoReader, StoredRun
+
+LONGEST = 640  # pixels along the longer side of a map in FiftyOne
+
+
+class ShownMap(NamedTuple):
+    """A map with what it is of; ``probability`` is None where the target has none. ``picture`` is
+    the photo with the map on it, where it was asked for."""
+
+    method: str
+    target: str
+    probability: float | None
+    attribution: Attribution
+    picture: Image.Image | None
+
+
+@dataclass(frozen=True, eq=False)
+class ShownPhoto:
+    """A photo's file, its size (width, height), the part that its maps cover, what it shows and
+    what is predicted (label and probability, None where it is not known), and its maps."""
+
+    path: str | None
+    size: tuple[int, int]
+    box: Box
+    label: str | None
+    prediction: tuple[str, float | None] | None
+    maps: list[ShownMap] = field(repr=False)
+
+
+def shown_photos(
+    maps: StoredRun | Explanation | Iterable[Explanation],
+    *,
+    with_pictures: bool,
+    source: Any = None,
+) -> Iterator[ShownPhoto]:
+    """The photos of a run, of one explanation or of several, with their maps, also drawn on the
+    photos. ``source`` is where the photos of a run are, if they have moved."""
+    if isinstance(maps, StoredRun):
+        yield from _of_run(maps, PhotoReader(maps, source), with_pictures)
+        return
+    for one in [maps] if isinstance(maps, Explanation) else maps:
+        if not isinstance(one, Explanation):
+            raise RunError(
+                f"maps must be a run, an explanation or a list of these, got {shown(one)}; open a "
+                "file with explain.open_run"
+            )
+        best = next(iter(one.predicted), None)
+        prediction = None if best is None else (best.label, best.probability)
+        rows = []
+        for number, (target, by_method) in enumerate(zip(one.targets, one.results, strict=True)):
+            probability = one.answer(number).probability
+            for method, attribution in by_method.items():
+                picture = one.overlay(method, number) if with_pictures else None
+                rows.append(ShownMap(method, target, probability, attribution, picture))
+        yield ShownPhoto(one.source, one.photo.size, one.box, None, prediction, rows)
+
+
+def _of_run(run: StoredRun, reader: PhotoReader, with_pictures: bool) -> Iterator[ShownPhoto]:
+    """The photos of a run with their maps."""
+    for _, (*rows,) in groupby(run.rows(), key=lambda row: row.name):
+        first = rows[0]
+        photo = reader.picture(first) if with_pictures else None
+        maps = []
+        for row in rows:
+            picture = None if photo is None else row.overlay(get_style(row.style), photo)
+            maps.append(ShownMap(row.method, row.target, row.probability, row.attribution, picture))
+        prediction = None
+        if first.prediction is not None:
+            prediction = (first.prediction, first.prediction_probability)
+        yield ShownPhoto(first.path, first.size, first.box, first.label, prediction, maps)
+
+
+def to_fiftyone(
+    maps: StoredRun | Explanation | Iterable[Explanation],
+    dataset: Any = None,
+    *,
+    boxes: float | None = None,
+) -> Any:
+    """Add a sample for each photo to a data set of FiftyOne: labels as "ground_truth" and
+    "prediction", and each method's maps as heatmaps (of a second target as "gradcam_2").
+
+    Args:
+        maps: a run, an explanation, or a list of these; the photos are files.
+        dataset: a ``fiftyone.Dataset``; a new one by default.
+        boxes: a share of each map's maximum, whose connected parts become detections.
+
+    Returns:
+        The data set.
+
+    Raises:
+        RunError: FiftyOne is not installed, or a photo has no file.
+    """
+    fo = optional("fiftyone", "for its data sets", "fiftyone", RunError)
+    samples = []
+    for photo in shown_photos(maps, with_pictures=False):
+        if photo.path is None:
+            raise RunError("photos must be files for FiftyOne, got one without; save it first")
+        sample = fo.Sample(filepath=os.path.abspath(photo.path))
+        if photo.label is not None:
+            sample["ground_truth"] = fo.Classification(label=photo.label)
+        if photo.prediction is not None:
+            label, confidence = photo.prediction
+            sample["prediction"] = fo.Classification(label=label, confidence=confidence)
+        scale = min(1.0, LONGEST / max(photo.size))
+        size = (max(1, round(photo.size[0] * scale)), max(1, round(photo.size[1] * scale)))
+        region = Box(*(edge * scale for edge in vars(photo.box).values()))
+        counts: dict[str, int] = {}
+        for one in photo.maps:
+            name = re.sub(r"\W+", "_", one.method.replace("+", "p")).strip("_")
+            counts[name] = counts.get(name, 0) + 1
+            name += f"_{counts[name]}" if counts[name] > 1 else ""
+            heatmap = resampled_on_photo(one.attribution.heatmap[0].cpu().numpy(), size, region)
+            sample[name] = fo.Heatmap(map=heatmap, target=one.target, probability=one.probability)
+            if boxes is not None:
+                detections = []
+                for box in one.attribution.boxes(boxes)[0]:
+                    corners = photo.box.to_photo(box, one.attribution.size)
+                    x0, y0, x1, y1 = (
+                        min(max(edge / photo.size[axis % 2], 0.0), 1.0)
+                        for axis, edge in enumerate(corners)
+                    )
+                    if x0 < x1 and y0 < y1:  # else it lies in the padding
+                        part = [x0, y0, x1 - x0, y1 - y0]
+                        detections.append(fo.Detection(label=one.target, bounding_box=part))
+                sample[f"{name}_parts"] = fo.Detections(detections=detections)
+        samples.append(sample)
+    dataset = fo.Dataset() if dataset is None else dataset
+    dataset.add_samples(samples)
+    return dataset
+
+
+COLUMNS = ("photo", "map", "method", "target", "probability", "label", "prediction", "score")
+"""The columns of the table in Weights & Biases."""
+
+
+def to_wandb(
+    maps: StoredRun | Explanation | Iterable[Explanation],
+    run: Any = None,
+    *,
+    key: str = "explain",
+    source: Any = None,
+) -> Any:
+    """Log a table to a run of Weights & Biases, with a line for each map: the photo with the map on
+    it, method, target, label and prediction.
+
+    Args:
+        maps: a run, an explanation, or a list of these.
+        run: what ``wandb.init`` returned; the current one by default.
+        key: the name that the table is logged under.
+        source: where the photos of a run are, if they had no file or it has moved.
+
+    Returns:
+        The ``wandb.Table``.
+
+    Raises:
+        RunError: Weights & Biases is not installed, or has no run; a photo cannot be read.
+    """
+    wandb = optional("wandb", "for its tables", "wandb", RunError)
+    current = wandb.run if run is None else run
+    if current is None:
+        raise RunError("run must be one of Weights & Biases, got none; call wandb.init() first")
+    table = wandb.Table(columns=list(COLUMNS))
+    for photo in shown_photos(maps, with_pictures=True, source=source):
+        name = os.path.basename(photo.path or "") or "photo"
+        prediction = None if photo.prediction is None else photo.prediction[0]
+        for one in photo.maps:
+            picture = wandb.Image(one.picture, caption=f"{one.target}, {one.method}")
+            score = float(one.attribution.score[0])
+            table.add_data(
+                name,
+                picture,
+                one.method,
+                one.target,
+                one.probability,
+                photo.label,
+                prediction,
+                score,
+            )
+    current.log({key: table})
+    return table
