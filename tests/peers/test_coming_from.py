@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -50,3 +51,43 @@ def test_relevance_of_zennit_from_one_is_reversed_where_the_score_is_negative() 
     assert sorted(scores.sign().tolist()) == [-1, 1]
     products = (theirs * ours).flatten(1).sum(1)
     assert torch.equal(products.sign(), scores.sign())
+
+
+JOBS = re.findall(
+    r"^\| ([^|]+) \| (\w+) \| (`.*`) \| (`.*`) \| (\d) : (\d) \|$", TABLE, re.MULTILINE
+)
+RESIZED = {"a picture of why the best class", "layers fused to one map"}
+"""Jobs of which only the number of results is compared: others enlarge and scale maps in another
+way."""
+
+
+def test_there_are_eight_jobs_and_every_package_has_some() -> None:
+    assert len(JOBS) == 8
+    assert {job[1] for job in JOBS} == set(MODULES)
+
+
+@pytest.mark.parametrize("job", JOBS, ids=lambda job: job[0])
+@pytest.mark.filterwarnings("ignore:Setting backward hooks")  # as Captum says each time
+@pytest.mark.filterwarnings("ignore:.*misses the difference")  # of random weights
+def test_a_job_takes_the_lines_that_are_counted_and_gives_the_same(job: tuple[str, ...]) -> None:
+    name, _, there, here, *counts = job
+    for module in MODULES:
+        pytest.importorskip(module, reason=f"{module} comes with the extra 'peers'")
+    from pytorch_grad_cam.utils.image import show_cam_on_image
+
+    results = []
+    for code, count in zip((there, here), counts, strict=True):
+        lines = [line.strip("`") for line in code.split("<br>")]
+        assert len(lines) == int(count)
+        rgb = np.random.default_rng(0).random((64, 64, 3), np.float32)
+        names = {"explain": explain, "LRP": LRP, "model": resnet(), "t": 0, "rgb": rgb}
+        names |= {"x": random(0, 2, 3, 64, 64), "show_cam_on_image": show_cam_on_image}
+        exec(SETUP, names)
+        exec("\n".join(lines), names)
+        results.append(names["result"])
+    expected, result = results
+    if name not in RESIZED:
+        assert off(result, expected) <= 1e-3
+        return
+    sizes = [np.asarray(one).shape for one in results]
+    assert sizes[0][0] == sizes[1][0]
