@@ -190,12 +190,23 @@ def _mul(step: Step, module: Any, x: Tensor, y: Tensor) -> Tensor:
 
 
 _library = torch.library.Library("explain_fuzz", "FRAGMENT")
-for _schema, _function in {
-    "scale(Tensor x, float factor) -> Tensor": lambda x, factor: x * factor,
-    "scale_(Tensor(a!) x, float factor) -> Tensor(a!)": lambda x, factor: x.mul_(factor),
-}.items():
-    _library.define(_schema)
-    _library.impl(_schema.partition("(")[0], _function, "CompositeImplicitAutograd")
+_library.define("scale(Tensor x, float factor) -> Tensor")
+_library.define("scale_(Tensor(a!) x, float factor) -> Tensor(a!)")
+# one with a kernel and a derivative of its own, and one that is composed of others
+_library.impl("scale", lambda x, factor: x * factor, "CompositeExplicitAutograd")
+_library.impl("scale_", lambda x, factor: x.mul_(factor), "CompositeImplicitAutograd")
+
+
+def _keep_factor(ctx: Any, inputs: Any, output: Tensor) -> None:
+    ctx.factor = inputs[1]
+
+
+torch.library.register_autograd(
+    "explain_fuzz::scale",
+    lambda context, gradient: (gradient * context.factor, None),
+    setup_context=_keep_factor,
+    lib=_library,
+)
 
 
 def _scale(step: Step, module: Any, x: Tensor) -> Tensor:

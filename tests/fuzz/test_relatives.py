@@ -5,9 +5,11 @@ without that."""
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 
 import hypothesis
+import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import strategies as st
@@ -15,7 +17,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import explain
-from explain.methods import HiResCAM, Occlusion
+from explain.methods import LRP, HiResCAM, Occlusion
 from tests.fuzz.programs import Network, Program, scores_in
 from tests.fuzz.sketch import programs
 from tests.fuzz.test_networks import ALWAYS
@@ -88,6 +90,30 @@ class Ordered(Scores):
         return super().forward(placed.unflatten(2, x.shape[2:]))
 
 
+class Scaled(Scores):
+    """Scales the photo: by a product, or by an operator of a library."""
+
+    def __init__(self, program: Program, scale: Callable[[Tensor, float], Tensor]) -> None:
+        super().__init__(program)
+        self.scale = scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.scale(x.clone(), -0.5))
+
+
+class OfAverages(nn.Module):
+    """Scores of averages that are zero but for rounding errors, and of biases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 2, 3, dtype=torch.float64)
+        self.head = nn.Linear(2, 2, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        normalised = F.instance_norm(F.silu(self.first(x)))
+        return self.head((normalised * 0.5).mean((2, 3)))
+
+
 class Members(nn.Module):
     """The mean of networks that see the same photo, or its mirror image in one call more."""
 
@@ -152,6 +178,40 @@ def test_a_window_in_which_nothing_changes_has_no_value_whatever_is_drawn(progra
         x[:, :, :3, :3] = 0
         (values,) = maps(Dropping(program), x, [BLOCKS])
         assert not values[..., 0, 0].any()
+
+
+@hypothesis.settings(ALWAYS, max_examples=12)
+@hypothesis.given(of_one_photo)
+def test_operators_of_libraries_are_what_they_compute_or_named(program: Program) -> None:
+    x = photos(program, 2)
+    operators = torch.ops.explain_fuzz
+    methods = [LRP("Gradient"), "guidedbackprop"]
+    expected = maps(Scaled(program, torch.mul), x, methods)
+    for operator, count in ((operators.scale, 1), (operators.scale_, 0)):
+        model = Scaled(program, operator).eval()
+        for one, other in zip(maps(model, x, methods), expected, strict=True):
+            assert_close(one, other, rtol=1e-9, atol=1e-12)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", explain.ExplainWarning)
+            missed = explain.attribute(model, x, LRP("Epsilon"), target=0).coverage.missed
+        assert missed.get("explain_fuzz::scale", 0) == sum(missed.values()) == count
+
+
+@pytest.mark.parametrize("composite", ["DeepTaylor", "ExcitationBackprop"])
+def test_relevance_of_rounding_errors_alone_is_told(composite: str) -> None:
+    torch.manual_seed(3)
+    told = 0
+    for size in range(5, 12):
+        x = torch.randn(1, 3, size, size, dtype=torch.float64)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", explain.ExplainWarning)
+            a = explain.attribute(OfAverages(), x, LRP(composite), target=0)
+        missing = a.values.sum() + sum(a.coverage.taken.values()) - a.score
+        assert_close(a.delta, missing)
+        is_told = any("misses" in str(warning.message) for warning in caught)
+        assert is_told or float(missing.abs()) < 0.01 * float(a.score.abs())
+        told += is_told
+    assert told
 
 
 def products(model: nn.Module, x: Tensor, layers: list[str]) -> list[Tensor]:
