@@ -1,7 +1,9 @@
 """Programs whose layers are closed (scripted, traced and exported networks), with a module for each
 layer of what they compute."""
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from fractions import Fraction
 from itertools import groupby
 from typing import Any
 
@@ -59,21 +61,16 @@ class OpenProgram(nn.Module):
         self.shape = _shape_of(program)
         self.opened_for: Any = None
         """The shapes of the inputs that the layers are those of."""
-        self._paths: list[tuple[str, ...]] = []
-        """The way to the layer of each step."""
+        self._layers: list[tuple[str, ...]] = []
+        """The way to each layer."""
 
     def open(self, *args: Any, **kwargs: Any) -> None:
         """Find the layers in a pass of these inputs, unless they are those of inputs like these."""
         rows = self.shape[0]
         if rows is not None:
-            if len(args[0]) % rows:
-                raise LayerError(
-                    f"layer must be explained for the {rows} images that the program takes, got "
-                    f"{len(args[0])}; export it with a dynamic batch, or use occlusion"
-                )
-            args = (args[0][:rows], *args[1:])
+            args = (next(_parts(args[0], rows)), *args[1:])
         shapes = _shapes(args, kwargs)
-        if shapes == self.opened_for:
+        if shapes == self.opened_for and not _may_branch(self.program):
             return
         with untouched(self):
             recording = self._recorded(args, kwargs)
@@ -83,6 +80,7 @@ class OpenProgram(nn.Module):
                 "leaves the record; use a method without layers, such as occlusion"
             )
         paths = _paths_of(recording)
+        self._layers = _layers_of(paths)
         for step, names in paths.items():
             module: nn.Module = self
             for name in names:
@@ -90,7 +88,6 @@ class OpenProgram(nn.Module):
                     kind = step.name if name is names[-1] else "Layers"
                     module.add_module(name, type(kind, (ProgramLayer,), {})())
                 module = module.get_submodule(name)
-        self._paths = list(paths.values())
         self.opened_for = shapes
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -108,13 +105,11 @@ class OpenProgram(nn.Module):
             recording = self._recorded(args, kwargs)
             return self._replayed(recording, nested.paths((args, kwargs)))
         (x,) = args
-        missing = -len(x) % rows
         if not has_hooks:
-            filled = torch.cat([x, x[-1:].expand(missing, *x.shape[1:])])
-            return torch.cat([self.program(part) for part in torch.split(filled, rows)])[: len(x)]
-        if missing:
-            raise RuntimeError(f"the program takes {rows} images")
-        return self._replayed(self._recorded((x[:rows],), {}), [((0,), x)])
+            parts = [self.program(part) for part in _parts(x, rows)]
+            return torch.cat(parts)[: len(x)]
+        first = next(_parts(x, rows))
+        return self._replayed(self._recorded((first,), {}), [((0,), x)])
 
     def _recorded(self, args: Any, kwargs: Any) -> Recording:
         """A recorded pass, which nobody else records."""
@@ -128,8 +123,11 @@ class OpenProgram(nn.Module):
         for value, (_, tensor) in zip(recording.inputs, inputs, strict=True):
             tensors[value] = tensor
         paths = _paths_of(recording)
-        if list(paths.values()) != self._paths:
-            raise RuntimeError("the program computes something else for these inputs")
+        if _layers_of(paths) != self._layers:
+            raise LayerError(
+                "layer must be of a program that runs the same layers in each pass of an "
+                "explanation, but they depend on the input; use a method without layers"
+            )
         for step in recording.steps:
             if step not in paths:  # what is made of weights alone
                 tensors |= _run(step, tensors)
@@ -192,6 +190,14 @@ class _Replay:
         tensors.update(zip(leaving, outputs, strict=True))
 
 
+def _may_branch(program: nn.Module) -> bool:
+    """Whether a program may compute something else for another input of the same shape."""
+    if not isinstance(program, torch.jit.ScriptModule):
+        return False
+    code = str(program.inlined_graph)
+    return "prim::If" in code or "prim::Loop" in code
+
+
 def _shapes(args: Any, kwargs: Any) -> list[tuple[int, ...]]:
     """The shapes of all tensors among some inputs."""
     return [tuple(tensor.shape) for _, tensor in nested.paths((args, kwargs))]
@@ -224,25 +230,45 @@ def _tensor(value: Value, tensors: Mapping[Value, Tensor]) -> Tensor:
     return value.tensor if tensor is None else tensor
 
 
+def _layers_of(paths: Mapping[Step, tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """The ways to the layers of a pass, in their order, each once."""
+    return list(dict.fromkeys(paths.values()))
+
+
+def _parts(tensor: Tensor, rows: int) -> Iterator[Tensor]:
+    """Yield a tensor in parts of so many rows, the last filled up with copies of its last row."""
+    missing = -len(tensor) % rows
+    filled = tensor
+    if missing:
+        filled = torch.cat([tensor, tensor[-1:].expand(missing, *tensor.shape[1:])])
+    yield from torch.split(filled, rows)
+
+
 def _run(step: Step, tensors: Mapping[Value, Tensor]) -> Tensors:
     """Compute a step again. Where a hook has given a layer's output more rows, the step is run for
     each part of as many rows as were recorded."""
     with torch.set_grad_enabled(torch.is_grad_enabled() and step.has_gradient):
-        counts = (
-            len(tensors[value]) // value.shape[0]
+        shares = (
+            Fraction(len(tensors[value]), value.shape[0])
             for value in step.inputs
             if value in tensors and value.numel and value.shape
         )
-        parts = max(counts, default=1)
-        if parts <= 1:
+        share = max(shares, default=Fraction(1))
+        if share == 1:
             return step.run(lambda value: _tensor(value, tensors))
+        parts: dict[Value, list[Tensor]] = {}
+        for value in step.inputs:
+            tensor = _tensor(value, tensors)
+            has_parts = tensor.shape != value.shape
+            parts[value] = list(_parts(tensor, value.shape[0])) if has_parts else []
         results: list[Tensors] = []
-        for part in range(parts):
+        for part in range(math.ceil(share)):
 
             def tensor_of(value: Value, part: int = part) -> Tensor:
-                tensor = _tensor(value, tensors)
-                has_parts = tensor.shape != value.shape
-                return tensor.chunk(parts)[part] if has_parts else tensor
+                return parts[value][part] if parts[value] else _tensor(value, tensors)
 
             results.append(step.run(tensor_of))
-        return {value: torch.cat([result[value] for result in results]) for value in results[0]}
+        return {
+            value: torch.cat([result[value] for result in results])[: int(share * value.shape[0])]
+            for value in results[0]
+        }

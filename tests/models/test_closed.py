@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import nn
+from torch import Tensor, nn
 from torch.testing import assert_close
 
 import explain
-from explain import ExplainError, ExplainWarning, ModelError
-from explain.methods import LIME, RISE, Occlusion
+from explain import ExplainError, ExplainWarning, LayerError, ModelError
+from explain.methods import LIME, RISE, HiResCAM, Occlusion, Smooth
 from explain.models import CenterCrop
 
 pytestmark = [
@@ -102,6 +102,66 @@ def test_a_closed_model_is_explained_as_its_original(
     for name in ("lrp", "deeplift", "guidedbackprop", "gradcam", "ablationcam"):
         values = explainer(PHOTO, name).values
         assert_close(values, original(PHOTO, name).values, atol=1e-5, rtol=1e-4)
+
+
+class Branching(nn.Module):
+    """Other operations for bright photos than for dark ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 4, 3)
+        self.second = nn.Conv2d(4, 4, 3)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        y = y.relu() if bool(x.mean() > 0.5) else torch.tanh(y) * 2
+        return self.head(self.second(y).relu().mean((2, 3)))
+
+
+def test_a_program_may_compute_something_else_for_the_next_photo_but_not_within_one_explanation() -> (
+    None
+):
+    torch.manual_seed(0)
+    net = Branching().double().eval()
+    program = explain.Explainer(torch.jit.script(net), **VIEW).model
+    bright = torch.rand(1, 3, 12, 12).double() * 0.2 + 0.6
+    for x in (bright, bright - 0.5, bright):
+        expected = explain.attribute(
+            net, x, HiResCAM(relu=False), target=0, layer="second", placement="even"
+        )
+        found = explain.attribute(
+            program, x, HiResCAM(relu=False), target=0, layer="convolution_1", placement="even"
+        )
+        assert_close(found.values, expected.values, rtol=1e-12, atol=1e-14)
+        names = [call.kind for call in explain.list_layers(program, x)]
+        assert ("tanh" in names) == bool(x.mean() < 0.5)
+    noisy = Smooth("hirescam", samples=3)
+    on_the_border = bright - bright.mean() + 0.5
+    with pytest.raises(
+        LayerError, match="same layers"
+    ):  # noise leads one of them to the other side
+        for offset in (1e-9, -1e-9):
+            x = on_the_border + offset
+            explain.attribute(program, x, noisy, target=0, layer="convolution_1", placement="even")
+
+
+@pytest.mark.parametrize(("taken", "count"), [(1, 1), (2, 2), (2, 3), (2, 1)])
+def test_a_program_of_a_fixed_batch_gives_the_maps_of_the_network_for_any_number_of_images(
+    taken: int, count: int
+) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        *(nn.Conv2d(3, 7, 3), nn.BatchNorm2d(7), nn.ReLU(), nn.Conv2d(7, 5, 3), nn.ReLU()),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(5, 3)),
+    )
+    net = net.double().eval()
+    program = torch.export.export(net, (torch.rand(taken, 3, 9, 9).double(),)).module()
+    x = torch.randn(count, 3, 9, 9).double()
+    for method in (HiResCAM(relu=False), "scorecam", "ablationcam", "smoothgradcam++"):
+        expected = explain.attribute(net, x, method, target=1, layer="3").values
+        found = explain.attribute(program, x, method, target=1, layer="3").values
+        assert_close(found, expected, rtol=1e-10, atol=1e-12)
 
 
 def onnx_file(path: Path, weight: np.ndarray, kind: str, shape: list[Any]) -> str:
