@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import Any, Literal
 
 import torch
@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torch.nn.modules._functions import BackwardHookFunction
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.hooks import BackwardHook
+
+from explain.recording.operations import KnownOperation, known_operation
 
 aten = torch.ops.aten
 _MODULE_CALL = nn.Module._call_impl.__code__
@@ -50,6 +52,11 @@ class OperatorFacts:
     """Whether it has no kernel of its own, but calls other operators."""
     definition: Callable[..., Any] | None = None
     """What it is by other operators, which are recorded instead."""
+
+    @cached_property
+    def operation(self) -> KnownOperation:
+        """What the table says of it."""
+        return known_operation(self.name)
 
 
 @cache

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from explain.recording.operations import KnownOperation, known_operation
+from explain.recording.operations import KnownOperation
 from explain.recording.torch_internals import facts_of
 
 Kind = Literal["input", "parameter", "buffer", "constant", "result"]
@@ -86,18 +86,19 @@ class Step:
     results: tuple[Value | None, ...] = ()
     """A result that nothing reads may be None."""
 
-    @cached_property
-    def name(self) -> str:
-        """The operation's name in the table: that of the operator, the same for its in-place form.
+    name: str = field(init=False)
+    """The operation's name in the table: that of the operator, the same for its in-place form.
 
-        Operators of libraries have their namespace: ``torchvision::nms``.
-        """
-        return facts_of(self.operator).name
+    Operators of libraries have their namespace: ``torchvision::nms``.
+    """
+    operation: KnownOperation = field(init=False)
+    """What the table says of the operation."""
 
-    @property
-    def operation(self) -> KnownOperation:
-        """What the table says of the operation."""
-        return known_operation(self.name)
+    def __post_init__(self) -> None:
+        """Look up what is known of the operator."""
+        facts = facts_of(self.operator)
+        self.name = facts.name
+        self.operation = facts.operation
 
     @property
     def is_opaque(self) -> bool:

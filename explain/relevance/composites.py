@@ -80,10 +80,13 @@ class When:
     def __call__(self, kind: str, module: str | None, first: bool) -> bool:
         """Whether a step of this kind, in this module, meets the condition; ``first`` says whether
         it is the first map after the input."""
-        is_in_module = self.module is None or (
+        if self.kinds and kind not in self.kinds:
+            return False
+        if self.first and not first:
+            return False
+        return self.module is None or (
             module is not None and fnmatch.fnmatchcase(module, self.module)
         )
-        return is_in_module and (not self.kinds or kind in self.kinds) and (first or not self.first)
 
 
 Rules = tuple[tuple[When, RelevanceRule], ...]
@@ -168,8 +171,11 @@ class Composite:
 
         A linear map without one gets the plain gradient; any other step None.
         """
+        kind = step.kind
+        module = step.recorded.module
+        first = step.first
         for when, rule in self.rules:
-            if when(step.kind, step.module, step.first) and rule.fits(step):
+            if when(kind, module, first) and rule.fits(step):
                 return rule
         return Gradient() if step.map is not None else None
 

@@ -49,6 +49,13 @@ class LinearMap:
             return self.step_weight
         return self.scaled(self.factor)
 
+    def weight_of_sign(self, sign: int) -> Tensor:
+        """The positive (sign 1) or negative (sign -1) part of the weights, with zeros elsewhere."""
+        weight = self.weight
+        if weight is self.step_weight or torch.is_grad_enabled():
+            return signed(weight, sign)
+        return weight.clamp_(min=0) if sign > 0 else weight.clamp_(max=0)
+
     def then(self, factor: Tensor | None, shift: Tensor | None) -> "LinearMap | None":
         """This map with its channels multiplied by ``factor`` and moved by ``shift``, which
         broadcast to the result; None where the output channels are not known."""
@@ -84,6 +91,11 @@ class LinearMap:
             result = self.run(x, weight, None)
             (gradient_of_x,) = torch.autograd.grad(result, [x], gradient, create_graph=create_graph)
         return gradient_of_x
+
+
+def signed(tensor: Tensor, sign: int) -> Tensor:
+    """The positive (sign 1) or negative (sign -1) part of a tensor, with zeros elsewhere."""
+    return tensor.clamp(min=0) if sign > 0 else tensor.clamp(max=0)
 
 
 def in_one_type(*tensors: Any) -> Any:
@@ -126,26 +138,14 @@ def _convolution(step: Step, x: Value) -> LinearMap | None:
     weight = _plain(weight_value.tensor)
     stride, padding, dilation, transposed, output_padding, groups = step.args[3:9]
     spatial = weight.ndim - 2
-    to_run = dilation
-    if (
-        spatial
-        and weight.shape[2:].numel() == 1
-        and weight.dtype == torch.float32
-        and weight.device.type == "cpu"
-    ):
-        # With one thread, PyTorch takes a plain matrix product for few photos, which oneDNN needs
-        # half the time for; it takes oneDNN where the kernel is dilated, and to a kernel of one
-        # place that makes no difference.
-        to_run = [2] * spatial
+    options = (stride, padding, dilation, transposed, output_padding, groups)
 
     def run(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         flat = None if bias is None else bias.flatten()
-        options = (stride, padding, to_run, transposed, output_padding, groups)
         result: Tensor = aten.convolution(x, weight, flat, *options)
         return result
 
     def back(gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-        options = (stride, padding, dilation, transposed, output_padding, groups)
         wanted = (True, False, False)
         gradients = aten.convolution_backward(gradient, x, weight, None, *options, wanted)
         return gradients[0]  # type: ignore[no-any-return]

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from explain._utils.errors import MethodError
 from explain.relevance.input_prefix import Prefix
+from explain.relevance.linear_maps import signed
 from explain.relevance.propagation import LinearRule, RelevanceFlow, Sent
 from explain.relevance.steps import Step
 
@@ -130,21 +131,25 @@ class AlphaBeta(_Stabilised):
         """
         linear = step.linear
         x = step.x.tensor
-        bias = None if linear.bias is None or not self.bias else _signed(linear.bias, sign)
-        weight = linear.weight
-        inputs_and_weights = [(x, _signed(weight, sign))]
+        bias = None if linear.bias is None or not self.bias else signed(linear.bias, sign)
+        inputs_and_weights = [(x, linear.weight_of_sign(sign))]
         if not flow.is_nonnegative(step):
             inputs_and_weights = [
                 (x.clamp(min=0), inputs_and_weights[0][1]),
-                (x.clamp(max=0), _signed(weight, -sign)),
+                (x.clamp(max=0), linear.weight_of_sign(-sign)),
             ]
         z = _run(step, inputs_and_weights, bias)
         stabiliser = sign * self._stabiliser(flow, z if sign > 0 else -z)
-        has_no_contribution = z == 0
-        share = (relevance / z.add_(stabiliser)).masked_fill_(has_no_contribution, 0)
+        # where a rectifier gives more than zero, something contributes
+        contributes = step.rectified is not None and sign > 0 and self.bias
+        if contributes:
+            share = relevance / z.add_(stabiliser)
+        else:
+            has_no_contribution = z == 0
+            share = (relevance / z.add_(stabiliser)).masked_fill_(has_no_contribution, 0)
+            flow.take("no contributions", relevance.where(has_no_contribution, 0), factor)
         if factor != 1:
             share = share.mul_(factor)
-        flow.take("no contributions", relevance * has_no_contribution, factor)
         _take(step, flow, share, bias, stabiliser)
         of_positive_x, *of_negative_x = (
             linear.backward(share, x, weight) for _, weight in inputs_and_weights
@@ -408,11 +413,6 @@ def _laid(numbers: tuple[float, ...], like: Tensor, channels: int) -> Tensor:
         )
     shape = [-1 if d == channels and len(numbers) > 1 else 1 for d in range(like.ndim)]
     return torch.tensor(numbers).to(like).reshape(shape).expand_as(like)
-
-
-def _signed(tensor: Tensor, sign: int) -> Tensor:
-    """The positive (sign 1) or negative (sign -1) part of a tensor, with zeros elsewhere."""
-    return tensor.clamp(min=0) if sign > 0 else tensor.clamp(max=0)
 
 
 def _run(

@@ -69,11 +69,18 @@ class RelevanceFlow:
     def is_nonnegative(self, step: Step) -> bool:
         """Whether the input of a step's linear map has no negative value.
 
-        Read from the device once, for all ``signed`` steps together.
+        That of a ReLU has none; others are read from the device once, for all ``signed`` steps
+        together.
         """
+        if is_rectified(step.linear.x):
+            return True
         if step not in self._nonnegative:
             asked_steps = dict.fromkeys([*self.signed, step])
-            unread = [map_step for map_step in asked_steps if map_step not in self._nonnegative]
+            unread = [
+                map_step
+                for map_step in asked_steps
+                if map_step not in self._nonnegative and not is_rectified(map_step.linear.x)
+            ]
             lowest = read_together(*(map_step.x.tensor.detach().amin() for map_step in unread))
             for map_step, (lowest_value,) in zip(unread, lowest, strict=True):
                 self._nonnegative[map_step] = lowest_value >= 0
@@ -238,6 +245,14 @@ class LinearRule(RelevanceRule):
 
     def fits(self, step: Step) -> bool:
         return step.map is not None
+
+
+def is_rectified(value: Value) -> bool:
+    """Whether a value is a ReLU's result, or is selected from it, as by a pooling."""
+    step = value.step
+    while step is not None and step.operation.has("selects") and len(step.inputs) == 1:
+        step = step.inputs[0].step
+    return step is not None and step.name == "relu"
 
 
 def relevance_of(gradient: Tensor, value: Tensor | float) -> Tensor:
