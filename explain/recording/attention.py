@@ -90,11 +90,8 @@ class RecordedAttention:
 
 @dataclass(frozen=True)
 class _PairProduct:
-    """A product of two factors that may be that of an attention.
-
-    ``rows`` and ``columns`` are the dimensions of ``result`` that have the tokens of the first and
-    of the second one.
-    """
+    """A product of two factors that may be that of an attention; ``rows`` and ``columns`` are the
+    dimensions of ``result`` with the tokens of the first and of the second one."""
 
     result: Value
     factors: tuple[Factor, Factor]
@@ -109,12 +106,8 @@ class _PairProduct:
 
 @dataclass(frozen=True)
 class _Scores:
-    """A value that is made of a product, element by element or by mixing heads, and which tokens
-    its elements are of.
-
-    ``tokens`` are the numbers of both factors. After a softmax, ``attention`` is known but for
-    its value.
-    """
+    """A value that is made of a product, element by element or by mixing heads. ``tokens`` are the
+    numbers of both factors; after a softmax, ``attention`` is known but for its value."""
 
     product: _PairProduct
     tokens: tuple[Labels, Labels]

@@ -80,11 +80,9 @@ def place_of_part(
 def _entrances(
     factor: Factor, product: Value, steps: Sequence[Step]
 ) -> list[tuple[Step, Value, list[Step]]]:
-    """The steps that a factor of a product can be replaced at: the first one that multiplies it by
-    a number, if one does, and the one that makes the product.
-
-    Each with the value that it takes, and the steps from that value to the factor.
-    """
+    """The steps that a factor of a product can be replaced at, the first that multiplies it by a
+    number and the product; each with the value that it takes, and the steps from that to the
+    factor."""
     reader = product.step
     assert reader is not None
     if factor.value not in reader.inputs:  # a sum of products by hand
@@ -124,11 +122,8 @@ def _moved_through(chain: Iterable[Step], value: Value) -> Tensor:
 
 
 def _layout(factor: Factor, indices: Tensor, heads: Tensor | None) -> HeadLayout | None:
-    """How a tensor is shown whose elements, by their ``indices``, are those of a factor; None if it
-    would have to be copied element by element.
-
-    ``heads`` ``(N, heads)`` are the rows of each image.
-    """
+    """How a tensor is shown whose elements, by their ``indices``, are those of a factor with the
+    rows ``heads`` ``(N, heads)`` of each image; None if it would be copied element by element."""
     rows = factor.by_head(indices)
     layout = None if heads is None else _regular(rows[heads])
     if layout is None:
@@ -200,11 +195,11 @@ def _distinct(rows: Tensor) -> Labels:
 def _by_sequence(numbers: Tensor) -> Tensor | None:
     """The rows ``(N, heads)`` of each sequence, by the number of its sequence for each row; None if
     some have more rows than others."""
-    places = torch.arange(len(numbers), device="cpu")
+    positions = torch.arange(len(numbers), device="cpu")
     _, sequence, counts = torch.unique(numbers, return_inverse=True, return_counts=True)
     if bool((counts != counts[0]).any()):
         return None
-    first = places.new_full((len(counts),), len(numbers))
-    first = first.scatter_reduce(0, sequence, places, "amin")
-    order = (first[sequence] * len(numbers) + places).argsort()
+    first = positions.new_full((len(counts),), len(numbers))
+    first = first.scatter_reduce(0, sequence, positions, "amin")
+    order = (first[sequence] * len(numbers) + positions).argsort()
     return order.reshape(len(counts), -1)

@@ -291,9 +291,9 @@ def _of_softmax(step: Step, gradient: Tensor, through: AbstractSet[Value]) -> Of
     return [aten._softmax_backward_data(gradient, result, step.args[1], result.dtype)]
 
 
-def _result(step: Step, place: int) -> Tensor:
+def _result(step: Step, position: int) -> Tensor:
     """One of the results of a step."""
-    value = step.results[place]
+    value = step.results[position]
     assert value is not None
     return value.tensor
 

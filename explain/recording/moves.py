@@ -54,10 +54,10 @@ def _indices(step: Step) -> set[Value]:
 def _with_zeros(step: Step) -> Step:
     """The step, with 0 in the place of a number, its ``value``, that it puts between the values."""
     names = list(step.options)
-    place = names.index("value") if "value" in names else len(step.args)
-    if place >= len(step.args) or isinstance(step.args[place], Value):
+    position = names.index("value") if "value" in names else len(step.args)
+    if position >= len(step.args) or isinstance(step.args[position], Value):
         return step
-    return replace(step, args=(*step.args[:place], 0.0, *step.args[place + 1 :]))
+    return replace(step, args=(*step.args[:position], 0.0, *step.args[position + 1 :]))
 
 
 def compact(numbers: Tensor, first: int = 0) -> Tensor:

@@ -215,12 +215,12 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return noted
         noted_args = list(args)
         noted.kwargs = kwargs.copy()
-        for place in facts.tensors:
-            if isinstance(place, str):
-                if place in kwargs:
-                    noted.kwargs[place] = self._argument(kwargs[place], noted)
-            elif place < len(args):
-                noted_args[place] = self._argument(args[place], noted)
+        for position in facts.tensors:
+            if isinstance(position, str):
+                if position in kwargs:
+                    noted.kwargs[position] = self._argument(kwargs[position], noted)
+            elif position < len(args):
+                noted_args[position] = self._argument(args[position], noted)
         noted.args = tuple(noted_args)
         return noted
 
@@ -360,9 +360,9 @@ def written_tensors(
 ) -> list[Tensor]:
     """The tensors that an operator writes into, in the order of its arguments."""
     written: list[Tensor] = []
-    for place in writes:
-        if isinstance(place, str):
-            written += tensors_of(kwargs.get(place))
-        elif place < len(args):
-            written += tensors_of(args[place])
+    for position in writes:
+        if isinstance(position, str):
+            written += tensors_of(kwargs.get(position))
+        elif position < len(args):
+            written += tensors_of(args[position])
     return written

@@ -95,10 +95,10 @@ def _fill_from_results(step: Step, numbers_by_value: dict[Value, Tensor | None])
         for result, of_result in moved_indices.items():
             images = numbers_by_value.get(result)
             if images is not None:
-                places = of_result.expand(result.shape).flatten().long()
-                images = images.expand(result.shape).flatten()[places > 0]
-                places = places[places > 0] - 1
-                filled[places] = filled[places].maximum(images)
+                positions = of_result.expand(result.shape).flatten().long()
+                images = images.expand(result.shape).flatten()[positions > 0]
+                positions = positions[positions > 0] - 1
+                filled[positions] = filled[positions].maximum(images)
         numbers_by_value[source] = _filled(filled.reshape(source.shape) + 1) - 1
 
 

@@ -68,11 +68,11 @@ def facts_of(operator: Any) -> OperatorFacts:
     tensors: list[int | str] = []
     writes: list[int | str] = []
     for position, argument in enumerate(schema.arguments):
-        place = argument.name if argument.kwarg_only else position
+        key = argument.name if argument.kwarg_only else position
         if "Tensor" in str(argument.type):
-            tensors.append(place)
+            tensors.append(key)
         if argument.alias_info is not None and argument.alias_info.is_write:
-            writes.append(place)
+            writes.append(key)
     name = schema.name.removeprefix("aten::")
     is_composite = _has_kernel(operator, "CompositeImplicitAutograd")
     is_random = torch.Tag.nondeterministic_seeded in operator.tags
@@ -126,53 +126,24 @@ def writes_of(facts: OperatorFacts, args: tuple[Any, ...]) -> tuple[int | str, .
 # Operators that are fused, or draw random numbers: what they compute, in operators of the table.
 
 
-def _attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    dropout: float,
-    is_causal: bool,
-    scale: float | None,
-) -> Tensor:
-    """Attention by its definition: a softmax between two products."""
-    attended: Tensor = aten._scaled_dot_product_attention_math(
-        query, key, value, mask, dropout, is_causal, scale=scale
-    )[0]
-    return attended
-
-
-def _attention_on_cpu(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    dropout: float = 0.0,
-    is_causal: bool = False,
-    *,
-    attn_mask: Tensor | None = None,
-    scale: float | None = None,
-) -> tuple[Tensor, Tensor]:
-    result = _attention(query, key, value, attn_mask, dropout, is_causal, scale)
-    return result, query.new_zeros(query.shape[:-1])
-
-
-def _attention_on_gpu(original: Any) -> Callable[..., Any]:
-    """The definition in the place of a fused kernel, with empty results beside it."""
+def _attention(original: Any) -> Callable[..., Any]:
+    """Attention by its definition, a softmax between two products, in the place of a fused kernel;
+    with empty results beside it."""
 
     def attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
         options = original._schema.arguments[3:]
         named = {option.name: option.default_value for option in options}
         named |= dict(zip([option.name for option in options], args, strict=False))
         named |= kwargs
-        result = _attention(
+        result = aten._scaled_dot_product_attention_math(
             query,
             key,
             value,
-            named.get("attn_bias"),
+            named.get("attn_bias", named.get("attn_mask")),
             named["dropout_p"],
             named["is_causal"],
-            named.get("scale"),
-        )
+            scale=named.get("scale"),
+        )[0]
         rest = [query.new_zeros(()) for _ in original._schema.returns[1:]]
         return (result, *rest)
 
@@ -237,16 +208,20 @@ def _trilinear(
 def _definitions() -> dict[Any, Callable[..., Any]]:
     """The operators that are recorded as others, each with a function that calls those."""
     operators: dict[Any, Callable[..., Any]] = {
-        aten._scaled_dot_product_flash_attention_for_cpu.default: _attention_on_cpu,
         aten._convolution.default: _convolution,
         aten._convolution.deprecated: _convolution,
         aten.native_dropout.default: _dropout,
         aten.rrelu_with_noise.default: _random_leaky_relu,
         aten._trilinear.default: _trilinear,
     }
-    for name in ("flash", "efficient", "cudnn"):
-        operator = getattr(aten, f"_scaled_dot_product_{name}_attention").default
-        operators[operator] = _attention_on_gpu(operator)
+    for name in (
+        "flash_attention",
+        "efficient_attention",
+        "cudnn_attention",
+        "flash_attention_for_cpu",
+    ):
+        operator = getattr(aten, f"_scaled_dot_product_{name}").default
+        operators[operator] = _attention(operator)
     return operators
 
 

@@ -141,10 +141,12 @@ class Step:
         args, kwargs = with_tensors((self.args, self.kwargs), tensor_of)
         written: list[Any] = []
         args = list(args)
-        for place in self.writes:
-            holder: Any = kwargs if isinstance(place, str) else args
-            holder[place] = _copied(holder[place])
-            written += holder[place] if isinstance(holder[place], list) else [holder[place]]
+        for position in self.writes:
+            holder: Any = kwargs if isinstance(position, str) else args
+            holder[position] = _copied(holder[position])
+            written += (
+                holder[position] if isinstance(holder[position], list) else [holder[position]]
+            )
         returned = self.operator(*args, **kwargs)
         return self._named([*tensors_of(returned), *written])
 

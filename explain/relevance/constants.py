@@ -98,7 +98,7 @@ def constant_part(step: Step) -> Tensor:
 
     The step's result is the sum of this and of what it gives for its signals alone.
     """
-    signals = {step.inputs[place] for place in step.signals}
+    signals = {step.inputs[position] for position in step.signals}
 
     def without_signal(value: Value) -> Tensor:
         """Zeros in the place of a signal."""
@@ -111,7 +111,7 @@ def constant_part(step: Step) -> Tensor:
 def constant_terms(step: Step) -> list[Any]:
     """The constant terms of a step "sum", with their sign and factor: for ``a - 2 b`` with constant
     b, ``[-2 b]``."""
-    signals = {step.inputs[place] for place in step.signals}
+    signals = {step.inputs[position] for position in step.signals}
     terms = list(step.recorded.args[:2])
     alpha = step.recorded.kwargs.get("alpha", 1)
     factors = {"add": (1, alpha), "sub": (1, -alpha), "rsub": (-alpha, 1)}.get(step.name, (1,))
@@ -170,13 +170,8 @@ def _constants_of(recorded: RecordedStep) -> Iterator[tuple[Tensor | float, bool
 
 
 def _bias(step: RecordedStep, signals: AbstractSet[Value]) -> Tensor | None:
-    """The constant that a convolution, linear layer or normalisation adds to its linear part; None
-    without one.
-
-    It is ``(C,)`` with as many dimensions behind as broadcast to the result. For a normalisation by
-    running statistics it is ``beta - gamma mean / sqrt(var + eps)``: the shift by the running mean
-    counts, which the bias alone leaves out.
-    """
+    """The constant ``(C, ...)`` that a convolution, linear layer or normalisation adds to its
+    linear part, the shift by a running mean too; None without one."""
     x = step.inputs[0]
     if step.operation.has("adds to first"):
         return None if x in signals else x.tensor * step.kwargs.get("beta", 1)

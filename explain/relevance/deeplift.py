@@ -35,9 +35,9 @@ class StepPair(NamedTuple):
     of_reference: RecordedStep
     signals: AbstractSet[Value]
 
-    def inputs_at(self, place: int) -> tuple[Tensor, Tensor]:
+    def inputs_at(self, position: int) -> tuple[Tensor, Tensor]:
         """The input at ``place``, in the run on the photo and in that on the reference."""
-        return self.step.inputs[place].tensor, self.of_reference.inputs[place].tensor
+        return self.step.inputs[position].tensor, self.of_reference.inputs[position].tensor
 
     @property
     def results(self) -> tuple[Tensor, Tensor]:
@@ -97,10 +97,8 @@ def _signature(step: RecordedStep) -> tuple[str, list[tuple[int, ...]]]:
 
 
 def _rule_of(step: Step) -> BackOfPair | None:
-    """How differences are shared out at a step, if otherwise than by its derivative.
-
-    All functions of one number rescale; sums, products with constants and the like are linear.
-    """
+    """How differences are shared out at a step, if otherwise than by its derivative: all functions
+    of one number rescale; sums, products with constants and the like are linear."""
     if step.kind in ("product", "quotient", "matrixproduct") and len(step.signals) == 2:
         return _BACK[step.kind]
     if step.kind in ("softmax", "deviation", "maximum") and tuple(step.signals) == (0,):
@@ -125,7 +123,7 @@ def _walk_rule(pair: StepPair, rule: BackOfPair) -> Rule:
             plain = derivative(step.recorded, arrived, pair.signals)
             return list(zip(step.inputs, plain, strict=True))
         sent = rule(pair, gradient)
-        return [(step.inputs[place], sent[i]) for i, place in enumerate(step.signals)]
+        return [(step.inputs[position], sent[i]) for i, position in enumerate(step.signals)]
 
     return back
 
@@ -143,24 +141,21 @@ def _slope(x: Tensor, x0: Tensor, y: Tensor, y0: Tensor) -> Tensor:
 
 def _rescale(pair: StepPair, gradient: Tensor) -> list[Tensor]:
     """DeepLIFT's rescale rule for an activation: multiply the gradient by the slope between photo
-    and reference, or take the derivative where they coincide.
-
-    Returns the multipliers of the inputs, as `_BACK` does for all kinds of steps.
-    """
-    place = pair.step.signals[0]
-    x, x0 = pair.inputs_at(place)
+    and reference, or take the derivative where they coincide."""
+    position = pair.step.signals[0]
+    x, x0 = pair.inputs_at(position)
     slope = _slope(x, x0, *pair.results).conj()
     is_same_point = slope.isnan()
     if not bool(is_same_point.any()):
         return [gradient * slope]
     step = pair.step
-    plain = derivative(step.recorded, {step.output: gradient}, {step.x})[place]
+    plain = derivative(step.recorded, {step.output: gradient}, {step.x})[position]
     assert plain is not None
     if torch.is_grad_enabled():
         # The slope between two points depends on both: its derivative is the mean of theirs.
         arrived = {pair.of_reference.output: gradient}
-        x0_value = pair.of_reference.inputs[place]
-        of_reference = derivative(pair.of_reference, arrived, {x0_value})[place]
+        x0_value = pair.of_reference.inputs[position]
+        of_reference = derivative(pair.of_reference, arrived, {x0_value})[position]
         assert of_reference is not None
         plain = (plain + of_reference) / 2
     # NaN is masked before the product: `torch.where` would hide it in the values, but not in
@@ -267,24 +262,22 @@ def _maximum(pair: StepPair, gradient: Tensor) -> list[Tensor]:
         return [_over_dimensions(x, x0, pair, gradient)]
     y, at = (value.tensor for value in pair.step.recorded.outputs)
     y0, at0 = (value.tensor for value in pair.of_reference.outputs)
-    first_place = -2 if "2d" in pair.step.name else -3
-    maxima = y.flatten(first_place), at.flatten(first_place)
-    reference_maxima = y0.flatten(first_place), at0.flatten(first_place)
+    first_position = -2 if "2d" in pair.step.name else -3
+    maxima = y.flatten(first_position), at.flatten(first_position)
+    reference_maxima = y0.flatten(first_position), at0.flatten(first_position)
     sent = _to_holders(
-        x.flatten(first_place),
-        x0.flatten(first_place),
+        x.flatten(first_position),
+        x0.flatten(first_position),
         maxima,
         reference_maxima,
-        gradient.flatten(first_place),
+        gradient.flatten(first_position),
     )
     return [sent.reshape(x.shape)]
 
 
 def _over_dimensions(x: Tensor, x0: Tensor, pair: StepPair, gradient: Tensor) -> Tensor:
-    """DeepLIFT's gradient in x for a maximum or minimum over dimensions.
-
-    ``gradient`` is that in the maxima, with or without the reduced dimensions.
-    """
+    """DeepLIFT's gradient in x for a maximum or minimum over dimensions, from ``gradient`` in the
+    maxima, with or without the reduced dimensions."""
     reduced = pair.step.recorded.options.get("dim", ())
     dims: tuple[int, ...] = (reduced,) if isinstance(reduced, int) else tuple(reduced)
     dims = dims or tuple(range(x.ndim))
@@ -304,17 +297,14 @@ def _to_holders(
     reference_maxima: Sequence[Tensor],
     gradient: Tensor,
 ) -> Tensor:
-    """DeepLIFT's gradient in x for maxima over its last dimension: sent to the places that hold
-    them.
-
-    ``maxima`` and ``reference_maxima`` are (values, indices) of x and of the reference x0.
-    """
+    """DeepLIFT's gradient in x for maxima over its last dimension, sent to the positions that hold
+    them: (values, indices) of x and of the reference x0."""
     y, at = maxima
     y0, at0 = reference_maxima
-    places = torch.where(y >= y0, at, at0)
-    slope = _slope(x.gather(-1, places), x0.gather(-1, places), y, y0)
+    positions = torch.where(y >= y0, at, at0)
+    slope = _slope(x.gather(-1, positions), x0.gather(-1, positions), y, y0)
     return torch.zeros_like(x).scatter_add(
-        -1, places, gradient * torch.where(slope.isnan(), 1, slope)
+        -1, positions, gradient * torch.where(slope.isnan(), 1, slope)
     )
 
 

@@ -30,47 +30,45 @@ class _Unknown(Exception):  # noqa: N818 (no error: it is answered by another wa
 
 @dataclass(eq=False)
 class _Operation:
-    """One step, and the places of those of its inputs that lead to the sources.
-
-    ``slopes`` are the derivatives of inputs that it changes place by place. ``sizes`` are the sizes
-    of these, as the first call of `forward` computes them from the weights that arrive there.
-    """
+    """One step, and the positions of those of its inputs that lead to the sources; ``slopes`` are
+    the derivatives of inputs that it changes value by value, ``sizes`` those that `forward` has
+    found."""
 
     step: Step
-    places: list[int]
+    positions: list[int]
     slopes: dict[int, Tensor] = field(default_factory=dict)
     sizes: dict[int, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Compute the derivative in each input of this step (on the way from the photo to the first
-        linear map) that acts place by place.
-
-        Inputs that are constants beside a signal are dropped: means and deviations that are spread
-        over it.
-        """
-        self._differentiated = list(self.places)
+        """Compute the derivative in each input that it changes value by value. Constants beside a
+        signal, such as means and deviations that are spread over it, are dropped."""
+        self._differentiated = list(self.positions)
         self.results = self.step.outputs
         inputs = self.step.inputs
         with torch.enable_grad():
-            self._given = [inputs[place].tensor.detach().requires_grad_() for place in self.places]
-            by_place = dict(zip(self.places, self._given, strict=True))
-            arguments = iter([by_place.get(place, v.tensor) for place, v in enumerate(inputs)])
+            self._given = [
+                inputs[position].tensor.detach().requires_grad_() for position in self.positions
+            ]
+            by_position = dict(zip(self.positions, self._given, strict=True))
+            arguments = iter(
+                [by_position.get(position, v.tensor) for position, v in enumerate(inputs)]
+            )
             computed = self.step.run(lambda _: next(arguments))
         self._computed = [computed[value] for value in self.results]
-        slopes = {place: self._slope(place) for place in self.places}
-        self.slopes = {place: slope for place, slope in slopes.items() if slope is not None}
-        signals = [place for place in self.slopes if not self._is_spread(place)]
+        slopes = {position: self._slope(position) for position in self.positions}
+        self.slopes = {position: slope for position, slope in slopes.items() if slope is not None}
+        signals = [position for position in self.slopes if not self._is_spread(position)]
         # an input that was spread over the picture counts as a constant beside a signal
-        if len(self.places) > 1 and signals:
+        if len(self.positions) > 1 and signals:
             is_pointwise = torch.Tag.pointwise in getattr(self.step.operator, "tags", ())
             kept: list[int] = []
-            for place in self.places:
-                is_by_place = place in self.slopes or is_pointwise
-                if place in signals or not (is_by_place and self._is_spread(place)):
-                    kept.append(place)
-            self.places = kept
+            for position in self.positions:
+                is_by_place = position in self.slopes or is_pointwise
+                if position in signals or not (is_by_place and self._is_spread(position)):
+                    kept.append(position)
+            self.positions = kept
 
-    def _slope(self, place: int) -> Tensor | None:
+    def _slope(self, position: int) -> Tensor | None:
         """The derivative of this step, between photo and first linear map, in one input, if each
         value of the result depends on the value in its place alone; else None.
 
@@ -85,18 +83,18 @@ class _Operation:
             return slope_if_mixed
         generator = torch.Generator().manual_seed(0)
         numbers = (torch.rand(ones.shape, generator=generator, dtype=torch.float64) + 0.5).to(ones)
-        slope = self._back([ones])[place]
-        scaled = self._back([numbers])[place]
+        slope = self._back([ones])[position]
+        scaled = self._back([numbers])[position]
         if slope is None or scaled is None or slope.shape != ones.shape:
             return slope_if_mixed
         expected = slope * numbers
         is_by_place = bool(((scaled - expected).abs() <= _rounding(expected)).all())
         return slope if is_by_place else slope_if_mixed
 
-    def _is_spread(self, place: int) -> bool:
+    def _is_spread(self, position: int) -> bool:
         """Whether an input of this step was enlarged to the result's shape (broadcast), as a mean
         or deviation is."""
-        value = self.step.inputs[place]
+        value = self.step.inputs[position]
         is_expanded = value.step is not None and value.step.name == "expand"
         return value.shape != self.results[0].shape or is_expanded
 
@@ -130,16 +128,16 @@ class _Operation:
             _Unknown: the operation has no second derivative, or its weights cancel out.
         """
         total = [torch.zeros_like(_ones(value)) for value in self.results]
-        for place in self.places:
-            value = values[self.step.inputs[place]]
-            if place in self.slopes:
-                slope = self._size(place, value) if sizes else self.slopes[place]
+        for position in self.positions:
+            value = values[self.step.inputs[position]]
+            if position in self.slopes:
+                slope = self._size(position, value) if sizes else self.slopes[position]
                 total[0] = total[0] + slope * value
                 continue
             # The gradient is linear in `arriving`: its derivative is that of the operation itself.
             with torch.enable_grad():
                 arriving = [torch.zeros_like(t).requires_grad_() for t in total]
-                gradient = self._back(arriving)[place]
+                gradient = self._back(arriving)[position]
             if gradient is None or not gradient.requires_grad:
                 raise _Unknown
             direction = value.expand_as(gradient).to(gradient.dtype)
@@ -153,43 +151,36 @@ class _Operation:
         return zip(self.results, total, strict=True)
 
     def back(self, arrived: Values) -> Iterator[tuple[Value, Tensor]]:
-        """The relevance of each input of this step, as pairs of value and tensor, from what arrived
-        at its results.
-
-        It is the transpose of `forward` with ``sizes``, which must have run before: that fills
-        ``self.sizes``.
-        """
+        """The relevance of each input, from what arrived at the results: the transpose of `forward`
+        with ``sizes``, which must have run before."""
         of_results = [arrived.get(value) for value in self.results]
         if all(gradient is None for gradient in of_results):
             return
-        needs_derivative = len(self.slopes) < len(self.places)
+        needs_derivative = len(self.slopes) < len(self.positions)
         mixed = self._back(of_results) if needs_derivative else {}
-        for place in self.places:
-            value = self.step.inputs[place]
-            share = mixed.get(place)
-            if place in self.slopes and of_results[0] is not None:
-                share = self.sizes[place] * of_results[0]
+        for position in self.positions:
+            value = self.step.inputs[position]
+            share = mixed.get(position)
+            if position in self.slopes and of_results[0] is not None:
+                share = self.sizes[position] * of_results[0]
             if share is not None:
                 yield value, share.sum_to_size(value.shape)
 
-    def _size(self, place: int, weights: Tensor) -> Tensor:
-        """The absolute slope in an input, computed from ``weights`` at the first call and kept.
-
-        That of a lone input is never quite zero, so that what a clamp has cut off keeps its place.
-        Of ``weights``, it leaves at least a small part of the largest: one clamp after another
-        would otherwise leave weights that cannot be told from rounding errors.
-        """
-        if place not in self.sizes:
-            size = self.slopes[place].abs()
-            if len(self.places) == 1:
+    def _size(self, position: int, weights: Tensor) -> Tensor:
+        """The absolute slope in an input, kept from the first call on. That of a lone input is
+        never quite zero, so that what a clamp has cut off keeps its position, and is told from
+        rounding errors."""
+        if position not in self.sizes:
+            size = self.slopes[position].abs()
+            if len(self.positions) == 1:
                 weights_after = size * weights
                 is_zero = weights == 0
                 weights_after = weights_after.clamp(
                     min=torch.finfo(size.dtype).eps ** 0.5 * weights_after.amax()
                 )
                 size = torch.where(is_zero, size, weights_after / torch.where(is_zero, 1, weights))
-            self.sizes[place] = size
-        return self.sizes[place]
+            self.sizes[position] = size
+        return self.sizes[position]
 
 
 class Prefix:
@@ -278,12 +269,8 @@ class Prefix:
         return middle_of_x - half_of_x, middle_of_x + half_of_x
 
     def _forward(self, values: Values, *, sizes: bool) -> Tensor:
-        """Bring values of the explained inputs forward to the input of the first linear map, by the
-        derivatives on the way.
-
-        With ``sizes``, by the absolute derivatives, which `back` needs: `__init__` makes the first
-        such call.
-        """
+        """Bring values of the explained inputs forward to the first linear map's input by the
+        derivatives on the way, or by their sizes."""
         by_value = dict(values)
         for operation in self._operations:
             by_value.update(operation.forward(by_value, sizes=sizes))
@@ -301,14 +288,14 @@ def operations_between(
     needed = {end}
     between: list[_Operation] = []
     for step in reversed(steps):
-        places = [place for place, value in enumerate(step.inputs) if value in signals]
-        if not places or needed.isdisjoint(step.results):
+        positions = [position for position, value in enumerate(step.inputs) if value in signals]
+        if not positions or needed.isdisjoint(step.results):
             continue
         values = [*step.inputs, *step.outputs]
         if isinstance(step.operator, type) or any(value.dtype.is_complex for value in values):
             raise _Unknown
-        operation = _Operation(step, places)
-        needed.update(step.inputs[place] for place in operation.places)
+        operation = _Operation(step, positions)
+        needed.update(step.inputs[position] for position in operation.positions)
         between.append(operation)
     between.reverse()
     return between

@@ -26,12 +26,8 @@ class _Stabilised(LinearRule):
     absolute: bool
 
     def _stabiliser(self, flow: RelevanceFlow, sizes: Tensor) -> Tensor | float:
-        """The stabiliser e of an LRP rule's denominators: ``epsilon`` times the mean of their
-        ``sizes`` in each image, or ``epsilon`` itself if ``absolute`` (as in Captum and zennit).
-
-        e broadcasts to ``sizes``, and is positive unless ``epsilon`` is 0. The mean makes the rule
-        independent of units.
-        """
+        """The stabiliser e of denominators of these ``sizes``: ``epsilon`` times their mean in each
+        image, which makes it independent of units, or ``epsilon`` itself if ``absolute``."""
         if self.absolute or not self.epsilon:
             return self.epsilon
         mean = flow.mean(sizes)
@@ -125,10 +121,8 @@ class AlphaBeta(_Stabilised):
         self, step: Step, relevance: Tensor, factor: float, flow: RelevanceFlow, sign: int
     ) -> Tensor:
         """The gradient in x of one half of LRP-alpha-beta: ``factor`` times ``relevance`` shared
-        among the contributions of one sign (1 or -1).
-
-        Relevance of a unit without such contributions is taken by the cause "no contributions".
-        """
+        among the contributions of one sign. Units without any give theirs to the cause "no
+        contributions"."""
         linear = step.linear
         x = step.x.tensor
         bias = None if linear.bias is None or not self.bias else signed(linear.bias, sign)
@@ -212,11 +206,8 @@ class Gamma(_Stabilised):
         return of_x.addcmul_(linear.backward(share_of_size, x, size_weight), x.sign())
 
     def _of_positive(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Tensor:
-        """The LRP-gamma gradient in x where x and z are nowhere negative: only positive weights and
-        biases are enlarged by gamma.
-
-        It equals the general form there, and needs one map fewer.
-        """
+        """The same where x and z are nowhere negative: only positive weights and biases are
+        enlarged by gamma, which needs one map fewer."""
         linear = step.linear
         x = step.x.tensor
         weight = linear.weight
@@ -230,20 +221,13 @@ class Gamma(_Stabilised):
 
 
 class _AtInput(_Stabilised):
-    """A rule for the first map, which gives relevance itself: its shares are no multiples of x.
-
-    The sources get the relevance as a deposit, in the places that `Prefix` leads back to; what
-    belongs to constants, as to padding, is taken. Where no prefix can be followed, the gradient is
-    relevance over x, and what belongs to x = 0 is taken.
-    """
+    """A rule for the first map, whose shares are no multiples of x: the sources get relevance
+    itself, as a deposit, where `Prefix` leads back to. Without a prefix the gradient is relevance
+    over x."""
 
     def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Tensor:
-        """Give the relevance of the first linear map's input to the explained inputs, as deposits
-        in the flow.
-
-        For LRP rules at the input. Returns the gradient in x: zeros, so that nothing is counted
-        twice; relevance over x if no prefix leads back.
-        """
+        """Deposit the relevance of the map's input in the explained inputs, and return zeros as the
+        gradient in x; relevance over x if no prefix leads back."""
         linear = step.linear
         x = step.x.tensor
         copied = linear.x
@@ -267,20 +251,13 @@ class _AtInput(_Stabilised):
     def shares(
         self, step: Step, relevance: Tensor, flow: RelevanceFlow, prefix: Prefix | None
     ) -> Tensor:
-        """The relevance of each value of the first linear map's input x, from ``relevance`` in the
-        shape of the map's result.
-
-        It is relevance itself, not a gradient, in the shape of x. LRP rules at the input implement
-        it; ``prefix`` leads from x back to the explained inputs.
-        """
+        """The relevance of each value of the map's input x, in its shape, from that of the map's
+        result; ``prefix`` leads from x back to the explained inputs."""
         raise NotImplementedError
 
     def _quotient(self, relevance: Tensor, z: Tensor, flow: RelevanceFlow) -> Tensor:
-        """Relevance over the stabilised z of the first linear map, for LRP rules at the input.
-
-        Where z is zero nothing contributes, and the relevance is taken by the cause "no
-        contributions".
-        """
+        """Relevance over the stabilised z; where z is zero, the cause "no contributions" takes
+        it."""
         stabiliser = self._stabiliser(flow, z.abs())
         added = torch.copysign(
             stabiliser if isinstance(stabiliser, Tensor) else z.new_full((), stabiliser), z
@@ -302,12 +279,8 @@ class _ByWeights(_AtInput):
     def _by_weights(
         self, step: Step, weight: Tensor, relevance: Tensor, flow: RelevanceFlow
     ) -> Tensor:
-        """The relevance of each value of the first linear map's input, in proportion to ``weight``,
-        whatever the values.
-
-        ``weight`` is not negative, and has the shape of the map's own. ``relevance`` is that of the
-        map's result.
-        """
+        """The relevance of each value of x in proportion to ``weight``, whatever the values; this
+        is not negative, and has the shape of the map's own."""
         z = step.linear.run(torch.ones_like(step.x.tensor), weight, None)
         return step.linear.backward(self._quotient(relevance, z, flow), step.x.tensor, weight)
 
@@ -377,12 +350,9 @@ class ZBox(_AtInput):
     def _range(
         self, step: Step, flow: RelevanceFlow, prefix: Prefix | None
     ) -> tuple[Tensor, Tensor]:
-        """The least and largest value that each element of the first map's input x can have, for
-        the z^B rule: both in the shape of x.
-
-        From ``low`` and ``high``, brought forward through the prefix; or from x itself, for each
-        image (and channel, for convolutions).
-        """
+        """The least and largest value that each element of x can have: ``low`` and ``high``,
+        brought forward through the prefix, or those of x itself for each image (and channel, of
+        convolutions)."""
         x = step.x.tensor
         channels = step.linear.channels
         if self.low is None or self.high is None:
@@ -434,12 +404,8 @@ def _take(
     bias: Tensor | None,
     stabiliser: Tensor | float | None = None,
 ) -> None:
-    """Add to the flow the relevance that bias and stabiliser of a linear map take, so that none is
-    lost silently.
-
-    ``share`` is relevance over z, in the shape of the map's result; times the bias, or the
-    stabiliser, it is the relevance that these take.
-    """
+    """Add to the flow what bias and stabiliser of a linear map take: ``share``, relevance over z,
+    times each of these."""
     # Bias and stabiliser are the same at all positions of a channel, so these are added up first,
     # unless images lie along them.
     dims = tuple(range(step.linear.channels + 1, 0))

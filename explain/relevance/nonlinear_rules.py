@@ -104,10 +104,7 @@ class ActivationPassThrough(_OfOneSignal):
 
 def _at_zero(step: Step, x: Tensor) -> Tensor | None:
     """An activation's value at zero, as a tensor that broadcasts to its result; None where it is 0
-    everywhere.
-
-    A value that is not finite counts as 0. LRP treats f(0) as a bias.
-    """
+    everywhere, or not finite."""
     zero = x.new_zeros([1] * min(x.ndim, 1))
     with torch.no_grad():
         results = step.recorded.run(lambda value: zero if value is step.x else value.tensor)
@@ -142,11 +139,8 @@ class Taylor(RelevanceRule):
 
     @staticmethod
     def _of_softmax(s: Tensor, gradient: Tensor, flow: RelevanceFlow, plain: Tensor) -> Tensor:
-        """Return autograd's gradient ``plain`` in a softmax's input; the flow takes what it does
-        not conserve.
-
-        ``s`` is the softmax's result, ``gradient`` the gradient in it.
-        """
+        """Autograd's gradient ``plain`` in the input of a softmax with result ``s``; the flow takes
+        what it does not conserve."""
         # log s stands for x: they differ by one number in each row, whose gradients add up to zero.
         flow.take("softmax", s * gradient - torch.where(s > 0, s, 1).log() * plain)
         return plain
@@ -205,11 +199,8 @@ def epsilon_of(step: Step, x: Tensor) -> float:
 
 
 def _through(step: Step, gradient: Tensor) -> Tensor:
-    """The gradient in a normalisation's input, for LRP: its deviation is a constant, (gradient -
-    mean gradient) / deviation.
-
-    ``gradient`` is in the normalised values, before weight and bias.
-    """
+    """The gradient in a normalisation's input, from that in the normalised values: its deviation is
+    a constant, (gradient - mean gradient) / deviation."""
     x = step.x.tensor
     epsilon = epsilon_of(step, x)
     shape, dims = normalised_rows(step, x)
@@ -225,11 +216,8 @@ def _through(step: Step, gradient: Tensor) -> Tensor:
 
 
 def _inverse_deviation(rows: Tensor, dims: tuple[int, ...], epsilon: float) -> Tensor:
-    """One over the deviation of ``rows`` along ``dims``, of size 1 there.
-
-    Without a graph it is that of PyTorch's kernel, so that it equals the forward pass; the kernel's
-    is a constant to autograd, so where a graph is created a formula gives it.
-    """
+    """One over the deviation of ``rows`` along ``dims``, of size 1 there: that of PyTorch's kernel,
+    which is a constant to autograd, or a formula where a graph is created."""
     if torch.is_grad_enabled() or dims[0] == 0:
         return (rows.var(dims, correction=0, keepdim=True) + epsilon).rsqrt()
     return torch.native_layer_norm(rows, [rows.shape[d] for d in dims], None, None, epsilon)[2]

@@ -92,31 +92,13 @@ class RelevanceFlow:
         ``taken[cause]`` ``(count,)``.
 
         LRP rules call this for all relevance that they do not pass on, such as that of biases.
-        Coverage shows the causes, and diagnostics read "stabiliser" and "softmax". ``factor`` is a
-        number, or a tensor that broadcasts to ``relevance``; the special cases spare a product of
-        their full size.
+        Coverage shows the causes. ``factor`` is a number, or a tensor that broadcasts to
+        ``relevance``.
         """
-        by_rows = (
-            relevance.ndim > 0
-            and len(relevance) == self.count
-            and self.images is None
-            and relevance.is_contiguous()
-        )
-        if not isinstance(factor, Tensor):
-            taken = self.by_image(relevance)
-            taken = taken if factor == 1 else taken * factor
-        elif factor.shape == relevance.shape and factor.dtype == relevance.dtype and by_rows:
-            rows = relevance.reshape(self.count, 1, -1)
-            columns = factor.reshape(self.count, -1, 1)
-            taken = (rows @ columns).reshape(self.count)
-        elif (
-            factor.shape == relevance.shape[-1:]
-            and relevance.ndim > 1
-            and factor.dtype == relevance.dtype
-        ):
-            taken = self.by_image((relevance @ factor).unsqueeze(-1))
-        else:
+        if isinstance(factor, Tensor):
             taken = self.by_image(relevance * factor)
+        else:
+            taken = self.by_image(relevance) * factor
         earlier = self.taken.get(cause)
         self.taken[cause] = taken if earlier is None else earlier + taken
 
@@ -280,8 +262,8 @@ def walk_rule(step: Step, rule: "RelevanceRule", flow: RelevanceFlow) -> Rule:
             gradient = gradient.reshape(step.shape)
         sent = rule.back(step, gradient, flow_of_step)
         if isinstance(sent, Tensor):
-            signals = [place for place in step.signals if place not in step.scales]
-            return [(step.inputs[place], sent) for place in signals]
+            signals = [position for position in step.signals if position not in step.scales]
+            return [(step.inputs[position], sent) for position in signals]
         return _replaced(step, arrived, sent or {}, flow.signals)
 
     return back
@@ -304,10 +286,10 @@ def walk_with_account(step: Step, flow: RelevanceFlow) -> Rule:
             of_result.take(step.name, relevance)
             of_result.watch(step.name, relevance)
         plain = derivative(step.recorded, arrived, flow.signals)
-        for place, gradient_of_input in enumerate(plain):
+        for position, gradient_of_input in enumerate(plain):
             if gradient_of_input is not None:
-                of_input = replace(flow, images=step.input_images[place])
-                value = step.inputs[place]
+                of_input = replace(flow, images=step.input_images[position])
+                value = step.inputs[position]
                 of_input.take(step.name, -relevance_of(gradient_of_input, value.tensor))
         return zip(step.inputs, plain, strict=True)
 
@@ -324,19 +306,19 @@ def _replaced(
     to_differentiate = arrived
     if None in sent:
         to_differentiate = {**arrived, step.output: sent[None]}  # type: ignore[dict-item]
-    needs_derivative = any(not isinstance(sent.get(place), Tensor) for place in step.signals)
+    needs_derivative = any(not isinstance(sent.get(position), Tensor) for position in step.signals)
     plain: Sequence[Tensor | None] = [None] * len(step.inputs)
     if needs_derivative:
         plain = derivative(step.recorded, to_differentiate, signals)
     gradients: list[tuple[Value, Tensor | None]] = []
-    for place in step.signals:
-        gradient = plain[place]
-        answer = sent.get(place)
+    for position in step.signals:
+        gradient = plain[position]
+        answer = sent.get(position)
         if isinstance(answer, Tensor):
             gradient = answer
         elif answer is not None and gradient is not None:
             gradient = answer(gradient)
-        gradients.append((step.inputs[place], gradient))
+        gradients.append((step.inputs[position], gradient))
     return gradients
 
 
@@ -356,9 +338,6 @@ def numbers_of(tensor: Tensor, count: int, images: Tensor | None) -> Tensor | No
 
 
 def _first(count: int, like: Tensor) -> Tensor:
-    """The image numbers of a tensor whose rows come image by image: ``(len(like), 1, ...)``.
-
-    ``count`` is the number of images; ``len(like)`` must be a multiple of it.
-    """
+    """The image numbers of a tensor whose rows come image by image: ``(len(like), 1, ...)``."""
     numbers = torch.arange(count, device=like.device, dtype=torch.int32)
     return along(numbers.repeat_interleave(len(like) // count), like.ndim)

@@ -94,9 +94,9 @@ def _bounded(step: Step, signals: AbstractSet[Value]) -> Operation | None:
     """The rectifier that a clamp, maximum or minimum is, if one of its bounds is zero."""
     x, *bounds = step.args
     if step.name in ("maximum", "minimum"):
-        for place, other in ((0, bounds[0]), (1, x)):
-            if step.inputs[place] in signals and _is_zero(other, signals):
-                return Operation(step, True, (place,), negated=step.name == "minimum")
+        for position, other in ((0, bounds[0]), (1, x)):
+            if step.inputs[position] in signals and _is_zero(other, signals):
+                return Operation(step, True, (position,), negated=step.name == "minimum")
         return None
     least = step.kwargs.get("min", bounds[0] if bounds else None)
     most = step.kwargs.get("max", bounds[1] if len(bounds) > 1 else None)
@@ -114,16 +114,16 @@ def _without_negative_part(step: Step, signals: AbstractSet[Value]) -> Operation
     terms = [value for value in step.inputs if value in signals]
     if len(terms) != 2 or terms[0].shape != terms[1].shape:
         return None
-    for place in (0,) if step.name == "sub" else (0, 1):
-        x = terms[place]
-        other = terms[1 - place]
+    for position in (0,) if step.name == "sub" else (0, 1):
+        x = terms[position]
+        other = terms[1 - position]
         if not _comes_from(other, x, signals):
             continue
         negative_part = x.tensor.clamp(max=0)
         added = -other.tensor if step.name == "sub" else other.tensor
         rectifies = torch.equal(added, -negative_part) or torch.equal(added, x.tensor.abs())
         if rectifies and bool(negative_part.any()):
-            return Operation(step, True, (place, 1 - place), by_parts=True)
+            return Operation(step, True, (position, 1 - position), by_parts=True)
     return None
 
 
@@ -195,10 +195,8 @@ def _is_zero(value: Any, signals: AbstractSet[Value]) -> bool:
 
 
 def _comes_from(value: Any, source: Value, signals: AbstractSet[Value]) -> bool:
-    """Whether ``value`` is a number, or was computed from ``source`` at most `_STEPS` steps ago.
-
-    Then ``where(x > 0, x, 0.1 * x)`` is a leaky ReLU.
-    """
+    """Whether ``value`` is a number, or was computed from ``source`` at most `_STEPS` steps ago, as
+    in ``where(x > 0, x, 0.1 * x)``."""
     if not isinstance(value, Value):
         return True
     if value not in signals:

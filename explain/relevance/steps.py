@@ -38,7 +38,7 @@ class Reshaped:
 class Step:
     """One step: its kind in the words of the table, and what a relevance rule needs of it.
 
-    ``signals`` are the places, among the ``inputs`` of the recorded step, that depend on the
+    ``signals`` are the positions, among the ``inputs`` of the recorded step, that depend on the
     explained inputs. ``scales`` are those of them that are no signal after all: a "gate", a
     "denominator", the "weights" of a softmax, or a "position" where something is read. ``map`` is
     the linear map, where it is one.
@@ -123,7 +123,7 @@ class Step:
     @property
     def constants(self) -> list[Value]:
         """The inputs that do not depend on the explained inputs."""
-        return [value for place, value in enumerate(self.inputs) if place not in self.signals]
+        return [value for position, value in enumerate(self.inputs) if position not in self.signals]
 
 
 class Readers:
@@ -200,34 +200,34 @@ def step_of(
 
     Rules for shares of relevance are not for complex numbers, unless ``of_complex`` says so.
     """
-    places = [place for place, value in enumerate(step.inputs) if value in signals]
+    positions = [position for position, value in enumerate(step.inputs) if value in signals]
     kind = _kind_of(step)
     is_complex = any(value.dtype.is_complex for value in step.inputs)
     if kind is None or (is_complex and not of_complex):
         is_linear = not _LINEAR_TRAITS.isdisjoint(step.operation.traits)
-        return None if is_linear else Step("other", step, places)
-    if kind == "activation" and places != [0]:
-        return Step("other", step, places)  # for example, a number to the power of a signal
+        return None if is_linear else Step("other", step, positions)
+    if kind == "activation" and positions != [0]:
+        return Step("other", step, positions)  # for example, a number to the power of a signal
     if kind == "batchnorm" and is_by_batch(step):
         kind = "deviation"
-    if step.name == "addcmul" and {1, 2} <= set(places):
-        return Step("other", step, places)  # adds a product of two signals
+    if step.name == "addcmul" and {1, 2} <= set(positions):
+        return Step("other", step, positions)  # adds a product of two signals
     if step.name == "constant_pad_nd" and not any(step.args[2:]):
         return None
-    scales = _scales(kind, step, places)
-    if kind == "quotient" and len(scales) == len(places):
-        return Step("other", step, places)  # a constant divided by a signal
+    scales = _scales(kind, step, positions)
+    if kind == "quotient" and len(scales) == len(positions):
+        return Step("other", step, positions)  # a constant divided by a signal
     if kind not in LINEAR:
-        return Step(kind, step, places, scales)
-    values = {step.inputs[place] for place in places}
+        return Step(kind, step, positions, scales)
+    values = {step.inputs[position] for position in positions}
     if kind == "convolution":
-        values = {step.inputs[place] for place in places if place not in scales}
+        values = {step.inputs[position] for position in positions if position not in scales}
     linear = linear_map(step, values)
     if kind == "matrixproduct" and linear is not None:
         kind = "dense"
     if linear is None and _adds_constant(step):
-        return Step("other", step, places)  # no rule separates it from a product of two signals
-    return Step(kind, step, places, scales, linear)
+        return Step("other", step, positions)  # no rule separates it from a product of two signals
+    return Step(kind, step, positions, scales, linear)
 
 
 def _kind_of(step: RecordedStep) -> str | None:
@@ -243,24 +243,29 @@ def _adds_constant(step: RecordedStep) -> bool:
     return step.options.get("bias") is not None
 
 
-def _scales(kind: str, step: RecordedStep, places: Sequence[int]) -> dict[int, str]:
-    """The signals of a step that are none, by place, with what they are instead.
-
-    That is a "denominator", a "gate", the "weights" of an attention, or a "position". Where all
-    factors of a product are such, each counts as a signal: ``{}``.
-    """
+def _scales(kind: str, step: RecordedStep, positions: Sequence[int]) -> dict[int, str]:
+    """The signals of a step that are none, by position: "denominator", "gate", "weights" of an
+    attention, or "position"; none of them where all factors of a product are such."""
     if kind == "quotient":
-        return {place: "denominator" for place in places if place == 1 or len(step.inputs) == 1}
+        return {
+            position: "denominator"
+            for position in positions
+            if position == 1 or len(step.inputs) == 1
+        }
     if kind in ("product", "matrixproduct"):
-        by_place = {place: _scale(step.inputs[place]) for place in places}
-        scales = {place: scale for place, scale in by_place.items() if scale is not None}
-        return scales if len(scales) < len(places) else {}
+        by_position = {position: _scale(step.inputs[position]) for position in positions}
+        scales = {position: scale for position, scale in by_position.items() if scale is not None}
+        return scales if len(scales) < len(positions) else {}
     if kind not in ("sampling", "convolution"):
         return {}
     options = step.options
-    positions = {options[name]: scale for name, scale in _POSITIONS.items() if name in options}
+    of_inputs = {options[name]: scale for name, scale in _POSITIONS.items() if name in options}
     inputs = step.inputs
-    return {place: positions[inputs[place]] for place in places if inputs[place] in positions}
+    return {
+        position: of_inputs[inputs[position]]
+        for position in positions
+        if inputs[position] in of_inputs
+    }
 
 
 def _scale(value: Value) -> str | None:
