@@ -10,6 +10,7 @@
     small_networks    their networks
     nanodet           that of the detector
     from_code         a module of the user's: package.module:factory, or a file's path:factory
+    from_ultralytics  detectors, segmenters and classifiers of ultralytics
     from_torchvision  classifiers of torchvision
     from_timm         classifiers of timm
     files             files of models: TorchScript, exported programs, ONNX
@@ -33,6 +34,7 @@ from explain.models.files import SUFFIXES, TIMM, as_module, load_file
 from explain.models.from_code import load_custom
 from explain.models.from_timm import load_timm
 from explain.models.from_torchvision import list_models, load_torchvision
+from explain.models.from_ultralytics import network_in
 from explain.models.preprocessing import CenterCrop, Side, WholePhoto, checked_side
 from explain.models.weights import describe_weights, with_weights
 
@@ -44,8 +46,8 @@ def load(
 ) -> Classifier:
     """Load a model by name: one that comes along, one of torchvision's, "timm:...", or your own.
 
-    Your own is "package.module:factory", "./file.py:factory", or a file of TorchScript (.pt), of an
-    exported program (.pt2) or of ONNX (.onnx).
+    Your own is "package.module:factory", "./file.py:factory", or a file of TorchScript or
+    ultralytics (.pt), of an exported program (.pt2) or of ONNX (.onnx).
 
     Args:
         name: see `list_models`; None is the default model, or the small one where the default's
@@ -117,7 +119,7 @@ def classifier_of(
             )
     if isinstance(model, Classifier):
         return model
-    module = as_module(model)
+    module = as_module(network_in(model))
     if not isinstance(module, nn.Module):
         got = type(model).__name__
         raise ModelError(

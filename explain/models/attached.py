@@ -16,7 +16,7 @@ from explain.data.boxes import Preprocess
 from explain.hooks.preserve import untouched
 from explain.hooks.programs import OpenProgram
 from explain.hooks.unwrap import unwrapped
-from explain.models import huggingface
+from explain.models import from_ultralytics, huggingface
 from explain.models.classifier import Classifier
 from explain.models.files import BlackBox
 from explain.models.from_timm import is_configured, timm_config, timm_transform_and_labels
@@ -39,7 +39,8 @@ def as_classifier(
     model: nn.Module, *, name: str | None = None, size: Side | None = None
 ) -> Classifier:
     """A module with its ``preprocess`` and ``categories``, else timm's ``pretrained_cfg``, else
-    transformers' processor and ``id2label``; else ``assumed`` says what is. Nothing is downloaded.
+    transformers' processor and ``id2label``, or ultralytics' letterbox and ``names``; else
+    ``assumed`` says what is. Nothing is downloaded.
 
     >>> as_classifier(nn.Conv2d(3, 5, 1), size=32).assumed.split("; ")[1]
     "assumed: a centre crop of 32 pixels, ImageNet's mean and standard deviation"
@@ -66,6 +67,10 @@ def as_classifier(
             is_known = is_known or is_configured(inner)
     elif config is not None and not is_known:
         preprocess, is_known = huggingface.preprocessing(inner, config, size)
+    elif from_ultralytics.is_network(inner):
+        labels = labels or from_ultralytics.labels(inner)
+        preprocess = preprocess or from_ultralytics.preprocessing(inner, size)
+        is_known = True
     if preprocess is None:
         preprocess = _usual(inner, size)
         is_known = False
@@ -73,9 +78,10 @@ def as_classifier(
         preprocess = adjusted(preprocess, channels=_channels_of_photos(inner, size))
         is_known = False
     assumed = None if is_known else _what_is_assumed(name, preprocess)
-    return Classifier(
-        model, preprocess, labels, name, assumed=assumed, activation=configured_activation(inner)
-    )
+    activation = configured_activation(inner)
+    if from_ultralytics.is_network(inner):
+        activation = "none"  # scores of boxes, and of classes, are probabilities
+    return Classifier(model, preprocess, labels, name, assumed=assumed, activation=activation)
 
 
 def _usual(model: nn.Module, size: Side | None) -> Preprocess:

@@ -1,4 +1,5 @@
-"""Models in files: TorchScript, exported programs and ONNX, of which the scores alone are known."""
+"""Models in files: TorchScript, exported programs and ONNX, of which the scores alone are known;
+checkpoints of ultralytics."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch.export import ExportedProgram
 from explain._utils.errors import ImageError, ModelError, either, optional, quiet
 from explain.data.inputs import BRIGHT, COLOURS
 from explain.hooks.programs import OpenProgram, is_program
+from explain.models.from_ultralytics import load_checkpoint
 
 SUFFIXES = (".ts", ".torchscript", ".pt", ".pth", ".pt2", ".onnx")
 """The ends of the names of files that `load_file` reads."""
@@ -68,7 +70,8 @@ def _fixed(shape: Iterable[Any]) -> tuple[int | None, ...]:
 
 
 def load_file(path: Path) -> nn.Module:
-    """Read a TorchScript file, an exported program (.pt2) or an ONNX model (.onnx)."""
+    """Read a TorchScript file, a checkpoint of ultralytics, an exported program (.pt2) or an ONNX
+    model (.onnx)."""
     if not path.is_file():
         raise ModelError(f"model {str(path)!r} must be a file, but there is none; check the path")
     suffix = path.suffix.lower()
@@ -80,8 +83,9 @@ def load_file(path: Path) -> nn.Module:
     except ModelError:
         raise
     except Exception as error:  # a damaged file may break the reader anywhere
-        if suffix not in (".onnx", ".pt2"):
-            _refuse_pickled(path)
+        network = None if suffix in (".onnx", ".pt2") else _pickled(path)
+        if network is not None:
+            return network
         kind = {".onnx": "an ONNX model", ".pt2": "an exported program"}.get(
             suffix, "a TorchScript file"
         )
@@ -92,19 +96,22 @@ def load_file(path: Path) -> nn.Module:
         ) from None
 
 
-def _refuse_pickled(path: Path) -> None:
-    """Refuse a file of ``torch.save``, and say by the names in it what it holds; none of its code
-    is run."""
+def _pickled(path: Path) -> nn.Module | None:
+    """The network in a checkpoint of ultralytics. Another file of ``torch.save`` is refused by the
+    names in it, which say what it holds; none of its code is run. None for other files."""
     try:
         names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
     except Exception:  # no such file, or a damaged one
-        return
+        return None
     must = f"model {str(path)!r} must be a TorchScript file"
     packages = {name.partition(".")[0] for name in names}
     if not packages:
         raise ModelError(f"{must}, got tensors; a state dict is given as weights of a model")
     loading = f"torch.load({str(path)!r}, weights_only=False)"
     if "ultralytics" in packages:
+        network = load_checkpoint(path, names)
+        if network is not None:
+            return network
         loading = f"ultralytics.YOLO({str(path)!r}).model"
     pickled = ", ".join(sorted(packages - {"torch"})) or "torch"
     remedy = either(f"give explain.Explainer({loading})", f"give a factory that returns {loading}")

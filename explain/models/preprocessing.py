@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
 from statistics import fmean
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -126,6 +126,9 @@ class WholePhoto:
     interpolation: Interpolation = "bilinear"
     pad: bool = True
 
+    fill: ClassVar[float] = 0.0
+    """What the rest of the square is filled with, in the values of the input."""
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "side", checked_side(self.side))
 
@@ -153,7 +156,8 @@ class WholePhoto:
         full_height, full_width = sides_of(self.side)
         left = (full_width - width) // 2
         top = (full_height - height) // 2
-        return F.pad(x, (left, full_width - width - left, top, full_height - height - top))
+        ends = (left, full_width - width - left, top, full_height - height - top)
+        return F.pad(x, ends, value=self.fill)
 
     def _scaled_size(self, size: tuple[int, int]) -> tuple[int, int]:
         """The width and height in pixels of a photo of ``size`` (width, height) after scaling,

@@ -275,6 +275,18 @@ def _queries(output: Any, count: int, size: Size | None, background: bool) -> Bo
     return Boxes(scores[..., :-1], boxes, logits[..., :-1], existence, doubt=doubt)
 
 
+def _rtdetr(output: Any, count: int, size: Size | None) -> Boxes | None:
+    """The layout "rtdetr", of ultralytics: final rows, then boxes and logits of the decoder's
+    layers; None for other outputs."""
+    layers = output[1] if isinstance(output, (tuple, list)) and len(output) == 2 else None
+    if not isinstance(layers, (tuple, list)) or len(layers) < 2:
+        return None
+    if not all(isinstance(part, torch.Tensor) and part.ndim == 4 for part in layers[:2]):
+        return None
+    last = {"logits": layers[1][-1], "pred_boxes": layers[0][-1]}
+    return _queries(last, count, size, background=False)
+
+
 def _ends_in_no_object(output: Any, count: int) -> bool:
     """Whether a DETR's queries have a softmax whose last class is "no object", not sigmoids: by
     transformers' names; else unless queries come in two stages or most best logits are below 0.
@@ -512,6 +524,7 @@ LAYOUTS: dict[str, Callable[[Any, int, Size | None], Boxes | None]] = {
     "cells": _cells,
     "detr": partial(_queries, background=True),
     "deformable detr": partial(_queries, background=False),
+    "rtdetr": _rtdetr,
     "retinanet": partial(_anchors, scales=(1.0, 1.0), background=False),
     "ssd": partial(_anchors, scales=(10.0, 5.0), background=True),
     "centernet": _centernet,

@@ -1,0 +1,94 @@
+"""Networks of ultralytics (YOLO, RT-DETR): those in models and checkpoints, how they take a photo,
+and their labels."""
+
+import importlib
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from explain._utils.errors import ModelError, optional
+from explain.models.preprocessing import CenterCrop, StretchedPhoto, WholePhoto
+
+SIDE = 640  # pixels, where neither the caller nor the training says it
+
+
+@dataclass(frozen=True)
+class Letterbox(WholePhoto):
+    """The whole photo on a grey square, with values from 0 to 1, as ultralytics shows it."""
+
+    mean: tuple[float, ...] = (0.0, 0.0, 0.0)
+    std: tuple[float, ...] = (1.0, 1.0, 1.0)
+
+    fill: ClassVar[float] = 114 / 255
+
+
+def network_in(model: Any) -> Any:
+    """The network in a ``YOLO``, ``RTDETR`` or another model of ultralytics; else the model as it
+    is."""
+    engine = sys.modules.get("ultralytics.engine.model")
+    if engine is None or not isinstance(model, engine.Model):
+        return model
+    network = model.model
+    if isinstance(network, nn.Module):
+        return network
+    raise ModelError(
+        f"model must be a network of PyTorch, got {type(model).__name__} of the file {network!r}; "
+        "give the .pt file that it was exported from, or an ONNX file by its name"
+    )
+
+
+def is_network(network: nn.Module) -> bool:
+    """Whether a module is a network of ultralytics."""
+    tasks = sys.modules.get("ultralytics.nn.tasks")
+    base = getattr(tasks, "BaseModel", None)
+    return base is not None and isinstance(network, base)
+
+
+def preprocessing(network: nn.Module, size: int | None) -> WholePhoto | CenterCrop:
+    """How a network of ultralytics takes a photo: on a letterbox, stretched for RT-DETR, or cut out
+    for a classifier, with sides that its strides divide."""
+    tasks: Any = sys.modules["ultralytics.nn.tasks"]
+    arguments = getattr(network, "args", None) or {}
+    known = arguments if isinstance(arguments, Mapping) else vars(arguments)
+    trained = known.get("imgsz", SIDE)
+    side = size or (max(trained) if isinstance(trained, Sequence) else int(trained))
+    stride = int(max(getattr(network, "stride", [32])))
+    side = -(-side // stride) * stride
+    if isinstance(network, tasks.ClassificationModel):
+        return CenterCrop(side, crop=1.0, mean=Letterbox.mean, std=Letterbox.std)
+    if isinstance(network, tasks.RTDETRDetectionModel):
+        return StretchedPhoto(side, mean=Letterbox.mean, std=Letterbox.std)
+    return Letterbox(side)
+
+
+def labels(network: nn.Module) -> list[str] | None:
+    """The labels of a network of ultralytics, in the order of its classes; None where it has only
+    numbers."""
+    names: Mapping[int, str] = getattr(network, "names", None) or {}
+    in_order = [names.get(index) for index in range(len(names))]
+    if None in in_order or all(str(name).isdecimal() for name in in_order):
+        return None
+    return list(map(str, in_order))
+
+
+def load_checkpoint(path: Path, names: Sequence[str]) -> nn.Module | None:
+    """The network in a checkpoint of ultralytics, in which ``names`` of classes are; None if others
+    than modules of torch and ultralytics are among them. No code of the file is run."""
+    optional("ultralytics.nn.tasks", f"for the model {str(path)!r}", "ultralytics", ModelError)
+    classes: list[Any] = []
+    for name in names:
+        package, _, attribute = name.rpartition(".")
+        is_known = package.startswith(("torch.nn.", "ultralytics."))
+        found = getattr(importlib.import_module(package), attribute, None) if is_known else None
+        if not isinstance(found, type) or not issubclass(found, nn.Module):
+            return None
+        classes.append(found)
+    with torch.serialization.safe_globals(classes):
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    network = content.get("ema") or content.get("model") if isinstance(content, dict) else None
+    return network.float().eval() if isinstance(network, nn.Module) else None
