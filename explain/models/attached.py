@@ -68,8 +68,8 @@ def as_classifier(
     elif config is not None and not is_known:
         preprocess, is_known = huggingface.preprocessing(inner, config, size)
     elif from_ultralytics.is_network(inner):
-        labels = labels or from_ultralytics.labels(inner)
-        preprocess = preprocess or from_ultralytics.preprocessing(inner, size)
+        labels = labels or from_ultralytics.class_names(inner)
+        preprocess = preprocess or from_ultralytics.preprocess_of(inner, size)
         is_known = True
     if preprocess is None:
         preprocess = _usual(inner, size)

@@ -49,13 +49,13 @@ def is_network(network: nn.Module) -> bool:
     return base is not None and isinstance(network, base)
 
 
-def preprocessing(network: nn.Module, size: int | None) -> WholePhoto | CenterCrop:
+def preprocess_of(network: nn.Module, size: int | None) -> WholePhoto | CenterCrop:
     """How a network of ultralytics takes a photo: on a letterbox, stretched for RT-DETR, or cut out
     for a classifier, with sides that its strides divide."""
     tasks: Any = sys.modules["ultralytics.nn.tasks"]
     arguments = getattr(network, "args", None) or {}
-    known = arguments if isinstance(arguments, Mapping) else vars(arguments)
-    trained = known.get("imgsz", SIDE)
+    training = arguments if isinstance(arguments, Mapping) else vars(arguments)
+    trained = training.get("imgsz", SIDE)
     side = size or (max(trained) if isinstance(trained, Sequence) else int(trained))
     stride = int(max(getattr(network, "stride", [32])))
     side = -(-side // stride) * stride
@@ -66,7 +66,7 @@ def preprocessing(network: nn.Module, size: int | None) -> WholePhoto | CenterCr
     return Letterbox(side)
 
 
-def labels(network: nn.Module) -> list[str] | None:
+def class_names(network: nn.Module) -> list[str] | None:
     """The labels of a network of ultralytics, in the order of its classes; None where it has only
     numbers."""
     names: Mapping[int, str] = getattr(network, "names", None) or {}
@@ -84,10 +84,10 @@ def load_checkpoint(path: Path, names: Sequence[str]) -> nn.Module | None:
     for name in names:
         package, _, attribute = name.rpartition(".")
         is_known = package.startswith(("torch.nn.", "ultralytics."))
-        found = getattr(importlib.import_module(package), attribute, None) if is_known else None
-        if not isinstance(found, type) or not issubclass(found, nn.Module):
+        module = getattr(importlib.import_module(package), attribute, None) if is_known else None
+        if not isinstance(module, type) or not issubclass(module, nn.Module):
             return None
-        classes.append(found)
+        classes.append(module)
     with torch.serialization.safe_globals(classes):
         content = torch.load(path, map_location="cpu", weights_only=True)
     network = content.get("ema") or content.get("model") if isinstance(content, dict) else None
