@@ -73,7 +73,7 @@ FIGURES = (".pdf", ".svg", ".png")
 @cli.recursive
 @option(
     "--slices RANGE",
-    "the slices of a volume (.npy, .dcm), or pages of a TIFF file or an animation, as 12, 10:20 or "
+    "the slices of a volume (.npy, .dcm, .nii), or pages of a TIFF or animation, as 12, 10:20 or "
     "::5, counted from 1",
     default="",
     show_default="all slices, the first page",

@@ -71,14 +71,14 @@ def load_image(
     """Return an image as an upright RGB picture.
 
     Takes a path, the bytes of a file or an open file, a PIL image, or an array ``(H, W)``, ``(H, W,
-    3)``, ``(H, W, 4)`` or ``(3, H, W)``. Files may be DICOM (.dcm) or of NumPy (.npy), too; of one
-    with several slices, ``"scan.dcm slice 12"`` names the 12th. The EXIF orientation is applied; of
-    an animation, or a TIFF file of several pages, the first is taken unless one is named so, and a
-    warning says it; transparency is laid on white. Values other than bytes and
-    floats from 0 to 1 are read in the ``window``, or in that of the file; or as 8, 10, 12, 14 or 16
-    bits, the fewest that hold the brightest; or, where some are below zero, from the darkest to the
-    brightest. A warning says which, unless the file does. A picture that this function has returned
-    is returned as it is.
+    3)``, ``(H, W, 4)`` or ``(3, H, W)``. Files may be of DICOM (.dcm), NIfTI (.nii) or NumPy
+    (.npy), too; of one with several slices, ``"scan.dcm slice 12"`` names the 12th. The EXIF
+    orientation is applied; of an animation, or a TIFF file of several pages, the first is taken
+    unless one is named so, and a warning says it; transparency is laid on white. Values other than
+    bytes and floats from 0 to 1 are read in the ``window``, or in that of the file; or as 8, 10,
+    12, 14 or 16 bits, the fewest that hold the brightest; or, where some are below zero, from the
+    darkest to the brightest. A warning says which, unless the file does. A picture that this
+    function has returned is returned as it is.
 
     Args:
         image: what to read.
@@ -440,11 +440,6 @@ def _is_tiff(file: Any) -> bool:
 
 _HEAD = 352  # bytes
 _OTHERS = (
-    (
-        "a NIfTI volume",
-        re.compile(rb".{344}(n\+|ni)1\0|.{4}(n\+|ni)2\0", re.DOTALL),
-        "save its slices with numpy.save('scan.npy', nibabel.load('scan.nii').get_fdata().T)",
-    ),
     (
         "a video",
         re.compile(

@@ -28,8 +28,18 @@ _NAMES = (
     "heif",
 )
 EXTENSIONS = frozenset(f".{name}" for name in _NAMES)
-SCANS = frozenset([".npy", ".dcm"])
+SCANS = frozenset([".npy", ".dcm", ".nii", ".nii.gz"])
 """Endings of files with pixels of any depth, in one slice or several."""
+
+
+def ending_of(name: str) -> str:
+    """The ending of a file's name in small letters; ``.nii.gz`` is one.
+
+    >>> ending_of("a/Scan.NII.gz"), ending_of("cat.jpg")
+    ('.nii.gz', '.jpg')
+    """
+    small = name.lower()
+    return ".nii.gz" if small.endswith(".nii.gz") else os.path.splitext(small)[1]
 
 
 def photos_in(
@@ -49,8 +59,8 @@ def photos_in(
         path = os.path.join(subfolder, name)
         if name.startswith("."):
             continue
-        stem, ending = os.path.splitext(name)
-        ending = ending.lower()
+        stem = os.path.splitext(name)[0]
+        ending = ending_of(name)
         if not is_folder and ending in EXTENSIONS | SCANS:
             if ending != ".npy" or stems[stem] == 1:
                 yield path, None

@@ -1,5 +1,5 @@
-"""Scans: files of NumPy (.npy) and DICOM (.dcm), with one slice or several, each of which is a
-photo."""
+"""Scans: files of NumPy (.npy), DICOM (.dcm) and NIfTI (.nii), with one slice or several, each of
+which is a photo."""
 
 import importlib
 import math
@@ -17,7 +17,8 @@ from PIL import Image
 from explain._utils.errors import ImageError, optional, quiet
 from explain.data.greys import Array, Window, to_8_bits
 from explain.data.limits import MAX_SLICES, Limit
-from explain.data.opening import SCANS
+from explain.data.nifti import is_nifti, slice_count, slices_in
+from explain.data.opening import SCANS, ending_of
 
 Corners: TypeAlias = tuple[int, int, int, int]
 """Left, top, right and bottom of a slice in a picture of several."""
@@ -135,14 +136,15 @@ def stem_of(name: str | os.PathLike[str]) -> str:
     """
     name = os.fspath(name)
     path, _ = split_slice(name)
-    return os.path.splitext(os.path.basename(path))[0] + name[len(path) :]
+    file_name = os.path.basename(path)
+    return file_name[: len(file_name) - len(ending_of(file_name))] + name[len(path) :]
 
 
 def slice_names(path: str, *, pages: bool = False) -> list[str]:
     """The names of the photos in a file, read from headers: one for each slice of a scan (of any
     file's pages with ``pages``, as in an animation), else the path itself.
     """
-    if not pages and os.path.splitext(path)[1].lower() not in SCANS:
+    if not pages and ending_of(path) not in SCANS:
         return [path]
     count = 1
     with suppress(Exception), open(path, "rb") as file:  # reading it says what is wrong
@@ -153,11 +155,13 @@ def slice_names(path: str, *, pages: bool = False) -> list[str]:
 
 
 def _count(file: Any, name: str) -> int:
-    """The number of slices in an open file of NumPy or DICOM, by its header alone, or of pages in
-    any other."""
+    """The number of slices in an open file of NumPy, DICOM or NIfTI, by its header alone, or of
+    pages in any other."""
     if is_npy(file):
         shape, _ = npy_header(file)
         return int(as_slices(np.broadcast_to(np.uint8(0), shape)).shape[0])
+    if is_nifti(file):
+        return slice_count(file, name)
     if not is_dicom(file):
         with quiet(), Image.open(file) as image:
             return page_count(image)
@@ -186,11 +190,13 @@ def is_dicom(file: Any) -> bool:
 
 
 def read_scan(file: Any, name: str, size: int, limit: Limit) -> Scan | None:
-    """Read an open file of ``size`` bytes as a scan if it is one of NumPy or DICOM; None where it
-    is neither. ``name`` is what errors call it.
+    """Read an open file of ``size`` bytes as a scan if it is one of NumPy, DICOM or NIfTI; None
+    where it is none of them. ``name`` is what errors call it.
     """
     if is_npy(file):
         return _from_npy(file, name, size, limit)
+    if is_nifti(file):
+        return Scan(name, slices_in(file, name, limit))
     return _from_dicom(file, name, limit) if is_dicom(file) else None
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from explain._utils.errors import ExplainError, ImageError, RunError, shown, warn
-from explain.data.opening import EXTENSIONS, SCANS
+from explain.data.opening import EXTENSIONS, SCANS, ending_of
 from explain.data.scans import slice_names
 from explain.store.sources import (
     EDGES,
@@ -578,7 +578,7 @@ def _of_name(name: str | os.PathLike[str]) -> Source:
             f"source {path_text(path)!r} must be a pattern that some files fit, but none does; "
             "check it"
         )
-    ending = os.path.splitext(path)[1].lower()
+    ending = ending_of(path)
     if ending == ".tar":
         return Shards([path])
     if ending in ENDINGS:

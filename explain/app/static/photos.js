@@ -5,7 +5,7 @@ class PhotoInput {
   constructor(examples, { take, example, refuse }) {
     this.take = take;
     this.refuse = refuse;
-    this.file = el('input', { type: 'file', accept: 'image/*,.npy,.dcm', class: 'hidden', tabindex: -1, 'aria-hidden': 'true', onchange: () => { this.taken(this.file.files); this.file.value = ''; } });
+    this.file = el('input', { type: 'file', accept: 'image/*,.npy,.dcm,.nii,.gz', class: 'hidden', tabindex: -1, 'aria-hidden': 'true', onchange: () => { this.taken(this.file.files); this.file.value = ''; } });
     const choose = el('button', { type: 'button', class: 'main-button', onclick: () => this.file.click() }, 'Choose a photo');
     const camera = navigator.mediaDevices?.getUserMedia ? el('button', { type: 'button', class: 'plain-button', onclick: () => this.camera() }, 'Camera') : null;
     const pictures = examples.map((name) => el('button', { type: 'button', class: 'example', title: name, onclick: () => example(name) },
