@@ -217,15 +217,16 @@ def check_maps(
     )
     results: Found = {}
     notes: dict[str, str] = {}
+    varying = {name: pair for name, pair in maps.items() if not _maps_of(name, pair[1]).constant[0]}
     with muted():  # the texts contain it
         is_probability = True
-        results |= _evaluated(run, maps, covering)
-        if all(isinstance(result, ExplainError) for result in results.values()):
+        results |= _evaluated(run, varying, covering) if varying else {}
+        if varying and all(isinstance(result, ExplainError) for result in results.values()):
             is_probability = False
             of_score = [replace(metric, score="logit") for metric in covering]
-            results = _evaluated(run, maps, of_score)
+            results = _evaluated(run, varying, of_score)
         repeated = {}
-        for name, (method, attribution) in maps.items():
+        for name, (method, attribution) in varying.items():
             place: Any = {
                 "layer": attribution.layer,
                 "fuse": attribution.fuse,
@@ -257,6 +258,11 @@ def check_maps(
             notes.get(name, ""),
         )
     return Check(label, checks, seed)
+
+
+def _maps_of(name: str, attribution: Attribution) -> Maps:
+    """The maps of an attribution, of which constant ones are not measured."""
+    return Maps.of(name, attribution, torch.zeros(1, 1, *attribution.size))
 
 
 def _evaluated(run: Callable[..., Table], maps: Pairs, metrics: Sequence[Metric]) -> Found:
@@ -326,8 +332,7 @@ class _InWords:
 
     @property
     def maps(self) -> Maps:
-        size = self.attribution.size
-        return Maps.of(self.name, self.attribution, torch.zeros(1, 1, *size))
+        return _maps_of(self.name, self.attribution)
 
     def _result(self, name: str, metric: str) -> MetricResult | CheckResult:
         """The result of a metric; or that of the check, where the map is constant or there is

@@ -78,10 +78,10 @@ class MPRT(_MapSimilarity):
     The layers with weights are taken in about ``steps`` groups, in the order in which a forward
     pass uses them: cascading from the "top" (the output) or the "bottom" (the input), or each group
     alone ("independent"). A layer is initialised as its class does it, normalisations with their
-    statistics, on a copy, whose maps are drawn where the model's own cells look. The figure is the mean similarity over these models, ``curve`` has each
-    one's, and ``parts`` the "last": that to the model without any trained weight, if the layers
-    cascade. Less is better. A map that becomes zero everywhere counts as changed, 0, with a
-    warning. Not defined for a constant map.
+    statistics, on a copy, whose maps are drawn where the model's own cells look. The figure is the
+    mean similarity over these models, ``curve`` has each one's, and ``parts`` the "last": that to
+    the model without any trained weight, if the layers cascade. Less is better. A map that becomes
+    zero everywhere counts as changed, 0, with a warning. Not defined for a constant map.
 
     Args:
         similarity: "spearman", "pearson", "ssim" or "hog", see `explain.metrics.maps`.

@@ -41,6 +41,16 @@ class PhotoMap(Method):
         return evidence.inputs.sum(1)
 
 
+@dataclass(frozen=True)
+class Nothing(PhotoMap):
+    """A map of zeros."""
+
+    name: ClassVar[str] = "nothing"
+
+    def __call__(self, evidence: Evidence) -> torch.Tensor:
+        return torch.zeros_like(evidence.inputs[:, 0])
+
+
 RIGHT = IntegratedGradients(steps=2, baseline="mean")  # type: ignore[arg-type]
 
 
@@ -212,6 +222,19 @@ def test_the_passes_of_a_check_are_few_whatever_the_method_takes() -> None:
         assert not any(result.text.startswith("not measured") for result in check[name]), name
         assert bool(check[name].note) == (name != "gradcam")
     assert snapshot(counting) == before
+
+
+def test_a_constant_map_is_told_without_a_pass() -> None:
+    counting = Counting(settled(TinyNet()).eval())
+    explainer = explain.Explainer(counting, list("abcde"), CenterCrop(16))
+    with pytest.warns(explain.ExplainWarning, match="zero"):
+        explanation = explainer(Image.new("RGB", (16, 16)), [Nothing(), "saliency"])
+    counting.rows.clear()
+    results = explanation.check("nothing")["nothing"]
+    assert [result.mark for result in results] == ["✗"] * 4
+    assert not counting.rows
+    assert explanation.check(["nothing", "saliency"])["saliency"].model.mark in "✓?✗"
+    assert counting.rows
 
 
 BOXES = torch.tensor([[0.0, 0, 16, 8], [0, 8, 16, 16]])
