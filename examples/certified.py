@@ -5,8 +5,7 @@
     python examples/certified.py table FILE
 
 ``shares`` prints, as lines of JSON, for each photo, network and method the share of the pixels that
-are certified, what a plain Bonferroni test of the same copies certifies (of the cells, and of the
-pixels of the drawn map), and the seconds. ``attack`` looks for the change within the radius that
+are certified, what a plain Bonferroni test of the same copies certifies, and the seconds. ``attack`` looks for the change within the radius that
 turns most answers, by projected gradient descent through the maps of noisy copies, and counts the
 answers that most of other copies of the changed photo contradict. ``table`` sums up such lines,
 with 95 % intervals over photos.
@@ -28,6 +27,7 @@ import torch
 from torch import Tensor
 
 import explain
+from explain.layers.placement import draw
 from explain.methods import Certified
 from explain.methods.base import get_method
 from explain.methods.certified import Votes, chances
@@ -36,7 +36,7 @@ from explain.methods.wrappers import noises
 NETWORKS = ("tiny", "tiny-transformer")
 METHODS = (
     *("gradcam", "layercam", "hirescam", "saliency", "inputxgradient", "guidedbackprop"),
-    *("lrp", "integratedgradients(steps=8)"),
+    *("lrp", "integratedgradients(steps=4)"),
 )
 ATTACKED = ("gradcam", "saliency", "inputxgradient")
 STEPS = 8  # of the attack
@@ -65,11 +65,6 @@ def in_top(maps: Tensor, share: float) -> Tensor:
     return maps > falling[:, int(share * falling.shape[1])][:, None, None]
 
 
-def shown(attribution: Any, *, drawn: bool = False) -> Tensor:
-    """What a heatmap shows, in the cells of a layer's map or in pixels."""
-    return attribution.heatmap if drawn or attribution.layer is None else attribution.cells
-
-
 def single_tests(method: Certified, votes: Tensor, copies: int) -> float:
     """The share of places that are certified if each is tested by itself (Bonferroni)."""
     against = torch.minimum(votes, copies - votes)
@@ -86,7 +81,6 @@ def shares(network: str, path: Path, samples: int) -> Iterator[dict[str, Any]]:
     certified = {name: Certified(get_method(name), samples=samples) for name in METHODS}
     votes = {name: Votes(method) for name, method in certified.items()}
     counts: dict[str, Any] = defaultdict(int)
-    drawn_counts: dict[str, Any] = defaultdict(int)
     seconds = dict.fromkeys(METHODS, 0.0)
     noise = 0.15 * float(x.max() - x.min())
     for copies in noisy(x, noise, 0, samples):
@@ -94,12 +88,9 @@ def shares(network: str, path: Path, samples: int) -> Iterator[dict[str, Any]]:
             began = time.perf_counter()
             maps = explain.attribute(explainer.model, copies, method.method, target=target)
             seconds[name] += time.perf_counter() - began
-            top = in_top(shown(maps), method.share)
+            top = in_top(maps.heatmap, method.share)
             votes[name].add(top)
             counts[name] = counts[name] + top.sum(0)
-            drawn_counts[name] = drawn_counts[name] + in_top(
-                shown(maps, drawn=True), method.share
-            ).sum(0)
     for name, method in certified.items():
         answers = votes[name].answers
         assert answers is not None
@@ -113,7 +104,6 @@ def shares(network: str, path: Path, samples: int) -> Iterator[dict[str, Any]]:
             "in": float((answers == 1).double().mean()),
             "out": float((answers == -1).double().mean()),
             "bonferroni": single_tests(method, counts[name], samples),
-            "bonferroni of pixels": single_tests(method, drawn_counts[name], samples),
             "radius": float(method.radius(x)),
             "seconds": seconds[name],
         }
@@ -140,9 +130,9 @@ def attack(network: str, path: Path, samples: int) -> Iterator[dict[str, Any]]:
             values = explain.attribute(
                 explainer.model, copies, method.method, target=target, create_graph=True
             ).values
-            maps = values.clamp(min=0) if a.layer else values.abs().amax(1)
-            if name == "inputxgradient":
-                maps = values.sum(1).abs()
+            maps = values.abs().amax(1) if name == "saliency" else values.sum(1).abs()
+            if a.layer is not None:
+                maps = draw(values.clamp(min=0)[:, None], a.size, a.placement)[:, 0]
             falling = maps.detach().flatten(1).sort(1, descending=True).values
             border = falling[:, int(method.share * falling.shape[1])][:, None, None]
             scale = falling[:, :1, None].clamp(min=1e-12)
@@ -154,10 +144,9 @@ def attack(network: str, path: Path, samples: int) -> Iterator[dict[str, Any]]:
         votes = torch.zeros_like(answers)
         for copies in noisy(x + change, noise, FRESH, CHECKED):
             maps = explain.attribute(explainer.model, copies, method.method, target=target)
-            votes += in_top(shown(maps), method.share).sum(0)
+            votes += in_top(maps.heatmap, method.share).sum(0)
         against = torch.where(answers > 0, CHECKED - votes, votes)[answers != 0]
         sure = CHECKED / 2 + NormalDist().inv_cdf(1 - 1e-6) * math.sqrt(CHECKED) / 2
-        pixels = x[0, 0].numel() / answers.numel()
         yield {
             "kind": "attack",
             "network": network,
@@ -165,9 +154,9 @@ def attack(network: str, path: Path, samples: int) -> Iterator[dict[str, Any]]:
             "method": name,
             "radius": float(a.radius),
             "moved": float(change.norm()),
-            "decisions": len(against) * pixels,
-            "turned": int((against > CHECKED / 2).sum()) * pixels,
-            "surely turned": int((against > sure).sum()) * pixels,
+            "decisions": len(against),
+            "turned": int((against > CHECKED / 2).sum()),
+            "surely turned": int((against > sure).sum()),
             "most against": float(against.max()) / CHECKED if len(against) else 0.0,
             "seconds": time.perf_counter() - began,
         }
@@ -187,7 +176,7 @@ def table(path: str) -> None:
     for (kind, network, method), rows in groups.items():
         print(f"| {network} | {method} | {len(rows)} |", end="")
         if kind == "share":
-            for column in ("in", "out", "bonferroni", "bonferroni of pixels", "seconds"):
+            for column in ("in", "out", "bonferroni", "seconds"):
                 print(f" {interval([row[column] for row in rows])} |", end="")
             print(f" {interval([row['in'] + row['out'] for row in rows])} |")
         else:

@@ -386,6 +386,11 @@ def tiles_of(
     yield Tile(
         picture, name, detail, remark(attribution), marks, legend_of(scene, attribution, style)
     )
+    if attribution.interactions is not None and attribution.centres is not None:
+        interactions = array(attribution.interactions[0])
+        centres = array(attribution.centres[0])
+        of_pairs = overlays.network(scene.photo, interactions, centres, scene.box)
+        yield Tile(of_pairs, "in pairs")
     if without := without_set(attribution, style):
         yield Tile(scene.overlay(attribution, without, target), "without it")
 

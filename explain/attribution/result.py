@@ -19,7 +19,6 @@ from explain.layers.placement import (
     Placement,
     PlacementMode,
     draw,
-    nearest,
     shared_out,
     transferred,
 )
@@ -78,6 +77,10 @@ class Attribution(Outcome):
     variance of the scores a surrogate explains. ``neutral`` ``(N,)`` is the value of a place that
     makes no difference, where it is not zero (of RISE, the mean score over the masks): pictures
     show the difference from it.
+
+    ``interactions`` ``(N, M, M)`` is what pairs of regions do together by `FaithSHAP`, with what
+    each does alone on the diagonal, and ``centres`` ``(N, M, 2)`` where they lie, as parts of the
+    sides; an image with fewer regions has zeros.
 
     ``certified`` ``(N, H, W)`` is what a `Certified` map says of each pixel: 1 in the top share, -1
     not in it, 0 where it abstains; it holds for every change of the input whose L2 norm is below
@@ -375,17 +378,9 @@ class Attribution(Outcome):
 
     @property
     def certified(self) -> torch.Tensor | None:
-        """The answers of a `Certified` map at input resolution, ``(N, H, W)`` int8: 1 in the top
-        share, -1 not in it, 0 abstains; each pixel has that of the nearest cell. None for others.
-        """
-        if self.radius is None:
-            return None
-        places = [self.placement and self.placement[image] for image in range(len(self))]
-        answers = [
-            nearest(cells, self.size, placement)
-            for cells, placement in zip(self.values, places, strict=True)
-        ]
-        return torch.stack(answers).to(torch.int8)
+        """The answers of a `Certified` map, ``(N, H, W)`` int8: 1 in the top share, -1 not in it, 0
+        abstains; None for others."""
+        return None if self.radius is None else self.values.to(torch.int8)
 
     @property
     def cells(self) -> torch.Tensor:

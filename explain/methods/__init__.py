@@ -64,7 +64,7 @@ from explain.methods.patterns import FEM, KPCACAM, EigenCAM, EigenGradCAM, LaFAM
 from explain.methods.regions import Quadtree, Squares, Superpixels, region_values
 from explain.methods.relevance import LRP, DeepLIFT, DeepLIFTSHAP, FullGrad
 from explain.methods.score_cam import ISCAM, SSCAM, TIS, AblationCAM, ScoreCAM, ViTCX
-from explain.methods.shapley import KernelSHAP, PartitionSHAP, ShapleySampling
+from explain.methods.shapley import FaithSHAP, KernelSHAP, PartitionSHAP, ShapleySampling
 from explain.methods.surrogate import HSIC, LIME, FeatureAblation, FeaturePermutation, Sobol
 from explain.methods.wrappers import Augmented, Smooth, SmoothGradCAMPlusPlus
 
@@ -98,6 +98,7 @@ __all__ = [
     "ElementWiseCAM",
     "ExpectedGradients",
     "ExtremalPerturbation",
+    "FaithSHAP",
     "FeatureAblation",
     "FeaturePermutation",
     "FinerCAM",

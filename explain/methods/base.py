@@ -158,7 +158,9 @@ class Outcome:
     of the variance of the scores a surrogate explains; ``neutral`` ``(N,)`` the value of a place
     that makes no difference, where it is not zero; ``sets`` the `EvidenceSets` of a method that
     looks for the smallest evidence; ``radius`` ``(N,)`` the L2 norm of a change of the input below
-    which the answers of a certified map hold.
+    which the answers of a certified map hold; ``interactions`` ``(N, M, M)`` what pairs of regions
+    do together, with what each does alone on the diagonal, and ``centres`` ``(N, M, 2)`` where
+    regions lie, as parts of the sides.
     """
 
     error: torch.Tensor | None = None
@@ -169,6 +171,8 @@ class Outcome:
     neutral: torch.Tensor | None = None
     sets: Any = None
     radius: torch.Tensor | None = None
+    interactions: torch.Tensor | None = None
+    centres: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 the photo."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -11,13 +12,22 @@ import torch.nn.functional as F
 
 from explain.engine import Accumulator, Attributions, Evidence, Need
 from explain.engine.needs import applied
-from explain.methods.base import Citation, Method, Outcome, cited, over_all, register_wrapper
+from explain.methods.base import (
+    Citation,
+    Method,
+    Outcome,
+    cited,
+    over_all,
+    register_wrapper,
+    uses_layer,
+)
 from explain.methods.wrappers import NoisyCopies, WrapperMethod, span
 
 LOOKS = ((0.25, 0.05), (0.5, 0.1), (1.0, 0.85))
 """After which shares of the copies places are decided, and each time's share of the error."""
-SQUARES = ((1, 2 / 3), (4, 1 / 3))
-"""How many cells across the squares are that are decided as one, and their share of the error."""
+LEAST_SIDE = 4
+ACROSS = 20
+"""Pixels and their part of the longer side that squares are wide, which are decided as one."""
 WORTH = 0.01  # share of the places that further copies have to decide, or else none are run
 
 
@@ -40,21 +50,24 @@ def chances(copies: int, agreement: float, places: int) -> torch.Tensor:
     return at_most(1 - agreement) + (places + 1) * at_most(agreement)
 
 
-def decided(against: torch.Tensor, copies: int, agreement: float, error: float) -> torch.Tensor:
+def decided(
+    against: torch.Tensor, copies: int, agreement: float, error: float, sides: Sequence[int] = (1,)
+) -> torch.Tensor:
     """Which places of a map ``(..., h, w)`` are decided where so many ``copies`` are ``against``
     the answer of most; the chance that any decision is wrong is at most ``error``.
 
     A false decision on a square needs one on each of its places, so a square counts once, however
-    its places depend on each other. Squares share the error by Holm's step-down procedure.
+    its places depend on each other. Squares of all ``sides`` have an equal part of the error; those
+    of one side share it by Holm's step-down procedure.
     """
     by_misses = chances(copies, agreement, against.numel())
     maps = against.reshape(-1, 1, *against.shape[-2:]).double()
     is_decided = torch.zeros_like(maps, dtype=torch.bool)
-    for side, part in SQUARES:
+    for side in sides:
         worst = F.max_pool2d(maps, side, ceil_mode=True)
         count = 0
         while count < worst.numel():
-            level = error * part / (worst.numel() - count)
+            level = error / len(sides) / (worst.numel() - count)
             below = worst < int((by_misses <= level).sum())
             if int(below.sum()) == count:
                 break
@@ -68,7 +81,7 @@ def decided(against: torch.Tensor, copies: int, agreement: float, error: float) 
 @dataclass(frozen=True)
 class InTop:
     """Which places of a method's map are larger than all but the ``share`` of the largest ones, as
-    truth values ``(b, h, w)``, by what a picture shows of it."""
+    truth values ``(b, H, W)``, by what a picture shows of it."""
 
     method: Method
     share: float
@@ -88,6 +101,7 @@ class InTop:
         else:
             has_signs = self.method.style == "signed" and evidence.layer is None
             shown = values.abs() if has_signs else values.clamp(min=0)
+            shown = evidence.on_photo(shown[:, None])[:, 0]
         falling = shown.flatten(1).sort(1, descending=True).values
         border = falling[:, int(self.share * falling.shape[1])]
         return shown > over_all(border, shown)
@@ -99,6 +113,8 @@ class Votes:
 
     def __init__(self, method: "Certified") -> None:
         self._method = method
+        # neighbours in a map of single pixels have little in common
+        self._has_squares = uses_layer(method)
         self._looks = [
             (math.ceil(share * method.samples), part * (1 - method.confidence))
             for share, part in LOOKS
@@ -129,7 +145,9 @@ class Votes:
         copies = self.taken
         against = torch.minimum(votes, copies - votes)
         agreement = self._method.agreement
-        is_new = decided(against, copies, agreement, error)
+        side = max(LEAST_SIDE, max(votes.shape) // ACROSS)
+        sides = (1, side) if self._has_squares else (1,)
+        is_new = decided(against, copies, agreement, error, sides)
         if self.answers is None:
             self.answers = torch.zeros_like(votes)
         is_open = self.answers == 0
@@ -138,7 +156,8 @@ class Votes:
         if not self._looks:
             return
         last, last_error = self._looks[-1]
-        expected = decided((against * last).double() / copies, last, agreement, last_error)
+        expected_against = (against * last).double() / copies
+        expected = decided(expected_against, last, agreement, last_error, sides)
         if float((expected & (self.answers == 0)).double().mean()) < WORTH:
             self._looks.clear()
 
@@ -198,14 +217,14 @@ class Certified(WrapperMethod):
     below :math:`s\,\Phi^{-1}(\text{agreement})` can turn that answer (Cohen et al., ICML 2019).
     Whether so many agree is tested on ``samples`` copies, exactly, by binomials: with a probability
     of at least ``confidence`` over the noise, *all* answers of an image are right. What cannot be
-    told abstains. The error is shared by single places, each of which counts, and squares of 4 × 4,
-    which count once, since a square is answered only where each of its places would be; and by
-    three looks at the copies, the first after a quarter. Copies end early where more would decide
-    less than one place in a hundred.
+    told abstains. Single pixels share the error; for maps of a layer, which are smooth, half of it
+    is for squares of a twentieth of the side: each counts once, since it is answered only where all
+    of its pixels would be. Three looks at the copies share it too, the first after a quarter; they
+    end early where more copies would decide less than one pixel in a hundred.
 
     Args:
-        method: any method; its name goes into this one's: ``certified(gradcam)``. A map of a layer
-            is answered by its cells, as fine as it is; ranked is what a heatmap shows.
+        method: any method; its name goes into this one's: ``certified(gradcam)``. What its heatmap
+            shows is ranked, in pixels.
         sigma: the standard deviation of the noise relative to the range of the image's values.
         share: of the places, how many are the top ones; equal values at the border are out.
         confidence: the chance, at least, that no answer of an image is wrong.
@@ -215,9 +234,9 @@ class Certified(WrapperMethod):
         seed: of the noise; every image gets the same.
 
     Returns:
-        1 in the top share, −1 not in it, 0 abstains: ``(N, h, w)``, in the cells of a layer's map
-        or in pixels. ``certified`` of the attribution has it for each pixel ``(N, H, W)``, and
-        ``radius`` ``(N,)`` the L2 norm of a change of the input below which it holds.
+        1 in the top share, −1 not in it, 0 abstains: ``(N, H, W)``. ``certified`` of the result has
+        it as whole numbers, and ``radius`` ``(N,)`` the L2 norm of a change of the input below
+        which it holds.
 
     Anani et al., "Pixel-level Certified Explanations via Randomized Smoothing", ICML 2025
     (arXiv:2506.15499).

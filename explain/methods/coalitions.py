@@ -184,7 +184,9 @@ class _RegionEstimator(Estimator):
         shown = self.shown[: len(self.scores)].double()
         solved = self.method.solve(shown, self.scores, self.whole, self.blank)
         error = None if solved.error is None else self._laid_out(solved.error)
-        return replace(solved, values=self._laid_out(solved.values), error=error)
+        centres = None if solved.interactions is None else centres_of(self.labels)
+        values = self._laid_out(solved.values)
+        return replace(solved, values=values, error=error, centres=centres)
 
     def _laid_out(self, values: torch.Tensor) -> torch.Tensor:
         """Give each pixel the value of its region: ``(M,)`` to ``(H, W)``; for methods with
@@ -193,3 +195,17 @@ class _RegionEstimator(Estimator):
         if self.method.coarse and isinstance(regions, Squares):
             return values.reshape(regions.cells(tuple(self.labels.shape)))
         return values[self.labels]
+
+
+def centres_of(labels: torch.Tensor) -> torch.Tensor:
+    """The centre of each region ``(M, 2)`` in parts of the photo's height and width, from the
+    region of each pixel ``(H, W)``.
+
+    >>> centres_of(torch.tensor([[0, 1]])).tolist()
+    [[0.5, 0.25], [0.5, 0.75]]
+    """
+    sides = labels.new_tensor(labels.shape)
+    pixels = (torch.ones_like(labels).nonzero() + 0.5) / sides
+    numbers = labels.flatten()
+    sums = pixels.new_zeros(int(numbers.max()) + 1, labels.ndim).index_add_(0, numbers, pixels)
+    return sums / numbers.bincount()[:, None]

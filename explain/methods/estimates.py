@@ -72,13 +72,16 @@ def floored_error(variance: torch.Tensor, freedom: int) -> torch.Tensor:
 class Estimate:
     """What the scores of one image say so far: ``values``, their standard errors ``error`` in the
     same shape (None before any can be told), and the fit ``r2`` of a surrogate. ``neutral`` is the
-    value of a pixel that makes no difference, where it is not zero.
+    value of a pixel that makes no difference, where it is not zero. ``interactions`` ``(M, M)`` and
+    ``centres`` ``(M, 2)`` are as in `Outcome`.
     """
 
     values: torch.Tensor
     error: torch.Tensor | None = None
     r2: float | None = None
     neutral: float | None = None
+    interactions: torch.Tensor | None = None
+    centres: torch.Tensor | None = None
 
 
 class Estimator(ABC):
@@ -245,6 +248,8 @@ class _Estimating(Accumulator):
             finished=self._of_images(ended),
             r2=self._of_images([estimate.r2 for estimate in estimates]),
             neutral=self._of_images([estimate.neutral for estimate in estimates]),
+            interactions=_padded([estimate.interactions for estimate in estimates]),
+            centres=_padded([estimate.centres for estimate in estimates]),
         )
         return torch.stack([estimate.values for estimate in estimates]), outcome
 
@@ -255,6 +260,20 @@ class _Estimating(Accumulator):
             return None
         dtype = torch.float64 if isinstance(figures[0], float) else None
         return torch.tensor(figures, dtype=dtype, device=self._device)
+
+
+def _padded(tables: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+    """Tables ``(M, ...)`` of all images as one, with zeros for the regions that some lack; None
+    where any image has none."""
+    complete = [table for table in tables if table is not None]
+    if len(complete) < len(tables):
+        return None
+    padded = complete[0].new_zeros(
+        len(complete), *np.max([table.shape for table in complete], axis=0)
+    )
+    for table, of_image in zip(complete, padded, strict=True):
+        of_image[tuple(map(slice, table.shape))] = table
+    return padded
 
 
 class PerturbationMethod(Method):

@@ -21,7 +21,7 @@ from explain.methods.base import register
 from explain.methods.coalitions import CoalitionDesign, SampledRegions
 from explain.methods.estimates import Estimate, SearchMethod, floored_error, student_factor
 from explain.methods.masking import Score, ShownParts, blank_score, box_mask, whole_score
-from explain.methods.regions import Cell, pixels_of, region_values
+from explain.methods.regions import Cell, Regions, Squares, pixels_of, region_values
 
 THREES = (0.0, 0.01, 0.1, 0.3, 1.0)
 REST = (1e-6, 1e-3, 0.01, 0.03, 0.1, 0.3, 1.0)
@@ -298,6 +298,45 @@ class KernelSHAP(ShapleyMethod):
         return regress_pairs(seen, scores, whole, blank)
 
 
+class PairsForInteractions(Pairs):
+    """The same, as many as there are interactions at least."""
+
+    def rows(self, regions: int) -> torch.Tensor:
+        """The coalitions ``(P, M)`` of `FaithSHAP`, true for a region that is seen."""
+        unknown = regions * (regions + 1) // 2
+        if self.samples < min(unknown, 2**regions - 2):
+            raise MethodError(
+                f"samples of faithshap must be at least {unknown} for {regions} regions, got "
+                f"{self.samples}; run more, or take fewer regions"
+            )
+        return super().rows(regions)
+
+
+def faithful_interactions(
+    seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float
+) -> torch.Tensor:
+    """What regions do alone, and in pairs: ``(M, M)``, the pairs symmetric; the sum of the diagonal
+    and of the pairs, each once, whose regions are seen is the nearest to the scores ``(P,)`` of
+    coalitions ``(P, M)`` under the Shapley kernel, and exact for the whole and the blank photo.
+    """
+    regions = seen.shape[1]
+    first, second = torch.triu_indices(regions, regions, device=seen.device)
+    together = seen[:, first] * seen[:, second]
+    # the sum of all is given: the last one follows from the others
+    last = together[:, -1:]
+    gain = whole - blank
+    sizes = seen.sum(1).round().long()
+    counts = sizes.bincount(minlength=regions + 1)
+    # each size counts as much as in the kernel, however many of its coalitions were run
+    weights = (regions - 1) / (sizes * (regions - sizes) * counts[sizes]).to(seen)
+    root = weights.sqrt()[:, None]
+    wanted = (scores - blank)[:, None] - gain * last
+    solved = torch.linalg.lstsq(root * (together[:, :-1] - last), root * wanted).solution[:, 0]
+    values = seen.new_zeros(regions, regions)
+    values[first, second] = torch.cat([solved, (gain - solved.sum())[None]])
+    return torch.triu(values) + torch.triu(values, 1).T
+
+
 class Permutations(CoalitionDesign):
     """Regions uncovered one after the other in random orders, each order followed by its
     reverse."""
@@ -398,6 +437,56 @@ class ShapleySampling(ShapleyMethod):
         if bool(variance.mean().sqrt() <= 1e-6 * largest_gain):  # all agree, but for rounding
             return Estimate(values, (largest_gain / pairs).expand(regions))
         return Estimate(values, floored_error(variance, pairs - 1))
+
+
+@register
+class FaithSHAP(ShapleyMethod):
+    r"""What regions do for the score, alone and in pairs: the interactions of Faith-Shap.
+
+    Of all sums of what each region does alone and what each pair does together, it is the one that
+    is nearest to the scores of coalitions, weighted by the Shapley kernel, and exact for the photo
+    and the covered one. A pair below zero says that two regions show the same thing, one above zero
+    that they count only together.
+
+    Args:
+        samples: how many covered photos, at most; at least M (M + 1) / 2 for M regions. All
+            coalitions give the exact values, as by default.
+        regions: as for `KernelSHAP`, but 3 × 3 squares by default.
+        baseline: what takes the place of what is covered: one of `explain.baselines`, or its name.
+        score: explain the ``logit``, or the ``probability`` of the class.
+        seed: of the coalitions.
+        tolerance, max_seconds: there is no error, so that a tolerance ends nothing; stop after so
+            many seconds.
+
+    Returns:
+        ``(N, H, W)``, in units of the score: each pixel has what its region does alone and half of
+        what it does in pairs; regions add up to :math:`y(x) - y(\text{baseline})`. The result's
+        ``interactions`` ``(N, M, M)`` has both, and pictures draw them as a network over the photo.
+
+    Tsai et al., "Faith-Shap: The Faithful Shapley Interaction Index", JMLR 2023 (arXiv:2203.00870).
+
+    >>> import explain
+    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2, bias=False)).double()
+    >>> x = torch.rand(1, 3, 2, 2, dtype=torch.float64)
+    >>> a = explain.attribute(model, x, FaithSHAP(regions=2), target=1)
+    >>> alone = (model[1].weight[1].reshape(3, 2, 2) * x).sum(1).flatten()
+    >>> torch.allclose(a.interactions, alone.diag())  # a linear model has no pairs
+    True
+    """
+
+    samples: int = 510
+    regions: Regions = Squares(3)
+
+    summary = "what regions do alone and in pairs, by weighted regression"
+    minimums = {"samples": 1}
+    designed_by = PairsForInteractions
+
+    def solve(
+        self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float
+    ) -> Estimate:
+        values = faithful_interactions(seen, scores, whole, blank)
+        alone = values.diagonal()
+        return Estimate(alone + (values.sum(1) - alone) / 2, interactions=values)
 
 
 TOGETHER = 8  # cells that are cut in one go, so that their runs share full pieces

@@ -95,9 +95,9 @@ def test_squares_that_agree_are_decided_with_more_dissent_than_single_places() -
     alone = int((chances(copies, agreement, places) <= error / places).sum())
     against = torch.full((64, 64), alone)
     assert not bool((against < alone).any())
-    assert bool(decided(against, copies, agreement, error).all())
+    assert bool(decided(against, copies, agreement, error, (1, 4)).all())
     against[::4, ::4] = copies // 2  # one place of each square disagrees
-    assert not bool(decided(against, copies, agreement, error).any())
+    assert not bool(decided(against, copies, agreement, error, (1, 4)).any())
 
 
 def two_rivals(gap: float) -> Tensor:
@@ -176,9 +176,9 @@ def test_answers_are_those_of_the_copies_one_by_one() -> None:
     a = explain.attribute(network(), x, method, target=0, layer="3")
     noise = explain.methods.wrappers.noises(0, torch.arange(60), x[0])
     copies = x + 0.15 * (x.max() - x.min()) * noise
-    maps = explain.attribute(network(), copies, "gradcam", target=0, layer="3").values.clamp(min=0)
+    maps = explain.attribute(network(), copies, "gradcam", target=0, layer="3").heatmap
     ranks = (maps.flatten(1)[:, :, None] <= maps.flatten(1)[:, None]).sum(2)  # itself counts
-    votes = (ranks <= 9).sum(0).reshape(6, 6)
+    votes = (ranks <= 36).sum(0).reshape(12, 12)
     answers = a.values[0]
     assert a.samples == 60
     assert bool((votes[answers == 1] > 45).all())
