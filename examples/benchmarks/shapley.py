@@ -35,7 +35,7 @@ ROWS = 3
 COLUMNS = 4
 REGIONS = ROWS * COLUMNS
 PASSES = (60, 120, 240)
-SEEDS = 4
+SEEDS = 8
 CHUNK = 64
 POWERS = 2 ** torch.arange(REGIONS)
 
@@ -120,7 +120,7 @@ def leverage(scores: Tensor, passes: int, seed: int) -> Answer:
 def as_game(scores: Tensor) -> Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]:
     table = scores.numpy()
     powers = POWERS.numpy()
-    return lambda seen: table[(np.asarray(seen).astype(int) * powers).sum(1)]
+    return lambda seen: table[(np.atleast_2d(seen).astype(int) * powers).sum(1)]
 
 
 def shap_estimators() -> dict[str, Estimator]:
