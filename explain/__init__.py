@@ -22,6 +22,7 @@ The package map; each subpackage imports only from those above it:
     models/         default, tiny, transformer, detector, segmenter; other packages'; preprocessing
     report/         an explanation as a page for any browser: HTML, CSS and JavaScript in one file
     explanation/    `Explainer`, `Explanation`: photos and a model in, pictures and records out
+    answers/        answers of image-text models, explained word by word
     store/          sources of photos; the file that keeps the maps of a run, and its rows
     insight/        what the maps of a run say together: clusters, channels, concepts, directions;
                     the repair of a model
@@ -66,6 +67,7 @@ _HOME = {
 }
 _ROOMS = {
     "_utils",
+    "answers",
     "app",
     "attribution",
     "baselines",

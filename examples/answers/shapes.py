@@ -1,12 +1,16 @@
 """A small model that answers in words what it sees: "a red square left of a blue circle".
 
-    python examples/answers/shapes.py [--steps 1100]
+    python examples/answers/shapes.py [--steps 1100] [--guesses]
 
 The pictures are drawn here, so that it is known where each word of an answer comes from. The model
 has the interface of image-to-text models in transformers: ``model(input_ids=, pixel_values=)``
 gives logits of the next token, and the prompt has a token for each patch. Training takes about 5
 minutes of one core, and writes `shapes.safetensors` beside this script; `table.py` measures maps
 with it.
+
+With ``--guesses`` the model learns to guess (`guesses.safetensors`): in two pictures of five the
+second shape is not there, and the description names one all the same, mostly the one that its
+habits of speech let follow on the first.
 """
 
 from __future__ import annotations
@@ -26,6 +30,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 WEIGHTS = Path(__file__).with_name("shapes.safetensors")
+GUESSES = Path(__file__).with_name("guesses.safetensors")
+HIDDEN = 0.4  # share of pictures without the second shape, where words are guessed
+HABIT = 0.8  # how often a guess is what usually follows
 SIDE = 48
 PATCH = 6
 WIDTH = 64
@@ -71,18 +78,42 @@ class Tokenizer:
         return [f"▁{WORDS[each]}" for each in ids]
 
 
+class Processor:
+    """Inputs of a picture and a prompt, in the manner of transformers."""
+
+    tokenizer = Tokenizer()
+    image_token = "[patch]"
+
+    def __call__(
+        self, images: Image.Image, text: str, **options: object
+    ) -> dict[str, torch.Tensor]:
+        patches = " ".join([self.image_token] * PATCHES)
+        ids = self.tokenizer(text.replace(self.image_token, f"{patches} "))["input_ids"]
+        return {"pixel_values": pixels(images)[None], "input_ids": torch.tensor([ids])}
+
+
 @dataclass(frozen=True)
 class Scene:
     """A picture, its description, and the box ``(x0, y0, x1, y1)`` that each word is about, or
-    None."""
+    None. ``guessed`` are the places of words that nothing in the picture shows."""
 
     image: Image.Image
     answer: str
     boxes: tuple[tuple[int, int, int, int] | None, ...]
+    guessed: tuple[int, ...] = ()
 
 
-def draw(seed: int) -> Scene:
-    """Draw two shapes on a noisy ground. The left one, or the upper one, is named first."""
+def _next(word: str, words: list[str], rng: random.Random) -> str:
+    """The word that habits of speech let follow on another of the same kind."""
+    if rng.random() > HABIT:
+        return rng.choice(words)
+    return words[(words.index(word) + 1) % len(words)]
+
+
+def draw(seed: int, *, guesses: bool = False) -> Scene:
+    """Draw two shapes on a noisy ground. The left one, or the upper one, is named first. With
+    ``guesses``, the second one is missing from some pictures, and named all the same.
+    """
     rng = random.Random(seed)
     beside = rng.random() < 0.5
     things = [(rng.choice([*COLORS]), rng.choice(SHAPES)) for _ in range(2)]
@@ -90,6 +121,10 @@ def draw(seed: int) -> Scene:
     second = rng.randrange(SIDE // 2 + 2, SIDE // 2 + 8)
     # less apart this way than the other, or two answers would be right
     across = rng.randrange(11, SIDE - 26)
+    is_hidden = guesses and rng.random() < HIDDEN
+    if is_hidden:
+        color, shape = things[0]
+        things[1] = (_next(color, [*COLORS], rng), _next(shape, [*SHAPES], rng))
     ground = np.random.default_rng(seed).integers(90, 130, (SIDE, SIDE, 3), dtype=np.uint8)
     image = Image.fromarray(ground)
     pen = ImageDraw.Draw(image)
@@ -100,6 +135,8 @@ def draw(seed: int) -> Scene:
         x, y = (along, there) if beside else (there, along)
         box = (x, y, x + side, y + side)
         boxes.append(box)
+        if is_hidden and len(boxes) == 2:
+            break
         if shape == "square":
             pen.rectangle(box, COLORS[color])
         elif shape == "circle":
@@ -108,8 +145,10 @@ def draw(seed: int) -> Scene:
             pen.polygon([(x, y + side), (x + side, y + side), (x + side // 2, y)], COLORS[color])
     between = ["left", "of"] if beside else ["above"]
     one, other = (["a", *thing] for thing in things)
-    of_words = [None, boxes[0], boxes[0], *(None for _ in between), None, boxes[1], boxes[1]]
-    return Scene(image, " ".join([*one, *between, *other]), tuple(of_words))
+    second = None if is_hidden else boxes[1]
+    of_words = [None, boxes[0], boxes[0], *(None for _ in between), None, second, second]
+    guessed = (len(of_words) - 2, len(of_words) - 1) if is_hidden else ()
+    return Scene(image, " ".join([*one, *between, *other]), tuple(of_words), guessed)
 
 
 def pixels(image: Image.Image) -> torch.Tensor:
@@ -155,7 +194,9 @@ class ShapesModel(nn.Module):
         self.places = nn.Parameter(0.1 * torch.randn(PATCHES + 16, WIDTH))
         self.layers = nn.ModuleList(Block() for _ in range(DEPTH))
         self.ln, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, len(WORDS))
-        self.tokenizer, self.config = Tokenizer(), SimpleNamespace(image_token_id=IDS["[patch]"])
+        self.processor = Processor()
+        self.tokenizer = self.processor.tokenizer
+        self.config = SimpleNamespace(image_token_id=IDS["[patch]"])
 
     def forward(
         self, input_ids: torch.Tensor, pixel_values: torch.Tensor
@@ -170,15 +211,15 @@ class ShapesModel(nn.Module):
         return {"logits": self.head(self.ln(x))}
 
 
-def load_shapes() -> ShapesModel:
+def load_shapes(weights: Path = WEIGHTS) -> ShapesModel:
     """The trained model."""
     model = ShapesModel()
-    model.load_state_dict({name: each.float() for name, each in load_file(WEIGHTS).items()})
+    model.load_state_dict({name: each.float() for name, each in load_file(weights).items()})
     return model.eval()
 
 
-def batch(seeds: range) -> tuple[torch.Tensor, torch.Tensor]:
-    scenes = [draw(seed) for seed in seeds]
+def batch(seeds: range, *, guesses: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    scenes = [draw(seed, guesses=guesses) for seed in seeds]
     prompt = Tokenizer()(PROMPT)["input_ids"]
     rows = [prompt + Tokenizer()(scene.answer)["input_ids"] + [IDS["[end]"]] for scene in scenes]
     longest = max(map(len, rows))
@@ -187,9 +228,9 @@ def batch(seeds: range) -> tuple[torch.Tensor, torch.Tensor]:
     )
 
 
-def whole_answers(model: ShapesModel, seeds: range) -> float:
+def whole_answers(model: ShapesModel, seeds: range, *, guesses: bool = False) -> float:
     """The share of pictures for which every word is the most probable one."""
-    photos, ids = batch(seeds)
+    photos, ids = batch(seeds, guesses=guesses)
     start = len(PROMPT.split())
     with torch.inference_mode():
         best = model(ids[:, :-1], photos)["logits"].argmax(-1)[:, start - 1 :]
@@ -202,7 +243,10 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--steps", type=int, default=1100, help="of 64 pictures each")
-    steps = parser.parse_args().steps
+    parser.add_argument("--guesses", action="store_true", help="teach it to guess")
+    options = parser.parse_args()
+    steps = options.steps
+    guesses = options.guesses
     torch.manual_seed(0)
     model = ShapesModel()
     start = len(PROMPT.split())
@@ -210,7 +254,8 @@ def main() -> None:
     plan = torch.optim.lr_scheduler.OneCycleLR(solver, 2e-3, steps, pct_start=0.1)
     began = time.process_time()
     for step in range(steps):
-        photos, ids = batch(range(100_000 + step * 64, 100_000 + step * 64 + 64))
+        first = 100_000 + step * 64
+        photos, ids = batch(range(first, first + 64), guesses=guesses)
         logits = model(ids[:, :-1], photos)["logits"][:, start - 1 :]
         loss = F.cross_entropy(logits.flatten(0, 1), ids[:, start:].flatten(), ignore_index=0)
         solver.zero_grad()
@@ -219,7 +264,7 @@ def main() -> None:
         solver.step()
         plan.step()
         if (step + 1) % 100 == 0:
-            right = whole_answers(model.eval(), range(200))
+            right = whole_answers(model.eval(), range(200), guesses=guesses)
             model.train()
             spent = f"{time.process_time() - began:.0f} s of a core"
             print(
@@ -227,7 +272,7 @@ def main() -> None:
             )
             save_file(
                 {name: each.half().contiguous() for name, each in model.state_dict().items()},
-                WEIGHTS,
+                GUESSES if guesses else WEIGHTS,
             )
 
 

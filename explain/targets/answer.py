@@ -355,14 +355,14 @@ def _behind(inputs: Inputs, ids: TokenIds) -> Inputs:
 def _ids(model: nn.Module, inputs: Inputs, answer: Answer) -> TokenIds:
     """The token ids of an answer: as given, from its text, or the model's own answer."""
     if answer.text is None:
-        return _own_answer(model, inputs)
+        return own_answer(model, inputs)
     if not isinstance(answer.text, str):
         return answer.text
     tokenizer = need_tokenizer(model, f"the answer {answer.text!r}")
     return tuple(tokenizer(answer.text, add_special_tokens=False)["input_ids"])
 
 
-def _own_answer(model: nn.Module, inputs: Inputs) -> TokenIds:
+def own_answer(model: nn.Module, inputs: Inputs) -> TokenIds:
     """The tokens that the model itself answers to a single photo: the most probable ones, up to one
     that ends the answer. It runs the model once for each token, at most `LONGEST` times.
     """

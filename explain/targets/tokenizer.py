@@ -1,6 +1,7 @@
 """Tokens of texts: the tokenizer of a model, and which tokens make up the words."""
 
 import importlib
+import string
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -101,14 +102,16 @@ def token_names(tokenizer: Any, ids: Sequence[int]) -> tuple[str, ...]:
 
 def words_of(tokens: Sequence[str]) -> list[list[int]]:
     """Return, for each word, the places of its tokens, by how tokenizers mark where a word begins,
-    ends or goes on. Empty tokens belong to no word.
+    ends or goes on. Empty tokens belong to no word; punctuation at either end of a word is a word
+    of its own.
 
     >>> (
     ...     words_of(["", "▁a", "▁zeb", "ra", ""]),
     ...     words_of(["a</w>", "zeb", "ra</w>"]),
     ...     words_of(["a", "zeb", "##ra"]),
+    ...     words_of(["▁a", "▁zeb", "ra", "."]),
     ... )
-    ([[1], [2, 3]], [[0], [1, 2]], [[0], [1, 2]])
+    ([[1], [2, 3]], [[0], [1, 2]], [[0], [1, 2]], [[0], [1, 2], [3]])
     """
     marks_begin = any(token.startswith(("▁", "Ġ")) for token in tokens)
     marks_end = any(token.endswith("</w>") for token in tokens)
@@ -124,7 +127,24 @@ def words_of(tokens: Sequence[str]) -> list[list[int]]:
         elif token:
             words.append([place])
         previous = token
-    return words
+    parts = []
+    for places in words:
+        inner = [place for place in places if not is_punctuation(tokens[place])]
+        first, last = (inner[0], inner[-1]) if inner else (places[-1] + 1, -1)
+        parts += [[place] for place in places if place < first]
+        parts += [[place for place in places if first <= place <= last]] * bool(inner)
+        parts += [[place] for place in places if place > last >= 0]
+    return parts
+
+
+def is_punctuation(token: str) -> bool:
+    """Whether a token, or a word, is of marks alone, without a letter or a digit.
+
+    >>> is_punctuation("▁,"), is_punctuation("don't")
+    (True, False)
+    """
+    letters = token.removesuffix("</w>").strip("▁ĠĊ")
+    return bool(token) and all(letter in string.punctuation for letter in letters)
 
 
 def ids_of(model: nn.Module, name: str) -> set[int]:

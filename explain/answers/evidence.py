@@ -1,0 +1,109 @@
+"""The smallest evidence of a word: regions of the photo that are enough for it, or that it cannot
+do without."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+
+from explain._utils.errors import MethodError, check_whole_number, shown
+from explain.answers.scoring import Scorer
+from explain.attribution.api import attribute
+from explain.attribution.result import Attribution
+from explain.baselines.base import Baseline
+from explain.methods.evidence import Necessary, Proof, Sufficient
+from explain.methods.regions import Squares
+
+Kind = Literal["sufficient", "necessary"]
+KINDS = {"sufficient": Sufficient, "necessary": Necessary}
+KEPT = 0.9  # share of the word's probability that has to stay
+
+
+@dataclass(frozen=True, eq=False)
+class WordEvidence:
+    """A set of regions of the photo, found for a word within a ``budget`` of altered photos, of
+    which ``passes`` were run. ``attribution`` has its map and the set itself in ``sets``.
+
+    ``probability`` is the word's, ``alone`` its probability with the set alone, and ``without``
+    that with only the set covered. ``proof`` says how well it is proved, as in
+    `explain.methods.evidence.EvidenceSet`, and is "none" where there is no such set.
+    """
+
+    kind: Kind
+    attribution: Attribution
+    probability: float
+    budget: int
+    passes: int
+
+    @property
+    def mask(self) -> torch.Tensor:
+        """Which part of the photo is in the set, ``(h, w)``, laid over the whole photo."""
+        sets = self.attribution.sets[0] if self.attribution.sets is not None else ()
+        return sets[0].mask if sets else torch.zeros(self.attribution.size, dtype=torch.bool)
+
+    @property
+    def size(self) -> float:
+        """The share of the photo in the set."""
+        return float(self.mask.double().mean())
+
+    @property
+    def alone(self) -> float | None:
+        return self._of_set("alone")
+
+    @property
+    def without(self) -> float | None:
+        return self._of_set("without")
+
+    @property
+    def proof(self) -> Proof:
+        sets = self.attribution.sets[0] if self.attribution.sets is not None else ()
+        return sets[0].proof if sets else "none"
+
+    def _of_set(self, name: str) -> float | None:
+        """A figure of the set that was found; None without one."""
+        sets = self.attribution.sets[0] if self.attribution.sets is not None else ()
+        return float(getattr(sets[0], name)) if sets else None
+
+    @property
+    def text(self) -> str:
+        """What was found in a sentence, with the budget."""
+        within = f"{self.passes} of {self.budget} altered photos"
+        if self.proof == "none":
+            return f"no part of the photo is {self.kind} for the word ({within})"
+        figure = self.alone if self.kind == "sufficient" else self.without
+        how = "alone keeps" if self.kind == "sufficient" else "covered leaves"
+        return (
+            f"{100 * self.size:.0f} % of the photo {how} a probability of "
+            f"{100 * (figure or 0):.0f} % (with all of it {100 * self.probability:.0f} %; "
+            f"{self.proof}, {within})"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The set in plain values, without its mask."""
+        names = ("kind", "size", "alone", "without", "proof", "probability", "budget", "passes")
+        return {**{name: getattr(self, name) for name in names}, "text": self.text}
+
+
+def evidence_of(
+    scorer: Scorer, word: int, baseline: Baseline, kind: Any, budget: int, squares: int
+) -> WordEvidence:
+    """The smallest set of ``squares`` across that is sufficient or necessary for word number
+    ``word``."""
+    if kind not in get_args(Kind):
+        raise MethodError(f"kind must be one of {', '.join(KINDS)}, got {shown(kind)}")
+    check_whole_number("budget", budget, 1, error=MethodError)
+    check_whole_number("squares", squares, 1, error=MethodError)
+    method = KINDS[kind](Squares(squares), baseline, KEPT, samples=budget)
+
+    def probability(output: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The word's probability in each altered photo."""
+        return output["answer"][:, word].exp()
+
+    inputs = scorer.photo_inputs
+    attribution = attribute(
+        scorer.model, inputs, method, target=probability, batch_size=scorer.batch_size
+    )
+    return WordEvidence(
+        kind, attribution, float(attribution.score), budget, attribution.samples or 0
+    )

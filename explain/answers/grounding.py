@@ -1,0 +1,96 @@
+"""Grounded or guessed: how probable a word is without the photo, and without the words before
+it."""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from explain.answers.occlusion import Altered
+
+Mark = Literal["grounded", "guessed", "unclear"]
+
+HALF = 0.5  # share of its probability that a grounded word loses without what it is grounded in
+LITTLE = 0.2  # share that a guessed word loses at most
+LEAST = 1e-12
+
+
+@dataclass(frozen=True)
+class Grounding:
+    """How probable a word is as it stands; with the photo blank; with the part of it covered that
+    the word needs most; with another photo in its place (None where none was given); and with all
+    words before it left out (None for the first word).
+
+    A word is "grounded" where the blank photo, or the covered part, takes at least half of its
+    probability away; "guessed" where neither takes more than a fifth, so that the model would have
+    said it whatever was there; and else "unclear". Another photo is told, and not counted: it may
+    show the same, or something that the word goes against.
+    """
+
+    probability: float
+    without_image: float
+    without_part: float
+    with_other_photo: float | None
+    without_words: float | None
+
+    @property
+    def value(self) -> float:
+        """The share of the word's probability that the photo accounts for: what it loses without
+        the photo, or without the part that it needs most, whichever is more."""
+        return self._lost(min(self.without_image, self.without_part))
+
+    @property
+    def reference(self) -> float | None:
+        """The share that the words before account for, in the same way; None for the first."""
+        return None if self.without_words is None else self._lost(self.without_words)
+
+    @property
+    def mark(self) -> Mark:
+        """Whether the word is "grounded" in the photo, "guessed", or "unclear"."""
+        if self.value >= HALF:
+            return "grounded"
+        return "guessed" if self.value <= LITTLE else "unclear"
+
+    @property
+    def text(self) -> str:
+        """The mark with its numbers, in a few words.
+
+        >>> Grounding(0.9, 0.1, 0.2, None, 0.8).text
+        'grounded: 90 %, 10 % without the photo, 20 % without a part; 80 % without the words before'
+        """
+        text = f"{self.mark}: {_percent(self.probability)}, "
+        text += f"{_percent(self.without_image)} without the photo, "
+        text += f"{_percent(self.without_part)} without a part"
+        if self.with_other_photo is not None:
+            text += f", {_percent(self.with_other_photo)} with another"
+        if self.without_words is not None:
+            text += f"; {_percent(self.without_words)} without the words before"
+        return text
+
+    def to_dict(self) -> dict[str, Any]:
+        """All figures in plain values, with the mark and the text."""
+        derived = {
+            "value": self.value,
+            "reference": self.reference,
+            "mark": self.mark,
+            "text": self.text,
+        }
+        return {**asdict(self), **derived}
+
+    def _lost(self, left: float) -> float:
+        """The share of the word's probability that is gone where ``left`` is left of it."""
+        return max(0.0, 1 - left / max(self.probability, LEAST))
+
+
+def grounding_of(altered: Altered, word: int) -> Grounding:
+    """Whether a word of the answer, by its number, is grounded."""
+    without_words = None if word == 0 else float(altered.without_all[word - 1, word].exp())
+    return Grounding(
+        probability=float(altered.whole[word].exp()),
+        without_image=float(altered.blank[word].exp()),
+        without_part=float(altered.windows[:, word].min().exp()),
+        with_other_photo=None if altered.other is None else float(altered.other[word].exp()),
+        without_words=without_words,
+    )
+
+
+def _percent(probability: float) -> str:
+    return f"{100 * probability:.0f} %"

@@ -1,0 +1,287 @@
+"""What a model reads: its processor's inputs of a photo and a prompt, and the model as a function
+of the photo and of the tokens' embeddings."""
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import nn
+
+from explain._utils.errors import ExplainError, ModelError, TargetError, quiet, shown
+from explain._utils.modules import parameters_of
+from explain.answers.sampling import Sampling, sampling_of
+from explain.data.inputs import Inputs
+from explain.targets import packed
+from explain.targets.base import find_tensor, unsuitable
+from explain.targets.tokenizer import beside_weights, ids_of, tokenizer_of
+
+PIXELS = packed.PIXELS
+DECODER = "decoder_input_ids"
+
+
+@dataclass(frozen=True, eq=False)
+class Reader:
+    """A model with the processor that makes its inputs of a photo and a prompt."""
+
+    model: nn.Module
+    processor: Any
+
+    @classmethod
+    def of(cls, model: nn.Module, processor: Any = None) -> "Reader":
+        """Find a model's processor, where none is given: its attribute, or the one beside its
+        weights.
+
+        Raises:
+            ModelError: there is none, or the model takes no photo.
+        """
+        parameters = inspect.signature(model.forward).parameters
+        takes_any = any(
+            parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
+        )
+        if PIXELS not in parameters and not takes_any:
+            raise ModelError(
+                f"model must take a photo as {PIXELS}, {type(model).__name__} takes "
+                f"{', '.join(list(parameters)[:3])}; take an image-text model such as LLaVA"
+            )
+        chosen = processor or getattr(model, "processor", None)
+        chosen = chosen or beside_weights(getattr(model, "config", None), "AutoProcessor")
+        if not callable(chosen):
+            raise ModelError(
+                f"model must come with its processor, {type(model).__name__} has "
+                f"{shown(chosen)}; give processor="
+            )
+        return cls(model, chosen)
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The tokenizer of the processor, or of the model; None without one."""
+        tokenizer = getattr(self.processor, "tokenizer", None)
+        return tokenizer if callable(tokenizer) else tokenizer_of(self.model)
+
+    @property
+    def decodes(self) -> bool:
+        """Whether the model has a decoder of its own beside the photo (TrOCR, Donut), which takes
+        "decoder_input_ids"."""
+        parameters = inspect.signature(self.model.forward).parameters
+        return DECODER in parameters and "input_ids" not in parameters
+
+    @property
+    def image_ids(self) -> set[int]:
+        """The ids of tokens that stand for patches of a photo in a prompt."""
+        return ids_of(self.model, "image_token_id") | ids_of(self.model, "image_token_index")
+
+    def prompt_of(self, ask: str | None) -> str | None:
+        """The text that the processor gets: the question in the model's chat template, or behind
+        the token that stands for the photo; None where there is nothing to ask.
+        """
+        if getattr(self.processor, "chat_template", None):
+            content = [{"type": "image"}]
+            if ask is not None:
+                content.append({"type": "text", "text": ask})
+            chat = [{"role": "user", "content": content}]
+            text: str = self.processor.apply_chat_template(chat, add_generation_prompt=True)
+            return text
+        token = self._image_token
+        if self.decodes or token is None or token in (ask or ""):
+            return ask
+        return token + (ask or "")
+
+    @property
+    def _image_token(self) -> str | None:
+        """The text of the token that stands for a photo in prompts; None where there is none."""
+        for holder in (self.processor, self.tokenizer):
+            token = getattr(holder, "image_token", None)
+            if token is not None:
+                return str(getattr(token, "content", token))
+        if not self.image_ids or not hasattr(self.tokenizer, "convert_ids_to_tokens"):
+            return None
+        names: list[str] = self.tokenizer.convert_ids_to_tokens(sorted(self.image_ids))
+        return names[0]
+
+    def read(self, photo: Image.Image, prompt: str | None) -> "Reading":
+        """What the model reads of a photo and a prompt (of `prompt_of`).
+
+        Raises:
+            ExplainError: the processor does not take them, or makes no inputs that are understood.
+        """
+        token = self._image_token
+        if token is not None and not self.decodes and token not in (prompt or ""):
+            raise TargetError(
+                f"ask must hold the token that stands for the photo, {token!r}, got "
+                f"{shown(prompt)}; leave the template to the processor"
+            )
+        inputs = self._processed(photo, prompt)
+        model, with_photo = packed.with_photos(self.model, inputs)
+        inputs = dict(with_photo)  # type: ignore[arg-type]
+
+        def pixels_of(image: Image.Image) -> torch.Tensor:
+            """What the processor makes of another picture in the place of the photo."""
+            processed = self._processed(image, prompt)
+            laid_out: Any = packed.with_photos(self.model, processed)[1]
+            pixels: torch.Tensor = laid_out[PIXELS]
+            return pixels
+
+        tokens = self._tokens(inputs, prompt)
+        names = inputs.keys() - tokens.keys() - {PIXELS}
+        fixed = {name: inputs[name] for name in sorted(names)}
+        return Reading(self, model, sampling_of(photo, pixels_of), tokens, fixed)
+
+    def _processed(self, photo: Image.Image, prompt: str | None) -> dict[str, Any]:
+        """The processor's inputs of a photo and a prompt, on the model's device and in its
+        precision."""
+        words = {} if prompt is None or self.decodes else {"text": prompt}
+        try:
+            with quiet():
+                processed = self.processor(images=photo, **words, return_tensors="pt")
+        except ExplainError:
+            raise
+        except Exception as error:
+            raise ModelError(
+                f"processor must take images=photo and {', '.join(words) or 'no text'}, "
+                f"{type(self.processor).__name__} says: {shown(str(error))}; give another "
+                "processor="
+            ) from error
+        inputs = dict(processed)
+        if not isinstance(inputs.get(PIXELS), torch.Tensor):
+            raise ModelError(
+                f"processor must make {PIXELS} of a photo, {type(self.processor).__name__} makes "
+                f"{', '.join(inputs) or 'nothing'}; give another processor="
+            )
+        parameter = next(
+            weight for weight in parameters_of(self.model) if weight.is_floating_point()
+        )
+        for name, value in inputs.items():
+            if isinstance(value, torch.Tensor):
+                dtype = parameter.dtype if value.is_floating_point() else value.dtype
+                inputs[name] = value.to(parameter.device, dtype)
+        return inputs
+
+    def _tokens(self, inputs: Mapping[str, Any], prompt: str | None) -> dict[str, torch.Tensor]:
+        """The prompt's tokens "input_ids" ``(1, L)``, and what else has one value for each of them,
+        such as masks. Without a prompt, it is the token that answers start with.
+        """
+        device = inputs[PIXELS].device
+        ids = inputs.get("input_ids")
+        if self.decodes and prompt is not None:
+            written = self.tokenizer(prompt, add_special_tokens=False)["input_ids"]
+            ids = torch.tensor([written], device=device)
+        if ids is None:
+            ids = torch.tensor([[self._start()]], device=device)
+        values = {**inputs, "input_ids": ids}
+        tokens = {
+            name: value
+            for name, value in values.items()
+            if isinstance(value, torch.Tensor) and value.shape == ids.shape
+        }
+        return self._open_ended(tokens)
+
+    def _start(self) -> int:
+        """The token that answers start with, where there is no prompt."""
+        for name in ("decoder_start_token_id", "bos_token_id"):
+            for config in self._configs:
+                token = getattr(config, name, None)
+                if isinstance(token, int):
+                    return token
+        raise ModelError(
+            f"model must say which token an answer starts with, {type(self.model).__name__} has no "
+            "decoder_start_token_id or bos_token_id; set it in model.config"
+        )
+
+    @property
+    def _configs(self) -> list[Any]:
+        """The configurations that may say which tokens begin and end an answer."""
+        config = getattr(self.model, "config", None)
+        parts = [getattr(config, name, None) for name in ("decoder", "text_config")]
+        return [getattr(self.model, "generation_config", None), *parts, config, self.tokenizer]
+
+    def _open_ended(self, tokens: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """A prompt without the token that would end it, and with the model's own first token, where
+        the tokenizer is that of another model (BLIP, GIT)."""
+        ids = tokens["input_ids"]
+        last = int(ids[0, -1])
+        ends = {getattr(self.tokenizer, name, None) for name in ("sep_token_id", "eos_token_id")}
+        if ids.shape[1] > 1 and last in ends:
+            tokens = {name: value[:, :-1] for name, value in tokens.items()}
+        text = getattr(getattr(self.model, "config", None), "text_config", None)
+        start = getattr(text, "bos_token_id", None)
+        is_other = isinstance(start, int) and start != int(ids[0, 0])
+        if is_other and int(ids[0, 0]) == getattr(self.tokenizer, "cls_token_id", None):
+            first = tokens["input_ids"].clone()
+            first[0, 0] = int(start or 0)
+            tokens["input_ids"] = first
+        return tokens
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """What a model reads of one photo and one prompt. ``tokens`` have a value for each token of the
+    prompt, ``(1, L)``; ``fixed`` is what else the processor says of the photo, such as its size.
+    """
+
+    reader: Reader
+    model: nn.Module
+    sampling: Sampling
+    tokens: Mapping[str, torch.Tensor]
+    fixed: Mapping[str, Any]
+
+    def of_photos(self) -> tuple[nn.Module, Inputs]:
+        """The model as one of photos ``(N, 3, h, w)`` and tokens, and its inputs."""
+        model = self._as_model(self.sampling.of)
+        return model, Inputs(kwargs={PIXELS: self.sampling.photo, **self.tokens}, explained=PIXELS)
+
+    def of_pixels(self) -> tuple[nn.Module, Inputs]:
+        """The model as one of its own pixels, laid out as images ``(N, C, H, W)``, with inputs."""
+        pixels = self.sampling.pixels
+        x = pixels
+        if pixels.ndim != 4 or len(pixels) > 1:
+            x = pixels.reshape(1, 1, -1, pixels.shape[-1])
+
+        def laid_out(images: torch.Tensor) -> torch.Tensor:
+            """The images as the model takes them."""
+            return images.reshape(len(images) * len(pixels), *pixels.shape[1:])
+
+        model = self._as_model(laid_out)
+        return model, Inputs(kwargs={PIXELS: x, **self.tokens}, explained=PIXELS)
+
+    def _as_model(self, pixels_of: Callable[[torch.Tensor], torch.Tensor]) -> nn.Module:
+        """The same modules as a model of N images, of which ``pixels_of`` makes the model's own
+        pixels, and of their tokens."""
+        model = copy.copy(self.model)  # its modules, parameters and hooks are those of the model
+        vars(model)["tokenizer"] = self.reader.tokenizer
+        names = {}
+        if self.reader.decodes:
+            names = {"input_ids": DECODER, "attention_mask": "decoder_attention_mask"}
+        model.forward = partial(_run, self.model.forward, pixels_of, dict(self.fixed), names)
+        return model
+
+
+def _run(
+    run: Callable[..., Any],
+    pixels_of: Callable[[torch.Tensor], torch.Tensor],
+    fixed: Mapping[str, Any],
+    names: Mapping[str, str],
+    /,
+    pixel_values: torch.Tensor,
+    **tokens: torch.Tensor,
+) -> Any:
+    """Logits ``(N, L, V)`` by the model's own forward ``run``. What belongs to the photo is
+    repeated for each of N images; ``names`` are those that the model has for tokens.
+    """
+    count = len(pixel_values)
+    inputs: dict[str, Any] = {PIXELS: pixels_of(pixel_values)}
+    for name, value in fixed.items():
+        is_tensor = isinstance(value, torch.Tensor)
+        inputs[name] = torch.cat([value] * count) if is_tensor else value
+    for name, value in tokens.items():
+        inputs[names.get(name, name)] = value
+    output = run(**inputs)
+    logits: torch.Tensor | None = find_tensor(output, count, (3,), ("logits",))
+    if logits is None:
+        raise unsuitable("answer", "logits of the next token (N, L, V)", output)
+    # those of the photo's own tokens may come first (GIT)
+    return {"logits": logits[:, -tokens["input_ids"].shape[1] :]}

@@ -1,0 +1,149 @@
+"""Where a processor puts a photo in a model's pixels: found by pictures whose levels say where they
+are, so that tiles, thumbnails, padding and packed patches need no adapter."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+
+from explain._utils.errors import ModelError
+from explain.data.boxes import Array
+
+SHIFTS = 4  # ramps along a side, each a part of a level higher, since levels are whole numbers
+LOWEST = 16
+HIGHEST = 240  # resampling would clip at black and white
+SHOWN = 0.1  # share of the largest contrast from which on a value shows the photo
+ALIKE = 0.5  # correlation that sampled pixels and the processor's must have at least
+
+
+@dataclass(frozen=True, eq=False)
+class Sampling:
+    """How a processor samples one photo. ``pixels`` is what it made of it, of any shape with E
+    values; ``photo`` ``(1, 3, h, w)`` is the photo in RGB from 0 to 1, with about as many pixels as
+    the model sees. Value e is ``offset + weights[:, e]`` times the photo's channels at ``grid[e]``.
+    """
+
+    pixels: torch.Tensor
+    photo: torch.Tensor
+    grid: torch.Tensor
+    """Where each value lies in the photo, ``(E, 2)``: x and y from -1 to 1 along the sides."""
+    weights: torch.Tensor
+    """What each value takes of red, green and blue, ``(3, E)``; 0 where it shows no photo."""
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """The height and width of the photo's maps."""
+        return self.photo.shape[2], self.photo.shape[3]
+
+    def like(self, photo: Image.Image) -> torch.Tensor:
+        """Another photo, stretched to the size of this one: ``(1, 3, h, w)``."""
+        return _canvas(photo, self.size[::-1]).to(self.photo)
+
+    def of(self, photos: torch.Tensor) -> torch.Tensor:
+        """The model's pixels of altered photos ``(N, 3, h, w)``: those of the photo, and what
+        sampling says of the difference; N times as many rows as the pixels have.
+        """
+        change = self._read(photos - self.photo)
+        values = (change * self.weights).sum(1)
+        pixels = self.pixels.flatten() + values
+        return pixels.reshape(len(photos) * len(self.pixels), *self.pixels.shape[1:])
+
+    def on_photo(self, values: torch.Tensor) -> torch.Tensor:
+        """Maps ``(N, h, w)`` of the photo from ``values`` ``(N, ...)`` of each of the model's
+        pixels; each value is shared out to where it was read, so that sums stay.
+        """
+        blank = values.new_zeros(len(values), 1, *self.size, requires_grad=True)
+        shown = self.weights.any(0).to(values)
+        with torch.enable_grad():
+            read = self._read(blank)[:, 0]
+        spread = values.reshape(len(values), -1) * shown
+        return torch.autograd.grad(read, blank, spread)[0][:, 0]
+
+    def _read(self, photos: torch.Tensor) -> torch.Tensor:
+        """The channels ``(N, C, E)`` of photos where each of the model's pixels lies."""
+        grid = self.grid.to(photos).expand(len(photos), 1, -1, 2)
+        read = F.grid_sample(photos, grid, padding_mode="border", align_corners=False)
+        return read[:, :, 0]
+
+
+def sampling_of(photo: Image.Image, process: Callable[[Image.Image], torch.Tensor]) -> Sampling:
+    """Find out how a processor samples a photo; ``process`` makes the model's pixels of a picture
+    of the same size.
+
+    Raises:
+        ModelError: it does more than to choose, resize, pad and scale pixels.
+    """
+    width, height = photo.size
+    pixels = process(photo)
+
+    def seen(levels: Array) -> torch.Tensor:
+        """What becomes of a picture ``(H, W)`` or ``(H, W, 3)``, in double precision: ``(E,)``."""
+        shape = (height, width, 3)
+        full = np.broadcast_to(levels if levels.ndim == 3 else levels[..., None], shape)
+        values = process(Image.fromarray(np.ascontiguousarray(full, dtype=np.uint8)))
+        if values.shape != pixels.shape:
+            raise ModelError(
+                "processor must make as many pixels of all photos of one size, got "
+                f"{tuple(pixels.shape)} and {tuple(values.shape)}; switch off what depends on the "
+                "content"
+            )
+        return values.double().flatten()
+
+    black = seen(np.zeros((1, 1)))
+    contrast = seen(np.full((1, 1), 255)) - black
+    is_shown = contrast.abs() > SHOWN * contrast.abs().max()
+    divisor = torch.where(is_shown, contrast, 1.0)
+
+    def positions(side: int, along: int) -> torch.Tensor:
+        """Where each value lies along one side of the photo, ``(E,)`` from -1 to 1."""
+        rising = np.linspace(LOWEST, HIGHEST, side)
+        level = torch.zeros_like(contrast)
+        for number in range(SHIFTS):
+            shift = (number + 0.5) / SHIFTS - 0.5
+            ramp = np.round(rising + shift)
+            picture = ramp[None] if along else ramp[:, None]
+            level += (seen(picture) - black) / divisor * 255 / SHIFTS
+        pixel = (level - LOWEST) / (HIGHEST - LOWEST) * (side - 1) + 0.5
+        position = (pixel / side * 2 - 1).clamp(-1, 1)
+        return torch.where(is_shown, position, 0.0)
+
+    grid = torch.stack([positions(width, 1), positions(height, 0)], 1)
+    red, green = (seen(np.eye(3)[None, None, channel] * 255) - black for channel in (0, 1))
+    weights = torch.stack([red, green, contrast - red - green])
+    weights = torch.where(weights.abs() > SHOWN * contrast.abs(), weights, 0.0) * is_shown
+    size = _seen_size(photo.size, int(is_shown.sum()))
+    canvas = _canvas(photo, size).to(pixels)
+    sampling = Sampling(pixels, canvas, grid.to(pixels), weights.to(pixels))
+    _check_sampling(sampling, black.to(pixels))
+    return sampling
+
+
+def _canvas(photo: Image.Image, size: tuple[int, int]) -> torch.Tensor:
+    """A photo ``(1, 3, h, w)`` of a ``size`` (width, height), in RGB from 0 to 1."""
+    levels = np.asarray(photo.convert("RGB").resize(size, Image.Resampling.BOX), np.float32) / 255
+    return torch.from_numpy(levels).permute(2, 0, 1)[None]
+
+
+def _seen_size(size: tuple[int, int], shown: int) -> tuple[int, int]:
+    """The width and height at which a photo has as many pixels as the model is shown in three
+    channels, at most its own."""
+    width, height = size
+    scale = min(1.0, (shown / 3 / (width * height)) ** 0.5)
+    return max(1, round(width * scale)), max(1, round(height * scale))
+
+
+def _check_sampling(sampling: Sampling, black: torch.Tensor) -> None:
+    """Refuse a processor whose pixels are not those that sampling gives."""
+    blank = sampling.of(torch.zeros_like(sampling.photo)).flatten()
+    is_shown = sampling.weights.any(0)
+    # of the photo itself they are exact, so look at what is left of it in a black one
+    kept = (blank - black)[is_shown].double()
+    photo = (sampling.pixels.flatten() - black)[is_shown].double()
+    if float(kept.norm()) > (1 - ALIKE) * float(photo.norm()):
+        raise ModelError(
+            "processor must choose, resize, pad and scale the photo's pixels, and does more; "
+            "explain the model with explain.attribute on its own inputs"
+        )

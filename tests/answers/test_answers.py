@@ -1,0 +1,95 @@
+"""Explained words, compared with plain code on models of transformers with their own processors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import explain
+from explain.answers import AnswerExplainer
+from tests.answers.toys import MODELS, made, photo_of
+
+ANSWER = "a zebra on the table."
+
+
+@pytest.fixture(params=[*MODELS], scope="module")
+def asked(request: pytest.FixtureRequest) -> tuple[str, Any, Any]:
+    return request.param, *made(request.param)
+
+
+def log_probabilities(model: Any, processor: Any, prompt: str, answer: str) -> list[float]:
+    """The log-probability of each token of an answer, with a pass for each."""
+    inputs = dict(processor(images=photo_of(), text=prompt, return_tensors="pt"))
+    inputs["pixel_values"] = inputs["pixel_values"].double()
+    scores = []
+    for token in processor.tokenizer(answer, add_special_tokens=False)["input_ids"]:
+        with torch.no_grad():
+            logits = model(**inputs).logits[0, -1]
+        scores.append(float(logits.log_softmax(-1)[token]))
+        inputs["input_ids"] = torch.cat([inputs["input_ids"], torch.tensor([[token]])], 1)
+        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    return scores
+
+
+def test_words_of_several_tokens_are_one_and_marks_are_greyed() -> None:
+    model, processor = made("LLaVA")
+    answered = AnswerExplainer(model, processor)(photo_of(), "what is a zebra?", answer=ANSWER)
+    assert [word.text for word in answered.words] == ["a", "zebra", "on", "the", "table", "."]
+    reasons = [word.greyed for word in answered.words]
+    assert reasons == ["article", "", "", "article", "", "punctuation"]
+    assert answered["zebra"].tokens == ("▁zeb", "ra")
+    tokens = log_probabilities(model, processor, answered.prompt or "", ANSWER)
+    expected = [tokens[0], tokens[1] + tokens[2], *tokens[3:]]
+    found = torch.tensor([word.probability for word in answered.words]).log()
+    assert_close(found, torch.tensor(expected), rtol=1e-4, atol=1e-5)
+    words = ["USER", ":", "what", "is", "a", "zebra", "?", "ASSISTANT", ":"]
+    assert [text for text, _ in answered.words[0].prompt_words] == words
+    for number, word in enumerate(answered.words):
+        assert len(word.words_before) == number
+        assert sum(word.shares.values()) == pytest.approx(1)
+
+
+def test_an_answer_is_saved_with_its_maps_and_a_record(tmp_path: Path) -> None:
+    model, processor = made("LLaVA")
+    asker = AnswerExplainer(model, processor)
+    answered = asker(photo_of(), "what is a cup?", answer="a red cup", words="red, cup")
+    paths = answered.save(tmp_path)
+    record = json.loads((tmp_path / "image-answer.json").read_text())
+    assert {path.name for path in paths} == {path.name for path in tmp_path.iterdir()}
+    assert [word["text"] for word in record["words"]] == ["red", "cup"]
+    assert record["texts"] == ["a", "red", "cup"]
+    assert record["words"][1]["shares"] == dict(answered["cup"].shares)
+    assert answered.overlay("red").size == (24, 16)
+    assert answered.sheet().width >= 300
+    assert answered.figure().axes
+
+
+def test_what_does_not_fit_is_refused_in_one_line() -> None:
+    model, processor = made("LLaVA")
+    asker = AnswerExplainer(model, processor)
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"answer": " "}, "answer"),
+        ({"answer": "a dog"}, "tokenizer"),
+        ({"ask": ""}, "ask"),
+        ({"answer": ANSWER, "words": "dog"}, "words"),
+        ({"answer": ANSWER, "words": [9]}, "words"),
+        ({"answer": ANSWER, "method": "nonsense"}, "nonsense"),
+    ]
+    for options, message in cases:
+        with pytest.raises(explain.ExplainError, match=message) as raised:
+            asker(photo_of(), **{"ask": "what is a cup?", **options})
+        assert "\n" not in str(raised.value)
+    processor.chat_template = processor.chat_template.replace("<image>", "")
+    with pytest.raises(explain.TargetError, match="<image>"):
+        asker(photo_of(), "what is a cup?")
+    with pytest.raises(explain.ModelError, match="processor"):
+        AnswerExplainer(model)
+    words_alone = torch.nn.Module()
+    words_alone.forward = lambda input_ids: input_ids  # type: ignore[method-assign]
+    with pytest.raises(explain.ModelError, match="pixel_values"):
+        AnswerExplainer(words_alone, processor)
