@@ -167,8 +167,7 @@ class AnswerExplainer:
                 f"ask must be a question or an instruction, got {shown(ask)}; leave it out for none"
             )
         photo = load_image(image)
-        prompt = self.reader.prompt_of(ask)
-        reading = self.reader.read(photo, prompt)
+        reading = self.reader.read(photo, self.reader.prompt_of(ask))
         ids = answer_ids(reading, answer)
         scorer = Scorer(reading, ids, self.batch_size, line or progress)
         numbers = _numbers_of(words, [word.text for word in scorer.words])
@@ -185,7 +184,7 @@ class AnswerExplainer:
             source=image_path(image),
             model=self.name,
             ask=ask,
-            prompt=prompt,
+            prompt=reading.prompt,
             answer=answer or text_of(self.reader.tokenizer, ids),
             texts=tuple(word.text for word in scorer.words),
             numbers=tuple(numbers),

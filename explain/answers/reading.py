@@ -76,29 +76,28 @@ class Reader:
         return ids_of(self.model, "image_token_id") | ids_of(self.model, "image_token_index")
 
     def prompt_of(self, ask: str | None) -> str | None:
-        """The text that the processor gets: the question in the model's chat template, or behind
-        the token that stands for the photo; None where there is nothing to ask.
+        """The text that the processor gets: the question, in the model's chat template if it has
+        one; None where there is nothing to ask.
         """
         if getattr(self.processor, "chat_template", None):
             content = [{"type": "image"}]
-            if ask is not None:
+            if ask:
                 content.append({"type": "text", "text": ask})
             chat = [{"role": "user", "content": content}]
             text: str = self.processor.apply_chat_template(chat, add_generation_prompt=True)
             return text
-        token = self._image_token
-        if self.decodes or token is None or token in (ask or ""):
-            return ask
-        return token + (ask or "")
+        return "" if ask is None and self._image_token is not None else ask
 
     @property
     def _image_token(self) -> str | None:
         """The text of the token that stands for a photo in prompts; None where there is none."""
+        if not self.image_ids or self.decodes:
+            return None
         for holder in (self.processor, self.tokenizer):
             token = getattr(holder, "image_token", None)
             if token is not None:
                 return str(getattr(token, "content", token))
-        if not self.image_ids or not hasattr(self.tokenizer, "convert_ids_to_tokens"):
+        if not hasattr(self.tokenizer, "convert_ids_to_tokens"):
             return None
         names: list[str] = self.tokenizer.convert_ids_to_tokens(sorted(self.image_ids))
         return names[0]
@@ -110,12 +109,28 @@ class Reader:
             ExplainError: the processor does not take them, or makes no inputs that are understood.
         """
         token = self._image_token
-        if token is not None and not self.decodes and token not in (prompt or ""):
-            raise TargetError(
-                f"ask must hold the token that stands for the photo, {token!r}, got "
-                f"{shown(prompt)}; leave the template to the processor"
-            )
-        inputs = self._processed(photo, prompt)
+        lacks_image = token is not None and token not in (prompt or "")
+        has_template = bool(getattr(self.processor, "chat_template", None))
+        missing = TargetError(
+            f"ask must hold the token that stands for the photo, {token!r}, got {shown(prompt)}; "
+            "leave the template to the processor"
+        )
+        try:
+            inputs = self._processed(photo, prompt)
+        except ModelError as error:
+            if not lacks_image:
+                raise
+            if has_template:
+                raise missing from error
+            inputs = {}  # of processors that count these tokens
+        if lacks_image and not has_template:
+            with_token = self._processed(photo, f"{token}{prompt}")
+            count = self._image_tokens(inputs)
+            if count in (0, self._image_tokens(with_token)):  # it may add them by itself (BLIP-2)
+                prompt = f"{token}{prompt}"
+                inputs = with_token
+        if token is not None and not self._image_tokens(inputs):
+            raise missing
         model, with_photo = packed.with_photos(self.model, inputs)
         inputs = dict(with_photo)  # type: ignore[arg-type]
 
@@ -129,7 +144,14 @@ class Reader:
         tokens = self._tokens(inputs, prompt)
         names = inputs.keys() - tokens.keys() - {PIXELS}
         fixed = {name: inputs[name] for name in sorted(names)}
-        return Reading(self, model, sampling_of(photo, pixels_of), tokens, fixed)
+        return Reading(self, model, prompt, sampling_of(photo, pixels_of), tokens, fixed)
+
+    def _image_tokens(self, inputs: Mapping[str, Any]) -> int:
+        """How many tokens of the prompt stand for the photo."""
+        ids = inputs.get("input_ids")
+        if ids is None:
+            return 0
+        return sum(token in self.image_ids for token in ids[0].tolist())
 
     def _processed(self, photo: Image.Image, prompt: str | None) -> dict[str, Any]:
         """The processor's inputs of a photo and a prompt, on the model's device and in its
@@ -225,6 +247,7 @@ class Reading:
 
     reader: Reader
     model: nn.Module
+    prompt: str | None
     sampling: Sampling
     tokens: Mapping[str, torch.Tensor]
     fixed: Mapping[str, Any]

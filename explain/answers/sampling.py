@@ -16,7 +16,9 @@ SHIFTS = 4  # ramps along a side, each a part of a level higher, since levels ar
 LOWEST = 16
 HIGHEST = 240  # resampling would clip at black and white
 SHOWN = 0.1  # share of the largest contrast from which on a value shows the photo
-ALIKE = 0.5  # correlation that sampled pixels and the processor's must have at least
+LEAST = 0.01  # share of the photo that is shown, at least
+FIELDS = (4, 4)  # rows and columns of a coarse picture that sampling is tried on
+MISSED = 0.5  # share of what the processor changes for it that sampling may miss
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,11 +116,27 @@ def sampling_of(photo: Image.Image, process: Callable[[Image.Image], torch.Tenso
     red, green = (seen(np.eye(3)[None, None, channel] * 255) - black for channel in (0, 1))
     weights = torch.stack([red, green, contrast - red - green])
     weights = torch.where(weights.abs() > SHOWN * contrast.abs(), weights, 0.0) * is_shown
-    size = _seen_size(photo.size, int(is_shown.sum()))
+    if not bool(is_shown.any()):
+        raise _does_more()
+    extent = (grid[is_shown].amax(0) - grid[is_shown].amin(0)) / 2
+    size = _seen_size(photo.size, int(is_shown.sum()) / max(float(extent.prod()), LEAST))
     canvas = _canvas(photo, size).to(pixels)
     sampling = Sampling(pixels, canvas, grid.to(pixels), weights.to(pixels))
-    _check_sampling(sampling, black.to(pixels))
+    pictures = [_coarse(seed, photo.size) for seed in (0, 1)]
+    change = seen(np.asarray(pictures[0])) - seen(np.asarray(pictures[1]))
+    predicted = [sampling.of(sampling.like(picture)).double().flatten() for picture in pictures]
+    missed = (change - (predicted[0] - predicted[1])).norm()
+    if float(missed) > MISSED * float(change.norm()):
+        raise _does_more()
     return sampling
+
+
+def _does_more() -> ModelError:
+    """The error for a processor whose pixels are no samples of the photo."""
+    return ModelError(
+        "processor must choose, resize, pad and scale the photo's pixels, and does more; explain "
+        "the model with explain.attribute on its own inputs"
+    )
 
 
 def _canvas(photo: Image.Image, size: tuple[int, int]) -> torch.Tensor:
@@ -127,23 +145,15 @@ def _canvas(photo: Image.Image, size: tuple[int, int]) -> torch.Tensor:
     return torch.from_numpy(levels).permute(2, 0, 1)[None]
 
 
-def _seen_size(size: tuple[int, int], shown: int) -> tuple[int, int]:
-    """The width and height at which a photo has as many pixels as the model is shown in three
-    channels, at most its own."""
+def _coarse(seed: int, size: tuple[int, int]) -> Image.Image:
+    """A picture of a ``size`` (width, height) of fields that pass into each other."""
+    fields = np.random.default_rng(seed).integers(0, 255, (*FIELDS, 3), dtype=np.uint8)
+    return Image.fromarray(fields).resize(size, Image.Resampling.BICUBIC)
+
+
+def _seen_size(size: tuple[int, int], shown: float) -> tuple[int, int]:
+    """The width and height at which a photo has as many values as the model would be shown of all
+    of it in three channels, at most its own."""
     width, height = size
     scale = min(1.0, (shown / 3 / (width * height)) ** 0.5)
     return max(1, round(width * scale)), max(1, round(height * scale))
-
-
-def _check_sampling(sampling: Sampling, black: torch.Tensor) -> None:
-    """Refuse a processor whose pixels are not those that sampling gives."""
-    blank = sampling.of(torch.zeros_like(sampling.photo)).flatten()
-    is_shown = sampling.weights.any(0)
-    # of the photo itself they are exact, so look at what is left of it in a black one
-    kept = (blank - black)[is_shown].double()
-    photo = (sampling.pixels.flatten() - black)[is_shown].double()
-    if float(kept.norm()) > (1 - ALIKE) * float(photo.norm()):
-        raise ModelError(
-            "processor must choose, resize, pad and scale the photo's pixels, and does more; "
-            "explain the model with explain.attribute on its own inputs"
-        )

@@ -158,13 +158,11 @@ def answer_ids(reading: Reading, text: str | None) -> TokenIds:
     reader = reading.reader
     if text is None:
         generated = answer.own_answer(*reading.of_photos())
-        ends = ids_of(reader.model, "eos_token_id")
-        ids = tuple(token for token in generated if token not in ends)
-        if not ids:
+        if generated[0] in ids_of(reader.model, "eos_token_id"):
             raise TargetError(
                 "answer must have words, the model's own ends before the first; give answer='...'"
             )
-        return ids
+        return generated
     if not isinstance(text, str) or not text.strip():
         raise TargetError(
             f"answer must be the words that are explained, got {shown(text)}; write it as in "
