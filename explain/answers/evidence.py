@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from explain._utils.errors import MethodError, check_whole_number, shown
+from explain._utils.errors import MethodError, check_whole_number, muted, shown
 from explain.answers.scoring import Scorer
 from explain.attribution.api import attribute
 from explain.attribution.result import Attribution
@@ -71,6 +71,9 @@ class WordEvidence:
         within = f"{self.passes} of {self.budget} altered photos"
         if self.proof == "none":
             return f"no part of the photo is {self.kind} for the word ({within})"
+        if not self.size:
+            left = f"{100 * (self.alone or 0):.0f} % with all of it covered"
+            return f"the word needs no part of the photo: {left} ({within})"
         figure = self.alone if self.kind == "sufficient" else self.without
         how = "alone keeps" if self.kind == "sufficient" else "covered leaves"
         return (
@@ -101,9 +104,10 @@ def evidence_of(
         return output["answer"][:, word].exp()
 
     inputs = scorer.photo_inputs
-    attribution = attribute(
-        scorer.model, inputs, method, target=probability, batch_size=scorer.batch_size
-    )
+    with muted():  # of words that need no part of the photo, which the result says
+        attribution = attribute(
+            scorer.model, inputs, method, target=probability, batch_size=scorer.batch_size
+        )
     return WordEvidence(
         kind, attribution, float(attribution.score), budget, attribution.samples or 0
     )

@@ -93,3 +93,86 @@ def test_what_does_not_fit_is_refused_in_one_line() -> None:
     words_alone.forward = lambda input_ids: input_ids  # type: ignore[method-assign]
     with pytest.raises(explain.ModelError, match="pixel_values"):
         AnswerExplainer(words_alone, processor)
+
+
+def word_gradients(model: Any, processor: Any, prompt: str) -> tuple[Any, Any]:
+    """The pixels of a photo, and the gradients of the log-probability of "zebra" after "a", by a
+    pass without a cache."""
+    inputs = dict(processor(images=photo_of(), text=prompt, return_tensors="pt"))
+    pixels = inputs["pixel_values"].double().requires_grad_()
+    ids = processor.tokenizer(ANSWER, add_special_tokens=False)["input_ids"]
+    prompt_length = inputs["input_ids"].shape[1]
+    answer = torch.tensor([ids[:3]])
+    longer = torch.cat([inputs["input_ids"], answer], 1)
+    for name in ("attention_mask", "mm_token_type_ids", "token_type_ids"):
+        if name in inputs:
+            marks = torch.full_like(answer, name == "attention_mask")
+            inputs[name] = torch.cat([inputs[name], marks], 1)
+    inputs |= {"pixel_values": pixels, "input_ids": longer}
+    logits = model(**inputs).logits[0, prompt_length - 1 :].log_softmax(-1)
+    score = logits[1, ids[1]] + logits[2, ids[2]]
+    return pixels, torch.autograd.grad(score, pixels)[0]
+
+
+@pytest.mark.parametrize("name", ["LLaVA", "Qwen2.5-VL", "InternVL", "Idefics3"])
+def test_gradients_are_those_of_plain_autograd_laid_on_the_photo(name: str) -> None:
+    model, processor = made(name)
+    asker = AnswerExplainer(model, processor)
+    answered = asker(
+        photo_of(), "what is a zebra?", answer=ANSWER, words="zebra", method="inputxgradient"
+    )
+    pixels, gradients = word_gradients(model, processor, answered.prompt or "")
+    expected = (pixels * gradients).detach()
+    values = answered.words[0].attribution.values
+    assert_close(values.sum(), expected.sum(), rtol=1e-6, atol=1e-8)
+    sampling = answered.scorer.reading.sampling
+    if expected.numel() == sampling.pixels.numel() and name != "Qwen2.5-VL":
+        laid = sampling.on_photo(expected.reshape(1, *sampling.pixels.shape))
+        assert_close(values, laid, rtol=1e-4, atol=1e-8)
+
+
+def test_several_photos_are_as_each_alone() -> None:
+    model, processor = made("LLaVA")
+    asker = AnswerExplainer(model, processor)
+    photos = [photo_of(24, 16), photo_of(16, 30, seed=1)]
+    together = asker(photos, "what is a cup?", answer="a red cup")
+    for photo, other, answered in zip(photos, photos[::-1], together, strict=True):
+        alone = asker(photo, "what is a cup?", answer="a red cup", other=other)
+        for word, expected in zip(answered.words, alone.words, strict=True):
+            assert_close(word.attribution.values, expected.attribution.values)
+            assert word.to_dict() == expected.to_dict()
+    with pytest.raises(explain.PhotosError, match="photo 1"):
+        asker([photos[0], b"nothing"], "what is a cup?", answer="a cup", other=photos[1])
+
+
+def test_all_words_share_their_passes() -> None:
+    model, processor = made("BLIP")
+    asker = AnswerExplainer(model, processor)
+    passes = set()
+    for words in (["table"], None):
+        answered = asker(
+            photo_of(), "what is a cup?", answer=ANSWER, words=words, method="occlusion"
+        )
+        passes.add(answered.passes)
+    assert len(passes) == 1
+
+
+def test_the_smallest_evidence_keeps_a_words_probability_within_its_budget() -> None:
+    model, processor = made("LLaVA")
+    for weight in model.model.multi_modal_projector.parameters():
+        weight.data *= 5  # for a word that depends on the photo
+    answered = AnswerExplainer(model, processor)(
+        photo_of(), "what is a cup?", answer="a red cup", words="red"
+    )
+    scorer = answered.scorer
+    photo = scorer.photo
+    blank = photo.mean((2, 3), keepdim=True).expand_as(photo)
+    found = answered.evidence("red", budget=300, squares=3)
+    keep = found.mask.to(photo)
+    alone = scorer(photo * keep + blank * (1 - keep))[0, 1].exp()
+    assert found.alone == pytest.approx(float(alone), rel=1e-5)
+    assert float(alone) >= 0.9 * answered["red"].probability
+    assert found.passes <= 300
+    assert 0 < found.size < 1
+    with pytest.raises(explain.MethodError, match="kind"):
+        answered.evidence("red", "best")  # type: ignore[arg-type]
