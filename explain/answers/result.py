@@ -186,20 +186,25 @@ class Answered:
             if word.is_greyed and len(self.words) > 1:
                 continue
             picture = self.overlay(number, style=style)
-            tiles.append(Tile(picture, word.text, word.summary, word.grounding.mark))
+            mark = word.grounding.mark
+            detail = ", ".join(filter(None, [mark, word.summary]))
+            remark = "may be said whatever is there" if mark == "guessed" else ""
+            tiles.append(Tile(picture, word.text, detail, remark))
         greyed = [word.text for word in self.words if word.is_greyed]
-        detail = [self.model, title_of(self.method)]
+        details = [self.model, title_of(self.method)]
         if greyed:
-            detail.append(f"without a map here: {', '.join(greyed)}")
+            details.append(f"without a map here: {', '.join(greyed)}")
         group = Group("", tuple(tiles))
-        return Layout(self.answer, " · ".join(detail), (group,), abreast)
+        return Layout(self.answer, " · ".join(details), (group,), abreast)
 
     def sheet(self, tile: int = 300, *, style: StyleLike | None = None) -> Image.Image:
         """The photo and the map of each word side by side, under the answer whose words are
         underlined by what they rest on; ``tile`` is the side of a picture in pixels."""
         sheet = contact_sheet(self.layout(style=style), tile)
-        sentence = self.sentence(sheet.width, max(12, tile // 18))
-        return captions.stacked([sentence, sheet], sheet.width)
+        margin = tile // 20
+        sentence = self.sentence(sheet.width - 2 * margin, max(12, tile // 18))
+        head = captions.placed([(margin, sentence)], sheet.width)
+        return captions.stacked([captions.space(1, margin), head, sheet], sheet.width)
 
     def figure(self, *, width_cm: float | None = None, style: StyleLike | None = None) -> "Figure":
         """A matplotlib figure of the photo and the map of each word, with the answer on top;
