@@ -169,6 +169,7 @@ class Reader:
                 "processor="
             ) from error
         inputs = dict(processed)
+        inputs.pop("labels", None)  # of training
         if not isinstance(inputs.get(PIXELS), torch.Tensor):
             raise ModelError(
                 f"processor must make {PIXELS} of a photo, {type(self.processor).__name__} makes "
