@@ -58,6 +58,31 @@ class AnswerExplainer:
 
     Raises:
         ModelError: the model takes no photos, or has no processor.
+
+    >>> import numpy, torch
+    >>> class Captioner(torch.nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.words, self.photo = torch.nn.Embedding(4, 8), torch.nn.Linear(192, 8)
+    ...         self.head = torch.nn.Linear(8, 4)
+    ...
+    ...     def forward(self, pixel_values, input_ids):
+    ...         photo = self.photo(pixel_values.flatten(1))[:, None]
+    ...         return {"logits": self.head((self.words(input_ids) + photo).relu())}
+    >>> def processor(images, text, **options):
+    ...     pixels = torch.from_numpy(numpy.array(images)).permute(2, 0, 1)[None] / 255
+    ...     return {"pixel_values": pixels, "input_ids": torch.tensor([[0]])}
+    >>> words = ["<start>", "a", "red", "cup"]
+    >>> processor.tokenizer = lambda text, **options: {
+    ...     "input_ids": [words.index(word) for word in text.split()]
+    ... }
+    >>> photo = numpy.random.default_rng(0).integers(0, 255, (8, 8, 3), dtype="uint8")
+    >>> asker = AnswerExplainer(Captioner(), processor)
+    >>> answered = asker(photo, "what is it?", answer="a red cup", words=[1, 2])
+    >>> answered
+    Answered('a red cup', 2 words, agreement, Captioner)
+    >>> answered.words[0].attribution.values.shape, [*answered.words[0].shares]
+    (torch.Size([1, 8, 8]), ['image', 'prompt', 'before'])
     """
 
     @keywords()
