@@ -49,7 +49,7 @@ class Sampling:
         sampling says of the difference; N times as many rows as the pixels have.
         """
         change = self._read(photos - self.photo)
-        values = (change * self.weights).sum(1)
+        values = (change * self.weights).sum(1).to(self.pixels)
         pixels = self.pixels.flatten() + values
         return pixels.reshape(len(photos) * len(self.pixels), *self.pixels.shape[1:])
 
@@ -57,17 +57,17 @@ class Sampling:
         """Maps ``(N, h, w)`` of the photo from ``values`` ``(N, ...)`` of each of the model's
         pixels; each value is shared out to where it was read, so that sums stay.
         """
+        values = values.to(self.grid)
         blank = values.new_zeros(len(values), 1, *self.size, requires_grad=True)
-        shown = self.weights.any(0).to(values)
         with torch.enable_grad():
             read = self._read(blank)[:, 0]
-        spread = values.reshape(len(values), -1) * shown
+        spread = values.reshape(len(values), -1) * self.weights.any(0)
         return torch.autograd.grad(read, blank, spread)[0][:, 0]
 
     def _read(self, photos: torch.Tensor) -> torch.Tensor:
         """The channels ``(N, C, E)`` of photos where each of the model's pixels lies."""
-        grid = self.grid.to(photos).expand(len(photos), 1, -1, 2)
-        read = F.grid_sample(photos, grid, padding_mode="border", align_corners=False)
+        grid = self.grid.expand(len(photos), 1, -1, 2)
+        read = F.grid_sample(photos.to(grid), grid, padding_mode="border", align_corners=False)
         return read[:, :, 0]
 
 
@@ -121,7 +121,8 @@ def sampling_of(photo: Image.Image, process: Callable[[Image.Image], torch.Tenso
     extent = (grid[is_shown].amax(0) - grid[is_shown].amin(0)) / 2
     size = _seen_size(photo.size, int(is_shown.sum()) / max(float(extent.prod()), LEAST))
     canvas = _canvas(photo, size).to(pixels)
-    sampling = Sampling(pixels, canvas, grid.to(pixels), weights.to(pixels))
+    wide = torch.promote_types(pixels.dtype, torch.float32)  # places need more than half precision
+    sampling = Sampling(pixels, canvas, grid.to(wide), weights.to(wide))
     pictures = [_coarse(seed, photo.size) for seed in (0, 1)]
     change = seen(np.asarray(pictures[0])) - seen(np.asarray(pictures[1]))
     predicted = [sampling.of(sampling.like(picture)).double().flatten() for picture in pictures]

@@ -176,3 +176,18 @@ def test_the_smallest_evidence_keeps_a_words_probability_within_its_budget() -> 
     assert 0 < found.size < 1
     with pytest.raises(explain.MethodError, match="kind"):
         answered.evidence("red", "best")  # type: ignore[arg-type]
+
+
+def test_models_in_half_precision_are_explained_nearly_as_in_double() -> None:
+    model, processor = made("LLaVA")
+    asker = AnswerExplainer(model, processor)
+    exact = asker(photo_of(), "what is a cup?", answer="a red cup", method="occlusion")
+    model.bfloat16()
+    halves = asker(photo_of(), "what is a cup?", answer="a red cup", method="occlusion")
+    for word, expected in zip(halves.words, exact.words, strict=True):
+        assert word.probability == pytest.approx(expected.probability, rel=0.1)
+    both = [
+        torch.cat([word.attribution.values.double().flatten() for word in answered.words])
+        for answered in (halves, exact)
+    ]
+    assert float(torch.corrcoef(torch.stack(both))[0, 1]) > 0.9
