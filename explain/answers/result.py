@@ -210,7 +210,7 @@ class Answered:
         """A matplotlib figure of the photo and the map of each word, with the answer on top;
         ``width_cm`` is how wide it is: 8 and 17 cm are usual in papers."""
         layout = self.layout(style=style, abreast=figures.abreast(width_cm, is_table=False))
-        return figures.figure(layout, self.alternative, width_cm=width_cm)
+        return figures.figure_of(layout, self.alternative, width_cm=width_cm)
 
     def sentence(self, width: int = 900, size: int = 18) -> Image.Image:
         """The answer as a picture: below each word a bar whose parts are what it takes from the
