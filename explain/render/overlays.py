@@ -38,6 +38,7 @@ from explain.render.captions import (
 from explain.render.sheets import Group, Layout, Tile, contact_sheet, evenly_spread
 from explain.render.styles import (
     LIFTED,
+    SIGNED,
     VALUES,
     Array,
     Heat,
@@ -46,6 +47,7 @@ from explain.render.styles import (
     StyleLike,
     curve,
     get_style,
+    lookup_table,
     mark_unseen,
     percents,
     resampled_on_photo,
@@ -151,6 +153,44 @@ def numbered(photo: Image.Image, slices: Mapping[str, Edges]) -> Image.Image:
         face = font(size)
         text = fit(name, right - left, face.getlength)
         draw.text((left + size / 3, top), text, PAPER, face, stroke_width=1, stroke_fill=INK)
+    return picture
+
+
+WEAK = 0.05  # of the largest pair, below which none is drawn
+
+
+def network(photo: Image.Image, interactions: Array, centres: Array, region: Box) -> Image.Image:
+    """Draw what regions do alone and in pairs ``(M, M)`` over a photo in grey: a disk for each
+    region and a line for each pair, as large as they count, red for the target and blue against it.
+
+    Args:
+        interactions: symmetric, with what each region does alone on the diagonal.
+        centres: ``(M, 2)``, rows and columns of the regions as parts of ``region``.
+        region: the part of the photo that was explained.
+
+    >>> network(Image.new("RGB", (9, 9)), np.eye(2), np.full((2, 2), 0.5), Box(0, 0, 9, 9)).size
+    (9, 9)
+    """
+    picture = LIFTED.below(photo)
+    draw = ImageDraw.Draw(picture)
+    table = lookup_table(SIGNED)
+    colors = {sign: tuple(table[128 + 100 * sign].tolist()) for sign in (-1, 1)}
+    corner = (region.left, region.top)
+    places = centres[:, ::-1] * (region.width, region.height) + corner
+    # disks of neighbours do not touch
+    unit = min(region.width, region.height) / (3 * max(1, len(places)) ** 0.5)
+    sizes = np.abs(interactions)
+    pairs = np.triu(sizes, 1)
+    for first, second in np.argwhere(pairs > WEAK * pairs.max()):
+        width = max(1, round(unit / 3 * pairs[first, second] / pairs.max()))
+        ends = [tuple(places[first]), tuple(places[second])]
+        draw.line(ends, colors[1 if interactions[first, second] > 0 else -1], width)
+    largest = sizes.diagonal().max() or 1.0
+    for number, (across, down) in enumerate(places):
+        radius = unit * (sizes[number, number] / largest) ** 0.5
+        edges = (across - radius, down - radius, across + radius, down + radius)
+        color = colors[1 if interactions[number, number] > 0 else -1]
+        draw.ellipse(edges, fill=color, outline=PAPER)
     return picture
 
 
