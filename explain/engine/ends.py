@@ -18,7 +18,9 @@ from explain.data.inputs import Inputs
 from explain.engine.ranges import Range, ranges_of
 from explain.hooks.preserve import untouched
 from explain.layers.stitched import Stitched
-from explain.recording import PassRecorder, Step, Value, Watcher
+from explain.recording import Step, Value
+from explain.recording.modes import Watcher
+from explain.recording.recorder import PassRecorder
 from explain.targets.base import READER, find_scores, summary_of_output
 from explain.targets.outputs import (
     ROUNDING,

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from explain._utils.nested import first_tensor
 from explain.engine.settings import MEMORY
 from explain.hooks import HookGroup, handles, layer_names
-from explain.recording import OperatorCalls, Watcher
 from explain.recording.aliases import memory_of
+from explain.recording.modes import OperatorCalls, Watcher
 from explain.recording.recorder import written_tensors
 from explain.recording.torch_internals import facts_of, writes_of
 from explain.recording.values import mapped, tensors_of

@@ -16,10 +16,11 @@ from explain.hooks import HookGroup
 from explain.hooks.attention import AttentionRecord
 from explain.hooks.capturing import LayerCall, read_outputs
 from explain.hooks.graph import differentiate
-from explain.recording import PassRecorder, Recording, Value
+from explain.recording import Recording, Value
 from explain.recording.attention import attentions_in
 from explain.recording.gradients import Gradients, reached_from
 from explain.recording.record import finished, record_until
+from explain.recording.recorder import PassRecorder
 from explain.recording.rows import image_numbers, images_elsewhere
 
 

@@ -28,11 +28,13 @@ from explain.hooks.preserve import (
     left_as_found,
     without_fast_path,
 )
-from explain.recording import OperatorCalls, PassRecorder, Step
+from explain.recording import Step
 from explain.recording.attention import attentions_in, heads_together
 from explain.recording.attention_parts import HeadLayout, place_of_part
 from explain.recording.functions import with_functions
+from explain.recording.modes import OperatorCalls
 from explain.recording.record import record_until
+from explain.recording.recorder import PassRecorder
 from explain.recording.torch_internals import (
     dispatching_autograd,
     facts_of,

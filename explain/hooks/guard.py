@@ -13,7 +13,7 @@ from explain._utils import nested
 from explain._utils.errors import ExplainError, HookError, raised
 from explain._utils.signals import came_by_signal
 from explain.hooks.handles import Handle
-from explain.recording import Watcher
+from explain.recording.modes import Watcher
 
 
 class Edits:

@@ -18,7 +18,7 @@ from explain._utils.nested import as_sources, first_tensor
 from explain.hooks import preserve, unwrap
 from explain.hooks.graph import differentiate
 from explain.hooks.group import HookGroup
-from explain.recording import OperatorCalls
+from explain.recording.modes import OperatorCalls
 
 
 @dataclass

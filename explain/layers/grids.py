@@ -44,7 +44,8 @@ from explain.layers.recording import CallKey, ModuleCall
 from explain.layers.seen import copy_of, seen_pixels
 from explain.layers.stitched import Stitched
 from explain.layers.summary import ForwardSummary, kept_places, summary_of
-from explain.recording import PassRecorder, Value
+from explain.recording import Value
+from explain.recording.recorder import PassRecorder
 from explain.targets.answer import JointTokens
 
 

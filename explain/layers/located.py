@@ -16,7 +16,9 @@ from explain.layers import layouts
 from explain.layers.layouts import Grid, LayoutReading, Size
 from explain.layers.positions import EVERYWHERE, NOWHERE, UNKNOWN, Positions, State, positions_of
 from explain.layers.recording import CallKey, ModuleCall, RecordedCalls, run_noting_calls
-from explain.recording import PassRecorder, Step, Value, Watcher
+from explain.recording import Step, Value
+from explain.recording.modes import Watcher
+from explain.recording.recorder import PassRecorder
 from explain.relevance.constants import storage_of
 
 PLACES = "where in the photo the values of tensors lie"

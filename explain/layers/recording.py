@@ -20,8 +20,9 @@ from explain.hooks.preserve import calculating, untouched, without_proxy
 from explain.hooks.unwrap import hookable, leaves, runs_in_order
 from explain.layers import layouts
 from explain.layers.layouts import Grid, Layout, LayoutReading, Size
-from explain.recording import PassRecorder, Value
+from explain.recording import Value
 from explain.recording.record import record_until
+from explain.recording.recorder import PassRecorder
 
 CallKey: TypeAlias = tuple[str, int]
 """A call: the module's name, and which of its calls it is, counted from 0."""

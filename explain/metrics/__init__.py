@@ -83,7 +83,6 @@ from explain.metrics.localisation import (
 )
 from explain.metrics.randomisation import MPRT, EfficientMPRT, RandomLogit
 from explain.metrics.robustness import Continuity, LocalLipschitz, RelativeStability, Sensitivity
-from explain.metrics.supported import Support
 from explain.metrics.variants import ReattributionMetric
 
 __all__ = [
@@ -138,7 +137,6 @@ __all__ = [
     "SensitivityN",
     "Sparseness",
     "Sufficiency",
-    "Support",
     "Table",
     "TopKIntersection",
     "evaluate",

@@ -22,7 +22,7 @@ from explain.data.inputs import Inputs
 from explain.hooks import copied
 from explain.hooks.preserve import untouched
 from explain.hooks.unwrap import sharded
-from explain.recording import OperatorCalls
+from explain.recording.modes import OperatorCalls
 
 POWER_ITERATIONS = 15
 """Of spectral normalisation after new weights: as many as torch makes when it is registered."""

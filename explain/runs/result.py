@@ -31,7 +31,7 @@ from explain.targets.outputs import THRESHOLD, Prediction, percent
 
 if TYPE_CHECKING:
     from explain.insight import Insight
-    from explain.metrics import Support
+    from explain.metrics.supported import Support
 
 
 def choice(which: str) -> tuple[str, int | None]:
