@@ -54,7 +54,8 @@ def seen_pixels(steps: Iterable[Step], photo: Value, looks: Looks) -> Tensor | N
             is_column = (columns >= 0) & (columns < seen.shape[1])
             read = is_row & is_column & _read(step, value)
             seen_here = torch.zeros_like(seen)
-            seen_here[rows[read].long(), columns[read].long()] = True
+            read_rows, read_columns = (places.expand_as(read)[read] for places in (rows, columns))
+            seen_here[read_rows.long(), read_columns.long()] = True
             seen |= _grown(seen_here, rows, columns)
             if bool(seen.all()):
                 return None
