@@ -43,7 +43,8 @@ torch.Size([1])
 
 from explain.targets.answer import Answer
 from explain.targets.base import Target
-from explain.targets.classes import BinaryLogit, ClassTarget, Predicted, Similarity, TopClass
+from explain.targets.classes import BinaryLogit, ClassTarget, Similarity, TopClass
+from explain.targets.classes import Predicted as Predicted
 from explain.targets.detections import Detections
 from explain.targets.functions import ScoreTarget
 from explain.targets.regions import Segmentation
@@ -56,7 +57,6 @@ __all__ = [
     "ClassTarget",
     "Detections",
     "Difference",
-    "Predicted",
     "ScoreTarget",
     "Segmentation",
     "Similarity",
