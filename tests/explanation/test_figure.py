@@ -132,3 +132,13 @@ def test_what_no_figure_shows_is_refused(
 ) -> None:
     with pytest.raises(ExplainError, match=said):
         explain.figure(**{"explanations": both, **arguments})
+
+
+def test_every_panel_of_contours_has_its_own_legend_and_heat_one_for_each_column(
+    both: list[Any],
+) -> None:
+    contours = texts(explain.figure(both, width_cm=17, style="contour"))
+    assert contours.count("evidence inside") == 2  # of Grad-CAM, in both rows
+    assert contours.count("lines hold 50 %") == 2  # of the signed map
+    heat = explain.figure(both, methods=["gradcam"], scale="shared", width_cm=8)
+    assert texts(heat).count("evidence") == 1
