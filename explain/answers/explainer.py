@@ -31,6 +31,7 @@ from explain.data.images import ImageLike, image_path, load_image
 from explain.engine.settings import Progress
 from explain.explanation.photos import collected, each_tried, reported
 from explain.methods.base import MethodLike, get_method
+from explain.models.image_text import load_image_text
 from explain.targets.tokenizer import is_punctuation
 
 DEFAULT = maps.AGREEMENT
@@ -47,7 +48,8 @@ class AnswerExplainer:
     by trying it on pictures whose levels say where they are; a processor that does more is refused.
 
     Args:
-        model: the model, in evaluation mode or not; it is left as found.
+        model: the model, in evaluation mode or not; it is left as found. Or its name: a folder that
+            transformers has saved, a name on the Hugging Face Hub, or ./file.py:factory.
         processor: makes its inputs: ``processor(images=photo, text=prompt, return_tensors="pt")``,
             with a ``tokenizer``. None takes the attribute ``processor`` of the model, or the one
             that lies beside its weights.
@@ -88,7 +90,7 @@ class AnswerExplainer:
     @keywords()
     def __init__(
         self,
-        model: nn.Module,
+        model: nn.Module | str,
         processor: Any = None,
         *,
         squares: int = SQUARES,
@@ -97,6 +99,9 @@ class AnswerExplainer:
     ) -> None:
         check_whole_number("squares", squares, 1)
         check_whole_number("batch_size", batch_size, 1)
+        if isinstance(model, str):
+            model, processor_of_name = load_image_text(model)
+            processor = processor or processor_of_name
         self.reader = Reader.of(model, processor)
         self.squares = squares
         self.baseline: Baseline = get_baseline(baseline)
@@ -140,8 +145,8 @@ class AnswerExplainer:
                 explains pixels or tokens, such as "inputxgradient" or "gradientrollout".
             other: another photo, to see whether the words depend on this one. Of several photos,
                 each has the next one.
-            progress: called with the number of altered inputs done and their total; True prints
-                them in a line.
+            progress: called with the number of altered inputs done, first 0, and their total; True
+                prints them in a line.
 
         Raises:
             PhotosError: some of several photos could not be explained; it holds the others.
@@ -198,6 +203,8 @@ class AnswerExplainer:
         numbers = _numbers_of(words, [word.text for word in scorer.words])
         another = None if other is None else reading.sampling.like(load_image(other))
         scorer.planned = count_of(scorer, self.squares, has_other=another is not None)
+        if scorer.progress is not None:
+            scorer.progress(0, scorer.planned)
         runs = altered(scorer, self.squares, self.baseline, another)
         word_maps, name = _maps(scorer, runs, numbers, method)
         explained = []

@@ -17,7 +17,7 @@ LEAST = 1e-12
 class Grounding:
     """How probable a word is as it stands; with the photo blank; with the part of it covered that
     the word needs most; with another photo in its place (None where none was given); and with all
-    words before it left out (None for the first word).
+    words before it left out (None for the first word, and where the model can't be run so).
 
     A word is "grounded" where the blank photo, or the covered part, takes at least half of its
     probability away; "guessed" where neither takes more than a fifth, so that the model would have
@@ -82,7 +82,9 @@ class Grounding:
 
 def grounding_of(altered: Altered, word: int) -> Grounding:
     """Whether a word of the answer, by its number, is grounded."""
-    without_words = None if word == 0 else float(altered.without_all[word - 1, word].exp())
+    without_words = None
+    if word and altered.without_all[word - 1, word].isfinite():  # some models need a word before
+        without_words = float(altered.without_all[word - 1, word].exp())
     return Grounding(
         probability=float(altered.whole[word].exp()),
         without_image=float(altered.blank[word].exp()),

@@ -26,6 +26,7 @@ from explain.methods.base import title_of
 from explain.render import captions, figures
 from explain.render.sheets import ABREAST, Group, Layout, Tile, contact_sheet
 from explain.render.styles import StyleLike, get_style
+from explain.targets.tokenizer import is_punctuation
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -297,7 +298,8 @@ class Answered:
         name = slug(str(stem) if stem else source)
         files.add_picture(f"{name}-answer.png", self.sheet(style=style))
         record = self.to_dict()
-        stems = distinct(f"{name}-{slug(word.text) or 'mark'}" for word in self.words)
+        texts = ["mark" if is_punctuation(word.text) else slug(word.text) for word in self.words]
+        stems = distinct(f"{name}-{text}" for text in texts)
         for number, (word, path) in enumerate(zip(self.words, stems, strict=True)):
             files.add_array(f"{path}.npy", array(word.attribution.values[0]))
             record["words"][number]["map"] = f"{path}.npy"

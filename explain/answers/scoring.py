@@ -52,7 +52,7 @@ class Scorer:
         self.token_names = names[EMBEDDED[0]]
         self.passes = 0
         self.planned = 0
-        self._progress = progress or None
+        self.progress = progress or None
 
     @property
     def photo(self) -> torch.Tensor:
@@ -128,8 +128,8 @@ class Scorer:
                 output = self.inputs.rows(owners, altered).call(self.model)
                 scores.append(output["answer"])
                 self.passes += len(owners)
-                if self._progress is not None:
-                    self._progress(self.passes, max(self.passes, self.planned))
+                if self.progress is not None:
+                    self.progress(self.passes, max(self.passes, self.planned))
         return torch.cat(scores)
 
     def _without(self, left_out: torch.Tensor) -> torch.Tensor:

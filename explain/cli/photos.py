@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from explain._utils.errors import ExplainError, printable
+from explain.cli import answers
 from explain.cli import commands as cli
 from explain.cli.commands import (
     PHOTOS,
@@ -93,6 +94,13 @@ FIGURES = (".pdf", ".svg", ".png")
     "a text to explain, with an image-text model such as tiny-clip; repeatable",
     multiple=True,
 )
+@option(
+    "--ask TEXT",
+    "a question or an instruction for an image-text model, named by --model as a folder or "
+    "owner/name; each word of its answer is explained; '' for captioners",
+)
+@option("--answer TEXT", "the answer that is explained", show_default="the model's own")
+@option("--words LIST", "its words to explain, as 'cup, table'", show_default="all")
 @cli.top_k
 @cli.layers
 @option(
@@ -173,6 +181,9 @@ def explain_photos(context: click.Context, /, **values: Any) -> int:
     """Explain what a vision model predicts for photos: draw the evidence on them as heatmaps."""
     options = SimpleNamespace(**values)
     answer: Output = context.obj
+    if options.ask is not None or options.answer is not None:
+        return answers.explain_answers(context, options)
+    refuse_without_effect(context, "words", " without --ask", unless=False)
     models = options.model or (None,)  # None is the default model
     # what was typed is checked before models are loaded, which is slow
     _check_together(context, options, models)

@@ -125,15 +125,18 @@ def photo_label(path: str) -> str:
     return "standard input" if path == STDIN else path
 
 
-def read_photo(path: str, answer: Output, explainer: "Explainer") -> "Image.Image":
+def read_photo(path: str, answer: Output, explainer: "Explainer | None") -> "Image.Image":
     """The photo at a path ("-": standard input), which it keeps in ``filename``, as the
-    ``explainer``'s model takes it. No contrast and libraries' messages give notes.
+    ``explainer``'s model takes it (None: in colours). No contrast and libraries' messages give
+    notes.
     """
     from explain.data.greys import NO_CONTRAST, has_contrast
+    from explain.data.images import load_image
     from explain.data.opening import hushed, troubles
 
+    read = load_image if explainer is None else explainer.read
     with hushed() as printed:
-        photo = explainer.read(_piped() if path == STDIN else path)
+        photo = read(_piped() if path == STDIN else path)
     if not has_contrast(photo):
         answer.note(f"{photo_label(path)}: {NO_CONTRAST}", once=True)
     for trouble in troubles(printed):

@@ -10,6 +10,7 @@
     small_networks    their networks
     nanodet           that of the detector
     from_code         a module of the user's: package.module:factory, or a file's path:factory
+    image_text        image-text models of transformers, with their processors
     from_ultralytics  detectors, segmenters and classifiers of ultralytics
     from_torchvision  classifiers of torchvision
     from_timm         classifiers of timm

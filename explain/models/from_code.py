@@ -23,6 +23,21 @@ def load_custom(
     """The model of ``package.module:factory`` or ``./file.py:factory``, with weights: the factory
     gives an ``nn.Module`` (`as_classifier`) or a `Classifier`. Its errors come through.
     """
+    model = made_by_code(name)
+    if isinstance(model, nn.Module):
+        model = as_classifier(model, name=name, size=size)
+    elif size is not None and isinstance(model, Classifier):
+        raise fixed_size(name)
+    if not isinstance(model, Classifier):
+        raise ModelError(
+            f"model {name!r} must be or return an nn.Module, got {type(model).__name__}"
+        )
+    return model if weights is None else with_weights(model, weights)
+
+
+def made_by_code(name: str) -> Any:
+    """What ``package.module:factory`` or ``./file.py:factory`` is, or what it returns if it is a
+    function."""
     where, _, attribute = name.rpartition(":")
     if not where or not attribute:
         raise ModelError(
@@ -40,16 +55,8 @@ def load_custom(
         )
     model = getattr(module, attribute)
     if callable(model) and not isinstance(model, (nn.Module, Classifier)):
-        model = model()
-    if isinstance(model, nn.Module):
-        model = as_classifier(model, name=name, size=size)
-    elif size is not None and isinstance(model, Classifier):
-        raise fixed_size(name)
-    if not isinstance(model, Classifier):
-        raise ModelError(
-            f"model {name!r} must be or return an nn.Module, got {type(model).__name__}"
-        )
-    return model if weights is None else with_weights(model, weights)
+        return model()
+    return model
 
 
 def _module(name: str, where: str) -> ModuleType:

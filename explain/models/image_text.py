@@ -1,0 +1,63 @@
+"""Image-text models, with the processors that make their inputs."""
+
+import importlib
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from explain._utils.errors import ModelError, quiet, raised
+from explain.models.files import TIMM
+from explain.models.from_code import made_by_code
+
+
+def load_image_text(name: str) -> tuple[nn.Module, Any]:
+    """An image-text model and its processor: of a folder that transformers has saved, of the name
+    of one on the Hugging Face Hub, or of code (package.module:factory, ./file.py:factory), whose
+    module has its processor as an attribute.
+
+    Raises:
+        ModelError: it is another kind of model, or cannot be loaded.
+    """
+    is_folder = Path(name).is_dir()
+    if ":" in name.removeprefix(TIMM) and not is_folder:
+        module = made_by_code(name)
+        if isinstance(module, nn.Module):
+            return module, getattr(module, "processor", None)
+        raise _unsuitable(name, f"it gives a {type(module).__name__}")
+    if not is_folder and (name.count("/") != 1 or name.startswith((TIMM, "."))):
+        raise _unsuitable(name, "it is neither a folder nor a name on the Hugging Face Hub")
+    try:
+        transformers = importlib.import_module("transformers")
+        with quiet(), _bars_in_terminals(transformers.utils.logging):
+            kind = transformers.AutoModelForImageTextToText
+            model = kind.from_pretrained(name, trust_remote_code=False)
+            processor = transformers.AutoProcessor.from_pretrained(name, trust_remote_code=False)
+    except Exception as error:
+        raise _unsuitable(name, f"transformers {raised(error)}") from error
+    return model.eval(), processor
+
+
+@contextmanager
+def _bars_in_terminals(bars: Any) -> Iterator[None]:
+    """Outside of terminals, hide the progress bars of transformers within the block; ``bars`` is
+    its module that has them."""
+    is_hidden = bars.is_progress_bar_enabled() and not (sys.stderr and sys.stderr.isatty())
+    if is_hidden:
+        bars.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if is_hidden:
+            bars.enable_progress_bar()
+
+
+def _unsuitable(name: str, why: str) -> ModelError:
+    """The error for a name that stands for no image-text model."""
+    return ModelError(
+        f"model {name!r} must be an image-text model that answers in words, but {why}; name one of "
+        "transformers, such as llava-hf/llava-1.5-7b-hf, or its folder"
+    )
