@@ -30,6 +30,10 @@ def is_program(model: object) -> bool:
     return isinstance(model, torch.jit.ScriptModule)
 
 
+class OtherLayersError(LayerError):
+    """A program has computed other layers than in the pass that its layers were found in."""
+
+
 class ProgramLayer(nn.Module):
     """A layer of a program: a call of it computes the steps that were recorded there."""
 
@@ -124,7 +128,7 @@ class OpenProgram(nn.Module):
             tensors[value] = tensor
         paths = _paths_of(recording)
         if _layers_of(paths) != self._layers:
-            raise LayerError(
+            raise OtherLayersError(
                 "layer must be of a program that runs the same layers in each pass of an "
                 "explanation, but they depend on the input; use a method without layers"
             )

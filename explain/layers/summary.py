@@ -14,7 +14,7 @@ from explain._utils.modules import modules_of
 from explain._utils.signals import came_by_signal
 from explain.data.inputs import Inputs, InputsLike
 from explain.hooks.layer_names import LayerPlace, Where, name_of_place, place_of, select_places
-from explain.hooks.programs import OpenProgram
+from explain.hooks.programs import OpenProgram, OtherLayersError
 from explain.hooks.unwrap import unwrapped, with_layers
 from explain.layers.frames import with_layout
 from explain.layers.layouts import Size
@@ -163,7 +163,8 @@ def summarize(
         try:
             return _summarize_once(model, inputs.first(), with_record)
         except Exception as error:
-            if isinstance(error, ExplainError) or len(inputs) == 1 or came_by_signal(error):
+            is_refusal = not isinstance(error, ExplainError) or isinstance(error, OtherLayersError)
+            if not is_refusal or len(inputs) == 1 or came_by_signal(error):
                 raise
     return replace(_summarize_once(model, inputs, with_record), alone=False)
 

@@ -203,7 +203,10 @@ def page(
         "widget": widget,
     }
     photos = [[photo.get("name", ""), photo.get("label", "")] for photo in index["photos"]]
-    stills = [photo["still"] for photo in index["photos"] if "still" in photo]
+    stills = []
+    for photo in index["photos"]:
+        if "still" in photo:
+            stills.append({**photo["still"], "caption": f"{photo['name']}: {photo['label']}"})
     lines = [{key: photo[key] for key in photo if key != "still"} for photo in index["photos"]]
     return _filled(
         "page.html",
@@ -221,15 +224,12 @@ def page(
 
 def still_of(subject: Subject, picture: Image.Image) -> dict[str, str]:
     """A picture of a photo's maps for where scripts do not run and for print, as the page's
-    template takes it: its address, its alternative text and its caption."""
+    template takes it: its address and its alternative text."""
     content = jpeg(picture, max(picture.size), QUALITY)
-    name = subject_name(subject)
-    label = summary(subject)["label"]
-    maps = f"{name} with maps of {', '.join(subject.targets)}: {', '.join(subject.methods)}"
+    maps = f"{subject_name(subject)} with maps of {', '.join(subject.targets)}: {', '.join(subject.methods)}"
     return {
         "src": f"data:image/jpeg;base64,{_base64(content)}",
         "alt": printable(maps),
-        "caption": f"{name}: {label}",
     }
 
 

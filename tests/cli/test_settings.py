@@ -96,6 +96,6 @@ def test_models_are_compared(typed: Typed) -> None:
     pictures = {path.name for path in Path("explained").glob("*.png")}
     assert pictures == {"a-models.png", *(f"a-{name}-gradcam.png" for name in models)}
     page = Path(*sheet["files"]).read_text()
-    assert all(f"<td>a.png · {name}</td>" in page for name in models)
+    assert all(f"<figcaption>a.png · {name}: " in page for name in models)
     code, _, (error,) = typed("a.png", "--model", "tiny", "--model", "tiny")
     assert (code, "--model tiny is one too many" in error) == (2, True)
