@@ -11,6 +11,7 @@ result     what an answer rests on: pictures, records, plain values
 explainer  `AnswerExplainer`: a photo and a prompt in, an answer out
 """
 
-from explain.answers.explainer import AnswerExplainer as AnswerExplainer
-from explain.answers.result import Answered as Answered
-from explain.answers.result import ExplainedWord as ExplainedWord
+from explain.answers.explainer import AnswerExplainer
+from explain.answers.result import Answered, ExplainedWord
+
+__all__ = ["AnswerExplainer", "Answered", "ExplainedWord"]
