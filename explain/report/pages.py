@@ -203,10 +203,11 @@ def page(
         "widget": widget,
     }
     photos = [[photo.get("name", ""), photo.get("label", "")] for photo in index["photos"]]
-    stills = []
-    for photo in index["photos"]:
-        if "still" in photo:
-            stills.append({**photo["still"], "caption": f"{photo['name']}: {photo['label']}"})
+    stills = [
+        {**photo["still"], "caption": f"{photo['name']}: {photo['label']}"}
+        for photo in index["photos"]
+        if "still" in photo
+    ]
     lines = [{key: photo[key] for key in photo if key != "still"} for photo in index["photos"]]
     return _filled(
         "page.html",
@@ -226,7 +227,9 @@ def still_of(subject: Subject, picture: Image.Image) -> dict[str, str]:
     """A picture of a photo's maps for where scripts do not run and for print, as the page's
     template takes it: its address and its alternative text."""
     content = jpeg(picture, max(picture.size), QUALITY)
-    maps = f"{subject_name(subject)} with maps of {', '.join(subject.targets)}: {', '.join(subject.methods)}"
+    targets = ", ".join(subject.targets)
+    methods = ", ".join(subject.methods)
+    maps = f"{subject_name(subject)} with maps of {targets}: {methods}"
     return {
         "src": f"data:image/jpeg;base64,{_base64(content)}",
         "alt": printable(maps),
