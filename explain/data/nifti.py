@@ -144,10 +144,11 @@ def _shape(image: Any, name: str) -> tuple[int, int, int]:
 def _upright(image: Any, name: str) -> tuple[int, int, int]:
     """The lengths of an image of nibabel from left to right, from back to front and from the feet
     up."""
-    from nibabel.orientations import io_orientation
+    nibabel = optional("nibabel", _why(name), "nifti", ImageError)
+    axes = nibabel.orientations.io_orientation(image.affine)[:, 0]
 
     lengths = [0, 0, 0]
-    for length, axis in zip(_shape(image, name), io_orientation(image.affine)[:, 0], strict=True):
+    for length, axis in zip(_shape(image, name), axes, strict=True):
         lengths[int(axis)] = length
     return lengths[0], lengths[1], lengths[2]
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from explain._utils.errors import ModelError, optional
-from explain.models.preprocessing import CenterCrop, StretchedPhoto, WholePhoto
+from explain.models.preprocessing import CenterCrop, Side, StretchedPhoto, WholePhoto, sides_of
 
 SIDE = 640  # pixels, where neither the caller nor the training says it
 
@@ -49,16 +49,17 @@ def is_network(network: nn.Module) -> bool:
     return base is not None and isinstance(network, base)
 
 
-def preprocess_of(network: nn.Module, size: int | None) -> WholePhoto | CenterCrop:
+def preprocess_of(network: nn.Module, size: Side | None) -> WholePhoto | CenterCrop:
     """How a network of ultralytics takes a photo: on a letterbox, stretched for RT-DETR, or cut out
     for a classifier, with sides that its strides divide."""
     tasks: Any = sys.modules["ultralytics.nn.tasks"]
     arguments = getattr(network, "args", None) or {}
     training = arguments if isinstance(arguments, Mapping) else vars(arguments)
     trained = training.get("imgsz", SIDE)
-    side = size or (max(trained) if isinstance(trained, Sequence) else int(trained))
     stride = int(max(getattr(network, "stride", [32])))
-    side = -(-side // stride) * stride
+    sides = sides_of(size or (max(trained) if isinstance(trained, Sequence) else int(trained)))
+    height, width = (-(-length // stride) * stride for length in sides)
+    side: Side = height if height == width else (height, width)
     if isinstance(network, tasks.ClassificationModel):
         return CenterCrop(side, crop=1.0, mean=Letterbox.mean, std=Letterbox.std)
     if isinstance(network, tasks.RTDETRDetectionModel):
