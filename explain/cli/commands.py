@@ -422,18 +422,18 @@ metric = option(
 )
 targets = option(
     "--target -t CLASS",
-    "label or index to explain, 'predicted' for all labels above a threshold, also 'cup@2' (the "
-    "second cup that a detector finds), 'person@320,200' or 'box 120,40,300,380' (in pixels of the "
-    "photo); repeatable",
+    "label or index to explain (of a detector all its boxes together), 'predicted' or 'all' for a "
+    "map of each label or box above a threshold, also 'cup@2' (the second cup that a detector "
+    "finds), 'person@320,200' or 'box 120,40,300,380' (in pixels of the photo); repeatable",
     multiple=True,
     show_default="the top one",
 )
 threshold = option(
     "--threshold SHARE",
-    "with --target predicted: from which probability on a label is explained, or of one label, as "
-    "Edema=0.2; repeatable",
+    "with --target predicted or all: from which probability on a label or box is explained, or of "
+    "one label, as Edema=0.2; repeatable",
     multiple=True,
-    show_default="0.5",
+    show_default="0.5, of boxes 0.35",
 )
 top_k = option("--top-k K", "explain the K best classes", type=COUNT)
 layers = option(

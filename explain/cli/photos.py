@@ -331,7 +331,7 @@ def _check_single(
     several = {
         "photos": sum(map(len, photos)) > 1,
         "methods": has_methods,
-        "targets": targets > 1 or "predicted" in options.target,
+        "targets": targets > 1 or not {"predicted", "all"}.isdisjoint(options.target),
         "models": len(options.model) > 1,
     }
     for what, is_several in several.items():
@@ -613,7 +613,7 @@ def _compare(works: Sequence[PhotoWork], path: str, stem: str, bar: ProgressBar)
         if explanations and is_free:
             best = next(iter(explanations.values())).targets[0]
             work.targets = [best] if best in (work.explainer.categories or ()) else None
-        elif explanations and "predicted" in options.target:
+        elif explanations and not {"predicted", "all"}.isdisjoint(options.target):
             work.targets = list(next(iter(explanations.values())).targets)
         results.append(work(path, stem, bar))
         assert work.explanation is not None

@@ -168,7 +168,7 @@ def targets_of(
 
     if not names and not texts:
         if thresholds:
-            raise without_effect("--threshold", " without --target predicted")
+            raise without_effect("--threshold", " without --target predicted or all")
         return None
     wanted: list[Any] = [*map(target_of, names), *map(Text, texts)]
     with as_usage(TargetError):
@@ -176,19 +176,18 @@ def targets_of(
         if not thresholds:
             return targets
         if not any(isinstance(target, Predicted) for target in targets):
-            raise without_effect("--threshold", " without --target predicted")
+            raise without_effect("--threshold", " without --target predicted or all")
         predicted = _predicted(thresholds, categories)
     return [predicted if isinstance(target, Predicted) else target for target in targets]
 
 
 def _predicted(thresholds: Sequence[str], categories: Sequence[str] | None) -> "Target":
-    """The target of --target predicted with the thresholds of --threshold, as "0.3" for all labels
-    or "Edema=0.2" for one; refused if one is no probability."""
+    """The target of --target predicted or all with the thresholds of --threshold, as "0.3" for all
+    labels or "Edema=0.2" for one; refused if one is no probability."""
     from explain.targets import Predicted
     from explain.targets.labels import find_category
-    from explain.targets.outputs import THRESHOLD
 
-    for_all = THRESHOLD
+    for_all = None
     of_classes: dict[int, float] = {}
     for text in thresholds:
         label, equals, share = text.rpartition("=")
@@ -202,8 +201,8 @@ def _predicted(thresholds: Sequence[str], categories: Sequence[str] | None) -> "
             of_classes[find_category(label, categories)] = number
         else:
             for_all = number
-    if not of_classes:
-        return Predicted(for_all)
+    if not of_classes or for_all is None:
+        return Predicted(of_classes or for_all)
     return Predicted(dict.fromkeys(range(len(categories or ())), for_all) | of_classes)
 
 

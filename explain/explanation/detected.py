@@ -63,24 +63,29 @@ def located(
     results = []
     for image, seen_part in enumerate(seen):
         detections: list[Prediction] = []
-        labels: list[str] = []
+        names_of_hits = _numbered(
+            [class_label(categories, category) for _, category in hits[image]]
+        )
         for query, category in hits[image]:
             assert layout is not None
-            labels.append(class_label(categories, category))
             box = seen_part.to_photo(layout.boxes[image][query].tolist(), size)
             score = float(layout.scores[image][query, category])
-            detections.append(Prediction(_numbered(labels), score, category, box))
+            detections.append(Prediction(names_of_hits[len(detections)], score, category, box))
         names: list[str] = []
         boxes: list[Prediction | None] = []
         repeatable_targets: list[Target] = []
         for target, choice, box_scores in zip(targets, resolved, scores, strict=True):
             prediction = None
             if box_scores is not None and isinstance(choice, Detected):
-                score = float(box_scores[image])
-                prediction, repeatable = _box(
-                    choice, score, image, size, detections, seen_part, categories
-                )
-                name = prediction.label
+                of_image = choice.rows(torch.tensor([image]))
+                if len(of_image.boxes) > 1:
+                    name, repeatable = _together(target, of_image, categories)
+                else:
+                    score = float(box_scores[image])
+                    prediction, repeatable = _box(
+                        of_image, score, size, detections, seen_part, categories
+                    )
+                    name = prediction.label
             else:
                 name, repeatable = _region(target, choice, image, categories)
             names.append(name)
@@ -93,8 +98,8 @@ def located(
 
 
 def _resolved(target: Target, output: Any, count: int, size: tuple[int, ...]) -> Target:
-    """A target with its box chosen in each of ``count`` inputs of ``size`` (height, width): for a
-    detector, a class is its best box; for a segmenter, its region.
+    """A target with its boxes chosen in each of ``count`` inputs of ``size`` (height, width): for a
+    detector, a class is all its boxes; for a segmenter, its region.
     """
     if isinstance(target, (ClassTarget, TopClass)):
         if find_layout(output, count, size) is None:
@@ -103,7 +108,7 @@ def _resolved(target: Target, output: Any, count: int, size: tuple[int, ...]) ->
         if isinstance(target, TopClass):
             target = Detections(index=target.rank)
         else:
-            target = Detections(target.index, categories=target.categories)
+            target = Detections(target.index, index="all", categories=target.categories)
     return target.for_input_size(size).resolved(output, count)
 
 
@@ -130,23 +135,35 @@ def _region(
     return region.name, region
 
 
+def _together(
+    target: Target, resolved: Detected, categories: Sequence[str] | None
+) -> tuple[str, Target]:
+    """The name of a target that is several boxes of one input, and the target that explains the
+    same again: for a class, all its boxes."""
+    if not isinstance(target, ClassTarget):
+        return target.name, target
+    category = resolved.labels[0]
+    label = class_label(categories, category)
+    decode = resolved.decode or resolved.layout
+    return label, Detections(Category(category, label), index="all", decode=decode)
+
+
 def _box(
     resolved: Detected,
     score: float,
-    image: int,
     size: tuple[int, ...],
     detections: Sequence[Prediction],
     seen_part: Box,
     categories: Sequence[str] | None,
 ) -> tuple[Prediction, Target]:
-    """The detection that a target means on input number ``image``, its name ("cup@2", else by its
+    """The detection that a target means on one input, its name ("cup@2", else by its
     edges) and box in pixels of the photo, and the target that explains the same again.
     """
-    category = resolved.labels[image]
+    category = resolved.labels[0]
     label = class_label(categories, category)
-    corners = resolved.boxes[image]
+    corners = resolved.boxes[0]
     box = seen_part.to_photo(corners.tolist(), size)
-    rank = resolved.ranks[image]
+    rank = resolved.ranks[0]
     same = [item.label for item in detections if item.category == category and item.box == box]
     name = f"{label} box {','.join(f'{edge:.0f}' for edge in box)}"
     if same:
@@ -164,12 +181,15 @@ def _box(
     return Prediction(name, score, category, box), repeatable
 
 
-def _numbered(labels: Sequence[str]) -> str:
-    """Return the last label as it can be typed for that detection: "cup", and "cup@2" for the
-    second of this label.
+def _numbered(labels: Sequence[str]) -> list[str]:
+    """Return the labels as they can be typed for one detection each: "cup@1" and "cup@2" where
+    there are two of a label.
 
-    >>> _numbered(["cup"]), _numbered(["cup", "tie"]), _numbered(["cup", "tie", "cup"])
-    ('cup', 'tie', 'cup@2')
+    >>> _numbered(["cup", "tie", "cup"])
+    ['cup@1', 'tie', 'cup@2']
     """
-    count = labels.count(labels[-1])
-    return labels[-1] if count == 1 else f"{labels[-1]}@{count}"
+    names = []
+    for position, label in enumerate(labels):
+        number = labels[: position + 1].count(label)
+        names.append(label if labels.count(label) == 1 else f"{label}@{number}")
+    return names

@@ -307,8 +307,8 @@ class Explainer:
             methods: a name or method object, several, "all" (of fewer than 200 passes) or
                 "everything".
             target: a class index, label or callable, or None for the top prediction; "predicted"
-                for each label that is predicted of the photo (see `explain.targets.Predicted`); for
-                several photos also a list with one for each photo.
+                or "all" for each label or detection of the photo (see `explain.targets.Predicted`);
+                for several photos also a list with one for each photo.
             targets: a list of several targets for every photo, instead of ``target``.
             top_k: explain the k best classes, instead of ``target``.
             layer, fuse, placement, batch_size, progress, samples, tolerance,
@@ -607,10 +607,23 @@ class Explainer:
         >>> explainer.probabilities(x).shape
         torch.Size([2, 200])
         """
+        return self._probabilities(x, find_logits(self._output(x), len(x)))
+
+    def _output(self, x: torch.Tensor) -> Any:
+        """What the model returns for inputs ``(N, C, H, W)``, without gradients."""
         model = self.model
         with untouched(model), torch.no_grad(), intervene(model, self.interventions):
-            logits = find_logits(as_inputs(self._inputs(x)).call(model), len(x))
-            return self._probabilities(x, logits)
+            return as_inputs(self._inputs(x)).call(model)
+
+    def _predicted(self, target: Predicted, x: torch.Tensor, logits: torch.Tensor) -> list[Target]:
+        """The classes that are predicted of one photo, from its class scores ``(1, K)``."""
+        probabilities = self._probabilities(x, logits)
+        if probabilities is None:
+            raise TargetError(
+                "target 'predicted' must have a model with probabilities of classes, got one of "
+                "numbers; name a target"
+            )
+        return [*target.classes_in(probabilities[0], self.outputs.kind)]
 
     def _probabilities(self, x: torch.Tensor, logits: torch.Tensor | None) -> torch.Tensor | None:
         """The probabilities ``(N, K)`` of ``logits``, or None where outputs are numbers or not for
@@ -787,8 +800,8 @@ class Session:
 
     def of_photo(self, x: torch.Tensor) -> "Session":
         """Return the session for one photo, by its input ``x`` ``(1, C, H, W)``: with a target for
-        each class that is predicted of it in place of a target `Predicted`, for which the model
-        runs once more.
+        each class that is predicted of it, or each detection, in place of a target `Predicted`, for
+        which the model runs once more.
 
         >>> explainer = Explainer("tiny", activation="sigmoid")
         >>> session = explainer.session(target=Predicted(0.9))
@@ -798,16 +811,13 @@ class Session:
         if not any(isinstance(target, Predicted) for target in self.targets):
             return self
         explainer = self.explainer
-        probabilities = explainer.probabilities(x)
-        if probabilities is None:
-            raise TargetError(
-                "target 'predicted' must have a model with probabilities of classes, got one of "
-                "numbers; name a target"
-            )
+        output = explainer._output(x)
         targets: list[Target] = []
         for target in self.targets:
             if isinstance(target, Predicted):
-                predicted = target.classes_in(probabilities[0], explainer.outputs.kind)
+                predicted = target.detections_in(output, explainer._size(x), explainer.categories)
+                if predicted is None:
+                    predicted = explainer._predicted(target, x, find_logits(output, len(x)))
                 targets += [one for one in predicted if one not in [*targets, *self.targets]]
             else:
                 targets.append(target)

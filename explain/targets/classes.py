@@ -1,9 +1,10 @@
 """One score for a whole image: a class, a yes or no, a likeness."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -22,10 +23,10 @@ from explain.targets.base import (
     find_tensor,
     need_tensor,
 )
-from explain.targets.labels import find_category
+from explain.targets.labels import Category, class_label, find_category, from_start
 from explain.targets.outputs import THRESHOLD, Kind, label_of_no
 
-PREDICTED = "predicted"
+PREDICTED = ("predicted", "all")
 EMBEDDINGS = (
     "embedding",
     "embeddings",
@@ -42,8 +43,8 @@ class ClassTarget(Target):
     """The logit of a class: one index for every image, or one index for each; or its label, until
     labels are known.
 
-    Where a model gives boxes, it stands for the best `Detections` of the class, and where it gives
-    maps of classes for its `Segmentation`.
+    Where a model gives boxes, it stands for all `Detections` of the class together, and where it
+    gives maps of classes for its `Segmentation`.
     """
 
     index: int | str | tuple[int, ...]
@@ -78,11 +79,11 @@ class ClassTarget(Target):
         return scores.gather(1, chosen[:, None])[:, 0], chosen
 
     def resolved(self, output: Any, count: int) -> Target:
-        """The same target for a model of class scores; for a detector the best box of the class,
-        for a segmenter its region."""
+        """The same target for a model of class scores; for a detector all boxes of the class, for a
+        segmenter its region."""
         if isinstance(output, torch.Tensor) and output.ndim == 2:
             return self
-        return _elsewhere(output, count, self.index, categories=self.categories) or self
+        return _elsewhere(output, count, self.index, "all", self.categories) or self
 
     def probability(self, probabilities: torch.Tensor) -> torch.Tensor:
         return self.pick(probabilities, len(probabilities))[0]
@@ -173,21 +174,19 @@ def _elsewhere(
     output: Any,
     count: int,
     label: int | str | tuple[int, ...] | None,
-    rank: int = 0,
+    rank: int | Literal["all"],
     categories: Labels = None,
 ) -> Target | None:
     """The resolved target for a class if the output has boxes or maps instead of class scores; else
     None. ``label`` is the class (None is any, or the top one), ``rank`` which of its detections.
     """
-    has_boxes = isinstance(output, Mapping) and "boxes" in output
-    has_scores = isinstance(output, torch.Tensor) and find_scores(output, count) is not None
-    if has_scores or (not has_boxes and find_tensor(output, count, (2,)) is not None):
+    if _has_class_scores(output, count):
         return None
     if detector_outputs.find_layout(output, count) is not None:
-        best = detections.Detections(label, index=rank, categories=categories)
-        return best.resolved(output, count)
+        boxes = detections.Detections(label, index=rank, categories=categories)
+        return boxes.resolved(output, count)
     if regions.read_class_maps(output, count) is not None:
-        if rank > 0:
+        if rank != "all" and rank > 0:
             raise TargetError(
                 "top_k must be 1 for a model that gives maps of classes, got more; name classes "
                 "with targets="
@@ -196,17 +195,26 @@ def _elsewhere(
     return None
 
 
+def _has_class_scores(output: Any, count: int) -> bool:
+    """Whether an output has class scores ``(count, K)``, and so is that of no detector."""
+    if isinstance(output, torch.Tensor) and find_scores(output, count) is not None:
+        return True
+    has_boxes = isinstance(output, Mapping) and "boxes" in output
+    return not has_boxes and find_tensor(output, count, (2,)) is not None
+
+
 @dataclass(frozen=True)
 class Predicted(Target):
-    """All labels that are predicted of a photo: a target of its own for each, the most probable
-    first; also as "predicted".
+    """All labels that are predicted of a photo, or all detections on it: a target of its own for
+    each, the most probable first; also as "predicted" or "all".
 
     An `explain.Explainer` and a run take it, since photos have different numbers of them. Where no
     label is predicted, the most probable one is explained, with a warning if several may be true.
 
     Args:
         threshold: from which probability on a label is predicted: one for all, or a mapping from
-            labels or indices to theirs; that of labels which it leaves out is 0.5.
+            labels or indices to theirs; that of labels which it leaves out, and without one of all,
+            is 0.5, and of detections 0.35.
 
     Raises:
         TargetError: a threshold is not from 0 to 1.
@@ -217,12 +225,14 @@ class Predicted(Target):
     [ClassTarget(index=0)]
     """
 
-    threshold: float | Mapping[Any, float] = field(default=THRESHOLD, hash=False)
+    threshold: float | Mapping[Any, float] | None = field(default=None, hash=False)
 
-    name = PREDICTED
+    name = PREDICTED[0]
 
     def __post_init__(self) -> None:
         """Refuse a threshold that is no probability."""
+        if self.threshold is None:
+            return
         of_labels = self.threshold if isinstance(self.threshold, Mapping) else {"": self.threshold}
         for value in of_labels.values():
             if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value <= 1:
@@ -247,7 +257,7 @@ class Predicted(Target):
         if isinstance(self.threshold, Mapping):
             for index, value in self.threshold.items():
                 limits[class_index(int(index), len(limits))] = value
-        else:
+        elif self.threshold is not None:
             limits[:] = self.threshold
         order = probabilities.argsort(descending=True, stable=True)
         chosen = order[(probabilities >= limits)[order]].tolist()
@@ -257,6 +267,41 @@ class Predicted(Target):
                 "explained"
             )
         return [ClassTarget(index) for index in chosen or order[:1].tolist()]
+
+    def detections_in(
+        self, output: Any, size: detector_outputs.Size, categories: Labels
+    ) -> list[Target] | None:
+        """The detections in a detector's output for one image of ``size``, best first, each a
+        target: the second of a class has the index 1. None for an output without boxes.
+        """
+        if _has_class_scores(output, 1):
+            return None
+        layout = detector_outputs.find_layout(output, 1, size)
+        if layout is None:
+            return None
+        usual = detections.Detections.threshold
+        limits: Mapping[Any, float] = {}
+        if isinstance(self.threshold, Mapping):
+            count = len(categories or ())
+            limits = {from_start(int(i), count): value for i, value in self.threshold.items()}
+        elif self.threshold is not None:
+            usual = self.threshold
+        least = min([usual, *limits.values()])
+        chosen: list[Target] = []
+        counts: Counter[int] = Counter()
+        all_boxes = detections.Detections(size=size, threshold=least)
+        for cell, category in all_boxes.detected(output, 1, 0):
+            if float(layout.scores[0][cell, category]) > limits.get(category, usual):
+                name = Category(category, class_label(categories, category))
+                index = counts[category]
+                chosen.append(detections.Detections(name, index=index, threshold=least))
+            counts[category] += 1
+        if not chosen:
+            raise detections.NotDetectedError(
+                f"target 'all' must be detected on {image_name(0)} with a score above "
+                f"{usual:g}, but nothing is; lower the threshold, or name a target"
+            )
+        return chosen
 
     def resolved(self, output: Any, count: int) -> Target:
         raise TargetError(

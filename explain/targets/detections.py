@@ -59,8 +59,8 @@ class NotDetectedError(TargetError):
 
 @dataclass(frozen=True, eq=False)
 class Detections(CheckedTarget):
-    """One detected box: its class score, one of its sides, its overlap with a box, or that there is
-    anything.
+    """One detected box, or all of them together: its class score, one of its sides, its overlap
+    with a box, or that there is anything.
 
     The box is chosen on the original images. In perturbed images, the same box is the one that
     overlaps it best among those that may have its label. Where none overlaps it enough, the score,
@@ -77,21 +77,23 @@ class Detections(CheckedTarget):
             image: the box of the model that overlaps it best is explained, even if it is no
             detection (why is nothing found here?).
         index: which detection with this label: 0 is the best. With a box, which of those that
-            coincide with it.
-        point: the best detection around this point ``(x, y)``, instead of a box.
+            coincide with it. "all" is the sum over those above the threshold, or the best if none
+            is, each found again by itself.
+        point: the detections around this point ``(x, y)``, instead of a box.
         decode: the name of a layout, where the model's output may be several; or a function of the
             output that gives scores ``(N, cells, K)`` and boxes ``(N, cells, 4)``.
         of: what of the box is explained. "score" is the probability of its class and "logit" the
             number before; a "left", "top", "right" or "bottom" side is its coordinate; "overlap" is
             the intersection over union with ``box``; "existence" says that there is anything.
         overlap: the least intersection over union for two boxes to be the same, from 0 to 1.
-        threshold: the score from which on a box before non-maximum suppression is a detection.
+        threshold: the score from which on a box before non-maximum suppression is a detection, and
+            from which on "all" counts it after suppression too.
         size: height and width of the model's input, for layouts with boxes in shares of it;
             `explain.attribute` knows.
         categories: the labels of the classes, for messages.
 
     Raises:
-        TargetError: a box that is not valid, or a part, layout or share that there is not.
+        TargetError: a box that is not valid, or a part, layout, share or number that there is not.
 
     >>> found = {
     ...     "boxes": torch.tensor([[0.0, 0, 4, 4], [4, 0, 8, 4]]),
@@ -106,7 +108,7 @@ class Detections(CheckedTarget):
 
     label: int | str | tuple[int, ...] | None = None
     box: torch.Tensor | Sequence[float] | None = None
-    index: int = 0
+    index: int | Literal["all"] = 0
     point: tuple[float, float] | None = None
     decode: Decode | str | None = None
     of: Part = "score"
@@ -124,8 +126,12 @@ class Detections(CheckedTarget):
             raise TargetError(
                 f"overlap must be a share from 0 to 1, got {self.overlap}; 0.5 is usual"
             )
+        if self.index != "all" and self.index < 0:
+            raise TargetError(f"index must be 0 or more, or 'all', got {self.index}; 0 is the best")
         if self.box is None:
             return
+        if self.index == "all":
+            raise TargetError("index must be a number with box=, got 'all'; leave one out")
         box = torch.as_tensor(self.box).detach().float()
         if box.ndim not in (1, 2) or box.shape[-1] != 4 or not (box[..., :2] < box[..., 2:]).all():
             raise TargetError(
@@ -141,8 +147,12 @@ class Detections(CheckedTarget):
         what = "detection" if self.label is None else f"{self.label} detection"
         if self.of != "score":
             what = f"{self.of} of {what}"
+        if self.index == "all":
+            what = f"all {what}s" if self.of == "score" else f"{what}s together"
         if self.point is not None:
             return f"{what} around {self.point[0]:g} {self.point[1]:g}"
+        if self.index == "all":
+            return what
         number = f" {self.index + 1}" if self.index else ""
         if self.box is None:
             return f"{what}{number}" if number else f"best {what}"
@@ -152,7 +162,7 @@ class Detections(CheckedTarget):
 
     @property
     def gives_probability(self) -> bool:
-        return self.of in ("score", "existence")
+        return self.of in ("score", "existence") and self.index != "all"
 
     def resolved(self, output: Any, count: int) -> Target:
         """Choose the box of each image, on the output for the images as they are; return it as a
@@ -175,21 +185,23 @@ class Detections(CheckedTarget):
             wanted = torch.as_tensor(self.box)
             wanted = wanted.expand(count, 4) if wanted.ndim == 1 else wanted
             check_one_per_image("box", len(wanted), count)
+        images = []
         resolved_labels = []
         resolved_boxes = []
         ranks = []
         for image in range(count):
-            cell, label = self._find(boxes, image, wanted[image])
             corners = boxes.boxes[image].detach()
-            candidates = coinciding(boxes.scores[image][:, label].detach(), corners, corners[cell])[
-                0
-            ]
-            resolved_labels.append(label)
-            resolved_boxes.append(corners[cell])
-            ranks.append(candidates.tolist().index(cell))
+            for cell, label in self._find(boxes, image, wanted[image]):
+                scores = boxes.scores[image][:, label].detach()
+                candidates, _ = coinciding(scores, corners, corners[cell])
+                images.append(image)
+                resolved_labels.append(label)
+                resolved_boxes.append(corners[cell])
+                ranks.append(candidates.tolist().index(cell))
         found_boxes = torch.stack(resolved_boxes)
         return Detected(
             self.name,
+            tuple(images),
             tuple(resolved_labels),
             found_boxes,
             tuple(ranks),
@@ -262,24 +274,26 @@ class Detections(CheckedTarget):
             f"(in {self._unit}); give a place there"
         )
 
-    def _find(self, boxes: Boxes, image: int, wanted: torch.Tensor | None) -> tuple[int, int]:
-        """The position among ``boxes`` and the class of the target's box in one image: the best
-        overlap with ``wanted``, else the detection with the target's number or around its point.
+    def _find(self, boxes: Boxes, image: int, wanted: torch.Tensor | None) -> list[tuple[int, int]]:
+        """The positions among ``boxes`` and classes of the target's boxes in one image: the best
+        overlap with ``wanted``, else the detection with the target's number, or all.
         """
         label = self._label(image)
         self._check_in_image(wanted, image)
         if wanted is not None:
-            return self._nearest(boxes, image, label, wanted)
-        count = 0
-        for cell, category in self._detected(boxes, image, label):
-            if self.point is not None:
-                x, y = self.point
-                left, top, right, bottom = boxes.boxes[image][cell].detach()
-                if not (left <= x <= right and top <= y <= bottom):
-                    continue
-            if count == self.index:
-                return cell, category
-            count += 1
+            return [self._nearest(boxes, image, label, wanted)]
+        detected = self._detected(boxes, image, label)
+        fitting = (one for one in detected if self._is_around_point(boxes.boxes[image][one[0]]))
+        if self.index == "all":
+            candidates = list(fitting)
+            scores = boxes.scores[image].detach()
+            chosen = [one for one in candidates if scores[one] > self.threshold] or candidates[:1]
+        else:
+            candidates = list(islice(fitting, self.index + 1))
+            chosen = candidates[self.index :]
+        if chosen:
+            return chosen
+        count = len(candidates)
         classes = boxes.scores[image].shape[1]
         if boxes.dense and label is not None and label >= classes:
             raise TargetError(
@@ -291,6 +305,14 @@ class Detections(CheckedTarget):
             f"target {self.name} must be detected in {_photo(image)}, but {shortage}; "
             f"{self._remedy(boxes, image, label)}"
         )
+
+    def _is_around_point(self, corners: torch.Tensor) -> bool:
+        """Whether a box ``(4,)`` is around the target's point; any is without one."""
+        if self.point is None:
+            return True
+        x, y = self.point
+        left, top, right, bottom = corners.tolist()
+        return bool(left <= x <= right and top <= y <= bottom)
 
     def _remedy(self, boxes: Boxes, image: int, label: int | None) -> str:
         """The end of an error message: what is detected in an image instead, and a place that can
@@ -340,6 +362,7 @@ class Detections(CheckedTarget):
         corners = boxes.boxes[image].detach()
         nearest = "it gives none"
         if scores.numel():
+            assert self.index != "all"  # with a box it is refused
             cell, overlap_share = matching_box(
                 _of_label(scores, label).amax(1), corners, wanted, self.index
             )
@@ -361,12 +384,14 @@ class Detections(CheckedTarget):
 
 @dataclass(frozen=True, eq=False)
 class Detected(Target):
-    """A resolved `Detections`: for each image, the label and the box ``(N, 4)`` to find again. Of
-    several boxes that coincide, it is the one with the rank in ``ranks``, 0 for the best score.
-    ``compared`` ``(N, 4)`` are the boxes that "overlap" is measured with.
+    """A resolved `Detections`: the labels and boxes ``(B, 4)`` to find again, each in the image
+    that ``images`` says, whose score is their sum. Of several boxes that coincide, it is the one
+    with the rank in ``ranks``, 0 for the best score. ``compared`` ``(B, 4)`` are the boxes that
+    "overlap" is measured with.
     """
 
     name: str
+    images: tuple[int, ...]
     labels: tuple[int, ...]
     boxes: torch.Tensor
     ranks: tuple[int, ...]
@@ -380,20 +405,20 @@ class Detected(Target):
     __repr__ = short_repr
 
     def pick(self, output: Any, count: int) -> Picked:
-        """The score of each image's box, found again in this output: ``(count,)``."""
+        """The score of each image's boxes, found again in this output: ``(count,)``."""
         boxes = self._read(output, count)
-        values = []
-        for image in range(count):
-            value = self._value(boxes, image)
-            values.append(_nothing(boxes.scores[image]) if value is None else value)
-        return torch.stack(values), None
+        values: list[list[torch.Tensor]] = [[] for _ in range(count)]
+        for number, image in enumerate(self.images):
+            value = self._value(boxes, number)
+            values[image].append(_nothing(boxes.scores[image]) if value is None else value)
+        return torch.stack([torch.stack(of_image).sum() for of_image in values]), None
 
     def class_scores(self, output: Any, count: int) -> tuple[torch.Tensor, torch.Tensor] | None:
         """The scores ``(count, K)`` of all classes in each image's box, and the classes that are
-        explained; None where boxes have one label each."""
+        explained; None where boxes have one label each, or an image has several boxes."""
         boxes = self._read(output, count)
         # after suppression, each box has one label
-        if not boxes.dense or self.of not in ("score", "logit"):
+        if not boxes.dense or self.of not in ("score", "logit") or len(self.images) > count:
             return None
         rows = [boxes.scores[i][self._matched(boxes, i)[0]].detach() for i in range(count)]
         scores = torch.stack(rows)
@@ -406,51 +431,61 @@ class Detected(Target):
         return replace(self, labels=classes)
 
     def likeness(self, output: Any, count: int) -> torch.Tensor:
-        """Overlap times score of the box most like this one, ``(count,)``; 0 without a box. D-RISE
-        (Petsiuk et al., 2021), whose cosine of class distributions is 1 or 0 for labels.
+        """Overlap times score of the box most like this one, ``(count,)``; 0 without a box; of
+        several the sum. D-RISE (Petsiuk et al., 2021), whose cosine of class distributions is 1 or
+        0 for labels.
         """
         boxes = self._read(output, count)
         best = self.boxes.new_zeros(count)
-        for image, (scores, corners) in enumerate(zip(boxes.scores, boxes.boxes, strict=True)):
+        for number, image in enumerate(self.images):
+            scores = boxes.scores[image]
             if scores.numel():
-                label_scores = _of_label(scores, self.labels[image]).amax(1).float()
-                similarity = overlaps(corners, self.boxes[image]) * label_scores
-                best[image] = torch.where(label_scores > -torch.inf, similarity, 0.0).max()
+                label_scores = _of_label(scores, self.labels[number]).amax(1).float()
+                similarity = overlaps(boxes.boxes[image], self.boxes[number]) * label_scores
+                best[image] += torch.where(label_scores > -torch.inf, similarity, 0.0).max()
         return best
 
     def rows(self, images: torch.Tensor) -> "Detected":
         """The detection target for a batch whose rows are perturbed copies of the given images:
         their labels, boxes and ranks."""
-        numbers = images.tolist()
+        numbers: list[int] = []
+        rows: list[int] = []
+        for row, image in enumerate(images.tolist()):
+            of_image = [number for number, other in enumerate(self.images) if other == image]
+            numbers += of_image
+            rows += [row] * len(of_image)
         return replace(
             self,
-            labels=tuple(self.labels[image] for image in numbers),
+            images=tuple(rows),
+            labels=tuple(self.labels[number] for number in numbers),
             boxes=self.boxes[numbers],
             compared=self.compared[numbers],
-            ranks=tuple(self.ranks[image] for image in numbers),
+            ranks=tuple(self.ranks[number] for number in numbers),
         )
 
     def _read(self, output: Any, count: int) -> Boxes:
         """The boxes in a detector's output, in the layout that the target was resolved on."""
         return read(output, count, self.size, self.decode or self.layout, self.name)
 
-    def _matched(self, boxes: Boxes, image: int) -> tuple[int, float]:
-        """Find this target's box again in one image: its position among ``boxes``, and its overlap
-        with the resolved box (below 0 if there is none)."""
-        scores = boxes.scores[image][:, self.labels[image]].detach()
+    def _matched(self, boxes: Boxes, number: int) -> tuple[int, float]:
+        """Find one of this target's boxes again in its image: its position among ``boxes``, and its
+        overlap with the resolved box (below 0 if there is none)."""
+        image = self.images[number]
+        scores = boxes.scores[image][:, self.labels[number]].detach()
         corners = boxes.boxes[image].detach()
-        return matching_box(scores, corners, self.boxes[image], self.ranks[image])
+        return matching_box(scores, corners, self.boxes[number], self.ranks[number])
 
-    def _value(self, boxes: Boxes, image: int) -> torch.Tensor | None:
-        """The score, logit, side, overlap or existence of the detected box in one image, with a
-        graph; None where the box is not found again: then the score is 0.
+    def _value(self, boxes: Boxes, number: int) -> torch.Tensor | None:
+        """The score, logit, side, overlap or existence of one of the detected boxes, with a graph;
+        None where the box is not found again: then the score is 0.
         """
+        image = self.images[number]
         scores = boxes.scores[image]
         corners = boxes.boxes[image]
-        label = self.labels[image]
+        label = self.labels[number]
         if not len(corners) or label >= scores.shape[1]:
             return None
-        cell, overlap_share = self._matched(boxes, image)
+        cell, overlap_share = self._matched(boxes, number)
         if overlap_share < 0:
             return None
         if self.of in SIDES:
@@ -465,7 +500,7 @@ class Detected(Target):
         if overlap_share < self.overlap:
             return None
         if self.of == "overlap":
-            return overlaps(corners[cell][None], self.compared[image])[0]
+            return overlaps(corners[cell][None], self.compared[number])[0]
         if self.of == "existence":
             return scores[cell].amax() if boxes.existence is None else boxes.existence[image][cell]
         return scores[cell, label]

@@ -33,11 +33,12 @@ def as_target(target: TargetLike, categories: Sequence[str] | None = None) -> Ta
     second argument (see `ScoreTarget`). A list of N callables, or of other targets, has one for
     each image; each callable is given the whole output, and returns a score for every sample.
 
-    A text may say where something is in what the model detects or segments: "cup@2" is the second
-    best cup, "person@320,200" the person at this point, and "box 120,40,300,380" or "cup box
-    120,40,300,380" what is in this rectangle, in pixels of the model's input (for an `Explainer`,
-    of the photo). "yes" and "no" are the answers of a model with one output and no labels; with the
-    label "pneumonia", "not pneumonia" is the second. "predicted" stands for `Predicted`.
+    A text may say where something is in what the model detects or segments: "cup" is all cups that
+    it detects, "cup@2" the second best cup, "person@320,200" the person at this point, and "box
+    120,40,300,380" or "cup box 120,40,300,380" what is in this rectangle, in pixels of the model's
+    input (for an `Explainer`, of the photo). "yes" and "no" are the answers of a model with one
+    output and no labels; with the label "pneumonia", "not pneumonia" is the second. "predicted" and
+    "all" stand for `Predicted`.
 
     A tuple such as ``(3, 2, 1)`` is the place ``output[:, 3, 2, 1]`` of an output with more
     dimensions than class scores have; a list of N tuples, or a tensor ``(N, D)``, is a place for
@@ -65,7 +66,7 @@ def as_target(target: TargetLike, categories: Sequence[str] | None = None) -> Ta
             f"target must be an object, got the class {target.__name__}; use {target.__name__}(...)"
         )
     if isinstance(target, str):
-        if target == PREDICTED and PREDICTED not in (categories or ()):
+        if target in PREDICTED and target not in (categories or ()):
             return Predicted()
         return (detections.as_place(target) or ClassTarget(target)).labelled(categories)
     if isinstance(target, Target):

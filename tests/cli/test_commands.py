@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
@@ -80,6 +81,18 @@ def test_the_boxes_that_a_detector_finds_are_printed_and_can_be_typed(typed: Typ
     code, out, (line,) = typed(photo, *common, "dog@1")
     assert (code, out) == (2, [])
     assert re.search("person.*tie", line)
+
+
+def test_all_boxes_above_a_confidence_have_a_picture_each(typed: Typed) -> None:
+    photo = str(ROOT / "assets" / "grace_hopper.jpg")
+    common = [photo, "--model", "nanodet", "--method", "saliency", "--target", "all"]
+    for words, expected in (([], {"person", "tie"}), (["--threshold", "0.6"], {"person"})):
+        assert typed(*common, *words, "--force")[0] == 0
+        records = [json.loads(path.read_text()) for path in Path("explained").glob("*.json")]
+        assert {record["label"] for record in records} == expected
+        assert len(list(Path("explained").glob("*-saliency.png"))) == len(expected)
+        for path in Path("explained").iterdir():
+            path.unlink()
 
 
 def test_threads_wait_passively_unless_the_caller_says_otherwise(

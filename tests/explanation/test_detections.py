@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 from torch.testing import assert_close
 
@@ -58,6 +59,63 @@ def test_a_detection_is_named_by_a_text(detector: explain.Explainer) -> None:
         expected = explain.attribute(detector.model, x, "saliency", target=target).values
         for result in results:
             assert_close(result["saliency"].values, expected, atol=1e-6, rtol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def two_persons() -> Image.Image:
+    picture = Image.new("RGB", (1000, 500))
+    for left, name in ((0, "grace_hopper.jpg"), (500, "astronaut.png")):
+        with Image.open(ROOT / "assets" / name) as photo:
+            picture.paste(photo.convert("RGB").resize((500, 500)), (left, 0))
+    return picture
+
+
+def test_a_label_is_all_detections_of_it_together(
+    detector: explain.Explainer, two_persons: Image.Image, tmp_path: Path
+) -> None:
+    x = detector.as_input(two_persons).requires_grad_()
+    output = detector.model(x)
+    (found,) = detect(output)
+    persons = found["scores"][found["labels"] == 0]
+    assert len(persons) == 2
+    is_kept = torch.isin(output["scores"][0, :, 0], persons)
+    total = output["scores"][0, is_kept, 0].sum()
+    (gradient,) = torch.autograd.grad(total, x)
+    explanation = detector(two_persons, "saliency(absolute=False)", "person")
+    (name,) = explanation.results[0]
+    attribution = explanation.results[0][name]
+    assert_close(attribution.score[0], total.detach())
+    atol = 1e-5 * float(gradient.abs().max())
+    assert_close(attribution.values, gradient, atol=atol, rtol=1e-3)
+    assert explanation.targets == ["person"]
+    assert explanation.boxes == (None,)
+    saved = explain.load(explanation.save(tmp_path)[2])
+    assert_close(saved.repeat(image=two_persons).values, explanation.values)
+    again = detector(two_persons, "saliency(absolute=False)", explanation.target_at(0))
+    assert_close(again.values, explanation.values)
+
+
+def test_all_is_a_map_of_each_detection_by_its_own_name(
+    detector: explain.Explainer, two_persons: Image.Image
+) -> None:
+    explanation = detector(two_persons, "saliency", "all")
+    names = [detection.label for detection in explanation.detections]
+    assert explanation.targets == names
+    assert {"person@1", "person@2"} <= set(names)
+    assert explanation.boxes == explanation.detections
+    by_name = detector(two_persons, "saliency", targets=names)
+    for one, other in zip(explanation.results, by_name.results, strict=True):
+        assert_close(one["saliency"].values, other["saliency"].values)
+    best = explain.targets.Predicted(0.6)
+    sure = [one.label for one in explanation.detections if one.probability > 0.6]
+    assert detector(two_persons, "saliency", best).targets == sure
+    of_persons = explain.targets.Predicted({"person": 0.1, "tie": 0.99})
+    labels = detector(two_persons, "saliency", of_persons).targets
+    assert {"person@1", "person@2"} <= set(labels)
+    assert "tie" not in labels
+    with pytest.raises(TargetError, match="nothing is") as refused:
+        detector(two_persons, "saliency", explain.targets.Predicted(0.999))
+    assert "\n" not in str(refused.value)
 
 
 def test_what_is_not_there_is_refused_in_pixels_of_the_photo(detector: explain.Explainer) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 from torchvision.models.detection._utils import BoxCoder, BoxLinearCoder
-from torchvision.ops import box_iou
+from torchvision.ops import box_iou, nms
 
 import explain
 from explain import TargetError
@@ -494,6 +494,84 @@ def test_of_the_best_detections_there_are_as_many_as_the_photo_has(
         assert torch.equal(best[index].values, alone.values)
 
 
+def kept(output: Any, image: int, label: int) -> list[int]:
+    """The cells of the detections of a class in one image, best first, by torchvision."""
+    boxes, scores = plain(output)
+    above = (scores[image, :, label] > 0.35).nonzero()[:, 0]
+    return above[nms(boxes[image, above], scores[image, above, label], 0.6)].tolist()
+
+
+@pytest.mark.parametrize("of", ["score", "left"])
+def test_all_boxes_of_a_class_are_explained_as_the_sum_of_them(
+    of: Any, model: nn.Module, photos: Tensor
+) -> None:
+    x = -10 * photos
+    chosen = [kept(model(x), image, 0) for image in range(2)]
+    assert 1 < len(chosen[0]) < len(chosen[1])
+
+    def summed(output: Any) -> Tensor:
+        boxes, scores = plain(output)
+        values = scores[..., 0] if of == "score" else boxes[..., 0]
+        return torch.stack([values[image, cells].sum() for image, cells in enumerate(chosen)])
+
+    leaf = x.clone().requires_grad_()
+    sums = summed(model(leaf))
+    (gradient,) = torch.autograd.grad(sums.sum(), leaf)
+    saliency = Saliency(absolute=False)
+    target = Detections(0, index="all", of=of)
+    a = explain.attribute(model, x, saliency, target=target)
+    assert_close(a.score, sums.detach(), **EXACT)
+    by_hand = explain.attribute(model, x, saliency, target=summed)
+    assert_close(a.values, by_hand.values, **EXACT)
+    assert_close(a.values, gradient, **EXACT)
+    for image in range(2):
+        alone = explain.attribute(model, x[image : image + 1], saliency, target=target)
+        assert_close(alone.values[0], a.values[image], **EXACT)
+    if of == "score":  # an index of a class is all of its boxes too
+        by_class = explain.attribute(model, x, saliency, target=0)
+        assert torch.equal(by_class.values, a.values)
+
+
+@pytest.mark.parametrize("method", [Occlusion((16, 16), (16, 16)), "drise(samples=40)"])
+def test_boxes_together_have_the_sum_of_their_maps(
+    method: Any, model: nn.Module, photos: Tensor
+) -> None:
+    x = -10 * photos[:1]
+    count = len(kept(model(x), 0, 0))
+    each = [Detections(0, index=index) for index in range(count)]
+    together, *alone = explain.attribute(
+        model, x, method, targets=[Detections(0, index="all"), *each]
+    )
+    assert_close(together.values, torch.stack([a.values for a in alone]).sum(0))
+    assert together.values.any()
+
+
+def test_after_suppression_all_are_those_above_the_threshold_or_the_best() -> None:
+    scores = torch.tensor([0.9, 0.5, 0.3, 0.2, 0.1])
+    boxes = torch.tensor([[10.0 * i, 0, 10 * i + 9, 9] for i in range(5)])
+    output = [{"boxes": boxes, "labels": torch.tensor([1, 1, 1, 2, 2]), "scores": scores}]
+    sums = {
+        Detections(1, index="all"): 1.4,
+        Detections(1, index="all", threshold=0.25): 1.7,
+        Detections(2, index="all"): 0.2,
+        Detections(index="all"): 1.4,
+        Detections(1, index="all", point=(12, 3)): 0.5,
+    }
+    for target, expected in sums.items():
+        assert float(target.pick(output, 1)[0]) == pytest.approx(expected)
+    with pytest.raises(TargetError, match="must be detected"):
+        Detections(3, index="all").pick(output, 1)
+
+
+@pytest.mark.parametrize(
+    "options", [{"index": -1}, {"index": "first"}, {"index": "all", "box": (0, 0, 4, 4)}]
+)
+def test_a_number_that_no_detection_has_is_refused(options: Any) -> None:
+    with pytest.raises(TargetError, match="index") as refused:
+        Detections(1, **options)
+    assert "\n" not in str(refused.value)
+
+
 def test_a_box_is_followed_through_covered_photos(model: nn.Module, photos: Tensor) -> None:
     """Its score there is the best of those that overlap it nearly best; 0 under a half."""
     x = photos[:1]
@@ -548,7 +626,15 @@ def test_detections_are_numbered_and_named_by_the_index() -> None:
         "scores": torch.tensor([0.7, 0.9, 0.8]),
     }
     labels = ["none", "cup", "tie"]
-    scores = {"cup": 0.8, "cup@2": 0.7, "@25,5": 0.9, "box 1,0,9,9": 0.7, None: 0.9}
+    scores = {
+        "cup": 1.5,
+        "cup@1": 0.8,
+        "cup@2": 0.7,
+        "tie": 0.9,
+        "@25,5": 0.9,
+        "box 1,0,9,9": 0.7,
+        None: 0.9,
+    }
     scores["cup box 39,0,48,9"] = 0.8
     for text, score in scores.items():
         settled = as_target(text, labels).resolved([output], 1)
