@@ -7,6 +7,7 @@ occlusion  what each word loses without each square of the photo, and without ea
 maps       the maps of words by any method, laid on the photo
 grounding  whether a word depends on the photo, or is guessed from language
 evidence   the smallest regions that are enough for a word, or that it cannot do without
+page       the page whose words show their maps
 result     what an answer rests on: pictures, records, plain values
 explainer  `AnswerExplainer`: a photo and a prompt in, an answer out
 """

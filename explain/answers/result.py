@@ -15,6 +15,7 @@ from explain._utils.html import picture_html
 from explain._utils.version import __version__
 from explain.answers.evidence import Kind, WordEvidence, evidence_of
 from explain.answers.grounding import Grounding
+from explain.answers.page import page_of_answer
 from explain.answers.scoring import Scorer
 from explain.attribution.pictures import LARGEST_SIDE, Scene, array
 from explain.attribution.result import Attribution
@@ -26,6 +27,7 @@ from explain.methods.base import title_of
 from explain.render import captions, figures
 from explain.render.sheets import ABREAST, Group, Layout, Tile, contact_sheet
 from explain.render.styles import StyleLike, get_style
+from explain.report.pages import write_page
 from explain.targets.tokenizer import is_punctuation
 
 if TYPE_CHECKING:
@@ -142,7 +144,7 @@ class Answered:
         raise TargetError(f"word must be one of {names}, got {shown(word)}; or its number from 0")
 
     @cached_property
-    def _scene(self) -> Scene:
+    def scene(self) -> Scene:
         """The photo, all of which maps are laid over."""
         box = Box.whole(self.photo.size)
         return Scene(self.photo, box, (box,))
@@ -158,7 +160,7 @@ class Answered:
         pixels a side unless asked."""
         attribution = self[word].attribution
         look = get_style(attribution.style if style is None else style)
-        return self._scene.fitted(largest_side).overlay(attribution, look)
+        return self.scene.fitted(largest_side).overlay(attribution, look)
 
     def evidence(
         self, word: int | str, kind: Kind = "sufficient", *, budget: int = 500, squares: int = 8
@@ -181,7 +183,7 @@ class Answered:
     def layout(self, *, style: StyleLike | None = None, abreast: int = ABREAST) -> Layout:
         """The contents of `sheet` and `figure`: the photo, and a map for each word that is not
         greyed, with its shares."""
-        photo = self._scene.fitted(LARGEST_SIDE).photo
+        photo = self.scene.fitted(LARGEST_SIDE).photo
         tiles = [Tile(photo, "the photo", self.ask or "")]
         for number, word in enumerate(self.words):
             if word.is_greyed and len(self.words) > 1:
@@ -247,6 +249,23 @@ class Answered:
         """The sheet as a picture for notebooks."""
         return picture_html(self.sheet(180), self.alternative)
 
+    def to_html(
+        self, path: str | os.PathLike[str] | None = None, *, overwrite: bool = False
+    ) -> str | Path:
+        """A page for any browser, without a network: the answer, whose words show their maps when
+        they are pointed at or reached by the Tab key, with what each rests on, also of the prompt.
+        In print, and where scripts do not run, it shows the maps of all words.
+
+        Args:
+            path: the file to write; None returns the page as a text.
+            overwrite: replace an existing file.
+
+        Raises:
+            OutputError: the file exists and ``overwrite`` is not set, or it cannot be written.
+        """
+        text = page_of_answer(self, MEANINGS)
+        return text if path is None else write_page(text, path, overwrite=overwrite)
+
     def to_dict(self) -> dict[str, Any]:
         """All of it in plain values, which JSON can hold, but for the maps: what pages, the app and
         runs are made of."""
@@ -279,9 +298,11 @@ class Answered:
         stem: str | None = None,
         overwrite: bool = False,
         style: StyleLike | None = None,
+        html: bool = False,
     ) -> list[Path]:
-        """Write a sheet (PNG), for each word that is not greyed its overlay (PNG), the maps of all
-        words (``.npy``) and a record (JSON), which names their files.
+        """Write a sheet (PNG), with ``html`` the page of `to_html` too, for each word that is not
+        greyed its overlay (PNG), the maps of all words (``.npy``) and a record (JSON), which names
+        their files.
 
         The folder is made if needed, and each file appears complete or not at all; names begin with
         ``stem``, by default the photo's.
@@ -297,6 +318,8 @@ class Answered:
         source = stem_of(self.source) if self.source else "image"
         name = slug(str(stem) if stem else source)
         files.add_picture(f"{name}-answer.png", self.sheet(style=style))
+        if html:
+            files.add_text(f"{name}-answer.html", page_of_answer(self, MEANINGS))
         record = self.to_dict()
         texts = ["mark" if is_punctuation(word.text) else slug(word.text) for word in self.words]
         stems = distinct(f"{name}-{text}" for text in texts)

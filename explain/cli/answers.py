@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 HEEDED = {
     *("images", "recursive", "slices", "model", "device", "ask", "answer", "words", "method"),
-    *("baseline", "batch_size", "output", "force", "style"),
+    *("baseline", "batch_size", "output", "force", "html", "style"),
 }
 """The options of `explain PHOTO` that go with --ask."""
 
@@ -119,6 +119,7 @@ class AnswerWork:
             stem=f"{stem}-{slug(Path(model).name)}",
             overwrite=options.force,
             style=options.style,
+            html=options.html,
         )
         written = list(map(str, files))
         document = {"image": path, "files": written, "records": [answered.to_dict()]}

@@ -88,6 +88,25 @@ def document(title: str, introduction: str, sections: Sequence[Section]) -> str:
     )
 
 
+def page_of_words(title: str, **values: Any) -> str:
+    """Return the page of an answer in words as text: a sentence whose words are buttons that show
+    their maps. All maps are shown where scripts do not run, and in print.
+
+    Args:
+        title: the title of the window or tab.
+        values: what the template ``answer.html`` shows; all of it is escaped.
+
+    >>> "<img src=x" in page_of_words(
+    ...     "<img src=x>", ask="<img src=x>", sentence=[], words=[], meanings={}
+    ... )
+    False
+    """
+    style = static(("look.css", "answer.css"))
+    script = static(("answer.js",))
+    policy = _policy("img-src data:", f"style-src {_hash(style)}", f"script-src {_hash(script)}")
+    return _filled("answer.html", title=title, style=style, script=script, policy=policy, **values)
+
+
 def _filled(template: str, **values: Any) -> str:
     """Fill a Jinja template of ``report/static`` with values; texts are escaped, so that none of
     them can become markup."""

@@ -44,7 +44,7 @@ def _photos(tmp_path: Path) -> None:
 
 def test_words_of_an_answer_are_those_of_python(typed: Typed, folder: Any) -> None:
     words = ("--ask", ASK, "--answer", ANSWER, "--words", "red, cup, .")
-    code, out, err = typed("a.png", "--model", folder("LLaVA"), *words)
+    code, out, err = typed("a.png", "--model", folder("LLaVA"), *words, "--html")
     assert code == 0
     expected = AnswerExplainer(*made("LLaVA"))("a.png", ASK, answer=ANSWER, words="red,cup,.")
     assert out[:2] == ["a.png", f"  {ANSWER}"]
@@ -56,7 +56,16 @@ def test_words_of_an_answer_are_those_of_python(typed: Typed, folder: Any) -> No
     assert [line for line in err if " altered inputs, about" in line]
     stem = "explained/a-llava"
     written = [line.removeprefix("  wrote ") for line in out[5:]]
-    names = ("answer.png", "red.npy", "red.png", "cup.npy", "cup.png", "mark.npy", "answer.json")
+    names = (
+        "answer.png",
+        "answer.html",
+        "red.npy",
+        "red.png",
+        "cup.npy",
+        "cup.png",
+        "mark.npy",
+        "answer.json",
+    )
     assert written == [f"{stem}-{name}" for name in names]
     cup = torch.from_numpy(np.load(f"{stem}-cup.npy"))
     torch.testing.assert_close(cup, expected["cup"].attribution.values[0].float())
