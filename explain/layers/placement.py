@@ -66,9 +66,11 @@ class Placement:
     def on_photo(self, maps: Tensor) -> Tensor:
         """The values of maps ``(N, C, h, w)`` at each pixel ``(N, C, H, W)``.
 
-        Between the centres of cells on a grid values change linearly, and beyond the outer ones
-        they are constant. Otherwise each pixel takes those of the nearest cells, weighted by how
-        near they are. Pixels that no cell looks at are 0.
+        Along the rows and columns of a grid, values follow a cubic through the cells, so that a
+        peak may lie between them; beyond the outer cells they are constant. What is above zero and
+        what is below are drawn apart: a cubic falls below zero beside a peak. For other cells, each
+        pixel takes the nearest ones, weighted by how near they are. Pixels that no cell looks at
+        are 0.
         """
         if len(self) > 1:
             return torch.cat(
@@ -147,7 +149,9 @@ class Placement:
         if self._along_axes is not None:
             turned, rows, columns = self._along_axes
             maps = maps.mT if turned else maps
-            return rows.to(maps) @ maps @ columns.to(maps).mT
+            above = rows.to(maps) @ maps.clamp(min=0) @ columns.to(maps).mT
+            below = rows.to(maps) @ (-maps).clamp(min=0) @ columns.to(maps).mT
+            return above.clamp(min=0) - below.clamp(min=0)
         indices, weights = self.nearest
         flat = maps.flatten(2)
         pixels = maps.new_zeros((*maps.shape[:2], math.prod(self.size)))
@@ -348,8 +352,9 @@ def _even_centres(cells: Size, size: Size) -> Tensor:
 
 
 def _interpolating(places: Tensor, length: int) -> Tensor:
-    """The matrix ``(length, cells)`` that interpolates linearly between cells at these ``places``,
-    in any order; those at NaN have no part."""
+    """The matrix ``(length, cells)`` that interpolates between cells at these ``places``, in any
+    order, by cubics whose slope at a cell is that from its one neighbour to the other (Catmull and
+    Rom 1974), and zero at the ends; cells at NaN have no part."""
     placed = (~places.isnan()).nonzero()[:, 0]
     cells = placed[places[placed].argsort()]
     ordered = places[cells].double()
@@ -357,11 +362,16 @@ def _interpolating(places: Tensor, length: int) -> Tensor:
     if len(cells) == 1:
         matrix[:, cells] = 1
         return matrix
+    values = torch.eye(len(cells), dtype=torch.float64, device="cpu")
+    slopes = torch.zeros_like(values)
+    slopes[1:-1] = (values[2:] - values[:-2]) / (ordered[2:] - ordered[:-2])[:, None]
     pixels = torch.arange(length, dtype=torch.float64, device="cpu") + 0.5
-    above = torch.searchsorted(ordered, pixels).clamp(1, len(cells) - 1)
-    gap = ordered[above] - ordered[above - 1]
-    share = ((pixels - ordered[above - 1]) / gap).clamp(0, 1)
-    numbers = torch.arange(length, device="cpu")
-    matrix[numbers, cells[above - 1]] = 1 - share
-    matrix[numbers, cells[above]] = share
+    after = torch.searchsorted(ordered, pixels).clamp(1, len(cells) - 1)
+    before = after - 1
+    gap = (ordered[after] - ordered[before])[:, None]
+    t = ((pixels - ordered[before])[:, None] / gap).clamp(0, 1)
+    share = t.square() * (3 - 2 * t)
+    straight = (1 - share) * values[before] + share * values[after]
+    bend = t * (1 - t).square() * slopes[before] - t.square() * (1 - t) * slopes[after]
+    matrix[:, cells] = straight + gap * bend
     return matrix

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from scipy.interpolate import CubicHermiteSpline
 from torch import Tensor, nn
 from torch.testing import assert_close
 
@@ -29,20 +30,39 @@ def placed(rows: list[float], columns: list[float], seen: Tensor | None = None) 
     return Placement(SIZE, torch.stack(torch.meshgrid(*axes, indexing="ij"), -1)[None], seen)
 
 
+def curve(places: list[float], values: np.ndarray, length: int) -> np.ndarray:
+    """A cubic spline of scipy through values, whose slope at each is that between its neighbours,
+    at the middles of pixels; constant beyond the ends."""
+    slopes = np.zeros(len(places))
+    for i in range(1, len(places) - 1):
+        slopes[i] = (values[i + 1] - values[i - 1]) / (places[i + 1] - places[i - 1])
+    pixels = np.clip(np.arange(length) + 0.5, places[0], places[-1])
+    return CubicHermiteSpline(places, values, slopes)(pixels)
+
+
 def interpolated(maps: Tensor, rows: list[float], columns: list[float]) -> Tensor:
-    """Each map along its columns, and then along its rows, by numpy."""
-    down, across = (np.arange(length) + 0.5 for length in SIZE)
+    """Each map along its columns, and then along its rows; what is above zero and below apart."""
     drawn = []
     for map_of_image in maps.numpy():
-        wide = np.stack([np.interp(across, columns, line) for line in map_of_image])
-        drawn.append(np.stack([np.interp(down, rows, line) for line in wide.T]).T)
+        parts = []
+        for part in (np.maximum(map_of_image, 0), np.maximum(-map_of_image, 0)):
+            wide = np.stack([curve(columns, line, SIZE[1]) for line in part])
+            parts.append(np.stack([curve(rows, line, SIZE[0]) for line in wide.T]).T)
+        drawn.append(np.maximum(parts[0], 0) - np.maximum(parts[1], 0))
     return torch.from_numpy(np.stack(drawn))
 
 
-MAPS = torch.rand(2, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+MAPS = torch.rand(2, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) - 0.4
 
 
-def test_values_change_linearly_between_cells_and_are_constant_beyond() -> None:
+def test_a_peak_lies_between_two_cells_that_are_alike() -> None:
+    line = torch.tensor([0.0, 1, 1, 0], dtype=torch.float64).expand(1, 1, 3, 4)
+    drawn = draw(line, SIZE, placed(ROWS, [1.5, 3.5, 5.5, 7.5]))[0, 0]
+    assert drawn.argmax(1).eq(4).all()
+    assert float(drawn.min()) == 0
+
+
+def test_values_follow_cubics_through_cells_and_are_constant_beyond() -> None:
     drawn = draw(MAPS[:, None], SIZE, placed(ROWS, COLUMNS))
     assert_close(drawn[:, 0], interpolated(MAPS, ROWS, COLUMNS))
 
@@ -63,7 +83,6 @@ def test_even_cells_and_maps_with_others_are_spread_evenly() -> None:
     rows = [(i + 0.5) * 4 for i in range(3)]
     columns = [(i + 0.5) * 2.5 for i in range(4)]
     assert torch.equal(draw(MAPS[:, None], SIZE, placed(rows, columns)), expected)
-    assert_close(interpolated(MAPS, rows, columns), expected[:, 0])
     assert torch.equal(draw(MAPS[:, None], SIZE), expected)
     assert torch.equal(draw(MAPS[:, None], SIZE, placed(ROWS, COLUMNS[:2])), expected)
 
