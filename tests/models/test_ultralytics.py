@@ -19,7 +19,13 @@ from explain.targets import Detections
 
 os.environ.setdefault("YOLO_OFFLINE", "true")
 os.environ.setdefault("YOLO_CONFIG_DIR", tempfile.gettempdir())
+# its import sets how arrays are printed, and replaces the function that opens images
+_printing = np.get_printoptions()
+_opening = Image.open
 ultralytics = pytest.importorskip("ultralytics")
+np.set_printoptions(**_printing)
+torch.set_printoptions(profile="default")
+Image.open = _opening
 
 PHOTO = Image.fromarray(np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8))
 
