@@ -63,20 +63,23 @@ class Placement:
         """Whether maps ``(N, C, h, w)`` have these cells, and a photo of ``size`` these pixels."""
         return tuple(maps.shape[2:]) == tuple(self.centres.shape[1:3]) and tuple(size) == self.size
 
-    def on_photo(self, maps: Tensor) -> Tensor:
+    def on_photo(self, maps: Tensor, *, smooth: bool = False) -> Tensor:
         """The values of maps ``(N, C, h, w)`` at each pixel ``(N, C, H, W)``.
 
-        Along the rows and columns of a grid, values follow a cubic through the cells, so that a
-        peak may lie between them; beyond the outer cells they are constant. What is above zero and
-        what is below are drawn apart: a cubic falls below zero beside a peak. For other cells, each
-        pixel takes the nearest ones, weighted by how near they are. Pixels that no cell looks at
-        are 0.
+        Between the centres of cells on a grid values change linearly, and beyond the outer ones
+        they are constant. If ``smooth``, they follow a cubic through the cells, so that a peak may
+        lie between them; what is above zero and what is below are drawn apart then, since a cubic
+        falls below zero beside a peak. For other cells, each pixel takes the nearest ones, weighted
+        by how near they are. Pixels that no cell looks at are 0.
         """
         if len(self) > 1:
             return torch.cat(
-                [self[image].on_photo(maps[image][None]) for image in range(len(maps))]
+                [
+                    self[image].on_photo(maps[image][None], smooth=smooth)
+                    for image in range(len(maps))
+                ]
             )
-        pixels = self._spread(maps)
+        pixels = self._smoothly(maps) if smooth else self._spread(maps)
         return pixels if self.seen is None else pixels * self.seen.to(pixels)
 
     def at_cells(self, pixels: Tensor) -> Tensor:
@@ -149,15 +152,24 @@ class Placement:
         if self._along_axes is not None:
             turned, rows, columns = self._along_axes
             maps = maps.mT if turned else maps
-            above = rows.to(maps) @ maps.clamp(min=0) @ columns.to(maps).mT
-            below = rows.to(maps) @ (-maps).clamp(min=0) @ columns.to(maps).mT
-            return above.clamp(min=0) - below.clamp(min=0)
+            return rows.to(maps) @ maps @ columns.to(maps).mT
         indices, weights = self.nearest
         flat = maps.flatten(2)
         pixels = maps.new_zeros((*maps.shape[:2], math.prod(self.size)))
         for index, weight in zip(indices, weights, strict=True):
             pixels = pixels + flat[..., index.to(maps.device)] * weight.to(maps)
         return pixels.reshape(*maps.shape[:2], *self.size)
+
+    def _smoothly(self, maps: Tensor) -> Tensor:
+        """The values of maps at all pixels, along cubics where the cells lie on a grid of their
+        own."""
+        if self.is_even or self._curves is None:
+            return self._spread(maps)
+        turned, rows, columns = self._curves
+        maps = maps.mT if turned else maps
+        above = rows.to(maps) @ maps.clamp(min=0) @ columns.to(maps).mT
+        below = rows.to(maps) @ (-maps).clamp(min=0) @ columns.to(maps).mT
+        return above.clamp(min=0) - below.clamp(min=0)
 
     @cached_property
     def is_even(self) -> bool:
@@ -264,10 +276,21 @@ class Placement:
     def _along_axes(self) -> tuple[bool, Tensor, Tensor] | None:
         """The matrices that interpolate along the rows and the columns of the photo, and whether
         the map is turned beside it, for `lines`."""
+        return self._interpolating_along(smooth=False)
+
+    @cached_property
+    def _curves(self) -> tuple[bool, Tensor, Tensor] | None:
+        """The same for cubics."""
+        return self._interpolating_along(smooth=True)
+
+    def _interpolating_along(self, *, smooth: bool) -> tuple[bool, Tensor, Tensor] | None:
         if self.lines is None:
             return None
         turned, *lines = self.lines
-        rows, columns = map(_interpolating, lines, self.size)
+        rows, columns = (
+            _interpolating(line, length, smooth=smooth)
+            for line, length in zip(lines, self.size, strict=True)
+        )
         return turned, rows, columns
 
     @cached_property
@@ -301,7 +324,7 @@ def draw(maps: Tensor, size: Size, placement: Placement | None = None) -> Tensor
     placement, or one of other maps, spread evenly."""
     if placement is None or not placement.fits(maps, size):
         return enlarge(maps, size)
-    return placement.on_photo(maps)
+    return placement.on_photo(maps, smooth=True)
 
 
 def nearest(cells: Tensor, size: Size, placement: Placement | None = None) -> Tensor:
@@ -351,10 +374,10 @@ def _even_centres(cells: Size, size: Size) -> Tensor:
     return torch.stack(torch.meshgrid(axes, indexing="ij"), -1)
 
 
-def _interpolating(places: Tensor, length: int) -> Tensor:
+def _interpolating(places: Tensor, length: int, *, smooth: bool) -> Tensor:
     """The matrix ``(length, cells)`` that interpolates between cells at these ``places``, in any
-    order, by cubics whose slope at a cell is that from its one neighbour to the other (Catmull and
-    Rom 1974), and zero at the ends; cells at NaN have no part."""
+    order; cells at NaN have no part. If ``smooth``, by cubics whose slope at a cell is that from
+    its one neighbour to the other (Catmull and Rom 1974), and zero at the ends; else linearly."""
     placed = (~places.isnan()).nonzero()[:, 0]
     cells = placed[places[placed].argsort()]
     ordered = places[cells].double()
@@ -363,13 +386,16 @@ def _interpolating(places: Tensor, length: int) -> Tensor:
         matrix[:, cells] = 1
         return matrix
     values = torch.eye(len(cells), dtype=torch.float64, device="cpu")
-    slopes = torch.zeros_like(values)
-    slopes[1:-1] = (values[2:] - values[:-2]) / (ordered[2:] - ordered[:-2])[:, None]
     pixels = torch.arange(length, dtype=torch.float64, device="cpu") + 0.5
     after = torch.searchsorted(ordered, pixels).clamp(1, len(cells) - 1)
     before = after - 1
     gap = (ordered[after] - ordered[before])[:, None]
     t = ((pixels - ordered[before])[:, None] / gap).clamp(0, 1)
+    if not smooth:
+        matrix[:, cells] = (1 - t) * values[before] + t * values[after]
+        return matrix
+    slopes = torch.zeros_like(values)
+    slopes[1:-1] = (values[2:] - values[:-2]) / (ordered[2:] - ordered[:-2])[:, None]
     share = t.square() * (3 - 2 * t)
     straight = (1 - share) * values[before] + share * values[after]
     bend = t * (1 - t).square() * slopes[before] - t.square() * (1 - t) * slopes[after]

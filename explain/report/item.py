@@ -195,7 +195,7 @@ def _evenly(values: torch.Tensor, attribution: Attribution) -> Array:
         or not placement.fits(values[None, None], attribution.size)
     ):
         return array(values)
-    pixels = placement[0].on_photo(values[None, None])[0, 0]
+    pixels = placement[0].on_photo(values[None, None], smooth=True)[0, 0]
     return _averaged(array(pixels), CELLS)
 
 
