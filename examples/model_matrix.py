@@ -84,7 +84,7 @@ class Row:
         )
         return (
             f"{self.name:<34} {self.side:>4} {self.layer[-38:]:<38} {self.grid:>7}{cells} "
-            f"{self.max_seconds:>6.1f}"
+            f"{self.seconds:>6.1f}"
         )
 
 

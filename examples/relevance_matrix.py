@@ -51,7 +51,7 @@ class Row:
     def __str__(self) -> str:
         missed = " ".join(f"{self.missed.get(name, float('nan')):>9.0e}" for name in COMPOSITES)
         words = "; ".join(self.failures) or ", ".join(self.unruled) or "-"
-        found = f"{missed} {self.apart:>8.0e} {self.max_seconds:>6.1f}  {words}"
+        found = f"{missed} {self.apart:>8.0e} {self.seconds:>6.1f}  {words}"
         return f"{self.name:<34} {self.side:>4} {self.chosen:<17} {found}"
 
 
