@@ -387,17 +387,17 @@ def _interpolating(places: Tensor, length: int, *, smooth: bool) -> Tensor:
         return matrix
     values = torch.eye(len(cells), dtype=torch.float64, device="cpu")
     pixels = torch.arange(length, dtype=torch.float64, device="cpu") + 0.5
-    after = torch.searchsorted(ordered, pixels).clamp(1, len(cells) - 1)
-    before = after - 1
-    gap = (ordered[after] - ordered[before])[:, None]
-    t = ((pixels - ordered[before])[:, None] / gap).clamp(0, 1)
+    upper = torch.searchsorted(ordered, pixels).clamp(1, len(cells) - 1)
+    lower = upper - 1
+    gap = (ordered[upper] - ordered[lower])[:, None]
+    t = ((pixels - ordered[lower])[:, None] / gap).clamp(0, 1)
     if not smooth:
-        matrix[:, cells] = (1 - t) * values[before] + t * values[after]
+        matrix[:, cells] = (1 - t) * values[lower] + t * values[upper]
         return matrix
     slopes = torch.zeros_like(values)
     slopes[1:-1] = (values[2:] - values[:-2]) / (ordered[2:] - ordered[:-2])[:, None]
     share = t.square() * (3 - 2 * t)
-    straight = (1 - share) * values[before] + share * values[after]
-    bend = t * (1 - t).square() * slopes[before] - t.square() * (1 - t) * slopes[after]
+    straight = (1 - share) * values[lower] + share * values[upper]
+    bend = t * (1 - t).square() * slopes[lower] - t.square() * (1 - t) * slopes[upper]
     matrix[:, cells] = straight + gap * bend
     return matrix
