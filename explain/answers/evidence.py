@@ -12,7 +12,7 @@ from explain.answers.scoring import Scorer
 from explain.attribution.api import attribute
 from explain.attribution.result import Attribution
 from explain.baselines.base import Baseline
-from explain.methods.evidence import Necessary, Proof, Sufficient
+from explain.methods.evidence import EvidenceSet, Necessary, Proof, Sufficient
 from explain.methods.regions import Squares
 
 Kind = Literal["sufficient", "necessary"]
@@ -39,8 +39,9 @@ class WordEvidence:
     @property
     def mask(self) -> torch.Tensor:
         """Which part of the photo is in the set, ``(h, w)``, laid over the whole photo."""
-        sets = self.attribution.sets[0] if self.attribution.sets is not None else ()
-        return sets[0].mask if sets else torch.zeros(self.attribution.size, dtype=torch.bool)
+        if self._set is None:
+            return torch.zeros(self.attribution.size, dtype=torch.bool)
+        return self._set.mask
 
     @property
     def size(self) -> float:
@@ -49,21 +50,21 @@ class WordEvidence:
 
     @property
     def alone(self) -> float | None:
-        return self._of_set("alone")
+        return None if self._set is None else float(self._set.alone)
 
     @property
     def without(self) -> float | None:
-        return self._of_set("without")
+        return None if self._set is None else float(self._set.without)
 
     @property
     def proof(self) -> Proof:
-        sets = self.attribution.sets[0] if self.attribution.sets is not None else ()
-        return sets[0].proof if sets else "none"
+        return "none" if self._set is None else self._set.proof
 
-    def _of_set(self, name: str) -> float | None:
-        """A figure of the set that was found; None without one."""
-        sets = self.attribution.sets[0] if self.attribution.sets is not None else ()
-        return float(getattr(sets[0], name)) if sets else None
+    @property
+    def _set(self) -> EvidenceSet | None:
+        """The set that was found; None without one."""
+        sets = () if self.attribution.sets is None else self.attribution.sets[0]
+        return sets[0] if sets else None
 
     @property
     def text(self) -> str:

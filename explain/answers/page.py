@@ -1,15 +1,12 @@
 """The page of an answer: its words show their maps."""
 
-import base64
 from collections.abc import Mapping, Sequence
 from typing import Any
-
-from PIL import Image
 
 from explain._utils.errors import printable
 from explain.methods.base import title_of
 from explain.render.styles import get_style
-from explain.report.item import jpeg
+from explain.report.item import address_of
 from explain.report.pages import page_of_words
 from explain.targets.outputs import percent
 
@@ -28,8 +25,12 @@ def page_of_answer(answered: Any, meanings: Mapping[str, str]) -> str:
     for number, word in by_number.items():
         picture = scene.overlay(word.attribution, get_style(word.attribution.style))
         hidden = word.is_greyed and has_others
-        words[number] = {"number": number, "picture": _address(picture), "is_hidden": hidden}
-        words[number] |= _described(word)
+        words[number] = {
+            "number": number,
+            "picture": address_of(picture.convert("RGB"), SIDE),
+            "is_hidden": hidden,
+            **_described(word),
+        }
     sentence = []
     for number, text in enumerate(answered.texts):
         sentence.append(words.get(number, {"number": None, "text": text}))
@@ -42,7 +43,7 @@ def page_of_answer(answered: Any, meanings: Mapping[str, str]) -> str:
         sentence=sentence,
         words=list(words.values()),
         meanings=meanings,
-        photo=_address(scene.photo),
+        photo=address_of(scene.photo.convert("RGB"), SIDE),
         photo_text=answered.source or "the photo",
         pale=", ".join(f"“{text}”" for text in dict.fromkeys(pale)),
     )
@@ -83,9 +84,3 @@ def _weighed(words: Sequence[tuple[str, float]], share: float) -> list[dict[str,
         sign = "−" if value < 0 else ""
         weighed.append({"text": text, "level": level, "share": f"{sign}{percent(part)}"})
     return weighed
-
-
-def _address(picture: Image.Image) -> str:
-    """A picture as an address that holds it."""
-    content = base64.b64encode(jpeg(picture.convert("RGB"), SIDE)).decode("ascii")
-    return f"data:image/jpeg;base64,{content}"

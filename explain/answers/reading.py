@@ -17,8 +17,8 @@ from explain._utils.modules import parameters_of
 from explain.answers.sampling import Sampling, sampling_of
 from explain.data.inputs import Inputs
 from explain.targets import packed
-from explain.targets.base import find_tensor, unsuitable
-from explain.targets.tokenizer import beside_weights, ids_of, tokenizer_of
+from explain.targets.answer import next_token_logits
+from explain.targets.tokenizer import beside_weights, image_ids_of, tokenizer_of
 
 PIXELS = packed.PIXELS
 DECODER = "decoder_input_ids"
@@ -73,7 +73,7 @@ class Reader:
     @property
     def image_ids(self) -> set[int]:
         """The ids of tokens that stand for patches of a photo in a prompt."""
-        return ids_of(self.model, "image_token_id") | ids_of(self.model, "image_token_index")
+        return image_ids_of(self.model)
 
     def prompt_of(self, ask: str | None) -> str | None:
         """The text that the processor gets: the question, in the model's chat template if it has
@@ -304,8 +304,6 @@ def _run(
     for name, value in tokens.items():
         inputs[names.get(name, name)] = value
     output = run(**inputs)
-    logits: torch.Tensor | None = find_tensor(output, count, (3,), ("logits",))
-    if logits is None:
-        raise unsuitable("answer", "logits of the next token (N, L, V)", output)
+    logits = next_token_logits(output, count)
     # those of the photo's own tokens may come first (GIT)
     return {"logits": logits[:, -tokens["input_ids"].shape[1] :]}

@@ -102,10 +102,6 @@ def _levels(
         raise ImageError(
             f"image must hold numbers, got an array of {pixels.dtype}; convert it to floats"
         )
-    if pixels.dtype.kind not in "biuf":
-        raise ImageError(
-            f"image must hold numbers, got an array of {pixels.dtype}; convert it to floats"
-        )
     precision = np.float64 if pixels.dtype.itemsize > 4 else np.float32
     values: np.ndarray[Any, np.dtype[np.floating[Any]]] = pixels.astype(precision)
     finite = np.isfinite(values)

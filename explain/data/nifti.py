@@ -54,7 +54,7 @@ def slices_in(file: Any, name: str, limit: Limit) -> Array:
     width, height, depth = _upright(image, name)
     limit.check_slices(name, depth)
     limit.check(name, width, height, width * height * depth * 8.0)
-    upright = optional("nibabel", _why(name), "nifti", ImageError).as_closest_canonical(image)
+    upright = _nibabel(name).as_closest_canonical(image)
     values = np.asanyarray(upright.dataobj).reshape(width, height, depth)
     return np.ascontiguousarray(values[::-1, ::-1].T)
 
@@ -96,7 +96,7 @@ def write_nifti(
         ImageError: the maps have another size than the slices.
         OutputError: the file exists already, unless ``overwrite``.
     """
-    nibabel = optional("nibabel", _why(repr(os.fspath(path))), "nifti", ImageError)
+    nibabel = _nibabel(repr(os.fspath(path)))
     values = np.asarray(maps.detach().cpu() if hasattr(maps, "detach") else maps, np.float32)
     if ending_of(os.fspath(path)) not in ENDINGS:
         raise ImageError(f"path must end with .nii or .nii.gz, got {os.fspath(path)!r}")
@@ -126,7 +126,7 @@ def write_nifti(
 
 def _opened(file: Any, name: str) -> Any:
     """An open NIfTI file as an image of nibabel, whose values are not read yet."""
-    nibabel = optional("nibabel", _why(name), "nifti", ImageError)
+    nibabel = _nibabel(name)
     return getattr(nibabel, _kind(file) or "Nifti1Image").from_stream(without_gzip(file))
 
 
@@ -144,14 +144,13 @@ def _shape(image: Any, name: str) -> tuple[int, int, int]:
 def _upright(image: Any, name: str) -> tuple[int, int, int]:
     """The lengths of an image of nibabel from left to right, from back to front and from the feet
     up."""
-    nibabel = optional("nibabel", _why(name), "nifti", ImageError)
-    axes = nibabel.orientations.io_orientation(image.affine)[:, 0]
-
+    axes = _nibabel(name).orientations.io_orientation(image.affine)[:, 0]
     lengths = [0, 0, 0]
     for length, axis in zip(_shape(image, name), axes, strict=True):
         lengths[int(axis)] = length
     return lengths[0], lengths[1], lengths[2]
 
 
-def _why(name: str) -> str:
-    return f"for the NIfTI file {name}"
+def _nibabel(name: str) -> Any:
+    """The package nibabel; refused of a file of this ``name`` where it is missing."""
+    return optional("nibabel", f"for the NIfTI file {name}", "nifti", ImageError)

@@ -306,7 +306,8 @@ class _Windows(NamedTuple):
         )
         if list(sides) == stride:  # patches, which are drawn as such
             squares = squares.mean(tuple(range(2, squares.ndim)), keepdim=True).expand_as(squares)
-        is_transposed, groups = options["transposed"], options["groups"]
+        is_transposed = options["transposed"]
+        groups = options["groups"]
         return cls(squares, stride, padding, dilation, is_transposed, output_padding, groups)
 
 
@@ -350,7 +351,8 @@ def _of_first_window(
     dims = [max(range(len(sides)), key=along.at.shape[2:].__getitem__) for along in field]
     parts = []
     for along, gap, dim in zip(field, gaps, dims, strict=True):
-        first, apart = -windows.padding[dim] * gap, windows.dilation[dim] * gap
+        first = -windows.padding[dim] * gap
+        apart = windows.dilation[dim] * gap
         taps = [first + tap * apart for tap in range(sides[dim])]
         taps_of_window = _line(along.at.new_tensor(taps), dim, len(sides))
         parts += [along.mass, along.beside + along.mass * taps_of_window]

@@ -284,8 +284,7 @@ def item(
     steps = steps_for(sum(map(len, subject.results))) if detail.steps is None else detail.steps
     passes = costs(subject) if live else {}
     if address is None:
-        content = base64.b64encode(jpeg(subject.photo, detail.side, detail.quality)).decode("ascii")
-        address = f"data:image/jpeg;base64,{content}"
+        address = address_of(subject.photo, detail.side, detail.quality)
     records = [[subject.record(name, index) for name in subject.methods] for index in targets]
     maps: list[list[dict[str, Any]]] = [[] for _ in targets]
     for index, result in enumerate(subject.results):
@@ -437,6 +436,12 @@ def jpeg(photo: Image.Image, side: int, quality: int = 86) -> bytes:
     buffer = io.BytesIO()
     photo.save(buffer, "JPEG", quality=quality, optimize=True)
     return buffer.getvalue()
+
+
+def address_of(photo: Image.Image, side: int, quality: int = 86) -> str:
+    """Return an address that holds a photo, as `jpeg` makes it."""
+    content = base64.b64encode(jpeg(photo, side, quality)).decode("ascii")
+    return f"data:image/jpeg;base64,{content}"
 
 
 def _grey(subject: Subject) -> int:

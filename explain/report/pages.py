@@ -35,7 +35,7 @@ from explain.render.styles import (
     Spotlight,
     curve,
 )
-from explain.report.item import Detail, item, jpeg, subject_name, summary
+from explain.report.item import Detail, address_of, item, subject_name, summary
 from explain.report.reproduce import Reproduction, Subject
 from explain.targets.labels import class_label, find_label
 
@@ -245,12 +245,11 @@ def page(
 def still_of(subject: Subject, picture: Image.Image) -> dict[str, str]:
     """A picture of a photo's maps for where scripts do not run and for print, as the page's
     template takes it: its address and its alternative text."""
-    content = jpeg(picture, max(picture.size), QUALITY)
     targets = ", ".join(subject.targets)
     methods = ", ".join(subject.methods)
     maps = f"{subject_name(subject)} with maps of {targets}: {methods}"
     return {
-        "src": f"data:image/jpeg;base64,{_base64(content)}",
+        "src": address_of(picture, max(picture.size), QUALITY),
         "alt": printable(maps),
     }
 

@@ -26,6 +26,7 @@ from explain.targets.tokenizer import (
     TokenIds,
     check_text,
     ids_of,
+    image_ids_of,
     named_text,
     need_tokenizer,
     token_names,
@@ -121,8 +122,8 @@ def with_answers(model: nn.Module, inputs: Inputs, targets: Sequence[Target]) ->
     inputs_with_answer = _behind(inputs, ids)
     end = _ends(inputs.kwargs)[:, None] - 1
     with torch.no_grad(), untouched(model):
-        logits_without = _at(_logits(inputs.call(model), count), end)
-        logits_with = _at(_logits(inputs_with_answer.call(model), count), end)
+        logits_without = _at(next_token_logits(inputs.call(model), count), end)
+        logits_with = _at(next_token_logits(inputs_with_answer.call(model), count), end)
         layer, embedded = find_embedding(
             model, inputs_with_answer.kwargs["input_ids"], lambda: inputs_with_answer.call(model)
         )
@@ -237,7 +238,8 @@ def _log_probabilities(
     count = len(kwargs["input_ids"])
     first_places = _ends(kwargs)[:, None] - len(ids) - 1
     logits = _at(
-        _logits(output, count), first_places + torch.arange(len(ids), device=first_places.device)
+        next_token_logits(output, count),
+        first_places + torch.arange(len(ids), device=first_places.device),
     )
     tokens = torch.tensor(ids, device=logits.device).expand(count, -1)
     token_log_probabilities = logits.log_softmax(-1).gather(-1, tokens[..., None])[..., 0]
@@ -284,7 +286,7 @@ def _joint_tokens(model: nn.Module, inputs: Inputs, answer_length: int) -> Joint
     )
 
 
-def _logits(output: Any, count: int) -> torch.Tensor:
+def next_token_logits(output: Any, count: int) -> torch.Tensor:
     """The logits of the next token ``(N, L, V)`` in an image-to-text model's output."""
     logits: torch.Tensor | None = find_tensor(output, count, (3,), ("logits",))
     if logits is None:
@@ -377,7 +379,8 @@ def own_answer(model: nn.Module, inputs: Inputs) -> TokenIds:
     with torch.no_grad(), untouched(model):
         while len(answer) < LONGEST:
             inputs_with_answer = _behind(inputs, answer)
-            scores = _logits(inputs_with_answer.call(model), 1)[0, last_place + len(answer)].clone()
+            logits = next_token_logits(inputs_with_answer.call(model), 1)
+            scores = logits[0, last_place + len(answer)].clone()
             scores[
                 _image_ids(model, scores.device)
             ] = -torch.inf  # tokens that stand for patches are no answer
@@ -390,5 +393,4 @@ def own_answer(model: nn.Module, inputs: Inputs) -> TokenIds:
 
 def _image_ids(model: nn.Module, device: torch.device) -> torch.Tensor:
     """The ids of tokens that stand for patches of a photo in a prompt."""
-    ids = ids_of(model, "image_token_id") | ids_of(model, "image_token_index")
-    return torch.tensor(sorted(ids), dtype=torch.long, device=device)
+    return torch.tensor(sorted(image_ids_of(model)), dtype=torch.long, device=device)

@@ -159,3 +159,8 @@ def ids_of(model: nn.Module, name: str) -> set[int]:
         value = getattr(holder, name, None)
         ids |= set(value if isinstance(value, list) else [value])
     return ids - {None}
+
+
+def image_ids_of(model: nn.Module) -> set[int]:
+    """Return the ids of tokens that stand for patches of a photo in a prompt."""
+    return ids_of(model, "image_token_id") | ids_of(model, "image_token_index")

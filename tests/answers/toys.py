@@ -56,6 +56,14 @@ def tokenizer_of(*more: str) -> Any:
     return tokenizer
 
 
+OF_LLAVA: dict[str, Any] = {
+    "patch_size": 8,
+    "vision_feature_select_strategy": "default",
+    "num_additional_image_tokens": 1,
+    "chat_template": CHAT,
+}
+
+
 def llava() -> tuple[Any, Any]:
     tokenizer = tokenizer_of()
     config = transformers.LlavaConfig(
@@ -69,10 +77,7 @@ def llava() -> tuple[Any, Any]:
     processor = transformers.LlavaProcessor(
         photos,
         tokenizer,
-        patch_size=8,
-        vision_feature_select_strategy="default",
-        num_additional_image_tokens=1,
-        chat_template=CHAT,
+        **OF_LLAVA,
     )
     return transformers.LlavaForConditionalGeneration(config), processor
 
@@ -94,10 +99,7 @@ def llava_next() -> tuple[Any, Any]:
     processor = transformers.LlavaNextProcessor(
         photos,
         tokenizer,
-        patch_size=8,
-        vision_feature_select_strategy="default",
-        num_additional_image_tokens=1,
-        chat_template=CHAT,
+        **OF_LLAVA,
     )
     return transformers.LlavaNextForConditionalGeneration(config), processor
 
