@@ -62,7 +62,11 @@ def image_numbers(
     for step in reversed(steps):
         if is_move(step):
             _fill_from_results(step, numbers_by_value)
-    return numbers_by_value
+    return {
+        value: numbers
+        for value, numbers in numbers_by_value.items()
+        if numbers is None or bool((numbers >= 0).any())
+    }
 
 
 def images_elsewhere(

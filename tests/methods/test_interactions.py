@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import explain
-from explain.methods import FaithSHAP, Superpixels, region_values
+from explain.methods import FaithSHAP, region_values
 from explain.methods.shapley import faithful_interactions
 from tests.conftest import ROOT
 
@@ -90,11 +90,17 @@ def test_images_may_have_different_numbers_of_regions() -> None:
     x = torch.zeros(2, 1, 8, 8)
     x[0, :, :4] = 1
     x[1, :, :4, :4] = 1
+    halves = x[0, 0].long()
+    quarters = torch.arange(8)[:, None] // 4 * 2 + torch.arange(8) // 4
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
-    a = explain.attribute(model, x, FaithSHAP(regions=Superpixels(6), samples=200), target=0)
+    regions = torch.stack([halves, quarters])
+    a = explain.attribute(model, x, FaithSHAP(regions=regions, samples=200), target=0)
     assert a.interactions is not None
-    counts = [int((a.interactions[image].abs().sum(1) > 0).sum()) for image in range(2)]
-    assert a.interactions.shape[1] >= max(counts)
+    assert a.interactions.shape == (2, 4, 4)
+    weights = model[1].weight[0].detach().view(8, 8)
+    alone = [float((weights * x[image, 0])[:4, :4].sum()) for image in range(2)]
+    assert a.interactions[1, 0, 0].item() == pytest.approx(alone[1], abs=1e-6)
+    assert not a.interactions[0, 2:].any()
     assert a[1].interactions is not None
     assert a[1].interactions.shape == (1, *a.interactions.shape[1:])
 

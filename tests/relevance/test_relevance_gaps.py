@@ -101,6 +101,36 @@ def test_what_loses_nothing_without_a_rule_is_not_named(name: str) -> None:
     assert a.delta.abs().max() <= 1e-9 * a.values.abs().sum()
 
 
+class ClassAttention(nn.Module):
+    """A class token, the same for all images, asks the tokens of the photo (CaiT)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.randn(1, 1, 4))
+        self.norm = nn.LayerNorm(4)
+        self.query = nn.Linear(4, 4)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = torch.cat([self.token.expand(len(x), -1, -1), x.flatten(2).mT], 1)
+        tokens = self.norm(tokens)
+        query = self.query(tokens[:, 0])
+        weights = (tokens @ query[..., None]).softmax(1)
+        return self.head(query + (weights * tokens).sum(1))
+
+
+@pytest.mark.parametrize("rule", ["Epsilon", "AttnLRP"])
+def test_a_query_that_no_image_changes_has_shares_of_each_image(rule: str) -> None:
+    model = ClassAttention().double().eval()
+    x = torch.randn(3, 4, 2, 2, dtype=torch.float64)
+    a = explain.attribute(model, x, LRP(rule), target=1)
+    assert a.delta.abs().max() <= 1e-9 * a.values.abs().sum()
+    for i in range(3):
+        alone = explain.attribute(model, x[i : i + 1], LRP(rule), target=1)
+        for name, taken in a.coverage.taken.items():
+            torch.testing.assert_close(taken[i], alone.coverage.taken[name][0])
+
+
 @pytest.mark.parametrize("method", [LRP("Epsilon"), LRP("AttnLRP"), DeepLIFT()], ids=str)
 def test_steps_inside_a_transform_are_those_outside(method: Any) -> None:
     inside = network(lambda y: torch.vmap(lambda row: row.exp())(y))
