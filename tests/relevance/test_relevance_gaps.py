@@ -111,7 +111,7 @@ class ClassAttention(nn.Module):
         self.query = nn.Linear(4, 4)
         self.head = nn.Linear(4, 3)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         tokens = torch.cat([self.token.expand(len(x), -1, -1), x.flatten(2).mT], 1)
         tokens = self.norm(tokens)
         query = self.query(tokens[:, 0])
