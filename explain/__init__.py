@@ -13,7 +13,7 @@ The package map; each subpackage imports only from those above it:
     relevance/      a pass recorded as operations and steps; rules, composites, DeepLIFT
     distributed/    communication hooks between processes, models in archives
     targets/        from a model's output to one score per image
-    layers/         names, feature-map layouts, the default layer
+    layers/         names, feature-map layouts, the default layer; `explain.hooks.intervene`
     baselines/      what stands for "absent": zero, mean, blur, noise, neighbours, another photo
     engine/         needs, plan, collectors, perturbations, reruns, execution
     methods/        frozen dataclasses: options and mathematics
@@ -39,7 +39,6 @@ matplotlib and OpenCV only with the features that use them.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from explain._utils import providers
 from explain._utils.version import __version__
 
 _HOME = {
@@ -149,14 +148,6 @@ def __getattr__(name: str) -> Any:
     if name in _ROOMS:
         return importlib.import_module(f"explain.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def _grids_of_photo(model: Any, inputs: Any) -> Any:
-    return importlib.import_module("explain.layers.grids").grids_of_photo(model, inputs)
-
-
-# for interventions on a region, whose room stands above that of layers
-providers.grids_of_photo = _grids_of_photo
 
 
 def __dir__() -> list[str]:

@@ -17,7 +17,7 @@ from explain.attribution.result import Attribution
 from explain.attribution.selection import GROUPS, requested
 from explain.data.inputs import InputsLike
 from explain.engine.plan import Plan
-from explain.hooks import intervene
+from explain.layers.intervening import intervene
 from explain.methods.base import MethodLike
 from explain.targets.resolve import TargetLike
 

@@ -29,7 +29,7 @@ from explain.hooks.units import Axes
 from explain.hooks.unwrap import unwrapped
 from explain.layers import default_layer
 from explain.layers.frames import with_layout
-from explain.layers.grids import grids_of_photo
+from explain.layers.grids import PhotoGrids
 from explain.layers.layouts import Grid, frames_in_batch
 from explain.layers.recording import ModuleCall
 from explain.layers.summary import summary_of
@@ -269,7 +269,7 @@ class _SiteFinder:
             if self.named:
                 raise LayerError(must)
             return None
-        grid = grids_of_photo(self.model, self.inputs)(name, shape[-2]) if len(shape) == 3 else None
+        grid = PhotoGrids(self.model, self.inputs)(name, shape[-2]) if len(shape) == 3 else None
         image_dim = 0 if grid is None else grid.of_images
         clean = record.activation.movedim(image_dim, 0)
         masks, cells = self._masks(name, clean)
@@ -294,7 +294,7 @@ class _SiteFinder:
         place = find_places(self.model, name)[name]
 
         def find_grid() -> Grid | None:
-            grid = grids_of_photo(self.model, self.inputs)(name, values.shape[-2])
+            grid = PhotoGrids(self.model, self.inputs)(name, values.shape[-2])
             # images are in the first dimension here
             return None if grid is None else replace(grid, layout="tokens")
 
@@ -305,7 +305,7 @@ class _SiteFinder:
             size,
             name,
             find_grid=find_grid,
-            find_placement=lambda: grids_of_photo(self.model, self.inputs).placement(name),
+            find_placement=lambda: PhotoGrids(self.model, self.inputs).placement(name),
         )
 
         def masks_of(field_name: str, units: Iterable[Any]) -> torch.Tensor:

@@ -10,10 +10,11 @@ from torch.autograd.graph import Node
 
 from explain.data.inputs import Path
 from explain.engine.forward import Forward, ResolvedTarget
-from explain.hooks import Replace, intervene
+from explain.hooks import Replace
 from explain.hooks.graph import Reach
 from explain.hooks.layer_names import name_of_call
 from explain.hooks.preserve import start_over
+from explain.layers.intervening import intervene
 
 _STEPS = (3e-4, 3e-5)
 """By what share of the scores steps along the gradient change them. Where a step meets a kink, its

@@ -54,8 +54,9 @@ from explain.explanation.photos import (
     rows_are_apart,
 )
 from explain.explanation.tiles import tiles_on_photo
-from explain.hooks import Intervention, inspect, inspection, intervene, layer_names, unwrap
+from explain.hooks import Intervention, inspect, inspection, layer_names, unwrap
 from explain.hooks.preserve import untouched
+from explain.layers.intervening import intervene
 from explain.methods.base import Method, MethodLike, get_method, list_methods, options
 from explain.models import (
     Classifier,

@@ -36,8 +36,9 @@ from explain.data.opening import open_for_reading
 from explain.data.scans import npy_header
 from explain.explanation.explainer import Explainer
 from explain.explanation.explanation import Explanation, method_slug
-from explain.hooks import intervene, preserve
+from explain.hooks import preserve
 from explain.hooks.interventions import Intervention
+from explain.layers.intervening import intervene
 from explain.layers.placement import Placement
 from explain.methods.base import MethodLike
 from explain.methods.evidence import EvidenceSets

@@ -2,7 +2,8 @@
 
     group          `HookGroup`: hooks on modules, tensors and Nodes, for as long as a block lasts
     interventions  `Patch`, `Ablate`, `Steer`, `Project`, `Replace`: what a layer gives instead
-    intervening    `intervene`, which applies them
+    intervening    how they are applied; `intervene` itself stands in `explain.layers.intervening`,
+                   which knows where layers look in the photo
     capturing      `capture`: activations and gradients of layers, call by call, and where the graph
                    begins for them
     extraction     `FeatureExtractor`: a model cut off after the last layer of interest
@@ -30,12 +31,13 @@ Models and graphs:
                    values, weights and heads, while they are computed
 """
 
+from typing import TYPE_CHECKING, Any
+
 from explain.hooks.capturing import capture
 from explain.hooks.extraction import FeatureExtractor
 from explain.hooks.graph import graph
 from explain.hooks.group import HookGroup
 from explain.hooks.inspection import inspect, timeline
-from explain.hooks.intervening import intervene
 from explain.hooks.interventions import Ablate, Intervention, Patch, Project, Replace, Steer
 from explain.hooks.preserve import copied
 from explain.hooks.recorded import record
@@ -57,3 +59,15 @@ __all__ = [
     "record",
     "timeline",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "intervene":
+        from explain.layers.intervening import intervene
+
+        return intervene
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+if TYPE_CHECKING:
+    from explain.layers.intervening import intervene

@@ -1,7 +1,7 @@
-"""`intervene`: interventions applied to a model by hooks, for as long as a block lasts."""
+"""Interventions applied to a model by hooks, for as long as a block lasts."""
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from explain._utils import nested, providers
+from explain._utils import nested
 from explain._utils.errors import HookError, warn
 from explain._utils.modules import inserting
 from explain._utils.signals import came_by_signal, signal_safe
@@ -25,6 +25,8 @@ from explain.hooks.units import Axes
 from explain.hooks.unwrap import unwrapped
 
 Interventions: TypeAlias = Intervention | Iterable[Intervention]
+GridsOfPhoto: TypeAlias = Callable[[nn.Module, Inputs], Any]
+"""From a model and its inputs to how tokens and cells lie on the photo."""
 
 
 class _ActiveInterventions(threading.local):
@@ -53,25 +55,11 @@ def active_interventions(model: nn.Module) -> tuple[Intervention, ...]:
 
 
 @signal_safe
-def intervene(model: nn.Module, interventions: Interventions) -> Iterator[tuple[Intervention, ...]]:
-    """Apply interventions to a model for as long as the block lasts, for calls of this thread.
-
-    Those on the same layer act in their order, each on the output of the one before; one that is
-    active already is not applied twice. Everything that is computed inside the block sees them:
-    predictions, gradients and explanations. The values that they take from inputs are computed
-    first.
-
-    Raises:
-        HookError: something does not fit the layer. LayerError: a layer is not in the model.
-
-    >>> from explain.hooks import Ablate, Steer
-    >>> model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.ReLU())
-    >>> x = torch.rand(1, 1, 4, 4)
-    >>> with intervene(model, [Ablate("0", channels=[1]), Steer("1", torch.ones(2))]):
-    ...     y = model(x)
-    >>> torch.equal(y[:, 1], torch.ones(1, 4, 4)), torch.equal(y[:, 0], model(x)[:, 0] + 1)
-    (True, True)
-    """
+def with_interventions(
+    model: nn.Module, interventions: Interventions, grids_of_photo: GridsOfPhoto
+) -> Iterator[tuple[Intervention, ...]]:
+    """Apply interventions for as long as the block lasts, as `explain.hooks.intervene` says it.
+    Regions, and positions of tokens, are found by ``grids_of_photo``."""
     new_interventions = (
         [interventions] if isinstance(interventions, Intervention) else list(interventions)
     )
@@ -108,7 +96,7 @@ def intervene(model: nn.Module, interventions: Interventions) -> Iterator[tuple[
         with HookGroup(model) as replacements_alone:
             for replacement in replacements:
                 for part in parts_of_intervention[replacement]:
-                    _apply(replacements_alone, part, _ModelCalls(), model)
+                    _apply(replacements_alone, part, _ModelCalls(), model, grids_of_photo)
             bound = {
                 change: tuple(part.bound(model) for part in parts)
                 for change, parts in parts_of_intervention.items()
@@ -117,7 +105,7 @@ def intervene(model: nn.Module, interventions: Interventions) -> Iterator[tuple[
         model_calls = _ModelCalls()
         group.forward_pre("", model_calls.begin, with_kwargs=True)
         for part in parts:
-            _apply(group, part, model_calls, model)
+            _apply(group, part, model_calls, model, grids_of_photo)
         _interventions.active[model] = {**outer_interventions, **bound}
         try:
             yield parts
@@ -188,7 +176,11 @@ class _ModelCalls:
 
 
 def _apply(
-    group: HookGroup, intervention: Intervention, model_calls: _ModelCalls, model: nn.Module
+    group: HookGroup,
+    intervention: Intervention,
+    model_calls: _ModelCalls,
+    model: nn.Module,
+    grids_of_photo: GridsOfPhoto,
 ) -> None:
     """Register the forward hook that lets an intervention act on its layer. ``model_calls`` notes
     the calls of the model, and which interventions acted. Hooks run in the order of registration,
@@ -215,7 +207,7 @@ def _apply(
             )
         dim_of_tokens = 0 if tokens_first else -2
         length = shape[dim_of_tokens] if values.ndim >= 3 else 0
-        find_grids = partial(_grids_on_photo, model, model_calls.inputs)
+        find_grids = partial(_grids_on_photo, grids_of_photo, model, model_calls.inputs)
         axes = Axes(
             values,
             place,
@@ -254,17 +246,16 @@ _photo_grids: WeakKeyDictionary[nn.Module, dict[Any, Any]] = WeakKeyDictionary()
 """What tells how a model's tokens and cells lie on photos of some size."""
 
 
-def _grids_on_photo(model: nn.Module, inputs: tuple[Any, Any]) -> Any:
-    """How tokens and cells lie on the photo, as `explain.layers.grids` finds it; None where it is
-    not known. It is looked for once for each model and shape of ``inputs`` (args, kwargs), in a
-    copy of the model that has none of the active hooks and shares the parameters.
-    """
+def _grids_on_photo(grids_of_photo: GridsOfPhoto, model: nn.Module, inputs: tuple[Any, Any]) -> Any:
+    """How tokens and cells lie on the photo; None where it is not known. It is looked for once for
+    each model and shape of ``inputs`` (args, kwargs), in a copy of the model that has none of the
+    active hooks and shares the parameters."""
     key = tuple((path, tensor.shape[1:]) for path, tensor in nested.paths(inputs))
     grids = _photo_grids.setdefault(model, {})
     if key not in grids:
         try:
             args, kwargs = inputs
-            grids[key] = providers.grids_of_photo(copied(model, share=True), Inputs(args, kwargs))
+            grids[key] = grids_of_photo(copied(model, share=True), Inputs(args, kwargs))
         except Exception as error:  # a model that cannot be copied, or is given no photo
             if came_by_signal(error):
                 raise

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 
 from explain._utils.errors import RunError
-from explain.hooks import intervene
 from explain.hooks.preserve import untouched
 from explain.insight.ablation import sign_test
 from explain.insight.class_statistics import ClassStatistics
@@ -15,6 +14,7 @@ from explain.insight.clusters import Cluster
 from explain.insight.maps import in_percent
 from explain.insight.reattribution import RunPhotos, in_parts
 from explain.insight.spurious_regions import MarkedPhotos, marked_photos
+from explain.layers.intervening import intervene
 from explain.targets.base import find_logits
 
 TRIED = 5  # clusters that are tried, and as many classes

@@ -456,11 +456,6 @@ class PhotoGrids:
         return not place.of_attention and place.module in dict(self._model.named_modules())
 
 
-def grids_of_photo(model: nn.Module, inputs: Inputs) -> PhotoGrids:
-    """How tokens and cells lie on the photos of a network; see `PhotoGrids`."""
-    return PhotoGrids(model, inputs)
-
-
 def window_calls(model: Stitched, inputs: Inputs, layer: str) -> list[str]:
     """The names of the calls that a layer's name stands for in a `Stitched` model: one in each
     window. In the order of the windows, in which `Stitched.stitch_maps` takes their maps."""

@@ -37,7 +37,8 @@ from explain.engine.needs import needs_at
 from explain.engine.perturbations import ScoreKind
 from explain.engine.plan import Plan
 from explain.engine.settings import RuntimeSettings
-from explain.hooks import intervene, preserve, unwrap
+from explain.hooks import preserve, unwrap
+from explain.layers.intervening import intervene
 from explain.methods.base import Method, MethodLike, get_method
 from explain.methods.masking import whole_score
 from explain.metrics import base, localisation

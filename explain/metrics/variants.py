@@ -17,9 +17,10 @@ from explain.data.inputs import Inputs
 from explain.engine import Evidence, Perturbation, PerturbedRows
 from explain.engine.ends import outputs_of
 from explain.engine.settings import report_progress
-from explain.hooks.intervening import active_interventions, intervene
+from explain.hooks.intervening import active_interventions
 from explain.hooks.preserve import calculating, untouched
 from explain.layers.grids import share_places
+from explain.layers.intervening import intervene
 from explain.layers.layouts import Grids
 from explain.layers.summary import summary_of
 from explain.methods import Method, Smooth

@@ -29,7 +29,7 @@ from explain.data.boxes import Corners
 from explain.explanation.detected import Located
 from explain.explanation.explainer import Explainer, Session
 from explain.explanation.photos import explained, rows_are_apart
-from explain.hooks import intervene
+from explain.layers.intervening import intervene
 from explain.methods.base import Method, MethodLike, get_method
 from explain.metrics import Metric, evaluate, get_metric
 from explain.metrics.evaluation import with_check
