@@ -16,12 +16,10 @@ from explain._utils.errors import ExplainError, ModelError, TargetError, quiet, 
 from explain._utils.modules import parameters_of
 from explain.answers.sampling import Sampling, sampling_of
 from explain.data.inputs import Inputs
-from explain.targets import packed
-from explain.targets.answer import next_token_logits
+from explain.targets import answer, packed
 from explain.targets.tokenizer import beside_weights, image_ids_of, tokenizer_of
 
 PIXELS = packed.PIXELS
-DECODER = "decoder_input_ids"
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,10 +63,8 @@ class Reader:
 
     @property
     def decodes(self) -> bool:
-        """Whether the model has a decoder of its own beside the photo (TrOCR, Donut), which takes
-        "decoder_input_ids"."""
-        parameters = inspect.signature(self.model.forward).parameters
-        return DECODER in parameters and "input_ids" not in parameters
+        """Whether the model has a decoder of its own beside the photo (TrOCR, Donut)."""
+        return answer.decodes(self.model)
 
     @property
     def image_ids(self) -> set[int]:
@@ -132,7 +128,7 @@ class Reader:
         if token is not None and not self._image_tokens(inputs):
             raise missing
         model, with_photo = packed.with_photos(self.model, inputs)
-        inputs = dict(with_photo)  # type: ignore[arg-type]
+        model, inputs = answer.with_prompt(model, dict(with_photo), inputs[PIXELS])  # type: ignore[arg-type]
 
         def pixels_of(image: Image.Image) -> torch.Tensor:
             """What the processor makes of another picture in the place of the photo."""
@@ -141,7 +137,7 @@ class Reader:
             pixels: torch.Tensor = laid_out[PIXELS]
             return pixels
 
-        tokens = self._tokens(inputs, prompt)
+        tokens = self._tokens(inputs)
         names = inputs.keys() - tokens.keys() - {PIXELS}
         fixed = {name: inputs[name] for name in sorted(names)}
         return Reading(self, model, prompt, sampling_of(photo, pixels_of), tokens, fixed)
@@ -170,6 +166,9 @@ class Reader:
             ) from error
         inputs = dict(processed)
         inputs.pop("labels", None)  # of training
+        if self.decodes and prompt is not None:
+            written = self.tokenizer(prompt, add_special_tokens=False)["input_ids"]
+            inputs[answer.DECODER] = torch.tensor([written])
         if not isinstance(inputs.get(PIXELS), torch.Tensor):
             raise ModelError(
                 f"processor must make {PIXELS} of a photo, {type(self.processor).__name__} makes "
@@ -184,43 +183,21 @@ class Reader:
                 inputs[name] = value.to(parameter.device, dtype)
         return inputs
 
-    def _tokens(self, inputs: Mapping[str, Any], prompt: str | None) -> dict[str, torch.Tensor]:
+    def _tokens(self, inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """The prompt's tokens "input_ids" ``(1, L)``, and what else has one value for each of them,
-        such as masks. Without a prompt, it is the token that answers start with.
-        """
-        device = inputs[PIXELS].device
+        such as masks."""
         ids = inputs.get("input_ids")
-        if self.decodes and prompt is not None:
-            written = self.tokenizer(prompt, add_special_tokens=False)["input_ids"]
-            ids = torch.tensor([written], device=device)
         if ids is None:
-            ids = torch.tensor([[self._start()]], device=device)
-        values = {**inputs, "input_ids": ids}
+            raise ModelError(
+                f"model must say which token an answer starts with, {type(self.model).__name__} "
+                "has no decoder_start_token_id or bos_token_id; set it in model.config"
+            )
         tokens = {
             name: value
-            for name, value in values.items()
+            for name, value in inputs.items()
             if isinstance(value, torch.Tensor) and value.shape == ids.shape
         }
         return self._open_ended(tokens)
-
-    def _start(self) -> int:
-        """The token that answers start with, where there is no prompt."""
-        for name in ("decoder_start_token_id", "bos_token_id"):
-            for config in self._configs:
-                token = getattr(config, name, None)
-                if isinstance(token, int):
-                    return token
-        raise ModelError(
-            f"model must say which token an answer starts with, {type(self.model).__name__} has no "
-            "decoder_start_token_id or bos_token_id; set it in model.config"
-        )
-
-    @property
-    def _configs(self) -> list[Any]:
-        """The configurations that may say which tokens begin and end an answer."""
-        config = getattr(self.model, "config", None)
-        parts = [getattr(config, name, None) for name in ("decoder", "text_config")]
-        return [getattr(self.model, "generation_config", None), *parts, config, self.tokenizer]
 
     def _open_ended(self, tokens: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """A prompt without the token that would end it, and with the model's own first token, where
@@ -277,10 +254,7 @@ class Reading:
         pixels, and of their tokens."""
         model = copy.copy(self.model)  # its modules, parameters and hooks are those of the model
         vars(model)["tokenizer"] = self.reader.tokenizer
-        names = {}
-        if self.reader.decodes:
-            names = {"input_ids": DECODER, "attention_mask": "decoder_attention_mask"}
-        model.forward = partial(_run, self.model.forward, pixels_of, dict(self.fixed), names)
+        model.forward = partial(_run, self.model.forward, pixels_of, dict(self.fixed))
         return model
 
 
@@ -288,22 +262,16 @@ def _run(
     run: Callable[..., Any],
     pixels_of: Callable[[torch.Tensor], torch.Tensor],
     fixed: Mapping[str, Any],
-    names: Mapping[str, str],
     /,
     pixel_values: torch.Tensor,
     **tokens: torch.Tensor,
 ) -> Any:
-    """Logits ``(N, L, V)`` by the model's own forward ``run``. What belongs to the photo is
-    repeated for each of N images; ``names`` are those that the model has for tokens.
+    """The output of the model's own forward ``run``. What belongs to the photo is repeated for each
+    of N images.
     """
     count = len(pixel_values)
     inputs: dict[str, Any] = {PIXELS: pixels_of(pixel_values)}
     for name, value in fixed.items():
         is_tensor = isinstance(value, torch.Tensor)
         inputs[name] = torch.cat([value] * count) if is_tensor else value
-    for name, value in tokens.items():
-        inputs[names.get(name, name)] = value
-    output = run(**inputs)
-    logits = next_token_logits(output, count)
-    # those of the photo's own tokens may come first (GIT)
-    return {"logits": logits[:, -tokens["input_ids"].shape[1] :]}
+    return run(**inputs, **tokens)

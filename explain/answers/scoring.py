@@ -153,12 +153,12 @@ def answer_ids(reading: Reading, text: str | None) -> TokenIds:
     """The tokens of an answer that is given, or of the model's own: the most probable ones.
 
     Raises:
-        TargetError: it is empty, or the tokenizer has no tokens for it.
+        ExplainError: it is empty, or a tokenizer that has tokens for it is missing.
     """
-    reader = reading.reader
+    model, inputs = reading.of_photos()
     if text is None:
-        generated = answer.own_answer(*reading.of_photos())
-        if generated[0] in ids_of(reader.model, "eos_token_id"):
+        generated = answer.own_answer(model, inputs)
+        if generated[0] in ids_of(model, "eos_token_id"):
             raise TargetError(
                 "answer must have words, the model's own ends before the first; give answer='...'"
             )
@@ -168,24 +168,4 @@ def answer_ids(reading: Reading, text: str | None) -> TokenIds:
             f"answer must be the words that are explained, got {shown(text)}; write it as in "
             "'a cat', or leave it out for the model's own"
         )
-    if reader.tokenizer is None:
-        raise TargetError(
-            f"answer must have a tokenizer, {type(reader.processor).__name__} has none; give a "
-            "processor with one"
-        )
-    unknown = getattr(reader.tokenizer, "unk_token_id", None)
-    try:
-        ids = tuple(reader.tokenizer(text, add_special_tokens=False)["input_ids"])
-    except KeyError as error:  # of a plain vocabulary
-        raise _not_made(text, str(error)) from error
-    if not ids or (unknown is not None and unknown in ids):
-        raise _not_made(text, "none" if not ids else "an unknown token")
-    return ids
-
-
-def _not_made(text: str, got: str) -> TargetError:
-    """The error for an answer that the tokenizer has no tokens for."""
-    return TargetError(
-        f"answer must be words that the tokenizer has tokens for, got {got} for {shown(text)}; "
-        "write other words"
-    )
+    return answer.ids_of_text(model, text)

@@ -34,6 +34,7 @@ from explain.targets.tokenizer import (
     words_of,
 )
 
+DECODER = "decoder_input_ids"
 LONGEST = 32  # tokens of a model's own answer, at most
 
 
@@ -44,8 +45,8 @@ class Answer(CheckedTarget):
 
     The inputs are what the model's processor makes of both: a mapping with "pixel_values" ``(N, C,
     H, W)`` and "input_ids" ``(N, L)``, the prompt. A model that reads a photo without a prompt
-    (TrOCR) takes the photo alone, or a prompt as "decoder_input_ids" (Donut). All targets of one
-    call must be about the same answer.
+    (TrOCR, GIT) takes the photo alone, or a prompt as "decoder_input_ids" (Donut). All targets of
+    one call must be about the same answer.
 
     Args:
         text: the answer, or the ids of its tokens; None is the model's own to a single photo: the
@@ -115,15 +116,17 @@ def with_answers(model: nn.Module, inputs: Inputs, targets: Sequence[Target]) ->
         raise TargetError(
             f"targets must be about one answer, got {answers[0].name!r} and others; make two calls"
         )
-    model, inputs = _with_prompt(model, inputs)
-    count = _check_prompts(inputs)
+    model, kwargs = with_prompt(model, inputs.kwargs, inputs.x)
+    inputs = replace(inputs, kwargs=kwargs, explained=list(inputs.paths))
+    _check_prompts(inputs)
     inputs = _with_padding(model, inputs)
     ids = _ids(model, inputs, answers[0])
     inputs_with_answer = _behind(inputs, ids)
     end = _ends(inputs.kwargs)[:, None] - 1
     with torch.no_grad(), untouched(model):
-        logits_without = _at(next_token_logits(inputs.call(model), count), end)
-        logits_with = _at(next_token_logits(inputs_with_answer.call(model), count), end)
+        logits_without = _at(_next_token_logits(inputs.call(model), inputs.kwargs), end)
+        output = inputs_with_answer.call(model)
+        logits_with = _at(_next_token_logits(output, inputs_with_answer.kwargs), end)
         layer, embedded = find_embedding(
             model, inputs_with_answer.kwargs["input_ids"], lambda: inputs_with_answer.call(model)
         )
@@ -152,26 +155,50 @@ def with_answers(model: nn.Module, inputs: Inputs, targets: Sequence[Target]) ->
     return scoring_model, explained, {"words": names}
 
 
-def _with_prompt(model: nn.Module, inputs: Inputs) -> tuple[nn.Module, Inputs]:
+def with_prompt(
+    model: nn.Module, kwargs: Mapping[str, Any], photos: torch.Tensor
+) -> tuple[nn.Module, dict[str, Any]]:
     """A model that takes "decoder_input_ids" (TrOCR, Donut) as one that takes "input_ids", and its
-    inputs; others as they are. Without a prompt, it is the token that answers start with.
+    arguments; others as they are. Without a prompt, it is the token that answers start with, unless
+    tokens of the prompt stand for the photo.
     """
-    parameters = inspect.signature(model.forward).parameters
-    has_tokens = not {"input_ids", "attention_mask"}.isdisjoint(inputs.kwargs)
-    if has_tokens or "decoder_input_ids" not in parameters:
-        return model, inputs
-    kwargs = dict(inputs.kwargs)
-    prompt = kwargs.pop("decoder_input_ids", None)
+    kwargs = dict(kwargs)
+    if not {"input_ids", "attention_mask"}.isdisjoint(kwargs):
+        return model, kwargs
+    has_decoder = decodes(model)
+    prompt = kwargs.pop(DECODER, None) if has_decoder else None
     if prompt is None:
-        starts = ids_of(model, "decoder_start_token_id") or ids_of(model, "bos_token_id")
-        if len(starts) != 1:
-            return model, inputs
-        prompt = torch.full((len(inputs), 1), starts.pop(), device=inputs.x.device)
-    mask = kwargs.pop("decoder_attention_mask", torch.ones_like(prompt))
-    kwargs |= {"input_ids": prompt, "attention_mask": mask}
+        start = _start(model)
+        if start is None or (not has_decoder and image_ids_of(model)):
+            return model, kwargs
+        prompt = torch.full((len(photos), 1), start, device=photos.device)
+    kwargs["input_ids"] = prompt
+    if not has_decoder:
+        return model, kwargs
+    kwargs["attention_mask"] = kwargs.pop("decoder_attention_mask", torch.ones_like(prompt))
     decoding_model = copy.copy(model)
     decoding_model.forward = partial(_decode, model.forward)
-    return decoding_model, replace(inputs, kwargs=kwargs, explained=list(inputs.paths))
+    return decoding_model, kwargs
+
+
+def decodes(model: nn.Module) -> bool:
+    """Whether a model has a decoder of its own beside the photo, which takes "decoder_input_ids"
+    (TrOCR, Donut)."""
+    parameters = inspect.signature(model.forward).parameters
+    return DECODER in parameters and "input_ids" not in parameters
+
+
+def _start(model: nn.Module) -> int | None:
+    """The token that answers start with, where there is no prompt; None if nothing says it."""
+    config = getattr(model, "config", None)
+    parts = [getattr(config, name, None) for name in ("decoder", "text_config")]
+    holders = [getattr(model, "generation_config", None), *parts, config, tokenizer_of(model)]
+    for name in ("decoder_start_token_id", "bos_token_id"):
+        for holder in holders:
+            token = getattr(holder, name, None)
+            if isinstance(token, int):
+                return token
+    return None
 
 
 def _decode(
@@ -182,13 +209,13 @@ def _decode(
     attention_mask: torch.Tensor,
     **kwargs: Any,
 ) -> Any:
-    """The forward of the model that `_with_prompt` makes, from that of the caller's model
+    """The forward of the model that `with_prompt` makes, from that of the caller's model
     ``run``."""
     return run(*args, decoder_input_ids=input_ids, decoder_attention_mask=attention_mask, **kwargs)
 
 
-def _check_prompts(inputs: Inputs) -> int:
-    """The number of prompts in the inputs."""
+def _check_prompts(inputs: Inputs) -> None:
+    """Refuse inputs without a prompt for each photo."""
     prompt = inputs.kwargs.get("input_ids")
     if not isinstance(prompt, torch.Tensor) or prompt.ndim != 2 or len(prompt) != len(inputs):
         raise TargetError(
@@ -196,7 +223,6 @@ def _check_prompts(inputs: Inputs) -> int:
             f"got {inputs}; use explain.attribute(model, dict(processor(images=photo, "
             'text=prompt, return_tensors="pt")))'
         )
-    return len(prompt)
 
 
 def _prompt_words(model: nn.Module, inputs: Inputs, tokenizer: Any) -> tuple[str, ...]:
@@ -238,7 +264,7 @@ def _log_probabilities(
     count = len(kwargs["input_ids"])
     first_places = _ends(kwargs)[:, None] - len(ids) - 1
     logits = _at(
-        next_token_logits(output, count),
+        _next_token_logits(output, kwargs),
         first_places + torch.arange(len(ids), device=first_places.device),
     )
     tokens = torch.tensor(ids, device=logits.device).expand(count, -1)
@@ -286,12 +312,14 @@ def _joint_tokens(model: nn.Module, inputs: Inputs, answer_length: int) -> Joint
     )
 
 
-def next_token_logits(output: Any, count: int) -> torch.Tensor:
-    """The logits of the next token ``(N, L, V)`` in an image-to-text model's output."""
+def _next_token_logits(output: Any, kwargs: Mapping[str, Any]) -> torch.Tensor:
+    """The logits ``(N, L, V)`` of what follows each of "input_ids" ``(N, L)``, in an image-to-text
+    model's output."""
+    count, length = kwargs["input_ids"].shape
     logits: torch.Tensor | None = find_tensor(output, count, (3,), ("logits",))
     if logits is None:
         raise unsuitable("answer", "logits of the next token (N, L, V) for input_ids", output)
-    return logits
+    return logits[:, -length:]  # those of the photo's own tokens may come first (GIT)
 
 
 def _at(logits: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
@@ -360,8 +388,29 @@ def _ids(model: nn.Module, inputs: Inputs, answer: Answer) -> TokenIds:
         return own_answer(model, inputs)
     if not isinstance(answer.text, str):
         return answer.text
-    tokenizer = need_tokenizer(model, f"the answer {answer.text!r}")
-    return tuple(tokenizer(answer.text, add_special_tokens=False)["input_ids"])
+    return ids_of_text(model, answer.text)
+
+
+def ids_of_text(model: nn.Module, text: str) -> TokenIds:
+    """The tokens of an answer.
+
+    Raises:
+        ModelError: the model has no tokenizer.
+        TargetError: the tokenizer has no tokens for it.
+    """
+    tokenizer = need_tokenizer(model, f"the answer {text!r}")
+    try:
+        ids = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+        got = "none" if not ids else "an unknown token"
+    except KeyError as error:  # of a plain vocabulary
+        ids = ()
+        got = str(error)
+    if not ids or getattr(tokenizer, "unk_token_id", None) in ids:
+        raise TargetError(
+            f"answer must be words that the tokenizer has tokens for, got {got} for "
+            f"{shown(text)}; write other words"
+        )
+    return ids
 
 
 def own_answer(model: nn.Module, inputs: Inputs) -> TokenIds:
@@ -379,7 +428,8 @@ def own_answer(model: nn.Module, inputs: Inputs) -> TokenIds:
     with torch.no_grad(), untouched(model):
         while len(answer) < LONGEST:
             inputs_with_answer = _behind(inputs, answer)
-            logits = next_token_logits(inputs_with_answer.call(model), 1)
+            output = inputs_with_answer.call(model)
+            logits = _next_token_logits(output, inputs_with_answer.kwargs)
             scores = logits[0, last_place + len(answer)].clone()
             scores[
                 _image_ids(model, scores.device)

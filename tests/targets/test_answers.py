@@ -320,6 +320,22 @@ def test_what_does_not_fit_is_refused(prompted: Any) -> None:
         Answer("a cat", word=-1)
 
 
+@pytest.mark.parametrize("prompted", ["LLaVA"], indirect=True)
+@pytest.mark.parametrize(("ids", "got"), [([8, 3], "unknown"), ([], "none")])
+def test_an_answer_that_the_tokenizer_cannot_make_is_refused(
+    prompted: Any, ids: list[int], got: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, inputs = prompted
+
+    def tokenizer(text: str, **options: Any) -> dict[str, list[int]]:
+        return {"input_ids": ids}
+
+    tokenizer.unk_token_id = 3  # type: ignore[attr-defined]
+    monkeypatch.setattr(model, "tokenizer", tokenizer, raising=False)
+    with pytest.raises(explain.TargetError, match=got):
+        explain.attribute(model, inputs, "saliency", target=Answer("a cat"))
+
+
 def trocr(transformers: Any) -> Any:
     words = {"d_model": 16, "decoder_layers": 2, "decoder_attention_heads": 2}
     words |= {"decoder_ffn_dim": 32, "max_position_embeddings": 64, "decoder_start_token_id": 2}
@@ -380,6 +396,33 @@ def test_a_decoder_beside_a_photo_needs_no_prompt_and_takes_one(make: Any, start
     )
     assert with_words.values.shape == x.shape
     assert_close(sum(with_words.shares.values()), torch.ones(1), check_dtype=False)
+
+
+def git(transformers: Any) -> Any:
+    config = transformers.GitConfig(
+        **SIZES, **IDS, vision_config=PHOTOS, num_image_with_embedding=0
+    )
+    return transformers.GitForCausalLM(config)
+
+
+@pytest.mark.parametrize("make", [git, blip], ids=["GIT", "BLIP"])
+def test_captioners_need_no_prompt_and_may_give_logits_of_the_photo_too(make: Any) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is an extra")
+    torch.manual_seed(7)
+    model = make(transformers).double().eval()
+    photo = torch.randn(1, 3, 16, 16, dtype=torch.float64, requires_grad=True)
+    ids = torch.tensor([[1]])
+    expected = torch.zeros(1, dtype=torch.float64)
+    for token in ANSWER:
+        logits = model(pixel_values=photo, input_ids=ids).logits[:, -1]
+        expected = expected + logits.log_softmax(-1)[:, token]
+        ids = torch.cat([ids, torch.tensor([[token]])], 1)
+    (gradient,) = torch.autograd.grad(expected.sum(), photo)
+    x = photo.detach()
+    for inputs in ({"pixel_values": x}, {"pixel_values": x, "input_ids": torch.tensor([[1]])}):
+        maps = explain.attribute(model, inputs, "inputxgradient", target=Answer(ANSWER))
+        assert_close(maps.score, expected.detach())
+        assert_close(maps.values, gradient * x)
 
 
 def test_the_queries_of_a_bridge_lie_nowhere_on_the_photo() -> None:
