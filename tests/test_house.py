@@ -152,6 +152,7 @@ def test_no_room_uses_the_private_names_of_another() -> None:
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
         }
         names.setdefault(room_of(path), set()).update(stored | private_names(parsed(path)))
+    all_names = set().union(*names.values())
     wrong = []
     for module, path in FILES.items():
         own = names[room_of(path)]
@@ -162,7 +163,7 @@ def test_no_room_uses_the_private_names_of_another() -> None:
             elif isinstance(node, ast.ImportFrom):
                 used = [alias.name for alias in node.names if alias.name != "_utils"]
             foreign = {name for name in used if name.startswith("_") and not name.endswith("__")}
-            is_ours = foreign & set().union(*names.values()) - own - OF_OTHERS
+            is_ours = (foreign & all_names) - own - OF_OTHERS
             wrong += [f"{module}:{node.lineno} uses {name}" for name in is_ours]
     assert wrong == []
 
