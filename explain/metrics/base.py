@@ -3,6 +3,7 @@ one run once; metrics by name."""
 
 import fnmatch
 import hashlib
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,8 @@ from explain.attribution.diagnostics import image_names
 from explain.baselines.base import Baseline
 from explain.engine import Evidence, Perturbation, PerturbedRows
 from explain.engine.perturbations import ScoreKind, ScoreOf, Scores, one_row_each, rows_of
+from explain.layers.layouts import Size
+from explain.methods.base import over_all
 from explain.methods.masking import MaskedInputs, Score, blank_score, whole_score
 from explain.metrics.maps import Maps, Sign, ranks_of
 from explain.targets.outputs import Outputs
@@ -60,12 +63,13 @@ def loss_of(original: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
 class MetricInput:
     """What a metric sees: N photos, and one method's maps of them.
 
-    ``images`` ``(N, C, H, W)`` are the model's inputs. ``target_score`` ``(N,)`` is the score that
-    was explained, and ``probability`` ``(N,)`` that of the class, where the target is one of
-    ``classes`` ``(N,)``; ``outputs`` says how the model's outputs become probabilities. Where only
-    maps are measured, the model is not run, and the score is NaN. ``boxes`` and ``regions`` say
-    where the object is: a tensor of boxes ``(k, 4)`` for each photo, and truth values ``(N, H,
-    W)``.
+    ``images`` ``(N, C, H, W)`` are the model's inputs, of volumes and videos ``(N, C, T, H, W)``:
+    then all else that has a height and width has the slices or frames before them.
+    ``target_score`` ``(N,)`` is the score that was explained, and ``probability`` ``(N,)`` that of
+    the class, where the target is one of ``classes`` ``(N,)``; ``outputs`` says how the model's
+    outputs become probabilities. Where only maps are measured, the model is not run, and the score
+    is NaN. ``boxes`` and ``regions`` say where the object is: a tensor of boxes ``(k, 4)`` for
+    each photo, and truth values ``(N, H, W)``.
     """
 
     maps: Maps
@@ -82,12 +86,12 @@ class MetricInput:
         return len(self.images)
 
     @property
-    def size(self) -> tuple[int, int]:
-        return self.images.shape[-2], self.images.shape[-1]
+    def size(self) -> Size:
+        return tuple(self.images.shape[2:])
 
     @property
     def pixels(self) -> int:
-        return self.size[0] * self.size[1]
+        return math.prod(self.size)
 
     def ranks(self, sign: Sign, seed: int) -> torch.Tensor:
         """The rank of each pixel ``(N, H, W)`` by the map's value, 0 for the largest; equal values
@@ -381,8 +385,8 @@ class CoveredRanks(MaskedInputs):
             """
             ranks_of_rows = ranks if len(ranks) == 1 else ranks[images]
             rows = first[images] + numbers
-            low = starts[rows].reshape(-1, 1, 1)
-            high = ends[rows].reshape(-1, 1, 1)
+            low = over_all(starts[rows], ranks)
+            high = over_all(ends[rows], ranks)
             return (ranks_of_rows < low).logical_or_(ranks_of_rows >= high)[:, None]
 
         return rows_of(counts.tolist(), ranks.device, kept)

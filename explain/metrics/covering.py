@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 
 from explain._utils.random_numbers import seeded
 from explain.baselines.base import Baseline
 from explain.baselines.replacements import Blur, Mean, blurred
 from explain.engine import Evidence, PerturbedRows
 from explain.engine.perturbations import rows_of
+from explain.methods.base import spatial_dims
 from explain.methods.masking import MaskedInputs, Score
 from explain.metrics.base import (
     MetricInput,
@@ -28,33 +28,37 @@ Against = Literal["elsewhere", "edges", "middle"]
 
 def edges_of(images: torch.Tensor) -> torch.Tensor:
     """A map ``(N, H, W)`` of where photos ``(N, C, H, W)`` have edges, which asks no model: the
-    magnitudes of differences of neighbours, blurred by a sixteenth of the shorter side."""
-    down = F.pad(images.diff(dim=2).abs(), (0, 0, 0, 1))
-    across = F.pad(images.diff(dim=3).abs(), (0, 1))
-    return blurred((down + across).sum(1, keepdim=True), min(images.shape[-2:]) / 16)[:, 0]
+    magnitudes of differences of neighbours (in depth or time too, of volumes and videos), blurred
+    by a sixteenth of the shorter side."""
+    edges = torch.zeros_like(images)
+    for dim in spatial_dims(images):
+        edges.narrow(dim, 0, images.shape[dim] - 1).add_(images.diff(dim=dim).abs())
+    return blurred(edges.sum(1), min(images.shape[-2:]) / 16)
 
 
 def middle_of(images: torch.Tensor) -> torch.Tensor:
     """A map ``(N, H, W)`` that is largest in the middle of photos ``(N, C, H, W)``."""
-    height, width = images.shape[-2:]
-    down = ((torch.arange(height) + 0.5) / height - 0.5).square()
-    across = ((torch.arange(width) + 0.5) / width - 0.5).square()
-    return -(down[:, None] + across).to(images).expand(len(images), height, width)
+    distances = torch.zeros(())
+    for length in images.shape[2:]:
+        distances = distances[..., None] + ((torch.arange(length) + 0.5) / length - 0.5).square()
+    return -distances.to(images).expand_as(images[:, 0])
 
 
 def elsewhere(areas: torch.Tensor, count: int, seed: int) -> torch.Tensor:
     """The areas ``(N, H, W)`` in ``count`` other places ``(N, count, H, W)``: every other one
     mirrored, all moved at random, over the edges to the other side; moves are the same for all.
+    Parts of volumes and videos stay of one volume, and move in depth or time too.
 
     >>> elsewhere(torch.eye(3)[None], 2, seed=0).sum((2, 3))
     tensor([[3., 3.]])
     """
-    draws = torch.rand(count, 2, generator=seeded(seed)).tolist()
-    height, width = areas.shape[-2:]
+    size = areas.shape[1:]
+    draws = torch.rand(count, len(size), generator=seeded(seed)).tolist()
     placed = []
-    for number, (down, across) in enumerate(draws):
+    for number, shares in enumerate(draws):
         area = areas.flip(-1) if number % 2 else areas
-        placed.append(area.roll((int(down * height), int(across * width)), (-2, -1)))
+        moves = [int(share * length) for share, length in zip(shares, size, strict=True)]
+        placed.append(area.roll(moves, tuple(range(1, area.ndim))))
     return torch.stack(placed, 1)
 
 
@@ -158,7 +162,7 @@ class Covering(ScoreMetric):
     def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
         """The photos without the marked part, by each baseline, and then without what it is
         compared with; with ``uncover``, those with nothing else."""
-        side = min(data.size)
+        side = min(data.size[-2:])
         strong_blur = Blur(2 * (side // 8) + 1, max(1.0, side / 12))
         kept = [areas if self.uncover else ~areas for areas in self.areas(data)]
         return [

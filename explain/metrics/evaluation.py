@@ -315,18 +315,21 @@ def evaluate(
 
     Args:
         model: any ``nn.Module``; it is left as it was found.
-        x: preprocessed photos ``(N, C, H, W)``, or what `explain.attribute` takes for them.
+        x: preprocessed photos ``(N, C, H, W)``, volumes or videos ``(N, C, T, H, W)``, or what
+            `explain.attribute` takes for them.
         methods: names or method objects, which are run; or attributions. A mapping gives
             each a name, and may hold arrays too: maps ``(N, h, w)``, or ``(N, C, H, W)`` for each
-            pixel; or pairs of a method and its attribution.
+            pixel (of volumes ``(N, t, h, w)`` and ``(N, C, T, H, W)``); or pairs of a method and
+            its attribution.
         metrics: names from `list_metrics`, also with options as "pointinggame(tolerance=0)", or
             metric objects; "check" stands for those that tell whether many photos support a method.
         target: as for `explain.attribute`; None is the attributions' own target, or each image's
             top class.
         boxes: where the object is: ``(N, 4)`` with x0 y0 x1 y1 in input pixels, x1 and y1
-            exclusive; or a list with ``(k, 4)`` for each photo, for several objects.
-        masks: the same as truth values ``(N, H, W)``; of whole numbers, those above 0 are the
-            object.
+            exclusive; or a list with ``(k, 4)`` for each photo, for several objects; of volumes and
+            videos x0 y0 z0 x1 y1 z1, where z counts slices or frames.
+        masks: the same as truth values ``(N, H, W)`` or ``(N, T, H, W)``; of whole numbers, those
+            above 0 are the object.
         options: as for `explain.attribute`: ``layer``, ``categories``, ``batch_size``,
             ``progress`` (True prints the cost first, see `plan_evaluation`, and then a line for
             maps, for perturbed photos, and for maps again) …
@@ -351,7 +354,7 @@ def evaluate(
     inputs = _photos(model, x, options)
     named = by_name(with_check(metrics), base.get_metric, MetricError, "metric")
     sources = _named(methods)
-    size = (inputs.x.shape[2], inputs.x.shape[3])
+    size = tuple(inputs.x.shape[2:])
     known_boxes = None if boxes is None else localisation.boxes_per_image(boxes, len(inputs), size)
     regions = localisation.as_regions(masks, known_boxes, len(inputs), size)
     truth: dict[str, Any] = {"boxes": known_boxes, "regions": regions}
@@ -412,12 +415,12 @@ def plan_evaluation(
 
 
 def _photos(model: nn.Module, x: Any, options: AttributeOptions) -> Inputs:
-    """The model's inputs, which must contain photos."""
+    """The model's inputs, which must contain photos, volumes or videos."""
     inputs = validation.check_inputs(model, x, options.get("layout"))
-    if inputs.x.ndim != 4:
+    if inputs.x.ndim not in (4, 5):
         raise MetricError(
-            f"x must be photos (N, C, H, W) for metrics, got shape {tuple(inputs.x.shape)}; give "
-            "frames"
+            "x must be photos (N, C, H, W), volumes or videos (N, C, T, H, W) for metrics, got "
+            f"shape {tuple(inputs.x.shape)}; explain another of the inputs"
         )
     return inputs
 
@@ -511,8 +514,7 @@ class _Evaluation:
         begun = time.perf_counter()
         score = one._explained({})
         seconds = time.perf_counter() - begun
-        height, width = inputs.x.shape[2:]
-        stand_in = torch.rand(1, height, width, generator=torch.Generator().manual_seed(0))
+        stand_in = torch.rand(inputs.x[:, 0].shape, generator=torch.Generator().manual_seed(0))
         data = one.context.data("map", stand_in, score)
         rows = 0
         for metric in one._of_kind(ScoreMetric):

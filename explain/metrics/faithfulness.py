@@ -1,6 +1,7 @@
 """Faithfulness: curves of the score while pixels, squares or superpixels are covered; average
 drop."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -11,7 +12,7 @@ import torch
 from explain.baselines import Blur, Mean, Neighbours, Noise, Zero
 from explain.baselines.base import Baseline
 from explain.engine.perturbations import ScoreKind
-from explain.methods.base import ratio
+from explain.methods.base import over_all, ratio
 from explain.methods.masking import Score
 from explain.metrics import base
 from explain.metrics.base import MetricInput, MetricResult, ScoreMetric, ScoreRequest, register
@@ -411,7 +412,7 @@ class _GridCurve(_RankedCurve):
         return region_ranks(data.maps.per_pixel(self.sign), squares, self.seed)
 
     def total(self, data: MetricInput) -> int:
-        return -(-data.size[0] // self.side) * -(-data.size[1] // self.side)
+        return math.prod(math.ceil(length / self.side) for length in data.size)
 
 
 @register
@@ -544,30 +545,28 @@ def superpixels(
 
 def _of_photo(photo: torch.Tensor, count: int, compactness: float, rounds: int) -> torch.Tensor:
     """The superpixels of one photo ``(C, H, W)`` as numbers ``(H, W)``, from 0 without gaps:
-    k-means in which each pixel chooses among the nine pieces around it.
+    k-means in which each pixel chooses among the nine pieces around it (27 in a volume).
     """
-    height, width = photo.shape[1:]
-    side = max(1.0, (height * width / count) ** 0.5)
-    pieces_down = max(1, round(height / side))
-    pieces_across = max(1, round(width / side))
-    places = torch.stack(
-        torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
-    ).to(photo.device)
-    row = places[0] * pieces_down // height
-    column = places[1] * pieces_across // width
+    size = tuple(photo.shape[1:])
+    side = max(1.0, (math.prod(size) / count) ** (1 / len(size)))
+    axes = [torch.arange(length, device=photo.device) for length in size]
+    places = torch.stack(torch.meshgrid(axes, indexing="ij"))
+    pieces_along = [max(1, round(length / side)) for length in size]
     pieces_around = []  # the pieces that each pixel may belong to
-    for below, right in product((-1, 0, 1), repeat=2):
-        piece_row = (row + below).clamp(0, pieces_down - 1)
-        piece_column = (column + right).clamp(0, pieces_across - 1)
-        pieces_around.append((piece_row * pieces_across + piece_column).flatten())
+    for steps in product((-1, 0, 1), repeat=len(size)):
+        piece = torch.zeros_like(places[0])
+        for place, length, pieces, step in zip(places, size, pieces_along, steps, strict=True):
+            along = (place * pieces // length + step).clamp(0, pieces - 1)
+            piece = piece * pieces + along
+        pieces_around.append(piece.flatten())
     piece_choices = torch.stack(pieces_around)
-    centred = photo - photo.mean((1, 2), keepdim=True)
+    centred = photo - over_all(photo.flatten(1).mean(1), photo)
     colours = centred / centred.pow(2).mean().sqrt().clamp(min=torch.finfo(photo.dtype).tiny)
     # (F, H * W)
     features = torch.cat([colours, places.to(photo) * (compactness / side)]).flatten(1)
-    labels = (row * pieces_across + column).flatten()
+    labels = piece_choices[len(piece_choices) // 2]  # without a step
     for _ in range(rounds):
-        sizes = torch.bincount(labels, minlength=pieces_down * pieces_across)
+        sizes = torch.bincount(labels, minlength=math.prod(pieces_along))
         sums = features.new_zeros(len(features), len(sizes)).index_add_(1, labels, features)
         # the centre of a piece without pixels is out of reach
         centres = torch.where(sizes > 0, sums / sizes.clamp(min=1), 1e6)
@@ -575,7 +574,7 @@ def _of_photo(photo: torch.Tensor, count: int, compactness: float, rounds: int) 
             [(features - centres[:, piece]).pow(2).sum(0) for piece in piece_choices]
         )
         labels = piece_choices.gather(0, distances.argmin(0, keepdim=True))[0]
-    return torch.unique(labels, return_inverse=True)[1].reshape(height, width)  # type: ignore[no-any-return]
+    return torch.unique(labels, return_inverse=True)[1].reshape(size)  # type: ignore[no-any-return]
 
 
 @register

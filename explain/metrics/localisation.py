@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from explain._utils.errors import MetricError, image_name, shown
 from explain.baselines.replacements import to_unit
 from explain.data.boxes import connected_parts
-from explain.methods.base import ratio
+from explain.layers.layouts import Size
+from explain.methods.base import over_all, ratio
 from explain.metrics.base import NOTHING, ZERO, MapMetric, MetricInput, MetricResult, register
 from explain.metrics.faithfulness import share_counts
 from explain.metrics.maps import Sign, as_tensor, mid_ranks, ranks_of
@@ -92,6 +93,11 @@ class MaxBoxAccV2(LocalisationMetric):
             raise MetricError(
                 "metric 'maxboxaccv2' needs the boxes of the object; give boxes= to evaluate"
             )
+        if len(data.size) != 2:
+            raise MetricError(
+                "metric 'maxboxaccv2' must have maps of photos, got those of volumes or videos; "
+                "use iou"
+            )
         maps = data.maps.per_pixel(self.sign).double()
         varies = maps.flatten(1).amin(1) < maps.flatten(1).amax(1)
         unit_maps = torch.where(varies[:, None, None], to_unit(maps), 1).cpu().numpy()
@@ -162,13 +168,11 @@ class PointingGame(LocalisationMetric):
         tolerance: ``(N,)``, 1 or 0, or the share of equal largest values that do. ``parts`` has the
         chance of a random point and of the centre."""
         maps = data.maps.per_pixel(self.sign)
-        near = pixels_near(self.region(data), self.tolerance * max(data.size))
-        is_largest = maps == maps.flatten(1).amax(1).reshape(-1, 1, 1)
+        near = pixels_near(self.region(data), self.tolerance * max(data.size[-2:]))
+        is_largest = maps == over_all(maps.flatten(1).amax(1), maps)
         value = (is_largest & near).flatten(1).sum(1) / is_largest.flatten(1).sum(1)
-        height, width = data.size
-        near_centre = near[
-            :, (height - 1) // 2 : height // 2 + 1, (width - 1) // 2 : width // 2 + 1
-        ]
+        centre = [slice((length - 1) // 2, length // 2 + 1) for length in data.size]
+        near_centre = near[:, *centre]
         parts = {
             "random": near.flatten(1).to(maps).mean(1),
             "centre": near_centre.flatten(1).to(maps).mean(1),
@@ -224,7 +228,7 @@ class RelevanceMass(LocalisationMetric):
     units = SHARE
 
     def __call__(self, data: MetricInput) -> MetricResult:
-        why = ZERO if data.maps.values.ndim == 4 else NOTHING
+        why = ZERO if data.maps.of_channels else NOTHING
         return MetricResult(self.share_on_object(data, _pooled(data), why))
 
 
@@ -256,7 +260,7 @@ class RelevanceRank(LocalisationMetric):
         region = self.region(data)
         ranks = ranks_of(_pooled(data), self.seed)
         size = region.flatten(1).sum(1)
-        hits = (region & (ranks < size.reshape(-1, 1, 1))).flatten(1).sum(1)
+        hits = (region & (ranks < over_all(size, ranks))).flatten(1).sum(1)
         return MetricResult((hits / size).to(data.maps.values.dtype))
 
 
@@ -402,13 +406,17 @@ def pixels_near(region: torch.Tensor, by: float) -> torch.Tensor:
     >>> pixels_near(torch.tensor([[[True, False, False]]]), 1.0)
     tensor([[[ True,  True, False]]])
     """
-    import cv2
-
-    outside = (~region).byte().cpu().numpy()
-    distances = [
-        cv2.distanceTransform(mask, cv2.DIST_L2, cv2.DIST_MASK_PRECISE) for mask in outside
-    ]
-    return torch.from_numpy(np.stack(distances) <= by).to(region.device)
+    squared = torch.where(region, 0.0, torch.inf)  # distances, along one axis after the other
+    for dim in range(1, region.ndim):
+        reach = min(int(by), region.shape[dim] - 1)
+        along = squared
+        squared = along.clone()
+        for step in range(1, reach + 1):
+            length = region.shape[dim] - step
+            for start, other in ((0, step), (step, 0)):
+                part = squared.narrow(dim, start, length)
+                part.copy_(torch.minimum(part, along.narrow(dim, other, length) + step**2))
+    return squared.sqrt() <= by
 
 
 def _pooled(data: MetricInput) -> torch.Tensor:
@@ -416,19 +424,23 @@ def _pooled(data: MetricInput) -> torch.Tensor:
     their squares; of maps without channels, the square of the positive part.
     """
     values = data.maps.values.double()
-    if values.ndim == 4:
+    if data.maps.of_channels:
         return values.square().sum(1)
     return data.maps.per_pixel().double().clamp(min=0).square()
 
 
-def boxes_per_image(boxes: Boxes, count: int, size: tuple[int, int]) -> list[torch.Tensor]:
+def boxes_per_image(boxes: Boxes, count: int, size: Size) -> list[torch.Tensor]:
     """A caller's boxes, ``(N, 4)`` or a list of ``(k, 4)``, in whole pixels x0 y0 x1 y1 (x1 and y1
-    exclusive), cut off at the photo's ``size`` ``(H, W)``; empty ones are refused.
+    exclusive), cut off at the photo's ``size`` ``(H, W)``; empty ones are refused. Those of volumes
+    are ``(k, 6)``: x0 y0 z0 x1 y1 z1.
 
     >>> boxes_per_image([[-2, 0, 4, 3]], 1, (8, 8))
     [tensor([[0, 0, 4, 3]])]
     """
-    must = f"boxes must be numbers x0 y0 x1 y1 within the photo of {size[1]} x {size[0]} pixels"
+    lengths = size[::-1]
+    sides = " x ".join(map(str, lengths))
+    edges = "x0 y0 x1 y1" if len(size) == 2 else "x0 y0 z0 x1 y1 z1"
+    must = f"boxes must be numbers {edges} within the photo of {sides} pixels"
     if (
         not isinstance(boxes, (Sequence, torch.Tensor, np.ndarray))
         or isinstance(boxes, str)
@@ -437,19 +449,19 @@ def boxes_per_image(boxes: Boxes, count: int, size: tuple[int, int]) -> list[tor
         raise MetricError(
             f"{must}, some for each of the {count} images, got {shown(boxes)}; see evaluate"
         )
-    photo_ends = torch.tensor([size[1], size[0]] * 2)
+    photo_ends = torch.tensor(lengths * 2)
     checked = []
     for image, image_boxes in enumerate(boxes):
-        corners = torch.empty(0, 4)
+        corners = torch.empty(0, len(photo_ends))
         with suppress(TypeError, ValueError, RuntimeError):
             is_tensor = isinstance(image_boxes, torch.Tensor)
             numbers = image_boxes if is_tensor else np.array(image_boxes, dtype=np.float64)
-            corners = torch.as_tensor(numbers).double().reshape(-1, 4)
+            corners = torch.as_tensor(numbers).double().reshape(-1, len(photo_ends))
         cut = torch.minimum(
             corners.nan_to_num().round().clamp(min=0), photo_ends.to(corners)
         ).long()
         is_finite = len(corners) > 0 and bool(corners.isfinite().all())
-        if not is_finite or not (cut[:, :2] < cut[:, 2:]).all():
+        if not is_finite or not (cut[:, : len(size)] < cut[:, len(size) :]).all():
             raise MetricError(
                 f"{must}, got {shown(image_boxes)} for image {image_name(image)}; mend them"
             )
@@ -461,7 +473,7 @@ def as_regions(
     masks: torch.Tensor | np.ndarray[Any, Any] | None,
     boxes: Sequence[torch.Tensor] | None,
     count: int,
-    size: tuple[int, int],
+    size: Size,
 ) -> torch.Tensor | None:
     """The object's pixels as truth values ``(N, H, W)``, from the masks that a caller gives, or
     else drawn from the boxes; None where neither is known.
@@ -489,11 +501,13 @@ def as_regions(
     return values > 0
 
 
-def in_boxes(boxes: Sequence[torch.Tensor], size: tuple[int, int]) -> torch.Tensor:
-    """Draw boxes, ``(k, 4)`` for each photo, as truth values ``(N, H, W)``: the pixels in any box
-    of a photo."""
+def in_boxes(boxes: Sequence[torch.Tensor], size: Size) -> torch.Tensor:
+    """Draw boxes, ``(k, 4)`` for each photo or ``(k, 6)`` for each volume, as truth values ``(N, H,
+    W)``: the pixels in any box of a photo."""
     regions = torch.zeros((len(boxes), *size), dtype=torch.bool)
     for image, image_boxes in enumerate(boxes):
-        for x0, y0, x1, y1 in image_boxes.tolist():
-            regions[image, y0:y1, x0:x1] = True
+        for box in image_boxes.tolist():
+            starts = box[: len(size)][::-1]
+            ends = box[len(size) :][::-1]
+            regions[image][tuple(map(slice, starts, ends))] = True
     return regions

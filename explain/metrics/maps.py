@@ -14,6 +14,7 @@ from explain._utils.errors import MetricError, image_name, shown
 from explain._utils.random_numbers import permutation
 from explain.attribution.result import Attribution, by_maximum
 from explain.baselines.replacements import blurred, to_unit
+from explain.layers.layouts import Size
 from explain.layers.placement import Placement, draw
 from explain.methods.base import Style, ratio
 
@@ -45,11 +46,11 @@ def as_tensor(numbers: object) -> torch.Tensor | None:
 @dataclass(frozen=True, eq=False)
 class Maps:
     """The values that a method gave for N photos: ``(N, h, w)`` or ``(N, C, H, W)``; and the
-    ``size`` of the photos."""
+    ``size`` of the photos. Of volumes and videos, slices or frames come before the height."""
 
     name: str
     values: torch.Tensor
-    size: tuple[int, int]
+    size: Size
     style: Style | None = None
     placement: Placement | None = None
 
@@ -66,19 +67,27 @@ class Maps:
                 f"{shown(source)}"
             )
         count = len(images)
-        size = (images.shape[-2], images.shape[-1])
+        size = tuple(images.shape[2:])
+        if isinstance(source, Attribution) and source.frames_first:
+            values = values.transpose(1, 2)
         is_of_signal = size[0] == 1 and values.ndim in (2, 3) and values.shape[1] != 1
         if is_of_signal:  # (N, l) or (N, C, L)
             values = values.unsqueeze(-2)
-        fits = values.ndim == 3 or (values.ndim == 4 and tuple(values.shape[2:]) == size)
-        if not fits or len(values) != count or 0 in values.shape:
+        of_channels = tuple(values.shape[2:]) == size
+        if (
+            not (values.ndim == images.ndim - 1 or of_channels)
+            or len(values) != count
+            or 0 in values.shape
+        ):
+            cells = "h, w" if len(size) == 2 else "t, h, w"
+            pixels = ", ".join(map(str, size))
             raise MetricError(
-                f"map {name!r} must have the shape ({count}, h, w), or ({count}, C, {size[0]}, "
-                f"{size[1]}) for each pixel, got {tuple(values.shape)}"
+                f"map {name!r} must have the shape ({count}, {cells}), or ({count}, C, {pixels}) "
+                f"for each pixel, got {tuple(values.shape)}"
             )
         values = values.detach().to(images.device)
         values = values if values.dtype in (torch.float32, torch.float64) else values.float()
-        if values.ndim == 4 and not bool(torch.isfinite(values.abs().sum(1)).all()):
+        if of_channels and not bool(torch.isfinite(values.abs().sum(1)).all()):
             values = values.double()  # sums over the channels are beyond single precision
         wrong = (~torch.isfinite(values)).flatten(1).any(1)
         if wrong.any():
@@ -89,14 +98,19 @@ class Maps:
         placement = source.placement if isinstance(source, Attribution) else None
         return cls(name, values, size, style, placement)
 
+    @property
+    def of_channels(self) -> bool:
+        """Whether there is a value for each channel of a pixel."""
+        return self.values.ndim == len(self.size) + 2
+
     def per_pixel(self, sign: Sign = "own") -> torch.Tensor:
         """One number for each pixel ``(N, H, W)``: maps ``(N, h, w)`` as they are drawn, channels
         summed; "own" takes the largest channel of magnitudes or colours, as heatmaps do.
         """
         values = self.values
-        if values.ndim == 4 and sign == "own" and self.style in ("intensity", "color", "heat"):
+        if self.of_channels and sign == "own" and self.style in ("intensity", "color", "heat"):
             return values.abs().amax(1)
-        if values.ndim == 4:
+        if self.of_channels:
             values = values.sum(1)
         elif self.placement is not None or tuple(values.shape[1:]) != self.size:
             values = draw(values[:, None], self.size, self.placement)[:, 0]
@@ -165,19 +179,20 @@ def by_region(maps: torch.Tensor, regions: torch.Tensor) -> torch.Tensor:
     return sums.scatter_add_(1, regions.flatten(1), maps.flatten(1))
 
 
-def grid_regions(size: tuple[int, int], side: int, like: torch.Tensor) -> torch.Tensor:
+def grid_regions(size: Size, side: int, like: torch.Tensor) -> torch.Tensor:
     """Number the squares of a grid, ``side`` pixels each, row by row: ``(N, H, W)`` for as many
-    photos as ``like`` has; squares at the right and the bottom are as large as is left.
+    photos as ``like`` has; squares at the right and the bottom are as large as is left. Of volumes
+    and videos, these are cubes.
 
     >>> grid_regions((2, 3), 2, torch.zeros(1))
     tensor([[[0, 0, 1],
              [0, 0, 1]]])
     """
-    height, width = size
-    row_of = torch.arange(height, device=like.device) // side
-    column_of = torch.arange(width, device=like.device) // side
-    squares = row_of[:, None] * math.ceil(width / side) + column_of
-    return squares.expand(len(like), height, width).contiguous()
+    squares = torch.zeros((), dtype=torch.long, device=like.device)
+    for length in size:
+        square_of = torch.arange(length, device=like.device) // side
+        squares = squares[..., None] * math.ceil(length / side) + square_of
+    return squares.expand(len(like), *size).contiguous()
 
 
 def steps_of(count: int, steps: int) -> list[int]:
@@ -264,7 +279,8 @@ def pearson(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 def ssim(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """The mean structural similarity ``(N,)`` of maps ``(N, H, W)``, each brought to [0, 1], in
-    Gaussian windows, 11 × 11, σ 1.5, without what lies outside (Wang et al., TIP 2004).
+    Gaussian windows, 11 × 11, σ 1.5, without what lies outside (Wang et al., TIP 2004); of volumes
+    and videos, in those of each slice or frame.
 
     >>> ssim(torch.rand(1, 16, 16), torch.rand(1, 16, 16)).shape
     torch.Size([1])
@@ -277,13 +293,14 @@ def ssim(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     squares = mean_x**2 + mean_y**2
     structure = (2 * (product - means) + 0.03**2) / (square_x + square_y - squares + 0.03**2)
     light = (2 * means + 0.01**2) / (squares + 0.01**2)
-    return (light * structure).mean((1, 2))
+    return (light * structure).flatten(1).mean(1)
 
 
 def hog(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Pearson's correlation of two maps' histograms of oriented gradients: ``(N,)``; NaN where one
-    has no gradient."""
-    return correlation(gradient_histograms(one), gradient_histograms(other))
+    """Pearson's correlation of two maps' histograms of oriented gradients, those of all slices or
+    frames together: ``(N,)``; NaN where one has no gradient."""
+    histograms = [gradient_histograms(maps.flatten(0, -3)) for maps in (one, other)]
+    return correlation(*(frames.reshape(len(one), -1) for frames in histograms))
 
 
 def gradient_histograms(maps: torch.Tensor, cell: int = 16) -> torch.Tensor:

@@ -233,10 +233,10 @@ class Continuity(ReattributionMetric):
     below: ClassVar = {"pixels": torch.inf}
 
     def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
-        if max(self.pixels) * 2 >= min(data.size):
+        if max(self.pixels) * 2 >= min(data.size[-2:]):
             raise MetricError(
                 f"pixels of continuity must be less than half of the photo, got {self.pixels} "
-                f"for {data.size}; take fewer"
+                f"for {data.size[-2:]}; take fewer"
             )
         for by in self.pixels:
             for shift in ((by, 0), (-by, 0), (0, by), (0, -by)):
@@ -262,7 +262,8 @@ class Continuity(ReattributionMetric):
 
 @dataclass(frozen=True)
 class ShiftedPhotos(OneForEach):
-    """Photos shifted down and to the right by so many pixels, with the edge repeated."""
+    """Photos, slices or frames shifted down and to the right by so many pixels, with the edge
+    repeated."""
 
     by: tuple[int, int]
 
@@ -282,7 +283,7 @@ def pixels_kept_by_shift(maps: torch.Tensor, down: int, across: int) -> torch.Te
     """The pixels ``(N, K)`` of maps ``(N, H, W)`` that stay on a photo shifted ``down`` and
     ``across``: the same places in its map and, with the opposite shift, the shifted one's.
     """
-    height, width = maps.shape[1:]
+    height, width = maps.shape[-2:]
     rows = slice(max(0, -down), height - max(0, down))
     columns = slice(max(0, -across), width - max(0, across))
-    return maps[:, rows, columns].flatten(1)
+    return maps[..., rows, columns].flatten(1)

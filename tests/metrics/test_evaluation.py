@@ -155,7 +155,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"methods": [Saliency(), Saliency(absolute=False)]}, "methods must have different names"),
     ({"methods": {"m": MAP.expand(2, 12, 10)}}, "map 'm' must have the shape"),
     ({"methods": {"m": torch.full((1, 12, 10), torch.nan)}}, "map 'm' must hold finite"),
-    ({"x": torch.zeros(1, 3, 2, 12, 10)}, "x must"),
+    ({"x": torch.zeros(1, 3, 2, 12, 10)}, "map .m. must have the shape"),
     ({"boxes": [[10, 0, 14, 5]]}, "^boxes must"),
     ({"boxes": "box"}, "^boxes must"),
     ({"masks": MAP}, "^masks must"),
