@@ -502,7 +502,7 @@ class Explainer:
         explanations = []
         for index, photo in enumerate(photos):
             size = photo.image.size
-            results = answers.results_of(index)
+            results = of_input = answers.results_of(index)
             if tiles:
                 results = converted(results, partial(tiles_on_photo, boxes=tiles, size=size))
             in_photo = answers.located[index]
@@ -513,6 +513,7 @@ class Explainer:
                 source=photo.source,
                 box=seen[index] if seen else Box.whole(size),
                 results=tuple(results),
+                of_input=tuple(of_input) if tiles else (),
                 asked=tuple(map(encoding.encode_target, targets[index])),
                 session=replace(session, targets=targets[index], of_each=None),
                 probabilities=None if probabilities is None else probabilities[index].clone(),

@@ -85,7 +85,8 @@ class Explanation(Reportable):
     further; ``session`` has its arguments. ``asked`` are the targets that were more than a class,
     as records have them; ``key`` recognises a request later. ``detections`` are what a detector
     finds on the photo, best first, and ``boxes`` those of the targets, in pixels of the photo.
-    ``checks`` are the results of `check`, by the index of the target.
+    ``checks`` are the results of `check`, by the index of the target. ``of_input`` are results
+    before they were laid on the photo, where there are ``crops``.
 
     Everything else works without explainer and session: a copy and a pickle hold the data, on the
     CPU, and never the model; in them, both are None.
@@ -110,6 +111,7 @@ class Explanation(Reportable):
             "probabilities": probabilities,
             "numbers": numbers,
             "checks": dict(self.checks),
+            "of_input": (),
         }
         return {**vars(self), **held, "explainer": None, "session": None}
 
@@ -348,7 +350,7 @@ class Explanation(Reportable):
             ``text``.
 
         Raises:
-            MetricError: this is a copy without a model; or the maps are of several crops.
+            MetricError: this is a copy without a model.
             ExplainError: the method or target was not explained.
         """
         from explain.metrics.checking import check_explained

@@ -414,11 +414,7 @@ def check_explained(explanation: Any, methods: Sequence[str], index: int, **opti
         raise MetricError(
             "explanation must have its model to be checked, but is a copy; explain the photo again"
         )
-    if explanation.crops:
-        raise MetricError(
-            "maps must be of one crop to be checked, got some of tiles; use explain.evaluate"
-        )
-    attributions = [explanation.results[index][name] for name in methods]
+    attributions = [explanation.on_input(index)[name] for name in methods]
     first = attributions[0]
     own_methods = [] if isinstance(session.methods, str) else session.methods
     maps = {
@@ -428,7 +424,7 @@ def check_explained(explanation: Any, methods: Sequence[str], index: int, **opti
     with naming([explanation.source]):
         check = check_maps(
             explainer.model,
-            explainer.as_input(explanation.photo),
+            explanation.inputs,
             maps,
             as_target(explanation.target_at(index)),
             explanation.targets[index],

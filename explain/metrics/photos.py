@@ -22,7 +22,7 @@ def table_of(
     """
     return evaluate(
         subject.explainer.model,
-        subject.explainer.as_input(subject.photo),
+        subject.inputs,
         maps,
         metrics,
         target=subject.target_at(index),
@@ -53,14 +53,13 @@ def tables_of(
     """
     if not metrics:
         return []
-    if not subject.has_model:
-        raise MetricError(
-            "metrics need an explanation with its explainer and one crop; leave metrics out"
-        )
+    if subject.explainer is None:
+        raise MetricError("metrics need an explanation with its explainer; leave metrics out")
     objects = [get_metric(metric) for metric in metrics]
     runs_again = any(isinstance(metric, ReattributionMetric) for metric in objects)
     tables = []
-    for index, maps in enumerate(subject.results):
+    for index in range(len(subject.results)):
+        maps = subject.on_input(index)
         maps_or_methods: Any = maps
         if runs_again:
             maps_or_methods = {

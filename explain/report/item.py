@@ -21,7 +21,6 @@ from explain.attribution.pictures import array, certainty, layer_of, remark, sen
 from explain.attribution.result import Attribution
 from explain.baselines.base import scale_of
 from explain.data.boxes import Box
-from explain.data.inputs import Inputs
 from explain.engine.ends import reading
 from explain.engine.settings import Progress
 from explain.hooks.preserve import untouched
@@ -43,12 +42,12 @@ def costs(subject: Subject) -> dict[str, float]:
     known are left out, and without a model all are.
     """
     passes: dict[str, float] = {}
-    if not subject.has_model:
+    if subject.explainer is None:
         return passes
-    x = subject.explainer.as_input(subject.photo)
+    inputs = subject.inputs
     for name, attribution in subject.results[0].items():
         with suppress(ExplainError), muted():  # a method of the caller's own
-            cost = plan(subject.explainer.model, x, attribution.applied(), target=0).cost()
+            cost = plan(subject.explainer.model, inputs, attribution.applied(), target=0).cost()
             if math.isfinite(cost):
                 passes[name] = passes_run(cost, attribution)
     return passes
@@ -95,7 +94,7 @@ def curves(
     """By method, deletion and insertion curves of one target's maps, of class probabilities or
     scores. A pass for each step; empty without model or metric. The page's scripts read the keys.
     """
-    if not steps or not maps or not subject.has_model:
+    if not steps or not maps or subject.explainer is None:
         return {}
     from explain.metrics import Deletion, Insertion  # slow to load
     from explain.metrics.photos import table_of
@@ -105,7 +104,8 @@ def curves(
     score: Literal["probability", "logit"] = "probability" if is_probability else "logit"
     metrics = [Deletion(steps=steps, score=score), Insertion(steps=steps, score=score)]
     try:
-        table = table_of(subject, index, maps, metrics, progress=progress)
+        on_input = {name: subject.on_input(index)[name] for name in maps}
+        table = table_of(subject, index, on_input, metrics, progress=progress)
     except ExplainError:  # a map or target without this metric has no curve
         return {}
     curves_by_method = {}
@@ -235,7 +235,7 @@ def marked_region(subject: Subject, index: int, *, live: bool = False) -> dict[s
         target = decode(subject.asked[index])
         if isinstance(target, Segmentation) and live and subject.explainer is not None:
             model = subject.explainer.model
-            inputs = Inputs((subject.explainer.as_input(subject.photo),))
+            inputs = subject.inputs
             with (
                 untouched(model),
                 torch.no_grad(),

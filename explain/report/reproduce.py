@@ -19,6 +19,7 @@ from explain.attribution.records import ModelOrigin
 from explain.attribution.result import Attribution
 from explain.baselines.base import Baseline
 from explain.data.boxes import Box
+from explain.data.inputs import Inputs
 from explain.data.scans import stem_of
 from explain.methods.base import Method, get_method, method_or_unknown
 from explain.targets.outputs import Prediction
@@ -48,6 +49,7 @@ class Subject(ABC):
     detections: tuple[Prediction, ...] = ()
     boxes: tuple[Prediction | None, ...] = ()
     checks: "dict[int, Check]" = field(default_factory=dict)
+    of_input: tuple[Mapping[str, Attribution], ...] = ()
 
     @property
     def methods(self) -> list[str]:
@@ -55,10 +57,14 @@ class Subject(ABC):
         return list(self.results[0])
 
     @property
-    def has_model(self) -> bool:
-        """Whether metrics of the maps can be computed: the model is there, and the maps are of one
-        crop (metrics run the model on one input)."""
-        return self.explainer is not None and not self.crops
+    def inputs(self) -> Inputs:
+        """What the model gets for the photo."""
+        return Inputs((self.explainer.as_input(self.photo),), layout=self.explainer.layout)
+
+    def on_input(self, index: int) -> Mapping[str, Attribution]:
+        """The attributions of target number ``index`` by method as the model's input has them: of
+        tiles, frames and slices, before they were laid on the photo."""
+        return self.of_input[index] if self.crops else self.results[index]
 
     @property
     @abstractmethod

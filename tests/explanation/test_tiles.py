@@ -177,3 +177,51 @@ def test_slices_of_a_volume_are_explained_as_a_stack(tmp_path: Path) -> None:
     assert many.groups[0].tiles[-1].name == "slice 20"
     with pytest.raises(ImageError, match="one slice"):
         explain.Explainer("tiny")(place)
+
+
+def network_of_volumes() -> nn.Module:
+    parts = {"conv": nn.Conv3d(1, 4, 3, padding=1), "head": nn.Linear(4, 3)}
+    model = Made(lambda net, x: 5 * net.head(net.conv(x).relu().mean((2, 3, 4))), **parts)
+    return settled(model).double().eval()
+
+
+def test_the_check_of_a_volume_covers_the_marked_fifth_of_its_voxels() -> None:
+    model = network_of_volumes()
+    volume = np.random.default_rng(0).integers(-1000, 3000, (5, SIDE, SIDE)).astype(np.int16)
+    explainer = explain.Explainer(model, size=SIDE, crop=1, mean=0.5, std=0.25, window=(1000, 4000))
+    explanation = explainer(volume, ["saliency", "gradcam"], target=1)
+    check = explanation.check(seed=3)
+    x = explainer.as_input(volume)
+    values = explain.attribute(model, x, "saliency", target=1).values.abs().amax(1).flatten()
+    keep = torch.ones(x.numel(), dtype=torch.float64)
+    keep[values.topk(round(x.numel() / 5)).indices] = 0
+    keep = keep.reshape(1, 1, *x.shape[2:])
+    strong_blur = explain.baselines.Blur(2 * (SIDE // 8) + 1, SIDE / 12)
+    with torch.no_grad():
+        marked = [
+            model(baseline(x, keep)).softmax(1)[0, 1]
+            for baseline in (explain.baselines.Mean(), strong_blur)
+        ]
+    assert check["saliency"].covering.value == pytest.approx(float(sum(marked)) / 2, rel=1e-9)
+    assert all(result.mark in "✓✗?" and result.value == result.value for result in check["gradcam"])
+    assert explanation.record("gradcam")["check"]
+    with pytest.raises(explain.ExplainError, match="copy"):
+        copy.deepcopy(explanation).check()
+    (entry,) = (explain.report.item.curves(explanation, 0, explanation.results[0], 4),)
+    table = explain.evaluate(model, x, "saliency", "deletion(steps=4)", target=1)
+    area = float(table["saliency"]["deletion"])
+    assert entry["saliency"]["areas"]["deletion"] == pytest.approx(area, abs=1e-4)
+
+
+def test_the_check_of_tiles_is_of_all_tiles_as_the_model_gets_them() -> None:
+    model = bag()
+    explainer = explain.Explainer(
+        model, preprocess=lambda image: cut(pixels(image)), layout="NTCHW"
+    )
+    explanation = explainer(PHOTO, "inputxgradient", target=1)
+    found = explanation.check()["inputxgradient"].covering
+    inputs = explain.Inputs((explainer.as_input(PHOTO),), layout="NTCHW")
+    table = explain.evaluate(model, inputs, "inputxgradient", "covering", target=1)
+    parts = table.parts("inputxgradient", "covering")
+    assert found.value == pytest.approx(float(parts["marked"][0]), rel=1e-5)
+    assert found.reference == pytest.approx(float(parts["others"].mean()), rel=1e-5)
