@@ -1,11 +1,12 @@
 """Where maps are drawn, and where the networks looked: spread evenly, as other packages draw them,
 and each cell where it looks.
 
-    python examples/placement.py [cells planted trainings changes detectors photos]
+    python examples/placement.py [cells spots planted trainings changes detectors photos]
                                  [--photos FOLDER] [--update]
 
-cells      each cell of a layer against the centre of its squared gradient in the pixels, and the
-           effect of a changed spot of the photo against that spot; mean distances in pixels
+cells      each cell of a layer against the centre of its squared gradient in the pixels; the mean
+           distance in pixels
+spots      the effect of a changed spot of the photo against that spot; mean distances in pixels
 planted    networks that learn to find a spot of seven pixels: pointing game, share of the map on
            the spot (relevance mass) and deletion, with the maps of other packages beside
 trainings  the same networks trained in other ways: where the spots lie that a cell answers most
@@ -62,10 +63,8 @@ NETWORKS: dict[str, tuple[str, str, tuple[int, int]]] = {
     "Swin-Tiny (timm)": ("timm:swin_tiny_patch4_window7_224", "layers.3", (224, 224)),
     "ViT-Tiny on a ResNet (timm, hybrid)": ("timm:vit_tiny_r_s16_p8_224", "blocks.11", (224, 224)),
 }
-CELLS = (
-    *("network", "looks at: even", "followed", "standard error"),
-    *("a changed spot: even", "placed"),
-)
+CELLS = ("network", "looks at: even", "followed", "standard error")
+SPOTS = ("network", "a changed spot: even", "placed")
 LEAST, MOST = 6, 60  # photos over which squared gradients are looked at
 ERROR = 0.4  # pixels, of the mean of their centres: the standard error at which it is enough
 PLANTED = ("map", "centre beside the spot, px", "pointing game", "on the spot", "deletion")
@@ -218,14 +217,19 @@ def cells_table(folder: Path | None, quick: bool, named: str = "") -> Iterator[s
         even = even_centres(looked.shape[:2], size)
         off = [float((each - looked).norm(dim=-1).mean()) for each in (even, followed)]
         off.append(standard_error(centres))
-        x = photos(size, (20 if is_trained else 2) if not quick else 1, folder)
-        spots = of_spots(
-            model,
-            layer,
-            x[: 2 if is_trained and not quick else 1],
-            14 if is_trained and not quick else 7,
-        )
-        yield line([title, *(f"{px:.1f}" for px in (*off, spots["even"], spots["cells"]))])
+        yield line([title, *(f"{px:.1f}" for px in off)])
+
+
+def spots_table(folder: Path | None, quick: bool, named: str = "") -> Iterator[str]:
+    yield Table("", SPOTS, ()).head()
+    networks = list(NETWORKS.items())
+    for title, (name, layer, size) in networks[1:2] if quick else networks:
+        if not fnmatch.fnmatch(title, f"*{named}*"):
+            continue
+        many = "trained" in title and not quick
+        x = photos(size, 2 if many else 1, folder)
+        beside = of_spots(network(name), layer, x, 14 if many else 7)
+        yield line([title, *(f"{beside[placement]:.1f}" for placement in ("even", "cells"))])
 
 
 SIDE = 64
@@ -574,7 +578,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parts = ("cells", "planted", "trainings", "changes", "detectors", "photos")
+    parts = ("cells", "spots", "planted", "trainings", "changes", "detectors", "photos")
     parser.add_argument("parts", nargs="*", choices=[*parts, []], default=list(parts))
     parser.add_argument(
         "--photos", type=Path, help="a folder of photos named by their ImageNet class"
@@ -592,6 +596,7 @@ def main() -> None:
             continue
         rows = {
             "cells": lambda: cells_table(options.photos, options.quick, options.networks),
+            "spots": lambda: spots_table(options.photos, options.quick, options.networks),
             "planted": lambda: planted_table(options.quick),
             "trainings": lambda: trainings_table(options.quick, options.networks),
             "changes": changes_table,
