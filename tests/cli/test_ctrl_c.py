@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import FrameType
 
 import pytest
 from PIL import Image
@@ -64,6 +65,27 @@ def test_an_import_is_not_split(typed: Typed, tmp_path: Path) -> None:
     assert (code, errors) == (130, ["explain: interrupted"])
     assert (tmp_path / "loaded").exists()
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_command_leaves_the_handlers_of_its_caller(typed: Typed, tmp_path: Path) -> None:
+    """The caller's own are not even replaced for a while: theirs hear of an interrupt."""
+    Image.linear_gradient("L").save(tmp_path / "a.png")
+    (tmp_path / "module.py").write_text(MODULE)
+    came: list[str] = []
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        came.append(signal.Signals(number).name)
+
+    theirs = [signal.signal(number, handler) for number in numbers]
+    try:
+        for words in (["a.png"], ["run", ".", "--output", "run.sqlite", "--workers", "1"]):
+            assert typed(*words, "--model", "./module.py:make")[0] == 0
+            assert [signal.getsignal(number) for number in numbers] == [handler] * 3
+            assert came[0] == "SIGINT"  # from the module, as it is imported
+    finally:
+        for number, handler_of_pytest in zip(numbers, theirs, strict=True):
+            signal.signal(number, handler_of_pytest)
 
 
 def test_an_import_that_does_not_end_is_split(

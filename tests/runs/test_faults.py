@@ -136,6 +136,39 @@ def test_a_worker_that_dies_costs_its_photo_only(tmp_path: Path) -> None:
     assert stored_run(tmp_path, Trap(), workers=1).photos == 4
 
 
+@contextmanager
+def handled(number: int, handler: Any) -> Iterator[None]:
+    """A caller who handles a signal, and still does so at the end of the block."""
+    theirs = signal.signal(number, handler)
+    try:
+        yield
+        assert signal.getsignal(number) is handler
+    finally:
+        signal.signal(number, theirs)
+
+
+def test_a_dead_worker_is_no_dead_child_of_the_callers(tmp_path: Path) -> None:
+    """A process that has used a DataLoader handles SIGCHLD, and raises where a worker has died."""
+
+    def raises(number: int, frame: Any) -> None:
+        raise AssertionError("a worker of the caller's loader")
+
+    trap = Trap(c=lambda: os.kill(os.getpid(), signal.SIGKILL))
+    with handled(signal.SIGCHLD, raises):
+        run = stored_run(tmp_path, trap, workers=1)
+    assert list(run.failures) == ["c"]
+    assert [row.name for row in run.rows()] == ["a", "b", "d"]
+
+
+def test_an_interrupt_of_all_processes_is_for_the_first_alone(tmp_path: Path) -> None:
+    """Ctrl-C reaches each process of a terminal: workers read on, until their parent ends them."""
+    trap = Trap(b=lambda: os.kill(os.getpid(), signal.SIGINT))
+    with handled(signal.SIGINT, signal.default_int_handler):
+        run = stored_run(tmp_path, trap, workers=1)
+    assert not run.failures
+    assert [row.name for row in run.rows()] == ["a", "b", "c", "d"]
+
+
 def test_a_source_that_breaks_off_is_told_and_what_came_before_is_kept(tmp_path: Path) -> None:
     class Broken(Trap):
         def entries(self) -> Iterator[Entry]:
