@@ -54,7 +54,7 @@ class Value:
         """The number of its elements."""
         return math.prod(self.shape)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return self.name or f"%{self.number}"
 
 
@@ -155,7 +155,7 @@ class Step:
         pairs = zip(self.results, tensors, strict=True)
         return {value: tensor for value, tensor in pairs if value is not None}
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         results = ", ".join(str(value) for value in self.outputs)
         shown = [_shown(argument) for argument in self.args]
         shown += [f"{name}={_shown(argument)}" for name, argument in self.kwargs.items()]

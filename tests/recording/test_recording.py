@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -366,6 +367,15 @@ def test_every_value_is_what_it_was_when_it_was_made(name):
     for step in recording.steps:
         for value, tensor in step.run(lambda value: value.tensor).items():
             torch.testing.assert_close(tensor, value.tensor, rtol=1e-12, atol=1e-12, equal_nan=True)
+
+
+def test_steps_and_values_of_a_deep_network_are_shown_in_one_line_each():
+    deep = nn.Sequential(*(nn.ReLU() for _ in range(300)))
+    recording = record(deep, torch.rand(1, 2))
+    assert len(recording.steps) == 300
+    for step in recording.steps:
+        assert repr(step) == f"{step.output!r} = {step.name}({step.inputs[0]!r})"
+        assert re.fullmatch(r"%\d+ = \w+\(%\d+\)", repr(step))
 
 
 OVERWRITTEN = {

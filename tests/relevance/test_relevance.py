@@ -4,7 +4,7 @@ every kind."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -363,3 +363,24 @@ def test_balanced_sums_keep_relevance_where_shares_would_cancel() -> None:
     a = explain.attribute(model, x, balanced, target=0)
     assert torch.allclose(a.values.flatten(), torch.tensor([2.0, 1.0, 1.5, -0.5]).double())
     assert float(a.values.sum()) == pytest.approx(float(a.score))
+
+
+@dataclass(frozen=True)
+class Looking(Epsilon):
+    """A rule whose author prints what it is given."""
+
+    seen: list[str] = field(default_factory=list, compare=False)
+
+    def back(self, step: Any, gradient: torch.Tensor, flow: Any) -> torch.Tensor:
+        self.seen.append(f"{step!r} {flow!r}")
+        return super().back(step, gradient, flow)
+
+
+def test_what_a_rule_is_given_can_be_printed_of_a_deep_network() -> None:
+    rule = Looking(0.0)
+    model = nn.Sequential(nn.Flatten(), *(nn.Linear(4, 4, bias=False) for _ in range(300)))
+    for layer in model[1:]:
+        nn.init.orthogonal_(layer.weight)
+    explain.attribute(model.double(), random(0, 1, 1, 2, 2), everywhere(rule), target=1)
+    assert len(rule.seen) == 300
+    assert all("RelevanceFlow(count=1" in text for text in rule.seen)
