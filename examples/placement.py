@@ -192,7 +192,7 @@ def of_spots(model: nn.Module, layer: str, x: Tensor, spots: int) -> dict[str, f
                 model, x[:1], "hirescam", target=0, layer=layer, placement=placement
             )
             drawn = (
-                found.placement.on_photo(maps[:, None])
+                found.placement.on_photo(maps[:, None], smooth=True)
                 if found.placement
                 else (F.interpolate(maps[:, None], x.shape[2:], mode="bilinear"))
             )
