@@ -134,6 +134,20 @@ def locate(preprocess: Preprocess, size: tuple[int, int]) -> Box:
     return Box(left, top, right, bottom)
 
 
+def input_of_slices(preprocess: Preprocess, photo: Any) -> torch.Tensor:
+    """The input ``(C, D, H, W)`` of a picture whose ``cells`` are the slices of a volume."""
+    slices = [as_input(preprocess(photo.crop(cell))) for cell in photo.cells.values()]
+    return torch.stack(slices, 1)
+
+
+def boxes_of_slices(preprocess: Preprocess, photo: Any) -> tuple[Box, ...]:
+    """Which part of such a picture each slice of the input shows."""
+    cells = list(photo.cells.values())
+    left, top, right, bottom = cells[0]
+    box = locate(preprocess, (right - left, bottom - top))
+    return tuple(box.moved(cell[0], cell[1]) for cell in cells)
+
+
 def locate_tiles(preprocess: Preprocess, size: tuple[int, int], count: int) -> list[Box]:
     """Find which part of a photo of ``size`` (width, height) each tile shows, for a preprocessing
     that makes ``count`` tiles ``(T, C, H, W)`` of a photo."""

@@ -85,8 +85,9 @@ def load_image(
         window: the level and the width of the values that are shown from black to white; or
             `explain.data.bands.Bands`, for a file or array of several bands: the picture has some
             of them, and its ``bands`` all.
-        stack: read several slices side by side, instead of refusing them; the picture's ``cells``
-            say by the slice's name where each lies (left, top, right, bottom).
+        stack: read several slices, pages or frames side by side, instead of refusing all or but the
+            first; the picture's ``cells`` say by the slice's name where each lies (left, top,
+            right, bottom).
         max_pixels: the most that it may have, by the header of its file; nothing that has more is
             decoded.
 
@@ -195,17 +196,21 @@ class _Reading:
         with self._opened(file, stamp[0]) as image:
             count = page_count(image)
             numbers = self._numbers(chosen, count if count > 1 else 0, repr(path))
-            self.limit.check_bytes(self.name, image.width * image.height * 4 * len(numbers))
-            pages = []
-            for number in numbers:
-                image.seek(number)
-                if len(numbers) == 1:
-                    return self.decode(image, self.window, file, number)
-                is_deep = image.mode in DEEP  # which all pages have one range for
-                pages.append(np.asarray(image if is_deep else self.decode(image, None, file)))
+            return self._pages(image, file, numbers)
+
+    def _pages(self, image: Image.Image, file: Any, numbers: Sequence[int]) -> Image.Image:
+        """Decode these pages of an opened image."""
+        self.limit.check_bytes(self.name, image.width * image.height * 4 * len(numbers))
+        pages = []
+        for number in numbers:
+            image.seek(number)
+            if len(numbers) == 1:
+                return self.decode(image, self.window, file, number)
+            is_deep = image.mode in DEEP  # which all pages have one range for
+            pages.append(np.asarray(image if is_deep else self.decode(image, None, file)))
         if len({page.shape for page in pages}) > 1:
             raise self.error("must have pages of one size to be read together; name one")
-        return self.slices_of(Scan(repr(path), np.stack(pages)), places=numbers)
+        return self.slices_of(Scan(self.name, np.stack(pages)), places=numbers)
 
     def file(self, file: Any, size: int) -> Image.Image:
         """Read an open file of so many bytes."""
@@ -253,8 +258,12 @@ class _Reading:
         file.seek(0)
         try:
             with self._opened(file, size) as image:
+                count = 1
                 with suppress(Exception):  # whatever is behind the first page
-                    self._tell_of_pages(page_count(image))
+                    count = page_count(image)
+                if self.stack and count > 1:
+                    return self._pages(image, file, range(count))
+                self._tell_of_pages(count)
                 return self.decode(image, self.window, file)
         except Image.DecompressionBombError:
             raise TooLargeError(

@@ -33,7 +33,15 @@ from explain.attribution.selection import GROUPS, select
 from explain.baselines.base import range_of
 from explain.baselines.replacements import Black, get_baseline
 from explain.data.bands import Bands, as_read
-from explain.data.boxes import Box, Preprocess, as_input, locate, locate_tiles
+from explain.data.boxes import (
+    Box,
+    Preprocess,
+    as_input,
+    boxes_of_slices,
+    input_of_slices,
+    locate,
+    locate_tiles,
+)
 from explain.data.greys import Window, check_window
 from explain.data.images import ImageLike, image_path, load_image
 from explain.data.inputs import InputLayout, Inputs, InputsLike, as_inputs, check_layout
@@ -651,11 +659,8 @@ class Explainer:
         """The box of each tile or frame in the photo, in its pixels: slices of a volume lie side by
         side (``cells``), tiles come from the preprocessing, repeated frames share one box.
         """
-        cells = getattr(photo.image, "cells", None)
-        if cells is not None:
-            left, top, right, bottom = next(iter(cells.values()))
-            box = locate(self.preprocess, (right - left, bottom - top))
-            return tuple(box.moved(cell[0], cell[1]) for cell in cells.values())
+        if hasattr(photo.image, "cells"):
+            return boxes_of_slices(self.preprocess, photo.image)
         tiles = self.preprocess(photo.image)
         frames = photo.x.shape[2 if self.layout == "NCTHW" else 1]
         if tiles.ndim == 4 and len(tiles) > 1:
@@ -680,10 +685,8 @@ class Explainer:
 
     def _input_of(self, photo: Image.Image) -> torch.Tensor:
         """Return the input that is made of a photo that has been read, ``(1, C, H, W)``."""
-        cells = getattr(photo, "cells", None)
-        if cells is not None:  # of a volume, whose channels come before its slices
-            slices = [as_input(self.preprocess(photo.crop(cell))) for cell in cells.values()]
-            return self.batch(torch.stack(slices, 1)[None])
+        if hasattr(photo, "cells"):  # of a volume, whose channels come before its slices
+            return self.batch(input_of_slices(self.preprocess, photo)[None])
         preprocessed = as_input(self.preprocess(photo))
         config = huggingface.config_of(self.model)
         if (

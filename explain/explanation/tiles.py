@@ -24,11 +24,9 @@ def tiles_on_photo(
     height, width = attribution.size[1:]
     pixels = attribution.values.ndim == len(attribution.size) + 2
     finest = min(boxes, key=lambda box: box.height * box.width)
-    canvas = (
-        max(round(size[1] * height / finest.height), height),
-        max(round(size[0] * width / finest.width), width),
-    )
     scale = height / finest.height, width / finest.width
+    canvas = canvas_of(boxes, size, (height, width))
+    neutral = 0.0 if attribution.neutral is None else float(attribution.neutral[0])
 
     def laid(values: torch.Tensor) -> torch.Tensor:
         """Return the values of the tiles, a batch of one, on the canvas of the photo."""
@@ -38,7 +36,7 @@ def tiles_on_photo(
             return _laid(tiles, boxes, canvas, scale) * len(boxes)
         if len(values[0]) != len(boxes):  # a layer with fewer steps in time
             values = enlarge(values[:, None], (len(boxes), *values.shape[2:]))[:, 0]
-        return _laid(values[0], boxes, canvas, scale)
+        return _laid(values[0], boxes, canvas, scale, neutral)
 
     return replace(
         attribution,
@@ -52,14 +50,29 @@ def tiles_on_photo(
     )
 
 
+def canvas_of(
+    boxes: Sequence[Box], size: tuple[int, int], sides: tuple[int, int]
+) -> tuple[int, int]:
+    """The height and width of a map of a photo of ``size`` (width, height), from those of its tiles
+    (``sides``), which lie at ``boxes``: as fine as in the finest tile."""
+    finest = min(boxes, key=lambda box: box.height * box.width)
+    height, width = sides
+    return (
+        max(round(size[1] * height / finest.height), height),
+        max(round(size[0] * width / finest.width), width),
+    )
+
+
 def _laid(
     values: torch.Tensor,
     boxes: Sequence[Box],
     canvas: tuple[int, int],
     scale: tuple[float, float],
+    neutral: float = 0.0,
 ) -> torch.Tensor:
     """T tiles laid on ``canvas`` (height, width in the finest cells, ``scale`` for a pixel) at
-    ``boxes`` in pixels: ``(T, C, H, W)`` to sums divided by T, ``(T, h, w)`` to means.
+    ``boxes`` in pixels: ``(T, C, H, W)`` to sums divided by T, ``(T, h, w)`` to means, and
+    ``neutral`` where none lies.
     """
     pixels = values.ndim == 4
     height, width = canvas
@@ -75,7 +88,9 @@ def _laid(
         columns, own_columns = _overlap(round(box.left * across), sides[1], width)
         total[:, :, rows, columns] += spread[:, :, own_rows, own_columns]
         count[rows, columns] += 1
-    return total / len(boxes) if pixels else (total / count.clamp(min=1))[:, 0]
+    if pixels:
+        return total / len(boxes)
+    return torch.where(count > 0, total[:, 0] / count.clamp(min=1), neutral)
 
 
 def _overlap(start: int, length: int, whole: int) -> tuple[slice, slice]:

@@ -100,6 +100,10 @@ class RunPhotos(PhotoReader):
     def _pair(self, row: Row) -> tuple[Row, torch.Tensor] | None:
         """Read the photo of a row, and return the row with its input ``(C, H, W)``; None where the
         photo cannot be read, which is noted in ``self.missing``."""
+        if row.stack:
+            raise RunError(
+                "run must be of photos where the model runs again, got volumes; leave out explainer"
+            )
         try:
             photo = self.read(row)
             x = as_input(

@@ -29,6 +29,7 @@ from explain.data.boxes import Corners
 from explain.explanation.detected import Located
 from explain.explanation.explainer import Explainer, Session
 from explain.explanation.photos import explained, rows_are_apart
+from explain.explanation.tiles import canvas_of, tiles_on_photo
 from explain.layers.intervening import intervene
 from explain.methods.base import Method, MethodLike, get_method
 from explain.metrics import Metric, evaluate, get_metric
@@ -91,7 +92,7 @@ class Job:
             raise TargetError(
                 f"target must be one for all photos, got {shown(target)}; targets= takes several"
             )
-        self.source.files_are_photos = self.explainer.sees_bands
+        self.source.files_are_photos = self.explainer.sees_bands or self.explainer.sees_volumes
         session = self.explainer.session(methods, target, **options)
         if self.source.count == 0:
             where = path_text(str(source))
@@ -108,7 +109,12 @@ class Job:
             self.source.classes,
             by_label=self.explainer.activation == "sigmoid",
         )
-        self.preparer = Preparer(self.source, self.explainer.preprocess, self.explainer.window)
+        self.preparer = Preparer(
+            self.source,
+            self.explainer.preprocess,
+            self.explainer.window,
+            self.explainer.sees_volumes,
+        )
         self._independent: bool | None = False if session.alone else None
 
     @property
@@ -144,6 +150,7 @@ class Job:
             "versions": package_versions,
             "device": str(self.device),
             "begun": time.strftime(TIME, time.gmtime()),
+            **({"stack": True} if self.explainer.sees_volumes else {}),
         }
         # tuples become lists, as in the stored manifest that this one is compared with
         plain: dict[str, Any] = json.loads(json.dumps(content))
@@ -200,7 +207,7 @@ class Job:
             if lacking is not None:
                 methods = [method for method in methods if method.name in lacking]
             session = replace(session, methods=methods)
-            answers = session(x, [photo.box for photo in photos])
+            answers = session(x, [photo.box for photo in photos if not photo.crops])
             probabilities = answers.probabilities
             photo_probabilities = (
                 [None] * len(photos) if probabilities is None else list(probabilities.float().cpu())
@@ -213,7 +220,11 @@ class Job:
                     on_cpu = attribution.converted(torch.Tensor.cpu)
                     for image, rows in enumerate(results):
                         row = self._result(
-                            on_cpu, image, photo_probabilities[image], figures[method]
+                            on_cpu,
+                            image,
+                            photos[image],
+                            photo_probabilities[image],
+                            figures[method],
                         )
                         rows.append({**row, "target": names[image]})
         records = []
@@ -305,7 +316,7 @@ class Job:
 
     def _boxes(self, photo: Prepared, target: str) -> list[Corners]:
         """The boxes of the object that count for a target, by the target's name on the photo, in
-        pixels of the input; none where no box is known."""
+        pixels of the input; none where no box is known, and of volumes."""
         boxes = boxes_of_class(self.labels.of_boxes(photo.boxes), target)
         return boxes_on_input(boxes, photo.box, photo.x.shape[-2:])
 
@@ -313,12 +324,17 @@ class Job:
         self,
         attribution: Attribution,
         image: int,
+        photo: Prepared,
         probabilities: torch.Tensor | None,
         figures: Mapping[str, list[float]],
     ) -> dict[str, Any]:
-        """The columns of ``results`` for photo number ``image`` of a batch but the target's name;
-        ``figures`` are each metric's for the batch. Numbers that are not finite are None.
+        """The columns of ``results`` for a ``photo``, number ``image`` of a batch, but the target's
+        name; ``figures`` are each metric's for the batch. Numbers that are not finite are None, and
+        maps of slices lie on the picture of all of them.
         """
+        one = attribution[image]
+        if photo.crops:
+            one = tiles_on_photo(one, photo.crops, photo.size)
         index = None if isinstance(attribution.target, str) else int(attribution.target[image])
         spent_runs = _figure(attribution.spent, image)
         metrics: dict[str, float | None] = {
@@ -339,8 +355,8 @@ class Job:
                 {name: finite_or_none(metrics[name]) for name in sorted(metrics)}
             ),
             **packed(
-                attribution.values[image].float().numpy(),
-                attribution.placement and attribution.placement[image],
+                one.values[0].float().numpy(),
+                one.placement and one.placement[0],
             ),
         }
 
@@ -365,6 +381,9 @@ class Job:
         is_class = best is not None and best.probability is not None and not single
         width, height = photo.size
         input_height, input_width = photo.x.shape[-2:]
+        if photo.crops:
+            sides = (input_height, input_width)
+            input_height, input_width = canvas_of(photo.crops, photo.size, sides)
         return {
             "name": photo.entry.name,
             "path": photo.entry.path,

@@ -1,5 +1,6 @@
 """Photos as inputs of a model, and in batches of one shape."""
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -8,7 +9,14 @@ import torch
 from explain._utils.errors import ExplainError, ImageError, collect_warnings, raised
 from explain._utils.signals import came_by_signal
 from explain.data.bands import Bands
-from explain.data.boxes import Box, Preprocess, as_input, locate
+from explain.data.boxes import (
+    Box,
+    Preprocess,
+    as_input,
+    boxes_of_slices,
+    input_of_slices,
+    locate,
+)
 from explain.data.greys import NO_CONTRAST, Window, has_contrast
 from explain.data.images import load_image
 from explain.store.sources import Entry, Failed, Label, ObjectBox, Source, digest_of_photo
@@ -18,7 +26,8 @@ from explain.store.sources import Entry, Failed, Label, ObjectBox, Source, diges
 class Prepared:
     """A photo that is ready for the model: its input ``(C, H, W)`` on the CPU, and what is stored
     of it. ``size`` is width and height, ``box`` the part that the model sees; ``notes`` are
-    warnings about it. ``lacking`` are the methods that are added to what is stored of it.
+    warnings about it. ``lacking`` are the methods that are added to what is stored of it. The input
+    of a volume is ``(C, D, H, W)``, and its slices are seen in the ``crops`` of their picture.
     """
 
     entry: Entry
@@ -30,6 +39,7 @@ class Prepared:
     boxes: tuple[ObjectBox, ...]
     notes: tuple[str, ...]
     lacking: frozenset[str] | None = None
+    crops: tuple[Box, ...] = ()
 
 
 Ready: TypeAlias = Prepared | Failed
@@ -42,6 +52,8 @@ class Preparer:
     source: Source
     preprocess: Preprocess
     window: Window | Bands | None
+    stack: bool = False
+    """Whether a file of several slices, pages or frames is one volume."""
     boxes: dict[tuple[int, int], Box] = field(default_factory=dict, init=False)
     """The part that the model sees of photos of each size (width, height), once it is known."""
 
@@ -65,21 +77,32 @@ class Preparer:
         a continued run compares, is of the upright pixels or of the tensor.
         """
         content = self.source.read(entry)
+        crops: tuple[Box, ...] = ()
         if isinstance(content.image, torch.Tensor):
             x = _as_float(content.image).cpu().contiguous()
             size = (x.shape[-1], x.shape[-2])
             box = Box.whole(size)
             digest = digest_of_photo(x)
         else:
-            photo = load_image(content.image, self.window)
+            photo = load_image(content.image, self.window, stack=self.stack)
             if not has_contrast(photo):
                 raise ImageError(NO_CONTRAST)
-            x = _as_float(self.preprocess(photo)).detach().cpu().contiguous()
             size = photo.size
-            # it may take some pictures to find out where the model looks
-            if size not in self.boxes:
-                self.boxes[size] = locate(self.preprocess, size)
-            box = self.boxes[size]
+            if hasattr(photo, "cells"):
+                if entry.boxes or content.boxes:
+                    raise ImageError(
+                        "boxes must be of photos, got some of a volume; leave them out"
+                    )
+                x = input_of_slices(lambda image: _as_float(self.preprocess(image)), photo)
+                crops = boxes_of_slices(self.preprocess, photo)
+                box = Box.whole(size)
+            else:
+                x = _as_float(self.preprocess(photo))
+                # it may take some pictures to find out where the model looks
+                if size not in self.boxes:
+                    self.boxes[size] = locate(self.preprocess, size)
+                box = self.boxes[size]
+            x = x.detach().cpu().contiguous()
             digest = digest_of_photo(photo)
         return Prepared(
             entry,
@@ -90,6 +113,7 @@ class Preparer:
             label=entry.label if content.label is None else content.label,
             boxes=entry.boxes or content.boxes,
             notes=tuple(notes),
+            crops=crops,
         )
 
 
@@ -120,8 +144,8 @@ IMAGE = 224 * 224  # pixels of a usual input
 
 
 def at_once(x: torch.Tensor, device: torch.device) -> int:
-    """Return how many inputs like ``x`` ``(C, H, W)`` make a batch of a run, where the caller gives
-    no ``batch_size``: fewer of large inputs, and more on a GPU.
+    """Return how many inputs like ``x`` ``(C, H, W)``, or ``(C, D, H, W)``, make a batch of a run,
+    where the caller gives no ``batch_size``: fewer of large inputs, and more on a GPU.
 
     >>> (
     ...     at_once(torch.empty(3, 224, 224), torch.device("cpu")),
@@ -131,7 +155,7 @@ def at_once(x: torch.Tensor, device: torch.device) -> int:
     """
     # larger batches are no faster on a CPU, and their activations have to fit
     most, of_usual_size = (16, 8) if device.type == "cpu" else (128, 64)
-    return max(1, min(most, of_usual_size * IMAGE // max(1, int(x.shape[-1]) * int(x.shape[-2]))))
+    return max(1, min(most, of_usual_size * IMAGE // max(1, math.prod(x.shape[1:]))))
 
 
 def answer_of(photo: Ready, result: Any) -> Any:

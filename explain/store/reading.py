@@ -5,7 +5,7 @@ import os
 import sqlite3
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -84,7 +84,9 @@ class Row:
     (where they have labels, those of the target), both in pixels of the photo. ``metrics`` has a
     figure by name, None where it is not defined. ``uncentred`` says that a pixel without influence
     has another value than zero, as in RISE: pictures take the mean of the map for it. ``columns``
-    are those of the tables. ``window`` is the range of grey values that photos were read in.
+    are those of the tables. ``window`` is the range of grey values that photos were read in; with
+    ``stack``, files of several slices, pages or frames are volumes, whose map lies on the picture
+    of all slices.
     """
 
     name: str
@@ -115,6 +117,7 @@ class Row:
     uncentred: bool
     columns: Mapping[str, Any] = field(repr=False)
     window: Window | Bands | None = field(default=None, repr=False)
+    stack: bool = field(default=False, repr=False)
 
     @cached_property
     def values(self) -> torch.Tensor:
@@ -176,7 +179,9 @@ class Row:
             RunError: it is another one than was explained, or must be given.
         """
         picture = self.picture(photo)
-        scene = Scene(picture, self.box, (self.box,)).fitted(LARGEST_SIDE)
+        slices = getattr(picture, "cells", {})
+        seen = tuple(Box(*cell) for cell in slices.values()) or (self.box,)
+        scene = Scene(picture, self.box, seen, slices=slices).fitted(LARGEST_SIDE)
         return scene.overlay(self.attribution, style)
 
     def picture(self, photo: Any = None, remedy: str = "give the photo") -> Image.Image:
@@ -203,7 +208,7 @@ class Row:
             image = candidate
             size = (image.shape[-1], image.shape[-2])
         else:
-            image = load_image(candidate, self.window)
+            image = load_image(candidate, self.window, stack=self.stack)
             size = image.size
         if size != self.size or digest_of_photo(image) != self.sha256:
             raise RunError(
@@ -534,7 +539,8 @@ class StoredRun:
                     raise self._damaged(f"the map of row {number} has changed since it was written")
                 method = methods[columns["method"]]
                 uncentred = json.loads(method["options"]).get("centred") is False
-                yield row_of(dict(columns), method["style"], uncentred, self._window)
+                row = row_of(dict(columns), method["style"], uncentred, self._window)
+                yield replace(row, stack=self.manifest.get("stack", False))
 
     def _damaged(self, reason: str) -> RunError:
         """The error to raise about a file that is damaged, with the reason, and what to do."""

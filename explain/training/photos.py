@@ -8,7 +8,6 @@ import torch
 
 from explain._utils.errors import RunError
 from explain.attribution.pictures import Scene
-from explain.data.images import load_image
 from explain.explanation.explainer import Explainer
 from explain.methods.base import MethodLike
 from explain.runs.job import Job
@@ -85,8 +84,8 @@ class WatchedPhotos:
         image = self.job.source.read(photo.entry).image
         if isinstance(image, torch.Tensor):
             return None
-        image = load_image(image, self.job.explainer.window)
-        return Scene(image, photo.box, (photo.box,)).fitted(side)
+        image = self.job.explainer.read(image)
+        return Scene(image, photo.box, photo.crops or (photo.box,)).fitted(side)
 
 
 def _read(job: Job) -> Sequence[Prepared]:
