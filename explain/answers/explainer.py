@@ -112,6 +112,11 @@ class AnswerExplainer:
         return f"AnswerExplainer({self.name})"
 
     @property
+    def model(self) -> nn.Module:
+        """The model that is asked."""
+        return self.reader.model
+
+    @property
     def name(self) -> str:
         """The model's name in captions: where transformers loaded it from, or its class."""
         config = getattr(self.reader.model, "config", None)
@@ -170,6 +175,14 @@ class AnswerExplainer:
             [outcome] = each_tried([photo], work)
             outcomes.append([(number, outcome)])
         return collected(reported(outcomes))
+
+    def probabilities(self, image: ImageLike, ask: str | None, ids: Sequence[int]) -> list[float]:
+        """The probability of each word of an answer, given by the ids of its tokens, without
+        explaining it; arguments as of a call."""
+        with cpu_by_default():
+            reading = self.reader.read(load_image(image), self.reader.prompt_of(ask))
+            scorer = Scorer(reading, tuple(ids), self.batch_size)
+            return scorer.log_probabilities.exp().tolist()
 
     def _each_answered(
         self, ask: str | None, photos: Sequence[ImageLike], **options: Any

@@ -13,6 +13,13 @@ LITTLE = 0.2  # share that a guessed word loses at most
 LEAST = 1e-12
 
 
+def mark_of(value: float) -> Mark:
+    """The mark of a word of whose probability the photo accounts for a share of ``value``."""
+    if value >= HALF:
+        return "grounded"
+    return "guessed" if value <= LITTLE else "unclear"
+
+
 @dataclass(frozen=True)
 class Grounding:
     """How probable a word is as it stands; with the photo blank; with the part of it covered that
@@ -45,9 +52,7 @@ class Grounding:
     @property
     def mark(self) -> Mark:
         """Whether the word is "grounded" in the photo, "guessed", or "unclear"."""
-        if self.value >= HALF:
-            return "grounded"
-        return "guessed" if self.value <= LITTLE else "unclear"
+        return mark_of(self.value)
 
     @property
     def text(self) -> str:

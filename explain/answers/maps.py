@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,8 @@ from explain.targets.answer import Answer
 OCCLUSION = "occlusion"
 AGREEMENT = "agreement"
 RELEVANCE = "attnlrp"
+STYLES: dict[Any, Literal["signed", "heat"]] = {OCCLUSION: "signed", AGREEMENT: "heat"}
+"""How maps are drawn of methods that are for words alone."""
 FLOOR = 0.01  # nats, below which a drop says little beside relevance
 IN_LOGARITHM = "(1 x log_softmax)"
 """What a warning about operations without a rule names for every answer: the gradient that leads
@@ -78,7 +81,7 @@ def _dropped(scorer: Scorer, runs: Altered, word: int) -> WordMap:
         score=runs.whole[word][None],
         layer=None,
         size=scorer.reading.sampling.size,
-        style="signed",
+        style=STYLES[OCCLUSION],
     )
     prompt = runs.lost_without(runs.prompt, word)
     return WordMap(attribution, prompt, runs.lost_without(runs.words[:word], word))
@@ -93,7 +96,9 @@ def _agreed(dropped: WordMap, relevance: Attribution) -> WordMap:
     weighed = (drops + FLOOR) * sums
     total = weighed.sum()
     values = weighed * (drops.sum() / total) if float(total) > 0 else drops
-    attribution = replace(dropped.attribution, method=AGREEMENT, values=values, style="heat")
+    attribution = replace(
+        dropped.attribution, method=AGREEMENT, values=values, style=STYLES[AGREEMENT]
+    )
     return replace(dropped, attribution=attribution)
 
 

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,6 +75,16 @@ class ExplainedWord:
         return ", ".join(part.replace("%", " %") for part in parts)
 
     @property
+    def figures(self) -> dict[str, float | None]:
+        """Its figures by name, as runs keep them: 1 for "greyed" words, the shares, "grounded" (the
+        share of its probability that the photo accounts for), and how probable it is without the
+        photo, a part of it, or the words before."""
+        probable = asdict(self.grounding)
+        del probable["probability"]
+        grounded = {"grounded": self.grounding.value}
+        return {"greyed": float(self.is_greyed), **self.shares, **grounded, **probable}
+
+    @property
     def heatmap(self) -> torch.Tensor:
         """The map as shown: ``(h, w)`` from 0 to 1, laid over the whole photo."""
         return self.attribution.heatmap[0]
@@ -116,6 +126,8 @@ class Answered:
     seconds: float
     scorer: Scorer = field(repr=False)
     baseline: Baseline
+    key: str = ""
+    """What the command line asked, as a digest; records have it."""
 
     def __repr__(self) -> str:
         """The answer, the method and the photo in one line."""
@@ -142,6 +154,11 @@ class Answered:
             return word % len(self.words)
         names = ", ".join(explained.text for explained in self.words)
         raise TargetError(f"word must be one of {names}, got {shown(word)}; or its number from 0")
+
+    @property
+    def probability(self) -> float:
+        """The model's probability of the whole answer."""
+        return float(self.scorer.log_probabilities.sum().exp())
 
     @cached_property
     def scene(self) -> Scene:
@@ -287,6 +304,8 @@ class Answered:
             "baseline": repr(self.baseline),
             "passes": self.passes,
             "seconds": self.seconds,
+            "ids": list(self.scorer.ids),
+            "key": self.key,
         }
 
     record = property(to_dict)
@@ -328,6 +347,7 @@ class Answered:
             record["words"][number]["map"] = f"{path}.npy"
             if not word.is_greyed:
                 files.add_picture(f"{path}.png", self.overlay(number, style=style))
+        record["files"] = files.names
         files.add_json(f"{name}-answer.json", record)
         return files.write()
 

@@ -1,10 +1,12 @@
 """`explain PHOTO --ask TEXT`: what an image-text model answers about each photo, and what each word
 of it rests on."""
 
+import json
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -13,34 +15,33 @@ import click
 
 from explain._utils.errors import ExplainError, ImageError, ModelError, printable
 from explain._utils.progress import duration
-from explain.cli.commands import UsageError, as_usage, refuse_without_effect
+from explain.cli.commands import UsageError, as_usage, is_typed, refuse_without_effect
 from explain.cli.output import Output, ProgressBar, notes
-from explain.cli.several import PhotoResult, blaming, find_photos, for_all, read_photo
+from explain.cli.several import PhotoResult, Sheet, blaming, find_photos, for_all, read_photo
 
 if TYPE_CHECKING:
     from explain.answers import Answered, AnswerExplainer
+    from explain.report.pages import Section
 
+SHARED = {"model", "device", "ask", "answer", "words", "method", "batch_size", "output"}
 HEEDED = {
-    *("images", "recursive", "slices", "model", "device", "ask", "answer", "words", "method"),
-    *("baseline", "batch_size", "output", "force", "html", "style"),
+    *SHARED,
+    *("images", "recursive", "slices", "baseline", "force", "skip_existing", "html", "style"),
 }
 """The options of `explain PHOTO` that go with --ask."""
+HEEDED_BY_RUNS = {*SHARED, "source", "workers", "table", "pictures", "force", "style"}
+"""Those of `explain run`."""
 
 
 def explain_answers(context: click.Context, options: SimpleNamespace) -> int:
     """Explain the answer about each photo, and return the exit code."""
     answer: Output = context.obj
-    for name in context.params:
-        refuse_without_effect(context, name, " with --ask", unless=name in HEEDED)
-    if len(options.model) != 1:
-        raise UsageError(
-            "--ask needs one image-text model, as --model llava-hf/llava-1.5-7b-hf or its folder, "
-            f"got {', '.join(options.model) or 'none'}"
-        )
-    if len(options.method) > 1:
-        raise UsageError(f"--method {options.method[1]} is one too many with --ask; name one")
-    with as_usage(ExplainError):
-        method = _checked(options)
+    methods = checked(context, options, HEEDED)
+    if len(methods) > 1:
+        raise UsageError(f"--method {methods[1]} is one too many with --ask; name one")
+    for name in ("force", "html"):
+        if options.skip_existing and is_typed(context, name):
+            raise UsageError(f"--{name} and --skip-existing cannot both be given; leave one out")
     photos = find_photos(
         options.images,
         recursive=options.recursive,
@@ -49,39 +50,58 @@ def explain_answers(context: click.Context, options: SimpleNamespace) -> int:
     )
     if Path(options.output).suffix or not options.output:
         raise UsageError(f"--output must be a folder with --ask, got {options.output!r}; name one")
-    work = AnswerWork(options, answer, _asker(options, answer), method, photos[0])
-    return for_all(photos, work, answer, "explained", options.output)
+    sheet = Sheet(options, answer)
+    asker = asker_of(options, answer)
+    work = AnswerWork(options, answer, asker, next(iter(methods), None), photos[0], sheet)
+    code = for_all(photos, work, answer, "explained", options.output)
+    return sheet.write(_sheet_of) or code
 
 
-def _checked(options: SimpleNamespace) -> str | None:
-    """The method of the words, None for the default; what is typed is checked before a model is
-    loaded, which is slow."""
-    from explain.answers.maps import AGREEMENT, OCCLUSION
+def _sheet_of(entries: "Sequence[Section]") -> str:
+    """The page of several answers."""
+    from explain.report.pages import document
+
+    return document(f"{len(entries)} answers", "", entries)
+
+
+def checked(context: click.Context, options: SimpleNamespace, heeded: Collection[str]) -> list[str]:
+    """The methods that are named; what is typed is checked before a model is loaded, which is
+    slow. Options that are not ``heeded`` are refused."""
+    from explain.answers.maps import STYLES
     from explain.baselines.replacements import get_baseline
     from explain.methods.base import get_method
     from explain.render.styles import get_style
 
-    get_baseline(options.baseline or "mean")
-    if options.style:
-        get_style(options.style)
-    method: str | None = next(iter(options.method), None)
-    if method not in (None, AGREEMENT, OCCLUSION):
-        get_method(method)
-    return method
+    for name in context.params:
+        refuse_without_effect(context, name, " with --ask", unless=name in heeded)
+    names = [options.model] if isinstance(options.model, str) else list(options.model or ())
+    if len(names) != 1:
+        raise UsageError(
+            "--ask needs one image-text model, as --model llava-hf/llava-1.5-7b-hf or its folder, "
+            f"got {', '.join(names) or 'none'}"
+        )
+    with as_usage(ExplainError):
+        get_baseline(getattr(options, "baseline", None) or "mean")
+        if options.style:
+            get_style(options.style)
+        methods = list(options.method)
+        for method in methods:
+            if method not in STYLES:
+                get_method(method)
+    return methods
 
 
-def _asker(options: SimpleNamespace, answer: Output) -> "AnswerExplainer":
+def asker_of(options: SimpleNamespace, answer: Output) -> "AnswerExplainer":
     """The explainer of the model that was named."""
     from explain.answers import AnswerExplainer
     from explain.models.classifier import on_device
 
-    [name] = options.model
+    name = options.model if isinstance(options.model, str) else options.model[0]
+    baseline = getattr(options, "baseline", None) or "mean"
     with notes(answer), blaming(name), as_usage(ModelError):
-        asker = AnswerExplainer(
-            name, baseline=options.baseline or "mean", batch_size=options.batch_size
-        )
+        asker = AnswerExplainer(name, baseline=baseline, batch_size=options.batch_size)
         if options.device:
-            on_device(asker.reader.model, options.device)
+            on_device(asker.model, options.device)
     return asker
 
 
@@ -94,6 +114,7 @@ class AnswerWork:
     asker: "AnswerExplainer"
     method: str | None
     paths: Sequence[str]
+    sheet: Sheet
 
     def __call__(self, path: str, stem: str, bar: ProgressBar) -> PhotoResult:
         """Explain the answer about the photo at ``path``, save files that begin with ``stem``, and
@@ -103,6 +124,12 @@ class AnswerWork:
         options = self.options
         [model] = options.model
         photo = read_photo(path, self.answer, None)
+        other = self._next(path)
+        stem = f"{stem}-{slug(Path(model).name)}"
+        key = self._key(photo, other)
+        stored = self._stored(path, stem, photo, key) if options.skip_existing else None
+        if stored is not None:
+            return stored
         progress = AnswerProgress(bar, self.answer, self.paths.index(path) == 0, len(self.paths))
         with blaming(model):
             answered = self.asker(
@@ -111,12 +138,14 @@ class AnswerWork:
                 answer=options.answer,
                 words=options.words,
                 method=self.method,
-                other=self._next(path),
+                other=other,
                 progress=progress,
             )
+        answered = replace(answered, key=key)
+        self._enter(path, answered)
         files = answered.save(
             options.output,
-            stem=f"{stem}-{slug(Path(model).name)}",
+            stem=stem,
             overwrite=options.force,
             style=options.style,
             html=options.html,
@@ -125,6 +154,49 @@ class AnswerWork:
         document = {"image": path, "files": written, "records": [answered.to_dict()]}
         lines = [*_lines(answered), *(f"  wrote {file}" for file in written)]
         return PhotoResult(document, lines, written, summary=printable(answered.answer))
+
+    def _enter(self, path: str, answered: "Answered") -> None:
+        """Put an answer on the page of all photos."""
+        from explain.report.pages import Section
+
+        if self.options.html:
+            picture = answered.sheet(180)
+            section = Section(path, pictures=[(picture, answered.alternative)])
+            self.sheet.add(section)
+
+    def _key(self, photo: Any, other: Any) -> str:
+        """A digest of all that is asked of a photo, to compare with records."""
+        from explain.attribution.records import sha256_of, size_and_digest
+
+        options = self.options
+        pictures = [None if one is None else size_and_digest(one) for one in (photo, other)]
+        words = (options.ask, options.answer, options.words, self.method, options.baseline)
+        return sha256_of(json.dumps([pictures, words]).encode())
+
+    def _stored(self, path: str, stem: str, photo: Any, key: str) -> PhotoResult | None:
+        """What is printed for a photo whose results are all in the folder already; None if any are
+        missing, are of another request, or of a model that says something else by now."""
+        record_file = Path(self.options.output, f"{stem}-answer.json")
+        try:
+            record = json.loads(record_file.read_text("utf-8"))
+            files = [*record["files"], record_file.name]
+            if record["key"] != key or not all(
+                record_file.with_name(name).is_file() for name in files
+            ):
+                return None
+            with blaming(self.options.model[0]):
+                now = self.asker.probabilities(photo, self.options.ask or None, record["ids"])
+            before = [word["probability"] for word in record["words"]]
+            same = [now[word["number"]] for word in record["words"]]
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            return None
+        pairs = zip(same, before, strict=True)
+        if not all(math.isclose(a, b, rel_tol=1e-3, abs_tol=1e-6) for a, b in pairs):
+            return None
+        written = [str(record_file.with_name(name)) for name in files]
+        document = {"image": path, "files": written, "records": [record], "skipped": True}
+        message = "skipped: its results are there"
+        return PhotoResult(document, [f"  {message}"], skipped=True, summary=message)
 
     def _next(self, path: str) -> Any:
         """The photo after this one, in whose place words are tried too; None without one that can

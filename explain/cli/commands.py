@@ -409,6 +409,13 @@ method = option(
 method_of_run = option(
     "--method -m NAME", "the method of the maps", show_default="the first of the run"
 )
+ask = option(
+    "--ask TEXT",
+    "a question or an instruction for an image-text model, named by --model as a folder or "
+    "owner/name; each word of its answer is explained; '' for captioners",
+)
+answer = option("--answer TEXT", "the answer that is explained", show_default="the model's own")
+words = option("--words LIST", "its words to explain, as 'cup, table'", show_default="all")
 evidence = option(
     "--evidence",
     "find the smallest parts of each photo that are enough for the answer, and that it "

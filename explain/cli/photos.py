@@ -37,6 +37,7 @@ from explain.cli.questions import (
 from explain.cli.several import (
     PhotoResult,
     Photos,
+    Sheet,
     blaming,
     find_photos,
     for_all,
@@ -54,14 +55,12 @@ if TYPE_CHECKING:
     from explain.metrics import Check, Metric
     from explain.metrics.evaluation import Table
 
-SHEET = "contact-sheet.html"
 BOXES = "boxes.json"
 PICTURES = (".png", ".jpg", ".jpeg", ".pdf", ".svg")
 OTHER_FILES = (".gif", ".webp", ".bmp", ".tif", ".tiff", ".html", ".json", ".npy", ".npz", ".zip")
 """Endings that nobody means as the name of a folder."""
 FEW = 10  # up to so many photos, their pages have curves
 MOST_PREDICTIONS = 20  # how many predictions are printed for a photo; records have all
-MOST = 500  # photos on one contact sheet: a browser is slow with more
 MOST_ROWS = 60  # photos in one figure
 FIGURES = (".pdf", ".svg", ".png")
 
@@ -94,13 +93,9 @@ FIGURES = (".pdf", ".svg", ".png")
     "a text to explain, with an image-text model such as tiny-clip; repeatable",
     multiple=True,
 )
-@option(
-    "--ask TEXT",
-    "a question or an instruction for an image-text model, named by --model as a folder or "
-    "owner/name; each word of its answer is explained; '' for captioners",
-)
-@option("--answer TEXT", "the answer that is explained", show_default="the model's own")
-@option("--words LIST", "its words to explain, as 'cup, table'", show_default="all")
+@cli.ask
+@cli.answer
+@cli.words
 @cli.top_k
 @cli.layers
 @option(
@@ -241,7 +236,14 @@ def explain_photos(context: click.Context, /, **values: Any) -> int:
     # these are written also if some photos failed, whose exit code is kept
     boxes_code = _write_boxes(annotations, options, answer)
     figure_code = _write_figure([work.explained for work in works], options, answer)
-    return sheet.write() or boxes_code or figure_code or code
+    return sheet.write(_sheet_of) or boxes_code or figure_code or code
+
+
+def _sheet_of(entries: Sequence[Any]) -> str:
+    """The page of several explanations."""
+    from explain.report.pages import sheet_of
+
+    return sheet_of(entries)
 
 
 def _write_figure(
@@ -348,11 +350,10 @@ def _check_single(
     options.html = options.skip_existing = False  # defaults of a file
 
 
-class ContactSheet:
-    """Makes the HTML page of each photo, and collects what the page with all photos shows.
-    ``entries`` has for each photo what the overview and what its own part of that page take;
-    ``steps`` is the number of steps of the deletion and insertion curves: None for the usual
-    number, 0 for no curves.
+class ContactSheet(Sheet):
+    """Makes the HTML page of each photo, and collects what the page with all photos shows: what the
+    overview and its own part take. ``steps`` is the number of steps of the deletion and insertion
+    curves: None for the usual number, 0 for no curves.
     """
 
     def __init__(
@@ -360,11 +361,8 @@ class ContactSheet:
     ) -> None:
         """Prepare the HTML pages of ``count`` photos; ``has_models`` says whether several models
         explain each. With --html and many photos, a note says that pages have no curves."""
-        self.options = options
-        self.answer = answer
+        super().__init__(options, answer)
         self.has_models = has_models
-        self.entries: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        self.pages = 0
         has_curves = options.html and (count <= FEW or options.curves)
         self.steps = None if has_curves else 0
         if options.html and not has_curves:
@@ -389,33 +387,10 @@ class ContactSheet:
         from explain.report import pages
 
         figures = [figures_in(table) for table in tables]
-        self.pages += 1
-        if len(self.entries) < MOST:
-            short, full = pages.entry(explanation, figures)
-            title = f"{short['name']} · {model}" if self.has_models else short["name"]
-            self.entries.append((short | {"name": title, "page": name}, full))
+        short, full = pages.entry(explanation, figures)
+        title = f"{short['name']} · {model}" if self.has_models else short["name"]
+        self.add((short | {"name": title, "page": name}, full))
         return pages.page_of(explanation, steps=self.steps, figures=figures, progress=bar.runs)
-
-    def write(self) -> int:
-        """Write the HTML page with all photos, if there are at least two; return the exit code.
-        A page that cannot be written is reported, not raised.
-        """
-        if len(self.entries) < 2:
-            return DONE
-        from explain.report import pages
-
-        if self.pages > MOST:
-            self.answer.note(f"{SHEET} has the first {MOST} of {self.pages} photos")
-        place = Path(self.options.output) / SHEET
-        try:
-            path = pages.write_page(
-                pages.sheet_of(self.entries), place, overwrite=self.options.force
-            )
-        except ExplainError as error:
-            return self.answer.complain(str(error))
-        self.answer.add({"image": None, "files": [str(path)], "records": []})
-        self.answer.say(f"wrote {path}, a page with all of them")
-        return DONE
 
 
 @dataclass(eq=False)

@@ -13,6 +13,7 @@ import click
 
 from explain._utils.errors import ExplainError, RunError
 from explain._utils.progress import duration
+from explain.cli import answers
 from explain.cli import commands as cli
 from explain.cli.commands import (
     COUNT,
@@ -59,6 +60,9 @@ target_option = option(
     "the labels and boxes of the photos: annotations as COCO has them (.json), or a list",
 )
 @cli.method
+@cli.ask
+@cli.answer
+@cli.words
 @cli.evidence
 @cli.metric
 @option("--check", "also say which methods the photos support: the metrics of 'check' are stored")
@@ -127,17 +131,8 @@ def run(context: click.Context, /, **values: Any) -> int:
     options = SimpleNamespace(**values)
     answer: Output = context.obj
     _check_run(context, options)
-    group, methods = methods_of(context, options)
-    if group and options.ray is not None:
-        raise UsageError(
-            f"--method {group} chooses by the first photo, which --ray cannot; name the methods"
-        )
-    metrics: list[Any] = [*metrics_of(options.metric, has_boxes=True)]
-    metrics += ["check"] * options.check
     source = source_of(options.source, options.boxes)
-    # loading a model is slow: what can be checked without it comes before
-    settings = {name: getattr(options, name) for name in cli.MODEL_SETTINGS}
-    explainer = load_explainer(answer, model=options.model, **settings)
+    explainer, call = _asked(context, options) or _called(context, options)
     line = RunProgress()
     line.hidden = answer.quiet
     runner: Any = partial(explain.run, workers=options.workers)
@@ -158,18 +153,7 @@ def run(context: click.Context, /, **values: Any) -> int:
             blaming(options.model),
             hushed() if answer.quiet else nullcontext(),
         ):
-            finished = runner(
-                source,
-                explainer,
-                group or methods,
-                output=options.output,
-                metrics=metrics,
-                progress=line,
-                targets=targets_of(
-                    options.target, explainer.categories, thresholds=options.threshold
-                ),
-                **call_options(options),
-            )
+            finished = runner(source, explainer, output=options.output, progress=line, **call)
     except KeyboardInterrupt:
         answer.complain(f"interrupted{_so_far(options.output)}")
         return INTERRUPTED
@@ -186,6 +170,34 @@ def run(context: click.Context, /, **values: Any) -> int:
     document["table"] = options.table
     answer.add(document)
     return FAILED if answer.errors else 0
+
+
+def _asked(context: click.Context, options: SimpleNamespace) -> tuple[Any, dict[str, Any]] | None:
+    """The explainer of answers, and what is asked of every photo; None without a question."""
+    if options.ask is None and options.answer is None:
+        refuse_without_effect(context, "words", " without --ask", unless=False)
+        return None
+    methods = answers.checked(context, options, answers.HEEDED_BY_RUNS)
+    asker = answers.asker_of(options, context.obj)
+    asked = {"ask": options.ask or None, "answer": options.answer, "words": options.words}
+    return asker, {"methods": methods or None, **asked}
+
+
+def _called(context: click.Context, options: SimpleNamespace) -> tuple[Any, dict[str, Any]]:
+    """The explainer, and how it explains every photo. What can be checked without a model comes
+    before it is loaded, which is slow."""
+    group, methods = methods_of(context, options)
+    if group and options.ray is not None:
+        raise UsageError(
+            f"--method {group} chooses by the first photo, which --ray cannot; name the methods"
+        )
+    metrics: list[Any] = [*metrics_of(options.metric, has_boxes=True)]
+    metrics += ["check"] * options.check
+    settings = {name: getattr(options, name) for name in cli.MODEL_SETTINGS}
+    explainer = load_explainer(context.obj, model=options.model, **settings)
+    targets = targets_of(options.target, explainer.categories, thresholds=options.threshold)
+    of_run = {"methods": group or methods, "metrics": metrics, "targets": targets}
+    return explainer, {**of_run, **call_options(options)}
 
 
 def _manifest_of(file: str) -> dict[str, Any]:

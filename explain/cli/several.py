@@ -9,6 +9,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from explain._utils.errors import (
@@ -291,6 +292,45 @@ def _work_on(paths: Sequence[str], work: Work, tally: "_Tally") -> None:
             goes_on = tally.succeed(path, result)
         if not goes_on:
             return
+
+
+MOST = 500  # photos on one contact sheet: a browser is slow with more
+SHEET = "contact-sheet.html"
+
+
+@dataclass(eq=False)
+class Sheet:
+    """Collects what the page of several photos shows of each: the first `MOST` of ``count``."""
+
+    options: SimpleNamespace
+    answer: Output
+    entries: list[Any] = field(default_factory=list)
+    count: int = 0
+
+    def add(self, entry: Any) -> None:
+        """Take one more photo."""
+        self.count += 1
+        if len(self.entries) < MOST:
+            self.entries.append(entry)
+
+    def write(self, page_of: Callable[[list[Any]], str]) -> int:
+        """Write the HTML page with all photos, if there are at least two; return the exit code.
+        A page that cannot be written is reported, not raised.
+        """
+        if len(self.entries) < 2:
+            return DONE
+        from explain.report.pages import write_page
+
+        if self.count > MOST:
+            self.answer.note(f"{SHEET} has the first {MOST} of {self.count} photos")
+        place = Path(self.options.output) / SHEET
+        try:
+            path = write_page(page_of(self.entries), place, overwrite=self.options.force)
+        except ExplainError as error:
+            return self.answer.complain(str(error))
+        self.answer.add({"image": None, "files": [str(path)], "records": []})
+        self.answer.say(f"wrote {path}, a page with all of them")
+        return DONE
 
 
 @dataclass

@@ -156,6 +156,11 @@ class Files:
             raise OutputError(f"output {name!r} would be written twice; choose different names")
         self._contents[name] = content
 
+    @property
+    def names(self) -> list[str]:
+        """The names of the files so far."""
+        return list(self._contents)
+
     def packed(self) -> bytes:
         """Return all added files as a ZIP archive; nothing is written to disk."""
         buffer = io.BytesIO()

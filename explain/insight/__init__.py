@@ -4,6 +4,7 @@
 - ``class_statistics``: where the maps of each class lie
 - ``clusters``: clusters of the maps of each class (SpRAy)
 - ``mistakes``: which classes are taken for which, and why; evidence off the object
+- ``answers``: answers in words that do not rest on the photo
 - ``drawing``: pictures of these
 - ``reattribution``: the photos of a run, explained again
 - ``channels``: the patches that activate the channels of a layer most

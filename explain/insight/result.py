@@ -24,6 +24,7 @@ from explain.data.files import Files, distinct, slug
 from explain.explanation.explainer import Explainer
 from explain.hooks.layer_names import Where
 from explain.insight import class_statistics
+from explain.insight.answers import Ungrounded, ungrounded
 from explain.insight.channels import ChannelReport, finer_layer
 from explain.insight.channels import channels as find_channels
 from explain.insight.class_statistics import ClassStatistics
@@ -71,12 +72,13 @@ class Insight:
     maps of one class, those that stand out most first. ``pairs`` are the classes that are taken for
     others, the most frequent first. ``maps`` has all maps on one grid. ``evidence`` lists photos
     whose smallest evidence is not on the object; None where the run has no `Sufficient` or
-    `Necessary`. Where several labels may be true of a photo, ``labels`` says which are missed and
-    which are false alarms from a probability of ``threshold`` on, instead of ``pairs``; else it is
-    None. ``channels``, ``concepts`` and ``direction`` are results that need the model; None where
-    they were not requested. ``finer_layer`` is the layer to run where the maps are too coarse; None
-    where they are not, or the model is not known. ``unknown_labels`` counts the photos of labels
-    that are none of the model's, which are left out.
+    `Necessary`. ``answers`` are those in words that do not rest on the photo; None where the run
+    has no answers. Where several labels may be true of a photo, ``labels`` says which are missed
+    and which are false alarms from a probability of ``threshold`` on, instead of ``pairs``; else it
+    is None. ``channels``, ``concepts`` and ``direction`` are results that need the model; None
+    where they were not requested. ``finer_layer`` is the layer to run where the maps are too
+    coarse; None where they are not, or the model is not known. ``unknown_labels`` counts the photos
+    of labels that are none of the model's, which are left out.
     """
 
     run: StoredRun
@@ -90,6 +92,7 @@ class Insight:
     direction: Direction | None = None
     photos: RunPhotos | None = None
     evidence: Sequence[OddEvidence] | None = None
+    answers: Sequence[Ungrounded] | None = None
     labels: Sequence[LabelMistakes] | None = None
     threshold: float = THRESHOLD
     finer_layer: str | None = None
@@ -119,6 +122,7 @@ class Insight:
             "mistakes": self.pairs if self.labels is None else None,
             "labels": self.labels,
             "evidence": self.evidence,
+            "answers": self.answers,
             "channels": self.channels,
             "concepts": self.concepts,
             "direction": self.direction,
@@ -198,6 +202,10 @@ class Insight:
             lines.append(_sentence("mistakes", frequent[0], "headline"))
         if self.labels:
             lines.append(_sentence("labels", self.labels[0], "headline"))
+        if self.answers:
+            answer = self.answers[0]
+            which = "headline" if answer.guessed else "otherwise"
+            lines.append(_sentence("answers", answer, which))
         return [printable(line) for line in lines]
 
     def parts(self, most: int = 10) -> dict[str, Section]:
@@ -435,6 +443,7 @@ def insight(
         reasons=map_clusters(maps, seed=seed),
         pairs=find_pairs(run) if labels is None else (),
         evidence=odd_evidence(run),
+        answers=ungrounded(run, maps.method),
         labels=labels,
         threshold=least,
         unknown_labels=unknown_labels(run),

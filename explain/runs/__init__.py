@@ -4,6 +4,7 @@
     preparing       from an entry to the model's input, in batches of one shape
     workers         the same ahead, in processes of a DataLoader
     job             what is asked of every photo of a source, and the answers as they are stored
+    answers         the same for answers in words: a row for each word
     trackers        maps in FiftyOne, and in Weights & Biases
     exporting       a run as one table: Parquet, CSV and JSON lines
     parts           Parquet files that several machines write, imported into one SQLite file

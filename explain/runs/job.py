@@ -127,6 +127,23 @@ class Job:
         """What fixes a run, in values of JSON: a continued run must have the same, apart from
         `explain.store.manifest.MAY_DIFFER`, so keys and values must stay.
         """
+        package_versions = versions()
+        package_versions.pop("torchvision", None)
+        content = {
+            "format": FORMAT,
+            "source": self.source.identity(),
+            **self._described,
+            "versions": package_versions,
+            "device": str(self.device),
+            "begun": time.strftime(TIME, time.gmtime()),
+        }
+        # tuples become lists, as in the stored manifest that this one is compared with
+        plain: dict[str, Any] = json.loads(json.dumps(content))
+        return plain
+
+    @property
+    def _described(self) -> dict[str, Any]:
+        """The part of the manifest that says what is explained, and how."""
         session = self.session
         methods: Any = session.methods
         if not isinstance(methods, str):
@@ -136,25 +153,15 @@ class Job:
             for name, value in session.options.items()
             if name not in ("layer", "progress", "keep_partial")
         }
-        package_versions = versions()
-        package_versions.pop("torchvision", None)
-        content = {
-            "format": FORMAT,
-            "source": self.source.identity(),
+        return {
             **model_identity(self.explainer, trained=self.is_training),
             "methods": methods,
             "targets": [encode(target) for target in session.targets],
             "metrics": {metric.name: repr(metric) for metric in self.metrics},
             "layer": named_layer(self.explainer.model, session.options.get("layer")),
             **options,
-            "versions": package_versions,
-            "device": str(self.device),
-            "begun": time.strftime(TIME, time.gmtime()),
             **({"stack": True} if self.explainer.sees_volumes else {}),
         }
-        # tuples become lists, as in the stored manifest that this one is compared with
-        plain: dict[str, Any] = json.loads(json.dumps(content))
-        return plain
 
     def explained(self, ready: Iterable[Ready]) -> Iterator[list[PhotoRecord | Failed]]:
         """Explain prepared photos in batches of one kind, as they come; yields each batch's records
@@ -410,9 +417,9 @@ class Job:
         """All probabilities as JSON; None for more than `MOST_CLASSES` classes, and for a single
         output without a name, which may be that of its class or of "no".
         """
-        kind = self.explainer.outputs.kind
         if probabilities is None:
             return None
+        kind = self.explainer.outputs.kind
         if len(probabilities) == 1 and self.explainer.categories is None:
             return None  # whether 0 is its class or says no is not known
         if kind == "classes" and len(probabilities) > MOST_CLASSES:

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,11 +12,13 @@ from torch import nn
 
 from explain._utils.errors import RunError, check_whole_number, keywords, shown, warn
 from explain._utils.progress import show_progress
+from explain.answers import AnswerExplainer
 from explain.attribution.options import RunOptions
 from explain.explanation.explainer import Explainer
 from explain.methods.base import MethodLike
 from explain.metrics import Metric
 from explain.models import Classifier
+from explain.runs.answers import AnswerJob
 from explain.runs.job import TIME, Job
 from explain.runs.preparing import Prepared, Ready
 from explain.runs.result import Run
@@ -78,13 +80,16 @@ ELSEWHERE = {
 @keywords(RunOptions, elsewhere=ELSEWHERE)
 def run(
     source: Any,
-    explainer: Explainer | nn.Module | Classifier | str | None = None,
-    methods: MethodLike | Iterable[MethodLike] = "gradcam",
+    explainer: Explainer | AnswerExplainer | nn.Module | Classifier | str | None = None,
+    methods: MethodLike | Iterable[MethodLike] | None = None,
     *,
     output: str | os.PathLike[str],
     target: TargetLike = None,
     metrics: Iterable[Metric | str] = (),
     boxes: str | os.PathLike[str] | None = None,
+    ask: str | None = None,
+    answer: str | None = None,
+    words: str | Sequence[str | int] | None = None,
     workers: int | None = None,
     timeout: float = TIMEOUT,
     progress: Callable[[State], None] | bool | None = None,
@@ -103,15 +108,20 @@ def run(
             labels), a list in a file (CSV, TSV, JSON: ``path``, ``label``, ``x0 y0 x1 y1`` or
             ``boxes``), WebDataset shards (tar), a data set of PyTorch or Hugging Face, or a list or
             iterator of photos.
-        explainer: an `Explainer`, a model, the name of one, or None for the default model.
+        explainer: an `Explainer`, a model, the name of one, or None for the default model; an
+            image-text model, or an `explain.answers.AnswerExplainer`, for answers in words.
         methods, target, targets, top_k, layer, fuse, samples, tolerance, max_seconds: as
-            for calling an `Explainer`; ``target`` is one for all photos.
+            for calling an `Explainer`; ``target`` is one for all photos, and ``methods`` are
+            "gradcam" by default.
         output: the file. A run that it holds is continued.
         metrics: evaluate each map by these, too; those that need boxes skip photos without them.
         boxes: a file with the labels and boxes of the photos: annotations as COCO has them, or a
             list. Of boxes with labels, those of the explained class count.
         batch_size: photos, and altered inputs of methods that run the model many times, at once; by
             default as many photos as suit the size of the input.
+        ask, answer, words: as for calling an `AnswerExplainer`: there is a row for each word, in
+            whose metrics are the shares of the photo ("image"), the prompt and the words before,
+            and whether it is grounded.
         workers: processes that read and preprocess photos ahead; by default one for every two
             processors, and 0 for none. With workers, a photo that takes longer than ``timeout``
             seconds to be read is given up.
@@ -143,7 +153,14 @@ def run(
         raise RunError(
             f"timeout must be a number of seconds above 0, got {shown(timeout)}; leave it out"
         )
-    job = Job(source_of(source, boxes), explainer, methods, target, metrics, **options)
+    found = source_of(source, boxes)
+    job: Job
+    if isinstance(explainer, AnswerExplainer) or (ask, answer, words) != (None, None, None):
+        more: Any = {"target": target, "metrics": tuple(metrics), "boxes": boxes, **options}
+        job = AnswerJob(found, explainer, methods, ask=ask, answer=answer, words=words, **more)
+    else:
+        methods = "gradcam" if methods is None else methods
+        job = Job(found, explainer, methods, target, metrics, **options)
     file = Path(output)
     if os.path.isdir(file):  # unlike Path.is_dir, this accepts any name
         raise RunError(

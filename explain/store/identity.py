@@ -35,12 +35,8 @@ def model_identity(explainer: Explainer, *, trained: bool = False) -> dict[str, 
     origin = explainer.origin
     model = explainer.model
     inputs = _test_inputs(explainer)
-    structure = re.sub(r" at 0x[0-9a-f]+", "", str(model))  # places in memory, of functions
     properties = {
-        "model": origin.name,
-        "network": type(model).__name__,
-        "structure": hashlib.sha256(structure.encode()).hexdigest(),
-        "weights": CHANGED if trained else digest_of_model(model),
+        **network_identity(origin.name, model, trained=trained),
         "weights_from": origin.weights,
         **preprocessing_identity(explainer, inputs),
         "categories": None if explainer.categories is None else list(explainer.categories),
@@ -56,6 +52,22 @@ def model_identity(explainer: Explainer, *, trained: bool = False) -> dict[str, 
             _summary(output)
         ]
     return properties
+
+
+def network_identity(name: str, model: nn.Module, *, trained: bool = False) -> dict[str, Any]:
+    """The part of `model_identity` about the network and its weights."""
+    structure = re.sub(r" at 0x[0-9a-f]+", "", str(model))  # places in memory, of functions
+    return {
+        "model": name,
+        "network": type(model).__name__,
+        "structure": hashlib.sha256(structure.encode()).hexdigest(),
+        "weights": CHANGED if trained else digest_of_model(model),
+    }
+
+
+def inputs_of(preprocess: Callable[[Any], Any]) -> list[dict[str, Any]]:
+    """What identifies a preprocessing: summaries of what it makes of the test pictures."""
+    return [_summary(_result(preprocess, picture)) for picture in _pictures()]
 
 
 def preprocessing_identity(

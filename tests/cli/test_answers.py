@@ -12,12 +12,14 @@ import pytest
 import torch
 from PIL import Image
 
+import explain
 from explain.answers import AnswerExplainer
 from tests.answers.toys import made, photo_of
 from tests.cli.conftest import Typed
 
 ASK = "what is on the table?"
 ANSWER = "a red cup on the table."
+ANSWER_SHEET = "<h2>{}</h2>"
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +99,80 @@ def test_models_say_their_own_answer(typed: Typed, folder: Any, kind: str) -> No
     code, out, err = typed("a.png", "--model", model, "--ask", ask, "--method", "saliency")
     own_ends_at_once = any("ends before the first" in line for line in err)
     assert (code, bool(out)) == ((2, False) if own_ends_at_once else (0, True)), err
+
+
+def test_several_photos_have_a_sheet_and_those_that_are_there_are_skipped(
+    typed: Typed, folder: Any
+) -> None:
+    photo_of(seed=2).save("c.png")
+    words = ("--model", folder("LLaVA"), "--ask", ASK, "--words", "cup", "--method", "saliency")
+    code, out, _ = typed("a.png", "b.png", *words, "--answer", "a cup", "--html")
+    assert code == 0
+    assert out[-1].startswith("wrote explained/contact-sheet.html")
+    page = Path("explained/contact-sheet.html").read_text("utf-8")
+    assert page.count("data:image/png;base64,") == 2
+    assert [page.count(f"{ANSWER_SHEET.format(name)}") for name in ("a.png", "b.png")] == [1, 1]
+    before = {path: path.stat().st_mtime_ns for path in Path("explained").iterdir()}
+    code, out, _ = typed("a.png", "b.png", *words, "--answer", "a cup", "--skip-existing")
+    skipped = [f"{name}: skipped: its results are there" for name in ("a.png", "b.png")]
+    assert (code, out[:2]) == (0, skipped)
+    # the second photo has another one in its place now
+    code, out, err = typed(
+        "a.png", "b.png", "c.png", *words, "--answer", "a cup", "--skip-existing"
+    )
+    assert (out[:2], code) == ([skipped[0], "c.png: a cup"], 1)
+    assert [line for line in err if "b-llava" in line and "exists" in line]
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    code, out, err = typed("a.png", "b.png", *words, "--answer", "a red cup", "--skip-existing")
+    assert (code, [line for line in out if "skipped" in line]) == (1, [])
+    record = Path("explained/a-llava-answer.json")
+    text = record.read_text("utf-8")
+    changed = json.loads(text)
+    changed["words"][0]["probability"] *= 1.5  # of another model
+    for content in ("[]", "{", json.dumps(changed)):
+        record.write_text(content)
+        _, out, _ = typed("a.png", "b.png", *words, "--answer", "a cup", "--skip-existing")
+        assert out[0] == skipped[1]
+
+
+def test_a_run_keeps_answers_and_insight_lists_those_without_the_photo(
+    typed: Typed, folder: Any
+) -> None:
+    Path("photos").mkdir()
+    for name in ("a.png", "b.png"):
+        Path(name).rename(f"photos/{name}")
+    words = ("--ask", ASK, "--answer", ANSWER, "--method", "occlusion", "--workers", "0")
+    model = folder("LLaVA")
+    code, out, _ = typed("run", "photos", "--model", model, *words, "--pictures", "source")
+    assert code == 0
+    assert [line for line in out if line.startswith("explained 2 photos")]
+    assert len(list(Path("run-pictures").iterdir())) == 2 * 7
+    run = explain.open_run("run.sqlite")
+    expected = AnswerExplainer(*made("LLaVA"))("photos/a.png", ASK, answer=ANSWER, words="cup")
+    [cup] = [row for row in run.rows() if (row.name, row.target) == ("a.png", "cup")]
+    assert cup.probability == pytest.approx(expected.words[0].probability, rel=1e-4)
+    code, out, _ = typed("insight", "run.sqlite")
+    assert (code, "Answers that do not rest on the photo" in out) == (0, True)
+    code, out, _ = typed("run", "photos", "--model", model, *words)
+    assert [
+        line for line in out if line.startswith("explained 0 photos") and "2 were there" in line
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--ask what", "--ask needs one image-text model"),
+        ("--words cup", "--words would have no effect without --ask"),
+        ("--ask what --model tiny --target cup", "--target would have no effect with --ask"),
+        ("--ask what --model tiny --check", "--check would have no effect with --ask"),
+        ("--ask what --model tiny --method gradcamm", "gradcamm"),
+        ("--ask what --model tiny", "must be an image-text model"),
+    ],
+)
+def test_what_does_not_fit_a_run_is_refused_in_a_line(typed: Typed, words: str, said: str) -> None:
+    code, out, [line] = typed("run", ".", *words.split())
+    assert (code, out, said in line) == (2, [], True)
 
 
 def test_code_of_ones_own_is_asked_too(typed: Typed) -> None:

@@ -1,0 +1,50 @@
+"""Answers in words that do not rest on the photo."""
+
+import math
+from dataclasses import dataclass
+from itertools import groupby
+from statistics import fmean
+
+from explain.answers.grounding import mark_of
+from explain.insight.maps import short
+from explain.store.reading import StoredRun
+
+LOW = 0.2  # share of the photo in the words of an answer, below which it rests on something else
+
+
+@dataclass(frozen=True)
+class Ungrounded:
+    """An answer that does not rest on its photo: ``guessed`` are the words that would have been
+    said whatever was there, with commas, and ``image`` is what its words take from the photo, as a
+    mean share; NaN for methods that see the photo alone. Greyed words do not count.
+    """
+
+    photo: str
+    answer: str
+    guessed: str
+    image: float
+
+    @property
+    def name(self) -> str:
+        """The end of the photo's name."""
+        return short(self.photo)
+
+
+def ungrounded(run: StoredRun, method: str) -> list[Ungrounded] | None:
+    """The answers with guessed words, or of whose words the photo has less than a fifth; those with
+    the smallest share of the photo first. None for a run without answers.
+    """
+    if "greyed" not in run.metrics:
+        return None
+    found = []
+    of_words = (row for row in run.rows(method) if not row.metrics["greyed"])
+    for name, (*words,) in groupby(of_words, key=lambda row: row.name):
+        guessed = [
+            row.target for row in words if mark_of(row.metrics["grounded"] or 0) == "guessed"
+        ]
+        shares = [row.metrics.get("image", math.nan) for row in words]
+        image = fmean(math.nan if share is None else share for share in shares)
+        if guessed or image < LOW:
+            answer = words[0].prediction or ""
+            found.append(Ungrounded(name, answer, ", ".join(guessed), image))
+    return sorted(found, key=lambda answer: (not answer.guessed, answer.image))
