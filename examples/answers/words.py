@@ -1,10 +1,12 @@
 """What is known of each word, measured on pictures of which it is known what each word is about.
 
-    python examples/answers/words.py [--pictures 30] [--part maps|grounding|evidence|cost]
+    python examples/answers/words.py [--pictures 30] [--part choice|maps|grounding|evidence|cost]
 
-maps: the share of a word's map in the box of its shape, by method, with 95 % intervals over
-pictures that the model was not trained on. grounding: how well the words that a model guesses are
-told from those that it sees (`shapes.py --guesses`), as the area under the curve. evidence: the
+choice: rules that agreement and grounding could follow, on pictures that are kept for the choice:
+none of them is measured below, and the model was trained on neither. maps: the share of a word's
+map in the box of its shape, by method, with 95 % intervals over pictures. grounding: how well the
+words that a model guesses are told from those that it sees (`shapes.py --guesses`), as the area
+under the curve, with an interval of pictures that are drawn again with replacement. evidence: the
 size of sets that are sufficient for a word, beside those of a plain greedy search with as many
 passes. cost: what twelve words take beside one.
 """
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import random
 import statistics
 import time
 import warnings
@@ -34,12 +37,17 @@ from shapes import (
 )
 
 from explain.answers import Answered, AnswerExplainer
+from explain.answers.grounding import Grounding
+from explain.answers.maps import FLOOR
 from explain.answers.scoring import Scorer
 
 ASK = "what is there ?"
 CELLS = SIDE // PATCH
 METHODS = ("agreement", "occlusion", "attnlrp", "inputxgradient", "integratedgradients", "saliency")
 KEPT = 0.9
+CHOICE = 0  # the first seed of the pictures that rules are chosen on
+MEASURED = 50_000  # of those that are measured
+AGAIN = 500  # samples of pictures, of an interval
 
 
 def inside(box: tuple[int, int, int, int]) -> torch.Tensor:
@@ -50,10 +58,12 @@ def inside(box: tuple[int, int, int, int]) -> torch.Tensor:
     return mask
 
 
-def described(model: ShapesModel, count: int) -> Iterator[Scene]:
-    """Pictures that the model describes without a mistake."""
+def described(model: ShapesModel, count: int, first: int = MEASURED) -> Iterator[Scene]:
+    """Pictures from a ``first`` seed on that the model describes without a mistake."""
     scenes = (
-        draw(seed) for seed in range(10**6) if whole_answers(model, range(seed, seed + 1)) == 1
+        draw(seed)
+        for seed in itertools.count(first)
+        if whole_answers(model, range(seed, seed + 1)) == 1
     )
     return itertools.islice(scenes, count)
 
@@ -64,18 +74,74 @@ def named(scene: Scene) -> list[int]:
     return [i for i, word in enumerate(words) if word in COLORS or word in SHAPES]
 
 
-def interval(values: list[float]) -> str:
+def interval(values: list[float], form: str = ".0%") -> str:
     """The mean of one figure for each picture, with a 95 % interval."""
     spread = 1.96 * statistics.stdev(values) / len(values) ** 0.5
-    return f"{statistics.mean(values):.0%} ± {spread:.0%}"
+    return f"{statistics.mean(values):{form}} ± {spread:{form}}"
 
 
 def share(answered: Answered, number: int, scene: Scene) -> float:
     """The share of a word's map, as it is shown, in the box of its shape."""
-    box = scene.boxes[answered.numbers[number]]
-    assert box is not None
     shown = F.adaptive_avg_pool2d(answered.words[number].attribution.cells.abs(), CELLS)[0]
+    return share_of(shown, answered.numbers[number], scene)
+
+
+def share_of(shown: torch.Tensor, word: int, scene: Scene) -> float:
+    """The share of a map ``(8, 8)`` in the box of a word's shape."""
+    box = scene.boxes[word]
+    assert box is not None
     return float((shown * inside(box)).sum() / shown.sum().clamp(min=1e-12))
+
+
+def choice(count: int) -> None:
+    model = load_shapes()
+    asker = AnswerExplainer(model)
+    shares: dict[str, list[float]] = {}
+    for scene in described(model, count, CHOICE):
+        words = named(scene)
+        both = [
+            asker(scene.image, ASK, answer=scene.answer, words=words, method=method)
+            for method in ("occlusion", "attnlrp")
+        ]
+        of_words: dict[str, list[float]] = {}
+        for number, word in enumerate(words):
+            drops, relevance = (
+                F.adaptive_avg_pool2d(one.words[number].attribution.values, CELLS)[0].clamp(min=0)
+                for one in both
+            )
+            one, other = (part / part.sum().clamp(min=1e-12) for part in (drops, relevance))
+            rules = {
+                "drops": drops,
+                "relevance": relevance,
+                "the mean of their shares": one + other,
+                "the smaller of their shares": torch.minimum(one, other),
+                "the root of their product": (drops * relevance).sqrt(),
+                "their product": drops * relevance,
+                "their product, with a floor (agreement)": (drops + FLOOR) * relevance,
+            }
+            for rule, shown in rules.items():
+                of_words.setdefault(rule, []).append(share_of(shown, word, scene))
+        for rule, values in of_words.items():
+            shares.setdefault(rule, []).append(statistics.mean(values))
+    print("| rule | in the word's shape |\n|---|---|")
+    for rule, values in shares.items():
+        print(f"| {rule} | {interval(values)} |")
+    losses = {
+        "without the photo": lambda one: one.without_image,
+        "without the part": lambda one: one.without_part,
+        "without either, the mean": lambda one: (one.without_image + one.without_part) / 2,
+        "without either, the most (grounding)": lambda one: min(
+            one.without_image, one.without_part
+        ),
+    }
+    found = list(marked(count, CHOICE))
+    print("| what is lost | area under the curve |\n|---|---|")
+    for name, left in losses.items():
+        values = [
+            [(1 - left(word) / word.probability, is_guessed) for word, is_guessed in words]
+            for words in found
+        ]
+        print(f"| {name} | {area_with_interval(values)} |", flush=True)
 
 
 def maps(count: int) -> None:
@@ -93,32 +159,52 @@ def maps(count: int) -> None:
         print(f"| `{method}` | {interval(shares)} |", flush=True)
 
 
-def area(grounded: list[float], guessed: list[float]) -> float:
-    """The area under the curve: how often a grounded word has the larger value."""
-    pairs = [(a > b) + 0.5 * (a == b) for a in grounded for b in guessed]
-    return statistics.mean(pairs)
+def area(values: list[tuple[float, bool]]) -> float:
+    """The area under the curve: how often a grounded word has a larger value than a guessed one."""
+    grounded = torch.tensor([value for value, is_guessed in values if not is_guessed])
+    guessed = torch.tensor([value for value, is_guessed in values if is_guessed])
+    differences = grounded[:, None] - guessed
+    return float(((differences > 0).float() + 0.5 * (differences == 0)).mean())
 
 
-def grounding(count: int) -> None:
+def area_with_interval(of_pictures: list[list[tuple[float, bool]]]) -> str:
+    """The area under the curve of the words of some pictures, with a 95 % interval of pictures
+    that are drawn again."""
+    rng = random.Random(0)
+    areas = sorted(
+        area(list(itertools.chain(*rng.choices(of_pictures, k=len(of_pictures)))))
+        for _ in range(AGAIN)
+    )
+    whole = area(list(itertools.chain(*of_pictures)))
+    return f"{whole:.3f} ({areas[AGAIN // 40]:.3f} to {areas[-AGAIN // 40]:.3f})"
+
+
+def marked(count: int, first: int) -> Iterator[list[tuple[Grounding, bool]]]:
+    """For each of ``count`` pictures, what grounds its words, and whether they are guessed."""
     asker = AnswerExplainer(load_shapes(GUESSES))
-    values: dict[bool, list[float]] = {True: [], False: []}
-    marks: dict[tuple[bool, str], int] = {}
-    for seed in range(count):
+    for seed in range(first, first + count):
         scene = draw(seed, guesses=True)
         answered = asker(scene.image, ASK, method="occlusion")
         truth = scene.answer.split()
         if len(answered.texts) != len(truth):
             continue
+        words = []
         for number in named(scene):
             word = answered.words[number]
             is_guessed = number in scene.guessed
-            if not is_guessed and word.text != truth[number]:
-                continue
-            values[is_guessed].append(word.grounding.value)
-            key = (is_guessed, word.grounding.mark)
-            marks[key] = marks.get(key, 0) + 1
-    print(f"{len(values[False])} words that are seen, {len(values[True])} that are guessed")
-    print(f"area under the curve {area(values[False], values[True]):.3f}")
+            if is_guessed or word.text == truth[number]:
+                words.append((word.grounding, is_guessed))
+        yield words
+
+
+def grounding(count: int) -> None:
+    found = list(marked(count, MEASURED))
+    marks: dict[tuple[bool, str], int] = {}
+    for word, is_guessed in itertools.chain(*found):
+        key = (is_guessed, word.mark)
+        marks[key] = marks.get(key, 0) + 1
+    values = [[(word.value, is_guessed) for word, is_guessed in words] for words in found]
+    print(f"area under the curve {area_with_interval(values)}")
     for (is_guessed, mark), number in sorted(marks.items()):
         print(f"{'guessed' if is_guessed else 'seen'}: {mark} {number}")
 
@@ -153,21 +239,27 @@ def evidence(count: int) -> None:
     model = load_shapes()
     asker = AnswerExplainer(model)
     budgets = (200, 500, 1000)
-    sizes: dict[int, list[tuple[int, int]]] = {budget: [] for budget in budgets}
+    sizes: dict[int, list[list[tuple[int, int]]]] = {budget: [] for budget in budgets}
     for scene in described(model, count):
         words = named(scene)
         answered = asker(scene.image, ASK, answer=scene.answer, words=words, method="occlusion")
-        for number, word in enumerate(words):
-            for budget in budgets:
+        for budget in budgets:
+            pairs = []
+            for number, word in enumerate(words):
                 ours = answered.evidence(number, budget=budget)
                 size = CELLS * CELLS if ours.proof == "none" else round(ours.size * CELLS**2)
-                sizes[budget].append((size, greedy(answered.scorer, word, budget)))
+                pairs.append((size, greedy(answered.scorer, word, budget)))
+            sizes[budget].append(pairs)
     print("| passes | squares of 64 here | greedy | no larger | smaller |\n|---|---|---|---|---|")
-    for budget, pairs in sizes.items():
-        here, there = (statistics.mean(column) for column in zip(*pairs, strict=True))
-        no_larger = statistics.mean(a <= b for a, b in pairs)
-        smaller = statistics.mean(a < b for a, b in pairs)
-        print(f"| {budget} | {here:.1f} | {there:.1f} | {no_larger:.0%} | {smaller:.0%} |")
+    for budget, of_pictures in sizes.items():
+        of_sizes = [zip(*pairs, strict=True) for pairs in of_pictures]
+        here, there = zip(*(map(statistics.mean, both) for both in of_sizes), strict=True)
+        no_larger = [statistics.mean(a <= b for a, b in pairs) for pairs in of_pictures]
+        smaller = [statistics.mean(a < b for a, b in pairs) for pairs in of_pictures]
+        print(
+            f"| {budget} | {interval(list(here), '.1f')} | {interval(list(there), '.1f')} "
+            f"| {interval(no_larger)} | {interval(smaller)} |"
+        )
 
 
 def cost(count: int) -> None:
@@ -188,7 +280,7 @@ def cost(count: int) -> None:
         print(f"| `{method}` | {spent[False]:.2f} s | {spent[True]:.2f} s | {times:.2f} |")
 
 
-PARTS = {"maps": maps, "grounding": grounding, "evidence": evidence, "cost": cost}
+PARTS = {"choice": choice, "maps": maps, "grounding": grounding, "evidence": evidence, "cost": cost}
 
 
 def main() -> None:
