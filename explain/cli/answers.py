@@ -36,7 +36,7 @@ HEEDED_BY_RUNS = {*SHARED, "source", "workers", "table", "pictures", "force", "s
 def explain_answers(context: click.Context, options: SimpleNamespace) -> int:
     """Explain the answer about each photo, and return the exit code."""
     answer: Output = context.obj
-    methods = checked(context, options, HEEDED)
+    methods = word_methods(context, options, HEEDED)
     if len(methods) > 1:
         raise UsageError(f"--method {methods[1]} is one too many with --ask; name one")
     for name in ("force", "html"):
@@ -64,7 +64,9 @@ def _sheet_of(entries: "Sequence[Section]") -> str:
     return document(f"{len(entries)} answers", "", entries)
 
 
-def checked(context: click.Context, options: SimpleNamespace, heeded: Collection[str]) -> list[str]:
+def word_methods(
+    context: click.Context, options: SimpleNamespace, heeded: Collection[str]
+) -> list[str]:
     """The methods that are named; what is typed is checked before a model is loaded, which is
     slow. Options that are not ``heeded`` are refused."""
     from explain.answers.maps import STYLES
@@ -186,11 +188,11 @@ class AnswerWork:
                 return None
             with blaming(self.options.model[0]):
                 now = self.asker.probabilities(photo, self.options.ask or None, record["ids"])
-            before = [word["probability"] for word in record["words"]]
-            same = [now[word["number"]] for word in record["words"]]
+            stored = [word["probability"] for word in record["words"]]
+            probabilities = [now[word["number"]] for word in record["words"]]
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             return None
-        pairs = zip(same, before, strict=True)
+        pairs = zip(probabilities, stored, strict=True)
         if not all(math.isclose(a, b, rel_tol=1e-3, abs_tol=1e-6) for a, b in pairs):
             return None
         written = [str(record_file.with_name(name)) for name in files]

@@ -177,7 +177,7 @@ def _asked(context: click.Context, options: SimpleNamespace) -> tuple[Any, dict[
     if options.ask is None and options.answer is None:
         refuse_without_effect(context, "words", " without --ask", unless=False)
         return None
-    methods = answers.checked(context, options, answers.HEEDED_BY_RUNS)
+    methods = answers.word_methods(context, options, answers.HEEDED_BY_RUNS)
     asker = answers.asker_of(options, context.obj)
     asked = {"ask": options.ask or None, "answer": options.answer, "words": options.words}
     return asker, {"methods": methods or None, **asked}

@@ -36,7 +36,7 @@ def ungrounded(run: StoredRun, method: str) -> list[Ungrounded] | None:
     """
     if "greyed" not in run.metrics:
         return None
-    found = []
+    listed = []
     of_words = (row for row in run.rows(method) if not row.metrics["greyed"])
     for name, (*words,) in groupby(of_words, key=lambda row: row.name):
         guessed = [
@@ -46,5 +46,5 @@ def ungrounded(run: StoredRun, method: str) -> list[Ungrounded] | None:
         image = fmean(math.nan if share is None else share for share in shares)
         if guessed or image < LOW:
             answer = words[0].prediction or ""
-            found.append(Ungrounded(name, answer, ", ".join(guessed), image))
-    return sorted(found, key=lambda answer: (not answer.guessed, answer.image))
+            listed.append(Ungrounded(name, answer, ", ".join(guessed), image))
+    return sorted(listed, key=lambda answer: (not answer.guessed, answer.image))

@@ -153,14 +153,14 @@ def run(
         raise RunError(
             f"timeout must be a number of seconds above 0, got {shown(timeout)}; leave it out"
         )
-    found = source_of(source, boxes)
+    entries = source_of(source, boxes)
     job: Job
     if isinstance(explainer, AnswerExplainer) or (ask, answer, words) != (None, None, None):
         more: Any = {"target": target, "metrics": tuple(metrics), "boxes": boxes, **options}
-        job = AnswerJob(found, explainer, methods, ask=ask, answer=answer, words=words, **more)
+        job = AnswerJob(entries, explainer, methods, ask=ask, answer=answer, words=words, **more)
     else:
         methods = "gradcam" if methods is None else methods
-        job = Job(found, explainer, methods, target, metrics, **options)
+        job = Job(entries, explainer, methods, target, metrics, **options)
     file = Path(output)
     if os.path.isdir(file):  # unlike Path.is_dir, this accepts any name
         raise RunError(
