@@ -153,7 +153,7 @@ class AnswerJob(Job):
             for method in self.methods:
                 if photo.lacking is None or method.name in photo.lacking:
                     answered = self._answered(photo, method.method)
-                    rows += self._rows(answered)
+                    rows += self._rows(photo, answered)
                     said = Prediction(answered.answer, answered.probability, None)
                     columns = self._columns(photo, None, said, None)
         notes = [*photo.notes, *self.labels.notes(photo.label), *notes]
@@ -171,7 +171,7 @@ class AnswerJob(Job):
             raise ImageError(str(error)) from error  # of what is said of this photo
         return answered
 
-    def _rows(self, answered: Answered) -> list[dict[str, Any]]:
+    def _rows(self, photo: Prepared, answered: Answered) -> list[dict[str, Any]]:
         """The columns of ``results`` for each word of an answer. What it rests on is kept as its
         metrics; words that are there several times are numbered."""
         rows = []
@@ -180,6 +180,6 @@ class AnswerJob(Job):
             figures = {
                 key: [math.nan if value is None else value] for key, value in word.figures.items()
             }
-            row = self._result(word.attribution, 0, None, figures)
+            row = self._result(word.attribution, 0, photo, None, figures)
             rows.append({**row, "target": name, "probability": word.probability})
         return rows
