@@ -311,11 +311,23 @@ def _are_corners(output: Any, count: int) -> bool:
     return not bool((fractions | swapped).any())
 
 
-def _has_more_cells_than(columns: int, output: Any, count: int) -> bool:
-    """Whether a detector's table ``(N, ..., ...)`` has more cells than columns, which are its
-    dimension number ``columns``."""
+def _has_columns_in(columns: int, output: Any, count: int) -> bool:
+    """Whether dimension number ``columns`` of a detector's table ``(N, ..., ...)`` is that of
+    columns: the other one has as many entries as the maps beside the table have cells; without
+    such maps, more of them."""
     table = _tensor(output, count)
-    return table is not None and table.shape[columns] <= table.shape[3 - columns]
+    if table is None:
+        return False
+    cells: dict[Any, int] = {}  # by the list that the maps of all levels are in
+    for path, tensor in nested.paths(output):
+        if tensor.ndim == 4:
+            cells[path[:-1]] = cells.get(path[:-1], 0) + math.prod(tensor.shape[2:])
+        elif tensor.ndim == 5:  # (N, anchors, h, w, columns)
+            cells[path[:-1]] = cells.get(path[:-1], 0) + math.prod(tensor.shape[1:4])
+    counts = set(cells.values())
+    if counts.isdisjoint(table.shape[1:]):
+        return table.shape[columns] <= table.shape[3 - columns]
+    return table.shape[3 - columns] in counts
 
 
 def _end_to_end(output: Any, count: int, size: Size | None) -> Boxes | None:
@@ -541,8 +553,8 @@ UNSURE: dict[str, Callable[[Any, int], bool]] = {
     "detr": _ends_in_no_object,
     "ssd": lambda output, count: False,
     "yolov10": _are_corners,
-    "yolov8": partial(_has_more_cells_than, 1),
-    "yolov5": partial(_has_more_cells_than, 2),
+    "yolov8": partial(_has_columns_in, 1),
+    "yolov5": partial(_has_columns_in, 2),
 }
 """Layouts that look like others, and when to try them without their name."""
 

@@ -45,15 +45,26 @@ def test_a_photo_lies_on_the_grey_square_of_ultralytics() -> None:
         torch.testing.assert_close(255 * x, torch.from_numpy(expected).permute(2, 0, 1).float())
 
 
+@pytest.mark.parametrize("side", [64, 128])  # at 64 pixels, some have fewer cells than columns
 @pytest.mark.parametrize(
-    "name", ["yolov8n", "yolov8n-seg", "yolov8n-pose", "yolov8n-obb", "yolo11n", "yolo26n"]
+    "name",
+    [
+        "yolov8n",
+        "yolov8n-seg",
+        "yolov8n-pose",
+        "yolov8n-obb",
+        "yolo11n",
+        "yolo26n",
+        "yolo26n-pose",
+        "yolov3-tiny",
+    ],
 )
-def test_a_box_is_explained_as_its_number_in_the_output(name: str) -> None:
+def test_a_box_is_explained_as_its_number_in_the_output(name: str, side: int) -> None:
     model = model_of(name)
     explainer = explain.Explainer(model)
     network = explainer.model.double().eval()
     assert network is model.model
-    x = torch.rand(1, 3, 128, 128, dtype=torch.double, requires_grad=True)
+    x = torch.rand(1, 3, side, side, dtype=torch.double, requires_grad=True)
     output = network(x)
     table = output[0] if isinstance(output, tuple) else output
     table = table[0] if isinstance(table, (list, tuple)) else table  # of a segmenter, also masks

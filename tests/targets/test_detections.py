@@ -284,6 +284,22 @@ def test_a_layout_with_a_name_may_have_fewer_cells_than_columns(rand: Any) -> No
     # without a name, the longer side has the cells
     assert find_layout(torch.cat([rows] * 20, 1), 1, SIZE).layout == "yolov5"
     assert find_layout(torch.cat([columns] * 20, 2), 1, SIZE).layout == "yolov8"
+    # nor with maps beside it, which have as many cells
+    maps = [rand(1, 144, 2, 2), rand(1, 144, 1, 2)]
+    for output in (
+        (columns, maps),
+        (columns, {"feats": maps}),
+        ((columns, rand(1, 3, 4, 4)), maps),
+    ):
+        found = find_layout(output, 1, SIZE)
+        assert found is not None
+        assert found.layout == "yolov8"
+        assert_close(found.boxes[0], around(columns[0, :4].mT), **EXACT)
+    of_anchors = [rand(1, 3, 1, 2, 85)]
+    found = find_layout((rows, of_anchors), 1, SIZE)
+    assert found is not None
+    assert found.layout == "yolov5"
+    assert_close(found.boxes[0], around(rows[0, :, :4]), **EXACT)
 
 
 def test_what_is_no_detection_is_refused_in_one_line(rand: Any) -> None:
