@@ -18,10 +18,9 @@ from explain.engine.recorded_pass import RecordedPass
 from explain.engine.settings import raise_unless_of_network
 from explain.hooks import HookGroup
 from explain.hooks.attention import joined_heads
-from explain.hooks.capturing import read_outputs
 from explain.hooks.graph import Reach, differentiate, graph, normalises_over_rows
 from explain.hooks.layer_names import place_of
-from explain.hooks.preserve import start_over, untouched
+from explain.hooks.preserve import start_over
 from explain.layers.grids import NetworkGrids
 from explain.layers.summary import summary_of
 from explain.recording.attention import heads_together
@@ -77,30 +76,12 @@ def _pools(model: nn.Module, previous: str, name: str) -> bool:
 
 def explained_blocks(model: nn.Module, inputs: Inputs) -> list[str]:
     """Name the transformer blocks whose output depends on the explained image, in order; not those
-    of a text tower. If there are several towers, a pass finds this out, and it is kept in the
-    network's summary. All blocks are taken if no gradient leads to the input.
-    """
+    of a text tower. All blocks are taken if none depends on it."""
     names = transformer_blocks(model)
     if len({name.rpartition(".")[0] for name in names}) < 2:
         return names
-    summary = summary_of(model, inputs)
-    if "blocks" not in summary.chosen:
-        inputs_of_pass = inputs.first() if summary.alone else inputs
-        summary.chosen["blocks"] = _reached(model, inputs_of_pass, names) or names
-    return summary.chosen["blocks"]  # type: ignore[no-any-return]
-
-
-def _reached(model: nn.Module, inputs: Inputs, names: Sequence[str]) -> list[str]:
-    """Which of the named modules have an output that depends on the explained input, by the graph
-    of one pass. `explained_blocks` keeps the result for all later calls. LeGrad and other methods
-    of blocks explain these alone.
-    """
-    x = inputs.x.detach().clone().requires_grad_()
-    with untouched(model, grad=True), HookGroup(model) as group:
-        outputs = read_outputs(group, names, lambda tensor: tensor.grad_fn)
-        inputs.detached().replaced(x).call(model)
-    reach = Reach([x])
-    return [name for name in names if outputs[name] and reach.of(outputs[name][-1])]
+    depends = {call.name: call.depends for call in summary_of(model, inputs).calls}
+    return [name for name in names if depends.get(name)] or names
 
 
 def attention_gradients(model: nn.Module, inputs: Inputs, target: Any) -> list[Tensor]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from explain.hooks.group import HookGroup, put_node
+from explain.hooks.group import HookGroup, put_node_pre
 from explain.recording import Value
 from explain.recording.attention import RecordedAttention, token_numbers
 
@@ -69,7 +69,7 @@ class AttentionRecord:
         alive."""
         self.gradient = None
         if self.node is not None:
-            put_node(group, self.node, self._take, pre=True)
+            put_node_pre(group, self.node, self._take)
 
     def _take(self, grad_outputs: tuple[Tensor | None, ...]) -> None:
         """Note the gradient in the attention weights: a prehook of their Node."""

@@ -27,7 +27,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import nn
-from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.autograd.graph import get_gradient_edge
 
 from explain._utils import nested
 from explain._utils.errors import HookError, LayerError, NotRecordedError, note, shown
@@ -314,16 +314,6 @@ class Capture:
             if gradient is not None:
                 total = gradient if total is None else total + gradient
         return total
-
-    def nodes_of(self, record: LayerCall) -> list[Node]:
-        """The Nodes of the graph at which the gradient in a record's first tensor is collected."""
-        if record not in self._sources:
-            return []
-        edges = (
-            source if isinstance(source, GradientEdge) else get_gradient_edge(source)
-            for source in self._sources[record].summed
-        )
-        return [edge.node for edge in edges]
 
     # Where the graph begins
 

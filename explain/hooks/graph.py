@@ -141,22 +141,17 @@ class Reach:
     """Whether a gradient leads from a Node to one of some leaves, or to a Node of ``ends``; each
     Node is visited once.
 
-    Nodes that were made before ``since`` lead nowhere: they belong to an earlier pass.
-
     >>> x = torch.ones(2, requires_grad=True)
     >>> reach = Reach([x])
     >>> reach.of((x * 2).grad_fn), reach.of(torch.ones(1, requires_grad=True).exp().grad_fn)
     (True, False)
     """
 
-    def __init__(
-        self, leaves: Iterable[torch.Tensor], ends: Iterable[Node] = (), since: int = 0
-    ) -> None:
+    def __init__(self, leaves: Iterable[torch.Tensor], ends: Iterable[Node] = ()) -> None:
         """Start with the leaves and Nodes to be reached; a leaf with a history of its own counts by
         its Node."""
         self._leaves: dict[int, torch.Tensor] = {}
         self._reaches = dict.fromkeys(ends, True)
-        self._since = since
         for leaf in leaves:
             self._leaves[id(leaf)] = leaf
             if leaf.grad_fn is not None:  # a leaf may be part of the caller's graph
@@ -171,8 +166,7 @@ class Reach:
         waiting = [node]
         while waiting:  # without recursion, since networks are deep
             last = waiting[-1]
-            if last in reaches or last._sequence_nr() < self._since:
-                reaches.setdefault(last, False)
+            if last in reaches:
                 waiting.pop()
                 continue
             leads = (

@@ -596,11 +596,10 @@ def put(
     group._undo += (*undo, Registered(fn, register, group._thread).handle.remove)
 
 
-def put_node(group: HookGroup, node: Node, fn: Callable[..., Any], *, pre: bool = False) -> None:
-    """Register a hook of this package on a Node, for backward passes in any thread; before it runs
-    if ``pre``. Several hooks on one Node run in the order in which they are put."""
-    register = node.register_prehook if pre else node.register_hook
-    group._undo += ([node].clear, Registered(fn, register, None).handle.remove)
+def put_node_pre(group: HookGroup, node: Node, fn: Callable[..., Any]) -> None:
+    """Register a hook of this package that runs before a Node, for backward passes in any thread.
+    Several hooks on one Node run in the order in which they are put."""
+    group._undo += ([node].clear, Registered(fn, node.register_prehook, None).handle.remove)
 
 
 def put_swap(group: HookGroup, module: nn.Module, swap: "InputSwap") -> None:

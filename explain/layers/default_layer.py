@@ -124,21 +124,12 @@ def _default_branches(
     return branches
 
 
-def stage_layers(
-    model: nn.Module,
-    x: InputsLike,
-    score: Score | None = None,
-    *,
-    count: int = 4,
-    of_class: bool = False,
-    refresh: bool = False,
-) -> list[str]:
+def stage_layers(model: nn.Module, x: InputsLike) -> list[str]:
     """Name a layer of each resolution for methods that fuse layers: the last that counts at each of
-    the ``count`` coarsest.
+    the four coarsest.
 
     The finest comes first. Where branches beside each other have a layer of one resolution, such as
-    the members of an ensemble, that of each is named. Arguments are as for `default_layer`, which
-    is taken if there is none.
+    the members of an ensemble, that of each is named. `default_layer` is taken if there is none.
 
     >>> import torch
     >>> model = nn.Sequential(
@@ -147,8 +138,7 @@ def stage_layers(
     >>> stage_layers(model, torch.zeros(1, 3, 8, 8))
     ['1', '3']
     """
-    stages = _stages(model, x, score, count=count, of_class=of_class, refresh=refresh)
-    return [*stages.layers]
+    return [*_stages(model, x, None, of_class=False, refresh=False).layers]
 
 
 def layers_to_fuse(
@@ -173,30 +163,28 @@ def layers_to_fuse(
     return [*stages.layers]
 
 
+_STAGES = 4
+"""How many resolutions are fused."""
+
+
 def _stages(
-    model: nn.Module,
-    x: InputsLike,
-    score: Score | None,
-    *,
-    count: int = 4,
-    of_class: bool,
-    refresh: bool,
+    model: nn.Module, x: InputsLike, score: Score | None, *, of_class: bool, refresh: bool
 ) -> Branches:
     """The layers of `stage_layers`, and branches beside them whose maps can't be added."""
     inputs = with_layout(model, x)
     if isinstance(model, Stitched):
         energy = model.energy(inputs)
         first = model.first(inputs)
-        inner = _stages(model.model, first, energy, count=count, of_class=False, refresh=refresh)
+        inner = _stages(model.model, first, energy, of_class=False, refresh=refresh)
         return inner.within("model")
     summary = summary_of(model, inputs, with_record=True)
     shared_by = _shared_with(summary, score, of_class, refresh)
-    stages: Branches | None = summary.chosen.get((shared_by, count))
+    stages: Branches | None = summary.chosen.get((shared_by, "stages"))
     if stages is None:
         with _begin(model, inputs, summary, score, shared_by) as search:
-            stages, is_certain = _last_of_each_size(search, count)
+            stages, is_certain = _last_of_each_size(search)
         if is_certain and shared_by is not None:
-            summary.chosen[shared_by, count] = stages
+            summary.chosen[shared_by, "stages"] = stages
     if stages.layers:
         return stages
     return Branches([default_layer(model, inputs, score, of_class=of_class, refresh=refresh)])
@@ -380,7 +368,7 @@ def _latest_first(candidates: Iterable[_Candidate]) -> list[_Candidate]:
     return sorted(candidates, key=lambda candidate: -candidate.number)
 
 
-def _last_of_each_size(search: LayerSearch, count: int) -> tuple[Branches, bool]:
+def _last_of_each_size(search: LayerSearch) -> tuple[Branches, bool]:
     """The layers of the stages for `stage_layers` with the branches beside them, and whether they
     would be the same for another image.
 
@@ -392,7 +380,7 @@ def _last_of_each_size(search: LayerSearch, count: int) -> tuple[Branches, bool]
     for candidate in _latest_first(all_candidates):
         if candidate.grid is not None and not candidate.is_pooling:
             by_size.setdefault(candidate.grid.size, []).append(candidate)
-    coarsest = sorted(by_size, key=lambda size: size[-2] * size[-1])[:count]
+    coarsest = sorted(by_size, key=lambda size: size[-2] * size[-1])[:_STAGES]
     names_of_stages = []
     for size in coarsest:
         candidates = sorted(by_size[size], key=lambda candidate: candidate.is_gate)

@@ -60,15 +60,15 @@ def _with_zeros(step: Step) -> Step:
     return replace(step, args=(*step.args[:position], 0.0, *step.args[position + 1 :]))
 
 
-def compact(numbers: Tensor, first: int = 0) -> Tensor:
+def compact(numbers: Tensor) -> Tensor:
     """The same numbers of a tensor's values (of images, or positions in a photo), shrunk to size 1
-    along dimensions from the ``first`` on in which they do not change.
+    along dimensions in which they do not change.
 
     >>> compact(torch.tensor([[0, 0], [1, 1]]))
     tensor([[0],
             [1]])
     """
-    for d in reversed(range(first, numbers.ndim)):  # the last ones are the nearest in memory
+    for d in reversed(range(numbers.ndim)):  # the last ones are the nearest in memory
         first_slice = numbers.narrow(d, 0, min(numbers.shape[d], 1))
         if numbers.stride(d) == 0 or bool((numbers == first_slice).all()):
             numbers = first_slice

@@ -74,7 +74,7 @@ def facts_of(operator: Any) -> OperatorFacts:
         if argument.alias_info is not None and argument.alias_info.is_write:
             writes.append(key)
     name = schema.name.removeprefix("aten::")
-    is_composite = _has_kernel(operator, "CompositeImplicitAutograd")
+    is_composite = _is_composite(operator)
     is_random = torch.Tag.nondeterministic_seeded in operator.tags
     only_shape = name.startswith("new_") or name.endswith("_like")
     leaves = "item()" if name == "_local_scalar_dense" else None
@@ -96,11 +96,13 @@ def facts_of(operator: Any) -> OperatorFacts:
     )
 
 
-def _has_kernel(operator: Any, key: str) -> bool:
-    """Whether an operator has a kernel of its own for a dispatch key."""
+def _is_composite(operator: Any) -> bool:
+    """Whether an operator only calls others."""
     name = operator.name()
     is_known = torch._C._dispatch_has_kernel(name)
-    return is_known and torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
+    return is_known and torch._C._dispatch_has_kernel_for_dispatch_key(
+        name, "CompositeImplicitAutograd"
+    )
 
 
 _HIDDEN_WRITES = {
