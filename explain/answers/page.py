@@ -1,13 +1,14 @@
 """The page of an answer: its words show their maps."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from explain._utils.errors import printable
+from explain.attribution.result import Attribution
 from explain.methods.base import title_of
 from explain.render.styles import get_style
 from explain.report.item import address_of
-from explain.report.pages import page_of_words
+from explain.report.pages import page_of_words, words_of_page
 from explain.targets.outputs import percent
 
 SIDE = 900  # pixels of the longer side of a picture
@@ -15,38 +16,56 @@ MUCH = 0.05  # share of all that a word rests on, from which another word stands
 LITTLE = 0.01
 
 
-def page_of_answer(answered: Any, meanings: Mapping[str, str]) -> str:
-    """The page of an `Answered` as text; ``meanings`` names each part of the shares."""
-    by_number = dict(zip(answered.numbers, answered.words, strict=True))
+MEANINGS = {"image": "the photo", "prompt": "the prompt", "before": "words before"}
+
+
+def page_of_answer(answered: Any) -> str:
+    """The page of an `Answered` as text."""
+    details = f"{answered.model} · {title_of(answered.method)}"
+    title = printable(answered.answer)
+    return page_of_words(title, ask=answered.ask, details=details, **_values(answered))
+
+
+def part_of_answer(answered: Any) -> str:
+    """The sentence and its maps, for another page."""
+    return words_of_page(**_values(answered))
+
+
+def picture_of(answered: Any, attribution: Attribution) -> str:
+    """The address of a picture of an attribution on the photo of an `Answered`."""
+    picture = _scene(answered).overlay(attribution, get_style(attribution.style))
+    return address_of(picture.convert("RGB"), SIDE)
+
+
+def _scene(answered: Any) -> Any:
+    """The photo at the size of the pictures."""
+    times = max(1, SIDE // 2 // max(answered.photo.size))
+    return answered.scene.enlarged(times).fitted(SIDE)
+
+
+def _values(answered: Any) -> dict[str, Any]:
+    """The sentence and its maps as the template takes them."""
     has_others = not all(word.is_greyed for word in answered.words)
     words = {}
-    times = max(1, SIDE // 2 // max(answered.photo.size))
-    scene = answered.scene.enlarged(times).fitted(SIDE)
-    for number, word in by_number.items():
-        picture = scene.overlay(word.attribution, get_style(word.attribution.style))
-        hidden = word.is_greyed and has_others
+    for number, word in zip(answered.numbers, answered.words, strict=True):
         words[number] = {
             "number": number,
-            "picture": address_of(picture.convert("RGB"), SIDE),
-            "is_hidden": hidden,
+            "picture": picture_of(answered, word.attribution),
+            "is_hidden": word.is_greyed and has_others,
             **_described(word),
         }
     sentence = []
     for number, text in enumerate(answered.texts):
         sentence.append(words.get(number, {"number": None, "text": text}))
-    details = f"{answered.model} · {title_of(answered.method)}"
     pale = [word.text for word in answered.words if word.is_greyed and has_others]
-    return page_of_words(
-        printable(answered.answer),
-        ask=answered.ask,
-        details=details,
-        sentence=sentence,
-        words=list(words.values()),
-        meanings=meanings,
-        photo=address_of(scene.photo.convert("RGB"), SIDE),
-        photo_text=answered.source or "the photo",
-        pale=", ".join(f"“{text}”" for text in dict.fromkeys(pale)),
-    )
+    return {
+        "sentence": sentence,
+        "words": list(words.values()),
+        "meanings": MEANINGS,
+        "photo": address_of(_scene(answered).photo.convert("RGB"), SIDE),
+        "photo_text": answered.source or "the photo",
+        "pale": ", ".join(f"“{text}”" for text in dict.fromkeys(pale)),
+    }
 
 
 def _described(word: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from explain._utils.html import picture_html
 from explain._utils.version import __version__
 from explain.answers.evidence import Kind, WordEvidence, evidence_of
 from explain.answers.grounding import Grounding
-from explain.answers.page import page_of_answer
+from explain.answers.page import MEANINGS, page_of_answer
 from explain.answers.scoring import Scorer
 from explain.attribution.pictures import LARGEST_SIDE, Scene, array
 from explain.attribution.result import Attribution
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 PARTS = ("image", "prompt", "before")
 COLORS = {"image": (0, 112, 96), "prompt": (60, 90, 170), "before": (200, 140, 60)}
-MEANINGS = {"image": "the photo", "prompt": "the prompt", "before": "words before"}
 FORMAT = 1
 """The version of the records of answers."""
 
@@ -280,7 +279,7 @@ class Answered:
         Raises:
             OutputError: the file exists and ``overwrite`` is not set, or it cannot be written.
         """
-        text = page_of_answer(self, MEANINGS)
+        text = page_of_answer(self)
         return text if path is None else write_page(text, path, overwrite=overwrite)
 
     def to_dict(self) -> dict[str, Any]:
@@ -338,7 +337,7 @@ class Answered:
         name = slug(str(stem) if stem else source)
         files.add_picture(f"{name}-answer.png", self.sheet(style=style))
         if html:
-            files.add_text(f"{name}-answer.html", page_of_answer(self, MEANINGS))
+            files.add_text(f"{name}-answer.html", page_of_answer(self))
         record = self.to_dict()
         texts = ["mark" if is_punctuation(word.text) else slug(word.text) for word in self.words]
         stems = distinct(f"{name}-{text}" for text in texts)

@@ -287,6 +287,41 @@ class CheckRequest(CheckedFields):
     minimums: ClassVar[Mapping[str, float]] = {"target": 0}
 
 
+LONGEST = 1000  # letters of a question
+
+
+@dataclass(frozen=True)
+class AskRequest(CheckedFields):
+    """A question about a photo; empty for captioners."""
+
+    photo: str = ""
+    ask: str = ""
+
+    name: ClassVar[str] = "request"
+    error: ClassVar[type[ExplainError]] = ExplainError
+
+    def __post_init__(self) -> None:
+        """Check the fields, and the length of the question."""
+        super().__post_init__()
+        if len(self.ask) > LONGEST:
+            raise ExplainError(
+                f"ask must have at most {LONGEST} letters, got {len(self.ask)}; shorten it"
+            )
+
+
+@dataclass(frozen=True)
+class EvidenceRequest(CheckedFields):
+    """A request for the smallest evidence of a ``word`` of what was ``answered``."""
+
+    answered: str = ""
+    word: int = 0
+    kind: Literal["sufficient", "necessary"] = "sufficient"
+
+    name: ClassVar[str] = "request"
+    error: ClassVar[type[ExplainError]] = ExplainError
+    minimums: ClassVar[Mapping[str, float]] = {"word": 0}
+
+
 R = TypeVar("R", bound=CheckedFields)
 
 

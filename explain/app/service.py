@@ -10,17 +10,29 @@ from contextlib import suppress
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from PIL import Image
 
 from explain._utils.errors import ExplainError, printable, shown
-from explain.app.requests import CheckRequest, ExplainRequest, Limits, decode_upload, read_request
+from explain.answers import Answered, AnswerExplainer
+from explain.app.requests import (
+    AskRequest,
+    CheckRequest,
+    EvidenceRequest,
+    ExplainRequest,
+    Limits,
+    decode_upload,
+    read_request,
+)
 from explain.app.tasks import (
+    AskTask,
     CheckTask,
+    EvidenceTask,
     ExplainTask,
     PageTask,
     SendStep,
+    ServedAnswers,
     ServedModel,
     ShownAnswer,
     WorkerThread,
@@ -34,6 +46,7 @@ from explain.report.pages import page_with
 from explain.targets import text
 
 T = TypeVar("T")
+ServiceTask: TypeAlias = ExplainTask | CheckTask | AskTask | EvidenceTask
 
 
 class ExpiredError(ExplainError):
@@ -143,13 +156,16 @@ class Service:
         explainers: Sequence[Explainer],
         limits: Limits | None = None,
         examples: Mapping[str, Path] | None = None,
+        asker: AnswerExplainer | None = None,
     ) -> None:
         """Serve these models (chosen by position) and ``examples`` (files of photos by name), and
-        start the thread that removes expired items. `close` ends the threads.
+        one that is asked questions; start the thread that removes expired items. `close` ends the
+        threads.
         """
         self.limits = limits = limits or Limits()
         self.models = [ServedModel(explainer, limits) for explainer in explainers]
         self.examples = dict(examples or {})
+        self._asked = None if asker is None else ServedAnswers(asker, limits)
         self._photos: Cache[Image.Image] = Cache(
             "photo",
             limits.photos,
@@ -160,6 +176,7 @@ class Service:
         self._answers: Cache[ShownAnswer] = Cache(
             "answer", limits.explanations, limits.kept_values, attrgetter("size"), limits.age
         )
+        self._answered: Cache[Answered] = Cache("answer", limits.explanations, age=limits.age)
         self._jobs: Cache[PageTask] = Cache("job", 10 * limits.waiting, age=limits.age)
         self.threads = ThreadPoolExecutor(THREADS, "explain-request")
         """What requests are worked on in."""
@@ -170,7 +187,7 @@ class Service:
         """Remove expired photos, answers and jobs every `CLEANUP` seconds until the service is
         closed; runs in a thread of its own, so that memory is freed without any visitor."""
         while not self._closed.wait(CLEANUP):
-            for cache in (self._photos, self._answers, self._jobs):
+            for cache in (self._photos, self._answers, self._answered, self._jobs):
                 cache.remove_expired()
 
     def prepare(self) -> None:
@@ -186,6 +203,8 @@ class Service:
         for served in self.models:
             served.quick.close()
             served.slow.close()
+        if self._asked is not None:
+            self._asked.worker.close()
 
     # --- photos ---
 
@@ -287,7 +306,35 @@ class Service:
         served = self.models[answer.request.model]
         return self._begin(CheckTask(request, served, send, answer), served.slow)
 
-    def _begin(self, job: ExplainTask | CheckTask, worker: WorkerThread) -> str:
+    @property
+    def asker_name(self) -> str | None:
+        """The name of the model that is asked questions; None without one."""
+        return None if self._asked is None else printable(self._asked.asker.name)
+
+    @property
+    def asked(self) -> ServedAnswers:
+        """The model that is asked questions."""
+        if self._asked is None:
+            raise ExplainError("the app has no model to ask; give explain serve --answers")
+        return self._asked
+
+    def ask(self, values: Any, send: SendStep) -> str:
+        """Queue a question (`AskRequest`), and return the name of the job; ``send`` is as for
+        `explain`."""
+        request = read_request(AskRequest, values)
+        photo = self._photos[request.photo]
+        job = AskTask(request, self.asked, send, photo, self._answered.add)
+        return self._begin(job, self.asked.worker)
+
+    def evidence(self, values: Any, send: SendStep) -> str:
+        """Queue a search for the smallest evidence of a word (`EvidenceRequest`), and return the
+        name of the job; ``send`` is as for `explain`."""
+        request = read_request(EvidenceRequest, values)
+        answered = self._answered[request.answered]
+        job = EvidenceTask(request, self.asked, send, answered)
+        return self._begin(job, self.asked.worker)
+
+    def _begin(self, job: ServiceTask, worker: WorkerThread) -> str:
         """Queue a job in a worker thread, and return its name. Its first step (``work``, its name;
         ``before``, the tasks before it) is sent before, so that none comes first.
         """

@@ -25,7 +25,17 @@ from explain._utils.errors import (
     raised,
 )
 from explain._utils.rounding import finite_or_none
-from explain.app.requests import CROPS, BusyError, CheckRequest, ExplainRequest, Limits
+from explain.answers import Answered, AnswerExplainer
+from explain.answers.page import part_of_answer, picture_of
+from explain.app.requests import (
+    CROPS,
+    AskRequest,
+    BusyError,
+    CheckRequest,
+    EvidenceRequest,
+    ExplainRequest,
+    Limits,
+)
 from explain.attribution.pictures import array
 from explain.attribution.selection import select
 from explain.data.boxes import locate
@@ -49,6 +59,8 @@ from explain.report.item import (
 from explain.targets import Detections, Segmentation, Target, detector_outputs
 from explain.targets.text import Text, is_image_text
 
+BUDGET = 200
+"""Altered photos for the smallest evidence of a word."""
 PATIENCE = 2.0
 """Seconds that a slow task waits for quick ones, however many come."""
 
@@ -142,6 +154,16 @@ class WorkerThread:
     def close(self) -> None:
         """Cancel the tasks that wait, without waiting for the one that runs."""
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+class ServedAnswers:
+    """An image-text model that answers all questions, one after the other."""
+
+    def __init__(self, asker: AnswerExplainer, limits: Limits) -> None:
+        """Start the thread in which it answers."""
+        self.asker = asker
+        self.scheduler = Scheduler()
+        self.worker = WorkerThread("ask", limits.waiting)
 
 
 QUICK = 12.0
@@ -274,7 +296,7 @@ class PageTask:
     ``dropped`` everything, since nobody waits for the answer.
     """
 
-    def __init__(self, served: ServedModel, send: SendStep) -> None:
+    def __init__(self, served: ServedModel | ServedAnswers, send: SendStep) -> None:
         """``send`` passes a step to the page, from any thread; ``notes`` are warnings for the next
         step, and ``_sent`` is when progress was sent last.
         """
@@ -437,6 +459,7 @@ class ExplainTask(PageTask):
         earlier answer that fits (`ShownAnswer.fits`). Refused without such a crop.
         """
         super().__init__(served, send)
+        self.served: ServedModel = served
         self.request = request
         self.photo = photo
         self.explainer = served.explainer_for(request.crop)
@@ -663,3 +686,59 @@ class CheckTask(PageTask):
                 )
             computed_curves[target, method] = computed[method]
         return {"curve": computed_curves[target, method]}
+
+
+class AskTask(PageTask):
+    """Answers a question about a photo, and explains the words."""
+
+    running = "The answer"
+
+    def __init__(
+        self,
+        request: AskRequest,
+        served: ServedAnswers,
+        send: SendStep,
+        photo: Image.Image,
+        keep: Callable[[Answered], str],
+    ) -> None:
+        """Prepare to answer; ``keep`` stores the answer, and returns its name."""
+        super().__init__(served, send)
+        self.asker = served.asker
+        self.request = request
+        self.photo = photo
+        self.keep = keep
+
+    def begin(self) -> None:
+        """Answer and explain, and send the part of the page that shows it."""
+        with self.served.scheduler.slow(), collect_warnings(self.notes):
+            self.check_wanted()
+            ask = self.request.ask.strip() or None
+            answered = self.asker(self.photo, ask, progress=self.progress)
+        notes = [printable(note) for note in dict.fromkeys(self.notes)]
+        name = self.keep(answered)
+        words = part_of_answer(answered)
+        said = printable(answered.answer)
+        self.send({"words": words, "said": said, "answered": name, "notes": notes, "end": True})
+
+
+class EvidenceTask(PageTask):
+    """Finds the smallest evidence of a word."""
+
+    running = "The evidence"
+
+    def __init__(
+        self, request: EvidenceRequest, served: ServedAnswers, send: SendStep, answered: Answered
+    ) -> None:
+        """Prepare the evidence of one word of what was ``answered``."""
+        super().__init__(served, send)
+        self.request = request
+        self.answered = answered
+
+    def begin(self) -> None:
+        """Find it, and send a picture and a sentence."""
+        word = self.request.word
+        with self.served.scheduler.slow():
+            self.check_wanted()
+            evidence = self.answered.evidence(word, self.request.kind, budget=BUDGET)
+        picture = picture_of(self.answered, evidence.attribution)
+        self.send({"evidence": picture, "text": evidence.text, "end": True})

@@ -129,6 +129,7 @@ OWN_SCRIPTS = (
     "choosing.js",
     "covering.js",
     "checking.js",
+    "asking.js",
     "beside.js",
     "photos.js",
     "address.js",
@@ -142,14 +143,18 @@ def app_page(service: Service) -> str:
     photos; ``index`` has models, examples and limits, whose keys they read.
     """
     folder = resources.files("explain.app") / "static"
-    style = "\n".join([static(STYLES), (folder / "app.css").read_text("utf-8")])
+    style = "\n".join([static((*STYLES, "answer.css")), (folder / "app.css").read_text("utf-8")])
     script = "\n".join(
-        [static(SCRIPTS), *((folder / name).read_text("utf-8") for name in OWN_SCRIPTS)]
+        [
+            static((*SCRIPTS, "words.js")),
+            *((folder / name).read_text("utf-8") for name in OWN_SCRIPTS),
+        ]
     )
     index = {
         "title": "explain",
         "photos": [],
         "models": service.models_info(),
+        "asker": service.asker_name,
         "examples": list(service.examples),
         "fills": list(requests.FILLS.items()),
         "limits": {
@@ -227,6 +232,8 @@ def application(service: Service, access: Access | None = None) -> Any:
         "stop": handlers.call(lambda values: service.stop(str(values.get("work")))),
         "explain": handlers.steps(service.explain),
         "check": handlers.steps(service.check),
+        "ask": handlers.steps(service.ask),
+        "evidence": handlers.steps(service.evidence),
         "save": handlers.call(handlers.archive),
         "report": handlers.call(handlers.report),
     }

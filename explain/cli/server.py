@@ -2,10 +2,12 @@
 
 from contextlib import closing, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
 
+from explain.cli.answers import asker_of
 from explain.cli.commands import UsageError, commands, model_options, models, option
 from explain.cli.output import Output
 from explain.cli.several import load_explainer
@@ -20,6 +22,10 @@ MOST_EXAMPLES = 12
     "another model, by its name, to choose on the page; repeatable",
     multiple=True,
     shell_complete=models,
+)
+@option(
+    "--answers NAME",
+    "an image-text model to ask questions about photos: a folder, owner/name or your own code",
 )
 @option(
     "--host ADDRESS",
@@ -39,6 +45,7 @@ def serve(
     answer: Output,
     /,
     beside: tuple[str, ...],
+    answers: str | None,
     host: str,
     port: int,
     examples: str | None,
@@ -56,7 +63,11 @@ def serve(
     access = access_for(host)
     explainers = [load_explainer(answer, **model)]
     explainers += [load_explainer(answer, model=name, device=model["device"]) for name in beside]
-    with closing(Service(explainers, examples=photos)) as service:
+    asker = None
+    if answers is not None:
+        asked = SimpleNamespace(model=answers, device=model["device"], batch_size=None)
+        asker = asker_of(asked, answer)
+    with closing(Service(explainers, examples=photos, asker=asker)) as service:
         app = application(service, access)
         with bound(host, port) as socket:
             url = address(host, socket.getsockname()[1], access.token)

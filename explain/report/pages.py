@@ -102,9 +102,15 @@ def page_of_words(title: str, **values: Any) -> str:
     False
     """
     style = static(("look.css", "answer.css"))
-    script = static(("answer.js",))
+    script = static(("words.js", "answer.js"))
     policy = _policy("img-src data:", f"style-src {_hash(style)}", f"script-src {_hash(script)}")
     return _filled("answer.html", title=title, style=style, script=script, policy=policy, **values)
+
+
+def words_of_page(**values: Any) -> str:
+    """The part of the page of an answer that a page of another kind can have in it: the sentence
+    and its maps."""
+    return _filled("words.html", **values)
 
 
 def _filled(template: str, **values: Any) -> str:

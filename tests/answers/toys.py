@@ -4,6 +4,7 @@ here: nothing is downloaded."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -292,6 +293,52 @@ MODELS: dict[str, Callable[[], tuple[Any, Any]]] = {
     "TrOCR": trocr,
     "Donut": donut,
 }
+
+
+class Says(nn.Module):
+    """A captioner that says "a red cup" of all photos: "red" from habit, and "cup" the more
+    probably, the brighter the left half is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.processor = SaysProcessor()
+        names = ("<s>", "▁a", "▁red", "▁cup", "</s>")
+        ids = self.processor.tokenizer.convert_tokens_to_ids(list(names))
+        count = len(self.processor.tokenizer)
+        self.embedding = nn.Embedding(count, count)
+        nn.init.eye_(self.embedding.weight)
+        follows = torch.zeros(count, count)
+        follows[:, ids[1]] = 6.0
+        for word, following in pairwise(ids[1:]):
+            follows[word] = 0
+            follows[word, following] = 8.0
+        self.follows = nn.Linear(count, count, bias=False)
+        self.follows.weight.data = follows.T.contiguous()
+        self.register_buffer("cup", nn.functional.one_hot(torch.tensor(ids[3]), count).float())
+        self.config = transformers.PretrainedConfig(bos_token_id=ids[0], eos_token_id=ids[-1])
+        self.eval()
+
+    def forward(self, pixel_values: Any, input_ids: Any) -> dict[str, Any]:
+        half = pixel_values.shape[-1] // 2
+        brightness = pixel_values[..., :half].mean((1, 2, 3))[:, None, None]
+        logits = self.follows(self.embedding(input_ids))
+        return {"logits": logits + logits * self.cup * (4 * brightness - 3)}
+
+
+class SaysProcessor:
+    """Pixels from 0 to 1, and the tokens of a prompt if there is one."""
+
+    def __init__(self) -> None:
+        self.tokenizer = tokenizer_of()
+
+    def __call__(self, images: Any, text: Any = None, **options: Any) -> dict[str, Any]:
+        levels = torch.from_numpy(np.array(images)).permute(2, 0, 1)[None] / 255
+        tokens = (
+            {}
+            if text is None
+            else {"input_ids": self.tokenizer(text, return_tensors="pt")["input_ids"]}
+        )
+        return {"pixel_values": levels, **tokens}
 
 
 def made(name: str, seed: int = 5) -> tuple[Any, Any]:

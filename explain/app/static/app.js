@@ -16,6 +16,7 @@ class App extends Page {
     this.covering = new Covering(fills, () => this.ask());
     this.beside = new Beside(this);
     this.checking = new Checking(this.source, { say: (text) => this.say(text), progress: (...far) => this.far(...far), fail: (text) => this.fail(text) });
+    this.asking = new Asking(this.source, { photo: () => this.photo, say: (text) => this.say(text), progress: (...far) => this.far(...far), fail: (text) => this.fail(text) });
     this.progress = el('progress', { max: 1, value: 0, 'aria-label': 'Perturbed photos done' });
     this.status = el('span', { role: 'status' });
     this.stop = el('button', { type: 'button', class: 'plain-button', hidden: true, onclick: () => this.stopped() }, 'Stop');
@@ -29,7 +30,8 @@ class App extends Page {
       el('div', { class: 'tool-foot' }, el('div', { class: 'buttons' }, this.beside.buttons, save('save', 'Save the files'), save('report', 'Save the report'))));
     this.current = el('div', { class: 'current' });
     this.place = el('div', { class: 'place' }, this.beside.element, this.current);
-    this.body.replaceChildren(this.photoInput.element, this.place, this.tools);
+    const top = el('div', { class: 'front' }, this.photoInput.element, this.asking.element);
+    this.body.replaceChildren(top, this.place, this.tools);
     window.addEventListener('popstate', () => this.restore());
     this.restore();
     document.documentElement.dataset.ready = String(Math.round(performance.now()));
@@ -80,6 +82,7 @@ class App extends Page {
     this.viewer = null;
     this.coming = null;
     this.covering.reset();
+    this.asking.reset(true);
     this.photoInput.small(true, this.body);
     this.tools.hidden = false;
   }
@@ -93,6 +96,7 @@ class App extends Page {
     this.coming = null;
     this.answer = null;
     this.beside.drop();
+    this.asking.reset(false);
     this.photoInput.small(false, this.body);
     this.tools.hidden = true;
     this.trouble.hidden = true;
@@ -290,6 +294,7 @@ class App extends Page {
   stopped() {
     this.stop.hidden = true;
     this.checking.stop();
+    this.asking.stop();
     if (this.workName) this.guarded(() => this.source.ask('stop', { work: this.workName }));
   }
 
