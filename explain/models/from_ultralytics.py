@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import nn
 
 from explain._utils.errors import ModelError, optional
@@ -80,7 +82,10 @@ def class_names(network: nn.Module) -> list[str] | None:
 def load_checkpoint(path: Path, names: Sequence[str]) -> nn.Module | None:
     """The network in a checkpoint of ultralytics, in which ``names`` of classes are; None if others
     than modules of torch and ultralytics are among them. No code of the file is run."""
-    optional("ultralytics.nn.tasks", f"for the model {str(path)!r}", "ultralytics", ModelError)
+    opening = Image.open
+    with np.printoptions():  # which the import sets, as it replaces the function that opens images
+        optional("ultralytics.nn.tasks", f"for the model {str(path)!r}", "ultralytics", ModelError)
+    Image.open = opening
     classes: list[Any] = []
     for name in names:
         package, _, attribute = name.rpartition(".")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -126,6 +127,12 @@ def test_a_checkpoint_is_read_and_none_of_its_code_runs(
     with torch.no_grad():
         expected = ultralytics.YOLO(tmp_path / "yolo.pt").model.eval()(x)[0]
         torch.testing.assert_close(explainer.model(x)[0], expected)
+    program = (
+        "import numpy, explain\nfrom PIL import Image\nbefore = Image.open, numpy.get_printoptions()\n"
+        "explain.Explainer('yolo.pt', size=64)\n"
+        "assert before == (Image.open, numpy.get_printoptions())"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
     trace = tmp_path / "trace"
     torch.save({"model": model.model, "more": Touch(trace)}, tmp_path / "bad.pt")
     with pytest.raises(ModelError, match="YOLO"):
