@@ -44,15 +44,16 @@ class AnswerExplainer:
 
     Any model of transformers that takes ``pixel_values`` and gives logits of the next token, or one
     with that interface: LLaVA, Qwen2-VL, PaliGemma, Idefics3 and their relatives, captioners (BLIP,
-    GIT) and readers (TrOCR, Donut). How its processor tiles, pads, resizes or packs photos is found
-    by trying it on pictures whose levels say where they are; a processor that does more is refused.
+    GIT, ViT-GPT2) and readers (TrOCR, Donut). How its processor tiles, pads, resizes or packs
+    photos is found by trying it on pictures whose levels say where they are; a processor that does
+    more is refused.
 
     Args:
         model: the model, in evaluation mode or not; it is left as found. Or its name: a folder that
             transformers has saved, a name on the Hugging Face Hub, or ./file.py:factory.
         processor: makes its inputs: ``processor(images=photo, text=prompt, return_tensors="pt")``,
-            with a ``tokenizer``. None takes the attribute ``processor`` of the model, or the one
-            that lies beside its weights.
+            with a ``tokenizer``; or a pair of an image processor and a tokenizer. None takes the
+            attribute ``processor`` of the model, or what lies beside its weights.
         squares: how many squares across a photo are covered one by one.
         baseline: what takes the place of covered squares, and of the photo where words are to be
             grounded in it: one of `explain.baselines`, or its name.

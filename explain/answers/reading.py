@@ -16,6 +16,7 @@ from explain._utils.errors import ExplainError, ModelError, TargetError, quiet, 
 from explain._utils.modules import parameters_of
 from explain.answers.sampling import Sampling, sampling_of
 from explain.data.inputs import Inputs
+from explain.models.image_text import PairedProcessor, processor_of
 from explain.targets import answer, packed
 from explain.targets.tokenizer import beside_weights, image_ids_of, tokenizer_of
 
@@ -47,7 +48,10 @@ class Reader:
                 f"{', '.join(list(parameters)[:3])}; take an image-text model such as LLaVA"
             )
         chosen = processor or getattr(model, "processor", None)
-        chosen = chosen or beside_weights(getattr(model, "config", None), "AutoProcessor")
+        config = getattr(model, "config", None)
+        chosen = chosen or processor_of(partial(beside_weights, config))
+        if isinstance(chosen, tuple) and len(chosen) == 2:
+            chosen = PairedProcessor(*chosen)
         if not callable(chosen):
             raise ModelError(
                 f"model must come with its processor, {type(model).__name__} has "

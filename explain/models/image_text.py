@@ -2,8 +2,9 @@
 
 import importlib
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +33,61 @@ def load_image_text(name: str) -> tuple[nn.Module, Any]:
         raise _unsuitable(name, "it is neither a folder nor a name on the Hugging Face Hub")
     try:
         transformers = importlib.import_module("transformers")
+        auto = importlib.import_module("transformers.models.auto.modeling_auto")
+
+        def loaded(kind: str, **options: Any) -> Any:
+            """What a class of transformers loads."""
+            return getattr(transformers, kind).from_pretrained(
+                name, trust_remote_code=False, **options
+            )
+
         with quiet(), _bars_in_terminals(transformers.utils.logging):
-            kind = transformers.AutoModelForImageTextToText
-            model = kind.from_pretrained(name, trust_remote_code=False)
-            processor = transformers.AutoProcessor.from_pretrained(name, trust_remote_code=False)
+            config = loaded("AutoConfig")
+            if config.model_type not in auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
+                raise _unsuitable(
+                    name,
+                    f"a {config.model_type} gives no logits of words: explain.attribute takes it",
+                )
+            model, report = loaded("AutoModelForImageTextToText", output_loading_info=True)
+            saved = list(config.architectures or [type(model).__name__])
+            has_others = report["unexpected_keys"] and type(model).__name__ not in saved
+            if report["missing_keys"] or has_others:
+                raise _unsuitable(name, f"its weights are those of a {saved[0]}")
+            processor = processor_of(loaded)
+    except ModelError:
+        raise
     except Exception as error:
         raise _unsuitable(name, f"transformers {raised(error)}") from error
     return model.eval(), processor
+
+
+def processor_of(load: Callable[[str], Any]) -> Any:
+    """The processor of a model whose parts ``load`` gives, by the names of their classes in
+    transformers; one of both parts where there is no joint one (ViT-GPT2).
+    """
+    processor = None
+    with suppress(Exception):  # such as that there is none
+        processor = load("AutoProcessor")
+    if hasattr(processor, "image_processor"):
+        return processor
+    photos = load("AutoImageProcessor")
+    tokenizer = load("AutoTokenizer")
+    return processor if None in (photos, tokenizer) else PairedProcessor(photos, tokenizer)
+
+
+@dataclass(frozen=True)
+class PairedProcessor:
+    """An image processor and a tokenizer as one processor, which takes photos with a prompt or
+    without."""
+
+    photos: Callable[..., Any]
+    tokenizer: Callable[..., Any]
+
+    def __call__(self, images: Any, text: Any = None, **options: Any) -> dict[str, Any]:
+        inputs = dict(self.photos(images=images, **options))
+        if text is not None:
+            inputs |= dict(self.tokenizer(text, **options))
+        return inputs
 
 
 @contextmanager

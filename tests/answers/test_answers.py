@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 import explain
 from explain.answers import AnswerExplainer
-from tests.answers.toys import MODELS, made, photo_of
+from tests.answers.toys import MODELS, SIZES, made, photo_of, tokenizer_of, transformers
 
 ANSWER = "a zebra on the table."
 
@@ -93,6 +93,38 @@ def test_what_does_not_fit_is_refused_in_one_line() -> None:
     words_alone.forward = lambda input_ids: input_ids  # type: ignore[method-assign]
     with pytest.raises(explain.ModelError, match="pixel_values"):
         AnswerExplainer(words_alone, processor)
+
+
+def test_a_pair_of_an_image_processor_and_a_tokenizer_does_for_a_processor(tmp_path: Path) -> None:
+    model, (photos, tokenizer) = made("ViT-GPT2")
+    answer = "a red cup"
+    answered = AnswerExplainer(model, (photos, tokenizer))(photo_of(), answer=answer)
+    pixels = photos(images=photo_of(), return_tensors="pt")["pixel_values"].double()
+    ids = tokenizer(answer, add_special_tokens=False)["input_ids"]
+    start = model.config.decoder.bos_token_id
+    tokens = torch.tensor([[start, *ids]])
+    with torch.no_grad():
+        logits = model(pixel_values=pixels, decoder_input_ids=tokens).logits[0].log_softmax(-1)
+    expected = [float(logits[place, token]) for place, token in enumerate(ids)]
+    found = torch.tensor([word.probability for word in answered.words]).log()
+    assert_close(found, torch.tensor(expected), rtol=1e-4, atol=1e-5)
+    for part in (model, photos, tokenizer):
+        part.save_pretrained(tmp_path)
+    beside = AnswerExplainer(str(tmp_path))(photo_of(), answer=answer, method="occlusion")
+    assert [word.text for word in beside.words] == ["a", "red", "cup"]
+
+
+def test_a_model_of_classes_is_refused_in_one_line() -> None:
+    sizes = {**SIZES, "image_size": 16, "patch_size": 8, "vocab_size": 30}
+    vilt = transformers.ViltForQuestionAnswering(transformers.ViltConfig(**sizes, num_labels=5))
+    photos = transformers.ViltImageProcessor(size={"shortest_edge": 16}, size_divisor=8)
+    processor = transformers.ViltProcessor(photos, tokenizer_of())
+    with pytest.raises(explain.TargetError, match="logits of the next token") as raised:
+        AnswerExplainer(vilt.eval(), processor)(photo_of(), "what is a cup?")
+    assert "\n" not in str(raised.value)
+    inputs = dict(processor(images=photo_of(), text="what is a cup?", return_tensors="pt"))
+    a = explain.attribute(vilt, inputs, "saliency", target=2)
+    assert a.values.shape == inputs["pixel_values"].shape
 
 
 def word_gradients(model: Any, processor: Any, prompt: str) -> tuple[Any, Any]:

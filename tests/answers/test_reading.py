@@ -18,7 +18,7 @@ from tests.answers.toys import MODELS, made, photo_of
 
 SIZE = (48, 28)
 ASK = "what is a zebra?"
-WITHOUT_PROMPT = {"TrOCR", "Donut", "GIT"}
+WITHOUT_PROMPT = {"TrOCR", "Donut", "GIT", "ViT-GPT2"}
 
 
 @pytest.fixture(params=[*MODELS], scope="module")

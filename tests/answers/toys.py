@@ -274,6 +274,17 @@ def donut() -> tuple[Any, Any]:
     return of_parts(encoder, decoder), processor
 
 
+def vit_gpt2() -> tuple[Any, Any]:
+    """Without a joint processor: a pair of the parts."""
+    tokenizer = tokenizer_of()
+    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64}
+    decoder = transformers.GPT2Config(
+        **sizes, **IDS, vocab_size=len(tokenizer), add_cross_attention=True
+    )
+    photos = transformers.ViTImageProcessor(size={"height": 16, "width": 16})
+    return of_parts(transformers.ViTConfig(**PHOTOS), decoder), (photos, tokenizer)
+
+
 def of_parts(encoder: Any, decoder: Any) -> Any:
     make = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs
     return transformers.VisionEncoderDecoderModel(config=make(encoder, decoder))
@@ -292,6 +303,7 @@ MODELS: dict[str, Callable[[], tuple[Any, Any]]] = {
     "GIT": git,
     "TrOCR": trocr,
     "Donut": donut,
+    "ViT-GPT2": vit_gpt2,
 }
 
 

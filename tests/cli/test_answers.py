@@ -14,7 +14,7 @@ from PIL import Image
 
 import explain
 from explain.answers import AnswerExplainer
-from tests.answers.toys import made, photo_of
+from tests.answers.toys import IDS, PHOTOS, SIZES, made, photo_of, transformers
 from tests.cli.conftest import Typed
 
 ASK = "what is on the table?"
@@ -30,7 +30,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
     def of(kind: str) -> str:
         if kind not in folders:
             path = tmp_path_factory.mktemp("models") / kind.lower()
-            for part in made(kind):
+            model, processor = made(kind)
+            parts = processor if isinstance(processor, tuple) else (processor,)
+            for part in (model, *parts):
                 part.save_pretrained(path)
             folders[kind] = str(path)
         return folders[kind]
@@ -92,9 +94,9 @@ def test_each_of_several_photos_has_the_next_one_in_its_place(typed: Typed, fold
         assert record["ask"] is None
 
 
-@pytest.mark.parametrize("kind", ["LLaVA-NeXT", "BLIP", "GIT"])
+@pytest.mark.parametrize("kind", ["LLaVA-NeXT", "BLIP", "GIT", "ViT-GPT2"])
 def test_models_say_their_own_answer(typed: Typed, folder: Any, kind: str) -> None:
-    ask = "" if kind in ("BLIP", "GIT") else ASK
+    ask = ASK if kind == "LLaVA-NeXT" else ""
     model = folder(kind)
     code, out, err = typed("a.png", "--model", model, "--ask", ask, "--method", "saliency")
     own_ends_at_once = any("ends before the first" in line for line in err)
@@ -173,6 +175,20 @@ def test_a_run_keeps_answers_and_insight_lists_those_without_the_photo(
 def test_what_does_not_fit_a_run_is_refused_in_a_line(typed: Typed, words: str, said: str) -> None:
     code, out, [line] = typed("run", ".", *words.split())
     assert (code, out, said in line) == (2, [], True)
+
+
+def test_models_that_answer_by_classes_are_refused_in_a_line(typed: Typed) -> None:
+    sizes = {**SIZES, "image_size": 16, "patch_size": 8, "vocab_size": 30}
+    vilt = transformers.ViltForQuestionAnswering(transformers.ViltConfig(**sizes, num_labels=5))
+    words = {**SIZES, **IDS, "encoder_hidden_size": 16, "vocab_size": 30}
+    config = transformers.BlipConfig(text_config=words, vision_config=PHOTOS)
+    blip = transformers.BlipForQuestionAnswering(config)
+    for model, said in ((vilt, "vilt"), (blip, "BlipForQuestionAnswering")):
+        model.save_pretrained("model")
+        code, out, [line] = typed("a.png", "--model", "./model", "--ask", ASK)
+        assert (code, out) == (2, [])
+        assert said in line
+        assert "must be an image-text model" in line
 
 
 def test_code_of_ones_own_is_asked_too(typed: Typed) -> None:
