@@ -63,7 +63,7 @@ def located(
     results = []
     for image, seen_part in enumerate(seen):
         detections: list[Prediction] = []
-        names_of_hits = _numbered(
+        names_of_hits = detection_names(
             [class_label(categories, category) for _, category in hits[image]]
         )
         for query, category in hits[image]:
@@ -181,11 +181,11 @@ def _box(
     return Prediction(name, score, category, box), repeatable
 
 
-def _numbered(labels: Sequence[str]) -> list[str]:
+def detection_names(labels: Sequence[str]) -> list[str]:
     """Return the labels as they can be typed for one detection each: "cup@1" and "cup@2" where
     there are two of a label.
 
-    >>> _numbered(["cup", "tie", "cup"])
+    >>> detection_names(["cup", "tie", "cup"])
     ['cup@1', 'tie', 'cup@2']
     """
     names = []

@@ -148,6 +148,7 @@ class _PhotoOfRun(Subject):
         maps: dict[str, dict[str, Attribution]] = {}
         for row in rows:
             maps.setdefault(row.target, {})[row.method] = row.attribution
+        rows_by_target = {row.target: row for row in rows}
         of_targets = list(maps.values())
         methods = [name for name in of_targets[0] if all(name in of_one for of_one in of_targets)]
         first = rows[0]
@@ -159,6 +160,8 @@ class _PhotoOfRun(Subject):
             tuple({name: of_target[name] for name in methods} for of_target in of_targets),
             first.input_size,
             asked=[None] * len(maps),
+            detections=first.detections,
+            boxes=tuple(rows_by_target[target].detection for target in maps),
             rows=rows,
         )
 
@@ -169,11 +172,11 @@ class _PhotoOfRun(Subject):
 
     @property
     def predicted(self) -> list[Prediction]:
-        """The prediction of the photo, as a list of one; empty where the model gives no class or no
-        probability."""
+        """The prediction of the photo, as a list of one, or all detections; empty where the model
+        gives no class or no probability."""
         first = self.rows[0]
         if first.prediction is None or first.prediction_probability is None:
-            return []
+            return list(self.detections)
         return [Prediction(first.prediction, first.prediction_probability, None)]
 
     def amount(self, target: int) -> str:

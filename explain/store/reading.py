@@ -23,6 +23,7 @@ from explain.data.bands import Bands, as_read
 from explain.data.boxes import Box, Corners
 from explain.data.greys import Window
 from explain.data.images import load_image
+from explain.explanation.detected import detection_names
 from explain.methods.base import title_of
 from explain.render.styles import Style
 from explain.store.lists import source_of
@@ -49,6 +50,7 @@ from explain.store.writing import (
     unpacked,
 )
 from explain.targets.labels import class_label
+from explain.targets.outputs import Prediction
 
 _ALLOWED = {
     sqlite3.SQLITE_SELECT,
@@ -161,6 +163,22 @@ class Row:
             placement=shape_and_placement(self.columns)[1],
         )
 
+    @cached_property
+    def detections(self) -> tuple[Prediction, ...]:
+        """What a detector found on the photo, best first, with the names that targets have; empty
+        for other models."""
+        stored = json.loads(self.columns["detections"] or "[]")
+        names = detection_names([label for label, *_ in stored])
+        return tuple(
+            Prediction(name, score, category, (x0, y0, x1, y1))
+            for name, (_, score, x0, y0, x1, y1, category) in zip(names, stored, strict=True)
+        )
+
+    @property
+    def detection(self) -> Prediction | None:
+        """The one that is explained; None for what is not one of them."""
+        return next((one for one in self.detections if one.label == self.target), None)
+
     @property
     def heatmap(self) -> torch.Tensor:
         """The map ``(H, W)``, float32 in [0, 1], at the resolution of the model's input."""
@@ -181,7 +199,10 @@ class Row:
         picture = self.picture(photo)
         slices = getattr(picture, "cells", {})
         seen = tuple(Box(*cell) for cell in slices.values()) or (self.box,)
-        scene = Scene(picture, self.box, seen, slices=slices).fitted(LARGEST_SIDE)
+        boxes = () if self.detection is None else (self.detection.box,)
+        detected = {one.label: one.box for one in self.detections if one.box}
+        scene = Scene(picture, self.box, seen, boxes, detected, slices=slices)
+        scene = scene.fitted(LARGEST_SIDE)
         return scene.overlay(self.attribution, style)
 
     def picture(self, photo: Any = None, remedy: str = "give the photo") -> Image.Image:

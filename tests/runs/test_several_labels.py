@@ -14,6 +14,7 @@ import torch
 import explain
 from explain import ArgumentError, ExplainWarning, RunError
 from explain.cli.output import RunProgress
+from explain.render.styles import get_style
 from explain.runs.runner import State
 from tests.conftest import TinyNet, settled
 from tests.report.test_report import Read
@@ -203,6 +204,34 @@ def test_boxes_of_coco_count_for_their_class_and_results_have_its_numbers(tmp_pa
     assert json.loads((tmp_path / "d.json").read_text()) == dogs
     with pytest.raises(RunError, match=r"must be one of a detector for a file .json"):
         several(tmp_path / "chests").export(tmp_path / "none.json")
+
+
+def test_pictures_of_a_run_have_the_boxes_of_its_detector(tmp_path: Path) -> None:
+    network = detector()
+    photo = picture(0, (64, 48))
+    explanation = network(photo, "saliency")
+    run = stored_run(tmp_path, [photo], network, "saliency")
+    (row,) = run.rows()
+    (box,) = explanation.boxes
+    assert box is not None
+    assert row.detection is not None
+    assert row.detection.label == box.label == row.target
+    assert row.detection.box == pytest.approx(box.box, abs=1e-4)
+    assert [one.label for one in row.detections] == [one.label for one in explanation.detections]
+    style = get_style("intensity")
+    expected = np.asarray(explanation.overlay(style=style)).astype(int)
+    assert np.abs(np.asarray(row.overlay(style, photo)) - expected).max() <= 2
+    place, failures = run.to_html(tmp_path / "run.html", source=[photo])
+    assert not failures
+    page = Read(place.read_text("utf-8")).data["item-0"]
+    own = Read(explanation.to_html()).data["item-0"]
+    assert len(page["boxes"]) == len(own["boxes"]) > 0
+    for drawn, known in zip(page["boxes"], own["boxes"], strict=True):
+        assert drawn == pytest.approx(known, abs=1e-3)
+    assert page["targets"][0]["place"]["box"] == pytest.approx(
+        own["targets"][0]["place"]["box"], abs=1e-3
+    )
+    assert [name for name, *_ in page["predictions"]] == [name for name, *_ in own["predictions"]]
 
 
 def test_without_a_terminal_a_run_prints_a_line_a_minute_and_one_at_the_end(
