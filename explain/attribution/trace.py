@@ -2,7 +2,6 @@
 estimate."""
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any, get_args
@@ -15,12 +14,12 @@ from explain._utils.modules import submodule
 from explain._utils.nested import first_tensor, replace_first
 from explain.attribution.effects import At, Effects
 from explain.data.inputs import Inputs, as_inputs
+from explain.engine.blocks import attention_layers
 from explain.engine.ends import OutputReader
 from explain.engine.execution import gather
 from explain.engine.needs import Evidence, NeedAtLayer
 from explain.engine.perturbations import Perturbation, PerturbedRows, Scores, rows_of
 from explain.engine.plan import Plan
-from explain.engine.recorded_pass import RecordedPass
 from explain.engine.settings import Progress, RuntimeSettings
 from explain.hooks import HookGroup, Intervention, capture, preserve
 from explain.hooks.capturing import Capture
@@ -31,9 +30,7 @@ from explain.layers import default_layer
 from explain.layers.frames import with_layout
 from explain.layers.grids import PhotoGrids
 from explain.layers.layouts import Grid, frames_in_batch
-from explain.layers.recording import ModuleCall
 from explain.layers.summary import summary_of
-from explain.recording.attention import attentions_in
 from explain.targets import labels, resolve
 
 REGIONS = 7
@@ -338,7 +335,7 @@ def _default(model: nn.Module, inputs: Inputs, at: At) -> list[str]:
     if at == "channels":
         return [default_layer(model, inputs)]
     if at == "heads":
-        return _attentions(model, inputs)
+        return attention_layers(model, inputs)
     names = blocks(model, inputs)
     if at != "layers":
         return names
@@ -353,33 +350,6 @@ def _default(model: nn.Module, inputs: Inputs, at: At) -> list[str]:
         name_of_call(call.name, call.number, model) if call.name in called_often else call.name
         for call in layers
     ]
-
-
-def _attentions(model: nn.Module, inputs: Inputs) -> list[str]:
-    """The names of the innermost modules that compute an attention, in the order of the pass."""
-    summary = summary_of(model, inputs)
-    if "attentions" not in summary.chosen:
-        summary.chosen["attentions"] = _computing_attention(model, inputs, summary.calls)
-    return summary.chosen["attentions"]  # type: ignore[no-any-return]
-
-
-def _computing_attention(
-    model: nn.Module, inputs: Inputs, calls: Iterable[ModuleCall]
-) -> list[str]:
-    """The same, found in a recorded pass, of the modules that have been called."""
-    called = {call.name for call in calls}
-    with preserve.untouched(model), HookGroup(model) as group, ExitStack() as stack:
-        whole = RecordedPass.begin(stack, group, model, inputs, {inputs.path: inputs.x})
-        output = inputs.call(model)
-    whole.finish(output)
-    names: dict[str, None] = {}
-    for attention in attentions_in(whole.recording.steps):
-        name = attention.module
-        while name and name not in called:  # such as lists of modules
-            name = name.rpartition(".")[0]
-        names[name] = None
-    whole.close()
-    return list(names)
 
 
 def blocks(model: nn.Module, inputs: Inputs, *, include_top_level: bool = True) -> list[str]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from explain._utils.errors import MethodError, note, raised
-from explain._utils.modules import modules_of, submodule
+from explain._utils.modules import submodule
 from explain._utils.nested import first_tensor, replace_first
 from explain.data.inputs import Inputs
 from explain.engine.recorded_pass import RecordedPass
@@ -20,16 +20,38 @@ from explain.hooks import HookGroup
 from explain.hooks.attention import joined_heads
 from explain.hooks.graph import Reach, differentiate, graph, normalises_over_rows
 from explain.hooks.layer_names import place_of
-from explain.hooks.preserve import start_over
+from explain.hooks.preserve import start_over, untouched
 from explain.layers.grids import NetworkGrids
 from explain.layers.summary import summary_of
-from explain.recording.attention import heads_together
+from explain.recording.attention import attentions_in, heads_together
 from explain.targets import Target
 
 _REMEDY = "use it for vision transformers (ViT, DeiT), and gradcam or layercam otherwise"
 
 
-def transformer_blocks(model: nn.Module) -> list[str]:
+def attention_layers(model: nn.Module, inputs: Inputs) -> list[str]:
+    """The names of the innermost modules that compute an attention, in the order of the pass, as a
+    recorded one shows it; kept in the network's summary."""
+    summary = summary_of(model, inputs)
+    if "attentions" not in summary.chosen:
+        called = {call.name for call in summary.calls}
+        first = inputs.first() if summary.alone else inputs
+        with untouched(model), HookGroup(model) as group, ExitStack() as stack:
+            whole = RecordedPass.begin(stack, group, model, first, {first.path: first.x})
+            output = first.call(model)
+        whole.finish(output)
+        names: dict[str, None] = {}
+        for attention in attentions_in(whole.recording.steps):
+            name = attention.module
+            while name and name not in called:  # such as lists of modules
+                name = name.rpartition(".")[0]
+            names[name] = None
+        whole.close()
+        summary.chosen["attentions"] = [*names]
+    return summary.chosen["attentions"]  # type: ignore[no-any-return]
+
+
+def transformer_blocks(model: nn.Module, inputs: Inputs) -> list[str]:
     """Name the transformer blocks of a network, in order: of the modules that hold exactly one
     attention, the largest.
 
@@ -37,15 +59,12 @@ def transformer_blocks(model: nn.Module) -> list[str]:
     others.
 
     >>> from torchvision.models import VisionTransformer
-    >>> transformer_blocks(VisionTransformer(16, 4, 2, 2, 8, 16))
+    >>> from explain.data.inputs import as_inputs
+    >>> model = VisionTransformer(16, 4, 2, 2, 8, 16).eval()
+    >>> transformer_blocks(model, as_inputs(torch.rand(1, 3, 16, 16)))
     ['encoder.layers.encoder_layer_0', 'encoder.layers.encoder_layer_1']
     """
-    attentions: list[str] = []
-    for module, name in modules_of(model).items():
-        kind = type(module).__name__.lower()
-        is_nested = any(name.startswith(f"{outer}.") for outer in attentions)
-        if not is_nested and ("attention" in kind or "attn" in kind):
-            attentions.append(name)
+    attentions = [name for name in attention_layers(model, inputs) if name]
 
     def contained_attentions(module_name: str) -> int:
         return sum(f"{name}.".startswith(f"{module_name}.") for name in attentions)
@@ -53,7 +72,7 @@ def transformer_blocks(model: nn.Module) -> list[str]:
     blocks = []
     for name in attentions:
         ancestors = accumulate(name.split("."), "{}.{}".format)
-        blocks.append(next(a for a in ancestors if contained_attentions(a) == 1))
+        blocks.append(next((a for a in ancestors if contained_attentions(a) == 1), name))
     return [
         name
         for number, name in enumerate(blocks)
@@ -77,7 +96,7 @@ def _pools(model: nn.Module, previous: str, name: str) -> bool:
 def explained_blocks(model: nn.Module, inputs: Inputs) -> list[str]:
     """Name the transformer blocks whose output depends on the explained image, in order; not those
     of a text tower. All blocks are taken if none depends on it."""
-    names = transformer_blocks(model)
+    names = transformer_blocks(model, inputs)
     if len({name.rpartition(".")[0] for name in names}) < 2:
         return names
     depends = {call.name: call.depends for call in summary_of(model, inputs).calls}

@@ -1,11 +1,11 @@
 """Answers each kind of need from what the passes recorded.
 
-`WATCHES` has what is hooked before the forward pass, `sources` says what a backward pass
+`watch` hooks what is read before the forward pass, `sources` says what a backward pass
 differentiates with respect to, and `ANSWERS` has the function that answers a need for a target,
 with the gradients in its sources.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from explain._utils.errors import LayerError, MethodError, TargetError, UnusedLayerError, either
 from explain._utils.modules import modules_of
 from explain.engine import needs
-from explain.engine.blocks import attention_gradients, explained_blocks, transformer_blocks
+from explain.engine.blocks import attention_gradients
 from explain.engine.derivative import follows_contrast, is_derivative
 from explain.engine.forward import Forward, ResolvedTarget
 from explain.engine.hooked_gradients import hooked_input_gradient, hooked_layer_gradient
@@ -85,8 +85,7 @@ class HeadCandidates:
 
     def __init__(self, group: HookGroup, model: nn.Module) -> None:
         """Hook the linear layers and convolutions of a network before the forward pass, for CAM's
-        search for the head. One of `WATCHES`: called with the group of hooks, which removes them
-        after the pass.
+        search for the head. The group removes them after the pass.
         """
         self.calls: list[tuple[Tensor, nn.Module, _Means]] = []
         self.rounding = 0.0
@@ -125,13 +124,20 @@ def _mixes_channels_alone(module: Any) -> bool:
     return is_plain and {*module.kernel_size, *strides_and_padding} == {1}
 
 
-WATCHES: dict[type[needs.Need[Any]], Callable[[HookGroup, nn.Module], Any]] = {
-    needs.ClassWeights: HeadCandidates,
-    needs.BlockTokens: lambda group, net: read_outputs(
-        group, transformer_blocks(net), lambda t: t.detach().clone()
-    ),
-}
-"""What is hooked before the forward pass, and recorded in `Forward.seen`, by the kind of need."""
+def watch(
+    kinds: Container[type[needs.Need[Any]]],
+    group: HookGroup,
+    model: nn.Module,
+    blocks: Sequence[str],
+) -> dict[type[needs.Need[Any]], Any]:
+    """Hook what some kinds of needs read of the forward pass; ``blocks`` are the transformer blocks
+    that depend on the photo. What it gives is `Forward.seen`."""
+    seen: dict[type[needs.Need[Any]], Any] = {}
+    if needs.ClassWeights in kinds:
+        seen[needs.ClassWeights] = HeadCandidates(group, model)
+    if needs.BlockTokens in kinds:
+        seen[needs.BlockTokens] = read_outputs(group, blocks, lambda t: t.detach().clone())
+    return seen
 
 
 def sources(forward: Forward, need: NeedAtLayer) -> list[Source]:
@@ -380,15 +386,9 @@ def _block_tokens(
     forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients
 ) -> Tensors:
     """The output of each transformer block as maps ``(N, C, h, w)``, without class tokens; blocks
-    of text left out. One of `ANSWERS`; recorded by `WATCHES`. The order is that of the blocks.
-    """
-    explained = explained_blocks(forward.model, forward.inputs)
+    of text left out. One of `ANSWERS`. The order is that of the blocks."""
     seen = forward.seen[needs.BlockTokens]
-    return tuple(
-        forward.spatial(calls[-1], name)
-        for name, calls in seen.items()
-        if calls and name in explained
-    )
+    return tuple(forward.spatial(calls[-1], name) for name, calls in seen.items() if calls)
 
 
 def _relevance_coverage(

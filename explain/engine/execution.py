@@ -33,6 +33,7 @@ from explain._utils import nested
 from explain._utils.errors import LayerError, MethodError, note, warn
 from explain.data.inputs import Inputs, Path
 from explain.engine import collectors, needs, reruns
+from explain.engine.blocks import explained_blocks
 from explain.engine.derivative import custom_functions, follows_contrast, is_derivative
 from explain.engine.ends import reading
 from explain.engine.forward import Forward, ResolvedTarget
@@ -238,8 +239,9 @@ class _Passes:
     ) -> None:
         """Run the forward pass under the plan's hooks and recorders; `answer` reads the results.
 
-        Layers are captured first, then `collectors.WATCHES` are hooked and operations recorded. All
-        hooks are gone when this returns; ``forward`` keeps the output, the records and the graph.
+        Layers are captured first, then what `collectors.watch` reads is hooked and operations
+        recorded. All hooks are gone when this returns; ``forward`` keeps the output, the records
+        and the graph.
         """
         self.plan = plan
         self.cut = cut and not (plan.whole or settings.create_graph)
@@ -255,6 +257,10 @@ class _Passes:
         # run.
         notes_prefix = plan.perturbed_layer is not None and self.cut and not has_hooks(model)
         notes_prefix = notes_prefix and len(inputs) == 1
+        blocks: Sequence[str] = ()
+        if needs.BlockTokens in plan.kinds:
+            blocks = explained_blocks(model, inputs)
+            start_over(written=False)
         gradients = torch.set_grad_enabled(not self.cut)
         with (
             HookGroup(model) as group,
@@ -265,9 +271,7 @@ class _Passes:
                 # fused attention has no second derivative
                 stack.enter_context(sdpa_kernel(SDPBackend.MATH))
             layers = self._watch(group, model, inputs)
-            seen = {}
-            for kind in collectors.WATCHES.keys() & plan.kinds:
-                seen[kind] = collectors.WATCHES[kind](group, model)
+            seen = collectors.watch(plan.kinds, group, model, blocks)
             whole = None
             if plan.whole and (plan.walks_back or plan.reads_attention):
                 noted = self._recorded_layers(model) if plan.walks_back else ()

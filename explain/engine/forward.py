@@ -90,7 +90,7 @@ class Forward:
     """The attentions of the pass, if they were asked for."""
     activation: Activation | None = None
     seen: Mapping[type, Any] = field(default_factory=dict)
-    """What `collectors.WATCHES` recorded, by the kind of need."""
+    """What `collectors.watch` recorded, by the kind of need."""
 
     def __post_init__(self) -> None:
         """Read the class scores off the output, and refuse scores that are not finite. Targets and

@@ -87,6 +87,35 @@ def test_heads_that_are_computed_one_by_one_are_one_attention(method: str) -> No
         assert_close(of_image.flatten(), expected, rtol=1e-5, atol=1e-9)
 
 
+class Layer(plain.AttentionBlock):
+    """The same block, under a name that does not tell what it is."""
+
+
+class Gate(nn.Module):
+    """Scales each channel by what all tokens have of it."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return tokens * tokens.mean(1, keepdim=True).sigmoid()
+
+
+class GateAttention(Gate):
+    """What some call attention: no token looks at another."""
+
+
+@pytest.mark.parametrize("method", ["legrad", "vitcx"])
+def test_blocks_are_what_computes_an_attention_whatever_it_is_called(method: str) -> None:
+    x = random(0, 2, 3, 6, 6)
+    values = []
+    for block_kind, gate_kind in ((plain.AttentionBlock, Gate), (Layer, GateAttention)):
+        model = transformer(fused=True)
+        for block in model.blocks:
+            block.__class__ = block_kind
+        model.blocks = nn.Sequential(gate_kind(), *model.blocks)
+        values.append(explain.attribute(model, x, method, target=3).values)
+    assert_close(values[0], values[1], rtol=0, atol=0)
+    assert values[0].any()
+
+
 class Added(nn.Module):
     """What an attention, or two linear layers, of a block add to its tokens."""
 
