@@ -44,10 +44,7 @@ def load_image_text(name: str) -> tuple[nn.Module, Any]:
         with quiet(), _bars_in_terminals(transformers.utils.logging):
             config = loaded("AutoConfig")
             if config.model_type not in auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
-                raise _unsuitable(
-                    name,
-                    f"a {config.model_type} gives no logits of words: explain.attribute takes it",
-                )
+                raise _unsuitable(name, f"a {config.model_type} is a model of another kind")
             model, report = loaded("AutoModelForImageTextToText", output_loading_info=True)
             saved = list(config.architectures or [type(model).__name__])
             has_others = report["unexpected_keys"] and type(model).__name__ not in saved

@@ -75,6 +75,9 @@ def test_what_does_not_fit_is_refused_in_one_line() -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"answer": " "}, "answer"),
         ({"answer": "a dog"}, "tokenizer"),
+        ({"answer": "a <image> cup"}, "stands for a photo"),
+        ({"ask": "what is a <image> cup?"}, "<image>"),
+        ({"ask": "what is a <image> cup?", "answer": "a cup"}, "<image>"),
         ({"ask": ""}, "ask"),
         ({"answer": ANSWER, "words": "dog"}, "words"),
         ({"answer": ANSWER, "words": [9]}, "words"),
