@@ -215,10 +215,8 @@ class Service:
         window = self.models[0].explainer.window
         return self.add_photo(decode_upload(content, name, self.limits, window))
 
-    def example(self, name: str) -> dict[str, Any]:
-        """Keep the example photo of this name as if it was uploaded, and return what `add_photo`
-        returns.
-        """
+    def upload_example(self, name: str) -> dict[str, Any]:
+        """Upload the example photo of this name, and return what `upload` does."""
         if name not in self.examples:
             raise ExplainError(
                 f"example must be one of {', '.join(self.examples) or 'none'}; choose one of them"

@@ -226,7 +226,7 @@ def application(service: Service, access: Access | None = None) -> Any:
     }
     posts = {
         "photos": handlers.upload,
-        "examples": handlers.call(lambda values: service.example(str(values.get("name")))),
+        "examples": handlers.call(lambda values: service.upload_example(str(values.get("name")))),
         "methods": handlers.call(lambda values: service.model(values).methods()),
         "layers": handlers.call(service.layers),
         "stop": handlers.call(lambda values: service.stop(str(values.get("work")))),

@@ -215,7 +215,7 @@ def factorise(rows: torch.Tensor, count: int, seed: int = 0) -> tuple[torch.Tens
     )
     last_error = float("inf")
     for step in range(STEPS):
-        place_weights, concept_vectors = update(rows, place_weights, concept_vectors)
+        place_weights, concept_vectors = updated_factors(rows, place_weights, concept_vectors)
         if step % 10 == 9:
             error = float((rows - place_weights @ concept_vectors).norm())
             if last_error - error <= TOLERANCE * error:
@@ -224,18 +224,24 @@ def factorise(rows: torch.Tensor, count: int, seed: int = 0) -> tuple[torch.Tens
     return place_weights, concept_vectors
 
 
-def update(
-    rows: torch.Tensor, where: torch.Tensor, what: torch.Tensor
+def updated_factors(
+    activations: torch.Tensor, place_weights: torch.Tensor, concept_vectors: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One multiplicative update of both factors of ``rows`` ``(P, C)``: first the places ``(P,
-    K)``, then the vectors ``(K, C)``. Both stay non-negative if they begin so.
-    """
+    """The factors ``(P, K)``, ``(K, C)`` of activations ``(P, C)`` after one multiplicative update,
+    of the first and then of the second. Both stay non-negative if they begin so."""
 
     def safe_quotient(numerator: torch.Tensor, denominator: torch.Tensor) -> torch.Tensor:
         return numerator / torch.where(denominator == 0, TINY, denominator)
 
-    where = safe_quotient(where * (rows @ what.T), where @ (what @ what.T))
-    return where, safe_quotient(what * (where.T @ rows), (where.T @ where) @ what)
+    overlaps = concept_vectors @ concept_vectors.T
+    place_weights = safe_quotient(
+        place_weights * (activations @ concept_vectors.T), place_weights @ overlaps
+    )
+    concept_vectors = safe_quotient(
+        concept_vectors * (place_weights.T @ activations),
+        (place_weights.T @ place_weights) @ concept_vectors,
+    )
+    return place_weights, concept_vectors
 
 
 def name_concepts(

@@ -115,7 +115,7 @@ class OutputReader:
         is read."""
         self.model = model
         self.classes = classes
-        self.said = activation
+        self.given_activation = activation
         self._tokens: list[Token[Any]] = []
         """What puts back the readers of before, one for each block that is open."""
         self._key: list[Any] | None = None
@@ -142,9 +142,9 @@ class OutputReader:
 
     @cached_property
     def activation(self) -> Activation | None:
-        """What makes probabilities of the model's outputs: as the caller says, or else the model's
-        configuration; or None."""
-        return self.said or configured_activation(self.model)
+        """What makes probabilities of the model's outputs, such as "softmax": what the caller gave,
+        or else what the model's configuration says; None where neither does."""
+        return self.given_activation or configured_activation(self.model)
 
     def outputs(self, values: Tensor, read: Read) -> Outputs:
         """Say whether scores ``values`` ``(N, K, ...)`` are logits or probabilities, and of which
@@ -289,6 +289,10 @@ def reading(
     a call.
     """
     reader = READER.get()
-    if isinstance(reader, OutputReader) and reader.model is model and reader.said == activation:
+    if (
+        isinstance(reader, OutputReader)
+        and reader.model is model
+        and reader.given_activation == activation
+    ):
         return nullcontext(reader)
     return OutputReader(model, inputs, activation, None if categories is None else len(categories))

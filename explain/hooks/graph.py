@@ -214,7 +214,7 @@ class _Alias(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor | None) -> Any:
-        """Pass the gradient on."""
+        """Pass the gradient to the tensor, and none to ``start``."""
         return gradient, None
 
 

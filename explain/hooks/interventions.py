@@ -51,9 +51,9 @@ def row_counts() -> set[int]:
     return {len(images) for images in _rows.images}
 
 
-def for_rows(values: torch.Tensor, count: int, what: str) -> torch.Tensor:
-    """Repeat the values ``(N, ...)`` of N images for the ``count`` rows of a batch; values of one
-    image are for all rows."""
+def values_for_batch(values: torch.Tensor, count: int, owner: str) -> torch.Tensor:
+    """The values ``(N, ...)`` of N images as ``(count, ...)``, for a batch with perturbed copies of
+    these images; those of one image, ``(1, ...)``, are for all. An error names their ``owner``."""
     if len(values) == 1:
         return values
     images = next((images for images in _rows.images if len(images) == count), None)
@@ -63,7 +63,7 @@ def for_rows(values: torch.Tensor, count: int, what: str) -> torch.Tensor:
         return values[:1]  # a run with one row, as when layers are looked for: the first image's
     if len(values) != count:
         raise HookError(
-            f"{what} must have values for 1 or {count} images, got {len(values)}; give one for all"
+            f"{owner} must have values for 1 or {count} images, got {len(values)}; give one for all"
         )
     return values
 
@@ -185,7 +185,7 @@ class Patch(Intervention):
         """The patch's values, for each row of the batch."""
         new_values = self.values.to(values)
         return (
-            for_rows(new_values, len(values), str(self))
+            values_for_batch(new_values, len(values), str(self))
             if new_values.ndim == values.ndim
             else new_values
         )

@@ -38,6 +38,7 @@ class Windows(MaskedInputs):
     covered_by = "a sliding window"
 
     def count(self, channels: int, size: tuple[int, ...]) -> int:
+        """How many windows cover a photo of this size, each of which is one perturbed input."""
         return len(self.boxes(size)) if size else 0
 
     def boxes(self, size: tuple[int, ...]) -> list[Cell]:

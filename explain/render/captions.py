@@ -319,9 +319,9 @@ def enlargement(size: tuple[int, int]) -> int:
     return ceil(SMALLEST / max(size)) if max(size) < SMALLEST else 1
 
 
-def lettering(size: tuple[int, int]) -> int:
-    """Return the size in pixels of the largest text, a caption's title, for a picture of ``size``
-    (width, height); other texts are shares of it."""
+def title_size(size: tuple[int, int]) -> int:
+    """The height in pixels of a caption's title, below a picture of ``size`` (width, height); other
+    texts are shares of it."""
     return max(13, round(min(size[0] / 28, sqrt(size[0] * size[1]) / 22)))
 
 
@@ -341,7 +341,7 @@ def caption(
     400
     """
     width = max(NARROWEST, picture.width)
-    large = lettering((width, picture.height))
+    large = title_size((width, picture.height))
     small = max(11, round(large * 0.78))
     pad = round(large * 0.7)
     colors = space(0, 0)

@@ -62,8 +62,8 @@ def figure_of(
     heading: bool = True,
 ) -> "Figure":
     """A contact sheet as a matplotlib figure ``width_cm`` wide that no window owns: pictures at 300
-    dots per inch or more, texts in the fonts of ``rcParams``, (a), (b), … with ``letters``.
-    ``alternative`` describes it.
+    dots per inch or more, texts in the fonts of ``rcParams``, (a), (b), … with ``letters``, its
+    title above with ``heading``. ``alternative`` is its description for those who can't see it.
     """
     if width_cm is None:
         width_cm = min(WIDEST, USUAL * layout.columns)

@@ -28,12 +28,12 @@ from explain.render.captions import (
     enlargement,
     fit,
     font,
-    lettering,
     line_of,
     placed,
     space,
     stacked,
     text_picture,
+    title_size,
 )
 from explain.render.sheets import Group, Layout, Tile, contact_sheet, evenly_spread
 from explain.render.styles import (
@@ -119,7 +119,7 @@ def outlined(photo: Image.Image, boxes: Mapping[str, Edges], first: int = 0) -> 
     is the first one's number in the photo, by which colours go in all pictures.
     """
     picture = photo.copy()
-    size = lettering(photo.size)
+    size = title_size(photo.size)
     draw = ImageDraw.Draw(picture)
     wide = max(1, round(min(photo.size) / 160))
     for number, (label, (x0, y0, x1, y1)) in enumerate(boxes.items(), start=first):
@@ -287,7 +287,7 @@ def _with_lines(
     """Return a picture with lines below it: a bold title, a fainter detail, and a line for each
     entry: a square in its colour (RGB), its share as text ("38 %" or empty) and its label."""
     width = max(NARROWEST, picture.width)
-    large = lettering((width, picture.height))
+    large = title_size((width, picture.height))
     size = max(11, round(large * 0.85))
     pad = round(large * 0.7)
     room = width - 2 * pad

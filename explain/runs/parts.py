@@ -62,9 +62,8 @@ class Storage:
                 self._files.makedirs(self.path, exist_ok=True)
 
     def stamps(self) -> dict[str, str]:
-        """The folder's files by name, in alphabetical order, each with a text that changes with its
-        content, as far as the file system tells. Empty without a folder.
-        """
+        """The files of the folder by name, in alphabetical order, each with a text (its size and
+        version) that changes with its content. Empty without a folder."""
         with self._translated():
             self._files.invalidate_cache(self.path)
             listed = self._files.ls(self.path, detail=True) if self._files.isdir(self.path) else []

@@ -230,7 +230,8 @@ class Store:
         return True
 
     def _is_run(self) -> bool:
-        """Whether the file holds the tables of a run; a new or empty file does not."""
+        """Whether the file holds the tables of a run; a new or empty file does not, and one with
+        something else is refused."""
         application = 0
         tables = 1
         try:

@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 
 import explain
-from explain.attribution.concepts import update
+from explain.attribution.concepts import updated_factors
 from tests.conftest import TinyNet, snapshot
 from tests.methods import plain, plain_factors
 from tests.methods.test_exact import photo, random_network
@@ -19,7 +19,7 @@ def test_updates_equal_their_plain_computation() -> None:
     )
     expected = plain_factors.nmf(rows, where, what, 7)
     for _ in range(7):
-        where, what = update(rows, where, what)
+        where, what = updated_factors(rows, where, what)
     assert_close(where, expected[0], rtol=1e-10, atol=1e-14)
     assert_close(what, expected[1], rtol=1e-10, atol=1e-14)
 
