@@ -29,10 +29,8 @@ class TargetAccumulators:
         names: Mapping[Any, Sequence[str]],
         numbers: Tensor,
     ) -> None:
-        """Begin an accumulator for each need of the stream, for one target. ``numbers`` ``(P,)``
-        are those of all rows in their images, ``names`` the methods behind each need. The time of
-        reducers with ``max_seconds`` begins here.
-        """
+        """Begin an accumulator for each need of the stream, and the time of those with
+        ``max_seconds``. ``numbers`` ``(P,)`` are those of all rows in their images."""
         self.resolved = resolved
         self._numbers = numbers
         self._names = names
@@ -111,9 +109,7 @@ class TargetAccumulators:
     @property
     def _unfinished(self) -> list[NeedAtLayer]:
         """The needs that use more rows: those that share a stream get no more than each would get
-        alone. Asked again for each batch, so accumulators may finish at different times; `enough`
-        and `needed` follow it.
-        """
+        alone."""
         unfinished = []
         for need, accumulator in self._accumulators.items():
             deadline = self._ends.get(need)

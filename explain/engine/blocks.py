@@ -81,12 +81,8 @@ def transformer_blocks(model: nn.Module, inputs: Inputs) -> list[str]:
 
 
 def _pools(model: nn.Module, previous: str, name: str) -> bool:
-    """Whether a module with attention pools tokens at the end, and is no block: of another type,
-    outside of the stack.
-
-    ``previous`` and ``name`` are dotted names; the stack is the module that holds the previous
-    block. Such a head, as in some vision transformers, would otherwise be explained as a block.
-    """
+    """Whether a module with attention is no block, but a head that pools tokens: of another type
+    than the ``previous`` block, and outside of the module that holds that."""
     stack = f".{previous}".rpartition(".")[0]
     holder = f".{name}".rpartition(".")[0]
     is_other_type = type(submodule(model, name)) is not type(submodule(model, previous))
@@ -267,10 +263,8 @@ def with_first(
 
 
 def _tokens(tensor: Any) -> Tensor:
-    """Check that a block's input or output is a sequence of tokens with three dimensions, and
-    return it. LeGrad's hooks call it; the tensor is ``(N, T, D)``, or with images second, and an
-    error names another shape.
-    """
+    """A block's input or output, if that is a sequence of tokens ``(N, T, D)``, or with images
+    second; else an error that names its shape."""
     if not isinstance(tensor, Tensor) or tensor.ndim != 3:
         shape = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
         raise MethodError(

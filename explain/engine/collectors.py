@@ -54,10 +54,8 @@ class _Means:
     spread: Tensor
 
     def agree(self, means: Tensor, rounding: float) -> bool:
-        """Whether the means ``(N, C)`` of another tensor are these means, up to rounding.
-        ``rounding`` is the epsilon of the coarsest type in the network. CAM's head is found by
-        this: a wrong yes would give wrong weights, so the tolerance is tight.
-        """
+        """Whether the means ``(N, C)`` of another tensor are these, up to ``rounding``: the epsilon
+        of the coarsest type. A wrong yes would give wrong weights."""
         slack = 1e-4 * self.spread + 4 * rounding * (self.values.abs() + self.spread)
         return means.shape == self.values.shape and bool(
             ((means - self.values).abs() <= slack).all()
@@ -65,10 +63,8 @@ class _Means:
 
 
 def _means(maps: Tensor, channels: int = 1) -> _Means:
-    """The means and deviations of maps over their positions, in float32; ``channels`` is their
-    dimension of channels. In float32 also for half precision, since they are compared with the
-    logits.
-    """
+    """The means and deviations of maps over their positions, in float32 or wider; ``channels`` is
+    their dimension of channels."""
     rows = at_least_float32(maps.detach()).movedim(channels, 1)
     variances, values = torch.var_mean(rows[..., None].flatten(2), 2, correction=0)
     return _Means(values, variances.sqrt())
@@ -84,9 +80,7 @@ class HeadCandidates:
     """
 
     def __init__(self, group: HookGroup, model: nn.Module) -> None:
-        """Hook the linear layers and convolutions of a network before the forward pass, for CAM's
-        search for the head. The group removes them after the pass.
-        """
+        """Hook the linear layers and convolutions of a network until the group ends."""
         self.calls: list[tuple[Tensor, nn.Module, _Means]] = []
         self.rounding = 0.0
         for kind in _CONVOLUTIONS:
@@ -96,10 +90,8 @@ class HeadCandidates:
     def _note(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
     ) -> None:
-        """Hook of each linear layer and convolution: record the call if the layer mixes channels
-        alone. Kept are only the means ``(N, C)`` of its input and output, so that no feature map
-        stays in memory.
-        """
+        """Keep the means ``(N, C)`` of a layer's input and output, if it mixes channels alone; no
+        feature map stays in memory."""
         self.rounding = max(self.rounding, torch.finfo(output.dtype).eps)
         (input_maps,) = (*args, *kwargs.values())
         if input_maps.ndim > 1 and _mixes_channels_alone(module):
@@ -110,10 +102,8 @@ class HeadCandidates:
 
 
 def _mixes_channels_alone(module: Any) -> bool:
-    """Whether a linear layer or convolution mixes channels at each place alone, as with kernels of
-    one position. Only then is the mean of the output the output for the mean, on which the search
-    for CAM's head rests.
-    """
+    """Whether a linear layer or convolution mixes channels at each place alone, so that the mean of
+    its output is its output for the mean."""
     if isinstance(module, nn.Linear):
         return True
     strides_and_padding = [
@@ -179,8 +169,7 @@ def _layer_relevance(
     forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients
 ) -> Tensor:
     """The relevance of the layer's feature maps, ``(N, C, h, w)``: values times the gradients that
-    LRP's rules made. One of `ANSWERS`; LRP's rules were put on the graph before this backward pass.
-    """
+    LRP's rules made."""
     whole = forward.whole
     assert whole is not None
     if whole.of_layer(forward.records[need.layer or ""]) not in whole.signals:
@@ -195,10 +184,8 @@ def _layer_relevance(
 def _layer_curvature(
     forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients
 ) -> Tensor:
-    """The Hessian of the score in the layer's feature maps times these maps, ``(N, C, h, w)``. By a
-    backward pass through the gradient, so the matrix is never built. One of `ANSWERS`, for
-    ShapleyCAM; it differentiates by itself, so ``gradients`` is empty.
-    """
+    """The Hessian of the score in the layer's feature maps times these maps, ``(N, C, h, w)``; by a
+    backward pass through the gradient, so the matrix is never built."""
     total = forward.total(resolved, need.kind.objective)  # type: ignore[attr-defined]
     return _of_layer(_hessian_product(total, forward, need.layer), forward, resolved, need)
 
@@ -206,10 +193,8 @@ def _layer_curvature(
 def _class_weights(
     forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients
 ) -> Tensor:
-    """The weights ``(N, C)`` with which the mean of each feature map enters the score of the
-    target's class, for CAM. The head is found by its numbers: a layer whose output is the logits,
-    and whose input has the means of the maps.
-    """
+    """The weights ``(N, C)`` of the maps' means in the score of the class, for CAM: of the layer
+    whose output is the logits, and whose input has these means."""
     maps: Tensor = resolved.answers[need.at_same_place(needs.Activations())]
     heads = forward.seen[needs.ClassWeights]
     logits = forward.logits
@@ -250,11 +235,7 @@ def _input_gradients(
     forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients
 ) -> Tensor:
     """The gradient of the score in an explained input, ``(N, C, H, W)``, as the rules of this
-    backward pass made it.
-
-    DeepLIFT's multipliers are answered here too, since its backward pass makes them out of
-    gradients. One of `ANSWERS`; ``gradients`` has one entry, that of the input.
-    """
+    backward pass made it; also DeepLIFT's multipliers."""
     gradient = _of_input(gradients[0], forward, resolved)
     if need.kind.hooked:
         rule: GradientRule | None = need.kind.rule  # type: ignore[attr-defined]
@@ -277,12 +258,7 @@ def _relevance(
     forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients
 ) -> Tensor:
     """The relevance of an explained input, ``(N, C, H, W)``: value times the gradient that LRP's
-    rules made.
-
-    Rules at the input that divide by its value deposit their relevance instead, which is added
-    here. One of `ANSWERS`, for LRP; the relevance of an image adds up to its score as far as the
-    rules conserve it.
-    """
+    rules made, and what rules at the input deposited."""
     relevance = detached(forward.source(need.input)) * _of_input(gradients[0], forward, resolved)
     assert forward.whole is not None
     source = forward.whole.sources[need.input or forward.inputs.path]
@@ -294,9 +270,7 @@ def _bias_terms(
     forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients
 ) -> Tensors:
     """The contributions of all biases to the score, for FullGrad: each value times the gradient
-    where it is added. Maps ``(N, C, h, w)``, or ``(N, K)`` for biases that lie at no place of the
-    explained image.
-    """
+    where it is added, as maps ``(N, C, h, w)``, or ``(N, K)`` off the image."""
     calls_elsewhere = independent_calls(forward.model, forward.inputs)
     terms = []
     for constant, gradient in zip(forward.constants, gradients, strict=True):
@@ -330,12 +304,7 @@ def _attention(
     forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients
 ) -> tuple[needs.AttentionMap, ...]:
     """The attention weights that the explained input reaches, one map for each attention in order,
-    with their gradients.
-
-    One of `ANSWERS`. ``resolved.attention`` has the records that hooks made in the forward and
-    backward pass. Of a language model, only attention over the joint tokens of photo and text
-    counts, in which no token sees the last one.
-    """
+    with their gradients. Of a language model, those over photo and text."""
     records = resolved.attention
     count = forward.count
     joint = forward.grids.joint
@@ -428,9 +397,7 @@ ANSWERS: dict[
 
 def _of_input(gradient: Tensor | None, forward: Forward, resolved: ResolvedTarget) -> Tensor:
     """The gradient in an explained input as it is; a `TargetError` if the score does not depend on
-    the input. Answers about an input's gradient begin here, so the message is the same for all
-    methods.
-    """
+    the input."""
     if gradient is None:
         remedy = (
             "look for detach() or no_grad() on the way, or use "
@@ -445,9 +412,7 @@ def _of_layer(
     gradient: Tensor | None, forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer
 ) -> Tensor:
     """The gradient in a layer as maps ``(N, C, h, w)``; an error if the score does not depend on
-    the layer. Every answer about a layer's gradient ends here, so the message is the same for all
-    methods.
-    """
+    the layer."""
     if gradient is None:
         requirement = (
             f"influence the score of target {resolved.name}, but the score does not use it, or "
@@ -542,10 +507,8 @@ def _on_grid(term: Tensor, grid: Grid) -> tuple[Tensor, Tensor | None]:
 
 
 def _hessian_product(total: Tensor, forward: Forward, layer: str | None) -> Tensor | None:
-    """The Hessian of ``total`` in a layer's output, times this output; None if the score does not
-    depend on the layer. Zeros if the score is linear in the layer. ShapleyCAM alone asks for it.
-    With gradients on, the result keeps its graph.
-    """
+    """The Hessian of ``total`` in a layer's output, times this output; zeros if the score is linear
+    in it, None if it does not depend on it."""
     if not total.requires_grad:
         return None
     layers = forward.layers

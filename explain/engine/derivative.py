@@ -41,10 +41,8 @@ def custom_functions(nodes: Iterable[Node], sources: list[Any]) -> list[str]:
 
 
 def _is_of_model(node: Any) -> bool:
-    """Whether a Node of a Python autograd function belongs to the model, and not to this package's
-    hooks or to torch. By names of Nodes and modules, as there is nothing else; a wrong yes costs a
-    few runs, a wrong no a warning.
-    """
+    """Whether a Node of a Python autograd function belongs to the model, not to this package or
+    torch: by names. A wrong yes costs a few runs, a wrong no a warning."""
     name = node.name()
     if name.startswith("GeneratedBackwardFor_"):  # an operator that a library has registered
         return not name.startswith("GeneratedBackwardFor_torchvision_")

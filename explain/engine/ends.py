@@ -73,10 +73,8 @@ def record_output(model: nn.Module, inputs: Inputs) -> tuple[Any, dict[int, Orig
 
 
 def _weighted_steps(steps: Sequence[Step], *, blind: bool) -> dict[Value, int]:
-    """The steps with weights that lead to each value, as numbers with one bit for each. By them
-    class scores are told from features, to which fewer of the same lead. To the constants of a
-    ``blind`` recording, all steps before may.
-    """
+    """The steps with weights that lead to each value, as numbers with one bit for each. To the
+    constants of a ``blind`` recording, all steps before may."""
     leading: dict[Value, int] = {}
     so_far = 0
     for number, step in enumerate(steps):
@@ -205,13 +203,8 @@ class OutputReader:
         return record_output(self._network, self._inputs)
 
     def _end(self, values: Tensor, read: Read) -> End | None:
-        """What made the scores ``values``: a softmax, a sigmoid, their logarithm, or None for plain
-        scores.
-
-        By the recorded operations, or, where these do not show it, by whether outputs for noise add
-        up to one too. Its answer decides how scores are made probabilities, in all results of the
-        call.
-        """
+        """What made the scores ``values`` (a softmax, a sigmoid, their logarithm), or None: by the
+        recorded operations, or by whether outputs for noise add up to one too."""
         output, origins = self._recorded
         tensor = read(output, len(self._inputs))
         origin = origins.get(id(tensor)) or origins.get(id(getattr(tensor, "_base", None)))
@@ -228,10 +221,8 @@ class OutputReader:
         return end
 
     def _on_noise(self, read: Read) -> Sequence[Tensor]:
-        """The scores for two inputs of noise, as ``read`` takes them; NaN if the network fails on
-        noise or gives none. The seeds are fixed, so that the same model is always read in the same
-        way.
-        """
+        """The scores for two inputs of noise, always the same, as ``read`` takes them; NaN if the
+        network fails on noise or gives none."""
         x = self._inputs.x
         nothing = torch.full((1, 2), math.nan)
         results = list[Tensor]()

@@ -193,13 +193,8 @@ def _evidence(
     layer: str | None,
     path: Path | None = None,
 ) -> Evidence:
-    """Return the `Evidence` that a method reads: the answers on one target, ``layer`` and explained
-    input.
-
-    Answers that are about no layer, or about no single input, belong to every such evidence. With
-    ``forward``, ``origin`` and ``resolved`` bound by ``partial``, this is the lookup that `gather`
-    returns.
-    """
+    """The `Evidence` that a method reads: the answers on one target, ``layer`` and explained input,
+    with those that are about no layer or no single input."""
     answers: dict[needs.Need[Any], Any] = {}
     for need, answer in resolved.answers.items():
         if need.layer in (None, layer) and need.input in (None, path):
@@ -237,12 +232,8 @@ class _Passes:
         *,
         follow: bool,
     ) -> None:
-        """Run the forward pass under the plan's hooks and recorders; `answer` reads the results.
-
-        Layers are captured first, then what `collectors.watch` reads is hooked and operations
-        recorded. All hooks are gone when this returns; ``forward`` keeps the output, the records
-        and the graph.
-        """
+        """Run the forward pass under the plan's hooks and recorders, which are gone when this
+        returns; ``forward`` keeps the output, the records and the graph."""
         self.plan = plan
         self.cut = cut and not (plan.whole or settings.create_graph)
         self.footprint = Footprint()
@@ -333,12 +324,8 @@ class _Passes:
         return list(dict.fromkeys(place.layer for place in places))
 
     def _watch(self, group: HookGroup, model: nn.Module, inputs: Inputs) -> Capture:
-        """Hook the layers, sizes of outputs and concepts that the plan needs; return the capture of
-        the layers.
-
-        Gradients are captured for ``plan.layers``; of ``plan.watched``, the outputs alone. The
-        sizes of outputs go to ``footprint``, which bounds the batches of perturbed rows.
-        """
+        """Hook the layers (gradients of ``plan.layers``, outputs alone of ``plan.watched``) and the
+        sizes of outputs, which bound batches; return the capture of the layers."""
         plan = self.plan
         names = (*plan.layers, *plan.watched)
         layers = Capture(group, names, gradients=plan.layers, cut=self.cut, once=True)
@@ -356,10 +343,8 @@ class _Passes:
         return {layer: self._prefix} if is_call else {}
 
     def answer(self, resolved: ResolvedTarget, *, last: bool) -> None:
-        """Run the backward passes for one target and write the answers to all needs into
-        ``resolved.answers``. With ``last``, no further target comes, so the last backward pass
-        frees the graph, and references for DeepLIFT are dropped after use.
-        """
+        """Run the backward passes for one target and write the answers to ``resolved.answers``; the
+        ``last`` target's passes free the graph and DeepLIFT's references."""
         if self.plan.whole and any(self.plan.wanted) and not self._create_graph:
             self._check_branches(resolved)
         # Needs without a backward pass come first, since the last backward pass frees the graph.
@@ -378,10 +363,8 @@ class _Passes:
                 self._drop(backward.reference)
 
     def _back(self, backward: Backward, resolved: ResolvedTarget, *, keep: bool) -> None:
-        """Answer all needs that share one backward pass; ``keep`` leaves the graph for further
-        passes. Where images change each other's scores, as by a batch norm in training mode, each
-        image has a pass of its own, in which only its own score is differentiated.
-        """
+        """Answer all needs that share one backward pass; ``keep`` leaves the graph. Where images
+        change each other's scores, each has a pass of its own score."""
         forward = self.forward
         sources_by_need: dict[NeedAtLayer, Sequence[Source]] = {}
         for need in self.plan.needs_by_backward[backward]:
@@ -413,13 +396,8 @@ class _Passes:
         *,
         keep: bool,
     ) -> None:
-        """Differentiate ``total`` once, through the autograd ``nodes`` behind it, and answer the
-        needs of this backward pass.
-
-        ``sources_by_need`` has what to differentiate with respect to for each need. Hooks that
-        rules and composites put on the nodes are there during this pass alone; ``keep`` leaves the
-        graph for further passes.
-        """
+        """Differentiate ``total`` once in the sources of each need, through the autograd ``nodes``
+        behind it, and answer these needs; ``keep`` leaves the graph."""
         forward = self.forward
         with ExitStack() as stack:
             if self.plan.reads_attention:
@@ -452,10 +430,8 @@ class _Passes:
         gradients: Mapping[NeedAtLayer, Sequence[Tensor | None]],
         nodes: Sequence[Node],
     ) -> None:
-        """Warn if plain gradients are not the derivative of the score, since the model has custom
-        functions or hooks. Looks only at gradients in the input or a layer with custom functions
-        behind it; `is_derivative` then runs the model a few times more.
-        """
+        """Warn if gradients in the input or a layer are not the derivative of the score, where
+        custom functions or hooks of the model lie behind it."""
         for need, sources in sources_by_need.items():
             need_gradients = gradients[need]
             is_plain = (
@@ -491,10 +467,8 @@ class _Passes:
         return ", ".join(methods)
 
     def _check_branches(self, resolved: ResolvedTarget) -> None:
-        """Warn if gradients in the inputs leave out what the score does, as behind ``detach()``. A
-        recording of the pass names what left it. Otherwise that is found out once for a model and
-        its weights, but not with global hooks, which would fire again.
-        """
+        """Warn if gradients in the inputs leave out what the score does, as behind ``detach()``: as
+        a recording names it, or found out once for a model and its weights."""
         forward = self.forward
         inputs = forward.inputs
         whole = forward.whole
@@ -537,10 +511,8 @@ class _Passes:
     def _walk(
         self, backward: Backward, wanted: Wanted, resolved: ResolvedTarget, total: Tensor
     ) -> tuple[Wanted, Sequence[Tensor | None]]:
-        """Walk back over the recording, by the rules of a composite, by one for gradients, by
-        differences from a reference, or by its derivatives. Returns, for each need, the values that
-        it asks for, and their gradients one after the other.
-        """
+        """Walk back over the recording, by rules, differences from a reference, or derivatives.
+        Returns the values that each need asks for, and their gradients in order."""
         forward = self.forward
         whole = forward.whole
         assert whole is not None
@@ -607,10 +579,8 @@ class _Passes:
         return [whole.sources[need.input or self.forward.inputs.path]]
 
     def _reference(self, reference: needs.Reference, image: int | None) -> RecordedPass:
-        """The recorded pass of the reference input of DeepLIFT, which is run once for all targets.
-        With ``image``, only this image is replaced by its reference; the others of the batch stay
-        as they are.
-        """
+        """The recorded pass of the reference input of DeepLIFT, run once for all targets. With
+        ``image``, only this image of the batch is replaced by its reference."""
         if reference in self._of_reference and image is None:
             return self._of_reference[reference]
         inputs = self.forward.inputs
@@ -696,10 +666,8 @@ def _record_attention(
     forward: Forward,
     group: HookGroup,
 ) -> None:
-    """Hook the attention weights of the graph if a need asks for them; the records go to
-    ``resolved.attention``. Called before a backward pass, which then adds the gradients in the
-    weights to the records.
-    """
+    """Hook the attention weights of the graph if a need asks for their gradients; the records go to
+    ``resolved.attention``."""
     if any(
         isinstance(need.kind, (needs.Attention, needs.AttentionRelevance)) for need in needs_of_pass
     ):
@@ -711,20 +679,16 @@ def _record_attention(
 def _answer(
     gradients: Mapping[NeedAtLayer, Sequence[Any]], forward: Forward, resolved: ResolvedTarget
 ) -> None:
-    """Answer needs by the functions in `collectors.ANSWERS`, with the gradients in their sources.
-    Needs are answered in the order of ``gradients``, since one may read the answer to an earlier
-    one.
-    """
+    """Answer needs by the functions in `collectors.ANSWERS`, in the order of ``gradients``, since
+    one may read the answer to an earlier one."""
     for need, of_sources in gradients.items():
         answer = collectors.ANSWERS[type(need.kind)]
         resolved.answers[need] = answer(forward, resolved, need, of_sources)
 
 
 def _own_rows(evidence_by_pass: Sequence[Any]) -> Any:
-    """Join evidence on images that were differentiated one by one: row i of each tensor is that of
-    pass i. ``evidence_by_pass`` has one item for each image, all of the same structure, such as
-    tuples of tensors. What pass i says of other images is dropped.
-    """
+    """Join evidence on images that were differentiated one by one, all of the same structure: row i
+    of each tensor is that of pass i."""
     tensors_by_pass = [dict(nested.paths(value)) for value in evidence_by_pass]
     return nested.replace(
         evidence_by_pass[0],
@@ -749,10 +713,8 @@ def _must_be_open(model: nn.Module, method: str) -> None:
 
 
 def _must_keep_weights(model: nn.Module, plan: Plan, targets: int, *, create_graph: bool) -> None:
-    """Refuse needs that read weights after the forward pass if sharded modules (FSDP) have freed
-    them by then. PyTorch would crash, not raise. Old-style FSDP also cannot go backward twice over
-    one forward pass. Called before anything runs.
-    """
+    """Refuse needs that read weights after the forward pass, which sharded modules (FSDP) have
+    freed by then, and a second backward pass of old-style FSDP."""
     needs_by_method = plan.wanted.items()
     methods_reading_late = [
         name

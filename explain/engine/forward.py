@@ -151,9 +151,7 @@ class Forward:
 
     def _refuse(self, scores: Tensor, allowed: float | None = None) -> None:
         """Raise an error for scores that are neither finite nor ``allowed``, naming the first layer
-        that is not finite. The model is run again to find that layer. It returns if all scores are
-        in order: the check that called it saw their sum or maximum only.
-        """
+        that is not finite in another run; return if all are in order."""
         wrong = ~torch.isfinite(scores)
         if allowed is not None:
             wrong &= scores != allowed

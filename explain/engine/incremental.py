@@ -69,9 +69,7 @@ class IncrementalInference:
 
     def _call(self, owners: Tensor, inputs: Inputs) -> Any:
         """The network's output for perturbed rows, computed incrementally where that is faster for
-        such rows, else as a whole. `faster_call` returns this function. It must equal the whole
-        pass but for rounding, since only the first rows were compared.
-        """
+        such rows, else as a whole."""
         box = changed_box(self._photos, owners, inputs.x)
         output = None
         if box is not None and self._is_faster.get(_kind(box)):
@@ -81,13 +79,8 @@ class IncrementalInference:
     def _try(
         self, owners: Tensor, box: ChangedBox, inputs: Inputs, agree: Callable[[Any, Any], bool]
     ) -> bool:
-        """Whether incremental inference gives perturbed rows the right output in less time each
-        than a whole pass.
-
-        The whole pass runs the first few rows alone. The verdict is remembered for rows of this
-        kind. The first call fills the memory of the photos, so it must come before the clock
-        starts.
-        """
+        """Whether incremental inference gives the first few perturbed rows the right output in less
+        time each than a whole pass; remembered for rows of this kind."""
         count = min(FEW, len(owners))
         first_rows = inputs.rows(torch.arange(count))
         box_of_first_rows = changed_box(self._photos, owners[:count], first_rows.x)
@@ -120,10 +113,8 @@ class IncrementalInference:
 
 
 def _kind(box: ChangedBox) -> Any:
-    """The kind of perturbed rows, by which the verdict of a trial is kept: what decides how long
-    they take. That is the photos' size and type, the number of threads, and the share of a photo
-    that changed in eighths.
-    """
+    """What decides how long perturbed rows take: the photos' size and type, the number of threads,
+    and the share of a photo that changed in eighths."""
     share = math.prod(box.sides) / math.prod(box.map_sides)
     return (
         box.photo_maps.shape[1:],

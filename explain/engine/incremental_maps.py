@@ -149,9 +149,7 @@ def changed_box(of_photos: Tensor, owners: Tensor, perturbed: Tensor) -> Changed
 
 def _changed(of_photos: Tensor, owners: Tensor, perturbed: Tensor) -> tuple[Tensor, list[int]]:
     """Where the changed pixels begin in each row, ``(B, d)``, and the sides of a box that holds
-    those of any row. Boxes are moved back from the edge, so that all of their pixels exist. The
-    first step of incremental inference, on pixels.
-    """
+    those of any row, moved back from the edge."""
     changed = (perturbed != of_photos[owners]).any(1)
     starts = []
     sides = list[int]()
@@ -229,10 +227,8 @@ class BoxMaps(Tensor):
 
     @staticmethod
     def __new__(cls, box: ChangedBox, photos: PhotoPass) -> "BoxMaps":
-        """Make a tensor that stands for whole feature maps ``(B, C, ...)`` of perturbed rows, but
-        holds their changed box alone. Networks ask the tensor for its shape, strides, type and
-        device, so these are those of whole feature maps.
-        """
+        """Make a tensor with the shape, strides, type and device of whole feature maps ``(B, C,
+        ...)`` of perturbed rows, which holds their changed box alone."""
         shape = (len(box.owners), *box.photo_maps.shape[1:])
         layout = photos.layout if len(shape) == 4 else torch.contiguous_format
         strides = torch.empty(shape, device="meta", memory_format=layout).stride()

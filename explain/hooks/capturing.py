@@ -150,11 +150,7 @@ class Capture:
         once: bool = False,
     ) -> None:
         """Register the hooks that record the outputs (or inputs) of these layers, and with
-        ``gradients`` their gradients, for as long as ``group`` lasts.
-
-        ``cut`` lets the graph begin at a layer, ``every`` records all tensors of an output,
-        ``once`` leaves the gradients of a single backward pass to the caller.
-        """
+        ``gradients`` their gradients, for as long as ``group`` lasts."""
         if group._model is None:
             raise HookError(
                 "group of a capture must have a model, got HookGroup(); pass it the model"
@@ -318,10 +314,8 @@ class Capture:
     # Where the graph begins
 
     def _begin_pass(self, module: nn.Module, args: Any, kwargs: Any) -> nested.SwappedInputs | None:
-        """Begin a pass of the model: note whether gradients are off, so that the graph may begin at
-        a layer. If they are off only later, the network itself has turned them off. Without
-        ``cut``, the model's inputs are replaced by aliases with a graph.
-        """
+        """Begin a pass of the model: note whether the graph may begin at a layer, since gradients
+        are off. Without ``cut``, the inputs are replaced by aliases with a graph."""
         self._may_be_cut = self._cut and not torch.is_grad_enabled()
         self._was_cut = False
         if self._cut or not torch.is_grad_enabled() or _some_require_gradients(args, kwargs):
@@ -349,10 +343,8 @@ class Capture:
         return not any(parameter.requires_grad for parameter in module.parameters())
 
     def _turn_on(self) -> bool:
-        """Turn gradients on, at most once in a pass; return False if the network itself has turned
-        them off here. `preserve.untouched` or `preserve.recording`, around the pass, gives the
-        caller's mode back.
-        """
+        """Turn gradients on, at most once in a pass; False if the network itself has turned them
+        off here. A block around the pass gives the caller's mode back."""
         if self._was_cut or not self._may_be_cut:
             return False  # the network itself has turned gradients off here
         self._was_cut = True
@@ -574,10 +566,8 @@ class Capture:
     def _must_have_histories(
         self, layer: str, first_output: torch.Tensor, inputs: Versions, output: Any
     ) -> None:
-        """Mark a layer's gradient as incomplete if the layer computed other outputs without a
-        history. Called where the layer's first output has no history of its own. ``inputs`` are
-        what the call was given.
-        """
+        """Mark the gradient of a layer whose first output has no history as incomplete, if the
+        layer computed other outputs without one from its ``inputs``."""
         computed = [
             tensor
             for _, tensor in nested.paths(output)
@@ -611,10 +601,8 @@ class Capture:
         return GradientSources(summed, requested_with)
 
     def _collect(self, record: TensorRecord, tensor: torch.Tensor) -> Source:
-        """Register a hook that stores a tensor's gradient in ``record``, in any backward pass;
-        return what to differentiate with respect to. With ``once``, no hook is registered: the
-        caller sums the gradients itself.
-        """
+        """Store a tensor's gradient in ``record`` in any backward pass (with ``once``, the caller
+        does); return what to differentiate with respect to."""
 
         def collect(gradient: torch.Tensor | None) -> None:
             """Store a copy of the gradient; within one backward pass, add to it."""

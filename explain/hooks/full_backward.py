@@ -179,10 +179,8 @@ class _Call:
         return tuple(gated_values[: len(args)]), {**kwargs, **by_name}
 
     def leave(self, output: Any) -> Any:
-        """Pass the output tensors of a call through a gate; return the output that replaces the
-        module's, or None if nothing changed. An input that the module overwrote in place gets its
-        history from the module's result.
-        """
+        """Pass the outputs of a call through a gate; return what replaces them, or None. An input
+        that was overwritten in place gets its history from the module's result."""
         paths, values = _laid_out(output)
         aliased_inputs = self._lent
         self._lent = []
@@ -205,9 +203,7 @@ class _Call:
         self, direction: str, gradients: Gradients, *other_gradients: Gradients
     ) -> Gradients:
         """Call the hooks of one direction that are for this call, each on what the one before
-        returned. ``gradients`` are what they may replace; ``other_gradients`` are passed along
-        (``grad_output``).
-        """
+        returned; ``other_gradients`` are passed along (``grad_output``)."""
         for hook in self._owner.hooks[direction]:
             changed = (
                 hook.fn(self.module, gradients, *other_gradients) if hook in self._meant else None

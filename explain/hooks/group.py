@@ -323,9 +323,7 @@ class HookGroup(SignalSafe["HookGroup"]):
         argument_names: Sequence[str],
     ) -> Handle:
         """A new handle for a caller's function, with a checked `Hook` for each of ``places``,
-        registered nowhere yet. A function of this package gets a handle without hooks: it is not
-        checked. ``places`` and ``direction`` are what messages call them.
-        """
+        registered nowhere yet; for a function of this package, without hooks."""
         if self._closed:
             raise HookError(
                 "group must be open to take hooks, but it is closed; make a new HookGroup"
@@ -348,10 +346,8 @@ class HookGroup(SignalSafe["HookGroup"]):
         direction: str,
         argument_names: Sequence[str],
     ) -> Handle:
-        """Wrap a caller's function as a hook, and register it on tensors or a Node by PyTorch's
-        function ``register``. ``argument_names`` are what the function must take. It acts in any
-        thread.
-        """
+        """Wrap a caller's function, which must take ``argument_names``, as a hook in any thread,
+        and register it on tensors or a Node by PyTorch's ``register``."""
         handle = self._open(hook_class, fn, [where], direction, argument_names)
         hook = handle.hooks[0] if handle.hooks else fn
         handle.place(register, hook, hooks=handle.hooks)
@@ -500,10 +496,8 @@ class HookGroup(SignalSafe["HookGroup"]):
         argument_names: Sequence[str],
         prepend: bool,
     ) -> Handle:
-        """Register a caller's hook on the gradients of all modules that ``where`` selects. Each
-        module has one `Gates` for all hooks of the group, so that they fire in the order of
-        registration; ``prepend`` puts this one first.
-        """
+        """Register a caller's hook on the gradients of all modules that ``where`` selects;
+        ``prepend`` puts it before others of the group on a module."""
         places = self._places(where)
         for name, place, _ in places:
             if place.part:
@@ -556,9 +550,7 @@ class HookGroup(SignalSafe["HookGroup"]):
 
     def _signs_of_work(self) -> Any:
         """A value that changes when this thread records operations, or when a gradient of the model
-        is accumulated. `_unfired_hooks` compares it with that of the first registration, to see if
-        anything has run.
-        """
+        is accumulated."""
         parameters = () if self._model is None else self._model.parameters()
         leaf = next((parameter for parameter in parameters if parameter.requires_grad), None)
         gradient = None if leaf is None else leaf.grad

@@ -161,10 +161,8 @@ class Handle:
     """
 
     def __init__(self, hooks: Sequence[Any], owner: "dict[Handle, None]") -> None:
-        """Make a handle of a hook that is registered nowhere yet, and add it to ``owner``, the open
-        handles of its group. ``hooks`` are the checked caller's hooks, one for each place; none for
-        a function of this package.
-        """
+        """Make a handle of checked ``hooks`` that are registered nowhere yet, one for each place,
+        and add it to ``owner``, the open handles of its group."""
         self.id = id(self)
         self.hooks = hooks
         self.undo: list[Callable[[], None]] = []

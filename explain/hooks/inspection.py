@@ -243,10 +243,8 @@ class _Watch:
 def _differentiate(
     output: Any, score: Callable[[Any], torch.Tensor] | None, inputs: list[Any]
 ) -> None:
-    """Run backward from a score of the output to those ``inputs`` that require a gradient, so that
-    backward hooks fire. Without ``score``, it is the sum of each sample's largest value. No
-    gradient is accumulated.
-    """
+    """Run backward from a score (or the sum of each sample's largest value) to those ``inputs``
+    that require a gradient, so that backward hooks fire."""
     tensor = first_tensor(output) if score is None else score(output)
     if not isinstance(tensor, torch.Tensor):
         raise HookError(

@@ -182,10 +182,8 @@ def _apply(
     model: nn.Module,
     grids_of_photo: GridsOfPhoto,
 ) -> None:
-    """Register the forward hook that lets an intervention act on its layer. ``model_calls`` notes
-    the calls of the model, and which interventions acted. Hooks run in the order of registration,
-    each on the output of the one before.
-    """
+    """Register the forward hook that lets an intervention act on its layer, behind those before it;
+    ``model_calls`` notes the model's calls and which interventions acted."""
     place = place_of(intervention.layer, model)
 
     def act(module: nn.Module, args: Any, output: Any) -> Any:

@@ -269,10 +269,8 @@ def _identities(container: Any) -> list[list[int]]:
 
 
 def _put_back(current: dict[str, Any], saved: dict[str, Any]) -> None:
-    """Restore a module's dictionary (of attributes or buffers) to what it was before a pass of
-    `untouched`, the order included. ``current`` is changed in place. Hooks and modes, which every
-    module has, are left alone.
-    """
+    """Restore a module's dictionary ``current`` (of attributes or buffers) to what it was, the
+    order included. Hooks and modes are left alone."""
     deleted = saved.keys() - current.keys() - _MODULE
     for name in current.keys() - saved.keys() - _MODULE:
         value = current[name]
@@ -716,10 +714,8 @@ def copied(model: nn.Module, *, share: bool = False) -> nn.Module:
 
 
 def _copied(model: nn.Module, share: bool) -> nn.Module:
-    """Copy a model once; `copied` tries again if another thread registers a hook meanwhile.
-    ``share`` keeps parameters and buffers. Modules that an explanation holds in evaluation mode get
-    their own modes in the copy.
-    """
+    """Copy a model once, with ``share`` its parameters and buffers themselves. Modules that are
+    held in evaluation mode get their own modes in the copy."""
     memo: dict[int, Any] = {}
     modules = modules_of(model)
     for module in modules:  # parameters, buffers, and what hooks compute from them

@@ -55,10 +55,8 @@ class Units:
 
 
 def _as_tuple(name: str, value: Any) -> tuple[Any, ...]:
-    """A user's choice of a layer's units as a tuple of numbers (of pairs, for positions), from a
-    list, an array, a tensor, a mask or a number. ``name`` is the option: "channels", "tokens",
-    "heads", "positions" or "region".
-    """
+    """A user's choice of units, a list, array, tensor, mask or number, as a tuple of numbers (of
+    pairs, for positions). ``name`` is the option."""
     values = value.tolist() if isinstance(value, torch.Tensor) else value
     try:
         units = np.atleast_1d(np.asarray(values))
@@ -235,9 +233,8 @@ class Axes:
         return self._laid_along([dim], mask)
 
     def _along(self, dim: int, chosen: Sequence[int], name: str) -> torch.Tensor:
-        """A mask that broadcasts to the layer's values, and is true at the ``chosen`` indices of
-        dimension ``dim``. ``name`` is the kind of unit ("channels", "heads", "tokens") in messages.
-        """
+        """A mask that broadcasts to the layer's values, true at the ``chosen`` indices of dimension
+        ``dim``. ``name`` is the kind of unit in messages."""
         count = self._shape[dim]
         for index in chosen:
             if not -count <= index < count:
