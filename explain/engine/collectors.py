@@ -429,12 +429,8 @@ def _of_layer(
 def _of_images(
     term: Tensor, constant: AddedConstant, forward: Forward
 ) -> tuple[Tensor, Tensor | None]:
-    """Lay a bias term out as maps ``(N, C, h, w)``, or as ``(N, K)`` if it is no map of the photo;
-    and what lies beside the map ``(N, K)``, as of class tokens, or None.
-
-    ``term`` has the shape of the tensor that the constant was added to. That may be of windows of
-    the photo, which are then summed for each image.
-    """
+    """Lay a bias term, in the shape of the tensor that it was added to, out as maps ``(N, C, h,
+    w)`` and what lies beside them ``(N, K)``; without a map, as ``(N, K)``."""
     count = forward.count
     whole = forward.whole
     labels = None if whole is None else whole.rows.get(constant.result)

@@ -37,10 +37,8 @@ class IncrementalInference:
     kept."""
 
     def __init__(self, model: nn.Module, x: Tensor) -> None:
-        """Begin for the photos ``x``; whether incremental inference is faster is remembered for the
-        model. One object serves all batches of a stream: what operators give for the photos is kept
-        in it.
-        """
+        """Begin for all batches of a stream on the photos ``x``; what operators give for the photos
+        is kept here, and whether it is faster with the model."""
         self._model = model
         self._is_faster = _is_faster.setdefault(model, {})
         """Whether a kind of rows is run right and faster so, as trials of this model have shown."""

@@ -249,13 +249,8 @@ class BoxMaps(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, operator: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Run an operator that PyTorch dispatches on these feature maps: on their boxes if it can,
-        else on whole maps.
-
-        An operator that overwrites, such as ``relu_``, is run as its form that does not, and the
-        result put into its first argument. PyTorch calls it below autograd, so hooks and modules of
-        the model run as always.
-        """
+        """Run an operator on the boxes of these feature maps if it can, else on whole maps. One
+        that overwrites runs as its form that does not, and the result is put in."""
         kwargs = kwargs or {}
         maps = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, BoxMaps)]
         photos = maps[0]._photos
@@ -339,9 +334,7 @@ class _BoxCall:
 
 def _box_of(call: _BoxCall) -> ChangedBox | None:
     """The result of an operator on changed boxes of feature maps, as a box; None if it needs whole
-    maps. An operation that is missing here is slower, not wrong; one that is here must be exact in
-    the box.
-    """
+    maps. One that is missing here is slower, not wrong."""
     facts = facts_of(call.operator)
     operation = known_operation(facts.name)
     dims = len(call.boxes[0].sides)

@@ -36,10 +36,8 @@ class LayerRerun:
         rows: PerturbedRows,
         accumulators: Sequence[TargetAccumulators],
     ) -> None:
-        """Begin for the perturbed rows of a layer; `begin` is called with each image before its
-        rows are run. ``accumulators`` take the results, one for each target. The layer's feature
-        maps of all images are those of the first forward pass.
-        """
+        """Begin for the perturbed rows of a layer, whose feature maps are those of the first pass.
+        ``accumulators`` take the results, one for each target."""
         self.context = context
         self.rows = rows
         self._layer = layer
@@ -141,10 +139,8 @@ class LayerRerun:
         prefix = self._prefix if way == "behind the layer" else None
 
         def replaced(output: Any, overwritten: bool) -> Any:
-            """At the layer's call: put the perturbed maps in place of its output, and let the
-            network run from now on. If the layer has overwritten its input, the perturbed maps are
-            written into that tensor, so that code that still reads it sees them.
-            """
+            """Put the perturbed maps in place of the layer's output, also into an input that the
+            layer has overwritten, and let the network run from now on."""
             if prefix is not None:
                 prefix.reach()
             tensor = first_tensor(output)

@@ -228,10 +228,8 @@ class _InOrder(Accumulator):
         self._values.append(values)
 
     def result(self) -> Tensor:
-        """The values ``(P, ...)`` of all rows, sorted by image, then by number within the image.
-        Rows may have come in any order, so they are sorted here; numbers must be distinct within an
-        image.
-        """
+        """The values ``(P, ...)`` of all rows, sorted by image, then by number within the image;
+        the numbers of an image must be distinct."""
         numbers = torch.cat(self._numbers)
         sort_keys = torch.cat(self._images) * (len(numbers) + 1) + numbers
         return torch.cat(self._values)[sort_keys.argsort()]
@@ -330,9 +328,7 @@ class ScoreOf:
 
     def __call__(self, evidence: Evidence) -> Tensor:
         """The score of each perturbed row in ``evidence``, ``(b,)``, or all logits ``(b, K)``, by
-        the kind. Called for batches of perturbed rows and for the photos themselves, so both are in
-        the same unit.
-        """
+        the kind."""
         classes = evidence.classes
         logits = evidence.logits
         if self.kind == "all" and logits is not None:

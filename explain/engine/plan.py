@@ -278,9 +278,7 @@ class Plan:
     @property
     def _own_passes(self) -> int:
         """The number of needs that run the model forward and back once more for each target:
-        LeGrad's blocks, full-backward hooks. Counted as one pass forward and one back each in
-        `passes` and `passes_back`.
-        """
+        LeGrad's blocks, full-backward hooks."""
         kinds = [need.kind for need in self.needs]
         return sum(isinstance(kind, BlockAttention) + kind.hooked for kind in kinds)
 
@@ -350,9 +348,7 @@ class Plan:
 
     def __str__(self) -> str:
         """The plan in words: a line for each kind of pass with its number and methods, then the
-        sums and costs. Users of `explain.plan` read it, and examples in the documentation show it;
-        no code reads it.
-        """
+        sums and costs."""
         lines = [self._forward(), *map(self._back, self.backwards)]
         blocks = [need for need in self.needs if isinstance(need.kind, BlockAttention)]
         if blocks:

@@ -191,10 +191,8 @@ class RerunContext:
 
     @reading_once()
     def _probe_way(self, run: Callable[[Tensor], Any], images: Tensor) -> bool:
-        """Run the model by ``run``, a way to run perturbed inputs; return whether an unperturbed
-        image gets its known score between far ones. The image is the second row and the last one,
-        or the only row. Any error of the network or a target on such rows counts as no.
-        """
+        """Whether ``run`` gives an unperturbed image (the second and last row, or the only one) its
+        known score between far ones; no after any error of the network."""
         logits = self.forward.logits
         are_same = []
         image_rows = slice(1, None, max(1, len(images) - 2)) if len(images) > 1 else slice(None)
@@ -250,9 +248,7 @@ class RerunContext:
 
     def _refuse(self, score: Tensor, again: Tensor) -> None:
         """Raise the error for a model that scores an image differently in a second run, naming the
-        worst image. Both are ``(N,)``: the scores of the first run, and ``again`` those of the
-        second.
-        """
+        worst image; both scores are ``(N,)``."""
         image = int((again - score).abs().argmax())
         raise ModelError(
             f"{_MUST_REPEAT}, but gave image {image} {score[image].item():.4g} and then "

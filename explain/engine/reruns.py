@@ -95,12 +95,8 @@ def _run_stream(
     names: Mapping[NeedAtLayer, Sequence[str]],
     progress: "ProgressCallback",
 ) -> None:
-    """Run one stream of perturbed rows for all targets, and write the results into their answers.
-
-    ``names`` has the methods behind each need, for maps in progress. An interrupt ends the stream;
-    if partial results are wanted, it is noted in ``context.state`` and the answers are those so
-    far.
-    """
+    """Run one stream of perturbed rows for all targets, and write the results into their answers;
+    after an interrupt, those so far if partial results are wanted."""
     numbers = rows[context.inputs.path].numbers
     sums = [
         TargetAccumulators(stream, context, resolved, names, numbers)
@@ -228,10 +224,8 @@ class InputRerun:
         sums: Sequence[TargetAccumulators],
         context: RerunContext,
     ) -> None:
-        """Find out how the network can be run on perturbed inputs: together or one by one, and how
-        many at once. ``rows`` are the stream's, ``sums`` the accumulators of each target. May run
-        the network as a trial.
-        """
+        """Find out, perhaps by a trial, how the network can be run on perturbed inputs: together or
+        one by one, how many at once. ``sums`` has an accumulator for each target."""
         self.context = context
         self.rows = rows[context.inputs.path]
         self._of_inputs = rows
@@ -305,10 +299,8 @@ class InputRerun:
         self.context.confirm(way, partial(self._unperturbed, way), self._last_image, rows)
 
     def _find_faster_call(self) -> Callable[[Tensor, Inputs], Any] | None:
-        """A function that runs perturbed inputs faster than the model's call, by incremental
-        inference, or None. It is tried on a first batch. Only for photos on a CPU of which class
-        scores are read: elsewhere it does not pay.
-        """
+        """A function that runs perturbed inputs faster than the model, by incremental inference, or
+        None. Only for class scores of photos on a CPU: elsewhere it does not pay."""
         context = self.context
         x = context.inputs.x
         count = len(self.rows.owners)
@@ -401,10 +393,8 @@ class InputRerun:
         ]
 
     def _refuse(self, indices: Tensor) -> None:
-        """Raise the error of a batch of perturbed rows whose scores are not finite: run it again
-        through `gather`, which refuses it. The message then names the first layer that is not
-        finite. Returns if nothing is wrong, as when only a sum overflowed.
-        """
+        """Raise the error of a batch whose scores are not finite, by another run that finds the
+        first layer at fault; return if nothing is, as when a sum overflowed."""
         context = self.context
         images, first_row, inputs = self._batch(indices)
         reader = reading(context.model, context.inputs, context.settings.activation)
@@ -428,10 +418,8 @@ class InputRerun:
         end_row = first_row + len(indices)
 
         def carried(tensor: Tensor) -> Tensor:
-            """Bring a tensor with a row for each of the caller's images to the rows of the batch,
-            moved as these were. Rows before ``first_row`` and after the perturbed ones are images
-            that are not perturbed.
-            """
+            """Bring a tensor with a row for each of the caller's images to the rows of the batch;
+            others than the perturbed ones are images as they are."""
             tensor_of_rows = unperturbed.of_images(tensor)[images]
             if self.rows.carry is None:
                 return tensor_of_rows

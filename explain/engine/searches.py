@@ -66,9 +66,7 @@ def _reader(need: NeedAtLayer, context: RerunContext) -> Callable[[Scores], Any]
 
     def read(asked: Scores) -> Any:
         """Run the perturbed rows that a search asks for, and return their values in the order of
-        the rows. The answer is taken out of the target's answers again, since it is the search's
-        alone.
-        """
+        the rows, for the search alone."""
         need_at_layer = NeedAtLayer(asked, need.layer)
         run_streams(Plan({name: frozenset({need_at_layer})}), quiet)
         return resolved.answers.pop(need_at_layer)
@@ -83,10 +81,8 @@ def _run(
     deadline: float,
     report: Callable[[], None],
 ) -> None:
-    """Run a search to its end, or until ``time.monotonic()`` is ``deadline``; ``read`` runs the
-    rows that it asks for. After that time the search is told so once, and may ask for a few more
-    rows to finish. ``report`` is called after each step for progress.
-    """
+    """Run a search by ``read`` to its end. After ``deadline`` (of ``time.monotonic()``) it is told
+    once, and may finish with a few rows more. ``report`` follows each step."""
     steps = search.steps()
 
     def next_rows(step: Callable[..., Scores], value: Any) -> Scores | None:

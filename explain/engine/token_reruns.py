@@ -86,20 +86,13 @@ class TokenRerun:
         ]
 
     def _output(self, keep: Tensor) -> Any:
-        """The network's output for subsets of the photo's tokens, ``keep`` ``(b, h, w)``, as many
-        in each row. Tokens that are no patches, such as the class token, stay. They are taken out
-        before the first block, after positions have been added.
-        """
+        """The network's output for subsets ``keep`` ``(b, h, w)`` of the photo's tokens, as many in
+        each row; others are taken out of the first block's input."""
         is_taken: list[bool] = []
 
         def kept_tokens(tokens: Any) -> Tensor | None:
-            """Take the tokens of each row out of the first block's input ``(1, tokens, C)``: ``(b,
-            kept tokens, C)``.
-
-            ``keep`` ``(b, h, w)`` says which tokens of the photo; tokens that are no patches stay.
-            Done once in a pass; None leaves the inputs of later blocks, and inputs that are no
-            tokens, as they are.
-            """
+            """The tokens of each row out of the first block's input ``(1, tokens, C)``: ``(b, kept,
+            C)``, with those that are no patches; None leaves what a later block is given."""
             image_dim = self._grid.of_images
             if (
                 is_taken

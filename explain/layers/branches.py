@@ -143,9 +143,7 @@ def _possible(
     search: LayerSearch, layer: str, candidates: Sequence[str], from_photo: Collection[str]
 ) -> Sequence[str]:
     """Those of the candidates that may be beside a layer for some score of the network: neither is
-    computed from the other. Kept with the summary, so that a network with one branch is searched
-    once.
-    """
+    computed from the other."""
     key = ("beside", layer, *candidates, None, *from_photo)
     possible: list[str] | None = search.summary.chosen.get(key)
     if possible is None:

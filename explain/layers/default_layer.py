@@ -193,10 +193,8 @@ def _stages(
 def _shared_with(
     summary: ForwardSummary, score: Score | None, of_class: bool, refresh: bool
 ) -> str | None:
-    """The name of the scores that share a choice of layer, as its key in the network's summary;
-    None if it is not kept. A choice for all scores must not depend on one; `default_layer` and
-    `stage_layers` keep choices by this key.
-    """
+    """The name of the scores that share a choice of layer, which is kept under it in the network's
+    summary; None if it is not kept."""
     if score is None or (summary.gives_scores and summary.outputs == 1 and not refresh):
         return ALL_SCORES
     return "all classes" if of_class and summary.gives_scores and not refresh else None
@@ -210,10 +208,8 @@ def _begin(
     score: Score | None,
     shared_by: str | None,
 ) -> Iterator[LayerSearch]:
-    """A search for the layer on the first image, or, if the choice is for one score, on all images.
-    Takes the pass that the summary recorded, so the model need not run again. The record is taken
-    out of the summary, since it holds memory; only one search gets it, and lets go of it.
-    """
+    """A search for the layer on the first image, or on all if it is for one score; in the pass that
+    the summary recorded, if that is left, which is let go of at the end."""
     recorded: RecordedCalls | None = summary.chosen.pop(RECORDED, None)
     is_of_inputs = shared_by == ALL_SCORES or len(inputs) == 1
     if shared_by == ALL_SCORES:
@@ -231,10 +227,8 @@ def _begin(
 
 
 def _in_single_precision(model: nn.Module, inputs: Inputs) -> tuple[nn.Module, Inputs] | None:
-    """A copy of a network in half precision, and its inputs, in float32: there, rounding decides
-    nothing about which layer shows where a score comes from. None for other networks, and for those
-    that can't be copied or run so.
-    """
+    """A network in half precision, and its inputs, in float32, where rounding decides nothing; None
+    for other networks, and if it can't be copied or run so."""
     tensors = [inputs.x, *parameters_of(model)]
     if not any(tensor.dtype in (torch.float16, torch.bfloat16) for tensor in tensors):
         return None
@@ -307,12 +301,8 @@ def _behind_moves(value: Value | None) -> Step | None:
 
 
 def _candidates(search: LayerSearch) -> list[_Candidate]:
-    """The tensors of a pass that may be the layer to explain, in the order of the pass.
-
-    Left out are those that are returned again later, those inside an attention, where heads and
-    weights resemble maps, and those that saw only other images than what is explained. The default
-    layer is chosen among them.
-    """
+    """The tensors that may be the layer, in the order of the pass: none that is returned again
+    later, is inside an attention, or saw other images than the explained one."""
     summary = search.summary
     calls = [call for call in summary.calls if call.depends] or summary.calls
     calls_by_tensor: list[list[ModuleCall]] = []
@@ -369,12 +359,8 @@ def _latest_first(candidates: Iterable[_Candidate]) -> list[_Candidate]:
 
 
 def _last_of_each_size(search: LayerSearch) -> tuple[Branches, bool]:
-    """The layers of the stages for `stage_layers` with the branches beside them, and whether they
-    would be the same for another image.
-
-    They are not certain where a layer's gradient is zero everywhere for this one. Resolutions are
-    positions of the map; names are in the order from fine to coarse.
-    """
+    """The layers of the stages, from fine to coarse, with branches beside them, and whether they'd
+    be the same for another image: no gradient is zero everywhere."""
     all_candidates = _candidates(search)
     by_size: dict[Size, list[_Candidate]] = {}
     for candidate in _latest_first(all_candidates):

@@ -63,10 +63,8 @@ def with_layout(model: nn.Module, x: InputsLike) -> Inputs:
 
 
 def _dims_of_channels(shape: Size) -> dict[InputLayout, int]:
-    """The layouts that an input's shape allows, and the dimension of the channels in each. Channels
-    come last only if there are one or three of them there, and not elsewhere, and if what is before
-    them is no single row or column.
-    """
+    """The layouts that an input's shape allows, and the dimension of the channels in each; last
+    only if one or three are there alone, behind more than one row or column."""
     if len(shape) == 3:
         return {"NCL": 1, "NLC": 2}
     dims: dict[InputLayout, int] = {"NCTHW": 1, "NTCHW": 2} if len(shape) == 5 else {"NCHW": 1}
@@ -81,12 +79,8 @@ def _dims_of_channels(shape: Size) -> dict[InputLayout, int]:
 def _by_convolution(
     model: nn.Module, inputs: Inputs, dims: Mapping[InputLayout, int]
 ) -> InputLayout | None:
-    """The layout of inputs by what the first convolution takes as its channels; None if unclear.
-
-    The gradient of one of the convolution's channels then lies in one channel of the input, and in
-    all rows or frames. The model is run once on the first input, with gradients, and left as it
-    was; whatever fails gives None.
-    """
+    """The layout of inputs by where the gradient of one channel of the first convolution lies: in
+    one channel, in all rows and frames. None if unclear."""
     inputs = inputs.first().detached()
     source = inputs.x.clone().requires_grad_()
     first_calls: list[tuple[int, bool, Tensor]] = []
@@ -140,10 +134,8 @@ def _by_convolution(
 
 
 def _by_lengths(model: nn.Module, lengths: Mapping[InputLayout, int]) -> InputLayout:
-    """The likeliest layout of inputs, by the lengths of the dimensions that may be the channels. A
-    configuration of Hugging Face says how many channels there are, and of signals the first linear
-    layer; otherwise one or three are usual. A guess, of which `_warn_once` tells the user.
-    """
+    """The likeliest layout by the lengths of dimensions that may be the channels: as a
+    configuration or first linear layer says, else one or three. A guess."""
     config = getattr(model, "config", None)
     config = getattr(config, "vision_config", config)
     channels = getattr(config, "num_channels", None)
@@ -168,9 +160,7 @@ def _warn_once(
     certain: bool,
 ) -> None:
     """Warn, once for each model, that frames come before channels, or that several layouts are as
-    likely, or one without channels first, and which is assumed. The layout that is assumed stays
-    the same for the model, so once is enough.
-    """
+    likely, and which is assumed."""
     likely = [length for length in lengths.values() if length in COLOURS]
     is_guess = (len(likely) > 1 and max(likely) > 1) or layout[-1] == "C"
     doubtful = is_guess and not certain

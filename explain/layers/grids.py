@@ -114,10 +114,8 @@ class NetworkGrids(Grids):
         *,
         trains: bool = False,
     ) -> None:
-        """Begin to tell how the tensors of a network lie on these inputs; the network is run when
-        that is first needed. The same object serves a whole call, and remembers grids by shape and
-        layer. Of a `Stitched` model, the segmenter on its first window is looked at.
-        """
+        """Begin to tell how the tensors of a network (of a `Stitched` one, its segmenter on the
+        first window) lie on these inputs; it is run when that is first needed."""
         self._whole = model
         """The model as the caller has it; of a `Stitched` one, ``_model`` is the segmenter."""
         self._whole_inputs = inputs
@@ -343,10 +341,8 @@ class NetworkGrids(Grids):
         return self._by_shape[key]
 
     def _read(self, shape: Size, layer: str | None, constant: int | None) -> Grid | None:
-        """Tell how a tensor of ``shape`` covers the input: by its layer, as frames of a video, as
-        tokens, or by its shape. ``constant`` is the address of a constant that was added to the
-        tensor. `grid` keeps the answer; None if it is no map.
-        """
+        """How a tensor of ``shape`` covers the input: by its layer, as frames, as tokens (also by
+        the address of a ``constant`` added to them), or by its shape; None if not."""
         frames = frames_in_batch(shape, self.size, self.count) if len(self.size) == 3 else None
         if layer is not None:
             place = self._place(layer)
@@ -368,9 +364,7 @@ class NetworkGrids(Grids):
 
     def _of_frames(self, shape: Size, frames: int) -> Grid | None:
         """The grid of a tensor whose batch holds the ``frames`` of videos as images; None if it
-        fits no map of the network. Both layouts are tried, channels first before channels last. For
-        layers that take each frame of a video as an image.
-        """
+        fits no map of the network, channels first or last."""
         if len(shape) == 3:
             tokens = self.of_tokens(shape[1])
             return tokens if tokens is not None and tokens.folded else None
@@ -395,19 +389,15 @@ class NetworkGrids(Grids):
         )
 
     def _call(self, layer: str) -> ModuleCall | None:
-        """The call in the network's summary that a layer's name stands for, from which its grid is
-        read. A module with several names is recorded under its first. None if the layer did not
-        run.
-        """
+        """The call in the network's summary that a layer's name stands for; None if it did not run.
+        A module with several names is recorded under its first."""
         place = self._place(layer)
         name = modules_of(self._model)[submodule(self._model, place.module)]
         return self._summary.call_of(place._replace(module=name))
 
     def _of_input(self, shape: Size) -> Grid | None:
-        """The grid of the first tensor that a layer is given (``name:input``): by aspect ratio, or
-        by the number of tokens. The input of a layer is not in the summary, which has outputs, so
-        the shape must decide.
-        """
+        """The grid of the first tensor that a layer is given (``name:input``): by its shape, since
+        summaries have outputs alone."""
         if len(shape) == 3:
             return self._places.of_sequence(shape, self.count)
         if len(shape) != len(self.size) + 2 or shape[0] != self.count:

@@ -237,10 +237,8 @@ def total_score(score: Score | None, output: Any) -> Tensor | None:
 
 
 def _best_score(output: Any) -> Tensor | None:
-    """The best score in a model's output: the largest number of its first row of scores, or else of
-    its first tensor. Only for searches without a target's score: any answer that depends on the
-    whole network would do.
-    """
+    """The best score in a model's output, the largest number of its first row of scores or first
+    tensor, where any answer of the whole network will do."""
     tensors = sorted(tensors_in(output), key=lambda tensor: tensor.ndim != 2)
     return tensors[0].float().amax() if tensors else None
 

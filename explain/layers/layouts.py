@@ -398,10 +398,8 @@ def token_grid(positions: Positions, shape: Size, count: int) -> Grid | None:
 
 
 def _grid_of_points(layout: Layout, points: Tensor) -> Grid | None:
-    """The grid whose positions are the centres ``(tokens, axes)`` of tokens, one for each; None if
-    there is none. Tokens whose centre is 0 lie nowhere. `token_grid` calls it, with positions from
-    0 to 1 in the photo.
-    """
+    """The grid whose positions are the centres ``(tokens, axes)`` of tokens, from 0 to 1 and 0 for
+    nowhere, one for each; None if there is none."""
     tokens = (points > 0).all(1).nonzero()[:, 0]
     lengths = list[int]()
     cells = torch.zeros(len(tokens), dtype=torch.long, device="cpu")
@@ -421,9 +419,7 @@ def _grid_of_points(layout: Layout, points: Tensor) -> Grid | None:
 
 def _grid_of(layout: Layout, shape: Size) -> Grid | None:
     """The grid of a map of ``shape`` in a known layout, such as ``(N, C, h, w)`` in ``NCHW``; None
-    for one position. A map of one position shows no places, so it is no map here. For maps in a
-    layout that is assumed or known.
-    """
+    for one position, which shows no places."""
     channels = CHANNEL_DIMS[layout] % len(shape)
     *frames, height, width = (shape[dim] for dim in range(1, len(shape)) if dim != channels)
     if height * width <= 1:
@@ -432,10 +428,8 @@ def _grid_of(layout: Layout, shape: Size) -> Grid | None:
 
 
 def _token_grid(tokens: int, size: Size) -> Grid | None:
-    """The grid of a number of tokens that has the aspect ratio of an image, with the fewest extra
-    tokens in front. None if there is none, and for a video, whose number of frames is unknown. Only
-    a guess by the number; `token_grid` knows where tokens come from.
-    """
+    """A guess: the grid of so many tokens that has the aspect ratio of an image, with the fewest
+    extra tokens in front; None if there is none, and of a video."""
     if len(size) != 2:
         return None
     for skip in range(min(MAX_EXTRA_TOKENS, tokens - 1) + 1):

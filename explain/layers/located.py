@@ -64,10 +64,8 @@ class Places:
         )
 
     def _grids(self, sequences: Iterable[tuple[Size, Positions]]) -> dict[int, set[Grid]]:
-        """The grids on which some sequences of tokens lie on the photo, by their number of tokens.
-        Sequences on no grid are left out. Several grids of one length mean that the length alone
-        does not tell how tokens lie.
-        """
+        """The grids on which sequences of tokens lie on the photo, by their number of tokens; where
+        there are several, the number does not tell how tokens lie."""
         grids: dict[int, set[Grid]] = {}
         for shape, positions in sequences:
             grid = layouts.token_grid(positions, shape, self.rows) if len(shape) == 3 else None
@@ -262,12 +260,8 @@ def stays_in(
 
 
 def _locate_once(model: nn.Module, inputs: Inputs) -> tuple[Places, bool]:
-    """Run a network on these inputs, and follow from where in the photo the values of its tensors
-    come; and whether it draws random numbers.
-
-    Parameters, buffers and other inputs are constants, which come from nowhere. The model is left
-    as it was. Tokens and maps in an unclear layout are laid out by it.
-    """
+    """Where in the photo the values of a network's tensors come from, in one run that leaves it as
+    it was, and whether it draws random numbers."""
     recorder, _, values = record_calls(model, inputs)
     places = _places_in(model, recorder, values, len(inputs))
     recorder.release()

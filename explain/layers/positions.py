@@ -118,10 +118,8 @@ def _of_transform(step: Step) -> State:
 
 
 def _moved(step: Step, results: Sequence[Value], state_of: StateOf) -> dict[Value, State]:
-    """The positions of each result of a step that moves values: the step is run with positions in
-    place of values, once for each dimension of the photo. UNKNOWN if those of an argument are, or
-    if it has more than `MOST` values.
-    """
+    """The positions of each result of a step that moves values, by running it on positions, once
+    for each axis. UNKNOWN if an argument's are, or are more than `MOST`."""
     sources = values_moved(step)
     states = [state_of(value) for value in sources]
     positions = [state for state in states if isinstance(state, tuple)]
@@ -231,10 +229,8 @@ def _reduced(state: State, dims: int | Sequence[int], result: Value) -> State:
 def _resampled(
     resample: Callable[[Tensor], Tensor], state: State, x: Value, result: Value
 ) -> State:
-    """Where the values of the result of a convolution, pooling or interpolation lie in the photo:
-    at the mean of each window. ``state`` is that of its input map ``x`` ``(N, C, H, W)``. Values
-    that lie nowhere are left out of the mean.
-    """
+    """Where the results of a convolution, pooling or interpolation of a map ``x`` ``(N, C, H, W)``
+    lie: at the mean of what lies somewhere in each window."""
     mean = _mean(state, [1])
     if isinstance(mean, Lost):
         return mean
