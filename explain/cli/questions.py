@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from explain.baselines.base import Baseline
     from explain.methods import Method
     from explain.metrics import Metric
-    from explain.targets import Target
+    from explain.targets import Predicted, Target
 
 BUDGET = ("samples", "tolerance", "max_seconds")
 
@@ -177,11 +177,11 @@ def targets_of(
             return targets
         if not any(isinstance(target, Predicted) for target in targets):
             raise without_effect("--threshold", " without --target predicted or all")
-        predicted = _predicted(thresholds, categories)
+        predicted = predicted_above(thresholds, categories)
     return [predicted if isinstance(target, Predicted) else target for target in targets]
 
 
-def _predicted(thresholds: Sequence[str], categories: Sequence[str] | None) -> "Target":
+def predicted_above(thresholds: Sequence[str], categories: Sequence[str] | None) -> "Predicted":
     """The target of --target predicted or all with the thresholds of --threshold, as "0.3" for all
     labels or "Edema=0.2" for one; refused if one is no probability."""
     from explain.targets import Predicted

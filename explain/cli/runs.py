@@ -3,6 +3,7 @@ them."""
 
 import os
 import time
+from collections.abc import Sequence
 from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from explain._utils.errors import ExplainError, RunError
+from explain._utils.errors import ExplainError, RunError, TargetError
 from explain._utils.progress import duration
 from explain.cli import answers
 from explain.cli import commands as cli
@@ -35,7 +36,14 @@ from explain.cli.output import (
     notes,
     wrote,
 )
-from explain.cli.questions import call_options, methods_of, metrics_of, target_of, targets_of
+from explain.cli.questions import (
+    call_options,
+    methods_of,
+    metrics_of,
+    predicted_above,
+    target_of,
+    targets_of,
+)
 from explain.cli.several import ASKED, blaming, load_explainer
 
 if TYPE_CHECKING:
@@ -374,10 +382,11 @@ def export(
 @target_option
 @cli.layer
 @option(
-    "--threshold P",
-    "the probability from which on a label is predicted, where several may be true of a photo",
-    type=click.FloatRange(0, 1),
-    show_default="0.5",
+    "--threshold SHARE",
+    "the probability from which on a label is predicted, where several may be true of a photo, or "
+    "that of one label, as Edema=0.2; repeatable",
+    multiple=True,
+    show_default="as the run, else 0.5",
 )
 @cli.output(None, "FOLDER", "write pictures, tables and a page into this folder")
 @cli.force
@@ -395,7 +404,7 @@ def tell_insight(
     examples: str | None,
     target: str | None,
     layer: str | None,
-    threshold: float | None,
+    threshold: Sequence[str],
     output: str | None,
     force: bool,
     **model: Any,
@@ -411,6 +420,8 @@ def tell_insight(
     with notes(answer):
         run = explain.open_run(run_file)
     explainer = load_explainer(answer, **model) if has_model else None
+    with as_usage(TargetError):
+        limits = predicted_above(threshold, run.categories).threshold if threshold else None
     with notes(answer), blaming(model["model"]):
         insight = run.insight(
             method,
@@ -421,7 +432,7 @@ def tell_insight(
             examples=examples,
             target=target_of(target),
             layer=layer,
-            threshold=threshold,
+            threshold=limits,
         )
     lines = insight.lines(count)
     files: list[str] = []

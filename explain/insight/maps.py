@@ -16,7 +16,7 @@ from explain._utils.errors import RunError, printable
 from explain._utils.html import aligned
 from explain.data.boxes import Box
 from explain.render import overlays, styles
-from explain.store.reading import LabelledPhoto, Row, StoredRun
+from explain.store.reading import LabelledPhoto, Row, StoredRun, Threshold
 from explain.store.sources import boxes_on_input
 from explain.targets.outputs import THRESHOLD
 
@@ -184,9 +184,11 @@ class RunMaps:
         )
 
 
-def read_maps(run: StoredRun, method: str | None = None, threshold: float = THRESHOLD) -> RunMaps:
+def read_maps(
+    run: StoredRun, method: str | None = None, threshold: Threshold = THRESHOLD
+) -> RunMaps:
     """A method's maps (the run's first by default) on a grid of 16 × 16, without zeros and repeated
-    photos. ``threshold``: from which probability on a single label is predicted.
+    photos. ``threshold``: from which probability on a label is predicted.
     """
     if not run.methods:
         raise RunError(f"run {str(run.path)!r} must have maps, got none; explain some photos first")
@@ -244,7 +246,7 @@ def read_maps(run: StoredRun, method: str | None = None, threshold: float = THRE
     )
 
 
-def _finding(row: Row, threshold: float) -> tuple[str, bool | None]:
+def _finding(row: Row, threshold: Threshold) -> tuple[str, bool | None]:
     """Whether the target of a map is "present", "absent" or "uncertain" in its photo, and whether
     it is predicted as it should be; of a photo of which one label is true, an empty text and
     whether its prediction is right."""
@@ -254,7 +256,7 @@ def _finding(row: Row, threshold: float) -> tuple[str, bool | None]:
         return "", row.is_right(threshold)
     if index in photo.uncertain:
         return "uncertain", None
-    is_predicted = bool(photo.probabilities[index] >= threshold)
+    is_predicted = index in photo.predicted(threshold)
     is_present = index in photo.true
     return "present" if is_present else "absent", is_predicted == is_present
 

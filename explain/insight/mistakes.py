@@ -9,17 +9,20 @@ from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
-from explain._utils.errors import ArgumentError, muted, option_name, shown
+from explain._utils.errors import muted
 from explain._utils.resources import packaged_text
 from explain.attribution.api import attribute
+from explain.attribution.encoding import decode
 from explain.insight.maps import GRID, Names, fields_of, object_of, short
 from explain.insight.reattribution import Batch, RunPhotos, one_for_each_photo
 from explain.methods.base import MethodLike
-from explain.store.reading import Row, StoredRun
-from explain.targets import ClassTarget, Difference
+from explain.store.reading import Row, StoredRun, Threshold
+from explain.targets import ClassTarget, Difference, Predicted
+from explain.targets.outputs import THRESHOLD
 
 HALF = 0.5  # share of the sufficient regions that has to lie on the object
 MOST_PAIRS = 20
@@ -197,15 +200,28 @@ def unknown_labels(run: StoredRun) -> dict[str, int]:
     return dict(counts.most_common())
 
 
-def label_mistakes(run: StoredRun, threshold: float) -> list[LabelMistakes] | None:
+def label_thresholds(
+    run: StoredRun, threshold: float | Mapping[Any, float] | None
+) -> np.ndarray[Any, Any]:
+    """The probability from which on each label of the run is predicted ``(K,)``: one for all, or by
+    label; None takes those of the run's own target `Predicted`. One number without photos of
+    several labels.
+    """
+    if threshold is None:
+        for target in run.manifest["targets"]:
+            if target.get("class") == Predicted.__name__:
+                threshold = decode(target).threshold
+    predicted = Predicted(threshold)
+    photo = next(run.labelled_photos(), None)
+    if photo is None:
+        return np.full(1, THRESHOLD)
+    return predicted.labelled(run.categories).limits(len(photo.probabilities)).numpy()
+
+
+def label_mistakes(run: StoredRun, threshold: Threshold) -> list[LabelMistakes] | None:
     """The misses and false alarms (from the probability ``threshold`` on) of each label with any,
     the most first. None for a run in which no photo has several labels that the model knows.
     """
-    if isinstance(threshold, bool) or not 0 <= threshold <= 1:
-        raise ArgumentError(
-            f"{option_name('threshold')} must be a probability, got {shown(threshold)}; take one "
-            "such as 0.5"
-        )
     classes = 0
     labelled = 0
     present: Counter[int] = Counter()

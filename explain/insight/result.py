@@ -2,11 +2,13 @@
 
 import os
 import tomllib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from PIL import Image
 
 from explain._utils.errors import (
@@ -45,6 +47,7 @@ from explain.insight.mistakes import (
     LabelMistakes,
     OddEvidence,
     label_mistakes,
+    label_thresholds,
     odd_evidence,
     unknown_labels,
     with_label_maps,
@@ -74,11 +77,12 @@ class Insight:
     whose smallest evidence is not on the object; None where the run has no `Sufficient` or
     `Necessary`. ``answers`` are those in words that do not rest on the photo; None where the run
     has no answers. Where several labels may be true of a photo, ``labels`` says which are missed
-    and which are false alarms from a probability of ``threshold`` on, instead of ``pairs``; else it
-    is None. ``channels``, ``concepts`` and ``direction`` are results that need the model; None
-    where they were not requested. ``finer_layer`` is the layer to run where the maps are too
-    coarse; None where they are not, or the model is not known. ``unknown_labels`` counts the photos
-    of labels that are none of the model's, which are left out.
+    and which are false alarms, instead of ``pairs``; else it is None. ``threshold`` says from
+    which probability on labels are predicted. ``channels``, ``concepts`` and ``direction`` are
+    results that need the model; None where they were not requested. ``finer_layer`` is the layer
+    to run where the maps are too coarse; None where they are not, or the model is not known.
+    ``unknown_labels`` counts the photos of labels that are none of the model's, which are left
+    out.
     """
 
     run: StoredRun
@@ -94,7 +98,7 @@ class Insight:
     evidence: Sequence[OddEvidence] | None = None
     answers: Sequence[Ungrounded] | None = None
     labels: Sequence[LabelMistakes] | None = None
-    threshold: float = THRESHOLD
+    threshold: str = f"{THRESHOLD:.0%}"
     finer_layer: str | None = None
     unknown_labels: Mapping[str, int] = field(default_factory=dict)
 
@@ -346,6 +350,17 @@ class Insight:
         return document(f"What {self.run.path.name} says", self.summary, sections)
 
 
+def _in_words(run: StoredRun, threshold: np.ndarray[Any, Any]) -> str:
+    """From which probabilities ``(K,)`` on labels are predicted: that of most labels, and those of
+    the rest by their names."""
+    shares = [f"{limit:.3g}" for limit in 100 * threshold]
+    [(usual, _)] = Counter(shares).most_common(1)
+    other_labels = [
+        f"{run.label_of(number)} {share} %" for number, share in enumerate(shares) if share != usual
+    ]
+    return f"{usual} %" + (f" ({', '.join(other_labels)})" if other_labels else "")
+
+
 def _sentence(table: str, row: Any, which: str) -> str:
     """Fill a sentence about a result, its template ``which`` ("headline" or "otherwise") of a table
     in ``sections.toml``, with the fields of ``row``."""
@@ -399,7 +414,7 @@ def insight(
     examples: Any = None,
     target: int | str | None = None,
     layer: Where | None = None,
-    threshold: float | None = None,
+    threshold: float | Mapping[Any, float] | None = None,
     seed: int = 0,
 ) -> Insight:
     """Summarise the maps of a run: where classes look, clusters of reasons, mistakes.
@@ -418,7 +433,8 @@ def insight(
         target: a class, by number or label; for channels, None is the best class of each photo.
         layer: where channels and concepts are looked for; None finds the last feature map.
         threshold: the probability from which on a label is predicted, where several may be true of
-            a photo; by default 0.5.
+            a photo: one for all, or a mapping from labels or indices; by default those of a run of
+            `explain.targets.Predicted`, else 0.5.
         seed: of what is drawn by chance.
 
     Raises:
@@ -427,7 +443,7 @@ def insight(
         TargetError, LayerError: there is no such class, or layer.
     """
     _check_requested(explainer, channels, concepts, examples, target, layer)
-    least = THRESHOLD if threshold is None else threshold
+    least = label_thresholds(run, threshold)
     labels = label_mistakes(run, least)
     maps = read_maps(run, method, least)
     if threshold is not None and labels is None:
@@ -445,7 +461,7 @@ def insight(
         evidence=odd_evidence(run),
         answers=ungrounded(run, maps.method),
         labels=labels,
-        threshold=least,
+        threshold=_in_words(run, least),
         unknown_labels=unknown_labels(run),
     )
     if explainer is None:

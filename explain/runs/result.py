@@ -5,7 +5,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
 from pathlib import Path
@@ -24,10 +24,10 @@ from explain.report.pages import entry, sheet_of, write_page
 from explain.report.reproduce import Reproduction, Subject
 from explain.runs.exporting import export
 from explain.runs.parts import index_of
-from explain.store.reading import LabelledPhoto, PhotoReader, Row, StoredRun
+from explain.store.reading import LabelledPhoto, PhotoReader, Row, StoredRun, Threshold
 from explain.store.sources import Source
 from explain.store.writing import ORDERS
-from explain.targets.outputs import THRESHOLD, Prediction, percent
+from explain.targets.outputs import Prediction, percent
 
 if TYPE_CHECKING:
     from explain.insight import Insight
@@ -83,25 +83,29 @@ def to_html(
     *,
     source: Source | None = None,
     title: str | None = None,
-    threshold: float = THRESHOLD,
+    threshold: float | Mapping[Any, float] | None = None,
     overwrite: bool = False,
 ) -> tuple[Path, dict[str, str]]:
     """Write the photos ``which`` ("source:200", "worst:50", "best:50") as one page
     (`explain.report.sheet`); returns the path, and by name why photos could not be shown.
-    ``threshold``: the probability from which on one of several labels is predicted.
+    ``threshold``: the probability from which on one of several labels is predicted, as of
+    `Run.insight`.
     """
+    from explain.insight.mistakes import label_thresholds
+
     origin = records.ModelOrigin(str(run.manifest["model"]), None, "")
     code = Reproduction(f"import explain\n\nrun = explain.open_run({str(run.path)!r})\nprint(run)")
     items = []
     failures: dict[str, str] = {}
+    least = label_thresholds(run, threshold)
     for _, rows, photo in _shown(run, which, source, failures):
         first = rows[0]
         figures = {row.method: dict(row.metrics) for row in rows if row.target == first.target}
         short, full = entry(_PhotoOfRun.of(rows, photo, origin), [figures], repeated_by=code)
         labelled = LabelledPhoto.of(first.columns)
-        is_right = first.is_right(threshold)
+        is_right = first.is_right(least)
         if labelled is not None:
-            short |= _by_label(run, labelled, threshold)
+            short |= _by_label(run, labelled, least)
         elif is_right is not None:
             short["truth"] = printable(first.label)
         if is_right is not None:
@@ -116,7 +120,7 @@ def to_html(
     return write_page(page, path, overwrite=overwrite), failures
 
 
-def _by_label(run: StoredRun, photo: LabelledPhoto, threshold: float) -> dict[str, Any]:
+def _by_label(run: StoredRun, photo: LabelledPhoto, threshold: Threshold) -> dict[str, Any]:
     """A photo's true labels ("truth") and its "mistakes" with each label's probability, where
     several labels may be true; the page's script reads these keys.
     """

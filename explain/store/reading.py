@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -52,6 +52,8 @@ from explain.store.writing import (
 from explain.targets.labels import class_label
 from explain.targets.outputs import Prediction
 
+Threshold: TypeAlias = float | np.ndarray[Any, Any]
+"""From which probability on a label is predicted: one for all, or one for each ``(K,)``."""
 _ALLOWED = {
     sqlite3.SQLITE_SELECT,
     sqlite3.SQLITE_READ,
@@ -137,7 +139,7 @@ class Row:
             return None
         return self.label_class == self.prediction_class
 
-    def is_right(self, threshold: float) -> bool | None:
+    def is_right(self, threshold: Threshold) -> bool | None:
         """Whether the prediction is right, as `correct` says, also for a model with a single label:
         right if this label is true and its probability is at least ``threshold``, or neither. None
         where that is not known."""
@@ -290,7 +292,12 @@ class LabelledPhoto(NamedTuple):
         true, uncertain = map(frozenset, true_and_uncertain)
         return cls(columns["name"], np.array(probabilities), true, uncertain)
 
-    def mistakes(self, threshold: float) -> tuple[list[int], list[int]]:
+    def predicted(self, threshold: Threshold) -> list[int]:
+        """The classes that are predicted, in ascending order."""
+        chosen: list[int] = np.flatnonzero(self.probabilities >= threshold).tolist()
+        return chosen
+
+    def mistakes(self, threshold: Threshold) -> tuple[list[int], list[int]]:
         """The classes missed (true and not predicted) and the false alarms (predicted, neither true
         nor uncertain), in ascending order; predicted from ``threshold`` on.
 
@@ -298,7 +305,7 @@ class LabelledPhoto(NamedTuple):
         >>> photo.mistakes(0.5)
         ([0], [1])
         """
-        predicted = np.flatnonzero(self.probabilities >= threshold).tolist()
+        predicted = self.predicted(threshold)
         missed = self.true.difference(predicted)
         false_alarms = set(predicted) - self.true - self.uncertain
         return sorted(missed), sorted(false_alarms)
@@ -478,10 +485,11 @@ class StoredRun:
     def label_of(self, number: int) -> str:
         """The label of class number ``number`` of the model; the number as text where the model has
         no labels."""
-        return class_label(self._categories, number)
+        return class_label(self.categories, number)
 
     @cached_property
-    def _categories(self) -> list[str] | None:
+    def categories(self) -> list[str] | None:
+        """The labels of the model; None where it has only numbers."""
         categories: list[str] | None = self.manifest["categories"]
         return categories
 

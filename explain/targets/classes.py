@@ -250,15 +250,20 @@ class Predicted(Target):
         }
         return Predicted(of_classes)
 
+    def limits(self, count: int) -> torch.Tensor:
+        """From which probability on each of ``count`` labels is predicted: ``(count,)`` float64."""
+        limits = torch.full((count,), THRESHOLD, dtype=torch.float64, device="cpu")
+        if isinstance(self.threshold, Mapping):
+            for index, value in self.threshold.items():
+                limits[class_index(int(index), count)] = value
+        elif self.threshold is not None:
+            limits[:] = self.threshold
+        return limits
+
     def classes_in(self, probabilities: torch.Tensor, kind: Kind) -> list[ClassTarget]:
         """The classes that are predicted of one photo, the most probable first, from the
         probabilities ``(K,)`` of outputs of this kind."""
-        limits = torch.full_like(probabilities, THRESHOLD)
-        if isinstance(self.threshold, Mapping):
-            for index, value in self.threshold.items():
-                limits[class_index(int(index), len(limits))] = value
-        elif self.threshold is not None:
-            limits[:] = self.threshold
+        limits = self.limits(len(probabilities)).to(probabilities)
         order = probabilities.argsort(descending=True, stable=True)
         chosen = order[(probabilities >= limits)[order]].tolist()
         if not chosen and kind == "labels":

@@ -13,9 +13,11 @@ import torch
 
 import explain
 from explain import ArgumentError, ExplainWarning, RunError
+from explain.cli import main
 from explain.cli.output import RunProgress
 from explain.render.styles import get_style
 from explain.runs.runner import State
+from explain.targets import Predicted
 from tests.conftest import TinyNet, settled
 from tests.report.test_report import Read
 from tests.runs.networks import as_it_is, explainer, folder_of, picture, read_csv, stored_run
@@ -204,6 +206,61 @@ def test_boxes_of_coco_count_for_their_class_and_results_have_its_numbers(tmp_pa
     assert json.loads((tmp_path / "d.json").read_text()) == dogs
     with pytest.raises(RunError, match=r"must be one of a detector for a file .json"):
         several(tmp_path / "chests").export(tmp_path / "none.json")
+
+
+def test_each_label_may_have_a_threshold_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = several(tmp_path)
+    probabilities = by_hand(NETWORK, 3)
+    thresholds = np.full(5, 0.5)
+    thresholds[1] = probabilities[:, 1].mean()
+    of_labels = {"Edema": float(thresholds[1])}
+    predicted = probabilities >= thresholds
+    insight = run.insight(threshold=of_labels)
+    assert insight.labels is not None
+    for label in insight.labels:
+        column = label.label_class
+        assert label.missed == (TRUE & ~predicted)[:, column].sum()
+        assert label.false_alarms == (predicted & ~TRUE & ~UNCERTAIN)[:, column].sum()
+    assert f"Edema {100 * thresholds[1]:.3g} %" in str(insight.parts()["labels"])
+    by_number = run.insight(threshold={1: of_labels["Edema"]})
+    assert by_number.to_dict() == insight.to_dict()
+    words = ["insight", str(run.path), "--json", "--threshold", f"Edema={of_labels['Edema']}"]
+    assert main(words) == 0
+    assert (
+        json.loads(capsys.readouterr().out)["insights"][0]["labels"] == insight.to_dict()["labels"]
+    )
+    assert main([*words, "--threshold", "Ghost=0.5"]) == 2
+    assert "Ghost" in capsys.readouterr().err
+    asked = Predicted(of_labels)
+    of_run = stored_run(
+        tmp_path,
+        tmp_path / "photos",
+        NETWORK,
+        target=asked,
+        boxes=tmp_path / "chests.csv",
+        name="asked.sqlite",
+    )
+    own = of_run.insight()
+    counts = [
+        [(label.label, label.missed, label.false_alarms) for label in found.labels or ()]
+        for found in (own, insight)
+    ]
+    assert counts[0] == counts[1]
+    assert own.threshold == insight.threshold
+    for name, target, finding, correct in zip(
+        own.maps.names, own.maps.targets, own.maps.findings, own.maps.correct, strict=True
+    ):
+        row, column = int(name[:3]), LABELS.index(target)
+        if row == 3 or UNCERTAIN[row, column]:
+            continue
+        assert finding == ("present" if TRUE[row, column] else "absent")
+        assert bool(correct) == (predicted[row, column] == TRUE[row, column])
+    for wrong in (1.5, {"Edema": -1}, {"Ghost": 0.5}, True):
+        with pytest.raises(explain.ExplainError, match=r"threshold|Ghost") as error:
+            run.insight(threshold=wrong)
+        assert "\n" not in str(error.value)
 
 
 def test_pictures_of_a_run_have_the_boxes_of_its_detector(tmp_path: Path) -> None:
