@@ -1,6 +1,7 @@
 """Answers in words that do not rest on the photo."""
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from itertools import groupby
 from statistics import fmean
@@ -9,6 +10,8 @@ from explain.answers.grounding import mark_of
 from explain.insight.maps import short
 from explain.store.reading import StoredRun
 
+MANY = 5
+NEARLY = 0.8  # share of the photos where a word of habit is guessed
 LOW = 0.2  # share of the photo in the words of an answer, below which it rests on something else
 
 
@@ -32,19 +35,27 @@ class Ungrounded:
 
 def ungrounded(run: StoredRun, method: str) -> list[Ungrounded] | None:
     """The answers with guessed words, or of whose words the photo has less than a fifth; those with
-    the smallest share of the photo first. None for a run without answers.
+    the smallest share of the photo first. None for a run without answers. Words that are guessed in
+    nearly all of at least `MANY` photos are habits of speech ("of"), and say nothing of one photo.
     """
     if "greyed" not in run.metrics:
         return None
-    listed = []
+    said = Counter[str]()
+    guessed = Counter[str]()
+    answers = []
     of_words = (row for row in run.rows(method) if not row.metrics["greyed"])
     for name, (*words,) in groupby(of_words, key=lambda row: row.name):
-        guessed = [
-            row.target for row in words if mark_of(row.metrics["grounded"] or 0) == "guessed"
-        ]
+        marks = {row.target: mark_of(row.metrics["grounded"] or 0) for row in words}
+        names = [word for word, mark in marks.items() if mark == "guessed"]
+        said.update([*marks])
+        guessed.update(names)
         shares = [row.metrics.get("image", math.nan) for row in words]
         image = fmean(math.nan if share is None else share for share in shares)
-        if guessed or image < LOW:
-            answer = words[0].prediction or ""
-            listed.append(Ungrounded(name, answer, ", ".join(guessed), image))
+        answers.append((name, words[0].prediction or "", names, image))
+    habits = {word for word in said if said[word] >= MANY and guessed[word] >= NEARLY * said[word]}
+    listed = []
+    for name, answer, names, image in answers:
+        remarkable = [word for word in names if word not in habits]
+        if remarkable or image < LOW:
+            listed.append(Ungrounded(name, answer, ", ".join(remarkable), image))
     return sorted(listed, key=lambda answer: (not answer.guessed, answer.image))

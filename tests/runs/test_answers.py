@@ -6,13 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch.testing import assert_close
 
 import explain
 from explain.answers import AnswerExplainer
-from tests.answers.toys import made, photo_of
+from tests.answers.toys import Says, made, photo_of
 
 ASK = "what is on the table?"
 ANSWER = "a red cup on a table."
@@ -135,6 +137,20 @@ def test_insight_lists_answers_that_do_not_rest_on_the_photo(
     assert {row.name: (row.guessed, row.image) for row in insight.answers or ()} == expected
     assert json.loads(json.dumps(insight.to_dict()))["answers"]
     assert any("rest on the photo" in line for line in insight.lines())
+
+
+def test_words_that_are_guessed_in_all_photos_are_habits(photos: Path) -> None:
+    for number in range(5):
+        levels = np.random.default_rng(number).integers(30, 50, (24, 36, 3), dtype=np.uint8)
+        levels[:, :18] += 200 * (number < 3)  # of dark ones, nothing makes it say "cup"
+        Image.fromarray(levels).save(photos / f"{number}.png")
+    run = asked(photos, AnswerExplainer(Says()), answer="a red cup", methods="occlusion")
+    guessed = [
+        row.name for row in run.rows() if row.target == "red" and not row.metrics["grounded"]
+    ]
+    assert len(guessed) == 5
+    listed = {row.name: row.guessed for row in run.insight().answers or () if row.guessed}
+    assert listed == {"3.png": "cup", "4.png": "cup"}
 
 
 @pytest.mark.parametrize(
