@@ -82,8 +82,7 @@ class TargetAccumulators:
 
         ``images`` ``(b,)`` is the image of every row of the output; the perturbed rows are
         ``len(indices)`` from ``first`` on. Without ``inputs``, feature maps or tokens were
-        perturbed, and the evidence has the photo. Called where class scores are all that is needed
-        of the rows.
+        perturbed, and the evidence has the photo.
         """
         forward = self._context.forward
         resolved = self.resolved

@@ -58,8 +58,7 @@ def is_derivative(
 
     The model is run with two small steps along the gradient and against it. True also where that
     cannot be seen: in half precision, or where the scores change by themselves. ``gradient`` has a
-    row for each image. Warnings rest on it, and `FollowsGradient`; a wrong False would warn of a
-    right map.
+    row for each image.
     """
     gradient = gradient.detach()
     images = torch.arange(forward.count, device=gradient.device)

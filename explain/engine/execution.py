@@ -97,13 +97,11 @@ def gather(
     """Run the forward, backward and perturbed passes of ``plan`` on ``inputs``; return the evidence
     for each target.
 
-    The engine's entry: requests, metrics, concepts and checks call it, and perturbed rows that need
-    more than scores call it again. For each target, in the order of ``targets``, it returns a
-    lookup: called with a layer's name or None, and with the path of an explained input if there are
-    several, it gives the `Evidence` on that target. ``origin`` says which images
-    ``inputs`` are perturbed rows of. ``check_modules`` is called after the forward pass with the
-    names of the modules that ran, and may raise. The model's parameters, buffers and hooks are as
-    before afterwards.
+    For each target, in the order of ``targets``, it returns a lookup: called with a layer's name or
+    None, and with the path of an explained input if there are several, it gives the `Evidence` on
+    that target. ``origin`` says which images ``inputs`` are perturbed rows of. ``check_modules`` is
+    called after the forward pass with the names of the modules that ran, and may raise. The model's
+    parameters, buffers and hooks are as before afterwards.
     """
     settings = settings or RuntimeSettings()
     inputs = inputs if settings.create_graph else inputs.detached()

@@ -55,9 +55,7 @@ class ChangedBox:
         at ``start`` ``(B, d)``.
 
         Inside the changed box they are its values, elsewhere the photo's. Where a box reaches
-        beyond the feature map, the value is the constant ``outside``, as padding is. Every operator
-        on boxes reads its input through this. Part of incremental inference, in which only the
-        changed boxes of feature maps are computed.
+        beyond the feature map, the value is the constant ``outside``, as padding is.
         """
         if start is self.start and tuple(sides) == self.sides:
             return self.values
@@ -90,8 +88,7 @@ def _places(
 
     Both are ``(B, *sides)``. Boxes begin at ``start`` ``(B, d)``. Places are numbered through the
     maps of all images, in the order of `_rows`; a place beyond the edge gets the number of the
-    nearest one, and exists not. For incremental inference, which puts changed boxes into feature
-    maps by these numbers.
+    nearest one, and exists not.
     """
     place_numbers = images
     exists = torch.ones(len(images), dtype=torch.bool)

@@ -516,9 +516,9 @@ class Evidence:
 def applied(method: Callable[[Evidence], Tensor], evidence: Evidence) -> Tensor:
     """Apply a method to evidence and return its map ``(N, h, w)``, or ``(N, T, h, w)`` of a video.
 
-    Called for photos and for batches of perturbed rows alike. A method that reads only maps of a
-    layer that takes each frame of a video as an image is applied frame by frame. Others, such as
-    those that mask the whole video with a map, get the layer's maps in time.
+    A method that reads only maps of a layer that takes each frame of a video as an image is applied
+    frame by frame. Others, such as those that mask the whole video with a map, get the layer's maps
+    in time.
     """
     is_video = evidence.inputs.ndim == 5
     frames = evidence.grids.folded_frames(evidence.layer) if is_video else None

@@ -82,7 +82,7 @@ def one_row_each(rows: Tensor) -> PerturbedRows:
 
 def one_by_one(make: Callable[[int, int], Tensor]) -> Build:
     """Turn ``make(image, number)``, which makes a single perturbed row, into a `Build` for whole
-    batches. For methods and metrics whose rows cannot be made together."""
+    batches."""
 
     def build(images: Tensor, numbers: Tensor) -> Tensor:
         rows = zip(images.tolist(), numbers.tolist(), strict=True)
@@ -383,9 +383,7 @@ class Scores(Attributions):
 
 def keep_graph(needs: Collection[Need[Any]]) -> bool:
     """Whether answers to these needs can keep their autograd graph (``create_graph``). Attention,
-    and what is computed from scores of perturbed photos, cannot. The ``differentiable`` of methods
-    rests on it.
-    """
+    and what is computed from scores of perturbed photos, cannot."""
     methods = [need.method for need in needs if isinstance(need, Attributions)]
     methods_keep_graph = all(
         getattr(method, "differentiable", keep_graph(method.needs)) for method in methods

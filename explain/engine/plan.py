@@ -262,8 +262,7 @@ class Plan:
     @property
     def passes(self) -> int:
         """The number of forward passes of all images, for all targets: without perturbed rows, with
-        references. Costs rest on it. Needs with a pass of their own are counted for each target.
-        """
+        references. Needs with a pass of their own are counted for each target."""
         references = {backward.reference for backward in self.backwards} - {None}
         return 1 + self._own_passes * self.targets + len(references)
 
@@ -301,9 +300,7 @@ class Plan:
 
     def rows_of(self, stream: PerturbationPass) -> int:
         """The largest number of perturbed rows of one stream, for all images; 0 where it is not
-        known. An upper bound: accumulators may finish early. Costs, memory and the printed plan
-        rest on it.
-        """
+        known. An upper bound: accumulators may finish early."""
         layer = stream.layer or next((need.layer for need in stream.needs if need.layer), None)
         return self.images * stream.perturbation.count(self.channels.get(layer or "", 0), self.size)
 

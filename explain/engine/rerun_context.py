@@ -259,9 +259,8 @@ class RerunContext:
         """Whether scores ``(b,)`` of the same images from two runs agree up to rounding, as a
         tensor with one truth value.
 
-        Every choice of a way to run perturbed rows rests on it. Rounding differs between batch
-        sizes, and is as large as the numbers that scores are made of, such as the largest class
-        score. A tensor, so that nothing waits for the device.
+        Rounding differs between batch sizes, and is as large as the numbers that scores are made
+        of, such as the largest class score. A tensor, so that nothing waits for the device.
         """
         one = one.to(resolved.score)
         other = other.to(resolved.score)

@@ -56,8 +56,7 @@ StreamRows = Mapping[Path, PerturbedRows]
 def run_streams(plan: Plan, context: RerunContext) -> None:
     """Run all perturbed rows of a plan, and write their results into the answers of each target.
 
-    Called once after the first passes, and by searches for each of their steps. Reference rows come
-    first, since other rows are compared with them. After an interrupt
+    Reference rows come first, since other rows are compared with them. After an interrupt
     (``context.state.interrupted``) no further stream is run.
     """
     with calculating(context.device.type, create_graph=context.settings.create_graph):

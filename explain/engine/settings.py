@@ -189,8 +189,6 @@ def lacks_memory(error: BaseException) -> bool:
 
 def raise_unless_of_network(error: BaseException) -> None:
     """Raise an error again if it says nothing about the network: memory ran out, or a signal
-    (Ctrl-C) came. Called in ``except Exception`` blocks that take any other error as "the network
-    refuses such input".
-    """
+    (Ctrl-C) came."""
     if lacks_memory(error) or came_by_signal(error):
         raise error

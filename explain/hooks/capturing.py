@@ -651,8 +651,7 @@ def _aliased(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _versions_of(values: Any) -> Versions:
-    """The tensors inside ``values``, by id, with their present version counters. Compared after a
-    call, they tell whether the call changed a tensor in place."""
+    """The tensors inside ``values``, by id, with their present version counters."""
     versions: Versions = {}
     for _, tensor in nested.paths(values):
         if not tensor.is_inference():  # inference tensors count no versions

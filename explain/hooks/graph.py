@@ -242,8 +242,7 @@ class _Continued(torch.autograd.Function):
 
 
 def alias(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor with the same memory and a graph of its own, even if the tensor has none.
-    Captures hand it to a module in the tensor's place, so that the graph begins there."""
+    """Return a tensor with the same memory and a graph of its own, even if the tensor has none."""
     return _Alias.apply(tensor, _START)  # type: ignore[no-any-return]
 
 

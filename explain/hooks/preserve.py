@@ -620,9 +620,7 @@ def own_statistics(model: nn.Module) -> Iterator[None]:
 
 def detached(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor of a forward pass, without its graph unless the caller asked to keep graphs
-    (``create_graph``). What is noted of a pass goes through this function rather than
-    ``tensor.detach()``, so that maps can be differentiated.
-    """
+    (``create_graph``): then maps can be differentiated."""
     block = _current.block
     return tensor if block is not None and block.create_graph else tensor.detach()
 

@@ -144,7 +144,7 @@ class NetworkGrids(Grids):
         None if it is no map.
 
         The summary is of one image or video, so the order of several videos' frames in the batch is
-        found out here, in a run of two. Feature maps are laid out by it for all methods.
+        found out here, in a run of two.
         """
         call = self._call(layer)
         grid = None if call is None else call.grid
@@ -158,14 +158,12 @@ class NetworkGrids(Grids):
         return replace(grid, folded="by time") if call.key in chosen[FOLDED] else grid
 
     def doubt_about(self, layer: str) -> str:
-        """The layouts that a layer's output may have, in words, if it is unclear which; else empty.
-        Shown in the error of `to_spatial`."""
+        """The layouts that a layer's output may have, in words, if that is unclear; else empty."""
         call = self._call(layer)
         return "" if call is None else call.doubt
 
     def of_tokens(self, length: int) -> Grid | None:
-        """The grid on which sequences of ``length`` tokens lie in this network, or None. Sequences
-        without a layer's name, such as attention, are laid out by it."""
+        """The grid on which sequences of ``length`` tokens lie in this network, or None."""
         return self._places.of_tokens.get(length)
 
     @property
@@ -319,7 +317,7 @@ class NetworkGrids(Grids):
     @cached_property
     def joint(self) -> JointTokens | None:
         """Where the tokens of the photo are among those that a language model reads, without extra
-        ones; or None. The attention of a language model is read by these positions."""
+        ones; or None."""
         joint: JointTokens | None = getattr(self._model, "joint_tokens", None)
         # queries that look at the photo lie nowhere on it: the size stays empty
         if joint is None or joint.size or self._places.lie_nowhere(len(joint.photo)):
@@ -334,7 +332,7 @@ class NetworkGrids(Grids):
         self, shape: Size, layer: str | None = None, constant: int | None = None
     ) -> Grid | None:
         """Tell how a tensor of this shape covers the input, as in the base class; each answer is
-        kept. Methods and rules ask for the same few shapes again and again."""
+        kept."""
         key = (shape, layer, constant)
         if key not in self._by_shape:
             self._by_shape[key] = self._read(shape, layer, constant)
@@ -377,7 +375,7 @@ class NetworkGrids(Grids):
 
     def _place(self, layer: str) -> LayerPlace:
         """The place of a layer in the network; of a `Stitched` model in the segmenter, with its
-        call counted in one window. All lookups by a layer's name come through here."""
+        call counted in one window."""
         place = place_of(layer, self._whole)
         if not isinstance(self._whole, Stitched):
             return place

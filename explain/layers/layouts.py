@@ -316,9 +316,7 @@ def is_plain(shape: Size, size: Size) -> bool:
 
 def has_aspect(of_map: Size, size: Size) -> bool:
     """Whether a map has the aspect ratio of the input, up to the rounding of strided layers.
-    ``of_map`` and ``size`` end with height and width. Layouts and the choice of the default layer
-    rest on it; looser tolerance would take channels for rows.
-    """
+    ``of_map`` and ``size`` end with height and width. Looser, channels would be taken for rows."""
     height, width = of_map[-2:]
     return abs(height - width * size[-2] / size[-1]) <= 1 + 0.1 * height
 
@@ -328,7 +326,7 @@ def map_grid(positions: Positions, shape: Size, grids: Sequence[Grid]) -> Grid |
     the map lies in truth.
 
     ``positions`` has for each axis of the photo where the values come from, with sides of 1 where
-    they do not change. None if no grid fits. Feature maps in an unclear layout are laid out by it.
+    they do not change. None if no grid fits.
 
     >>> rows, columns = torch.rand(1, 3, 1, 1), torch.rand(1, 1, 2, 1)
     >>> map_grid((rows, columns), (1, 3, 2, 8), [Grid("NCHW", 2, 8), Grid("NHWC", 3, 2)]).layout
@@ -364,7 +362,7 @@ def token_grid(positions: Positions, shape: Size, count: int) -> Grid | None:
     if on no grid.
 
     Each position of the grid must have one token, in any order; tokens that come from nowhere in
-    particular are extra ones. Token sequences become feature maps by it.
+    particular are extra ones.
 
     >>> rows, columns = (
     ...     torch.tensor([0, 0.25, 0.75, 0.25, 0.75]),
@@ -483,7 +481,7 @@ class Grids:
 
     def doubt_about(self, layer: str) -> str:
         """The layouts that a layer's output may have, in words, if it has no grid because that is
-        unclear; else empty. Shown in the error of `to_spatial`."""
+        unclear; else empty."""
         return ""
 
     def of_tokens(self, length: int) -> Grid | None:
@@ -515,8 +513,7 @@ class Grids:
 
 def to_spatial(tensor: Tensor, grids: Grids, layer: str) -> Tensor:
     """Lay a layer's output, or the gradient in it, out as feature maps ``(N, C, h, w)``, or ``(N,
-    C, t, h, w)`` of a video. All evidence of layers goes through here, so methods see one layout.
-    """
+    C, t, h, w)`` of a video."""
     shape = tuple(tensor.shape)
     if tensor.is_complex():
         raise LayerError(

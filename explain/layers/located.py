@@ -42,7 +42,6 @@ class Places:
     def of_tokens(self) -> dict[int, Grid | None]:
         """The grids on which a network's sequences of tokens lie on the photo, by length; None if
         such sequences differ. Sequences that modules give count before others of the same length.
-        Token sequences become feature maps by it.
         """
         module_sequences = [
             (shape, state) for shape, state in self.of_calls.values() if isinstance(state, tuple)
@@ -86,8 +85,7 @@ class Places:
     def of_constant(self, storage: int, length: int) -> set[Grid]:
         """The grids of those sequences of ``length`` tokens that a constant, such as a bias, is
         added to. ``storage`` is the address of the constant's memory; of an unknown one, the grids
-        of all sequences of this length. FullGrad lays bias terms out by it.
-        """
+        of all sequences of this length."""
         grids_by_length = self._grids(self.added.get(storage, ()))
         return grids_by_length.get(length) or self._grids_of_all.get(length, set())
 
@@ -96,7 +94,7 @@ class Places:
         for each image.
 
         With ``constant``, the grid of the sequences that this constant is added to, which may lie
-        otherwise than others of the same length. Token sequences become feature maps by it.
+        otherwise than others of the same length.
         """
         if rows not in shape[:2]:
             return None
@@ -124,8 +122,7 @@ def locate_tensors(
     that was ``recorded`` on these inputs, if that is enough.
 
     Two copies of a single image are tried first, to tell the tokens of one image from the tokens of
-    its windows. Empty if the network cannot be followed. Run once for a summary; the result holds
-    positions, and no values of the pass.
+    its windows. Empty if the network cannot be followed.
     """
     inputs_to_try = [inputs]
     if len(inputs) == 1 and any(len(call.shape) == 3 and call.shape[0] != 1 for call in calls):

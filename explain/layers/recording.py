@@ -241,8 +241,7 @@ class RecordedCalls:
         """How a module's output for one image may be read as a map: with channels first or last.
 
         ``size`` is the input's. Most modules keep the layout of the last one whose class says its
-        layout. Sequences of tokens stay open here; where values come from decides later. Feature
-        maps are laid out for methods by this.
+        layout. Sequences of tokens stay open here; where values come from decides later.
         """
         layout = layouts.layout_of(module, shape, size)
         if len(shape) <= 3:
@@ -278,9 +277,7 @@ def record(model: nn.Module, inputs: Inputs) -> RecordedCalls:
 
 def tensors_in(output: Any, most: int | None = 1) -> list[Tensor]:
     """The tensors in a model's output: itself, or those on the first level of a container or
-    object; down to level ``most``, or with None all. Summaries look among them for scores and maps
-    of classes.
-    """
+    object; down to level ``most``, or with None all."""
     container = (
         output
         if isinstance(output, Tensor) or nested.items(output)

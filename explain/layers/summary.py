@@ -214,7 +214,7 @@ def _summarize_once(model: nn.Module, inputs: Inputs, with_record: bool) -> Forw
 
 def independent_calls(model: nn.Module, inputs: Inputs) -> set[CallKey]:
     """The calls that saw only other inputs than the explained one, such as those of a text, by name
-    and number. For bias terms, which lie nowhere on the photo there."""
+    and number."""
     if not inputs.other_tensors:
         return set()
     return {call.key for call in summary_of(model, inputs).calls if not call.depends}
@@ -252,7 +252,7 @@ def find_layers(model: nn.Module, inputs: Inputs, where: Where) -> list[str]:
 
 def channels_of(model: nn.Module, inputs: Inputs, layers: Iterable[str]) -> dict[str, int]:
     """The number of channels of some layers' feature maps, by layer, for plans; layers without a
-    known map are left out. Costs of methods that run each channel rest on it."""
+    known map are left out."""
     summary = summary_of(model, inputs)
     channels = {}
     for layer in layers:

@@ -238,8 +238,7 @@ class Prefix:
     def back(self, relevance: Tensor) -> Values:
         """The relevance of the explained inputs, from that of the first linear map's input.
 
-        ``relevance`` has the shape of that input; values outside (of padding) send nothing. For LRP
-        rules at the input.
+        ``relevance`` has the shape of that input; values outside (of padding) send nothing.
         """
         share = torch.where(
             self.outside, 0, relevance / torch.where(self.outside, 1, self._weights)
