@@ -139,7 +139,8 @@ COARSE = 64 * 64
 
 def plane(values: Array, *, signed: bool = False) -> dict[str, Any]:
     """A map ``(h, w)`` for ``planes.js``: little-endian steps of ``scale`` (linear in 16 bits,
-    squared in 8), maybe less their left neighbour (``filter``), by zlib. NaN and infinity are 0.
+    squared in 8), maybe as differences of their left neighbours, and these of those above
+    (``filter``), by zlib. NaN and infinity are 0.
 
     >>> found = plane(np.array([[0.0, 2.0], [1.0, 0.5]], np.float32))
     >>> found["width"], found["bits"], found["signed"], found["scale"]
@@ -156,7 +157,8 @@ def plane(values: Array, *, signed: bool = False) -> dict[str, Any]:
     steps = np.rint(shares * np.iinfo(step_dtype).max).astype(step_dtype)
     unsigned = steps.view(f"<u{step_dtype.itemsize}")
     # modulo the range of the type
-    differences = np.diff(unsigned, axis=1, prepend=np.zeros_like(unsigned[:, :1]))
+    of_columns = np.diff(unsigned, axis=1, prepend=np.zeros_like(unsigned[:, :1]))
+    differences = np.diff(of_columns, axis=0, prepend=np.zeros_like(of_columns[:1]))
     plain_bytes = zlib.compress(steps.tobytes(), 9)
     difference_bytes = zlib.compress(differences.tobytes(), 9)
     return {
@@ -165,7 +167,7 @@ def plane(values: Array, *, signed: bool = False) -> dict[str, Any]:
         "bits": 8 * step_dtype.itemsize,
         "signed": signed,
         "scale": scale,
-        "filter": "left" if len(difference_bytes) < len(plain_bytes) else "none",
+        "filter": "differences" if len(difference_bytes) < len(plain_bytes) else "none",
         "data": base64.b64encode(min(plain_bytes, difference_bytes, key=len)).decode("ascii"),
     }
 

@@ -69,8 +69,8 @@ def unpacked(packed: dict[str, Any]) -> np.ndarray[Any, Any]:
         zlib.decompress(base64.b64decode(packed["data"])), kind.str.replace("i", "u")
     )
     steps = steps.reshape(packed["height"], packed["width"])
-    if packed["filter"] == "left":
-        steps = np.cumsum(steps, axis=1, dtype=steps.dtype)
+    if packed["filter"] == "differences":
+        steps = np.cumsum(np.cumsum(steps, axis=0, dtype=steps.dtype), axis=1, dtype=steps.dtype)
     shares = steps.view(kind) / np.iinfo(kind).max
     return packed["scale"] * (shares if packed["bits"] == 16 else np.sign(shares) * shares**2)
 

@@ -14,16 +14,15 @@ async function unpacked(text) {
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
-// Shares of the largest magnitude, as explain/report/planes.py has quantised them.
+// Shares of the largest magnitude, as explain/report/item.py has quantised them.
 async function unpackedPlane(plane) {
   const bytes = await unpacked(plane.data);
   const { width, height, bits, signed } = plane;
   const kinds = { 8: [Uint8Array, Int8Array], 16: [Uint16Array, Int16Array] };
   const unsigned = new kinds[bits][0](bytes.buffer, 0, width * height);
-  if (plane.filter === 'left') {
-    for (let y = 0; y < height; y++) {
-      for (let x = 1; x < width; x++) unsigned[y * width + x] += unsigned[y * width + x - 1];
-    }
+  if (plane.filter === 'differences') {
+    for (let i = width; i < unsigned.length; i++) unsigned[i] += unsigned[i - width];
+    for (let i = 0; i < unsigned.length; i++) if (i % width > 0) unsigned[i] += unsigned[i - 1];
   }
   const steps = signed ? new kinds[bits][1](unsigned.buffer) : unsigned;
   const most = 2 ** (signed ? bits - 1 : bits) - 1;
