@@ -364,7 +364,8 @@ def test_the_recording_computes_what_the_function_computes(name):
 def test_every_value_is_what_it_was_when_it_was_made(name):
     """Each step gives from the recorded values, kept or computed again, what it gave."""
     model = OneNetwork(name)
-    model(images().requires_grad_() * 1)  # what torch imports for it then takes ten times as long below
+    # what torch imports when it first scans would take ten times as long in the recorded pass
+    model(images().requires_grad_() * 1)
     recording = record(model, images())
     for step in recording.steps:
         for value, tensor in step.run(lambda value: value.tensor).items():
