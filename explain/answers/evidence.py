@@ -12,6 +12,7 @@ from explain.answers.scoring import Scorer
 from explain.attribution.api import attribute
 from explain.attribution.result import Attribution
 from explain.baselines.base import Baseline
+from explain.engine.settings import Progress
 from explain.methods.evidence import EvidenceSet, Necessary, Proof, Sufficient
 from explain.methods.regions import Squares
 
@@ -90,7 +91,13 @@ class WordEvidence:
 
 
 def evidence_of(
-    scorer: Scorer, word: int, baseline: Baseline, kind: Any, budget: int, squares: int
+    scorer: Scorer,
+    word: int,
+    baseline: Baseline,
+    kind: Any,
+    budget: int,
+    squares: int,
+    progress: Progress | None = None,
 ) -> WordEvidence:
     """The smallest set of ``squares`` across that is sufficient or necessary for word number
     ``word``."""
@@ -107,7 +114,12 @@ def evidence_of(
     inputs = scorer.photo_inputs
     with muted():  # of words that need no part of the photo, which the result says
         attribution = attribute(
-            scorer.model, inputs, method, target=probability, batch_size=scorer.batch_size
+            scorer.model,
+            inputs,
+            method,
+            target=probability,
+            batch_size=scorer.batch_size,
+            progress=progress,
         )
     return WordEvidence(
         kind, attribution, float(attribution.score), budget, attribution.samples or 0

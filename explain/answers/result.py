@@ -23,6 +23,7 @@ from explain.baselines.base import Baseline
 from explain.data.boxes import Box
 from explain.data.files import Files, distinct, slug
 from explain.data.scans import stem_of
+from explain.engine.settings import Progress
 from explain.methods.base import title_of
 from explain.render import captions, figures
 from explain.render.sheets import ABREAST, Group, Layout, Tile, contact_sheet
@@ -179,7 +180,13 @@ class Answered:
         return self.scene.fitted(largest_side).overlay(attribution, look)
 
     def evidence(
-        self, word: int | str, kind: Kind = "sufficient", *, budget: int = 500, squares: int = 8
+        self,
+        word: int | str,
+        kind: Kind = "sufficient",
+        *,
+        budget: int = 500,
+        squares: int = 8,
+        progress: Progress | None = None,
     ) -> WordEvidence:
         """The smallest regions of the photo that are enough for nine tenths of a word's
         probability, or without which it loses a tenth of it ("necessary").
@@ -189,12 +196,13 @@ class Answered:
             kind: "sufficient" or "necessary".
             budget: how many altered photos are run, at most.
             squares: how many regions lie across the photo.
+            progress: called with the number of altered photos done, and their total so far.
 
         Raises:
             ExplainError: no such word or kind.
         """
         place = self.numbers[self.number(word)]
-        return evidence_of(self.scorer, place, self.baseline, kind, budget, squares)
+        return evidence_of(self.scorer, place, self.baseline, kind, budget, squares, progress)
 
     def layout(self, *, style: StyleLike | None = None, abreast: int = ABREAST) -> Layout:
         """The contents of `sheet` and `figure`: the photo, and a map for each word that is not

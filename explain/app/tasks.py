@@ -739,6 +739,8 @@ class EvidenceTask(PageTask):
         word = self.request.word
         with self.served.scheduler.slow():
             self.check_wanted()
-            evidence = self.answered.evidence(word, self.request.kind, budget=BUDGET)
+            evidence = self.answered.evidence(
+                word, self.request.kind, budget=BUDGET, progress=self.progress
+            )
         picture = picture_of(self.answered, evidence.attribution)
         self.send({"evidence": picture, "text": evidence.text, "end": True})

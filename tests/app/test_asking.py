@@ -101,6 +101,10 @@ def test_a_question_can_be_stopped(asked_of: Service) -> None:
     during = at_progress(asked_of.stop)
     last = steps_of(asked_of, during, asked_of.ask, photo=photo, ask="what is a cup?")[-1]
     assert last == {"stopped": "The answer", "end": True}
+    answered = steps_of(asked_of, begin=asked_of.ask, photo=photo)[-1]["answered"]
+    during = at_progress(asked_of.stop)
+    last = steps_of(asked_of, during, asked_of.evidence, answered=answered, word=2)[-1]
+    assert last == {"stopped": "The evidence", "end": True}
 
 
 @pytest.fixture(scope="module")
