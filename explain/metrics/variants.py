@@ -1,5 +1,6 @@
 """`ReattributionMetric`: metrics that run the method again, on each distinct variant once."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from functools import cached_property
@@ -32,7 +33,7 @@ from explain.targets import ClassTarget, Target
 from explain.targets.outputs import Activation, Outputs
 
 AT_ONCE = 16
-"""How many perturbed photos are explained in one batch."""
+"""How many perturbed photos, slices or frames are explained in one batch."""
 
 
 def photos_of(inputs: Inputs) -> torch.Tensor:
@@ -231,7 +232,8 @@ def reattribute(
             comparisons.setdefault(variant, {}).setdefault(name, []).append(metric)
     numbers: dict[tuple[str, str, Variant], torch.Tensor] = {}
     finished = 0
-    for batch in _batches(comparisons, len(context.images)):
+    slices = math.prod(context.images.shape[2:-2])
+    for batch in _batches(comparisons, slices * len(context.images)):
         names = comparisons[batch[0]]
         results = _run(batch, {name: methods[name] for name in names}, context, target, options)
         with calculating(context.images.device.type):
@@ -254,7 +256,7 @@ def _batches(
     comparisons: Mapping[Variant, Mapping[str, Any]], images: int
 ) -> Iterator[list[Variant]]:
     """Group neighbours in ``comparisons`` that can run together: the same methods, where only the
-    photos (``images`` each) change, or only the class.
+    photos (``images`` each, or slices) change, or only the class.
     """
 
     def kind(variant: Variant) -> tuple[Any, ...]:
