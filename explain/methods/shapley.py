@@ -40,9 +40,9 @@ def regress_pairs(seen: torch.Tensor, scores: torch.Tensor, whole: float, blank:
     threes, and a rest. Values are linear in these, so the best linear estimate follows from their
     variances: those that make the first pairs most likely (KernelSHAP's own regression takes all
     but single regions for noise). The whole and the blank photo are a pair too, so that values add
-    up. The error is the largest by any plausible variances, scaled to how well all other pairs
-    predict each (`student_factor`); there is none before M + max(M, 12) pairs: the first M are
-    fitted without a miss.
+    up. The error is the mean over all plausible variances, by their likelihood, of the variance
+    that is left, in the unit that the scores show (`student_factor`); there is none before M +
+    max(M, 12) pairs: the first M are fitted without a miss.
     """
     regions = seen.shape[1]
     whole_gain = whole - blank
@@ -73,10 +73,9 @@ def regress_pairs(seen: torch.Tensor, scores: torch.Tensor, whole: float, blank:
     )
     error = None
     if freedom > max(regions, TESTED):
-        widening = student_factor(freedom) * math.sqrt(len(half_differences) / freedom)
-        error = widening * torch.stack(
-            [fit.error(signs, half_differences) for fit in plausible]
-        ).amax(0)
+        likelihoods = signs.new_tensor([fit.likelihood - best.likelihood for fit in plausible])
+        squares = torch.stack([fit.error(signs, half_differences).square() for fit in plausible])
+        error = student_factor(freedom) * (likelihoods.softmax(0) @ squares).sqrt()
     return Estimate(values + (whole_gain - values.sum()) / regions, error)
 
 
@@ -102,14 +101,11 @@ class _Fit:
 
     def error(self, signs: torch.Tensor, half: torch.Tensor) -> torch.Tensor:
         """The posterior standard deviation of each value ``(M,)`` from pairs ``signs`` ``(n, M)``
-        and ``half`` ``(n,)``, scaled by what was observed or missed by predictions.
+        and ``half`` ``(n,)``, in the unit that these show.
         """
         solved = torch.linalg.solve_triangular(self.factor, self.across(signs), upper=False)
         explained = solved.square().sum(0)
-        inverse = torch.cholesky_inverse(self.factor)
-        weighted = inverse @ half
-        observed = (half * weighted).mean()
-        leave_one_out = (weighted.square() / inverse.diagonal()).mean()
+        whitened = torch.linalg.solve_triangular(self.factor, half[:, None], upper=False)
         regions = signs.shape[1]
         size_terms = [1 / math.comb(regions - 1, size) for size in range(regions)]
         rest_term = 4 / regions**2 * sum(size_terms)
@@ -118,7 +114,7 @@ class _Fit:
         prior = (4 + threes_term) / regions + self.rest * rest_term
         # what the observed pairs leave of it
         unexplained = (prior - explained).clamp(min=0)
-        return torch.sqrt(torch.maximum(observed, leave_one_out) * unexplained)
+        return torch.sqrt(whitened.square().mean() * unexplained)
 
 
 def _compared(

@@ -152,3 +152,21 @@ def test_the_jackknife_of_a_mean_is_its_standard_error() -> None:
     means = [torch.cat([numbers[:i], numbers[i + 1 :]]).mean(0) for i in range(5)]
     expected = numbers.std(0) / math.sqrt(5) * 2.776445 / 1.959964
     torch.testing.assert_close(left_out_error(means), expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("samples", [42, 60])
+def test_nineteen_of_twenty_intervals_of_kernelshap_hold_the_exact_value(samples: int) -> None:
+    """In scores of what cells do alone, in pairs, in threes and all together, of random sizes."""
+    orders = COALITIONS.sum(1)
+    subsets = orders == COALITIONS @ COALITIONS.T  # which sets each coalition has: (512, 512)
+    games = Games(["max"])
+    columns = []
+    for game in range(24):
+        sizes = torch.tensor([0, 1, 0.5, 0.3, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1]).double()
+        adds = numbers(game, len(COALITIONS)) * sizes[orders.long()]
+        columns.append(subsets.double() @ adds)
+    games.scores = torch.stack(columns, 1)
+    exact = [shapley(scores) for scores in games.scores.T]
+    found = covered(games, exact, lambda seed: KernelSHAP(samples, SIDE, seed=seed))
+    share = sum(share for share, _ in found) / len(found)
+    assert 0.93 < share < 0.97
