@@ -1,9 +1,11 @@
 """Shapley values by how many passes: ours and those of shap and shapiq, against the exact ones.
 
     python examples/benchmarks/shapley.py tables FILE PHOTOS... --networks tiny tiny-transformer
+    python examples/benchmarks/shapley.py tables FILE 0 1 2 ... --networks planted
     python examples/benchmarks/shapley.py compare FILE
 
-``tables`` runs all 4,096 coalitions of twelve regions of each photo and keeps their scores.
+``tables`` runs all 4,096 coalitions of twelve regions of each photo and keeps their scores; photos
+of the network "planted" are the numbers of synthetic ones with a mark in them.
 ``compare`` then asks every estimator for the values by 60, 120 and 240 coalitions, with several
 seeds, and prints the mean squared error over the mean square of the exact values, with 95 %
 intervals over photos, and how often the stated 95 % intervals hold the exact value.
@@ -13,14 +15,16 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import explain
 from explain.methods.shapley import (
@@ -30,6 +34,9 @@ from explain.methods.shapley import (
     coefficients,
     regress_pairs,
 )
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+import manipulation
 
 ROWS = 3
 COLUMNS = 4
@@ -44,20 +51,30 @@ def all_coalitions() -> Tensor:
     return torch.arange(2**REGIONS)[:, None] >> torch.arange(REGIONS) & 1 == 1
 
 
-def scores_of(network: str, path: str) -> Tensor:
+@lru_cache
+def planted() -> nn.Module:
+    return manipulation.trained(500, 0.0)
+
+
+def scores_of(network: str, photo: str) -> Tensor:
     """The logit of the top class for each coalition of seen regions ``(4096,)``."""
-    explainer = explain.Explainer(network)
-    x = explainer.as_input(path)[0][None]
+    if network == "planted":
+        model = planted()
+        x, _ = manipulation.photos(1, int(photo))
+    else:
+        explainer = explain.Explainer(network)
+        model = explainer.model
+        x = explainer.as_input(photo)[0][None]
     height, width = x.shape[2:]
     rows = torch.arange(height) * ROWS // height
     columns = torch.arange(width) * COLUMNS // width
     labels = rows[:, None] * COLUMNS + columns
     scores = []
     with torch.no_grad():
-        category = int(explainer.model(x).argmax())
+        category = int(model(x).argmax())
         for seen in torch.split(all_coalitions(), CHUNK):
             masks = seen[:, labels][:, None].to(x)
-            scores.append(explainer.model(x * masks)[:, category])
+            scores.append(model(x * masks)[:, category])
     return torch.cat(scores).double()
 
 
