@@ -240,7 +240,7 @@ def test_the_promised_limits_are_those_of_the_app() -> None:
         f"{limits.decoders}, of these {limits.decoders - 1} from one address",
         f"wait for a model | {limits.waiting}",
         f"slow method | {limits.seconds:g} s",
-        f"{limits.photos} and {limits.explanations}, for an hour",
+        f"{limits.photos}, {limits.explanations} and {limits.explanations}, for an hour",
     ):
         assert row in page
     assert limits.age == 3600
