@@ -134,8 +134,8 @@ def pair_regression(
     The score is a sum over sets of regions of a random number times a product of signs. Sets of one
     region have the variance 1 in all, sets of three ``threes``, and each pair of a coalition and
     the rest has a variance ``rest`` of its own. Of the ``variances``, the most likely ones are
-    taken. Errors are the largest of all that are hardly less likely, by how well each pair is
-    predicted from all others.
+    taken. The square of an error is the mean over all that are hardly less likely, by their
+    likelihood, of the variance that is left.
     """
     count = int(labels.max()) + 1
     signs = 2 * shown_in_each(count) - 1
@@ -157,20 +157,16 @@ def pair_regression(
         solved = torch.linalg.solve(covariance, half)
         scale = float(half @ solved) / len(half)
         likelihood = -0.5 * (len(half) * math.log(scale) + float(torch.logdet(covariance)))
-        missed = 0.0
-        for one in range(len(half)):
-            others = [k for k in range(len(half)) if k != one]
-            weights = torch.linalg.solve(covariance[others][:, others], covariance[others, one])
-            left = float(covariance[one, one] - weights @ covariance[others, one])
-            missed += float(half[one] - weights @ half[others]) ** 2 / left / len(half)
         after = prior - rows.T @ torch.linalg.solve(covariance, rows)
         contrast = shapley_weights(count)
         spread = (contrast @ after @ contrast.T).diagonal().clamp(min=0)
-        error = (max(scale, missed) * spread).sqrt()
-        fits.append((likelihood, contrast @ rows.T @ solved, error))
+        fits.append((likelihood, contrast @ rows.T @ solved, scale * spread))
     likelihood, values, _ = max(fits, key=lambda fit: fit[0])
-    errors = torch.stack([error for other, _, error in fits if likelihood - other < 3]).amax(0)
+    plausible = [fit for fit in fits if likelihood - fit[0] < 3]
+    weights = [math.exp(fit[0] - likelihood) for fit in plausible]
+    terms = [weight * fit[2] for weight, fit in zip(weights, plausible, strict=True)]
+    errors = (torch.stack(terms).sum(0) / sum(weights)).sqrt()
     freedom = len(half) - count
     if freedom <= max(count, 12):
         return values, torch.full_like(errors, math.nan)
-    return values, STUDENT[freedom] / 1.959964 * math.sqrt(len(half) / freedom) * errors
+    return values, STUDENT[freedom] / 1.959964 * errors
