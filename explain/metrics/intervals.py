@@ -43,9 +43,9 @@ class MeanInterval:
 
     def __str__(self) -> str:
         """The mean ± half of the interval, or the mean alone where there is none."""
-        return (
-            rounded(self.mean) if self.count < 2 else f"{rounded(self.mean)} ± {rounded(self.half)}"
-        )
+        if self.count < 2:
+            return rounded(self.mean)
+        return f"{rounded(self.mean)} ± {rounded(self.half, digits=1)}"
 
 
 def quantile(freedom: int) -> float:
@@ -62,9 +62,9 @@ def quantile(freedom: int) -> float:
     return Z + first / freedom + second / freedom**2 + third / freedom**3
 
 
-def rounded(value: float) -> str:
-    """The text of a figure in a printed table: three decimals, four digits of tiny ones, a dash for
+def rounded(value: float, *, digits: int = 4) -> str:
+    """The text of a figure in a printed table: three decimals, ``digits`` of tiny ones, a dash for
     NaN."""
     if math.isnan(value):
         return "–"
-    return f"{value:.4g}" if value and abs(value) < 1e-3 else f"{value:.3f}"
+    return f"{value:.{digits}g}" if value and abs(value) < 1e-3 else f"{value:.3f}"
