@@ -202,12 +202,16 @@ def of_spots(model: nn.Module, layer: str, x: Tensor, spots: int) -> dict[str, f
     return {placement: sum(each) / len(each) for placement, each in beside.items()}
 
 
+def networks_named(named: str, quick: bool) -> list[tuple[str, tuple[str, str, tuple[int, int]]]]:
+    """The networks with ``named`` in their titles; the second alone if ``quick``."""
+    networks = list(NETWORKS.items())
+    chosen = networks[1:2] if quick else networks
+    return [each for each in chosen if fnmatch.fnmatch(each[0], f"*{named}*")]
+
+
 def cells_table(folder: Path | None, quick: bool, named: str = "") -> Iterator[str]:
     yield Table("", CELLS, ()).head()
-    networks = list(NETWORKS.items())
-    for title, (name, layer, size) in networks[1:2] if quick else networks:
-        if not fnmatch.fnmatch(title, f"*{named}*"):
-            continue
+    for title, (name, layer, size) in networks_named(named, quick):
         model = network(name)
         is_trained = "trained" in title
         x = photos(size, MOST if not quick else 2, folder if is_trained else None)
@@ -222,10 +226,7 @@ def cells_table(folder: Path | None, quick: bool, named: str = "") -> Iterator[s
 
 def spots_table(folder: Path | None, quick: bool, named: str = "") -> Iterator[str]:
     yield Table("", SPOTS, ()).head()
-    networks = list(NETWORKS.items())
-    for title, (name, layer, size) in networks[1:2] if quick else networks:
-        if not fnmatch.fnmatch(title, f"*{named}*"):
-            continue
+    for title, (name, layer, size) in networks_named(named, quick):
         many = "trained" in title and not quick
         x = photos(size, 2 if many else 1, folder)
         beside = of_spots(network(name), layer, x, 14 if many else 7)
