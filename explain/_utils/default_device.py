@@ -18,12 +18,7 @@ CALLERS_DEVICE: ContextVar[torch.device | None] = ContextVar("callers_device", d
 @contextmanager
 def cpu_by_default() -> Iterator[None]:
     """Within this block, make tensors on the CPU where no device is named, and keep the caller's
-    default device in `CALLERS_DEVICE`; `keywords` calls public functions in it.
-
-    >>> with torch.device("meta"), cpu_by_default():
-    ...     torch.zeros(1).device, CALLERS_DEVICE.get()
-    (device(type='cpu'), device(type='meta'))
-    """
+    default device in `CALLERS_DEVICE`."""
     device = torch.get_default_device()
     if device.type == "cpu":
         yield

@@ -62,11 +62,7 @@ def refused_by(refuse: Callable[[], None]) -> Iterator[None]:
 
 def require_finite(total: Tensor, refuse: Callable[[], None]) -> None:
     """Call ``refuse`` if a number, such as a sum of scores, is not finite: now, or later within
-    `reading_later`. It may find all well: a sum overflows where its terms do not.
-
-    >>> require_finite(torch.tensor(torch.nan), lambda: print("refused"))
-    refused
-    """
+    `reading_later`. It may find all well: a sum overflows where its terms do not."""
     pending = _PENDING.get()
     if pending is not None:
         pending.totals.append(total)
@@ -77,11 +73,7 @@ def require_finite(total: Tensor, refuse: Callable[[], None]) -> None:
 
 def read_together(*tensors: Tensor) -> list[list[float]]:
     """The numbers in each tensor as a flat list, in one read of the device with those of
-    `require_finite` that wait; the first that is not finite calls its function, which raises.
-
-    >>> read_together(torch.tensor([[1.0, 2.0]]), torch.tensor(True))
-    [[1.0, 2.0], [1.0]]
-    """
+    `require_finite` that wait; the first that is not finite calls its function, which raises."""
     pending = _PENDING.get() or _Pending()
     refusals = pending.refusals.copy()
     values = [*pending.totals, *tensors]

@@ -32,12 +32,7 @@ def picture_html(
     style: str = "max-width: 100%",
 ) -> str:
     """A picture as an HTML ``img`` with its file, at most ``max_bytes`` before base64: a PNG, else
-    a JPEG, reduced if need be. ``alternative`` is its text, ``style`` its CSS.
-
-    >>> from PIL import Image
-    >>> picture_html(Image.new("RGB", (2, 1)), "a <cat>")[-46:]
-    '" alt="a &lt;cat&gt;" style="max-width: 100%">'
-    """
+    a JPEG, reduced if need be. ``alternative`` is its text, ``style`` its CSS."""
     content = png(picture)
     kind = "png"
     scale = 1.0
@@ -58,11 +53,7 @@ def picture_html(
 
 def table_html(header: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> str:
     """Return an HTML table of texts, which are escaped; cells that begin with a digit are aligned
-    at the right.
-
-    >>> table_html(["layer"], [["<a>"]])
-    '<table><thead><tr><th>layer</th></tr></thead><tbody><tr><td>&lt;a&gt;</td></tr></tbody></table>'
-    """
+    at the right."""
     head = "".join(f"<th>{escaped(name)}</th>" for name in header)
     body = "".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in rows)
     title = f"<caption>{escaped(caption)}</caption>" if caption else ""
@@ -71,11 +62,7 @@ def table_html(header: Sequence[str], rows: Sequence[Sequence[str]], caption: st
 
 def aligned(rows: Sequence[Sequence[str]], to_the_right: Collection[int] = ()) -> list[str]:
     """Return a table as lines of plain text, one for each row, with columns of equal width; the
-    columns with the indices ``to_the_right`` are aligned at the right.
-
-    >>> aligned([("layer", "ms"), ("conv", "9")], to_the_right=[1])
-    ['layer  ms', 'conv    9']
-    """
+    columns with the indices ``to_the_right`` are aligned at the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
@@ -89,11 +76,7 @@ def aligned(rows: Sequence[Sequence[str]], to_the_right: Collection[int] = ()) -
 
 def lines_html(lines: Iterable[str]) -> str:
     """Return lines of text as HTML that shows them as they are, escaped, and broken only where the
-    page is narrow.
-
-    >>> lines_html(["a", "<b>"])
-    '<pre style="white-space: pre-wrap">a\\n&lt;b&gt;</pre>'
-    """
+    page is narrow."""
     text = "\n".join(map(escaped, lines))
     return f'<pre style="white-space: pre-wrap">{text}</pre>'
 

@@ -15,12 +15,7 @@ _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 def modules_of(model: nn.Module) -> dict[nn.Module, str]:
     """A model's modules, each with the first of its dotted names: those of ``named_modules()``,
-    then `kept_modules`. Cached, since small models are walked over often: do not change it.
-
-    >>> layer = nn.Linear(2, 2)
-    >>> list(modules_of(nn.Sequential(layer, nn.Sequential(nn.ReLU(), layer))).values())
-    ['', '0', '1', '1.0']
-    """
+    then `kept_modules`. Cached, since small models are walked over often: do not change it."""
     inserted = module_names.inserted.get(model)
     if model in module_names.walked and inserted is None:
         return module_names.walked[model]
@@ -46,15 +41,7 @@ def modules_of(model: nn.Module) -> dict[nn.Module, str]:
 
 def kept_modules(module: nn.Module) -> dict[str, nn.Module]:
     """The modules in a module's attributes, lists, tuples and dictionaries, which torch does not
-    see (Keras), by their own name if they have one, else by their position.
-
-    >>> class Keeps(nn.Module):
-    ...     def __init__(self):
-    ...         super().__init__()
-    ...         self.blocks = [nn.ReLU(), nn.Tanh()]
-    >>> kept_modules(Keeps())
-    {'blocks.0': ReLU(), 'blocks.1': Tanh()}
-    """
+    see (Keras), by their own name, else by their position: ``blocks.0``."""
     modules: dict[str, nn.Module] = {}
     attributes = vars(module)
     for attribute in [name for name in attributes if name not in _OF_EVERY_MODULE]:

@@ -16,11 +16,7 @@ Change: TypeAlias = Callable[[Path, torch.Tensor], torch.Tensor]
 
 def items(value: Any) -> list[tuple[Any, Any]]:
     """The items of a mapping, list, tuple or dataclass as pairs of key, position or field name, and
-    value, one level deep; empty for anything else.
-
-    >>> items({"a": 1}), items((2, 3)), items(4)
-    ([('a', 1)], [(0, 2), (1, 3)], [])
-    """
+    value, one level deep; empty for anything else."""
     if isinstance(value, Mapping):
         return list(value.items())
     if isinstance(value, (tuple, list)):
@@ -35,11 +31,8 @@ def items(value: Any) -> list[tuple[Any, Any]]:
 
 
 def paths(value: Any) -> list[tuple[Path, torch.Tensor]]:
-    """Return every tensor with the way to it; ``()`` is the way to a value that is a tensor itself.
-
-    >>> [path for path, tensor in paths({"a": torch.ones(1), "b": (0, torch.ones(1))})]
-    [('a',), ('b', 1)]
-    """
+    """Return every tensor with the path to it, such as ``('b', 1)``; ``()`` is the path to a value
+    that is a tensor itself."""
     if isinstance(value, torch.Tensor):
         return [((), value)]
     tensors: list[tuple[Path, torch.Tensor]] = []
@@ -69,12 +62,8 @@ def constants(value: Any) -> Iterator[Any]:
 
 
 def find(value: Any) -> tuple[Path, torch.Tensor] | None:
-    """Return the first tensor with the way to it, preferring those in the fewest containers; None
-    if there is none.
-
-    >>> find([(torch.ones(2),), "text", torch.ones(3)])
-    ((2,), tensor([1., 1., 1.]))
-    """
+    """Return the first tensor with the path to it, preferring those in the fewest containers; None
+    if there is none."""
     if isinstance(value, torch.Tensor):
         return (), value
     return min(paths(value), key=lambda tensor: len(tensor[0]), default=None)
@@ -82,31 +71,19 @@ def find(value: Any) -> tuple[Path, torch.Tensor] | None:
 
 def replace(value: Any, change: Change) -> Any:
     """Return a value with each tensor replaced by ``change(path, tensor)``; containers are copied,
-    never edited.
-
-    >>> replace({"a": (torch.ones(1), "text")}, lambda path, tensor: tensor + 1)
-    {'a': (tensor([2.]), 'text')}
-    """
+    never edited."""
     return _changed(value, (), change, False, {})
 
 
 def edit(value: Any, change: Change) -> Any:
     """Put ``change(path, tensor)`` in the place of each tensor. Lists, mappings and dataclasses
-    stay the same objects, as others may hold them; tuples are made again.
-
-    >>> given = [torch.ones(1), "text"]
-    >>> edit(given, lambda path, tensor: tensor + 1) is given, given
-    (True, [tensor([2.]), 'text'])
-    """
+    stay the same objects, as others may hold them; tuples are made again."""
     return _changed(value, (), change, True, {})
 
 
 def with_items(like: Any, values: Iterable[Any]) -> Any:
-    """Return a container like ``like``, with these values instead of its own.
-
-    >>> with_items({"a": 1, "b": 2}, [3, 4])
-    {'a': 3, 'b': 4}
-    """
+    """Return a container like ``like``, with these values instead of its own; raises HookError if
+    it cannot be made."""
     if type(like) is tuple:
         return tuple(values)
     try:
@@ -208,11 +185,7 @@ def first_tensor(output: Any) -> torch.Tensor | None:
 
 def replace_first(output: Any, new: torch.Tensor) -> Any:
     """Return ``output`` with its first tensor replaced by ``new``, wherever it is; containers stay
-    the same objects.
-
-    >>> replace_first((torch.zeros(1), "state"), torch.ones(1))
-    (tensor([1.]), 'state')
-    """
+    the same objects."""
     old = first_tensor(output)
     if old is None:
         raise HookError(
@@ -222,19 +195,8 @@ def replace_first(output: Any, new: torch.Tensor) -> Any:
 
 
 class SwappedInputs:
-    """Tensors replaced in a module's inputs for one call; ``pairs`` has each old tensor and the new
-    one. Containers stay those of the caller, since the module may write into them. `restore` puts
-    the old tensors back wherever the module has left the new ones.
-
-    >>> skips = [torch.zeros(1)]
-    >>> swapped = SwappedInputs(((skips,), {}), lambda tensor: tensor + 1)
-    >>> swapped.inputs[0][0].append("more")
-    >>> print(skips)
-    [tensor([1.]), 'more']
-    >>> swapped.restore()
-    >>> print(skips)
-    [tensor([0.]), 'more']
-    """
+    """Tensors replaced in a module's inputs for one call; ``pairs`` has each old and new one.
+    Containers stay those of the caller, since the module may write into them."""
 
     def __init__(self, inputs: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Replace each tensor in ``inputs`` (arguments and keyword arguments) by one call of
@@ -263,7 +225,8 @@ class SwappedInputs:
         self.pairs = [(old, new) for old, new in replacements.values() if new is not old]
 
     def restore(self) -> None:
-        """Put the old tensors back into the caller's containers where the new ones still are."""
+        """Put the old tensors back into the caller's containers, wherever the module has left the
+        new ones."""
         if self._is_tensor:
             return
         old_by_new_id = {id(new): old for old, new in self.pairs}

@@ -65,25 +65,14 @@ def register_reader(
 
 
 class CheckedFields:
-    """The base of frozen dataclasses whose fields are options. Unknown options are refused, in one
-    line with a hint.
+    """The base of frozen dataclasses whose fields are options. Unknown options, and values not of
+    their field's type, are refused in one line; the others get their field's plain form."""
 
-    Values that are not of their field's type are refused, and those that are get its plain form:
-    numbers of NumPy become Python's, lists become tuples, arrays tensors, and a name stands for its
-    method or baseline. Numbers must be finite. Types are bool, int, float, str, `Literal`, tensors,
-    those of `register_reader`, and tuples and unions of these; what a type says nothing of is left
-    alone.
-
-    ``summary`` says in a list what it is: where it is not given, the first line of the docstring.
-
-    >>> from explain.methods import GradCAM, Smooth
-    >>> Smooth("gradcam", samples=np.int64(4)) == Smooth(GradCAM(), samples=4)
-    True
-    >>> GradCAM(relu="yes")
-    Traceback (most recent call last):
-    explain.MethodError: relu of gradcam must be True or False, got 'yes'
-    """
-
+    # Numbers of NumPy become Python's, lists become tuples, arrays tensors, and a name stands for
+    # its method or baseline. Numbers must be finite. Types are bool, int, float, str, Literal,
+    # tensors, those of `register_reader`, and tuples and unions of these; what a type says nothing
+    # of is left alone. A class may give a `summary` for lists; else it is the first paragraph of
+    # its docstring.
     error: ClassVar[type[ExplainError]] = MethodError
     """What a wrong option raises."""
     minimums: ClassVar[Mapping[str, float]] = {}
@@ -414,14 +403,8 @@ class MethodSpec:
 
 
 def read_written(text: str) -> MethodSpec:
-    """Read a name with options, as people type methods, metrics and baselines: "rise(samples=500)".
-    Nothing is looked up: whether there is such a method is for the caller to find out.
-
-    >>> read_written("Smooth(gradcam++(), samples=5)")
-    MethodSpec(name='smooth', values=('gradcam++()',), options={'samples': 5})
-    >>> read_written("kpcacam(kernel=rbf, gamma=None)").options
-    {'kernel': 'rbf', 'gamma': None}
-    """
+    """Read a name with options, as people type methods, metrics and baselines:
+    ``rise(samples=500)``. Whether there is such a method is not looked up."""
     if len(text) > LONGEST:
         raise SpecError(f"must have at most {LONGEST} characters, got {len(text)}")
     match = _NAME.fullmatch(text)

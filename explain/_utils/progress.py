@@ -9,11 +9,8 @@ PAUSE = 0.1  # seconds between two drawings
 
 
 def duration(seconds: float) -> str:
-    """Return a time in seconds as text in the unit that people would choose.
-
-    >>> duration(4.24), duration(42), duration(200), duration(9000)
-    ('4.2 s', '42 s', '3 min', '2.5 h')
-    """
+    """Return a time in seconds as text in the unit that people would choose: ``4.2 s``, ``3
+    min``."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     if seconds < 90:

@@ -12,33 +12,20 @@ up to 6 rounding errors of their mean magnitude times the root of n."""
 
 
 def finite_or_none(number: float | None) -> float | None:
-    """Return a number as JSON can hold it: None for NaN, infinity and None.
-
-    >>> finite_or_none(0.5), finite_or_none(math.nan)
-    (0.5, None)
-    """
+    """Return a number as JSON can hold it: None for NaN, infinity and None."""
     return number if number is not None and math.isfinite(number) else None
 
 
 def rounding_error(terms: Tensor, dim: Dims) -> Tensor:
-    """Return how large the mean of terms along ``dim`` may be by rounding alone where the terms
-    cancel; also for the mean of a part of these terms. ``dim`` is removed from the shape.
-
-    >>> terms = torch.tensor([[0.1, 0.2, -0.3], [0.1, 0.2, 0.3]])
-    >>> terms.mean(1).abs() <= rounding_error(terms, dim=1)
-    tensor([ True, False])
-    """
+    """Return how large the mean of terms along ``dim``, which is removed, may be by rounding alone
+    where the terms cancel; also for the mean of a part of these terms."""
     norm: Tensor = torch.linalg.vector_norm(terms, dim=dim)
     return norm.mul(_ROUNDING * torch.finfo(terms.dtype).eps)
 
 
 def likeness(one: Tensor, other: Tensor) -> Tensor:
     """Return the cosine between the values ``(N, ...)`` of each image in two maps ``(N,)``, however
-    small they are; 1 where one has none.
-
-    >>> likeness(torch.tensor([[1e-30, 0], [0, 0]]), torch.tensor([[0, 2.0], [1, 1]]))
-    tensor([0., 1.])
-    """
+    small they are; 1 where one has none."""
     rows = [values.detach().flatten(1) for values in (one, other)]
     rows = [values / values.abs().amax(1, keepdim=True) for values in rows]
     return torch.cosine_similarity(rows[0], rows[1]).nan_to_num(1)
@@ -46,12 +33,7 @@ def likeness(one: Tensor, other: Tensor) -> Tensor:
 
 def all_cancel(means: Tensor, terms: Tensor) -> Tensor:
     """For each of N images, whether all of its means ``(N, ...)`` of ``terms`` ``(N, ...)`` may be
-    rounding errors. All terms of an image count, as some may be such errors themselves.
-
-    >>> terms = torch.tensor([[[0.1, 0.2, -0.3], [1e-9, 0, 0]], [[0.1, 0.2, -0.3], [0.1, 0, 0]]])
-    >>> all_cancel(terms.mean(2), terms)
-    tensor([ True, False])
-    """
+    rounding errors. All terms of an image count, as some may be such errors themselves."""
     error = rounding_error(terms, tuple(range(1, terms.ndim)))
     largest: Tensor = torch.linalg.vector_norm(means.flatten(1), math.inf, dim=1)
     return largest <= error

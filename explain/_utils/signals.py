@@ -74,32 +74,16 @@ def came_by_signal(error: BaseException) -> bool:
 
 
 class SignalSafe(Generic[T]):
-    """A context whose beginning and end are never split by a signal.
-
-    Subclasses write ``on_enter``, whose result the ``with`` statement binds, and ``on_exit``, which
-    is given the error that ended the block, if any. ``on_exit`` is also called after an
-    ``on_enter`` that raised, so it must put back what has been changed so far, and no more:
-    ``on_enter`` records what there was before it changes it.
-
-    >>> class Counted(SignalSafe[None]):
-    ...     count = 0
-    ...
-    ...     def on_enter(self) -> None:
-    ...         Counted.count += 1
-    ...
-    ...     def on_exit(self, error: BaseException | None) -> None:
-    ...         Counted.count -= 1
-    >>> with Counted():
-    ...     Counted.count
-    1
-    >>> Counted.count
-    0
-    """
+    """A context whose beginning ``on_enter``, which gives what ``with`` binds, and end ``on_exit``
+    are never split by a signal. Subclasses write both."""
 
     _in_front: tuple[tuple[int, _InFront], ...] = ()
 
     on_enter: Callable[[], T]
     on_exit: Callable[[BaseException | None], None]
+    """Given the error that ended the block, if any; also called after an ``on_enter`` that raised.
+    So it must put back what has been changed so far, and no more: ``on_enter`` records what there
+    was before it changes it."""
 
     def __enter__(self) -> T:
         """Begin the block by ``on_enter`` while signals wait; they are handled before the block
@@ -156,21 +140,7 @@ class _FromGenerator(SignalSafe[T]):
 
 def signal_safe(function: Callable[P, Iterator[T]]) -> Callable[P, AbstractContextManager[T]]:
     """`contextlib.contextmanager` for a context whose beginning and end are never split by a
-    signal.
-
-    >>> @signal_safe
-    ... def counted(found: list[str]) -> Iterator[int]:
-    ...     found.append("begun")
-    ...     try:
-    ...         yield len(found)
-    ...     finally:
-    ...         found.clear()
-    >>> with counted(found := []) as count:
-    ...     count, found
-    (1, ['begun'])
-    >>> found
-    []
-    """
+    signal."""
 
     @wraps(function)
     def begun(*args: P.args, **kwargs: P.kwargs) -> AbstractContextManager[T]:
@@ -257,18 +227,7 @@ class Shared(SignalSafe[None]):
 
 
 def deferring_signals(function: Callable[P, T]) -> Callable[P, T]:
-    """Let signals wait that come while ``function`` runs; they are handled when it is done.
-
-    >>> @deferring_signals
-    ... def interrupted() -> str:
-    ...     signal.raise_signal(signal.SIGINT)
-    ...     return "done"
-    >>> try:
-    ...     interrupted()
-    ... except KeyboardInterrupt:
-    ...     print("later")
-    later
-    """
+    """Let signals wait that come while ``function`` runs; they are handled when it is done."""
 
     @wraps(function)
     def whole(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -7,15 +7,7 @@ from collections.abc import Iterable
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:
     """The end of an error about an unknown name: the closest candidates, else the first eight.
-    Capitals, dashes, dots, spaces and underlines make no difference.
-
-    >>> did_you_mean("gradcan", ["gradcam", "saliency"])
-    "did you mean 'gradcam'?"
-    >>> did_you_mean("Grad-CAM", ["xgradcam", "gradcam"])
-    "did you mean 'gradcam'?"
-    >>> did_you_mean("zzz", ["gradcam", "saliency"])
-    'known: gradcam, saliency'
-    """
+    Capitals, dashes, dots, spaces and underlines make no difference."""
     names = list(dict.fromkeys(candidates))
     close = close_to(name, names)
     if close:
@@ -28,11 +20,7 @@ def did_you_mean(name: str, candidates: Iterable[str]) -> str:
 
 def close_to(name: str, candidates: Iterable[str], count: int = 3) -> list[str]:
     """Return at most ``count`` candidates that a misspelt name may stand for, the closest first; a
-    candidate that differs only in capitals or marks is returned alone.
-
-    >>> close_to("centre", ["center", "whole"])
-    ['center']
-    """
+    candidate that differs only in capitals or marks is returned alone."""
     by_plain_name: dict[str, str] = {}
     for candidate in candidates:
         by_plain_name.setdefault(_plain(candidate), candidate)

@@ -16,22 +16,8 @@ from explain.recording.attention import RecordedAttention, token_numbers
 
 
 class AttentionRecord:
-    """One attention of a pass, or some of its heads: its ``weights``, and their ``gradient`` in the
-    next backward pass.
-
-    They are ``(M, queries, keys)``, ``query`` and ``key`` ``(M, tokens, d)``, for M heads of all
-    images. ``images`` ``(M,)`` says whose they are, None if that is not known; ``tokens``
-    ``(M, keys)`` which tokens the keys are of, None if they are no tokens. ``number`` and
-    ``predecessors`` are those of the recorded attention.
-
-    >>> from explain.recording import record
-    >>> from explain.recording.attention import attentions_in
-    >>> layer, x = torch.nn.MultiheadAttention(4, 2, batch_first=True), torch.rand(3, 5, 4)
-    >>> (attention,) = attentions_in(record(layer, x, x, x).steps)
-    >>> found = AttentionRecord(attention, attention.weights.value.tensor, {})
-    >>> joined_heads([found], [found.weights], 3).shape
-    torch.Size([3, 2, 5, 5])
-    """
+    """One attention of a pass, or some of its heads: its weights, and their gradient in the next
+    backward pass. Shapes count M heads, of all images together."""
 
     def __init__(
         self,
@@ -48,14 +34,17 @@ class AttentionRecord:
         self.predecessors = attention.predecessors
         self._by_head = attention.weights.by_head
         self.weights = self._by_head(weights.detach().clone())
+        """``(M, queries, keys)``; ``query`` and ``key`` are ``(M, tokens, d)``."""
         self.query, self.key = (
             factor.by_head(factor.value.tensor.detach())
             for factor in (attention.query, attention.key)
         )
         self.tokens = token_numbers(attention.key)
+        """Which tokens the keys are of, ``(M, keys)``; None if they are no tokens."""
         if self.tokens is not None and len(self.tokens) != len(self.weights):
             self.tokens = None
         self.images = _images(attention, images)
+        """Whose image each head is, ``(M,)``; None if that is not known."""
         if attention.weights.value not in images and self.tokens is not None:
             self.images = torch.unique(self.tokens, dim=0, return_inverse=True)[1]
 
@@ -82,12 +71,8 @@ class AttentionRecord:
 
 
 def joined_heads(records: Sequence[AttentionRecord], maps: Sequence[Tensor], count: int) -> Tensor:
-    """Tensors ``(M, …)`` of the records of one attention, as `heads_together` groups them, as one
-    tensor ``(N, heads, …)`` of ``count`` images.
-
-    It is empty, ``(0, heads, …)``, if the heads do not look at the same tokens of each image: in
-    windows, among channels, or where it is not known.
-    """
+    """Tensors ``(M, …)`` of the records of one attention as one ``(N, heads, …)``; empty if the
+    heads look at different tokens of each image (windows, channels), or where that is unknown."""
     stacked = torch.cat(list(maps))
     order = _by_image(records, count)
     if order is None:

@@ -56,24 +56,14 @@ class _Plan:
 
 class AttentionHook:
     """Lets ``fn(module, args, part)`` see and replace a part of the attentions that a module
-    computes, in all calls that begin and end while its hooks are registered.
-
-    The part is shown as ``(N, heads, tokens, d)`` or ``(N, heads, queries, keys)``; without heads
-    where it is not known which are of one image. ``where`` is the layer's name in messages.
-
-    >>> layer, x = nn.MultiheadAttention(4, 2, batch_first=True), torch.rand(1, 3, 4)
-    >>> from explain.hooks import HookGroup
-    >>> with HookGroup(layer) as group:
-    ...     handle = group.forward(":heads", lambda module, args, heads: heads * 0)
-    ...     output = layer(x, x, x)[0]
-    >>> torch.equal(output, layer.out_proj.bias.expand(1, 3, 4))
-    True
-    """
+    computes. ``where`` is the layer's name in messages."""
 
     def __init__(self, where: str, part: str, fn: Callable[..., Tensor | None]) -> None:
         self._where = where
         self._part = part
         self._fn = fn
+        """Gets ``(N, heads, tokens, d)`` or ``(N, heads, queries, keys)``; heads first, without N,
+        where it is not known which are of one image."""
         self._running: list[_FollowedCall | None] = []
 
     def begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:

@@ -58,12 +58,10 @@ which it takes.
 
 @dataclass(eq=False)
 class TensorRecord:
-    """A copy of one tensor, and the gradient that came back to it.
+    """A copy of one tensor, and the gradient that came back to it."""
 
-    It holds nothing of the graph: a hook in the graph holds it, and the two would keep each other
-    alive forever, since the garbage collector does not see through autograd.
-    """
-
+    # It holds nothing of the graph: a hook in the graph holds it, and the two would keep each other
+    # alive forever, since the garbage collector does not see through autograd.
     activation: torch.Tensor
     gradient: torch.Tensor | None = None
     task: int = field(default=-1, repr=False)
@@ -73,23 +71,18 @@ class TensorRecord:
 @dataclass(eq=False)
 class LayerCall(TensorRecord):
     """One call of one layer: its first tensor and the gradient of that, and which call of the pass
-    it was.
-
-    Where all tensors were requested, ``tensors`` has them by position, key or field; by the whole
-    way to them where they are in containers in containers.
-    """
+    it was."""
 
     layer: str = ""
     call: int = 0
     tensors: dict[Any, TensorRecord] = field(default_factory=dict)
+    """All tensors of the output, if requested, by position, key or field, or by the whole path to
+    them."""
 
 
 class Recorded(UserDict[str, torch.Tensor]):
-    """What was recorded of layers, by name. What is read is a copy: a hook may return it, and the
-    model overwrite it.
-
-    ``missing`` says of another name why nothing is recorded under it.
-    """
+    """What was recorded of layers, by name; reading gives a copy, which a hook may return.
+    ``missing`` says of another name why nothing is recorded under it."""
 
     def __init__(self, tensors: dict[str, torch.Tensor], missing: Callable[[str], str]) -> None:
         self.data = tensors
@@ -117,26 +110,7 @@ class GradientSources(NamedTuple):
 
 class Capture:
     """Records the calls of the named layers while ``group`` is alive; ``records`` has them in the
-    order they happened.
-
-    ``gradients`` says whether gradients are recorded too, or names the layers that they are
-    recorded for. With ``cut``, the first of these that runs while gradients are off begins the
-    graph; others then get no gradient. With ``every``, all tensors of the layers' outputs are
-    recorded, instead of the first.
-
-    By default, gradients are recorded whoever runs backward, in any number of passes. With
-    ``once``, there is one pass, in the present mode of gradients, all calls of a layer have them,
-    and they are what `joined` makes of the gradients of `sources_of`; `end_pass` is to be called
-    after it.
-
-    >>> model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(inplace=True))
-    >>> with torch.no_grad(), HookGroup(model) as group:
-    ...     capture = Capture(group, ["0"], gradients=True)
-    ...     score = model(torch.ones(1, 1, 4, 4)).sum()
-    >>> _ = capture.backward(score)
-    >>> capture.records[0].gradient.shape
-    torch.Size([1, 2, 2, 2])
-    """
+    order they happened."""
 
     @deferring_signals
     def __init__(
@@ -149,16 +123,20 @@ class Capture:
         every: bool = False,
         once: bool = False,
     ) -> None:
-        """Register the hooks that record the outputs (or inputs) of these layers, and with
-        ``gradients`` their gradients, for as long as ``group`` lasts."""
+        """Register the hooks. ``gradients`` says whether gradients are recorded too, or for which
+        layers; with ``every``, all tensors of an output are recorded instead of the first."""
         if group._model is None:
             raise HookError(
                 "group of a capture must have a model, got HookGroup(); pass it the model"
             )
         self._model = group._model
         self._cut = cut
+        """Whether the first of the layers that runs while gradients are off begins the graph;
+        others then get no gradient."""
         self._every = every
         self._once = once
+        """Whether there is one pass, in the present mode of gradients, whose caller runs backward
+        itself (`sources_of`, `joined`, `end_pass`), instead of any number of passes."""
         self._may_be_cut = cut and not torch.is_grad_enabled()
         """Whether the graph may begin at a layer: gradients were off when the pass began."""
         self._was_cut = False
@@ -202,13 +180,10 @@ class Capture:
     @property
     def missing(self) -> list[str]:
         """The layers whose gradients may be incomplete: something that they made has no history in
-        this pass.
-
-        Among them are layers with a tensor that was overwritten through another reference than the
-        one with a history. `backward` and `gradients` refuse to go on when there are any.
-        """
+        this pass. If there are any, `backward` and `gradients` raise."""
         if not self._overwritable:
             return self._lost
+        # overwritten through another reference than the one with a history
         return self._lost + [
             layer for layer, tensor, version in self._overwritable if tensor._version != version
         ]
@@ -273,13 +248,8 @@ class Capture:
     def backward(
         self, score: torch.Tensor, *, retain_graph: bool = False, roughly: bool = False
     ) -> None:
-        """Run backward from a scalar to the captured layers, and fill the gradients of their
-        records.
-
-        Nothing is accumulated anywhere: no parameter's ``.grad`` is read or written. A record that
-        the score does not depend on keeps ``gradient=None``. ``roughly`` allows gradients of which
-        parts are missing.
-        """
+        """Run backward from a scalar and fill the records' gradients (None where it does not depend
+        on one), never a ``.grad``. ``roughly`` allows gradients of which parts are missing."""
         if not roughly:
             self._must_be_whole()
         for record in self.records:
@@ -292,10 +262,8 @@ class Capture:
             differentiate(score, wanted, retain_graph=retain_graph)
 
     def sources_of(self, record: LayerCall) -> list[Source]:
-        """The tensors and edges to differentiate with respect to, for the gradient in a record's
-        first tensor. For a caller that runs `torch.autograd.grad` itself (the engine): request all
-        of them in one call, and give the results in this order to `joined`.
-        """
+        """What to differentiate with respect to for the gradient in a record's first tensor:
+        request all in one `torch.autograd.grad`, and give the results in this order to `joined`."""
         self._must_be_whole()
         sources = self._sources[record]
         return sources.summed + sources.requested_with
@@ -324,12 +292,9 @@ class Capture:
         return nested.SwappedInputs((args, kwargs), _aliased)
 
     def end_pass(self, *arguments: Any) -> None:
-        """End a pass of the model: count all gradients as missing if the model turned gradients off
-        after the graph began.
-
-        A model that switches gradients itself gives back the mode that it found, which was off.
-        With ``once``, the engine calls this after its pass; else it is a hook.
-        """
+        """Count all gradients as missing if the model itself turned gradients off after the graph
+        began. With ``once``, call this after the pass; else it is a hook."""
+        # a model that switches gradients itself gives back the mode that it found, which was off
         if self._may_be_cut and self._sources and not torch.is_grad_enabled():
             self._lost += [record.layer for record in self._sources]
 
@@ -354,12 +319,8 @@ class Capture:
     def _continue_from_aliases(
         self, layer: str, swapped: nested.SwappedInputs | None, output: Any
     ) -> Any:
-        """After a call whose inputs were replaced by aliases: hand the history of overwritten
-        aliases to the tensors themselves.
-
-        Returns ``output`` with the tensors in the places of their aliases, or None if nothing was
-        overwritten. ``swapped`` are the pairs of tensor and alias.
-        """
+        """Hand the history of overwritten aliases to the tensors themselves. Returns ``output``
+        with the tensors in the places of their aliases, or None if nothing was overwritten."""
         if swapped is None:
             return None
         continued = {}
@@ -447,12 +408,8 @@ class Capture:
         return self._leave(layer, _versions_of(output) if self._is_wanted(layer) else None, output)
 
     def _leave(self, layer: str, inputs: Versions | None, output: Any) -> Any:
-        """Record the output of one call of a layer; return the output with replacements, or None if
-        nothing is replaced.
-
-        ``inputs`` are the tensors that the call was given, with their versions; None if no gradient
-        is wanted. With ``every``, all tensors of the output are recorded.
-        """
+        """Record the output of one call of a layer; return the output with replacements, or None.
+        ``inputs`` are the call's tensors with their versions, None if no gradient is wanted."""
         first_output = nested.first_tensor(output)
         if first_output is None or first_output.is_nested:
             kind = type(output).__name__ if first_output is None else "a nested tensor"
@@ -488,13 +445,8 @@ class Capture:
         tensors: Iterable[tuple[TensorRecord, torch.Tensor]],
         inputs: Versions,
     ) -> dict[int, torch.Tensor]:
-        """Collect the gradients of the tensors of one output; return the tensors that must replace
-        others, by the ids of these.
-
-        ``tensors`` are pairs with the records to fill; the first is the record's own. Replaced are
-        inputs that the layer returned unaltered, and tensors that autograd allows no hook on. Fills
-        ``_sources``.
-        """
+        """Collect the gradients of the tensors of one output, given with their records, the first
+        the record's own; return the tensors that must replace others, by the ids of these."""
         sources = GradientSources([], [])
         replacements: dict[int, torch.Tensor] = {}
         for tensor_record, tensor in tensors:
@@ -521,11 +473,11 @@ class Capture:
         return replacements
 
     def _recorded(self, layer: str, tensor: torch.Tensor) -> LayerCall | None:
-        """Add a record with a copy of ``tensor`` for the call of ``layer`` that runs; return None
-        if the call needs none. It needs none in a backward pass that repeats a call (a checkpoint),
-        unless the first run had no graph.
-        """
+        """Add a record with a copy of ``tensor`` for the call of ``layer`` that runs; None if the
+        call needs none."""
         calls = self._calls[layer]
+        # a checkpoint repeats calls in the backward pass: these need a record only if the first run
+        # had no graph
         if torch._C._current_graph_task_id() != -1:
             same_calls = [
                 record for record in calls if torch.equal(record.activation, tensor.detach())
@@ -541,9 +493,7 @@ class Capture:
 
     def _turn_on_for(self, record: LayerCall, tensor: torch.Tensor) -> bool:
         """Turn gradients on if they may be, so that autograd records the uses of ``tensor``, and
-        return whether they are on. If not, the record gets a source that no score depends on, and
-        counts as without a graph.
-        """
+        return whether they are on."""
         name = record.layer
         if not tensor.is_floating_point():
             verb = "be given" if place_of(name, self._model).part else "return"
@@ -578,14 +528,12 @@ class Capture:
             self._lost.append(layer)
 
     def _attach(self, record: TensorRecord, tensor: torch.Tensor) -> GradientSources:
-        """Collect the gradient of every use of a tensor into ``record``; the result says what to
-        differentiate with respect to.
-
-        All uses meet at the tensor's Node. Later uses alone meet at a mark put into its history:
-        where it has no Node, and where it is a view, whose later uses go by its base once it has
-        been overwritten. Autograd takes that mark and the view's Node for one, unless the base is
-        requested as well. There are no sources where autograd does not allow the mark.
-        """
+        """Collect the gradient of every use of a tensor into ``record``; return what to
+        differentiate with respect to, empty where autograd allows no mark on the tensor."""
+        # All uses meet at the tensor's Node. Later uses alone meet at a mark put into its history:
+        # where it has no Node, and where it is a view, whose later uses go by its base once it has
+        # been overwritten. Autograd takes that mark and the view's Node for one, unless the base is
+        # requested as well.
         summed: list[Source] = []
         requested_with: list[Source] = []
         if tensor.requires_grad:
@@ -711,10 +659,8 @@ def capture(model: nn.Module, layers: Where, *, gradients: bool = True) -> Itera
 def read_outputs(
     group: HookGroup, layers: Iterable[str], read: Callable[[torch.Tensor], T]
 ) -> dict[str, list[T]]:
-    """Hook layers so that ``read`` is called on the first tensor that each of their calls returns,
-    as long as the group is alive. Returns the results by layer, in lists that fill during the
-    forward pass: one item for each call.
-    """
+    """Call ``read`` on the first tensor of each call of the layers while the group is alive. The
+    lists of results, by layer, fill during the forward pass."""
     values: dict[str, list[T]] = {}
 
     def note(layer: str, module: nn.Module, args: Any, output: Any) -> None:
@@ -752,9 +698,7 @@ def why_not_called(model: nn.Module, name: str, calls: int) -> str:
 
 def cut_where_allowed(run: Callable[[bool], T]) -> T:
     """Run a forward pass with the graph cut off below the layer, ``run(True)``; if autograd forbids
-    that, ``run(False)``, which records it all. The second run takes more memory, and is noted for
-    the user.
-    """
+    that, run all of it with a graph, ``run(False)``, and note that for the user."""
     try:
         return run(True)
     except RuntimeError as error:

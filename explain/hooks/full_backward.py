@@ -21,8 +21,7 @@ from explain.hooks.handles import BeforeEvery, Registered, unless_in_hook
 
 class _Gate(torch.autograd.Function):
     """Passes on its first ``count`` tensors themselves, with a new history, and aliases of the
-    others (copies of leaves); in backward, passes the gradients to ``act``, and on what it
-    returns."""
+    others (copies of leaves). Backward passes the gradients to ``act``, and on what it returns."""
 
     @staticmethod
     def forward(
@@ -45,16 +44,14 @@ class _Gate(torch.autograd.Function):
 
 
 class Gates:
-    """The full-backward hooks and pre-hooks of one module, or of every module that runs.
-
-    Each call has a record of its own: a module that runs three times in one forward pass meets its
-    hook three times in backward, each time with the gradients of that call. Gates hold nothing of
-    their group: the graph holds them, and the two would keep each other alive forever.
-    """
+    """The full-backward hooks and pre-hooks of one module, or of every module that runs. Each call
+    has a record of its own: a module that runs three times meets its hook three times."""
 
     def __init__(self, thread: int | None, module: nn.Module | None) -> None:
         """Prepare the backward hooks (on gradients) of one module (None: of every module), for
         calls of ``thread`` (None for all)."""
+        # Nothing of the group is kept: the graph holds the gates, and the two would keep each other
+        # alive.
         self.hooks: dict[str, list[GateHook]] = {"backward-pre": [], "backward": []}
         self._callers: list[Hook] = []
         self._running: list[_Call] = []
@@ -64,9 +61,8 @@ class Gates:
 
     def add(self, hook: "GateHook", direction: str, *, first: bool) -> Callable[[], None]:
         """Add a hook to those of its direction, ``first`` or last; return a function that removes
-        it. The module's forward hooks are registered with the first hook, and removed with the
-        last.
-        """
+        it."""
+        # the module's forward hooks come with the first hook, and go with the last
         if not self._handles:
             enter: Callable[..., Any] = self._enter
             leave: Callable[..., Any] = self._leave
@@ -213,9 +209,7 @@ class _Call:
 
     def _at_outputs(self, gradients: Gradients) -> Gradients:
         """Call the backward-pre hooks on the gradients of the outputs; return those that go on into
-        the module. Runs in the backward pass, before the module's own. They are kept for the
-        backward hooks, or given to these at once if no input requires a gradient.
-        """
+        the module. Runs in the backward pass before the module's own part."""
         grad_output = self._changed("backward-pre", self._outputs.spread(gradients))
         if self._inputs.places:
             self._grad_output = grad_output
@@ -238,12 +232,7 @@ def _through(
     on_gradients: Callable[[Gradients], Gradients], values: Sequence[Any], began: float = math.inf
 ) -> tuple[list[Any], _Gated]:
     """Pass the tensors of a call that require gradients through one gate; return all values, and
-    the places of those tensors.
-
-    ``on_gradients`` is called with their gradients in the backward pass. Tensors that the call
-    itself made (since sequence number ``began``), and that are no views, keep their identity; for
-    the others an alias stands.
-    """
+    the places of those tensors. ``on_gradients`` gets their gradients in the backward pass."""
     gated_values = list(values)
     tensor_places = [
         i for i, v in enumerate(values) if isinstance(v, torch.Tensor) and v.requires_grad
@@ -255,6 +244,8 @@ def _through(
             "backward hooks on modules must run outside transforms of torch.func; leave the "
             "transform out"
         )
+    # tensors that the call itself made (since sequence number `began`), and that are no views, keep
+    # their identity; for the others an alias stands
     first_places: dict[int, int] = {}  # a tensor may occur several times
     for i in reversed(tensor_places):
         node = values[i].grad_fn

@@ -51,21 +51,12 @@ def differentiate(
     create_graph: bool = False,
     nodes: Iterable[Node] | None = None,
 ) -> tuple[torch.Tensor | None, ...]:
-    """`torch.autograd.grad`, also right for batch normalisations of one row; None where the score
-    depends on no source.
-
-    On a CPU, PyTorch (2.13, 2.14) takes a gradient with the channels last for one with the channels
-    first there, or the other way round: of one row, two of its checks of the layout disagree.
-    Instance normalisations are among them, since they make one row of all images. So the gradient
-    is laid out as the normalisation's input. With ``create_graph``, this holds for later
-    derivatives through the same graph too. ``nodes`` are those of the score, if they are at hand.
-
-    >>> x, norm = torch.ones(1, 2, 3, 3, requires_grad=True), torch.nn.BatchNorm2d(2).eval()
-    >>> tokens = torch.cat([torch.zeros(1, 1, 2), norm(x).flatten(2).transpose(1, 2)], 1)
-    >>> (found,) = differentiate(tokens[0, 5, 1], [x])
-    >>> found.nonzero().tolist()
-    [[0, 1, 1, 1]]
-    """
+    """`torch.autograd.grad`, also right for batch normalisations of a single sample; None where the
+    score depends on no source. ``nodes`` are those of the score, if they are at hand."""
+    # On a CPU, PyTorch (2.13, 2.14) takes a gradient with the channels last for one with the
+    # channels first there, or the other way round: of one sample, two of its checks of the layout
+    # disagree. Instance normalisations are among them: they make one sample of all images. So the
+    # gradient is laid out as the normalisation's input.
     handles = []
     for node in graph(score) if nodes is None else nodes:
         if "BatchNorm" in node.name() and hasattr(node, "_raw_saved_input"):
@@ -81,25 +72,14 @@ def differentiate(
             allow_unused=True,
         )
     finally:
+        # later derivatives through the same graph need them too
         for handle in handles if not create_graph else ():
             handle.remove()
 
 
 def normalises_over_rows(nodes: Iterable[Node]) -> bool:
-    """Whether a batch normalisation among the Nodes of a graph takes its statistics from several
-    rows, in training mode.
-
-    Then the images of a batch influence each other, and their gradients cannot be computed
-    together.
-
-    >>> x, norm = torch.ones(2, 3, 4, 4, requires_grad=True), torch.nn.functional.batch_norm
-    >>> of_batch, of_training = (
-    ...     norm(x, None, None, training=True),
-    ...     norm(x, torch.zeros(3), torch.ones(3)),
-    ... )
-    >>> normalises_over_rows(graph(of_batch)), normalises_over_rows(graph(of_training))
-    (True, False)
-    """
+    """Whether a batch normalisation among the Nodes is in training mode, with statistics over
+    several samples. Then gradients of different images cannot be computed together."""
     norms = [node for node in nodes if getattr(node, "_saved_training", False)]
     return any(
         "BatchNorm" in norm.name() and norm._input_metadata[0].shape[0] > 1 for norm in norms
@@ -107,12 +87,8 @@ def normalises_over_rows(nodes: Iterable[Node]) -> bool:
 
 
 def _laid_out_as_input(saved: Any, gradients: Gradients) -> Gradients | None:
-    """The gradients that arrive at a batch normalisation of one row, the first of them in the
-    memory layout of its input.
-
-    A prehook of the normalisation's Node, registered by `differentiate`; None leaves the gradients
-    as they are. ``saved`` is what the Node keeps of its input.
-    """
+    """The gradients that arrive at a batch normalisation of one sample, the first in the memory
+    layout of the input, which ``saved`` holds; None leaves them as they are."""
     first_gradient = gradients[0]
     layout = (
         None
@@ -139,13 +115,7 @@ def _laid_out_as_input(saved: Any, gradients: Gradients) -> Gradients | None:
 
 class Reach:
     """Whether a gradient leads from a Node to one of some leaves, or to a Node of ``ends``; each
-    Node is visited once.
-
-    >>> x = torch.ones(2, requires_grad=True)
-    >>> reach = Reach([x])
-    >>> reach.of((x * 2).grad_fn), reach.of(torch.ones(1, requires_grad=True).exp().grad_fn)
-    (True, False)
-    """
+    Node is visited once."""
 
     def __init__(self, leaves: Iterable[torch.Tensor], ends: Iterable[Node] = ()) -> None:
         """Start with the leaves and Nodes to be reached; a leaf with a history of its own counts by
@@ -187,11 +157,7 @@ class Reach:
 
 
 def accumulator(leaf: torch.Tensor) -> Node:
-    """Return the Node that adds a leaf's gradient into ``leaf.grad``.
-
-    >>> accumulator(torch.ones(2, requires_grad=True)).name()
-    'torch::autograd::AccumulateGrad'
-    """
+    """Return the Node that adds a leaf's gradient into ``leaf.grad``."""
     if not (leaf.is_leaf and leaf.requires_grad):
         raise HookError(
             "leaf must be a leaf that requires a gradient, such as a parameter, for it to be "
@@ -201,10 +167,8 @@ def accumulator(leaf: torch.Tensor) -> Node:
 
 
 class _Alias(torch.autograd.Function):
-    """The same memory and version counter, in the graph; autograd does not treat it as a view.
-
-    So it may be overwritten.
-    """
+    """The same memory and version counter, in the graph. Autograd does not treat it as a view, so
+    it may be overwritten."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, start: torch.Tensor | None = None) -> torch.Tensor:
@@ -260,12 +224,10 @@ def copy_with_history(tensor: torch.Tensor) -> torch.Tensor:
 
 def mark(tensor: torch.Tensor) -> torch.Tensor | None:
     """Begin a new part of a tensor's history here; return a leaf whose gradient is that of all
-    later uses of the tensor.
-
-    It is None where autograd does not allow that: nothing may overwrite such a tensor either, or
-    (of a view that was made while gradients were off) nothing with gradients on.
-    """
+    later uses of the tensor, or None where autograd does not allow that."""
     leaf = tensor.detach().requires_grad_()
+    # refused if nothing may overwrite the tensor, or (a view made without gradients) not with
+    # gradients
     return leaf if try_continue_from(tensor, leaf, both=True) else None
 
 
@@ -280,10 +242,8 @@ def try_continue_from(tensor: torch.Tensor, other: torch.Tensor, *, both: bool =
 
 
 def continue_from(tensor: torch.Tensor, other: torch.Tensor, *, both: bool = False) -> None:
-    """Change a tensor's history in place: its gradient goes to ``other``, with ``both`` to its own
-    history too. The values stay. For every holder of the tensor, later uses count as uses of
-    ``other``.
-    """
+    """Change a tensor's history in place: later uses, by any holder of the tensor, count as uses of
+    ``other``, with ``both`` of its old history too. The values stay."""
     # The version counter is kept, since the values stay as they are for whoever has saved them. No
     # tracer may look at the history of a view meanwhile: autograd holds its lock.
     with _unsafe_preserve_version_counter(tensor), torch._C.DisableTorchFunction():

@@ -390,12 +390,8 @@ class HookGroup(SignalSafe["HookGroup"]):
         kind: Literal["forward_pre", "forward"],
         options: dict[str, bool],
     ) -> Handle:
-        """Register a caller's forward hook at all layers that ``where`` selects.
-
-        A place is a module's call, its first input tensor (``:input``), or a part of the attention
-        inside it (``:q``). A name with a call (``@1``) gets a counter that lets the hook act on
-        that call alone.
-        """
+        """Register a caller's forward hook at all places that ``where`` selects: a module's calls,
+        its first input tensor (``:input``), or a part of the attention inside it (``:q``)."""
         places = self._places(where)
         handle = self._open_on_calls(
             fn, [name for name, _, _ in places], kind, options["with_kwargs"]
@@ -403,6 +399,7 @@ class HookGroup(SignalSafe["HookGroup"]):
         for number, (name, place, module) in enumerate(places):
             hooks = handle.hooks[number : number + 1]
             hook = hooks[0] if hooks else fn
+            # a name with a call (`@1`): the hook acts on that call alone
             counter = None if place.call is None else CallCounter(place.call, name)
             hook_of_call = hook if counter is None else counter.only(hook)
             if place.part == "input":
@@ -559,10 +556,10 @@ class HookGroup(SignalSafe["HookGroup"]):
 
     def _unfired_hooks(self) -> str | None:
         """The warning about hooks that should have fired by now, on one line; None if there are
-        none, or nothing has run. Of several with the same function, or on the same place, it is
-        enough that one has fired: layers that were not used are then no surprise.
-        """
+        none, or nothing has run."""
         handles = [handle for handle in self._handles if handle.hooks]
+        # Of several with the same function or place, it is enough that one has fired: layers that
+        # were not used are then no surprise.
         fired = {kind for handle in handles if handle.fired for kind in _kinds(handle)}
         unfired = [handle for handle in handles if not _kinds(handle) & fired]
         has_run = self._has_run or self._signs_of_work() != self._signs_at_first_hook
@@ -581,10 +578,8 @@ def put(
     fn: Callable[..., Any],
     *undo: Callable[[], None],
 ) -> None:
-    """Register a hook of this package with one of PyTorch's ``register_…`` functions. It acts for
-    calls of the group's thread alone, and is removed with the group. ``undo`` are functions to call
-    then.
-    """
+    """Register a hook of this package with one of PyTorch's ``register_…`` functions, for calls of
+    the group's thread. It is removed with the group; ``undo`` are functions to call then."""
     group._undo += (*undo, Registered(fn, register, group._thread).handle.remove)
 
 
@@ -674,10 +669,7 @@ class CallCounter:
 
 class InputSwap:
     """Replaces tensors in a module's inputs until its call ends, as ``change(module, args,
-    kwargs)`` says.
-
-    What ``end(swapped, output)`` returns replaces ``output``.
-    """
+    kwargs)`` says. What ``end(swapped, output)`` returns replaces ``output``."""
 
     def __init__(
         self,

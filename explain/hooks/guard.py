@@ -17,15 +17,7 @@ from explain.recording.modes import Watcher
 
 
 class Edits:
-    """Tells whether gradients are edited in place.
-
-    >>> gradient = torch.ones(2)
-    >>> edits = Edits([gradient])
-    >>> with Watcher(edits.watched):
-    ...     _ = gradient.data.mul_(3)
-    >>> edits.any()
-    True
-    """
+    """Tells whether gradients are edited in place."""
 
     def __init__(self, gradients: Sequence[torch.Tensor]) -> None:
         """Note the versions of the gradients, which in-place edits raise."""
@@ -58,11 +50,8 @@ def _same(tensor: torch.Tensor, copy: torch.Tensor) -> bool:
 
 
 def name_of_function(fn: Any) -> str:
-    """The name of the function inside a hook, as messages show it.
-
-    >>> name_of_function(functools.partial(max, 1))
-    'max'
-    """
+    """The name of the function inside a hook, as messages show it; of a partial, that of its
+    function."""
     function = _without_partial(fn)
     return str(getattr(function, "__name__", type(function).__name__))
 
@@ -86,10 +75,7 @@ EVERY_MODULE = "every module"
 
 class Hook:
     """A caller's function on one place: it is named when it raises, and knows whether it has fired.
-
-    ``where`` is the layer, tensor or Node that it is on, and ``direction`` says when it is called.
-    A hook that registers another one may return its handle, which counts as None.
-    """
+    A hook that registers another one may return its handle, which counts as None."""
 
     unfired = "no gradient came to it; keep the group open until the backward pass is done"
     """Why it may not have fired."""
@@ -167,13 +153,8 @@ class ForwardHook(Hook):
 
 
 class GradientHook(Hook):
-    """One on gradients, of a tensor, a Node or a module: what it returns replaces the first
-    gradients it is given.
-
-    Raises:
-        HookError: it edited a gradient in place, or returned something that cannot take the place
-            of the gradients.
-    """
+    """A hook on gradients, of a tensor, a Node or a module: what it returns replaces the first
+    gradients it is given. Raises HookError if it edits one, or returns what does not fit."""
 
     def __call__(self, *arguments: Any) -> Any:
         """Call a hook on gradients, and check that it edited none in place and returned the right

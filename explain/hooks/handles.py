@@ -42,16 +42,10 @@ without this package."""
 
 
 class Registered:
-    """A function that PyTorch calls as a hook, for calls of one thread; of all threads if
-    ``thread`` is None.
+    """A function that PyTorch calls as a hook, for calls of one thread (None: of all). It leaves
+    copies of the model, and does nothing in a pickle, where nobody could remove it."""
 
-    ``register`` is a function of PyTorch that registers it. ``hooks`` are the caller's hooks that
-    it calls. A model that is copied or pickled takes the hooks on it along, and nothing would ever
-    remove those of a copy. So this one leaves a copy as soon as the copy is complete, and in a
-    pickle a function that does nothing takes its place. PyTorch's warning that pickled tensors lose
-    their hooks is not for ours.
-    """
-
+    # so that PyTorch does not warn that pickled tensors lose their hooks, which are ours
     __torch_unserializable__ = True
 
     handle: Any = None
@@ -59,8 +53,8 @@ class Registered:
     def __init__(
         self, fn: Any, register: Callable[[Any], Any], thread: int | None, hooks: Sequence[Any] = ()
     ) -> None:
-        """Register this object as a hook: PyTorch's function ``register`` is called with it, and
-        returns its handle. It calls ``fn`` in calls of ``thread`` (None for all)."""
+        """Register this object with PyTorch's function ``register``. It calls ``fn`` in calls of
+        ``thread`` (None for all); ``hooks`` are the caller's hooks that ``fn`` calls."""
         self.fn = fn
         self.thread = thread
         self.hooks = hooks
@@ -104,15 +98,14 @@ class Registered:
 
 
 class BeforeEvery:
-    """Registers a hook before every module that runs, which is called with keyword arguments too.
-
-    PyTorch passes these only to hooks that are noted in the module, even if the hook is for every
-    module. So a first hook makes the note in the module that is about to run, and the hook itself
-    takes it away.
-    """
+    """Registers a hook before every module that runs, which is called with keyword arguments
+    too."""
 
     def __init__(self, hook: Registered) -> None:
         """Register ``hook``, as PyTorch's functions do."""
+        # PyTorch passes keyword arguments only to hooks that are noted in the module, even if the
+        # hook is for every module. So a first hook makes the note in the module that is about to
+        # run, and the hook itself takes it away.
         self._fn = hook.fn
         self._thread = hook.thread
         hook.fn = self._call
@@ -141,30 +134,15 @@ def unless_in_hook(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Handle:
-    """One hook of a group, on one or more places. As PyTorch's handles, it has an ``id``, and
-    ``with`` removes it.
-
-    The ``id`` is the key of the hook in the dictionary of its module; of several modules, in that
-    of the first. ``hooks`` has the hook for each place; it is empty where the function is of this
-    package.
-
-    >>> from torch import nn
-    >>> from explain.hooks import HookGroup
-    >>> with HookGroup(nn.Sequential(nn.ReLU(), nn.ReLU())) as group:
-    ...     handle = group.forward(nn.ReLU, print)
-    ...     print(group)
-    ...     handle.remove()
-    ...     print(handle)
-    HookGroup(Sequential), 2 hooks
-      hook 'print' on layer '0' and 1 more (forward)
-    hook 'print' on layer '0' and 1 more (forward), removed
-    """
+    """One hook of a group, on one or more places. As PyTorch's handles, it has an ``id``, its key
+    in the module's dictionary of hooks, and ``with`` removes it."""
 
     def __init__(self, hooks: Sequence[Any], owner: "dict[Handle, None]") -> None:
         """Make a handle of checked ``hooks`` that are registered nowhere yet, one for each place,
         and add it to ``owner``, the open handles of its group."""
         self.id = id(self)
         self.hooks = hooks
+        """The hook for each place; empty where the function is of this package."""
         self.undo: list[Callable[[], None]] = []
         self._owner = owner
         owner[self] = None
@@ -177,9 +155,7 @@ class Handle:
         hooks: Sequence[Any] = (),
     ) -> None:
         """Register a hook's function on one place with PyTorch's function ``register``, and note
-        how to remove it. It acts for calls of ``thread``, or of all threads if None. ``hooks`` are
-        the caller's hooks that it calls. The first place gives the handle its ``id``.
-        """
+        how to remove it. The first place gives the handle its ``id``."""
         handle = Registered(fn, register, thread, hooks).handle
         if not self.undo:
             self.id = getattr(handle, "id", self.id)

@@ -23,30 +23,30 @@ from explain.recording.modes import OperatorCalls
 
 @dataclass
 class CallRow:
-    """One call of one module, in the order in which the calls began.
-
-    ``inputs`` are the shapes of the tensors that it was given, those by keyword last. ``seconds``
-    and ``flops`` include the modules inside; the latter are the floating point operations of
-    products and convolutions, two for each multiplication with its addition. ``memory`` is the
-    bytes of its output. ``dead`` is the share of a rectifier's units (channels, or features) that
-    are zero for every input. ``finite`` says whether the output holds no NaN or infinity.
-    ``gradient`` is the norm of the gradient that came back to the output, or None where none did or
-    it is not finite.
-    """
+    """One call of one module, in the order in which the calls began."""
 
     order: int
     name: str
     type: str
     depth: int
     inputs: list[list[int]]
+    """The shapes of the tensors that it was given, those by keyword last."""
     output: list[int] | None = None
     parameters: int = 0
     seconds: float = 0.0
+    """Including the modules inside, as `flops`."""
     flops: int = 0
+    """Floating point operations of products and convolutions, two for each multiplication with its
+    addition."""
     memory: int = 0
+    """Bytes of its output."""
     dead: float | None = None
+    """The share of a rectifier's units (channels, or features) that are zero for every input."""
     finite: bool = True
+    """Whether the output holds no NaN or infinity."""
     gradient: float | None = None
+    """The norm of the gradient that came back to the output; None where none did, or it is not
+    finite."""
     gradient_finite: bool = True
 
 
@@ -284,11 +284,7 @@ def _depth(name: str) -> int:
 
 
 def _short(count: int) -> str:
-    """A count with three digits and a prefix, as ``3.63 G``; empty for 0.
-
-    >>> _short(3_630_000_000), _short(800), _short(0)
-    ('3.63 G', '800 ', '')
-    """
+    """A count with three digits and a prefix, as ``3.63 G``; empty for 0."""
     power = next((power for power in (4, 3, 2, 1) if count >= 1000**power), 0)
     return f"{count / 1000**power:.3g} {' kMGT'[power].strip()}" if count else ""
 

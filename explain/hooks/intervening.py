@@ -245,14 +245,14 @@ _photo_grids: WeakKeyDictionary[nn.Module, dict[Any, Any]] = WeakKeyDictionary()
 
 
 def _grids_on_photo(grids_of_photo: GridsOfPhoto, model: nn.Module, inputs: tuple[Any, Any]) -> Any:
-    """How tokens and cells lie on the photo; None where it is not known. It is looked for once for
-    each model and shape of ``inputs`` (args, kwargs), in a copy of the model that has none of the
-    active hooks and shares the parameters."""
+    """How tokens and cells lie on the photo; None where it is not known. Looked for once for each
+    model and shape of ``inputs`` (args, kwargs)."""
     key = tuple((path, tensor.shape[1:]) for path, tensor in nested.paths(inputs))
     grids = _photo_grids.setdefault(model, {})
     if key not in grids:
         try:
             args, kwargs = inputs
+            # a copy has none of the active hooks, and shares the parameters
             grids[key] = grids_of_photo(copied(model, share=True), Inputs(args, kwargs))
         except Exception as error:  # a model that cannot be copied, or is given no photo
             if came_by_signal(error):

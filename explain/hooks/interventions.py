@@ -36,12 +36,8 @@ _rows = _RowImages()
 
 
 def intervening_on_rows(*images: torch.Tensor) -> AbstractContextManager[None]:
-    """Tell interventions inside the block which explained image each row of a batch belongs to.
-
-    ``images`` are tensors of image numbers ``(rows,)``, one for each number of rows that parts of
-    the network run with. The engine enters this around passes on perturbed copies of photos, for
-    interventions whose values differ between images.
-    """
+    """Tell interventions inside the block which image each row of a batch is a copy of. ``images``
+    are image numbers ``(rows,)``, one tensor for each number of rows that parts run with."""
     return temporarily(_rows, images=images)
 
 

@@ -92,14 +92,7 @@ class LayerPlace(NamedTuple):
 
 def place_of(name: str, model: nn.Module | None = None) -> LayerPlace:
     """Split a layer's name into module, part and call: ``conv:input@1`` is the input of the second
-    call of ``conv``.
-
-    With a model, a module that has the whole name takes precedence over suffixes.
-
-    >>> place_of("encoder.conv@0"), place_of("conv:input")
-    (LayerPlace(module='encoder.conv', part='', call=0), LayerPlace(module='conv', part='input',
-    call=None))
-    """
+    call of ``conv``. A module of the model that has the whole name takes precedence."""
     if not ("@" in name or ":" in name) or _is_module(name, model):
         return LayerPlace(name)
     start, at, number = name.rpartition("@")
@@ -112,14 +105,8 @@ def place_of(name: str, model: nn.Module | None = None) -> LayerPlace:
 
 
 def find_places(model: nn.Module, where: Where) -> dict[str, LayerPlace]:
-    """Return the places that ``where`` selects by name, in its order.
-
-    ``where`` is a dotted name, a glob pattern (``"layer*.conv1"``), a module, a module class, or
-    several of these. The model itself is named ``""``. Names and patterns may have the suffixes.
-
-    >>> list(find_places(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), ["*:input", nn.ReLU]))
-    ['0:input', '1:input', '1']
-    """
+    """Return the places that ``where`` selects by name, in its order: a dotted name, a glob pattern
+    (both may have suffixes), a module, a module class, or several; ``""`` is the model."""
     places: dict[str, LayerPlace] = {}
     for item in _items(where):
         pattern = place_of(item, model) if isinstance(item, str) else LayerPlace("")
@@ -135,17 +122,8 @@ def select_places(model: nn.Module, where: Where) -> list[str]:
 
 
 def name_of_place(place: LayerPlace, model: nn.Module | None = None) -> str:
-    """Join module, part and call to a layer's name, which `place_of` splits again.
-
-    If a module of the model has that very name, zeros before the call's number tell the two apart.
-
-    >>> name_of_place(LayerPlace("conv", "input", 2))
-    'conv:input@2'
-    >>> name_of_place(
-    ...     LayerPlace("conv", "", 0), nn.ModuleDict({"conv": nn.ReLU(), "conv@0": nn.ReLU()})
-    ... )
-    'conv@00'
-    """
+    """Join module, part and call to a layer's name, which `place_of` splits again. If a module has
+    that very name, zeros before the call's number tell them apart: ``conv@00``."""
     if place.call is None:
         return place.layer
     number = str(place.call)

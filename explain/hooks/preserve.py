@@ -92,10 +92,8 @@ class _HeldMode:
 
 
 class _Guard:
-    """Keeps explanations from writing the statistics of a normalisation in training mode.
-
-    It refuses to run in them, and what one that runs already writes is undone at the end.
-    """
+    """Keeps explanations from writing the statistics of a normalisation in training mode: it
+    refuses to run in them, and undoes at the end what one that runs already has written."""
 
     def __init__(self, module: nn.Module) -> None:
         """Copy the statistics, and register the check."""
@@ -127,12 +125,9 @@ _plain_train = nn.Module.train
 
 def _hold_modes(modules: Iterable[nn.Module]) -> list[_HeldMode]:
     """Put modules in evaluation mode, and count that one more block needs it; undone by
-    `_release_modes`.
-
-    The flags are set one by one rather than with ``model.eval()``: a network that overrides
-    ``train`` to keep some part frozen would otherwise not come back as it was. Threads may share
-    modules.
-    """
+    `_release_modes`."""
+    # The flags are set one by one rather than with `model.eval()`: a network that overrides `train`
+    # to keep some part frozen would otherwise not come back as it was. Threads may share modules.
     global _plain_train
     held_modes = []
     with lock:
@@ -207,13 +202,8 @@ _CONTAINERS = (dict, deque)
 
 
 class _WrittenState:
-    """What forward passes may write into modules: their buffers and other attributes, and what is
-    in these.
-
-    Quantisation observers, running averages, counters and the potentials of spiking neurons are
-    such. Modules of torch without buffers write nothing, and normalisations write nothing in
-    evaluation mode: they are left out, unless ``normalisations`` is given.
-    """
+    """What forward passes may write into modules: buffers, other attributes, and what is in these,
+    such as observers, running averages, counters and potentials of spiking neurons."""
 
     def __init__(self, modules: Iterable[nn.Module], *, normalisations: bool = False) -> None:
         """Copy the buffers of ``modules`` and the data in their attributes, and note what these
@@ -227,6 +217,7 @@ class _WrittenState:
             buffers = module._buffers
             is_of_torch = type(module).__module__.startswith("torch.")
             is_normalisation = isinstance(module, nn.modules.batchnorm._NormBase)
+            # modules of torch without buffers, and normalisations in evaluation mode, write nothing
             if (is_of_torch and not buffers) or (is_normalisation and not normalisations):
                 continue
             attributes = {**vars(module)}
@@ -322,12 +313,8 @@ def _is_same(tensor: torch.Tensor, copied: torch.Tensor, earlier: int) -> bool:
 
 
 class _TorchState(SignalSafe[None]):
-    """Torch's settings in this thread: gradients, inference mode, mixed precision and function
-    modes.
-
-    Within the block, gradients are on or off, there is no inference mode, and on ``device`` no
-    mixed precision.
-    """
+    """Torch's settings in this thread, restored after the block. Within it, gradients are on or
+    off, there is no inference mode, and on ``device`` no mixed precision."""
 
     _inference: Any = None
     _full_precision: Any = None
@@ -500,12 +487,11 @@ class _LeftAsFound(SignalSafe[None]):
 
     def _settings_of_process(self, modules: Iterable[nn.Module]) -> dict[Any, Callable[[], Any]]:
         """What the threads of a process share, with functions that save and later restore it:
-        random generators, state that the model writes, compilation.
-
-        The generators belong to the process: numbers that another thread draws meanwhile are drawn
-        again afterwards. Compiled code has no layers to hook and no operations to record, so it
-        runs as the Python code that it was made from; of other threads too, with the same results.
-        """
+        random generators, state that the model writes, compilation."""
+        # The generators belong to the process: numbers that another thread draws meanwhile are
+        # drawn again afterwards. Compiled code has no layers to hook and no operations to record,
+        # so it runs as the Python code that it was made from; of other threads too, with the same
+        # results.
         settings: dict[Any, Callable[[], Any]] = {_CPU: partial(_RandomState, _CPU)}
         # Where nothing has been compiled yet, loading the compiler would take seconds. There is no
         # function around `set_stance`: torch.compile would look into it.
@@ -548,40 +534,23 @@ class _LeftAsFound(SignalSafe[None]):
 def untouched(
     model: nn.Module, *, grad: bool = False, create_graph: bool = False, alone: bool = False
 ) -> AbstractContextManager[None]:
-    """Run a model for inspection: in evaluation mode, gradients as given, outside inference mode;
-    then restore all.
-
-    Each submodule gets its own mode back. Threads may share modules: a mode comes back when the
-    last of those that needed it changed has ended. If another thread calls ``train()`` or
-    ``eval()`` of the model or a part of it meanwhile, that holds afterwards. With ``create_graph``,
-    gradients are on, and what is noted of the pass stays in the graph; see `detached`. With
-    ``alone``, there is one such block at a time in a thread: an explanation that begins inside
-    another's hook would see the other's hooks.
-
-    Buffers and attributes that the model writes in its forward pass are put back, and so are the
-    random generators. Parameters, ``.grad`` and ``requires_grad`` are not restored because nothing
-    here ever writes to them.
-
-    >>> model = nn.Sequential(nn.Dropout())
-    >>> with untouched(model):
-    ...     model[0].training
-    False
-    >>> model[0].training
-    True
-    """
+    """Run a model in evaluation mode, gradients as given, outside inference mode; then restore all
+    that a pass writes. Each submodule gets its own mode back, also with several threads."""
+    # With create_graph, gradients are on, and what is noted of the pass stays in the graph: see
+    # `detached`. With alone, there is one such block at a time in a thread: an explanation that
+    # begins inside another's hook would see the other's hooks. Parameters, .grad and requires_grad
+    # are never written.
     return _LeftAsFound(model, grad, create_graph, alone)
 
 
 def start_over(*, written: bool = True) -> None:
-    """Let the next pass in this block of `untouched` begin as its first one did: with the same
-    random numbers, and unless ``written`` is false, without what passes have written since.
-
-    What is written stays where a graph of an earlier pass, which may hold it, is still needed.
-    Nothing is done while another thread runs the model.
-    """
+    """Let the next pass in this block of `untouched` begin as the first one: with the same random
+    numbers, and unless ``written`` is false, without what passes have written since."""
     block = _current.block
     kinds = (_RandomState, _WrittenState) if written else _RandomState
     if block is not None and block._shared is not None:
+        # Nothing if another thread runs the model. State stays where a graph that may hold it is
+        # needed.
         for context in block._shared.held_alone():
             if isinstance(context, kinds):
                 context.__exit__(None, None, None)
@@ -627,24 +596,14 @@ def detached(tensor: torch.Tensor) -> torch.Tensor:
 
 def calculating(device: str, *, create_graph: bool = False) -> AbstractContextManager[None]:
     """Compute without a graph (or with, for ``create_graph``), in full precision on ``device``,
-    outside inference mode.
-
-    For computations on maps and photos, whatever the caller's settings are. Tensors that are made
-    inside may be changed in place by a model.
-
-    >>> with calculating("cpu"):
-    ...     torch.is_grad_enabled()
-    False
-    """
+    outside inference mode, whatever the caller's settings are."""
     return _TorchState(create_graph, device)
 
 
 @signal_safe
 def recording(gradients: bool) -> Iterator[None]:
-    """Switch gradients on or off; afterwards they are as they were, even if the block raises or is
-    interrupted. ``torch.set_grad_enabled`` does the same, but an interrupt while it ends leaves
-    gradients switched.
-    """
+    """Switch gradients on or off, and back afterwards. Unlike ``torch.set_grad_enabled``, an
+    interrupt while it ends leaves nothing switched."""
     previous = torch.is_grad_enabled()
     torch.set_grad_enabled(gradients)
     try:
@@ -665,14 +624,8 @@ def is_transforming() -> bool:
 
 
 def without_proxy(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor inside a proxy that a transform of `torch.func` shows; any other tensor as it is.
-
-    >>> x = torch.ones(2, 3)
-    >>> torch.vmap(lambda row: row * without_proxy(row).requires_grad)(
-    ...     x.requires_grad_()
-    ... ).sum().item()
-    6.0
-    """
+    """The tensor inside a proxy that a transform of `torch.func` shows; any other tensor as it
+    is."""
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor
@@ -738,16 +691,14 @@ def _copied(model: nn.Module, share: bool) -> nn.Module:
 
 
 def _begin_child() -> None:
-    """Forget all blocks of `untouched` that are under way, in a process that has just been forked.
-
-    Threads of OpenMP do not survive a fork, and code that then counts on them waits forever; so, if
-    there may have been some, the child computes with one thread, as the workers of a DataLoader do.
-    """
+    """Forget all blocks of `untouched` that are under way, in a process that has just been
+    forked."""
     # an explanation that was running at the fork continues only in the parent
     _current.block = None
     modes = list(_held_modes.values())
     _held_modes.clear()
     _give_back_modes(modes)
+    # threads of OpenMP do not survive a fork, and code that counts on them waits forever
     if _used_threads:
         torch.set_num_threads(1)
 

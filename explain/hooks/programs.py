@@ -42,27 +42,16 @@ class ProgramLayer(nn.Module):
 
 
 class OpenProgram(nn.Module):
-    """A program with modules for its layers, which take hooks.
-
-    As long as they have some, each pass is recorded, and its steps are computed again as calls of
-    these modules. They are named as `layer_names_of` says: by the path of the module that they were
-    exported from, or by what they are, such as ``convolution_12``.
-
-    ``shape`` is that of the input that the program was exported for, with None where any length is
-    taken. A batch that it was not made for is given to it in parts.
-
-    >>> x = torch.ones(1, 2)
-    >>> program = OpenProgram(torch.export.export(nn.Sequential(nn.Tanh()), (x,)).module())
-    >>> program.open(x)
-    >>> [name for name, module in program.named_modules() if isinstance(module, ProgramLayer)]
-    ['0']
-    """
+    """A program with modules for its layers, named as `layer_names_of` says. As long as these have
+    hooks, each pass is recorded and its steps are computed again as calls of the modules."""
 
     def __init__(self, program: nn.Module) -> None:
         """Take a program; its layers are not known before `open`."""
         super().__init__()
         self.program = program
         self.shape = _shape_of(program)
+        """Of the input that the program was exported for, None where any length is taken. A batch
+        that it was not made for is given to it in parts."""
         self.opened_for: Any = None
         """The shapes of the inputs that the layers are those of."""
         self._layers: list[tuple[str, ...]] = []

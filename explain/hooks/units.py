@@ -81,14 +81,8 @@ def _as_tuple(name: str, value: Any) -> tuple[Any, ...]:
 
 
 class Axes:
-    """Where channels and positions are in the ``values`` that a place of a model gives.
-
-    ``channel_dim`` is the dimension of channels, and ``places`` has those of positions: rows and
-    columns of a map, or tokens. ``size`` is that of the photo, and ``what`` is named in errors.
-    ``image_dim`` is the dimension of images, and ``find_grid`` tells how tokens lie on the photo: a
-    `Grid` of `explain.layers`, or None; ``find_placement`` where the cells of a map look: a
-    `Placement`, or None for evenly.
-    """
+    """Where channels (``channel_dim``) and positions (``places``: rows and columns of a map, or
+    tokens) are in the ``values`` that a place of a model gives."""
 
     def __init__(
         self,
@@ -103,16 +97,16 @@ class Axes:
         find_grid: Callable[[], Any] = lambda: None,
         find_placement: Callable[[], Any] = lambda: None,
     ) -> None:
-        """Find the dimensions of channels and positions in a layer's values, for interventions on
-        some of its units. They follow from the place's name, the values' shape and the modules near
-        it, unless ``channel_dim`` says them.
-        """
+        """Find both from the place's name, the shape and the modules near it, or from
+        ``channel_dim``. ``size`` is the photo's; ``what`` names the layer in errors."""
         self._shape = tuple(values.shape)
         self._device = values.device
         self._size = size
         self._what = what
         self._find_grid = find_grid
+        """Tells how tokens lie on the photo: a `Grid` of `explain.layers`, or None."""
         self._find_placement = find_placement
+        """Tells where the cells of a map look: a `Placement`, or None for evenly."""
         self._of_attention = place.of_attention
         self._of_tokens = self._of_attention or values.ndim == 3
         last_dim = values.ndim - 1
@@ -202,9 +196,7 @@ class Axes:
 
     def of_region(self, region: Sequence[float]) -> torch.Tensor:
         """A mask that broadcasts to the layer's values, true at positions that look at a region of
-        the photo; there may be none. ``region`` is x0, y0, x1, y1 in pixels of the model's input,
-        ends exclusive.
-        """
+        the photo, maybe none: x0, y0, x1, y1 in pixels of the model's input, ends exclusive."""
         if not self._size:
             raise HookError(
                 f"region of {self._what} must be one of a photo, but the model is given none"
@@ -252,12 +244,7 @@ class Axes:
 
 def _is_channels_last(values: torch.Tensor, place: LayerPlace, model: nn.Module) -> bool:
     """Whether a layer's map is ``(N, H, W, C)`` rather than ``(N, C, H, W)``, from the kinds of
-    modules nearest to it.
-
-    The nearest is the last module inside the layer, or the first for its input, and else the last
-    before it. Permutations, convolutions, linear layers and normalisations tell; without any,
-    channels come first.
-    """
+    modules nearest to it: inside the layer, then before it. Without any that tells, it is not."""
     module = submodule(model, place.module)
     of_input = place.part == "input"
     modules = list(modules_of(model))

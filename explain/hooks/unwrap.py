@@ -17,17 +17,8 @@ from explain.hooks.programs import OpenProgram, is_program
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """Return the module in ``DataParallel``, ``DistributedDataParallel`` and ``torch.compile``, or
-    the model itself.
-
-    A compiled model is explained through the module that it was compiled from, which computes the
-    same; a warning says so, since it takes longer. A scripted one, which takes no hooks, is put
-    into a module that does.
-
-    >>> layer = nn.Linear(2, 2)
-    >>> unwrapped(nn.DataParallel(layer)) is layer
-    True
-    """
+    """Return the module in ``DataParallel``, ``DistributedDataParallel`` or ``torch.compile`` (with
+    a warning that this one is slower), a scripted one as `OpenProgram`, else the model itself."""
     if not isinstance(model, nn.Module):
         raise ModelError(f"model must be a torch.nn.Module, got {_description(model)}")
     if isinstance(model, torch.jit.ScriptModule):
@@ -135,13 +126,7 @@ _KINDS = ("forward_pre", "forward", "backward_pre", "backward")
 
 
 def has_hooks(model: nn.Module) -> bool:
-    """Whether a forward pass of this model calls hooks, of its modules or of every module.
-
-    >>> model = nn.Sequential(nn.ReLU())
-    >>> handle = model[0].register_forward_hook(lambda *given: None)
-    >>> has_hooks(model), handle.remove(), has_hooks(model)
-    (True, None, False)
-    """
+    """Whether a forward pass of this model calls hooks, of its modules or of every module."""
     if global_hooks._global_forward_hooks or global_hooks._global_forward_pre_hooks:
         return True
     hooks = [module._forward_hooks or module._forward_pre_hooks for module in modules_of(model)]
@@ -149,14 +134,8 @@ def has_hooks(model: nn.Module) -> bool:
 
 
 def callers_hooks(model: nn.Module) -> list[str]:
-    """The names of all hooks on a model that are not of this package, with their layers: they may
-    alter what is computed.
-
-    >>> model = nn.Sequential(nn.ReLU())
-    >>> handle = model[0].register_forward_hook(print)
-    >>> callers_hooks(model)
-    ['print on layer 0 (forward)']
-    """
+    """The names of all hooks on a model that are not of this package, with their layers, as ``print
+    on layer 0 (forward)``: they may alter what is computed."""
     owners: list[tuple[str, Any, str]] = [("every module", global_hooks, "_global_{}_hooks")]
     owners += [
         (f"layer {name}" if name else "the model", module, "_{}_hooks")
