@@ -36,28 +36,20 @@ Masks = Callable[[Batch], torch.Tensor]
 
 @dataclass(frozen=True, eq=False)
 class AblationResult:
-    """What covering a part of some photos did to the answers.
+    """What covering a part of some photos did to the answers: for photos as they are, without the
+    part, and without an equal area elsewhere (control), so that it counts what is covered."""
 
-    ``intact``, ``after`` and ``control`` are the shares of the photos whose class the model gave:
-    as they are, without the part, and without the same area half a photo further down and to the
-    right, where what leaves one side comes in at the other. With this control, it counts what is
-    covered, and not that something is. ``chance`` is the probability that ``after`` falls as far
-    below ``control`` by chance. ``share`` is how much of the photos is covered on average.
-
-    ``accuracy`` has, for the same three, the share of the photos whose label the model gave, NaN
-    where none is known.
-
-    ``what`` is "evidence", "object", "background" or "mistake". ``keys`` names each photo and
-    target, ``wanted`` ``(N,)`` has the class that is asked about and ``labels`` ``(N,)`` that of
-    the label, or -1; ``answers`` ``(N, 3)`` are those that the model gave, and ``covered`` ``(N,)``
-    says how much of each photo the part is.
-    """
-
+    # "evidence", "object", "background" or "mistake"
     what: str
+    # the name and the target of each photo
     keys: tuple[tuple[str, str], ...] = field(repr=False)
+    # ``(N,)`` each: the class that is asked about, and that of the label, -1 for none
     wanted: torch.Tensor = field(repr=False)
     labels: torch.Tensor = field(repr=False)
+    # ``(N, 3)``: the classes that the model gave; the control covers the area half a photo further
+    # down and to the right, around the border
     answers: torch.Tensor = field(repr=False)
+    # ``(N,)``: how much of the photo the part is
     covered: torch.Tensor = field(repr=False)
 
     @property
@@ -319,13 +311,8 @@ def _highest_pixels(heatmap: torch.Tensor, share: float) -> torch.Tensor:
 
 
 def sign_test(first: torch.Tensor, second: torch.Tensor) -> float:
-    """The one-sided p-value of McNemar's test: how probable ``first`` is true at least so often
-    where only one of two bool tensors ``(N,)`` is, if both were as likely.
-
-    >>> yes = torch.tensor([True, True, True])
-    >>> sign_test(yes, ~yes), sign_test(yes, yes)
-    (0.125, 1.0)
-    """
+    """Return the one-sided p-value of McNemar's test: how probably ``first`` is the true one at
+    least so often where just one of two bool tensors ``(N,)`` is, if both were as likely."""
     only_first = int((first & ~second).sum())
     differing = int((first ^ second).sum())
     outcomes: int = sum(math.comb(differing, k) for k in range(only_first, differing + 1))

@@ -17,10 +17,8 @@ LOW = 0.2  # share of the photo in the words of an answer, below which it rests 
 
 @dataclass(frozen=True)
 class Ungrounded:
-    """An answer that does not rest on its photo: ``guessed`` are the words that would have been
-    said whatever was there, with commas, and ``image`` is what its words take from the photo, as a
-    mean share; NaN for methods that see the photo alone. Greyed words do not count.
-    """
+    """An answer that does not rest on its photo: ``guessed`` words were said whatever was there;
+    ``image`` is the photo's mean share in the words, NaN where the method sees the photo alone."""
 
     photo: str
     answer: str
@@ -34,15 +32,14 @@ class Ungrounded:
 
 
 def ungrounded(run: StoredRun, method: str) -> list[Ungrounded] | None:
-    """The answers with guessed words, or of whose words the photo has less than a fifth; those with
-    the smallest share of the photo first. None for a run without answers. Words that are guessed in
-    nearly all of at least `MANY` photos are habits of speech ("of"), and say nothing of one photo.
-    """
+    """Return answers with guessed words, or whose words the photo has less than a fifth of, the
+    smallest share first; None for a run without answers."""
     if "greyed" not in run.metrics:
         return None
     said = Counter[str]()
     guessed = Counter[str]()
     answers = []
+    # greyed words do not count
     of_words = (row for row in run.rows(method) if not row.metrics["greyed"])
     for name, (*words,) in groupby(of_words, key=lambda row: row.name):
         marks = {row.target: mark_of(row.metrics["grounded"] or 0) for row in words}
@@ -52,6 +49,7 @@ def ungrounded(run: StoredRun, method: str) -> list[Ungrounded] | None:
         shares = [row.metrics.get("image", math.nan) for row in words]
         image = fmean(math.nan if share is None else share for share in shares)
         answers.append((name, words[0].prediction or "", names, image))
+    # guessed in nearly all of many photos, as "of" is: these say nothing of one photo
     habits = {word for word in said if said[word] >= MANY and guessed[word] >= NEARLY * said[word]}
     listed = []
     for name, answer, names, image in answers:

@@ -69,16 +69,8 @@ def placement_of(model: nn.Module, x: torch.Tensor, layer: str) -> Placement | N
 
 
 def receptive_field(model: nn.Module, x: torch.Tensor, layer: str) -> Box:
-    """The part of an input like ``x`` ``(1, C, H, W)``, in pixels, that the middle of a layer's
-    feature maps depends on, by gradients in noise; all of it for layers that are not ``(N, C, h,
-    w)``.
-
-    >>> model = nn.Sequential(
-    ...     nn.Conv2d(1, 2, 3, padding=1), nn.MaxPool2d(2), nn.Conv2d(2, 2, 3, padding=1)
-    ... )
-    >>> receptive_field(model, torch.rand(1, 1, 32, 32), "2")
-    Box(left=13, top=13, right=21, bottom=21)
-    """
+    """Return the part of an input like ``x`` ``(1, C, H, W)`` that the middle of a layer's feature
+    maps depends on, by gradients in noise; all of it for layers that are not ``(N, C, h, w)``."""
     height, width = x.shape[-2:]
     generator = seeded(0)
     noise = (
@@ -125,12 +117,11 @@ class ChannelPatch:
 
 @dataclass(frozen=True, eq=False)
 class Channel:
-    """A channel of a layer: what it does for the class, and the patches that excite it most, the
-    strongest first. ``weight`` is the mean over photos of activation times gradient, summed over
-    places: what the score of the class gets from the channel, to first order.
-    """
+    """A channel of a layer, with the patches that excite it most, the strongest first. ``weight``
+    is what the class's score gets from it, to first order."""
 
     number: int
+    # the mean over photos of activation times gradient, summed over positions
     weight: float
     patches: tuple[ChannelPatch, ...] = field(repr=False)
 

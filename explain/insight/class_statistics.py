@@ -26,11 +26,7 @@ class MeanWithError:
 
     @classmethod
     def of(cls, values: torch.Tensor) -> "MeanWithError":
-        """Return the mean of those values ``(N,)`` that are not NaN, and its standard error.
-
-        >>> MeanWithError.of(torch.tensor([1.0, float("nan"), 3.0]))
-        MeanWithError(value=2.0, error=1.0)
-        """
+        """Return the mean of those values ``(N,)`` that are not NaN, and its standard error."""
         defined = values[~values.isnan()].double()
         count = len(defined)
         error = float(defined.std() / math.sqrt(count)) if count > 1 else math.nan
@@ -46,20 +42,21 @@ class MeanWithError:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class MapStatistics:
-    """What some maps of one class have in common; where several labels may be true of a photo, of
-    the photos in which it is "present", or "absent" (``finding``; else it is empty). ``mean``
-    ``(16, 16)`` is their mean; each adds up to 1. ``on_object`` is the share of the evidence within
-    the boxes, ``at_border`` that in the outer eighth (7/16 of an even map), ``entropy`` 1 for an
-    even map, 0 for a single place. ``members`` names the photos.
-    """
+    """What some maps of one class have in common. ``finding`` says, of photos with several labels,
+    that the class is "present" or "absent" in these; else it is empty."""
 
     target: str
     finding: str = ""
     accuracy: float
+    # the share of the evidence within the boxes
     on_object: MeanWithError
+    # the share in the outer eighth; 7/16 of an even map
     at_border: MeanWithError
+    # 1 for an even map, 0 for a single position
     entropy: MeanWithError
+    # ``(16, 16)``, adds up to 1
     mean: torch.Tensor = field(repr=False)
+    # the names of the photos
     members: tuple[str, ...] = field(repr=False)
 
     @classmethod
@@ -91,23 +88,21 @@ class MapStatistics:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ClassStatistics(MapStatistics):
-    """Where one class looks.
-
-    ``spread`` ``(16, 16)`` is the standard deviation of its maps. ``object_size`` is the share of
-    the photo that these cover, and ``excess`` how far the first is beyond the second: 0 is what an
-    even map has, 1 has all on the object. Photos that the object fills (more than nine tenths) say
-    nothing of that, and do not count for it. ``apart`` is how far the mean map lies from that of
-    all other photos, beyond what chance alone would give: 0 where they are the same, 1 for two even
-    maps of different halves of the photo. ``beyond_others`` ``(16, 16)`` is the difference of the
-    two. ``striking`` is the figure that classes are ordered by, see `class_mean_maps`.
-    """
+    """Where one class looks, and how that differs from the other classes; `class_mean_maps` orders
+    classes by ``striking``."""
 
     photos: int
+    # ``(16, 16)``, the standard deviation of the maps
     spread: torch.Tensor = field(repr=False)
+    # the share of the photo within the boxes; an object of more than nine tenths does not count
     object_size: MeanWithError
+    # of ``on_object`` beyond ``object_size``: 0 for an even map, 1 with all on the object
     excess: MeanWithError
+    # the distance of the mean map from that of all other photos, beyond chance: 0 if equal, 1 for
+    # even maps of different halves
     apart: float
     striking: float
+    # ``(16, 16)``, the mean map less that of all other photos
     beyond_others: torch.Tensor = field(repr=False)
 
 

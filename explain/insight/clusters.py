@@ -15,31 +15,28 @@ STARTS = 10  # random starts of k-means, of which the best result is taken
 
 
 def distances(maps: torch.Tensor) -> torch.Tensor:
-    r"""How far maps of shares ``(N, ...)`` lie apart, ``(N, N)``: 0 if they are the same, 1 without
-    a common place. The Hellinger distance :math:`\sqrt{1 - \sum_i \sqrt{p_i q_i}}`.
-
-    >>> distances(torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]]))[0]
-    tensor([0., 1., 0.], dtype=torch.float64)
-    """
+    """Return the Hellinger distances ``(N, N)`` of maps of shares ``(N, ...)``: 0 for equal maps, 1
+    for maps without a common position."""
     roots = maps.flatten(1).double().sqrt()
+    # sqrt(1 - sum_i sqrt(p_i q_i))
     apart: torch.Tensor = (1 - roots @ roots.T).clamp(0, 1).sqrt()
     apart.fill_diagonal_(0)
     return apart
 
 
 def spectrum(apart: torch.Tensor, most: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
-    r"""The smallest eigenvalues ``(E,)`` (0 to 2) and eigenvectors ``(N, E)`` of the normalised
-    Laplacian of points at distances ``apart`` ``(N, N)``, for up to ``most`` groups. Joined are 2
-    log N nearest neighbours, at least 5 (von Luxburg, 2007: log N keep a graph together), by half
-    if only one end chooses, with :math:`\exp(-d^2 / \sigma_i \sigma_j)`, :math:`\sigma_i` the
-    distance to the last one (Zelnik-Manor and Perona, NIPS 2004).
-    """
+    """Return the smallest eigenvalues ``(E,)`` (0 to 2) and eigenvectors ``(N, E)`` of the
+    normalised Laplacian of points at distances ``apart`` ``(N, N)``, for up to ``most`` groups."""
     count = len(apart)
+    # log N neighbours keep a graph together (von Luxburg, 2007)
     neighbours = min(count - 1, max(5, round(2 * math.log(count))))
     nearest = apart.clone().fill_diagonal_(math.inf).topk(neighbours, largest=False)
     scale = nearest.values[:, -1].clamp(min=1e-12)
+    # exp(-d^2 / s_i s_j), s_i the distance to the last neighbour (Zelnik-Manor and Perona, NIPS
+    # 2004)
     similarity = torch.exp(-nearest.values.square() / (scale[:, None] * scale[nearest.indices]))
     weights = torch.zeros_like(apart).scatter_(1, nearest.indices, similarity)
+    # half if only one of the two chooses the other
     weights = (weights + weights.T) / 2
     inverse_root_degree = weights.sum(1).clamp(min=1e-12).rsqrt()
     laplacian = (
@@ -105,24 +102,23 @@ MAX_LIKENESS = 0.9
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Cluster(MapStatistics):
-    """Photos of one class with the same reason.
-
-    ``stands_out`` is the mean silhouette of its maps: near 1, they are alike and unlike all others
-    of the class, and about 0, they differ from the others as much as from each other. ``share`` is
-    its part of the maps of the class. ``gap`` is the largest factor between eigenvalues of the
-    class that follow each other, whose place says how many clusters there are. ``photos`` names
-    those that are most alike the rest of the cluster, and ``rows`` has the numbers of its maps.
-    ``excess`` ``(16, 16)`` is its mean map less that of the others of the
-    class.
-    """
+    """Photos of one class with the same reason: a cluster of the class's maps."""
 
     size: int
+    # its part of the maps of the class
     share: float
+    # the mean silhouette: near 1, its maps are alike and unlike all others of the class; near 0,
+    # they differ from the others as much as from each other
     stands_out: float
+    # the largest factor between neighbouring eigenvalues of the class; its place says how many
+    # clusters there are
     gap: float
     clusters_of_target: int
+    # those that are most like the rest of the cluster
     photos: Names
+    # the numbers of its maps
     rows: torch.Tensor = field(repr=False)
+    # ``(16, 16)``, the mean map less that of the others of the class
     excess: torch.Tensor = field(repr=False)
 
 

@@ -47,16 +47,16 @@ class Example:
 
 @dataclass(frozen=True, eq=False)
 class SharedConcepts:
-    """K concepts of a layer, found in all photos of a run together. ``vectors`` ``(K, C)`` are each
-    one's activation of the layer's channels, of length 1; ``shares`` ``(K,)`` how much of what they
-    make up is each one's; ``error`` the share of the layer's norm that is left over. ``examples``
-    has the photos in which each is strongest.
-    """
+    """K concepts of a layer, found in all photos of a run together; ``examples`` are the photos in
+    which each is strongest."""
 
     layer: str
     photos: int
+    # ``(K, C)``, of length 1: each one's activation of the channels
     vectors: torch.Tensor = field(repr=False)
+    # ``(K,)``: each one's part of what they make up together
     shares: tuple[float, ...]
+    # the share of the layer's norm that is left over
     error: float
     examples: tuple[tuple[Example, ...], ...] = field(repr=False)
 

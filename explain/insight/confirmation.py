@@ -24,11 +24,8 @@ CHANCE = 0.05
 
 @dataclass(frozen=True, eq=False)
 class TriedFinding:
-    """A finding whose mark was put on photos of other classes, and the shares of these that the
-    model then takes for its class: ``taken`` with the mark, ``control`` with a patch of another
-    photo. ``chance`` is the probability of so large a difference if the mark had no effect
-    (McNemar's test).
-    """
+    """A finding, and the shares of photos of other classes that are taken for its class: ``taken``
+    with its mark, ``control`` with another photo's patch; ``chance`` is McNemar's p-value."""
 
     finding: Cluster | ClassStatistics
     taken: float

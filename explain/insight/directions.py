@@ -29,15 +29,8 @@ SMALLEST_STEP = 1e-12  # least curvature of the loss, as of a point far on its o
 
 
 def normals(examples: torch.Tensor, counterexamples: torch.Tensor) -> torch.Tensor:
-    """The normals ``(B, C)`` of B planes, from counterexamples ``(m, C)`` to examples ``(n, C)``:
-    least mean logistic loss plus 0.01 times squared length, by Newton's method on points' weights.
-
-    >>> found = normals(
-    ...     torch.tensor([[[2.0, 0.0], [3.0, 1.0]]]), torch.tensor([[[-2.0, 0.0], [-3.0, 1.0]]])
-    ... )[0]
-    >>> bool(found[0] > 0), bool(found[1].abs() < 1e-6)
-    (True, True)
-    """
+    """Return the normals ``(B, C)`` of planes from counterexamples ``(B, m, C)`` to examples ``(B,
+    n, C)``: least mean logistic loss plus `DECAY` times squared length."""
     points = torch.cat([examples, counterexamples], 1).double()
     count = points.shape[1]
     signs = torch.cat([torch.ones(examples.shape[1]), -torch.ones(counterexamples.shape[1])]).to(
@@ -57,6 +50,7 @@ def normals(examples: torch.Tensor, counterexamples: torch.Tensor) -> torch.Tens
         squared_length = (weights[:, :-1] * (above - weights[:, -1:])).sum(1)
         return F.softplus(-signs * above).mean(1) + DECAY * squared_length
 
+    # Newton's method on the weights of the points
     for _ in range(STEPS):
         margins = signs * heights(weights)
         slopes = weights[:, :-1] - signs * torch.sigmoid(-margins) / ridge
@@ -103,27 +97,23 @@ SLACK = 1e-9  # relative: equal gains may differ in their last digits
 
 @dataclass(frozen=True)
 class Direction:
-    """What a concept, given by examples, means for a class.
-
-    ``score`` is the share of the photos of the class whose logit rises if the layer moves towards
-    the concept, and ``gain`` by how much it rises for a step of length 1, where each channel is
-    measured in its own standard deviation; both are means over sets of counterexamples.
-    ``random_scores`` and ``random_gains`` are those of random concepts: as many random photos in
-    place of the examples. ``chance`` is the p-value of a permutation test: the share of concepts,
-    the random ones and this one, whose gain is as large or larger, up or down. ``told_apart`` is
-    the share of held-out photos that the vectors put on the right side: about 0.5, the layer does
-    not know the concept, whatever the gain says. ``vector`` ``(C,)`` is the mean of the examples
-    less that of other photos: the concept as a pattern of the layer.
-    """
+    """What a concept, given by examples, means for a class. ``vector`` ``(C,)`` is the mean of the
+    examples less that of other photos."""
 
     layer: str
     target: str
     examples: int
     photos: int
+    # the share of the photos of the class whose logit rises if the layer moves towards the concept
     score: float
+    # how much the logit rises for a step of length 1, in each channel's standard deviations
     gain: float
+    # p-value of a permutation test: the share of all concepts, random ones and this, with as large
+    # a gain, up or down
     chance: float
+    # the share of held-out photos on the right side; about 0.5, the layer does not know the concept
     told_apart: float
+    # of concepts of as many random photos
     random_scores: tuple[float, ...] = field(repr=False)
     random_gains: tuple[float, ...] = field(repr=False)
     vector: torch.Tensor = field(repr=False)

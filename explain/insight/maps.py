@@ -22,12 +22,8 @@ from explain.targets.outputs import THRESHOLD
 
 
 def json_value(value: Any) -> Any:
-    """A value of a result as JSON has it: numbers rounded to 6 digits, None for those that are not
-    finite, tensors as lists, dataclasses as objects (by ``to_dict`` if they have one).
-
-    >>> json_value([float("nan"), torch.ones(2)])
-    [None, [1.0, 1.0]]
-    """
+    """Return a value of a result as JSON has it: numbers rounded to 6 digits, None for those that
+    are not finite, tensors as lists, dataclasses as objects."""
     if isinstance(value, float):
         return round(value, 6) if math.isfinite(value) else None
     if isinstance(value, (list, tuple)):
@@ -50,12 +46,8 @@ SHORT = 24  # letters of a photo's name
 
 
 def short(name: str) -> str:
-    """The end of a photo's name, `SHORT` letters at most, for captions and tables: the end says
-    more than the beginning.
-
-    >>> short("one/folder/of/photos/0001.png"), short("one-photo-with-a-long-name.png")
-    ('…/of/photos/0001.png', '…to-with-a-long-name.png')
-    """
+    """Return the end of a photo's name, `SHORT` letters at most, for captions and tables: the end
+    says more than the beginning."""
     if len(name) <= SHORT:
         return name
     end = name[1 - SHORT :]
@@ -87,11 +79,7 @@ filled = _FigureFormatter().format
 
 
 def in_percent(share: float, digits: int = 0) -> str:
-    """Write a share as text in per cent, with ``digits`` decimals; "–" where it is not a number.
-
-    >>> in_percent(0.256)
-    '26 %'
-    """
+    """Write a share as text in per cent, with ``digits`` decimals; "–" where it is not a number."""
     return filled(f"{{:.{digits}%}}", share)
 
 
@@ -117,29 +105,25 @@ EDGE = 2
 
 @dataclass(frozen=True, eq=False)
 class RunMaps:
-    """N maps of one method as shares: each adds up to 1, whatever the size of the photo and of the
-    layer.
-
-    ``values`` is ``(N, 16, 16)``. ``on_object`` ``(N,)`` is the share of each map within the boxes
-    of its photo, and ``object_size`` the share of the photo that these cover; NaN where there is no
-    box. ``correct`` is 1, 0 or NaN where the label is not known. Where several labels may be true
-    of a photo, ``findings`` says whether the target is "present", "absent" or "uncertain" in it,
-    and ``correct`` whether it is predicted where it is present; else they are empty. ``empty``
-    counts maps without a positive value, and ``repeated`` photos with the same pixels as one
-    before: both are left out. ``resolution`` is the height and width of the coarsest map at its
-    layer; None where it is not known.
-    """
+    """N maps of one method as shares ``values`` ``(N, 16, 16)``, each adding up to 1, whatever the
+    size of the photo and of the layer."""
 
     method: str
     names: tuple[str, ...]
     targets: tuple[str, ...]
     values: torch.Tensor
+    # ``(N,)`` each: the share of the map, and of the photo, within the boxes; NaN without a box
     on_object: torch.Tensor
     object_size: torch.Tensor
+    # ``(N,)``: 1 or 0, NaN without a label; of several labels, whether the target is predicted
+    # where it is present
     correct: torch.Tensor
+    # with several labels: whether the target is "present", "absent" or "uncertain"; else empty
     findings: tuple[str, ...]
+    # left out: maps without a positive value, and photos with the pixels of an earlier one
     empty: int = 0
     repeated: int = 0
+    # height and width of the coarsest map at its layer
     resolution: tuple[int, int] | None = None
 
     def __len__(self) -> int:
@@ -247,9 +231,8 @@ def read_maps(
 
 
 def _finding(row: Row, threshold: Threshold) -> tuple[str, bool | None]:
-    """Whether the target of a map is "present", "absent" or "uncertain" in its photo, and whether
-    it is predicted as it should be; of a photo of which one label is true, an empty text and
-    whether its prediction is right."""
+    """Return whether a map's target is "present", "absent" or "uncertain" in its photo (empty with
+    one label), and whether the prediction is right."""
     photo = LabelledPhoto.of(row.columns)
     index = row.target_class
     if photo is None or index is None:
@@ -280,12 +263,8 @@ WIDEST = 50  # letters of a column
 
 
 def table_lines(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The rows of a table of strings as indented lines for a terminal, with columns aligned on the
-    left and cells of at most `WIDEST` letters.
-
-    >>> table_lines([["a", "bcd"], ["ef", "g"]])
-    ['  a   bcd', '  ef  g']
-    """
+    """Return a table as indented lines for a terminal: columns aligned on the left, cells of at
+    most `WIDEST` letters."""
     cells = [[_cut_off(printable(cell)) for cell in row] for row in rows]
     return [f"  {line}" for line in aligned(cells)]
 

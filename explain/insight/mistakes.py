@@ -31,10 +31,8 @@ SHOWN = 6  # photos of a pair
 
 @dataclass(frozen=True, eq=False)
 class ClassEvidence:
-    """What spoke for each of two classes in one photo. ``wrong`` and ``right`` ``(H, W)`` in [0, 1]
-    show what raises the score of the one over that of the other, and ``lead`` is the difference of
-    the two scores.
-    """
+    """What spoke for each of two classes in one photo: ``wrong`` and ``right`` ``(H, W)`` in [0, 1]
+    raise that class's score over the other's; ``lead`` is the difference of the scores."""
 
     row: Row
     wrong: torch.Tensor = field(repr=False)
@@ -55,11 +53,8 @@ class ClassEvidence:
 
 @dataclass(frozen=True, eq=False)
 class Confusion:
-    """A class that is taken for another: how often, of how many photos of the class, and how sure
-    the model is. ``back`` counts the photos of the other class that are taken for this one.
-    ``spoken`` has what spoke for either in some photos, the surest mistake first, where the model
-    was at hand.
-    """
+    """A class that is taken for another in ``count`` of its ``of`` photos; ``back`` counts the
+    reverse. ``spoken`` has the evidence, the surest mistake first, where the model was at hand."""
 
     label: str
     prediction: str
@@ -143,11 +138,8 @@ def _spoken(
 
 @dataclass(frozen=True, eq=False)
 class LabelMistakes:
-    """Where one label of several is ``missed``, in so many of the ``present`` photos that have it,
-    and predicted in so many (``false_alarms``) of the ``absent`` ones. ``missed_photos`` and
-    ``alarm_photos`` have its probability by name, the surest mistake first, ``maps`` what supports
-    it in them ``(H, W)`` in [0, 1], if the model was at hand.
-    """
+    """One label of several, ``missed`` in ``present`` photos that have it, or predicted
+    (``false_alarms``) in ``absent`` ones that do not."""
 
     label: str
     label_class: int
@@ -155,8 +147,10 @@ class LabelMistakes:
     absent: int
     missed: int
     false_alarms: int
+    # its probability by name, the surest mistake first
     missed_photos: Mapping[str, float]
     alarm_photos: Mapping[str, float]
+    # what supports it ``(H, W)`` in [0, 1], if the model was at hand
     maps: Mapping[str, torch.Tensor] = field(default_factory=dict, repr=False)
 
     @property
@@ -203,10 +197,8 @@ def unknown_labels(run: StoredRun) -> dict[str, int]:
 def label_thresholds(
     run: StoredRun, threshold: float | Mapping[Any, float] | None
 ) -> np.ndarray[Any, Any]:
-    """The probability from which on each label of the run is predicted ``(K,)``: one for all, or by
-    label; None takes those of the run's own target `Predicted`. One number without photos of
-    several labels.
-    """
+    """Return the probability from which on each label of the run is predicted, ``(K,)``; None takes
+    those of the run's target `Predicted`. One number without photos of several labels."""
     if threshold is None:
         for target in run.manifest["targets"]:
             if target.get("class") == Predicted.__name__:
@@ -289,10 +281,8 @@ def with_label_maps(
 
 @dataclass(frozen=True)
 class OddEvidence:
-    """A photo whose smallest evidence is off the object: ``finding`` says in which way. ``size`` is
-    the share of the photo in the set of regions, and ``on_object`` the share of the set on the
-    object; NaN for an answer that needs nothing of the whole photo.
-    """
+    """A photo whose smallest evidence is off the object, as ``finding`` says. ``size`` is its share
+    of the photo; ``on_object`` its share on the object, NaN where nothing is needed."""
 
     photo: str
     target: str

@@ -47,14 +47,11 @@ class RunPhotos(PhotoReader):
     def __init__(
         self, run: StoredRun, explainer: Explainer | None = None, source: Any = None
     ) -> None:
-        """Keep a run and its explainer, to read the photos again and run the model on them; refuse
-        an explainer that is not that of the run.
-
-        ``missing`` gets the reason for each photo that cannot be read, by its name. Without an
-        explainer, photos can only be drawn.
-        """
+        """Keep a run and its explainer; refuse an explainer that is not that of the run. Without
+        one, photos can only be drawn."""
         super().__init__(run, source)
         self._explainer = explainer
+        # the reason for each photo that cannot be read, by its name
         self.missing: dict[str, str] = {}
         self._told: set[str] = set()
         if explainer is not None:
@@ -146,11 +143,7 @@ def _is_own(identity: Mapping[str, Any]) -> bool:
 
 def in_parts(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
     """Apply ``function`` to photos ``(N, C, H, W)`` in batches of `BATCH`, without gradients, and
-    return the joined results on the CPU.
-
-    >>> in_parts(lambda part: part.flatten(1).sum(1), torch.ones(2, 1, 2, 2))
-    tensor([4., 4.])
-    """
+    return the joined results on the CPU."""
     with torch.inference_mode():
         return torch.cat([function(part).cpu() for part in torch.split(x, BATCH)])
 

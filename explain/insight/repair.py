@@ -32,11 +32,8 @@ CHECK_EVERY = 20
 
 
 class _BatchRunner:
-    """Runs the old or the repaired model of a repair on its device, and returns logarithms of class
-    probabilities ``(N, K)``. Whether the model's outputs are scores or probabilities is decided
-    once, by what the old model answers for ``x`` ``(N, C, H, W)``; both models are read in this
-    way.
-    """
+    """Runs the old or the repaired model on its device, and returns logarithms of class
+    probabilities ``(N, K)``. The old model decides whether outputs are scores or probabilities."""
 
     def __init__(self, photos: RunPhotos, x: torch.Tensor) -> None:
         """Run the old model on ``x`` ``(N, C, H, W)`` once, to decide whether its outputs are
@@ -65,10 +62,8 @@ class _BatchRunner:
 
 @dataclass(frozen=True, eq=False)
 class WantedAnswers:
-    """Inputs ``x`` ``(N, C, H, W)``, and ``wanted`` ``(N, K)``, the log probabilities that a
-    repaired model should give them: those of the old model for the same photos without the mark.
-    ``unmarked`` ``(N, 1, H, W)`` is true where evidence may lie: everywhere but in the mark.
-    """
+    """Inputs ``x`` ``(N, C, H, W)`` and the log probabilities ``wanted`` ``(N, K)`` of the old
+    model without the mark. ``unmarked`` ``(N, 1, H, W)`` is true where evidence may lie."""
 
     x: torch.Tensor
     wanted: torch.Tensor
@@ -111,11 +106,8 @@ def _wanted_answers(
 
 @dataclass(frozen=True, eq=False)
 class LayerStatistics:
-    """What the mark of a finding does to the C channels of a layer, as a basis for projecting it
-    out. ``patterns`` ``(C, P)`` are directions of channels, the one that the mark changes most
-    first; ``mean`` ``(C,)`` and ``covariance`` ``(C, C)`` are those of the channels in photos
-    without the mark. All are float64.
-    """
+    """What the mark does to the C channels of a layer, in float64: directions ``patterns`` ``(C,
+    P)``, the most changed first, and ``mean`` and ``covariance`` of channels without it."""
 
     patterns: torch.Tensor
     mean: torch.Tensor

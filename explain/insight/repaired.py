@@ -65,25 +65,22 @@ class Answers:
 
 @dataclass(frozen=True, eq=False)
 class Repair:
-    """A model without a finding, and what the repair did to its answers.
-
-    ``model`` is a copy; the explainer's own model is as it was. ``answers`` has those of photos
-    that were used neither to fit nor to choose: "marked" (photos of the finding), "without" (the
-    same without the mark), "moved" (photos of other classes with the mark), "control" (the same
-    with a patch of another photo), "own" (photos of the class without the mark, if the finding has
-    some) and "elsewhere" (photos of other classes as they are). ``layer``, ``rank`` and
-    ``strength`` are those of the projection; ``loss`` is what they were chosen by: how far the
-    answers are from those of the old model without the mark (mean Kullback-Leibler divergence),
-    before and after.
-    """
+    """A model without a finding (a copy), and what the repair did to its answers to photos that
+    were used neither to fit nor to choose."""
 
     model: nn.Module = field(repr=False)
     finding: str
     how: str
+    # "marked" (photos of the finding), "without" (the same without the mark), "moved" (other
+    # classes with the mark), "control" (other classes with a patch of another photo), "own" (the
+    # class without the mark, if there are some), "elsewhere" (other classes as they are)
     answers: Mapping[str, Answers] = field(repr=False)
+    # mean Kullback-Leibler divergence from the old model's answers without the mark, before and
+    # after
     loss: tuple[float, float]
     seconds: float
     target: int | None
+    # of the projection, chosen by ``loss``
     layer: str | None
     rank: int | None
     strength: float | None
@@ -93,9 +90,8 @@ class Repair:
 
     @property
     def taken(self) -> tuple[float, float, float]:
-        """The shares of photos of other classes that are taken for the class of the finding: with
-        its mark before the repair, with its mark after it, and with another patch before it. NaN
-        where the finding has no class."""
+        """The shares of photos of other classes taken for the finding's class: with its mark before
+        and after the repair, with another patch before it. NaN where the finding has no class."""
         if self.target is None:
             return float("nan"), float("nan"), float("nan")
         old, new = self.answers["moved"].share(self.target)
@@ -104,17 +100,14 @@ class Repair:
 
     @property
     def chance(self) -> float:
-        """The p-value of McNemar's test: how likely it is that a mark without effect draws so many
-        more photos than another patch to the class of the finding, for the old model.
-
-        Above 0.05, it was not shown that the old model reads the mark: there may be nothing to
-        repair. NaN where the finding has no class.
-        """
+        """McNemar's p-value that a mark without effect draws so many more photos than another
+        patch, for the old model; NaN where the finding has no class."""
         if self.target is None:
             return float("nan")
         moved, control = (
             self.answers[name].predictions[:, 0] == self.target for name in ("moved", "control")
         )
+        # above 0.05, there may be nothing to repair
         return sign_test(moved, control)
 
     @property
@@ -221,9 +214,8 @@ class Repair:
 
 @dataclass(frozen=True, eq=False)
 class _Case:
-    """A photo to draw, of those that the repair is measured on, cropped as the model saw it and
-    perhaps with the mark pasted in; ``region`` ``(1, H, W)`` is that of the mark, and ``x`` ``(C,
-    H, W)`` the input."""
+    """A photo to draw, cropped as the model saw it, perhaps with the mark pasted into ``region``
+    ``(1, H, W)``; ``x`` ``(C, H, W)`` is the input."""
 
     row: Row
     photo: Image.Image

@@ -58,31 +58,26 @@ ReadSome = Callable[[list[Row]], PhotosWithRegions]
 
 
 class ExchangedRegions(NamedTuple):
-    """Hosts (photos without the mark) in which a region was replaced: ``marked`` ``(N, C, H, W)``
-    has the pixels of a marked photo there, and ``control`` those of another host. ``regions`` are
-    ``(N, 1, H, W)``, and ``donors`` ``(N,)`` the numbers of the marked photos.
-    """
+    """Hosts (photos without the mark), whose ``regions`` ``(N, 1, H, W)`` have the pixels of a
+    marked photo in ``marked`` ``(N, C, H, W)``, and of another host in ``control``."""
 
     marked: torch.Tensor
     control: torch.Tensor
     regions: torch.Tensor
+    # ``(N,)``, the numbers of the marked photos
     donors: torch.Tensor
 
 
 @dataclass(frozen=True, eq=False)
 class MarkedPhotos:
-    """The photos that bear the mark of a finding, ``carriers``; other photos of its class,
-    ``of_class``; and ``hosts``, photos of other classes, on which the mark is put.
-
-    To put the mark on a host, a region of it is replaced by the pixels of a marked photo. With
-    ``from_host``, the region is that of the host (such as all but its object), else that of the
-    marked photo. To take the mark off, its region is replaced by the pixels of a host.
-    """
+    """Photos with the mark of a finding, other photos of its class, and hosts (of other classes); a
+    mark is put on a host, or taken off, by exchanging the pixels of a region."""
 
     target: int | None
     carriers: PhotosWithRegions
     of_class: PhotosWithRegions
     hosts: PhotosWithRegions
+    # whether the region is that of the host (such as all but its object)
     from_host: bool
     direction: tuple[str, torch.Tensor] | None = None
     """The layer and the vector ``(C,)`` of the mark, where the finding has one."""
@@ -137,11 +132,8 @@ class MarkedPhotos:
 def marked_photos(
     finding: Finding, photos: RunPhotos, *, layer: str | None = None, most: int = 400, seed: int = 0
 ) -> MarkedPhotos:
-    """Collect the photos with the mark of a finding, its region in them, and at most ``most``
-    photos without it. The region is where a cluster's maps exceed the others' of the class, all but
-    a class's objects (or its excess without boxes), or where a channel of ``layer`` or concept
-    vector is strongest.
-    """
+    """Return the photos with the mark of a finding, its region in them, and at most ``most`` photos
+    without the mark."""
     rows = list(one_for_each_photo(photos.run))
 
     def read_some(rows: list[Row]) -> PhotosWithRegions:
@@ -149,11 +141,14 @@ def marked_photos(
         order = permutation(len(rows), seed)[:most]
         return _read_photos(photos, [rows[i] for i in order.tolist()])
 
+    # the region: where a channel or vector is strongest
     if isinstance(finding, (Channel, Direction)):
         return _of_vector(finding, photos, layer, rows, read_some)
     target = _class_called(finding.target, photos.run)
+    # where its maps exceed the others' of the class
     if isinstance(finding, Cluster):
         return _of_excess(finding.excess, set(finding.members), target, rows, read_some)
+    # all but the objects of a class; without boxes, where its maps exceed those of other classes
     boxed = [row for row in rows if 0 < object_of(row).float().mean() <= FILLED]
     if not boxed:
         members = set(finding.members)

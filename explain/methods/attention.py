@@ -252,12 +252,8 @@ class GradECLIP(AttentionMethod):
     needs = frozenset({_OF_INPUT})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        """The map of Grad-ECLIP: for photos ``(N, h, w)``, for embedded words ``(N, L, 1)``, from
-        the last ``blocks`` attentions.
-
-        Where photo and text share one sequence (``joint``), similarities are scaled over all tokens
-        together, and only the tokens of the explained input are kept.
-        """
+        """The map of Grad-ECLIP from the last ``blocks`` attentions: ``(N, h, w)`` for photos,
+        ``(N, L, 1)`` for embedded words."""
         maps = evidence[_OF_INPUT]
         is_text = evidence.inputs.ndim == 3
         weights = [attention.weights for attention in maps]
@@ -268,6 +264,7 @@ class GradECLIP(AttentionMethod):
             if is_text and all_tokens
             else photo_tokens(self.name, weights, evidence)
         )
+        # where photo and text share a sequence, similarities are scaled over all of its tokens
         compared_tokens = tokens if joint is None else all_tokens
         read = _rows_read(maps[-1])
         block_values = [
@@ -446,9 +443,8 @@ class CheferBimodal(AttentionMethod):
     needs = frozenset({_EVERYWHERE})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        """The map of `CheferBimodal` ``(N, h, w)``: the relevance of the photo's patches for the
-        other tokens (words or queries) that the score is read from, or for the one that ``token``
-        names."""
+        """The relevance ``(N, h, w)`` of the photo's patches for the other tokens (words or
+        queries) that the score is read from, or for the one that ``token`` names."""
         maps = evidence[_EVERYWHERE]
         n_photo, n_other = self._sizes(maps, evidence)
         if self.token is not None and self.token >= n_other:

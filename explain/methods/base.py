@@ -120,11 +120,8 @@ def _bibliography() -> dict[str, Citation]:
 
 
 def cited(key: str) -> Citation:
-    """Return the source in ``bibliography.bib`` with this key, or of the method with this name.
-
-    >>> cited("selvaraju2017gradcam").shorthand
-    'Selvaraju et al., ICCV 2017'
-    """
+    """Return the source with this key, or of the method with this name, from
+    ``bibliography.bib``."""
     return _bibliography()[key]
 
 
@@ -150,28 +147,27 @@ FAMILIES = (MAPS, PATTERNS, PERTURBATION, GRADIENTS, RELEVANCE, ATTENTION, OTHER
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How an estimate went.
+    """How an estimate went: for each of N images what is known beside the map, None where a method
+    does not give it."""
 
-    ``error`` has the error of each value, in their shape; ``spent`` ``(N,)`` how many altered
-    photos each image was run with, and ``planned`` ``(N,)`` how many there would be without an
-    early end; ``finished`` ``(N,)`` false where an interrupt cut it short; ``r2`` ``(N,)`` how much
-    of the variance of the scores a surrogate explains; ``neutral`` ``(N,)`` the value of a place
-    that makes no difference, where it is not zero; ``sets`` the `EvidenceSets` of a method that
-    looks for the smallest evidence; ``radius`` ``(N,)`` the L2 norm of a change of the input below
-    which the answers of a certified map hold; ``interactions`` ``(N, M, M)`` what pairs of regions
-    do together, with what each does alone on the diagonal, and ``centres`` ``(N, M, 2)`` where
-    regions lie, as parts of the sides.
-    """
-
+    # the error of each value, in the map's shape
     error: torch.Tensor | None = None
+    # ``(N,)`` each: the altered photos that were run, those planned without an early end, and false
+    # where an interrupt cut the estimate short
     spent: torch.Tensor | None = None
     planned: torch.Tensor | None = None
     finished: torch.Tensor | None = None
+    # ``(N,)``, the share of the scores' variance that a surrogate explains
     r2: torch.Tensor | None = None
+    # ``(N,)``, the value of a place that makes no difference, where it is not zero
     neutral: torch.Tensor | None = None
+    # `EvidenceSets`
     sets: Any = None
+    # ``(N,)``, the L2 norm of a change of the input below which a certified map's answers hold
     radius: torch.Tensor | None = None
+    # ``(N, M, M)``: what pairs of regions do together, and each alone on the diagonal
     interactions: torch.Tensor | None = None
+    # ``(N, M, 2)``: where regions lie, as parts of the sides
     centres: torch.Tensor | None = None
 
 
@@ -313,12 +309,7 @@ class Method(CheckedFields):
 
 
 def options(method: Method) -> dict[str, Any]:
-    """Return the fields of a method and their values: with its name, enough to make it again.
-
-    >>> from explain.methods import HiResCAM
-    >>> options(HiResCAM(relu=True))
-    {'relu': True}
-    """
+    """Return the fields of a method and their values: with its name, enough to make it again."""
     return {option.name: getattr(method, option.name) for option in fields(method)}
 
 
@@ -353,12 +344,8 @@ def ratio(above: torch.Tensor, below: torch.Tensor) -> torch.Tensor:
 
 
 def relative_error(values: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
-    """The largest standard error of each image over its largest magnitude: ``(N,)``, from ``(N,
-    ...)`` each; infinite where only all values are zero, NaN where no error is known.
-
-    >>> relative_error(torch.tensor([[1.0, -4.0]]), torch.tensor([[0.2, 0.1]]))
-    tensor([0.0500])
-    """
+    """Return the largest error of each image over its largest magnitude, ``(N,)``: infinite where
+    only all values are zero, NaN where no error is known."""
     largest = error.flatten(1).amax(1)
     peak = values.abs().flatten(1).amax(1)
     return torch.where(largest == 0, largest, largest / peak)
@@ -448,16 +435,8 @@ def list_methods(pattern: str = "*") -> list[str]:
 
 
 def get_method(method: MethodLike) -> Method:
-    """The method for a name, maybe with options (literals, plain words, or methods by name); a
-    method object is returned as it is. Raises `MethodError` if there is none.
-
-    >>> get_method("smooth(gradcam)").name
-    'smooth(gradcam)'
-    >>> get_method("integratedgradients(steps=20, baseline=blur)").steps
-    20
-    >>> get_method("smooth(gradcam(relu=False), samples=5)").samples
-    5
-    """
+    """Return the method for a name, such as "smooth(gradcam, samples=5)"; a method object stays as
+    it is. Raises `MethodError` if there is none."""
     if isinstance(method, str):
         read = _known.get(method) or _texts.get(method)
         if read is None:
@@ -592,12 +571,8 @@ def _titles() -> dict[str, str]:
 
 
 def title_of(name: str) -> str:
-    """Return the name of a method as people write it: as ``titles.json`` spells it, or as its class
-    is called; the name itself where there is neither.
-
-    >>> title_of("gradcam"), title_of("smooth(layercam)"), title_of("mine")
-    ('Grad-CAM', 'SmoothGrad(LayerCAM)', 'mine')
-    """
+    """Return the name of a method as people write it, such as "SmoothGrad(LayerCAM)": from
+    ``titles.json``, else the name of its class, else the name itself."""
     return re.sub(r"[a-z0-9+]+", _title, name)
 
 
@@ -612,16 +587,8 @@ def _title(match: re.Match[str]) -> str:
 
 
 def innermost_method(method: str | Method) -> Method:
-    """The method inside all wrappers, such as ``saliency`` of ``smooth(saliency)``: its family and
-    metadata count for the whole. A plain `Method` for an unknown name.
-
-    >>> (
-    ...     innermost_method("smooth(saliency)").family,
-    ...     innermost_method("smooth(randomcam)").control,
-    ...     innermost_method("my own").family,
-    ... )
-    ('gradients', 'random weights', 'other methods')
-    """
+    """Return the method inside all wrappers, as ``saliency`` in ``smooth(saliency)``; its family
+    and metadata hold for the whole. A plain `Method` for an unknown name."""
     outer = method_or_unknown(method)
     inner = getattr(outer, "method", None)
     return innermost_method(inner) if isinstance(inner, Method) else outer

@@ -33,12 +33,8 @@ WORTH = 0.01  # share of the places that further copies have to decide, or else 
 
 @lru_cache(maxsize=64)
 def chances(copies: int, agreement: float, places: int) -> torch.Tensor:
-    """The largest chance of a false answer in a map of so many ``places``, where at most m of the
-    ``copies`` contradict it: for each m below one half ``(M,)``, in float64.
-
-    Where neither answer is true, the chance is largest if a share ``agreement`` of copies agrees;
-    an answer that is the opposite of the truth may be given for any place.
-    """
+    """Return the largest chance ``(M,)``, in float64, of a false answer in a map of ``places``,
+    where at most m of the ``copies`` contradict it, for each m below one half."""
     least = torch.arange((copies + 1) // 2, dtype=torch.float64, device="cpu")
     total = torch.tensor(float(copies), dtype=torch.float64, device="cpu")
     ways = (total + 1).lgamma() - (least + 1).lgamma() - (total - least + 1).lgamma()
@@ -47,22 +43,21 @@ def chances(copies: int, agreement: float, places: int) -> torch.Tensor:
         terms = ways + least * math.log(share) + (total - least) * math.log1p(-share)
         return terms.exp().cumsum(0)
 
+    # Where neither answer is true, the chance is largest if a share ``agreement`` agrees; the
+    # opposite of the truth may be given for any place.
     return at_most(1 - agreement) + (places + 1) * at_most(agreement)
 
 
 def decided(
     against: torch.Tensor, copies: int, agreement: float, error: float, sides: Sequence[int] = (1,)
 ) -> torch.Tensor:
-    """Which places of a map ``(..., h, w)`` are decided where so many ``copies`` are ``against``
-    the answer of most; the chance that any decision is wrong is at most ``error``.
-
-    A false decision on a square needs one on each of its places, so a square counts once, however
-    its places depend on each other. Squares of all ``sides`` have an equal part of the error; those
-    of one side share it by Holm's step-down procedure.
-    """
+    """Return which places of a map ``(..., h, w)`` are decided where so many ``copies`` are
+    ``against`` the answer of most; any decision is wrong with a chance of at most ``error``."""
     by_misses = chances(copies, agreement, against.numel())
     maps = against.reshape(-1, 1, *against.shape[-2:]).double()
     is_decided = torch.zeros_like(maps, dtype=torch.bool)
+    # A false decision on a square needs one on each of its places, so a square counts once. Sides
+    # share the error equally, the squares of one side by Holm's step-down procedure.
     for side in sides:
         worst = F.max_pool2d(maps, side, ceil_mode=True)
         count = 0

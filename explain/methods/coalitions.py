@@ -155,14 +155,13 @@ class SampledRegions(CoveredRegions):
 
 @dataclass(eq=False)
 class _RegionEstimator(Estimator):
-    """Estimates the values of the regions of one image, and lays them out as a map. ``labels``
-    ``(H, W)`` is the region of each pixel, ``shown`` ``(P, M)`` says which regions are seen in each
-    run, and ``whole`` and ``blank`` are the scores of the photo and of a fully covered one.
-    """
+    """Estimates the values of one image's regions, and lays them out as a map. ``labels`` ``(H,
+    W)`` has each pixel's region; ``shown`` ``(P, M)`` the regions that each run sees."""
 
     method: RegionMethod
     labels: torch.Tensor
     shown: torch.Tensor
+    # the scores of the photo, and of a fully covered one
     whole: float
     blank: float
 
@@ -198,12 +197,8 @@ class _RegionEstimator(Estimator):
 
 
 def centres_of(labels: torch.Tensor) -> torch.Tensor:
-    """The centre of each region ``(M, 2)`` in parts of the photo's height and width, from the
-    region of each pixel ``(H, W)``.
-
-    >>> centres_of(torch.tensor([[0, 1]])).tolist()
-    [[0.5, 0.25], [0.5, 0.75]]
-    """
+    """Return the centre of each region ``(M, 2)``, in parts of the photo's height and width, from
+    the region of each pixel ``(H, W)``."""
     sides = labels.new_tensor(labels.shape)
     pixels = (torch.ones_like(labels).nonzero() + 0.5) / sides
     numbers = labels.flatten()

@@ -42,16 +42,8 @@ SERIES = (
 
 
 def student_factor(freedom: int) -> float:
-    """The factor that widens a standard error with ``freedom`` (from 1) degrees of freedom, so that
-    the value ± 1.96 errors is a 95 % interval of Student's t.
-
-    >>> (
-    ...     round(1.96 * student_factor(2), 2),
-    ...     round(1.96 * student_factor(9), 2),
-    ...     round(1.96 * student_factor(1000), 2),
-    ... )
-    (4.3, 2.26, 1.96)
-    """
+    """Return the factor that widens a standard error with ``freedom`` (from 1) degrees of freedom,
+    so that the value ± 1.96 errors is a 95 % interval of Student's t."""
     if freedom <= len(STUDENT):
         return STUDENT[freedom - 1] / NORMAL
     terms = (
@@ -70,11 +62,8 @@ def floored_error(variance: torch.Tensor, freedom: int) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What the scores of one image say so far: ``values``, their standard errors ``error`` in the
-    same shape (None before any can be told), and the fit ``r2`` of a surrogate. ``neutral`` is the
-    value of a pixel that makes no difference, where it is not zero. ``interactions`` ``(M, M)`` and
-    ``centres`` ``(M, 2)`` are as in `Outcome`.
-    """
+    """What one image's scores say so far, with standard errors ``error`` in the shape of ``values``
+    (None before any is known). The other fields are as in `Outcome`, for one image."""
 
     values: torch.Tensor
     error: torch.Tensor | None = None
@@ -85,10 +74,8 @@ class Estimate:
 
 
 class Estimator(ABC):
-    """Takes the scores of one image in the order of its perturbed photos, and estimates its map.
-    ``count`` is how many perturbed photos the image has. Scores mean something only ``unit`` at a
-    time, such as 2 for those of a mask and its opposite.
-    """
+    """Takes the scores of one image's ``count`` perturbed photos in order, and estimates its map.
+    Scores mean something only ``unit`` at a time, such as 2 for a mask and its opposite."""
 
     count: int
     unit: int = 1
@@ -102,11 +89,8 @@ class Estimator(ABC):
 
 
 class _ImageScores:
-    """The scores of one image: those that wait, and the estimate from those that the estimator has
-    taken. With a tolerance, the error is checked at fixed numbers of scores, so that the end does
-    not depend on the batch size. It is checked again when an eighth is new, so that checks do not
-    take longer than the runs.
-    """
+    """The scores of one image that wait, and the estimate from those taken. With a tolerance, the
+    error is checked at fixed numbers of scores, whatever the batch size."""
 
     def __init__(self, estimator: Estimator, tolerance: float | None, like: torch.Tensor) -> None:
         """``tolerance`` is the relative error at which the runs end early, None for never; ``like``
@@ -313,10 +297,8 @@ class _RowsOf(Perturbation):
 
 
 class RowMethod(PerturbationMethod):
-    """A perturbation method in one class: `perturbed` makes the inputs, and `map` the map from
-    their scores. ``score`` is the score that counts, ``looks_at`` what both may look at besides the
-    photos, such as feature maps, and ``words`` says in a plan what the perturbed inputs are.
-    """
+    """A perturbation method in one class: `perturbed` makes the inputs, `map` the map from their
+    scores. Both need what ``looks_at`` says; ``words`` names the inputs in a plan."""
 
     score: Score = "logit"
     looks_at: ClassVar[frozenset[Need[Any]]] = frozenset()
@@ -400,10 +382,8 @@ class SearchMethod(PerturbationMethod):
 
 
 class EstimateMethod(PerturbationMethod):
-    """A method whose map is estimated from the scores of perturbed photos, which it adds up itself.
-    With an option ``tolerance``, it ends when there is an error, and the largest is at most so many
-    times the largest magnitude; with ``max_seconds``, after so many seconds.
-    """
+    """A method that estimates its map from the scores of perturbed photos. ``tolerance`` ends it at
+    a relative error, where it has this option, and ``max_seconds`` after a time."""
 
     score: Score
 

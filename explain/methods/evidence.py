@@ -51,18 +51,14 @@ TURN = 16  # regions of a turn
 
 @dataclass(frozen=True)
 class EvidenceSet:
-    """A set of regions of one photo, and how well it is proved.
-
-    ``mask`` ``(H, W)`` is true in its regions. ``alone`` is the probability of the answer (for a
-    target that is no class, the score) when all else is absent, ``without`` when only the set is
-    absent. ``proof`` is "smallest" where every smaller set was tried; "minimal" where leaving out
-    any one of its regions was tried and changes the result; "found" where the budget ended before
-    that; and "none" where there is no such set.
-    """
+    """A set of regions of one photo, its pixels ``mask`` ``(H, W)``, and how well it is proved."""
 
     mask: torch.Tensor
+    # the answer's probability (or score) when all else is absent, and when only the set is
     alone: float
     without: float
+    # "smallest": all smaller sets were tried; "minimal": leaving out any one region changes the
+    # result; "found": the budget ended before that; "none": there is no such set
     proof: Proof
 
     @property
@@ -73,10 +69,8 @@ class EvidenceSet:
 
 @dataclass(frozen=True, eq=False)
 class EvidenceSets:
-    """The sets of N photos, at most R of each: ``sets[0]`` has those of the first photo. ``masks``
-    ``(N, R, H, W)``, ``alone`` and ``without`` ``(N, R)`` are as in `EvidenceSet`; ``proofs`` ``(N,
-    R)`` has the places of the proofs in `PROOFS`.
-    """
+    """The sets of N photos, R at most: ``masks`` ``(N, R, H, W)``, the others ``(N, R)``, as in
+    `EvidenceSet`; ``proofs`` has positions in `PROOFS`. ``sets[0]`` is the first photo's."""
 
     masks: torch.Tensor
     alone: torch.Tensor
@@ -126,10 +120,8 @@ class EvidenceSets:
 
 @dataclass(frozen=True)
 class Strength(ScoreOf):
-    """How strong an answer is, ``(b,)``. As a "margin", the distance of its class score to the best
-    other one; of labels of which several may be true, of the probability to one half. As a
-    "probability", its logarithm. As a "logit", the score.
-    """
+    """How strong an answer is, ``(b,)``: as a "logit" its score, as a "probability" its logarithm,
+    as a "margin" the distance to the best other class (of labels, from probability one half)."""
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         """The strength ``(b,)`` of the answer in each perturbed input."""
@@ -366,11 +358,8 @@ class RegionSet:
 
 
 class RegionSearch(Search):
-    """The search for sets of regions in one image. A set is a row of truth values ``(M,)``, one for
-    each region. The value of a set (`_values`) is how far it keeps the answer, or loses it.
-    ``_divided`` is what the regions divide, photos or feature maps of a layer; ``_cells`` is the
-    region of each of its places, and ``_labels`` ``(H, W)`` that of each pixel.
-    """
+    """The search for sets of regions in one image; a set is truth values ``(M,)``, one for each
+    region. `_values` says how far a set keeps the answer, or loses it."""
 
     def __init__(self, method: SmallestSet, evidence: Evidence, image: int) -> None:
         """Cut one image, by its number ``image``, into regions, and find out what the search
@@ -379,8 +368,10 @@ class RegionSearch(Search):
         self._method = method
         self._evidence = evidence
         self._index = image
+        # what the regions divide, and the region of each of its places
         self._divided = evidence.activations if method.of_layer else evidence.inputs
         self._cells = method.regions(self._divided)[image]
+        # the region of each pixel (H, W)
         self._labels = self._cells
         if method.of_layer:  # where they lie in the photo
             placement = evidence.placement
@@ -651,24 +642,15 @@ def baseline_maps(baseline: Baseline) -> Attributions:
 
 
 def members(level: torch.Tensor, regions: torch.Tensor) -> torch.Tensor:
-    """The groups of a level that some regions ``(M,)`` are in, as sets of these regions: ``(G,
-    M)``.
-
-    >>> members(torch.tensor([0, 0, 1, 2]), torch.tensor([True, True, False, True])).int()
-    tensor([[1, 1, 0, 0],
-            [0, 0, 0, 1]], dtype=torch.int32)
-    """
+    """Return the groups of a level that some of the ``regions`` ``(M,)`` are in, as sets of these
+    regions ``(G, M)``."""
     groups: torch.Tensor = torch.unique(level[regions])
     return (level == groups[:, None]) & regions
 
 
 def step_lengths(count: int, steps: Iterable[int]) -> list[int]:
-    """The lengths at which a ranking of ``count`` groups is tried: each is longer than the one
-    before by the same factor.
-
-    >>> step_lengths(64, range(6, 13))
-    [8, 11, 16, 23, 32, 45, 64]
-    """
+    """Return the lengths at which a ranking of ``count`` groups is tried; each is longer than the
+    one before by the same factor."""
     return list(dict.fromkeys(round(count ** (step / STEPS)) for step in steps))
 
 

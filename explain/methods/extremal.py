@@ -19,21 +19,8 @@ COLDNESS = 20.0  # the inverse of the temperature of the smooth maximum
 
 
 class SmoothMasks:
-    r"""Masks ``(b, 1, H, W)`` that are made of values ``(b, 1, h, w)`` on a lattice, with a point
-    at each ``step``.
-
-    A pixel u is the smooth maximum of :math:`k(|u - v| / \sigma)\, \bar m(v)` over the points v
-    around it, with
-    :math:`k(z) = \exp(-2 \max(0, z - \tfrac12)^2)`: the mean of these numbers, weighted by
-    :math:`\exp(20\,\cdot)`. Points beyond the lattice are 0. Masks reach beyond the photo by sigma,
-    for their area to be counted there too.
-
-    >>> masks = SmoothMasks((6, 6), step=2, sigma=2.0, like=torch.zeros(1, dtype=torch.float64))
-    >>> values = torch.rand(1, 1, 3, 3, dtype=torch.float64)
-    >>> full = masks.full(values)
-    >>> full.shape, masks.cropped(full).shape
-    (torch.Size([1, 1, 9, 9]), torch.Size([1, 1, 6, 6]))
-    """
+    """Masks ``(b, 1, H, W)`` from values ``(b, 1, h, w)`` on a lattice with a point at each
+    ``step``. Full masks reach beyond the photo by sigma, so that their area counts there too."""
 
     def __init__(self, size: tuple[int, ...], step: int, sigma: float, like: torch.Tensor) -> None:
         """Compute the kernel of the smooth maximum for photos of ``size`` ``(H, W)``; ``step`` and
@@ -52,6 +39,7 @@ class SmoothMasks:
             squared_distances[:, None, :, None] + squared_distances[None, :, None, :]
         ).sqrt() / sigma
         # (2r + 1, 2r + 1, step, step)
+        # k(z) = exp(-2 max(0, z - 1/2)^2), z the distance over sigma
         kernel = torch.exp(-2 * (distance - 0.5).clamp(min=0).square())
         self._kernel = kernel.to(like)[:, :, None, :, None, :]
 
@@ -256,12 +244,8 @@ class _Ascent(Search):
 
 
 def shared(ordered: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """The ``wanted`` value of each of the sorted masks ``ordered`` ``(b, n)``; (nearly) equal
-    values share the mean of theirs, as else the sort would decide which pixels grow.
-
-    >>> shared(torch.tensor([[0.1, 0.5, 0.5, 0.9]]), torch.tensor([[0.0, 0.0, 1.0, 1.0]]))
-    tensor([[0.0000, 0.5000, 0.5000, 1.0000]])
-    """
+    """Return the ``wanted`` value of each of the sorted masks ``ordered`` ``(b, n)``; nearly equal
+    masks share the mean of theirs, since otherwise the sort would decide which pixels grow."""
     digits = 9 if ordered.dtype == torch.float64 else 5
     group = torch.zeros_like(ordered, dtype=torch.long)
     group[:, 1:] = (ordered.round(decimals=digits).diff(dim=1) != 0).cumsum(1)

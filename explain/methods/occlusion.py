@@ -26,10 +26,8 @@ FEWEST = 4  # masks that say how far their scores differ
 
 @dataclass(frozen=True)
 class Windows(MaskedInputs):
-    """Photos covered by a window at every ``stride``-th place. None takes windows of a seventh of
-    each side, at every half of them. Windows begin at multiples of the stride; the last ones are
-    cut off at the border.
-    """
+    """Photos covered by a window at each multiple of ``stride``, cut off at the border. None stands
+    for a window of a seventh of each side, and for a stride of half a window."""
 
     baseline: Baseline
     window: int | tuple[int, ...] | None = None
@@ -42,11 +40,7 @@ class Windows(MaskedInputs):
         return len(self.boxes(size)) if size else 0
 
     def boxes(self, size: tuple[int, ...]) -> list[Cell]:
-        """Where the windows lie in a photo of this size.
-
-        >>> Windows(Zero(), 2, 2).boxes((2, 5))
-        [((0, 2), (0, 2)), ((0, 2), (2, 4)), ((0, 2), (4, 5))]
-        """
+        """Return where the windows lie in a photo of this size, as (start, end) of each side."""
         usual_window = [max(1, round(side / 7)) for side in size]
         window = _by_side("window", self.window, usual_window, size)
         stride = _by_side("stride", self.stride, [(length + 1) // 2 for length in window], size)
@@ -199,10 +193,8 @@ class Occlusion(EstimateMethod):
 
 @dataclass(frozen=True)
 class SmoothGrids(MaskedInputs):
-    """Photos covered by random grids of zeros and ones, which are enlarged to more than the photo
-    and shifted by less than a cell. The seed gives them in blocks. So each mask is the same
-    whenever it is drawn, and none is kept.
-    """
+    """Photos covered by random grids of zeros and ones, enlarged beyond the photo and shifted by
+    less than a cell. Masks depend on the seed and their number alone, and none is kept."""
 
     baseline: Baseline
     samples: int
@@ -250,10 +242,8 @@ def enlarging(cells: int, length: int) -> torch.Tensor:
 
 
 class _ScoreWeightedMasks(Estimator):
-    """Estimates the mean of masks times their scores, divided by the probability that a cell is
-    kept. If ``centred``, the scores are taken from their mean on. ``whole`` is the score of the
-    photo itself, which one more mask could have too, so that errors include it.
-    """
+    """Estimates the mean of masks times their scores, over the probability that a cell is kept; if
+    ``centred``, of scores less their mean."""
 
     def __init__(
         self, method: "SmoothGridMethod", masks: Build, whole: torch.Tensor, size: tuple[int, ...]
@@ -264,6 +254,7 @@ class _ScoreWeightedMasks(Estimator):
         self.count = method.samples
         self._masks = masks
         self._method = method
+        # one more mask could have this score too, so errors include it
         self._whole = whole
         # sums of masks and of their squares, each times powers of the scores
         self._sums = torch.zeros((5, *size), dtype=torch.float64, device=whole.device)

@@ -42,13 +42,8 @@ Rule = Literal["gausslegendre", "left", "right", "midpoint", "trapezoid"]
 
 @cache
 def quadrature(rule: Rule, steps: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """The points in [0, 1] and the weights, which add up to one, of a quadrature ``rule`` with
-    ``steps`` points: two arrays ``(steps,)``.
-
-    >>> points, weights = quadrature("trapezoid", 3)
-    >>> points.tolist(), weights.tolist()
-    ([0.0, 0.5, 1.0], [0.25, 0.5, 0.25])
-    """
+    """Return points in [0, 1] and weights, which add up to one, of a quadrature ``rule``: two
+    arrays ``(steps,)``."""
     if rule == "gausslegendre":
         points, weights = np.polynomial.legendre.leggauss(steps)
         return (points + 1) / 2, weights / 2
@@ -373,10 +368,8 @@ def _blurred(x: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class BlurPath(Path):
-    """The photo, less and less blurred. ``sigma`` is the first blur's standard deviation as a share
-    of the shorter side; it falls in equal ``steps``. Each point is at a step's beginning, or with
-    ``middle`` at its middle.
-    """
+    """The photo, less and less blurred. ``sigma``, the first blur as a share of the shorter side,
+    falls in equal ``steps``. Points are at the steps' beginnings, or with ``middle`` halfway."""
 
     steps: int
     sigma: float

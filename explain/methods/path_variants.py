@@ -398,9 +398,8 @@ class XRAI(Method):
     differentiable = False
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        """The map of `XRAI` ``(N, H, W)`` from the mean of integrated gradients from black and from
-        white, of each pixel the channel with the largest value; ranked region by region on the CPU
-        in float64."""
+        """The map of `XRAI` ``(N, H, W)``: regions ranked by integrated gradients from black and
+        from white, with the largest channel of each pixel."""
         x = evidence.inputs
         if x.ndim != 4:
             raise MethodError(
@@ -412,6 +411,7 @@ class XRAI(Method):
             for start, need in self._gradients.items()
         ]
         pixels = (sum(path_values, torch.zeros_like(x)) / 2).amax(1)
+        # ranked on the CPU in float64
         images = zip(pixels.double().cpu(), torch.split(x, 1), strict=True)
         return torch.stack(
             [self._ranked(image_pixels, image) for image_pixels, image in images]
@@ -436,25 +436,15 @@ class XRAI(Method):
 
 
 def dilated(masks: torch.Tensor, radius: int) -> torch.Tensor:
-    """Grow regions ``(S, H, W)`` by all pixels within ``radius`` pixels of them.
-
-    >>> dilated(torch.tensor([[[1, 0, 0, 0]]]) > 0, 1).int().tolist()
-    [[[1, 1, 0, 0]]]
-    """
+    """Grow regions ``(S, H, W)`` by all pixels within ``radius`` pixels of them."""
     squares = torch.arange(-radius, radius + 1).square()
     disc = (squares[:, None] + squares <= radius**2).to(masks.device, torch.float32)
     return F.conv2d(masks[:, None].float(), disc[None, None], padding=radius)[:, 0] > 0
 
 
 def ranked(pixels: torch.Tensor, masks: torch.Tensor, least: int) -> torch.Tensor:
-    """Rank regions ``(S, H, W)`` by the mean of pixels that no better one covers: ``(H, W)``. Those
-    that bring less than ``least`` are dropped; uncovered pixels get their own mean.
-
-    >>> ranked(
-    ...     torch.tensor([[1.0, 5.0, 3.0]]), torch.tensor([[[1, 1, 0]], [[0, 1, 1]]]) > 0, 1
-    ... ).tolist()
-    [[1.0, 4.0, 4.0]]
-    """
+    """Rank regions ``(S, H, W)`` by the mean of pixels that no better region covers, ``(H, W)``.
+    Regions that bring fewer than ``least`` are dropped; uncovered pixels get their own mean."""
     flat = pixels.reshape(-1)
     regions = masks.flatten(1)
     sums = torch.stack([flat[region].sum() for region in regions])

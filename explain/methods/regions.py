@@ -15,10 +15,8 @@ from explain.baselines.replacements import blurred, to_unit
 
 
 class Regions(CheckedFields):
-    """A way to cut photos into regions, as a frozen value. Called with photos ``(N, C, H, W)`` or
-    videos, it gives each pixel the number of its region, from 0 on: ``(N, H, W)``; unless a
-    subclass knows better, each image is cut for itself, by its content.
-    """
+    """Cuts photos ``(N, C, H, W)`` or videos into regions: gives each pixel the number of its
+    region, from 0 on, ``(N, H, W)``. A frozen value; each image is cut by its own content."""
 
     def most(self, size: tuple[int, ...]) -> int:
         """The largest number of regions of a photo of ``size`` ``(H, W)``, from which plans count
@@ -136,11 +134,7 @@ def pixels_of(cell: Cell) -> tuple[slice, ...]:
 
 
 def halves(cell: Cell) -> list[Cell]:
-    """Cut a cell in half in each direction in which it has more than one pixel.
-
-    >>> halves(((0, 1), (0, 3)))
-    [((0, 1), (0, 1)), ((0, 1), (1, 3))]
-    """
+    """Cut a cell in half in each direction in which it has more than one pixel."""
     parts_of_sides = []
     for start, end in cell:
         middle = (start + end) // 2
@@ -192,13 +186,8 @@ class Superpixels(Regions):
 
 @dataclass(frozen=True, repr=False)
 class GivenRegions(Regions):
-    """Regions that the caller gives: a tensor of whole numbers ``(H, W)``, of signals ``(L,)``, or
-    one for each image, ``(N, H, W)`` or ``(N, L)``.
-
-    >>> GivenRegions(torch.tensor([[7, 7], [3, 9]]))(torch.zeros(1, 3, 2, 2))
-    tensor([[[1, 1],
-             [0, 2]]])
-    """
+    """Regions that the caller gives: whole numbers ``(H, W)``, of signals ``(L,)``, or one such
+    tensor for each image, ``(N, H, W)`` or ``(N, L)``."""
 
     labels: torch.Tensor = field(compare=False)
     content: bytes = field(init=False)
@@ -276,12 +265,8 @@ def region_values(values: torch.Tensor, labels: torch.Tensor) -> list[torch.Tens
 
 
 def regions_of(value: Any) -> Any:
-    """The option ``regions``: a number becomes `Squares`, a tensor or array of numbers
-    `GivenRegions`; anything else stays, for the check of the field's type to refuse.
-
-    >>> regions_of(4)
-    Squares(across=4)
-    """
+    """Return the option ``regions``: a number as `Squares`, an array of numbers as `GivenRegions`;
+    anything else stays, for the check of the field's type to refuse."""
     if isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value > 0:
         return Squares(int(value))
     if isinstance(value, (torch.Tensor, np.ndarray, list, tuple)):
@@ -305,27 +290,14 @@ USUAL_AREA = 224 * 224  # pixels of the photos that the literature's numbers are
 
 @dataclass(frozen=True)
 class Felzenszwalb(Regions):
-    """Regions of similar colour (Felzenszwalb and Huttenlocher, 2004): pixels are joined where they
-    differ least.
+    """Regions of similar colour (Felzenszwalb and Huttenlocher, 2004), joined where they differ by
+    less than the largest difference within either, plus ``scale`` over its pixels."""
 
-    Two regions are joined where the difference between them is smaller than the largest one within
-    either, plus ``scale`` over its number of pixels. Then regions that are too small are joined to
-    a neighbour. Colours are brought to the range from -1 to 1. Numbers are meant for 224 x 224
-    pixels, and grow with the area.
-
-    Args:
-        scale: larger values give larger regions.
-        sigma: the standard deviation in pixels of the Gaussian that is laid over the photo first.
-        least: how many pixels a region has at least.
-
-    >>> x = torch.zeros(1, 3, 4, 6)
-    >>> x[..., 3:] = 1
-    >>> Felzenszwalb(sigma=0)(x)[0, 0]
-    tensor([0, 0, 0, 1, 1, 1])
-    """
-
+    # larger values give larger regions; meant for 224 x 224 pixels, as ``least`` is
     scale: float = 100.0
+    # in pixels, of the Gaussian that is laid over the photo first
     sigma: float = 0.8
+    # pixels; smaller regions are joined to a neighbour
     least: int = 150
 
     minimums = {"scale": 0, "sigma": 0, "least": 1}

@@ -105,9 +105,8 @@ class LRP(Method):
     layer_optional = True
 
     def __post_init__(self) -> None:
-        """Check the options of `LRP` together: a composite with a known name, a range only with a
-        composite that has an open `Box`, and a concept with channels, only for the relevance of the
-        input."""
+        """Check the options together: a composite with a known name, a range only with an open
+        `Box`, and a concept with channels, only for the relevance of the input."""
         super().__post_init__()
         is_named = not isinstance(self.composite, Composite)
         name = str(self.composite)

@@ -24,10 +24,8 @@ from explain.methods.wrappers import noises, span
 
 
 class ScoreWeightedMethod(RowMethod):
-    """A method that weighs each feature map by the softmax of the scores of photos masked by the
-    maps. Each map, enlarged and brought to [0, 1], masks the photo; a subclass may run it several
-    ``times``. A constant map would mask everything and is not run.
-    """
+    """A method that weighs each feature map by the softmax of the scores of photos that it masks,
+    enlarged and scaled to [0, 1]; a subclass may run it several ``times``."""
 
     looks_at = frozenset({Activations()})
     words = "the photo seen through each map"
@@ -623,13 +621,8 @@ ROUNDS = 100  # after which means need not stand still
 
 
 def complete_linkage(distances: torch.Tensor, most: float) -> torch.Tensor:
-    """The number of each point's cluster ``(n,)``, by first members: the nearest two are joined
-    while the largest of the ``distances`` ``(n, n)`` between members is below ``most``.
-
-    >>> places = torch.tensor([0.0, 1.0, 5.0, 5.5, 9.0])
-    >>> complete_linkage((places[:, None] - places).abs(), 2.0).tolist()
-    [0, 0, 1, 1, 2]
-    """
+    """Return the number of each point's cluster ``(n,)``: the nearest two are joined while the
+    largest of the ``distances`` ``(n, n)`` between members is below ``most``."""
     apart: Any = distances.double().cpu().clone().fill_diagonal_(torch.inf).numpy()
     labels = torch.arange(len(apart))
     while apart.min(initial=torch.inf) < most:
@@ -645,14 +638,8 @@ def complete_linkage(distances: torch.Tensor, most: float) -> torch.Tensor:
 
 
 def means(points: torch.Tensor, count: int, seed: int) -> torch.Tensor:
-    """The centres ``(k, D)`` of at most ``count`` clusters of ``points`` ``(n, D)`` by k-means
-    (Lloyd), from points drawn by the ``seed``; no more centres than different points.
-
-    >>> means(torch.tensor([[0.0], [1.0], [8.0], [9.0]]), 2, seed=0).sort(
-    ...     0
-    ... ).values.flatten().tolist()
-    [0.5, 8.5]
-    """
+    """Return the centres ``(k, D)`` of at most ``count`` clusters of ``points`` ``(n, D)`` by
+    Lloyd's k-means, from points drawn by the ``seed``; no more centres than different points."""
     distinct: torch.Tensor = torch.unique(points, dim=0)
     if len(distinct) <= count:
         return distinct

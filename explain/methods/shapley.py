@@ -34,22 +34,19 @@ TESTED = 12  # pairs, at least, that a fit has to predict before its error is be
 
 
 def regress_pairs(seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float) -> Estimate:
-    r"""The Shapley value of each region ``(M,)`` from pairs of coalitions: rows 2i and 2i + 1 of
-    ``seen`` ``(P, M)`` and ``scores`` ``(P,)`` are opposites; exact if all pairs were run. Half a
-    pair's difference, :math:`D(z) = (y(z) - y(1 - z)) / 2`, is the sum of what regions do alone, in
-    threes, and a rest. Values are linear in these, so the best linear estimate follows from their
-    variances: those that make the first pairs most likely (KernelSHAP's own regression takes all
-    but single regions for noise). The whole and the blank photo are a pair too, so that values add
-    up. The error is the mean over all plausible variances, by their likelihood, of the variance
-    that is left, in the unit that the scores show (`student_factor`); there is none before M +
-    max(M, 12) pairs: the first M are fitted without a miss.
-    """
+    """Estimate the Shapley value of each region ``(M,)`` from pairs of opposite coalitions,
+    neighbours in ``seen`` ``(P, M)`` and ``scores`` ``(P,)``; exact if all pairs were run."""
     regions = seen.shape[1]
     whole_gain = whole - blank
     if regions == 1:
         values = seen.new_tensor([whole_gain])
         return Estimate(values, torch.zeros_like(values))
+    # The whole and the blank photo are a pair too, so that values add up.
     signs = 2 * torch.cat([torch.ones_like(seen[:1]), seen[::2]]) - 1
+    # Half a pair's difference, D(z) = (y(z) - y(1 - z)) / 2, is the sum of what regions do alone,
+    # in threes, and a rest. Values are linear in these, so the best linear estimate follows from
+    # their variances: those that make the first pairs most likely. (KernelSHAP's own regression
+    # takes all but single regions for noise.)
     half_differences = (
         torch.cat([scores.new_full((1,), whole_gain), scores[::2] - scores[1::2]]) / 2
     )
@@ -71,6 +68,9 @@ def regress_pairs(seen: torch.Tensor, scores: torch.Tensor, whole: float, blank:
     values = (
         best.across(signs).T @ torch.cholesky_solve(half_differences[:, None], best.factor)[:, 0]
     )
+    # The error is the mean of the variance that is left over all plausible variances, by
+    # likelihood. The first M pairs are fitted without a miss, so there is none before M + max(M,
+    # TESTED) pairs.
     error = None
     if freedom > max(regions, TESTED):
         likelihoods = signs.new_tensor([fit.likelihood - best.likelihood for fit in plausible])
@@ -145,12 +145,8 @@ def _compared(
 
 
 def coefficients(signs: torch.Tensor) -> torch.Tensor:
-    """The exact weight of each pair's half difference in each region's Shapley value: ``(n, M)``
-    for all pairs ``(n, M)`` of signs, 1 for a seen region and -1 for a covered one.
-
-    >>> coefficients(torch.tensor([[1.0, 1.0], [1.0, -1.0]])).tolist()
-    [[1.0, 1.0], [1.0, -1.0]]
-    """
+    """Return the exact weight of each pair's half difference in each region's Shapley value, ``(n,
+    M)``, from the signs ``(n, M)`` of all pairs: 1 for a seen region, -1 for a covered one."""
     regions = signs.shape[1]
     sizes = ((signs.sum(1) + regions) / 2).round().long().tolist()
     weights_if_seen = [2 / regions / math.comb(regions - 1, size - 1) for size in sizes]
@@ -166,11 +162,8 @@ FEWEST = 3  # pairs of orders that say how far orders differ
 
 
 class Pairs(CoalitionDesign):
-    """Coalitions of regions and their opposites; each pair once. The first ones are what a random
-    order uncovers one after the other, which tells most while runs are few. The sizes k of the
-    others are drawn in proportion to (M − 1) / (k (M − k)), the Shapley kernel. Where so many runs
-    are enough for all coalitions, all of them are run, in random order.
-    """
+    """Random coalitions of regions, each once and with its opposite; all of them, in random order,
+    where the runs suffice."""
 
     def rows(self, regions: int) -> torch.Tensor:
         """The coalitions of `KernelSHAP` ``(P, M)``, true for a region that is seen: each drawn
@@ -311,10 +304,8 @@ class PairsForInteractions(Pairs):
 def faithful_interactions(
     seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float
 ) -> torch.Tensor:
-    """What regions do alone, and in pairs: ``(M, M)``, the pairs symmetric; the sum of the diagonal
-    and of the pairs, each once, whose regions are seen is the nearest to the scores ``(P,)`` of
-    coalitions ``(P, M)`` under the Shapley kernel, and exact for the whole and the blank photo.
-    """
+    """Return what regions do alone and in pairs, ``(M, M)``, symmetric, in sums over seen regions
+    nearest to ``scores`` ``(P,)`` under the Shapley kernel; exact for the whole and blank photo."""
     regions = seen.shape[1]
     first, second = torch.triu_indices(regions, regions, device=seen.device)
     together = seen[:, first] * seen[:, second]
@@ -506,14 +497,8 @@ class ValuedCell:
 
 
 def cut(cell: Cell) -> tuple[Cell, Cell] | None:
-    """Cut a cell of pixels in two across its longest side, of equal ones the first, as the package
-    shap does; None for a single pixel. The values of `PartitionSHAP` depend on this order.
-
-    >>> cut(((0, 4), (0, 4)))
-    (((0, 2), (0, 4)), ((2, 4), (0, 4)))
-    >>> cut(((0, 2), (0, 5)))
-    (((0, 2), (0, 2)), ((0, 2), (2, 5)))
-    """
+    """Cut a cell in two across its longest side, the first of equal ones, as the package shap does;
+    None for a single pixel. The values of `PartitionSHAP` depend on this order."""
     sides = [end - start for start, end in cell]
     longest = sides.index(max(sides))
     start, end = cell[longest]

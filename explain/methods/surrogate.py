@@ -261,10 +261,8 @@ class GridSensitivity(RegionMethod):
 
 
 class SobolPoints(CoalitionDesign):
-    """Points A and B of scrambled Sobol sequences, and A with each coordinate in turn taken from B.
-    A sequence gives `DESIGNS` such designs of M + 2 points. The next one is scrambled otherwise, so
-    that the sequences are independent.
-    """
+    """Points A and B of scrambled Sobol sequences, and A with each coordinate in turn from B:
+    `DESIGNS` such designs of M + 2 points for each sequence, which has a seed of its own."""
 
     def rows(self, regions: int) -> torch.Tensor:
         """How much of each cell is seen in each run ``(P, M)``, in [0, 1]: for each design the

@@ -164,16 +164,16 @@ def with_answers(model: nn.Module, inputs: Inputs, targets: Sequence[Target]) ->
 def with_prompt(
     model: nn.Module, kwargs: Mapping[str, Any], photos: torch.Tensor
 ) -> tuple[nn.Module, dict[str, Any]]:
-    """A model that takes "decoder_input_ids" (TrOCR, Donut) as one that takes "input_ids", and its
-    arguments; others as they are. Without a prompt, it is the token that answers start with, unless
-    tokens of the prompt stand for the photo.
-    """
+    """Return a model that takes "decoder_input_ids" (TrOCR, Donut) as one that takes "input_ids",
+    with its arguments; other models as they are."""
     kwargs = dict(kwargs)
     if not {"input_ids", "attention_mask"}.isdisjoint(kwargs):
         return model, kwargs
     has_decoder = decodes(model)
     prompt = kwargs.pop(DECODER, None) if has_decoder else None
     if prompt is None:
+        # without a prompt, answers begin with their start token, unless tokens of the prompt stand
+        # for the photo
         start = _start(model)
         if start is None or (not has_decoder and image_ids_of(model)):
             return model, kwargs
@@ -299,10 +299,8 @@ def _log_probabilities(
 
 
 class JointTokens(NamedTuple):
-    """Where the tokens of a photo are in a sequence of ``length``, which has those of a text too.
-    ``read`` are the places from whose logits the answer's tokens are read: one list for each image,
-    or a single list for all.
-    """
+    """Positions ``photo`` of the photo's tokens in a sequence of ``length``, which holds text too,
+    and ``read``, those whose logits give the answer: a list for each image, or one list for all."""
 
     length: int
     photo: Sequence[int]
@@ -414,12 +412,8 @@ def _ids(model: nn.Module, inputs: Inputs, answer: Answer) -> TokenIds:
 
 
 def ids_of_text(model: nn.Module, text: str) -> TokenIds:
-    """The tokens of an answer.
-
-    Raises:
-        ModelError: the model has no tokenizer.
-        TargetError: the tokenizer has no tokens for it.
-    """
+    """Return the tokens of an answer; a `ModelError` without a tokenizer, a `TargetError` for
+    unknown words."""
     tokenizer = need_tokenizer(model, f"the answer {text!r}")
     try:
         ids = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])

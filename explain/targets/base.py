@@ -135,13 +135,7 @@ class CheckedTarget(CheckedFields, Target):
 
 @dataclass(frozen=True)
 class Sum(Target):
-    """Several targets as one: the sum of ``weight * score``.
-
-    >>> from explain.targets import ClassTarget
-    >>> both = 2 * ClassTarget(3) - ClassTarget(0)
-    >>> both.name, both.pick(torch.tensor([[1.0, 0.0, 0.0, 4.0]]), 1)
-    ('2 × 3 − 0', (tensor([7.]), None))
-    """
+    """Several targets as one, such as "2 × 3 − 0": the sum of ``weight * score``."""
 
     terms: tuple[tuple[float, Target], ...]
 
@@ -202,12 +196,8 @@ def _terms(target: Any) -> tuple[tuple[float, Target], ...]:
 
 
 def find_tensor(output: Any, count: int, dims: Sequence[int], names: Sequence[str] = SCORES) -> Any:
-    """The tensor in an output (tuple, mapping, dataclass) with ``count`` rows and one of ``dims``
-    dimensions; None without any. Earlier ``dims`` are preferred, and then earlier ``names``.
-
-    >>> find_tensor((None, {"not": "looked into"}, torch.zeros(2, 5)), 2, [2]).shape
-    torch.Size([2, 5])
-    """
+    """Return the tensor in an output with ``count`` samples and one of ``dims`` dimensions, or
+    None; earlier ``dims`` go first, and then earlier ``names``."""
     tensors = _tensors(output, names)
     return next((t for n in dims for t in tensors if t.ndim == n and len(t) == count), None)
 
@@ -324,11 +314,7 @@ def items_named(output: Any, names: Sequence[str]) -> list[Any]:
 
 
 def summary_of_output(output: Any) -> str:
-    """Say in a few words what a model returned.
-
-    >>> summary_of_output({"out": torch.zeros(1, 2)}), summary_of_output([3])
-    ("dict with 'out' (1, 2)", 'list with 0 int')
-    """
+    """Say in a few words what a model returned, such as "dict with 'out' (1, 2)"."""
     kind = type(output).__name__
     if isinstance(output, torch.Tensor):
         return f"shape {tuple(output.shape)}"

@@ -384,17 +384,15 @@ class Detections(CheckedTarget):
 
 @dataclass(frozen=True, eq=False)
 class Detected(Target):
-    """A resolved `Detections`: the labels and boxes ``(B, 4)`` to find again, each in the image
-    that ``images`` says, whose score is their sum. Of several boxes that coincide, it is the one
-    with the rank in ``ranks``, 0 for the best score. ``compared`` ``(B, 4)`` are the boxes that
-    "overlap" is measured with.
-    """
+    """Resolved `Detections`: ``labels`` and ``boxes`` ``(B, 4)`` to find again in ``images``; an
+    image's score is their sum. ``ranks`` tells coinciding boxes apart, 0 for the best score."""
 
     name: str
     images: tuple[int, ...]
     labels: tuple[int, ...]
     boxes: torch.Tensor
     ranks: tuple[int, ...]
+    # ``(B, 4)``, the boxes that "overlap" is measured with
     compared: torch.Tensor
     overlap: float
     of: Part
@@ -431,10 +429,8 @@ class Detected(Target):
         return replace(self, labels=classes)
 
     def likeness(self, output: Any, count: int) -> torch.Tensor:
-        """Overlap times score of the box most like this one, ``(count,)``; 0 without a box; of
-        several the sum. D-RISE (Petsiuk et al., 2021), whose cosine of class distributions is 1 or
-        0 for labels.
-        """
+        """Return overlap times score of the most similar box, ``(count,)``, 0 without a box, summed
+        over targets: D-RISE (Petsiuk et al., 2021), where labels agree (1) or not (0)."""
         boxes = self._read(output, count)
         best = self.boxes.new_zeros(count)
         for number, image in enumerate(self.images):
@@ -562,15 +558,8 @@ def suppressed(
     iou: float = 0.6,
     most: int = 1000,
 ) -> Iterator[tuple[int, int]]:
-    """Yield (position, class) of what non-maximum suppression keeps of ``boxes`` ``(Q, 4)``, scores
-    ``(Q, K)``, best first; nothing is suppressed unless ``dense``. ``most`` candidates count.
-
-    >>> boxes = torch.tensor(
-    ...     [[0.0, 0, 9, 9], [0, 0, 9, 8], [20, 0, 29, 9]]
-    ... )  # the second is much like the first
-    >>> list(suppressed(torch.tensor([[0.9], [0.8], [0.7]]), boxes, 0.5))
-    [(0, 0), (2, 0)]
-    """
+    """Yield (position, class) of the ``most`` best scores ``(Q, K)`` above the threshold, best
+    first; if ``dense``, only those of ``boxes`` ``(Q, 4)`` that non-maximum suppression keeps."""
     is_candidate = scores > threshold
     if int(is_candidate.sum()) > most:  # sorting all of them would take longer than the model
         is_candidate &= scores >= scores.flatten().topk(most).values[-1]
@@ -588,12 +577,8 @@ def suppressed(
 
 
 def overlaps(boxes: torch.Tensor, box: torch.Tensor) -> torch.Tensor:
-    """Return the intersection over union of each of ``boxes`` ``(Q, 4)`` with one box ``(4,)``; 1
-    for equal boxes without an area.
-
-    >>> overlaps(torch.tensor([[0.0, 0, 2, 2], [1, 0, 3, 2]]), torch.tensor([0.0, 0, 2, 2]))
-    tensor([1.0000, 0.3333])
-    """
+    """Return the intersection over union ``(Q,)`` of ``boxes`` ``(Q, 4)`` with one box ``(4,)``; 1
+    for equal boxes without an area."""
     boxes = boxes.float()
     box = box.to(boxes.device).float()
     sides = torch.minimum(boxes[:, 2:], box[2:]) - torch.maximum(boxes[:, :2], box[:2])
@@ -612,10 +597,8 @@ _INDEX = re.compile(r"(.+)@(\d+)")
 
 @dataclass(frozen=True, eq=False)
 class Place(Detections):
-    """What a model detects or segments at a place that a text says; the model's output shows which
-    of both it does. Of a segmenter, it is the class at the ``point`` or within the ``box``.
-    ``called`` is the text.
-    """
+    """What a model finds at a place that the text ``called`` names: a detector's box, or a
+    segmenter's class at the ``point`` or within the ``box``."""
 
     called: str = field(default="", kw_only=True)
 
@@ -655,16 +638,8 @@ class Place(Detections):
 
 
 def as_place(text: str) -> Place | None:
-    """Read a place that a user has typed, such as "cup@2" or "box 120,40,300,380"; None for a text
-    that is no place.
-
-    >>> (
-    ...     as_place("cup@2").index,
-    ...     as_place("person@320,200").point,
-    ...     as_place("box 120,40,300,380").label,
-    ... )
-    (1, (320.0, 200.0), None)
-    """
+    """Read a place such as "cup@2", "person@320,200" or "box 120,40,300,380"; None for any other
+    text."""
     if match := _BOX.fullmatch(text):
         return Place(
             _label(match[1]), box=[float(edge) for edge in match.groups()[1:]], called=text

@@ -54,17 +54,18 @@ of boxes."""
 
 @dataclass(frozen=True, eq=False)
 class Boxes:
-    """The boxes of each image: ``scores[i]`` ``(Q, K)``, minus infinity for other labels, and
-    ``boxes[i]`` ``(Q, 4)``. ``dense`` boxes come before non-maximum suppression. ``existence[i]``
-    ``(Q,)`` says that there is anything in a box. ``doubt`` says what else the output may mean.
-    """
+    """The boxes ``boxes[i]`` ``(Q, 4)`` of each image, with ``scores[i]`` ``(Q, K)``, minus
+    infinity for labels that a box does not have."""
 
     scores: OfImages
     boxes: OfImages
     logits: OfImages | None = None
+    # ``(Q,)`` each: whether there is anything in a box
     existence: OfImages | None = None
+    # before non-maximum suppression
     dense: bool = True
     layout: str = ""
+    # what else the output may mean
     doubt: str = ""
     detections: dict[Any, Iterator[tuple[int, int]]] = field(init=False, default_factory=dict)
     """Positions and labels of detections, best first, as far as a target has asked for them: by
@@ -115,12 +116,8 @@ def find_layout(
     *,
     is_detector: bool = False,
 ) -> Boxes | None:
-    """The boxes of an output in the first layout that fits, or in that of ``decode``; None if none
-    does. Maps that a segmenter may return too are boxes only if the model ``is_detector``.
-
-    >>> find_layout({"scores": torch.zeros(1, 7, 2), "boxes": torch.zeros(1, 7, 4)}, 1).layout
-    'cells'
-    """
+    """Return the boxes of an output in the first layout that fits, or in that of ``decode``, or
+    None. Maps of a segmenter may look like boxes; they count only if the model ``is_detector``."""
     readings = _readings.get()
     if readings is None:
         readings = {}
@@ -312,9 +309,8 @@ def _are_corners(output: Any, count: int) -> bool:
 
 
 def _has_columns_in(columns: int, output: Any, count: int) -> bool:
-    """Whether dimension number ``columns`` of a detector's table ``(N, ..., ...)`` is that of
-    columns: the other one has as many entries as the maps beside the table have cells; without
-    such maps, more of them."""
+    """Whether dimension ``columns`` (1 or 2) of a detector's table ``(N, ..., ...)`` holds the
+    columns of the table, and the other one the cells."""
     table = _tensor(output, count)
     if table is None:
         return False
@@ -324,6 +320,7 @@ def _has_columns_in(columns: int, output: Any, count: int) -> bool:
             cells[path[:-1]] = cells.get(path[:-1], 0) + math.prod(tensor.shape[2:])
         elif tensor.ndim == 5:  # (N, anchors, h, w, columns)
             cells[path[:-1]] = cells.get(path[:-1], 0) + math.prod(tensor.shape[1:4])
+    # cells are as many as the maps beside the table have; without such maps, more than columns
     counts = set(cells.values())
     if counts.isdisjoint(table.shape[1:]):
         return table.shape[columns] <= table.shape[3 - columns]

@@ -134,10 +134,8 @@ class ResidualSoftmax:
 
 @dataclass(frozen=True)
 class Contrast:
-    """The target's logit against those of the classes that score most like it (Zhang et al., CVPR
-    2025). ``mean`` is ``y_c - alpha mean_d y_d``; ``weighted`` averages ``y_c - alpha y_d`` with
-    the classes' probabilities.
-    """
+    """The target's logit against those of similar classes d (Zhang et al., CVPR 2025). "mean" is
+    ``y_c - alpha mean_d y_d``; "weighted" is the mean of ``y_c - alpha y_d`` by probability."""
 
     kind: Literal["mean", "weighted"] = "mean"
     alpha: float = 0.6

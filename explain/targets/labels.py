@@ -11,14 +11,8 @@ from explain._utils.spelling import did_you_mean
 
 
 class Categories(tuple[str, ...]):
-    """The labels of the classes in order. ``synonyms`` has other words for each class, by which it
-    is found too. ``absent`` has words that no label stands for, even though they are a part of one,
-    such as "house" in "house finch".
-
-    >>> birds = Categories(["crane (bird)", "rooster"], [["crane"], ["cock", "cockerel"]])
-    >>> birds[1], birds.synonyms[1]
-    ('rooster', ('cock', 'cockerel'))
-    """
+    """The labels of the classes in order, with ``synonyms`` of each. Words in ``absent`` stand for
+    no label, although a label has them, as "house" in "house finch"."""
 
     synonyms: tuple[tuple[str, ...], ...]
     absent: tuple[str, ...]
@@ -37,12 +31,7 @@ class Categories(tuple[str, ...]):
 
 
 class Category(int):
-    """A class index that remembers its label, and is shown by it.
-
-    >>> tabby = Category(66, "tabby cat")
-    >>> tabby == 66, f"{tabby}"
-    (True, 'tabby cat')
-    """
+    """A class index that is an int, remembers its label and is shown by it."""
 
     label: str
 
@@ -60,23 +49,15 @@ class Category(int):
 
 
 def class_label(categories: Sequence[str] | None, index: int) -> str:
-    """Return the label of a class from ``categories``, or "class 3" where it has none.
-
-    >>> class_label(["cat", "dog"], 1), class_label(None, 1)
-    ('dog', 'class 1')
-    """
+    """Return the label of a class, or "class 3" where ``categories`` has none."""
     if categories is not None and index < len(categories):
         return categories[index]
     return f"class {index}"
 
 
 def find_label(label: str, categories: Sequence[str] | None) -> int:
-    """The index of the class that a typed label means, singular or plural: first the label itself,
-    then a synonym, the last words of either ("cat" in "tabby cat"), other words in a row.
-
-    >>> find_label("Retrievers", ["tabby cat", "golden retriever"])
-    1
-    """
+    """Return the index of the class that a typed label means, singular or plural: by the label
+    itself, then a synonym, their last words ("cat" in "tabby cat"), then any words in a row."""
     if categories is None:
         how = either("pass categories=", "give --labels")
         raise TargetError(
@@ -132,12 +113,8 @@ def _fitting(label: str, categories: Sequence[str]) -> list[int]:
 
 
 def from_start(index: Any, count: int) -> Any:
-    """Return an index, or each of a tuple, that may count from the end of ``count`` items, as
-    Python's do, counted from the start; what lies outside or is no index stays as it is.
-
-    >>> from_start(-1, 5), from_start((3, -2, -6), 5)
-    (4, (3, 3, -6))
-    """
+    """Return an index (or a tuple of them) counted from the start where it is negative, as Python's
+    are; what lies outside of ``count`` items, or is no index, stays as it is."""
     if isinstance(index, tuple):
         return tuple(from_start(item, count) for item in index)
     counts_from_end = isinstance(index, int) and -count <= index < 0

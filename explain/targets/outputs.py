@@ -28,10 +28,8 @@ COARSE = 2e-2
 
 
 class Prediction(NamedTuple):
-    """What a model says of a photo: a label with its probability, or a named number with its unit.
-    ``category`` is the class; None for the answer "no" of a model with one output. ``box`` is where
-    a detection is: x0 y0 x1 y1 in pixels of the photo.
-    """
+    """What a model says of a photo: a label with its probability, or a number with its unit.
+    ``category`` is None for "no"; ``box`` is x0 y0 x1 y1 in pixels of the photo."""
 
     label: str
     probability: float | None
@@ -48,15 +46,8 @@ class Prediction(NamedTuple):
 
     @property
     def amount(self) -> str:
-        """The probability ("87 %") or the number with its unit, as people read it; empty where
-        there is neither.
-
-        >>> (
-        ...     Prediction("cat", 0.873, 3).amount,
-        ...     Prediction("age", None, 0, number=56.234, unit="years").amount,
-        ... )
-        ('87 %', '56.23 years')
-        """
+        """The probability ("87 %") or the number with its unit ("56.23 years"); empty without
+        either."""
         if self.probability is not None:
             return percent(self.probability)
         if self.number is None:
@@ -66,11 +57,7 @@ class Prediction(NamedTuple):
 
 
 def percent(probability: float) -> str:
-    """Return a probability as people read it, "87 %": whole per cent, with a digit below ten.
-
-    >>> percent(0.873), percent(0.0997), percent(0.042), percent(0.0001)
-    ('87 %', '10 %', '4.2 %', '<0.1 %')
-    """
+    """Return a probability in whole per cent ("87 %"), below ten with a digit ("4.2 %")."""
     share = 100 * probability
     if share < 0.1:
         return "<0.1 %"
@@ -118,17 +105,8 @@ class Outputs:
     def predicted(
         self, values: torch.Tensor, categories: Sequence[str] | None, most: int
     ) -> list[Prediction]:
-        """The predictions for one photo, best first, from probabilities or numbers ``values``
-        ``(K,)``: the ``most`` best classes, labels above one half, yes or no, or one number (of
-        several, none).
-
-        >>> Outputs("sigmoid", "labels").predicted(torch.tensor([0.25]), ["cat"], 5)[0].label
-        'not cat'
-        >>> Outputs("none", "numbers", unit="years").predicted(torch.tensor([56.25]), ["age"], 5)[
-        ...     0
-        ... ].amount
-        '56.25 years'
-        """
+        """Return the predictions for one photo, best first, from its values ``(K,)``: the ``most``
+        best classes, labels from one half on, yes and no, or one number (none if K > 1)."""
         if self.kind == "numbers":
             return [self.number(values, categories, 0)] if len(values) == 1 else []
         if len(values) == 1:
@@ -168,21 +146,8 @@ class Outputs:
     def label(
         self, categories: Sequence[str] | None, index: int, classes: int | None = None
     ) -> str:
-        """Return the label of the class ``index``; without labels a plain name, "yes" if it is the
-        only output.
-
-        >>> (
-        ...     Outputs().label(["cat", "dog"], 1),
-        ...     Outputs().label(None, 1),
-        ...     Outputs().label(None, 0, classes=1),
-        ... )
-        ('dog', 'class 1', 'yes')
-        >>> (
-        ...     Outputs("none", "numbers").label(None, 0, classes=1),
-        ...     Outputs("none", "numbers").label(None, 1),
-        ... )
-        ('number', 'number 1')
-        """
+        """Return the label of the class ``index``; without labels "class 1" or "number 1", and
+        "yes" or "number" for the only output."""
         if categories is not None and index < len(categories):
             return categories[index]
         if self.kind == "numbers":
@@ -203,11 +168,7 @@ class Outputs:
 
 
 def label_of_no(categories: Sequence[str] | None) -> str:
-    """Return how a model with one output says no.
-
-    >>> label_of_no(None), label_of_no(["pneumonia"])
-    ('no', 'not pneumonia')
-    """
+    """Return the "no" of a model with one output, such as "not pneumonia"."""
     return "no" if categories is None else f"not {categories[0]}"
 
 
@@ -230,10 +191,8 @@ def configured_activation(model: Any) -> Activation | None:
 
 
 class End(NamedTuple):
-    """What was seen at the end of a network that gives probabilities: a softmax or a sigmoid.
-    ``classes`` are those among which the probabilities add up to one; 0 after a sigmoid. With
-    ``logs``, the network gives their logarithms.
-    """
+    """The softmax or sigmoid at a network's end: ``classes`` is over how many classes probabilities
+    add up to one, 0 for a sigmoid. With ``logs``, the outputs are their logarithms."""
 
     classes: int = 0
     logs: bool = False
@@ -244,20 +203,10 @@ def outputs_like(
     activation: Activation | None = None,
     seen: Callable[[], End | None] = lambda: None,
 ) -> Outputs:
-    """What a model's outputs ``(N, K, ...)`` are: by the caller's ``activation``, else by what
-    ``seen()`` finds at the network's end; these photos' outputs only exclude probabilities. Without
-    either, several are scores for a softmax, one alone is a number. Refuses a softmax of a single
-    output, always certain.
-
-    >>> (
-    ...     outputs_like(torch.tensor([[0.25, 0.75]])).activation,
-    ...     outputs_like(torch.tensor([[56.0]])).kind,
-    ... )
-    ('softmax', 'numbers')
-    >>> outputs_like(torch.tensor([[0.25, 0.75]]), seen=lambda: End(classes=2))
-    Outputs(activation='none', kind='classes', temperature=1.0, logs=False, unit='')
-    """
+    """Return what a model's outputs ``(N, K, ...)`` are, by ``activation``, or by what ``seen()``
+    finds at the network's end; else scores for a softmax, or a number if K is 1."""
     classes = outputs.shape[1]
+    # it would always be certain
     if activation == "softmax" and classes == 1:
         name = option_name("activation")
         raise ModelError(
@@ -265,6 +214,7 @@ def outputs_like(
             "it out"
         )
     scores = outputs_of_scores(activation, classes)
+    # these photos' outputs can only exclude probabilities, not show them
     may_be = may_be_probabilities(outputs)
     may_be_logs = activation != "none" and bool((outputs <= ROUNDING).all())
     end = seen() if may_be or may_be_logs else None

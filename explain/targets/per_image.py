@@ -22,13 +22,8 @@ from explain.targets.functions import ScoreTarget
 
 @dataclass(frozen=True)
 class Element(Target):
-    """One number for each image of an output with several dimensions, at ``index`` behind the
-    first: ``output[:, 3, 2, 1]``. With ``or_classes``, one class for each image instead, if the
-    output has class scores and no such dimensions.
-
-    >>> Element((1, 0)).pick(torch.tensor([[[1.0, 2.0], [3.0, 4.0]]]), 1)[0]
-    tensor([3.])
-    """
+    """One number of each image's output at ``index``: ``output[:, 3, 2, 1]``. With ``or_classes``,
+    a class for each image instead where the output has class scores and no such dimensions."""
 
     index: tuple[int, ...]
     or_classes: bool = field(default=False, kw_only=True)
@@ -67,14 +62,8 @@ class Element(Target):
 
 @dataclass(frozen=True)
 class Separate(Target):
-    """A target of its own for each image. Each of ``targets`` reads the output of the whole batch,
-    and the score of its own image counts: ``images`` has that of each row, None for each in turn.
-
-    >>> from explain.targets import ClassTarget, Difference
-    >>> both = Separate((ClassTarget(2), Difference(0, 1)))
-    >>> both.name, both.pick(torch.tensor([[1.0, 2.0, 3.0], [4.0, 6.0, 8.0]]), 2)[0]
-    ('2, 0 − 1', tensor([ 3., -2.]))
-    """
+    """A target for each image, which reads the output of the whole batch. ``images`` says which
+    image each sample belongs to; None takes them in turn."""
 
     targets: tuple[Target, ...]
     images: tuple[int, ...] | None = None
@@ -151,14 +140,8 @@ class Separate(Target):
 
 
 def take(value: Any, count: int, rows: Sequence[int]) -> Any:
-    """A model's output with the given rows, in this order, instead of its ``count`` rows, in
-    tensors and lists anywhere in it; what has no row for each image stays as it is.
-
-    >>> take((torch.tensor([[1.0], [2.0]]), "kept"), 2, [1, 0, 0])
-    (tensor([[2.],
-            [1.],
-            [1.]]), 'kept')
-    """
+    """Return a model's output with these ``rows`` of its ``count`` samples, in their order, in
+    tensors and lists anywhere in it; what has no entry for each sample stays as it is."""
     if isinstance(value, torch.Tensor):
         return value[list(rows)] if value.ndim and len(value) == count else value
     members = [member for _, member in items(value)]

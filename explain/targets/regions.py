@@ -25,10 +25,8 @@ from explain.targets.outputs import End, Outputs, adds_up, is_fractional, output
 
 
 class ClassMaps(NamedTuple):
-    """A map for each class ``(N, K, H, W)``, of volumes ``(N, K, D, H, W)``, and the layout that
-    they were in. Of masks for prompts, K counts the masks of all prompts in their order, and
-    ``quality`` ``(N, K)`` is how good the model expects each to be.
-    """
+    """Maps of classes ``(N, K, H, W)`` or ``(N, K, D, H, W)`` and their layout. Masks of all
+    prompts are in K, and ``quality`` ``(N, K)`` is the model's own estimate of each."""
 
     maps: torch.Tensor
     layout: str
@@ -36,35 +34,22 @@ class ClassMaps(NamedTuple):
 
 
 def read_class_maps(output: Any, count: int) -> ClassMaps | None:
-    """Return the maps of classes in what a segmenter returns; None where there are none.
-
-    The layouts are:
-
-    * class maps: ``(N, K, H, W)``, alone, or as "out" (torchvision) or "logits" (SegFormer,
-      UPerNet, DPT), also smaller than the input
-    * queries: class logits ``(N, Q, K + 1)``, the last for "no object", and mask logits ``(N, Q, h,
-      w)`` (MaskFormer, Mask2Former, OneFormer, DETR's for masks); the map of a class is the sum of
-      its probability times the mask's; transformers' other models with boxes and masks have a
-      sigmoid for each class (Conditional DETR, RF-DETR)
-    * prompts: "pred_masks" ``(N, P, M, h, w)`` and "iou_scores" ``(N, P, M)``, M masks for each
-      prompt (SAM, SAM 2)
-
-    >>> logits, masks = torch.tensor([[[0.0, 0.0]]]), torch.zeros(1, 1, 2, 2)
-    >>> class_maps = read_class_maps(
-    ...     {"class_queries_logits": logits, "masks_queries_logits": masks}, 1
-    ... )
-    >>> class_maps.layout, class_maps.maps.flatten()
-    ('queries', tensor([0.2500, 0.2500, 0.2500, 0.2500]))
-    """
+    """Return the maps of classes in the output of a segmenter, or None. They may be smaller than
+    the input."""
+    # MaskFormer, Mask2Former, OneFormer, DETR: class logits (N, Q, K + 1), the last for "no
+    # object", and mask logits (N, Q, h, w); the map of a class sums its probability times the masks
     for names in (("class_queries_logits", "masks_queries_logits"), ("logits", "pred_masks")):
         logits, masks = _of_images(output, names, count)
         if logits.ndim == 3 and masks.ndim == 4 and logits.shape[:2] == masks.shape[:2]:
+            # transformers' other models with boxes: Conditional DETR, RF-DETR
             has_sigmoids = hasattr(output, "pred_boxes") and type(output).__name__ not in SOFTMAX
             shares = logits.sigmoid() if has_sigmoids else logits.softmax(-1)[..., :-1]
             return ClassMaps(torch.einsum("nqk,nqhw->nkhw", shares, masks.sigmoid()), "queries")
+    # SAM: M masks (N, P, M, h, w) for each of P prompts, and their quality (N, P, M)
     masks, quality = _of_images(output, ("pred_masks", "iou_scores"), count)
     if masks.ndim == 5 and masks.shape[:3] == quality.shape:
         return ClassMaps(masks.flatten(1, 2), "prompts", quality.detach().flatten(1))
+    # (N, K, H, W): torchvision ("out"), SegFormer, UPerNet, DPT ("logits")
     maps = find_tensor(output, count, (4, 5), ("out", "logits"))
     return None if maps is None else ClassMaps(maps, "class maps")
 

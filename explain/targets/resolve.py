@@ -87,17 +87,8 @@ def as_targets(
     top_k: int | None = None,
     categories: Sequence[str] | None = None,
 ) -> list[Target]:
-    """Return the list of targets that a caller gives as one ``target``, several ``targets``, or
-    ``top_k`` best classes. Each holds for every image.
-
-    >>> (
-    ...     as_targets(3),
-    ...     as_targets(targets=[3, "tabby"], categories=["tabby cat"]),
-    ...     as_targets(top_k=2),
-    ... )
-    ([ClassTarget(index=3)], [ClassTarget(index=3), ClassTarget(index=0)], [TopClass(rank=0),
-    TopClass(rank=1)])
-    """
+    """Return a list of targets, each for every image, from one ``target``, several ``targets``, or
+    the ``top_k`` best classes."""
     if targets is None and top_k is None:
         return [as_target(target, categories)]
     given_names = [
@@ -129,12 +120,8 @@ def as_targets(
 
 
 def one_per_image(target: Any) -> list[TargetLike] | None:
-    """Return the targets in a list, array or tensor with one for each image; None where it is one
-    target for all images.
-
-    >>> one_per_image(["tabby", 3]), one_per_image(torch.tensor([3, 4])), one_per_image((3, 2, 1))
-    (['tabby', 3], [3, 4], None)
-    """
+    """Return the targets of a list, array or tensor with one for each image; None for one target of
+    all images, such as the tuple (3, 2, 1)."""
     targets = target.tolist() if isinstance(target, ARRAYS) else target
     if not isinstance(targets, list | tuple) or _is_place(targets):
         return None
@@ -241,12 +228,8 @@ def read_labels(path: str | os.PathLike[str]) -> list[str]:
 
 
 def check_categories(categories: object) -> Labels:
-    """Return the caller's labels of the classes as a list; None stays None, and a path is read as
-    `read_labels` does.
-
-    >>> check_categories(("cat", "dog"))
-    ['cat', 'dog']
-    """
+    """Return the labels of the classes as a list; None stays None, and a path is read by
+    `read_labels`."""
     if categories is None or isinstance(categories, Categories):
         return categories
     if isinstance(categories, (str, os.PathLike)):

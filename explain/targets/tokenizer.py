@@ -101,18 +101,8 @@ def token_names(tokenizer: Any, ids: Sequence[int]) -> tuple[str, ...]:
 
 
 def words_of(tokens: Sequence[str]) -> list[list[int]]:
-    """Return, for each word, the places of its tokens, by how tokenizers mark where a word begins,
-    ends or goes on. Empty tokens belong to no word; punctuation at either end of a word is a word
-    of its own.
-
-    >>> (
-    ...     words_of(["", "▁a", "▁zeb", "ra", ""]),
-    ...     words_of(["a</w>", "zeb", "ra</w>"]),
-    ...     words_of(["a", "zeb", "##ra"]),
-    ...     words_of(["▁a", "▁zeb", "ra", "."]),
-    ... )
-    ([[1], [2, 3]], [[0], [1, 2]], [[0], [1, 2]], [[0], [1, 2], [3]])
-    """
+    """Return the positions of each word's tokens, by the marks of the tokenizer ("▁zeb", "ra</w>",
+    "##ra"). Empty tokens belong to no word; punctuation around a word is a word of its own."""
     marks_begin = any(token.startswith(("▁", "Ġ")) for token in tokens)
     marks_end = any(token.endswith("</w>") for token in tokens)
     words: list[list[int]] = []
@@ -138,11 +128,7 @@ def words_of(tokens: Sequence[str]) -> list[list[int]]:
 
 
 def is_punctuation(token: str) -> bool:
-    """Whether a token, or a word, is of marks alone, without a letter or a digit.
-
-    >>> is_punctuation("▁,"), is_punctuation("don't")
-    (True, False)
-    """
+    """Whether a token or a word has marks alone, no letter or digit."""
     letters = token.removesuffix("</w>").strip("▁ĠĊ")
     return bool(token) and all(letter in string.punctuation for letter in letters)
 
