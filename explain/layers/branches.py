@@ -25,13 +25,13 @@ _APART = 0.75  # of a cell: how far apart the cells of maps may lie that are add
 
 @dataclass(frozen=True)
 class Branches:
-    """The layers that are explained together, and those of branches that see the photo elsewhere,
-    whose maps can't be added to theirs cell by cell; all of them are ``placed`` if it is known
-    where on the photo the cells of each look."""
+    """The layers that are explained together, and those of branches that see the photo elsewhere
+    (``left_out``), whose maps can't be added to theirs cell by cell."""
 
     layers: Sequence[str]
     left_out: Sequence[str] = ()
     placed: bool = False
+    """Whether it is known where on the photo the cells of all these layers look."""
 
     def within(self, name: str) -> "Branches":
         """The layers as those of a part of a network are named in it."""
@@ -89,14 +89,11 @@ def branches_beside(
     from_photo: Collection[str] = (),
     least: int = 1,
 ) -> Branches:
-    """Find the branches beside that of ``layer``, and the last layer in each of them that shows
-    where the score comes from.
-
-    ``candidates`` are the layers to choose from, the last ones first; of tokens, those before the
-    last attention in their branch. Those of ``from_photo`` count only where they share no
-    feature map with ``layer``, as the levels of a feature pyramid do. At ``least`` so many
-    positions of a layer must count.
-    """
+    """Find the branches beside that of ``layer``, and the last of the ``candidates`` (the last ones
+    first) in each that shows where the score comes from, in ``least`` positions or more."""
+    # Of tokens, the candidates are those before the last attention in their branch. Those of
+    # `from_photo` count only where they share no feature map with the layer, as the levels of a
+    # feature pyramid do.
     candidates = _possible(search, layer, candidates, from_photo)
     if not candidates:
         return Branches([layer])

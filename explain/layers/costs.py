@@ -14,17 +14,7 @@ from explain.layers.summary import summary_of
 
 def cost_after(model: nn.Module, inputs: Inputs, layers: Iterable[str]) -> dict[str, float]:
     """Estimate which share of a forward pass follows each of some layers, by the multiplications
-    with weights.
-
-    For plans, in which perturbed feature maps run only what follows their layer. Each weight of a
-    module is used once for every place of the module's output. What has no weights is not counted.
-
-    >>> from explain.data.inputs import as_inputs
-    >>> import torch
-    >>> model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.Conv2d(2, 2, 1), nn.Flatten(), nn.Linear(8, 4))
-    >>> cost_after(model, as_inputs(torch.zeros(1, 1, 2, 2)), ["0", "1"])  # of 8, 16 and 32
-    {'0': 0.8571428571428571, '1': 0.5714285714285714}
-    """
+    with weights: one for each weight and position of a module's output."""
     multiplications = 0
     done_by_call: dict[CallKey, int] = {}
     for call in summary_of(model, inputs).calls:

@@ -74,12 +74,8 @@ def branch_layers(
     refresh: bool = False,
     placement: PlacementMode = "cells",
 ) -> list[str]:
-    """Name the layers to explain together: `default_layer`, and that of each branch that
-    reaches the score beside it, such as the members of an ensemble.
-
-    Arguments are as for `default_layer`. Warns of branches that see the photo elsewhere, as crops
-    and mirrored copies do, unless the maps of all are drawn where their cells look.
-    """
+    """Name the layers to explain together: `default_layer`, and that of each branch beside it, as
+    in an ensemble. Warns of branches that see the photo elsewhere and cannot be drawn."""
     branches = _default_branches(model, x, score, of_class=of_class, refresh=refresh)
     if branches.placed and placement == "cells":
         return [*branches.layers, *branches.left_out]
@@ -125,19 +121,8 @@ def _default_branches(
 
 
 def stage_layers(model: nn.Module, x: InputsLike) -> list[str]:
-    """Name a layer of each resolution for methods that fuse layers: the last that counts at each of
-    the four coarsest.
-
-    The finest comes first. Where branches beside each other have a layer of one resolution, such as
-    the members of an ensemble, that of each is named. `default_layer` is taken if there is none.
-
-    >>> import torch
-    >>> model = nn.Sequential(
-    ...     nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 4, 3, padding=1)
-    ... )
-    >>> stage_layers(model, torch.zeros(1, 3, 8, 8))
-    ['1', '3']
-    """
+    """Name a layer of each resolution for methods that fuse layers, the finest first: the last that
+    counts at each of the four coarsest, of each branch beside others; else `default_layer`."""
     return [*_stages(model, x, None, of_class=False, refresh=False).layers]
 
 
@@ -149,10 +134,8 @@ def layers_to_fuse(
     of_class: bool = False,
     refresh: bool = False,
 ) -> list[str]:
-    """Name the layers of a method that fuses those of all resolutions, as `stage_layers` does.
-    Warns of branches that their product leaves out or mixes: those that see the photo elsewhere, or
-    whose layers have other resolutions.
-    """
+    """Name the layers that a method fuses, as `stage_layers` does. Warns of branches that their
+    product leaves out or mixes: they see the photo elsewhere, or have other resolutions."""
     stages = _stages(model, x, score, of_class=of_class, refresh=refresh)
     if stages.left_out:
         warn(
@@ -336,9 +319,7 @@ def _maps_as_the_input(search: LayerSearch, candidates: list[_Candidate]) -> lis
 
 def _before_attention(search: LayerSearch, candidates: list[_Candidate]) -> list[_Candidate]:
     """The candidates that are tokens with an attention after them, since later ones may count by
-    the class token alone. The output of an attention itself is left out: it may be a padded window
-    of a smaller map. The default layer of transformers is among them.
-    """
+    the class token alone, but for the outputs of attentions."""
     tokens = [candidate for candidate in candidates if candidate.is_tokens]
     attentions = search.scored.attentions
     if not attentions:
@@ -349,6 +330,7 @@ def _before_attention(search: LayerSearch, candidates: list[_Candidate]) -> list
         for token in tokens
         if token.value is not None
         and token.value.number < last
+        # the output of an attention may be a padded window of a smaller map
         and attentions.keys().isdisjoint(call.name for call in token.calls)
     ]
 
@@ -397,12 +379,8 @@ def _last_of_each_size(search: LayerSearch) -> tuple[Branches, bool]:
 
 
 def _last_feature_maps(search: LayerSearch) -> tuple[Branches, bool]:
-    """The last feature map that the scores depend on, in each branch; for transformers, the last
-    tokens with an attention after them.
-
-    Also returns whether the layer would be the same for another image: a gradient that is zero
-    everywhere says nothing, and the choice is then not kept.
-    """
+    """The last feature map that the scores depend on, in each branch; of transformers, the last
+    tokens with an attention after them. Also whether it is the same for other images."""
     candidates = _candidates(search)
     maps = _maps_as_the_input(search, candidates)
     tokens = [candidate for candidate in candidates if candidate.is_tokens]
@@ -423,6 +401,7 @@ def _last_feature_maps(search: LayerSearch) -> tuple[Branches, bool]:
             break
     layer = first_that_shows(names, influences)
     if layer is None:
+        # a gradient that is zero everywhere says nothing: another image may have another layer
         return Branches(names[:1]), False
     alike = maps + tokens
     if all(candidate.name != layer for candidate in alike):
@@ -433,20 +412,16 @@ def _last_feature_maps(search: LayerSearch) -> tuple[Branches, bool]:
 
 def _maps_of_one_answer(search: LayerSearch) -> Branches:
     """The last map, or tokens, that show where one of many answers, such as a detected box, comes
-    from, in each branch.
-
-    The answers themselves show nothing: neither the map of classes that the network gives, nor a
-    map of which the score reads one position. Nor does a head that slides over the maps of several
-    resolutions, each call of which is about one. These are taken only where the score depends on
-    nothing else. A score that reads few numbers, as that of a box does, sees little of a fine map:
-    of several resolutions, the coarsest is taken.
-    """
+    from, in each branch."""
     summary = search.summary
     candidates = _candidates(search)
     shapes: dict[str, set[Size]] = {}
     for call in summary.calls:
         shapes.setdefault(call.name, set()).add(call.shape)
 
+    # The answers themselves show nothing: neither the map of classes that the network gives, nor a
+    # map of which the score reads one position. Nor does a head that slides over the maps of
+    # several resolutions, each call of which is about one.
     def is_last_choice(candidate: _Candidate) -> bool:
         slides = any(len(shapes[call.name]) > 1 for call in candidate.calls)
         return slides or candidate.calls[-1].shape[1] in summary.answers or candidate.is_gate
@@ -470,6 +445,7 @@ def _maps_of_one_answer(search: LayerSearch) -> Branches:
     }
     if not positions:
         raise _no_map(search.model, summary.calls)
+    # such a score, as that of a box, sees little of a fine map: the coarsest is taken
     reads_few_numbers = search.numbers_read() <= MAX_NUMBERS_OF_BOX * len(search.inputs)
     images = dict.fromkeys(positions, (0, 0))
     """For how many images each layer shows something; and for how many more than one of its

@@ -27,21 +27,8 @@ _said: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 def with_layout(model: nn.Module, x: InputsLike) -> Inputs:
-    """Return inputs that say where their channels are, where their shape leaves that open; it is
-    then found out.
-
-    The channels are what the first convolution, or of signals also the first recurrent layer, takes
-    as channels. Where none shows it, they are the dimension of one or three, or of as many as a
-    configuration of Hugging Face says, and of signals the first linear layer. A
-    warning says once for each model that frames come first, that several layouts are possible and
-    which is assumed, or that the channels are assumed to come last.
-
-    >>> import torch, warnings
-    >>> with warnings.catch_warnings(action="ignore"):
-    ...     inputs = with_layout(nn.Flatten(), torch.zeros(1, 8, 3, 4, 4))
-    >>> inputs.layout, inputs.x.shape
-    ('NTCHW', torch.Size([1, 3, 8, 4, 4]))
-    """
+    """Return inputs that say where their channels are; where their shape leaves that open, it is
+    found out by the network, with one warning for each model where that is not certain."""
     inputs = as_inputs(x)
     shape = inputs.x.shape
     if isinstance(model, Stitched) and not inputs.as_taken:
@@ -53,6 +40,9 @@ def with_layout(model: nn.Module, x: InputsLike) -> Inputs:
     if len(dims) == 1 or inputs.layout is not None or isinstance(model, Stitched):
         return inputs
     lengths = {layout: shape[dim] for layout, dim in dims.items()}
+    # The channels are what the first convolution, or of signals also the first recurrent layer,
+    # takes as channels. Where none shows it, they are the dimension of one or three, or of as many
+    # as a configuration of Hugging Face says, and of signals the first linear layer.
     layouts = _layouts.setdefault(model, {})
     key = tuple(lengths.items())
     if key not in layouts:

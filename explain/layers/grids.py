@@ -101,10 +101,7 @@ def share_places(model: nn.Module, copy: nn.Module) -> None:
 
 class NetworkGrids(Grids):
     """The grids of the tensors of a network for these inputs; how tokens lie is found by running
-    it, once.
-
-    Of a `Stitched` model, they are those of a window: the maps of all windows lie in the same way.
-    """
+    it, once. Of a `Stitched` model, they are those of a window."""
 
     def __init__(
         self,
@@ -141,15 +138,13 @@ class NetworkGrids(Grids):
 
     def of_layer(self, layer: str) -> Grid | None:
         """The grid that a layer's output covers the input with, as the network's summary has it;
-        None if it is no map.
-
-        The summary is of one image or video, so the order of several videos' frames in the batch is
-        found out here, in a run of two.
-        """
+        None if it is no map."""
         call = self._call(layer)
         grid = None if call is None else call.grid
         if call is None or grid is None or not grid.folded or self.count == 1:
             return grid
+        # the summary is of one video: how the frames of several lie in the batch shows in a run of
+        # two
         chosen = self._summary.chosen
         if FOLDED not in chosen:
             chosen[FOLDED] = folded_by_time(
@@ -226,11 +221,10 @@ class NetworkGrids(Grids):
         return placement  # type: ignore[no-any-return]
 
     def look(self, layer: str, *, cut: bool = False) -> CellLooks | None:
-        """Run the network, and follow where the cells of a layer's map look; None if it has none,
-        or it is one of a video; ``cut``, with no more than the photo to look at. The network runs
-        on noise, so that this depends on no photo; unless the photo decides.
-        """
+        """Where the cells of a layer's map look, found in a run; None if it has none, or it is one
+        of a video. ``cut`` says that there is nothing beyond the photo to look at."""
         inputs = self._inputs.detached()
+        # noise, so that this depends on no photo (unless the photo decides: see below)
         # the same in each row: an image has its place whatever others are with it
         noise = normal((1, *inputs.x.shape[1:]), seeded(0)).to(inputs.x)
         rows = noise.repeat_interleave(len(inputs.x), 0)

@@ -192,10 +192,8 @@ class ScoreInfluence:
 
 
 def first_that_shows(layers: Iterable[str], influences: Mapping[str, ScoreInfluence]) -> str | None:
-    """The first layer that shows where a score comes from, or else the first that reaches the
-    score; None if none does. Layers are in the order of preference; `influences_of` gave the
-    influences.
-    """
+    """The first layer, in the given order, that shows where a score comes from, or else the first
+    that reaches the score; None if none does."""
     reaching = [
         layer for layer in layers if layer in influences and any(influences[layer].positions)
     ]
@@ -203,10 +201,8 @@ def first_that_shows(layers: Iterable[str], influences: Mapping[str, ScoreInflue
 
 
 def influences_of(search: LayerSearch, layers: Sequence[str]) -> dict[str, ScoreInfluence]:
-    """How some layers reach the score, by layer; those that no gradient comes back to are left out.
-    Takes one walk back over the recorded pass. The default layer is chosen by it, in the order of
-    the candidates.
-    """
+    """How some layers reach the score, by layer, from one walk back over the recorded pass; those
+    that no gradient comes back to are left out."""
     scored = search.scored
     values = {layer: search.value_of(layer) for layer in layers}
     gradients = scored.gradients({value for value in values.values() if value is not None})
@@ -244,10 +240,8 @@ def _best_score(output: Any) -> Tensor | None:
 
 
 def _answers(scored: ScoredPass) -> set[Value]:
-    """The values between a score and the last operations with weights: they are the answer itself.
-    Such layers are not explained by default, since no map there shows where the answer comes from.
-    A row of scores is where they end: there is no map that would be the answer.
-    """
+    """The values between a score and the last operations with weights. They are the answer itself,
+    in which no map shows where it comes from."""
     rows = {value for value in scored.outputs if len(value.shape) <= 2}
     near = {scored.score}
     behind: list[Value] = []
@@ -256,6 +250,7 @@ def _answers(scored: ScoredPass) -> set[Value]:
         if not results:
             continue
         sources = [value for value in step.inputs if value in scored.to_score]
+        # a row of scores is an end too: there is no map that would be the answer
         if mixes(step) or not rows.isdisjoint(results):
             behind += sources
         else:
@@ -264,10 +259,8 @@ def _answers(scored: ScoredPass) -> set[Value]:
 
 
 def mixes(step: Step | None) -> bool:
-    """Whether an operation has weights, or mixes channels or places in another way; those of
-    libraries may. Behind the last such operation, tensors are the answer itself and no default
-    layer.
-    """
+    """Whether an operation has weights, or mixes channels or positions otherwise; those of
+    libraries may. Behind the last such operation, tensors are the answer itself."""
     if step is None:
         return False
     return step.operation.kind in ("convolution", "matrixproduct") or "::" in step.name
@@ -285,12 +278,8 @@ def is_product(step: Step | None) -> bool:
 
 def _values_that_weigh(scored: ScoredPass, layers: AbstractSet[Value]) -> set[Value]:
     """The values of layers that reach a score only as a factor of a map from which they are
-    computed themselves.
-
-    These are gates, attention over places, and the offsets of deformable convolutions. Of layers
-    that are multiplied side by side, none is such a factor. The default layer is none of them,
-    since they say how much passes, and not what is there.
-    """
+    computed themselves: gates, attention over places, offsets of deformable convolutions."""
+    # they say how much passes, not what is there; of layers multiplied side by side, none is one
     factors = set[Value]()
     for product in scored.steps:
         parents = {value for value in product.inputs if value.depends}

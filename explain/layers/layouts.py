@@ -25,24 +25,21 @@ CHANNEL_DIMS: dict[Layout, int] = {"NCHW": 1, "NHWC": -1, "NTCHW": 2}
 @dataclass(frozen=True)
 class Grid:
     """Where a tensor's spatial map is: its layout, height and width, how many leading tokens to
-    skip, and its frames.
-
-    Where its tokens do not follow each other row by row, ``places`` says which token lies at each
-    position. ``tokens first`` is a sequence with the images in its second dimension, ``(tokens, N,
-    C)``, and ``tokens last`` one with the channels before it, ``(N, C, tokens)``. Of a video,
-    ``NCHW`` and ``NHWC`` have the frames right before the height, ``NTCHW`` before the channels.
-
-    Where a network takes each frame as an image, frames are ``folded`` into the batch, all of one
-    video or the first of all videos together, and the layout is that of a frame.
-    """
+    skip, and its frames."""
 
     layout: Layout
+    """``tokens first`` is a sequence ``(tokens, N, C)``, ``tokens last`` one ``(N, C, tokens)``. Of
+    a video, ``NCHW`` and ``NHWC`` have the frames right before the height, ``NTCHW`` before the
+    channels."""
     height: int
     width: int
     skip: int = 0
     frames: int | None = None
     folded: Literal["", "by video", "by time"] = ""
+    """Whether a network takes each frame as an image of the batch: all frames of one video
+    together, or the first of all videos. The layout is then that of a frame."""
     places: tuple[int, ...] = field(default=(), repr=False)
+    """Which token lies at each position, where they do not follow each other row by row."""
 
     @property
     def size(self) -> Size:
@@ -71,11 +68,7 @@ class Grid:
 
     @property
     def of_channels(self) -> int:
-        """The dimension of the tensor that the channels are in.
-
-        >>> Grid("NHWC", 7, 7).of_channels, Grid("tokens last", 7, 7).of_channels
-        (-1, 1)
-        """
+        """The dimension of the tensor that the channels are in; -1 is the last."""
         return CHANNEL_DIMS.get(self.layout, 1 if self.layout == "tokens last" else -1)
 
     @property
@@ -86,11 +79,7 @@ class Grid:
     @property
     def tokens(self) -> Sequence[int]:
         """The indices of the tokens that lie on the map, row by row; others may come before, behind
-        and among them.
-
-        >>> Grid("tokens", 2, 2, skip=1).tokens
-        range(1, 5)
-        """
+        and among them."""
         return self.places or range(self.skip, self.skip + math.prod(self.size))
 
     def __str__(self) -> str:
@@ -125,14 +114,8 @@ class Grid:
         return (tensor.transpose(0, 1) if self.folded == "by time" else tensor).flatten(0, 1)
 
     def spread(self, tensor: Tensor) -> Tensor:
-        """Lay a layer's output out as feature maps ``(N, C, h, w)``, or ``(N, C, t, h, w)`` of a
-        video.
-
-        Tokens that lie nowhere, such as class tokens, are left out. `fold` undoes it.
-
-        >>> Grid("NHWC", 3, 2).spread(torch.zeros(1, 3, 2, 8)).shape
-        torch.Size([1, 8, 3, 2])
-        """
+        """Lay a layer's output out as feature maps ``(N, C, h, w)``, of a video ``(N, C, t, h,
+        w)``, without tokens that lie nowhere, such as class tokens. `fold` undoes it."""
         if self.folded:
             return self.unfolded(self.of_frame.spread(tensor)).movedim(1, 2)
         if self.is_map:
@@ -143,11 +126,7 @@ class Grid:
         return token_rows.reshape((len(token_rows), *self.size, -1)).movedim(-1, 1)
 
     def beside(self, tensor: Tensor) -> Tensor:
-        """Return what lies beside the map, such as class tokens, ``(N, K)``.
-
-        >>> Grid("tokens", 2, 2, skip=1).beside(torch.zeros(1, 5, 3)).shape
-        torch.Size([1, 3])
-        """
+        """Return what lies beside the map, such as class tokens, ``(N, K)``."""
         if self.is_map:
             return tensor.new_zeros((len(self.spread(tensor)), 0))
         if self.folded:
@@ -158,12 +137,7 @@ class Grid:
 
     def fold(self, maps: Tensor, like: Tensor) -> Tensor:
         """Undo `spread`: lay feature maps out as ``like``, the layer's output, whose other tokens
-        stay.
-
-        >>> tokens, grid = torch.rand(1, 6, 3), Grid("tokens", 2, 2, 1)
-        >>> torch.equal(grid.fold(grid.spread(tokens), tokens), tokens)
-        True
-        """
+        stay."""
         if self.folded:
             return self.of_frame.fold(self.refolded(maps.movedim(2, 1)), like)
         if self.is_map:
@@ -179,10 +153,8 @@ class Grid:
         return tensor.mT if self.layout == "tokens last" else tensor.movedim(self.of_images, 0)
 
     def repeated(self, tensor: Tensor, image: Tensor, count: int) -> Tensor:
-        """Return the part of a layer's output that belongs to one ``image`` ``(1,)``, repeated
-        ``count`` times in the batch. With folded frames, all frames of the video. For perturbed
-        feature maps, which replace this part row by row; memory is shared where it can be.
-        """
+        """Return the part of a layer's output that belongs to one ``image`` ``(1,)``, with all its
+        folded frames, ``count`` times in the batch; memory is shared where it can be."""
         if self.folded:
             image_part = self.unfolded(tensor).index_select(0, image)
             return self.refolded(image_part.expand((count, *image_part.shape[1:])))
@@ -209,10 +181,7 @@ _CHANNELS_FIRST = (
 @dataclass(frozen=True)
 class LayoutReading:
     """The ways in which a shape may be read, the most likely first; ``open`` unless the first one
-    is certain.
-
-    A reading that is ``believed`` is right unless the network clearly says otherwise.
-    """
+    is certain. ``believed``: it is right unless the network clearly says otherwise."""
 
     grids: tuple[Grid, ...] = ()
     open: bool = False
@@ -225,17 +194,8 @@ class LayoutReading:
 
 
 def layout_of(module: nn.Module, shape: Size, size: Size) -> Layout | None:
-    """The layout of the maps that a module gives, if its class says where it puts the channels;
-    None otherwise.
-
-    ``shape`` is that of the output, ``size`` that of the input in pixels.
-
-    >>> (
-    ...     layout_of(nn.Conv2d(3, 8, 1), (1, 8, 4, 4), (8, 8)),
-    ...     layout_of(nn.LayerNorm(8), (1, 4, 4, 8), (8, 8)),
-    ... )
-    ('NCHW', 'NHWC')
-    """
+    """The layout of the maps that a module gives, if its class says where it puts the channels.
+    ``shape`` is that of the output, ``size`` that of the input in pixels."""
     if isinstance(module, _CHANNELS_FIRST):
         return "NCHW"
     if type(module) is nn.LayerNorm:  # subclasses may transpose the map and back
@@ -247,21 +207,8 @@ def layout_of(module: nn.Module, shape: Size, size: Size) -> Layout | None:
 
 
 def find_grid(shape: Size, size: Size, layout: Layout | None = None) -> Grid | None:
-    """Tell how a tensor of ``shape`` covers an input of ``size``, or None if it has no spatial map.
-
-    This is the likeliest reading of the shape alone: the input's aspect ratio says how tokens, and
-    maps of unknown ``layout``, lie. Where it is open, `read_map` and the positions of values
-    decide.
-
-    >>> find_grid((1, 512, 7, 7), (224, 224))
-    Grid(layout='NCHW', height=7, width=7, skip=0, frames=None, folded='')
-    >>> find_grid((1, 7, 7, 768), (224, 224)).layout
-    'NHWC'
-    >>> find_grid((1, 197, 768), (224, 224)).skip
-    1
-    >>> find_grid((1, 512, 2, 7, 7), (16, 112, 112)).size
-    (2, 7, 7)
-    """
+    """How a tensor of ``shape`` most likely covers an input of ``size``, None if it has no spatial
+    map. By shape alone: the input's aspect ratio decides where more than one is possible."""
     if len(shape) == 3:
         return _token_grid(shape[1], size)
     if len(shape) != len(size) + 2:
@@ -279,15 +226,10 @@ def find_grid(shape: Size, size: Size, layout: Layout | None = None) -> Grid | N
 @lru_cache(maxsize=256)
 def read_map(shape: Size, size: Size, layout: Layout | None) -> LayoutReading:
     """The readings of a map's shape ``(N, C, h, w)`` or ``(N, h, w, C)``; of a video with frames
-    before the height.
-
-    A known layout is believed, unless height and width look exchanged. Without one, a picture's
-    shape with the input's aspect ratio in its last dimensions alone has its channels first, and
-    everything else is open.
-
-    >>> read_map((1, 8, 8, 2), (32, 32), None).open, read_map((1, 16, 8, 8), (32, 32), None).open
-    (True, False)
-    """
+    before the height."""
+    # A known layout is believed, unless height and width look exchanged. Without one, the shape of
+    # a picture whose last dimensions alone have the input's aspect ratio has its channels first,
+    # and everything else is open.
     likeliest = find_grid(shape, size, layout=layout)
     if layout is None and len(size) == 2 and is_plain(shape, size):
         layout = "NCHW"
@@ -322,16 +264,9 @@ def has_aspect(of_map: Size, size: Size) -> bool:
 
 
 def map_grid(positions: Positions, shape: Size, grids: Sequence[Grid]) -> Grid | None:
-    """The grid among ``grids`` along which the positions of a tensor's values change most: where
-    the map lies in truth.
-
-    ``positions`` has for each axis of the photo where the values come from, with sides of 1 where
-    they do not change. None if no grid fits.
-
-    >>> rows, columns = torch.rand(1, 3, 1, 1), torch.rand(1, 1, 2, 1)
-    >>> map_grid((rows, columns), (1, 3, 2, 8), [Grid("NCHW", 2, 8), Grid("NHWC", 3, 2)]).layout
-    'NHWC'
-    """
+    """The grid among ``grids`` along which a tensor's positions (one tensor for each axis of the
+    photo) change most: where the map lies in truth. None if none fits."""
+    # a side of 1 where a position does not change
     dims_by_axis = [_main_dims(position) for position in positions]
     for grid in grids:
         dims = [
@@ -358,20 +293,8 @@ def _main_dims(position: Tensor) -> list[int]:
 
 
 def token_grid(positions: Positions, shape: Size, count: int) -> Grid | None:
-    """How the tokens of ``count`` images lie on the photo, by the positions of their values; None
-    if on no grid.
-
-    Each position of the grid must have one token, in any order; tokens that come from nowhere in
-    particular are extra ones.
-
-    >>> rows, columns = (
-    ...     torch.tensor([0, 0.25, 0.75, 0.25, 0.75]),
-    ...     torch.tensor([0, 0.25, 0.25, 0.75, 0.75]),
-    ... )
-    >>> grid = token_grid((rows.reshape(1, 5, 1), columns.reshape(1, 5, 1)), (1, 5, 8), 1)
-    >>> str(grid), grid.tokens
-    ('2 x 2', (1, 3, 2, 4))
-    """
+    """How the tokens of ``count`` images lie on the photo, by the positions of their values: each
+    position of the grid has one token, in any order, others are extra. None if on no grid."""
     frames, *positions_in_frame = positions
     # the frames are folded into the batch: only they differ between rows
     if len(positions) == 3 and len(frames) > 1 and all(len(p) == 1 for p in positions_in_frame):
@@ -443,29 +366,16 @@ def _token_grid(tokens: int, size: Size) -> Grid | None:
 
 
 def frames_in_batch(shape: Size, size: Size, count: int = 1) -> int | None:
-    """The number of frames of a video that a network takes as images of their own in a tensor of
-    ``shape``, or None.
-
-    ``count`` is the number of videos, ``size`` that of the input: frames, height and width.
-
-    >>> (
-    ...     frames_in_batch((16, 64, 7, 7), (8, 224, 224), 2),
-    ...     frames_in_batch((2, 64, 8, 7, 7), (8, 224, 224), 2),
-    ... )
-    (8, None)
-    """
+    """The number of frames of ``count`` videos of a ``size`` (frames, height, width) that a network
+    takes as images of their own in a tensor of ``shape``, or None."""
     has_frames = len(size) == 3 and len(shape) in (3, 4) and shape[0] == count * size[0]
     return size[0] if has_frames else None
 
 
 @dataclass(eq=False)
 class Grids:
-    """What tensors are laid out on: the input's size, and the number of images in a batch.
-
-    Here, shapes alone say how maps lie. Those of a network, where it is looked at what shapes leave
-    open (tokens, and maps whose channels may be first as well as last), are
-    `explain.layers.grids.NetworkGrids`.
-    """
+    """What tensors are laid out on: the input's size, and the number of images in a batch. Shapes
+    alone say how maps lie; `NetworkGrids` asks the network too."""
 
     size: Size
     count: int = 1
@@ -505,9 +415,7 @@ class Grids:
         self, shape: Size, layer: str | None = None, constant: int | None = None
     ) -> Grid | None:
         """Tell how a tensor of this shape, from this layer, covers the input; None if it has no map
-        for each image. Of a tensor that a ``constant`` is added to, that is the address of the
-        constant's storage.
-        """
+        for each image. ``constant`` is the address of what is added to the tensor, if any."""
         return find_grid(shape, self.size) if shape[:1] == (self.count,) else None
 
 
@@ -544,10 +452,6 @@ def to_spatial(tensor: Tensor, grids: Grids, layer: str) -> Tensor:
 
 def enlarge(maps: Tensor, size: Size) -> Tensor:
     """Resize maps ``(N, C, h, w)`` to ``size``, linearly between positions; of a video, between
-    frames too.
-
-    >>> enlarge(torch.ones(1, 2, 2, 3, 3), (4, 6, 6)).shape
-    torch.Size([1, 2, 4, 6, 6])
-    """
+    frames too."""
     mode = {1: "linear", 2: "bilinear", 3: "trilinear"}[maps.ndim - 2]
     return F.interpolate(maps, size=size, mode=mode, align_corners=False)

@@ -26,17 +26,16 @@ PLACES = "where in the photo the values of tensors lie"
 
 @dataclass(frozen=True)
 class Places:
-    """Where in the photo the values of tensors lie, as a run of so many ``rows`` (images) shows.
-
-    ``of_calls`` has the shape of what each call gives, and where its values lie. ``sequences`` are
-    the positions of sequences of tokens, by their shape, and ``added`` those of sequences that a
-    constant is added to, by the storage of the constant.
-    """
+    """Where in the photo the values of tensors lie, as a run of so many ``rows`` (images) shows."""
 
     rows: int
     of_calls: Mapping[CallKey, tuple[Size, State]]
+    """The shape of what each call gives, and where its values lie."""
     sequences: Mapping[Size, Sequence[Positions]]
+    """The positions of sequences of tokens, by their shape."""
     added: Mapping[int, Sequence[tuple[Size, Positions]]]
+    """The same of sequences that a constant is added to, by the address of the constant's
+    memory."""
 
     @cached_property
     def of_tokens(self) -> dict[int, Grid | None]:
@@ -83,19 +82,14 @@ class Places:
         return NOWHERE in states and not any(isinstance(state, tuple) for state in states)
 
     def of_constant(self, storage: int, length: int) -> set[Grid]:
-        """The grids of those sequences of ``length`` tokens that a constant, such as a bias, is
-        added to. ``storage`` is the address of the constant's memory; of an unknown one, the grids
-        of all sequences of this length."""
+        """The grids of those sequences of ``length`` tokens that a constant, such as a bias, with
+        this address of its memory is added to; of an unknown one, those of all such sequences."""
         grids_by_length = self._grids(self.added.get(storage, ()))
         return grids_by_length.get(length) or self._grids_of_all.get(length, set())
 
     def of_sequence(self, shape: Size, rows: int, constant: int | None = None) -> Grid | None:
-        """The grid of a sequence of tokens of ``rows`` images, by its shape; None if it has no row
-        for each image.
-
-        With ``constant``, the grid of the sequences that this constant is added to, which may lie
-        otherwise than others of the same length.
-        """
+        """The grid of a sequence of tokens of ``rows`` images, None if it has no row for each. With
+        ``constant``, that of the sequences that this is added to, which may lie otherwise."""
         if rows not in shape[:2]:
             return None
         tokens_first = shape[0] != rows
@@ -118,13 +112,10 @@ def locate_tensors(
     calls: Sequence[ModuleCall],
     recorded: RecordedCalls | None = None,
 ) -> Places:
-    """Run a network, and follow from where in the photo the values of its tensors come; in a pass
-    that was ``recorded`` on these inputs, if that is enough.
-
-    Two copies of a single image are tried first, to tell the tokens of one image from the tokens of
-    its windows. Empty if the network cannot be followed.
-    """
+    """Follow from where in the photo the values of a network's tensors come, in a run, or in the
+    pass that was ``recorded`` if that is enough. Empty if it cannot be followed."""
     inputs_to_try = [inputs]
+    # two copies of a single image tell its tokens from those of its windows
     if len(inputs) == 1 and any(len(call.shape) == 3 and call.shape[0] != 1 for call in calls):
         inputs_to_try = [inputs.rows(torch.zeros(2, dtype=torch.long, device="cpu")), inputs]
     elif recorded and recorded.recorder and not recorded.recorder.draws:
@@ -151,9 +142,7 @@ def folded_by_time(
     model: nn.Module, inputs: Inputs, calls: Iterable[ModuleCall]
 ) -> frozenset[CallKey]:
     """The calls in which the first frames of all videos come before the second ones in the batch,
-    by name and number. Two videos are run, and the first of them alone, and rows compared. Empty if
-    the network refuses two. Found out only for several videos, and kept in the summary.
-    """
+    from runs of two videos and of the first alone. Empty if the network refuses two."""
     folded = {
         call.key: call.shape[0] for call in calls if call.grid is not None and call.grid.folded
     }
@@ -300,13 +289,8 @@ def _added_constants(states: Mapping[Value, State]) -> dict[int, list[tuple[Size
 
 
 def laid_out(call: ModuleCall, reading: LayoutReading | None, located: Places) -> ModuleCall:
-    """Give a recorded call of a module the grid on which its output covers the photo, where its
-    shape left that open.
-
-    ``reading`` has the grids that the shape allows, None where nothing is open; ``located`` says
-    where values come from. A call that stays unclear has a ``doubt`` in words instead of a grid,
-    which error messages show.
-    """
+    """Give a call of a module the grid on which its output covers the photo, of those that its
+    shape allows (``reading``, None where nothing is open), or else a ``doubt`` in words."""
     if reading is None:
         return call
     shape, positions = located.of_calls.get(call.key, (call.shape, UNKNOWN))

@@ -30,23 +30,17 @@ _AT_ONCE = 2**24  # distances
 
 @dataclass(frozen=True, eq=False)
 class Placement:
-    """Where the cells of a layer's map look in photos of a ``size``.
-
-    ``centres`` ``(1, h, w, 2)`` are rows and columns in pixels, the first pixel's centre at 0.5,
-    and NaN for cells that look nowhere; there is one entry for each image where these differ.
-    ``seen`` ``(H, W)`` are the pixels that any cell looks at, or None for all. ``copy`` is there if
-    the network reads a moved copy of the photo, such as a crop: where the cells look in that, and
-    where the pixels of the copy lie on the photo.
-
-    >>> rows = torch.tensor([[[[1.0, 2.0], [1.0, 4.0]]]])  # a row of two cells
-    >>> Placement((2, 6), rows).on_photo(torch.tensor([[[[0.0, 1.0]]]]))[0, 0, 0].tolist()
-    [0.0, 0.0, 0.25, 0.75, 1.0, 1.0]
-    """
+    """Where the cells of a layer's map look in photos of a ``size``."""
 
     size: Size
     centres: Tensor
+    """Rows and columns ``(1, h, w, 2)`` in pixels, the first pixel's centre at 0.5, and NaN for
+    cells that look nowhere; one entry for each image where these differ."""
     seen: Tensor | None = None
+    """The pixels ``(H, W)`` that any cell looks at, or None for all."""
     copy: "tuple[Placement, Placement] | None" = None
+    """If the network reads a moved copy of the photo, such as a crop: where the cells look in that,
+    and where the pixels of the copy lie on the photo."""
 
     def __len__(self) -> int:
         return len(self.centres)
@@ -64,14 +58,8 @@ class Placement:
         return tuple(maps.shape[2:]) == tuple(self.centres.shape[1:3]) and tuple(size) == self.size
 
     def on_photo(self, maps: Tensor, *, smooth: bool = False) -> Tensor:
-        """The values of maps ``(N, C, h, w)`` at each pixel ``(N, C, H, W)``.
-
-        Between the centres of cells on a grid values change linearly, and beyond the outer ones
-        they are constant. If ``smooth``, they follow a cubic through the cells, so that a peak may
-        lie between them; what is above zero and what is below are drawn apart then, since a cubic
-        falls below zero beside a peak. For other cells, each pixel takes the nearest ones, weighted
-        by how near they are. Pixels that no cell looks at are 0.
-        """
+        """The values of maps ``(N, C, h, w)`` at each pixel ``(N, C, H, W)``: linear between the
+        centres of cells, or cubic if ``smooth``. Pixels that no cell looks at are 0."""
         if len(self) > 1:
             return torch.cat(
                 [
@@ -79,6 +67,10 @@ class Placement:
                     for image in range(len(maps))
                 ]
             )
+        # Beyond the outer centres, values are constant. A smooth peak may lie between cells; what
+        # is above zero and what is below are drawn apart then, since a cubic falls below zero
+        # beside a peak. For cells on no grid, each pixel takes the nearest ones, weighted by how
+        # near they are.
         pixels = self._smoothly(maps) if smooth else self._spread(maps)
         return pixels if self.seen is None else pixels * self.seen.to(pixels)
 
@@ -241,12 +233,7 @@ class Placement:
 
     @classmethod
     def restored(cls, description: Mapping[str, Any]) -> "Placement":
-        """The placement that `described` has described.
-
-        >>> even = Placement((2, 4), torch.tensor([[[[1.0, 1.0], [1.0, 3.0]]]]))
-        >>> Placement.restored(even.described).centres.tolist() == even.centres.tolist()
-        True
-        """
+        """The placement that `described` has described."""
         height, width = map(int, description["size"])
         if "cells" in description:
             nan_for_none = [
@@ -376,8 +363,7 @@ def _even_centres(cells: Size, size: Size) -> Tensor:
 
 def _interpolating(places: Tensor, length: int, *, smooth: bool) -> Tensor:
     """The matrix ``(length, cells)`` that interpolates between cells at these ``places``, in any
-    order; cells at NaN have no part. If ``smooth``, by cubics whose slope at a cell is that from
-    its one neighbour to the other (Catmull and Rom 1974), and zero at the ends; else linearly."""
+    order, linearly or by cubics; cells at NaN have no part."""
     placed = (~places.isnan()).nonzero()[:, 0]
     cells = placed[places[placed].argsort()]
     ordered = places[cells].double()
@@ -394,6 +380,7 @@ def _interpolating(places: Tensor, length: int, *, smooth: bool) -> Tensor:
     if not smooth:
         matrix[:, cells] = (1 - t) * values[lower] + t * values[upper]
         return matrix
+    # the slope at a cell is that from its one neighbour to the other (Catmull and Rom 1974)
     slopes = torch.zeros_like(values)
     slopes[1:-1] = (values[2:] - values[:-2]) / (ordered[2:] - ordered[:-2])[:, None]
     share = t.square() * (3 - 2 * t)

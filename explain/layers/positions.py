@@ -43,24 +43,12 @@ MOST = 2**25  # the most values of a tensor whose positions are moved, for the s
 def positions_of(
     steps: Iterable[Step], x: Value, stays: Mapping[Value, Value] = MappingProxyType({})
 ) -> dict[Value, State]:
-    """Follow where in a photo ``x`` ``(N, C, H, W)`` the values of a recording lie.
-
-    What moves values moves their positions. What combines values has the mean of their positions: a
-    convolution that of the window that it sees, a linear layer that of its inputs. Rows of an
-    attention lie where their queries do, and the values in ``stays`` where those lie that they are
-    given with. Everything else leaves positions as they are. What is not in the result does not
-    come from the photo.
-
-    >>> from explain.recording import record
-    >>> class Patches(torch.nn.Module):
-    ...     def forward(self, x):
-    ...         patches = torch.conv2d(x, torch.rand(6, 3, 2, 2), stride=2)
-    ...         return torch.cat([patches.flatten(2).mT, torch.zeros(1, 1, 6)], 1)
-    >>> recording = record(Patches(), torch.rand(1, 3, 4, 4))
-    >>> states = positions_of(recording.steps, recording.inputs[0])
-    >>> [position.flatten().tolist() for position in states[recording.outputs[()]]]
-    [[0.25, 0.25, 0.75, 0.75, 0.0], [0.25, 0.75, 0.25, 0.75, 0.0]]
-    """
+    """Follow where in a photo ``x`` ``(N, C, H, W)`` the values of a recording lie. What is not in
+    the result does not come from the photo."""
+    # What moves values moves their positions. What combines values has the mean of their positions:
+    # a convolution that of the window that it sees, a linear layer that of its inputs. Rows of an
+    # attention lie where their queries do, and the values in `stays` where those lie that they are
+    # given with. Everything else leaves positions as they are.
     states: dict[Value, State] = {x: tuple(_pixels(x, dim) for dim in range(2, len(x.shape)))}
 
     def state_of(value: Value) -> State:
@@ -145,9 +133,7 @@ def _moved(step: Step, results: Sequence[Value], state_of: StateOf) -> dict[Valu
 
 def _of_product(step: Step, result: Value, state_of: StateOf) -> State:
     """Where the rows of a matrix product lie: at the mean of a row of the first factor, or of a
-    column of the second. Each row of an attention mixes the whole photo, and belongs to a row of
-    the first factor, a query.
-    """
+    column of the second. Those of an attention belong to the first factor, the queries."""
     first = int(step.operation.has("adds to first"))
     first_state, second_state = (state_of(step.args[first + i]) for i in (0, 1))
     if first_state in (UNKNOWN, EVERYWHERE):
@@ -192,12 +178,7 @@ def _spread(state: Positions, result: Value) -> Positions | None:
 
 def averaged(position: Tensor, dims: Iterable[int]) -> Tensor:
     """The mean position along some dimensions (kept at size 1), over the values that lie somewhere
-    (> 0).
-
-    >>> averaged(torch.tensor([[0.25, 0.0], [0.5, 1.0]]), [1])
-    tensor([[0.2500],
-            [0.7500]])
-    """
+    (> 0)."""
     averaged_dims = [dim for dim in dims if position.shape[dim] > 1]
     if not averaged_dims:
         return position

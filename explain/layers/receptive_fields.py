@@ -112,8 +112,7 @@ def receptive_fields(
     cut: bool = False,
 ) -> Looks:
     """Follow where the values of a recording look in a photo ``x`` ``(N, C, H, W)``; ``cut``, with
-    no more than the photo to look at. What ``stays`` looks where its source does, by its last
-    dimension together."""
+    nothing beyond it. What ``stays`` looks where its source does, over its last dimension."""
     device = x.tensor.device
     # the rounding of single precision would show in maps, which are drawn by this
     precise = torch.float32 if device.type == "mps" else torch.float64

@@ -70,13 +70,8 @@ class ModuleCall:
 def run_noting_calls(
     model: nn.Module, inputs: Inputs, note: Note, *, grad: bool = False, of: Set[str] | None = None
 ) -> tuple[Any, list[str]]:
-    """Run a network, and call ``note`` for each call of its modules that gives a tensor, or ``of``
-    some alone.
-
-    Returns the output and the names of the modules that ran. Tensors deeper inside a module's
-    output than its first level are no output of its own. ``note`` runs inside forward hooks, so it
-    must not change the tensor.
-    """
+    """Run a network, and call ``note``, which must not change tensors, for each call of its modules
+    (or ``of`` some) that gives a tensor. Returns the output and the modules that ran."""
     numbers: Counter[str] = Counter()
 
     def note_call(name: str, module: nn.Module, args: Any, output: Any) -> None:
@@ -109,25 +104,14 @@ _BY_ELEMENT = (
 
 def executed_modules(group: HookGroup, model: nn.Module) -> list[str]:
     """The names of the modules without parts that run while ``group`` is alive: the path of inputs
-    through a network.
-
-    The list fills up during the pass. If all modules with parts are `nn.Sequential`, it is known
-    beforehand.
-
-    >>> import torch
-    >>> model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU())
-    >>> with HookGroup(model) as group:
-    ...     ran = executed_modules(group, model)
-    ...     _ = model(torch.ones(1, 1, 4, 4))
-    >>> ran
-    ['0', '1']
-    """
+    through a network. The list fills up during the pass."""
     names = []
     for module, name in modules_of(model).items():
         if not module._modules:
             names.append(name)
         elif not runs_in_order(module):
             return note_runs(group, leaves(model))
+    # all parts are in order: the path is known beforehand
     return names
 
 
@@ -135,10 +119,8 @@ T = TypeVar("T")
 
 
 def last_of_place(by_call: Mapping[CallKey, T], place: LayerPlace) -> T | None:
-    """The value in ``by_call`` of the module call that a layer's name stands for: the named call,
-    or else the last. None if the layer was not called. ``by_call`` must be in the order of the
-    pass.
-    """
+    """The value in ``by_call``, which is in the order of the pass, of the call that a layer's name
+    stands for: the named one, or else the last. None if the layer was not called."""
     values_of_layer = [
         value
         for (name, number), value in by_call.items()
@@ -148,10 +130,8 @@ def last_of_place(by_call: Mapping[CallKey, T], place: LayerPlace) -> T | None:
 
 
 class RecordedCalls:
-    """The calls of modules in a pass, and the operations, if they can be recorded.
-
-    ``output`` is the network's, and ``ran`` names the modules without parts that ran.
-    """
+    """The calls of modules in a pass, and its operations, if they can be recorded. ``output`` is
+    the network's, and ``ran`` names the modules without parts that ran."""
 
     def __init__(self, model: nn.Module, inputs: Inputs, *, operations: bool = True) -> None:
         """Run a network once, and record the calls of its modules; with gradients on, if
@@ -239,10 +219,7 @@ class RecordedCalls:
 
     def _read_image(self, module: nn.Module, shape: Size, size: Size) -> LayoutReading:
         """How a module's output for one image may be read as a map: with channels first or last.
-
-        ``size`` is the input's. Most modules keep the layout of the last one whose class says its
-        layout. Sequences of tokens stay open here; where values come from decides later.
-        """
+        ``size`` is the input's. Sequences of tokens stay open here."""
         layout = layouts.layout_of(module, shape, size)
         if len(shape) <= 3:
             # a sequence of tokens, or of the values of a signal; of no image, if the module puts
@@ -254,6 +231,7 @@ class RecordedCalls:
             self._layouts[shape] = layout
         if shape[0] != 1:
             return LayoutReading()
+        # most modules keep the layout of the last one whose class says its layout
         latest = self._layouts.get(shape)
         # a map with its dimensions exchanged would have this shape too
         may_be_turned = len(set(shape[1:])) == 1 or (len(shape) == 5 and shape[1] == shape[2])

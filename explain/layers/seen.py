@@ -34,13 +34,11 @@ def copy_of(steps: Iterable[Step], photo: Value) -> Value:
 
 
 def seen_pixels(steps: Iterable[Step], photo: Value, looks: Looks) -> Tensor | None:
-    """Which pixels ``(H, W)`` of a photo these steps look at; None for all of them.
-
-    Values that were moved, or resized, are pixels still; whatever reads them otherwise looks at
-    them, and at those between.
-    """
+    """Which pixels ``(H, W)`` of a photo these steps look at; None for all of them."""
     device = photo.tensor.device
     seen = torch.zeros(photo.shape[2:], dtype=torch.bool, device=device)
+    # Values that were moved, or resized, are pixels still; whatever reads them otherwise looks at
+    # them, and at those between.
     pixels = {photo}
     for step in steps:
         for value in pixels.intersection(step.inputs):

@@ -230,14 +230,9 @@ class Stitched(nn.Module):
 def sum_of_windows(
     parts: Sequence[Tensor], starts: Sequence[Sequence[int]], lengths: Sequence[int]
 ) -> Tensor:
-    """Lay the maps of windows down at their starts, row by row, and add them where they overlap.
-
-    ``starts`` has those along each side, ``lengths`` the sides of the whole. Each row of windows is
-    joined first, so that no more is added than needed.
-
-    >>> sum_of_windows([torch.ones(1, 1, 2), torch.ones(1, 1, 2)], [[0, 1]], [3])
-    tensor([[[1., 2., 1.]]])
-    """
+    """Lay the maps of windows down at their ``starts`` along each side, row by row, and add them
+    where they overlap. ``lengths`` are the sides of the whole."""
+    # each row of windows is joined first, so that no more is added than needed
     for dim, length in reversed(list(enumerate(lengths))):
         rows = [
             parts[first_part : first_part + len(starts[dim])]

@@ -96,14 +96,10 @@ _places: weakref.WeakKeyDictionary[nn.Module, dict[Any, Any]] = weakref.WeakKeyD
 def summary_of(
     model: nn.Module, inputs: Inputs, *, whole: bool = False, with_record: bool = False
 ) -> ForwardSummary:
-    """Return the summary of a network's calls for inputs like these, made in one run and kept with
-    the network.
-
-    It is kept for the same modules and sizes of inputs; arguments that may change unseen prevent
-    that. The network runs on the first image, or with ``whole`` on the batch. ``with_record``, a
-    summary that is made now has the record of its pass in ``chosen`` under `RECORDED`; the caller
-    takes it out at once, since it holds memory.
-    """
+    """Return the summary of a network's calls for inputs like these, made in one run on the first
+    image, or with ``whole`` on the batch, and kept for the same modules and sizes of inputs."""
+    # With with_record, a summary that is made now has the record of its pass in `chosen` under
+    # `RECORDED`; the caller takes it out at once, since it holds memory.
     if isinstance(model, OpenProgram):
         open_layers(model, inputs)
     modules = tuple(map(weakref.ref, modules_of(model)))
@@ -139,15 +135,12 @@ def kept_places(model: nn.Module) -> dict[Any, Any]:
 
 def summary_is_current(model: nn.Module, inputs: Inputs, ran: Sequence[str]) -> bool:
     """Whether these inputs took the same path through the network as its summary, by the names of
-    modules that ``ran``.
-
-    Where they did not (an early exit, a flag of the model), the summary is made again, so that
-    layers chosen by it depend on these inputs, and not on earlier ones. If the first image alone
-    takes another path than the batch, the batch is run.
-    """
+    modules that ``ran``; else the summary is made again."""
     if summary_of(model, inputs).ran == tuple(ran):
         return True
+    # an early exit, or a flag of the model: layers must depend on these inputs, not on earlier ones
     forget_summary(model)
+    # the first image alone may take another path than the batch
     if len(inputs) > 1 and summary_of(model, inputs).ran != tuple(ran):
         forget_summary(model)
         summary_of(model, inputs, whole=True)
@@ -229,14 +222,11 @@ def open_layers(model: nn.Module, inputs: Inputs) -> None:
 
 
 def find_layers(model: nn.Module, inputs: Inputs, where: Where) -> list[str]:
-    """Name the layers that a caller means by ``where``, in their order; attributions and records
-    hold these names.
-
-    ``name@0`` is the first call of a layer that is called often, and ``name:input`` the first
-    tensor in the input of a layer. A layer that sees several inputs one after the other, of which
-    one is explained, stands for its last call that depends on that one.
-    """
+    """Name the layers that a caller means by ``where``, in their order; ``name@0`` is the first
+    call of a layer, ``name:input`` the first tensor in its input."""
     open_layers(model, inputs)
+    # A layer that sees several inputs one after the other, of which one is explained, stands for
+    # its last call that depends on that one.
     layers = select_places(model, where)
     for index, layer in enumerate(layers if inputs.other_tensors else ()):
         place = place_of(layer, model)

@@ -87,11 +87,8 @@ class _Binding:
 
 
 class Aliases:
-    """The values of tensors.
-
-    ``note`` adds a step for what only moves values about, ``leave`` names what is done past the
-    record.
-    """
+    """The values of tensors. ``note`` adds a step for what only moves values about, ``leave`` names
+    what is done past the record."""
 
     def __init__(
         self, note: Note, constant: Callable[[Tensor], Value], leave: Callable[[str], None]
@@ -265,10 +262,8 @@ class Aliases:
 def as_strided_scatter(
     flat: Tensor, part: Tensor, size: Sequence[int], stride: Sequence[int], offset: int
 ) -> Tensor:
-    """A copy of ``flat`` with ``part`` in it, as the operator of this name.
-
-    The operator's own derivative is wrong for parts with gaps (PyTorch 2.14).
-    """
+    """A copy of ``flat`` with ``part`` in it, as the operator of this name, whose own derivative is
+    wrong for parts with gaps (PyTorch 2.14)."""
     result = flat.clone()
     once = [count if step else min(count, 1) for count, step in zip(size, stride, strict=True)]
     without_repeats = part[tuple(slice(count) for count in once)]

@@ -48,20 +48,18 @@ class Factor:
 
 @dataclass(frozen=True)
 class RecordedAttention:
-    """One attention: what it is made of, its weights, and what it gives.
-
-    The tokens of ``weights`` are the queries, None where there is one query and no dimension for
-    it, and its channels are the keys. ``scores`` are the product that they come from, and
-    ``predecessors`` the numbers of the attentions that it is computed from.
-    """
+    """One attention: what it is made of, its weights, and what it gives."""
 
     scores: Value
+    """The product that the weights come from."""
     weights: Factor
+    """Its channels are the keys, its tokens the queries, None for one query without a dimension."""
     query: Factor
     key: Factor
     value: Factor
     result: Factor
     predecessors: frozenset[int] = frozenset()
+    """The numbers of the attentions that it is computed from."""
 
     @property
     def number(self) -> int:
@@ -120,15 +118,7 @@ class _Scores:
 
 
 def attentions_in(steps: Iterable[Step]) -> list[RecordedAttention]:
-    """Find each attention of a recording, in the order of their softmaxes.
-
-    >>> from explain.recording import record
-    >>> layer = torch.nn.MultiheadAttention(4, 2, batch_first=True)
-    >>> x = torch.rand(1, 3, 4)
-    >>> recording = record(layer, x, x, x)
-    >>> [attention.shape for attention in attentions_in(recording.steps)]
-    [(2, 3, 3)]
-    """
+    """Find each attention of a recording, in the order of their softmaxes."""
     steps = list(steps)
     scores: dict[Value, _Scores] = {}
     attentions: dict[Value, RecordedAttention] = {}
@@ -179,23 +169,12 @@ T = TypeVar("T", bound=_Numbered)
 
 def heads_together(attentions: Iterable[T]) -> list[list[T]]:
     """The attentions of a recording, in their order, each with those beside it: several where a
-    network computes its heads, or images, one by one.
-
-    They follow each other, have weights of the same shape, and none of them depends on another; all
-    of them depend on the attention before.
-
-    >>> from explain.recording import record
-    >>> class Heads(torch.nn.ModuleList):
-    ...     def forward(self, x):
-    ...         return sum(head(x, x, x)[0] for head in self)
-    >>> heads = Heads(torch.nn.MultiheadAttention(4, 1) for _ in range(2))
-    >>> recording = record(heads, torch.rand(3, 1, 4))
-    >>> [len(together) for together in heads_together(attentions_in(recording.steps))]
-    [2]
-    """
+    network computes its heads, or images, one by one."""
     groups: list[list[T]] = []
     for attention in attentions:
         earlier = [{of_head.number for of_head in group} for group in groups[-2:]]
+        # they follow each other, have weights of the same shape, and none depends on another; all
+        # depend on the attention before
         is_head = (
             bool(groups)
             and groups[-1][0].shape == attention.shape
@@ -210,11 +189,8 @@ def heads_together(attentions: Iterable[T]) -> list[list[T]]:
 
 
 def token_numbers(factor: Factor, unknown: Iterable[Value] = ()) -> Tensor | None:
-    """The numbers of the tokens of a factor, ``(M, tokens)``.
-
-    These are the numbers of the tokens that the last linear map, or window of a map, has made. None
-    if tokens are mixed along the channels, or since that map, or come from ``unknown`` values.
-    """
+    """The tokens ``(M, tokens)`` of a factor, by their numbers in the last linear map, or window of
+    a map. None if they are mixed since, or along channels, or come from ``unknown``."""
     numbers = _tokens_of(factor.value, dict.fromkeys(unknown))
     try:
         if numbers is None:

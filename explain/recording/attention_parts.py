@@ -51,12 +51,7 @@ def place_of_part(
     part: str, attention: RecordedAttention, steps: Sequence[Step], inputs: Iterable[Value]
 ) -> PartPlace | None:
     """Where queries ("q"), keys ("k"), values ("v"), weights ("pattern") or what each head gives
-    ("heads") of an attention are met in a recorded pass; None if no tensor has them all.
-
-    Queries and keys are taken before they are multiplied by a number. Where it is not known which
-    rows are heads of one image, they are shown as ``(M, tokens, channels)``; it is not known of
-    rows that the pass is given as ``inputs``.
-    """
+    ("heads") are met in a recorded pass; None if no tensor has them all."""
     factor, product = {
         "q": (attention.query, attention.scores),
         "k": (attention.key, attention.scores),
@@ -64,12 +59,15 @@ def place_of_part(
         "pattern": (attention.weights, None),
         "heads": (attention.result, None),
     }[part]
+    # without heads, as `(M, tokens, channels)`, where it is not known which are of one image, as in
+    # inputs of the pass
     numbers = _sequences(attention, steps, inputs).get(factor.value)
     heads = None if numbers is None else _by_sequence(factor.by_head(numbers).flatten())
     if product is None:
         layout = _layout(factor, _indices(factor.value), heads)
         step = factor.value.step
         return None if step is None or layout is None else PartPlace(step, None, layout)
+    # queries and keys are taken before they are multiplied by a number
     for step, value, chain in _entrances(factor, product, steps):
         layout = _layout(factor, _moved_through(chain, value), heads)
         if layout is not None and value in step.args:
@@ -80,9 +78,8 @@ def place_of_part(
 def _entrances(
     factor: Factor, product: Value, steps: Sequence[Step]
 ) -> list[tuple[Step, Value, list[Step]]]:
-    """The steps that a factor of a product can be replaced at, the first that multiplies it by a
-    number and the product; each with the value that it takes, and the steps from that to the
-    factor."""
+    """Where a factor can be replaced: the first step that multiplies it by a number, and the
+    product; each with the value that it takes, and the steps from that to the factor."""
     reader = product.step
     assert reader is not None
     if factor.value not in reader.inputs:  # a sum of products by hand

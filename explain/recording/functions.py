@@ -25,11 +25,8 @@ def with_functions(
     outputs: Iterable[Value],
     with_gradient: Collection[Value],
 ) -> list[Step]:
-    """The steps of a pass, with one step for each call of a function with a derivative of its own.
-
-    A function that computes something else when it is called again stays as the steps inside, in
-    which no gradient is recorded.
-    """
+    """The steps of a pass, with one step for each call of a function with a derivative of its own,
+    unless it computes something else when it is called again."""
     first_steps: dict[Step, Step] = {}
     replaced: set[Step] = set()
     wanted = set(outputs)

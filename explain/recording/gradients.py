@@ -59,20 +59,8 @@ def walk_back(
     through: AbstractSet[Value],
     rules: Mapping[Step, Rule] | None = None,
 ) -> Gradients:
-    """The gradients in ``wanted`` values, from those in the results of a pass.
-
-    The walk leads ``through`` these values alone. A step without one of the ``rules`` passes the
-    gradient on by its derivative. The result has the wanted values that were reached.
-
-    >>> import torch
-    >>> from explain.recording import record
-    >>> recording = record(torch.nn.Tanh(), torch.zeros(1, 2))
-    >>> (x,) = recording.inputs
-    >>> (y,) = recording.outputs.values()
-    >>> found = walk_back(recording.steps, {y: torch.ones(1, 2)}, [x], {x, y})
-    >>> found[x].tolist()
-    [[1.0, 1.0]]
-    """
+    """The gradients in ``wanted`` values, those that are reached, from those in the results of a
+    pass, ``through`` these values alone; by the steps' ``rules`` or their derivatives."""
     rules = rules or {}
     waiting = dict(gradients)
     of_wanted: Gradients = {}
@@ -103,11 +91,8 @@ def walk_back(
 def derivative(
     step: Step, arrived: Mapping[Value, Tensor], through: AbstractSet[Value]
 ) -> OfInputs:
-    """The gradients in the inputs of a step by its own derivative, in those that are in
-    ``through``.
-
-    Differentiable itself where gradients are on.
-    """
+    """The gradients in the inputs of a step that are in ``through``, by its own derivative;
+    differentiable itself where gradients are on."""
     create_graph = torch.is_grad_enabled()
     formula = None if create_graph else _FORMULAS.get(step.name)
     if formula is not None and len(arrived) == 1 and step.results[0] in arrived:

@@ -18,15 +18,8 @@ _PAST_OPERATORS: dict[Any, str] = {_data.__get__: "data", _data.__set__: "data"}
 
 
 class Watcher(TorchFunctionMode):
-    """Tells of each call of this thread that gives access to the memory of a tensor, before it is
-    made, for as long as its ``with`` block lasts: ``tell(name, tensor)``.
-
-    Besides, the fused kernels of transformer layers are not used where a function mode sees calls.
-
-    >>> with Watcher(lambda name, tensor: print(name, tensor.shape)):
-    ...     values = (torch.ones(2) + 1).numpy()
-    numpy torch.Size([2])
-    """
+    """Within its block, calls ``tell(name, tensor)`` before each call of this thread that gives
+    access to the memory of a tensor. Fused kernels of transformer layers are not used then."""
 
     def __init__(self, tell: Callable[[str, Tensor], None]) -> None:
         super().__init__()
@@ -43,14 +36,8 @@ class Watcher(TorchFunctionMode):
 
 
 class OperatorCalls(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Lets ``run(operator, args, kwargs)`` run each operator of this thread, or answer with another
-    result, for as long as its ``with`` block lasts.
-
-    >>> with OperatorCalls(lambda operator, args, kwargs: print(operator) or operator(*args)):
-    ...     total = torch.ones([2]).exp()
-    aten.ones.default
-    aten.exp.default
-    """
+    """Within its block, ``run(operator, args, kwargs)`` runs each operator of this thread, or
+    answers with another result."""
 
     supports_higher_order_operators = True
 

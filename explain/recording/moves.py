@@ -24,11 +24,9 @@ def values_moved(step: Step) -> list[Value]:
 
 
 def moved(step: Step, number_of: Callable[[Value], Tensor | None]) -> dict[Value, Tensor]:
-    """Run a step that moves values with numbers in the place of these, such as their positions.
-
-    ``number_of`` gives the numbers of an argument, of size 1 where they do not change, or None,
-    which counts as 0; so does padding. Indices stay as they are. All is done on the CPU.
-    """
+    """Run a step that moves values, on the CPU, with numbers in the place of these: ``number_of`` a
+    value, such as its position, of size 1 where they do not change, or None for 0."""
+    # these stay as they are; padding counts as 0
     indices = _indices(step)
 
     def written_out(value: Value) -> Tensor:
@@ -62,12 +60,7 @@ def _with_zeros(step: Step) -> Step:
 
 def compact(numbers: Tensor) -> Tensor:
     """The same numbers of a tensor's values (of images, or positions in a photo), shrunk to size 1
-    along dimensions in which they do not change.
-
-    >>> compact(torch.tensor([[0, 0], [1, 1]]))
-    tensor([[0],
-            [1]])
-    """
+    along dimensions in which they do not change."""
     for d in reversed(range(numbers.ndim)):  # the last ones are the nearest in memory
         first_slice = numbers.narrow(d, 0, min(numbers.shape[d], 1))
         if numbers.stride(d) == 0 or bool((numbers == first_slice).all()):

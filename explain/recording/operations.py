@@ -60,16 +60,15 @@ Trait = Literal[
 
 @dataclass(frozen=True)
 class KnownOperation:
-    """One row: the kind of operation in the words of composites, the traits, and the range.
-
-    The range is that of the results, whatever the arguments; it is given where the function is not
-    cut off at its ends.
-    """
+    """One entry of the table: the kind of operation in the words of composites, the traits, and the
+    range."""
 
     name: str
     kind: str | None = None
     traits: frozenset[Trait] = frozenset()
     range: tuple[float, float] | None = None
+    """Of the results, whatever the arguments; given where the function is not cut off at its
+    ends."""
 
     def has(self, trait: Trait) -> bool:
         """Whether the operation has a trait, such as "moves"."""
@@ -93,10 +92,6 @@ _UNKNOWN = KnownOperation("")
 
 
 def known_operation(name: str) -> KnownOperation:
-    """The row of an operation by its name, `Step.name`; one without kind and traits if it is not
-    listed.
-
-    >>> known_operation("permute").has("permutes"), known_operation("sigmoid").range
-    (True, (0.0, 1.0))
-    """
+    """The entry of an operation by its name, `Step.name`; one without kind and traits if it is not
+    listed."""
     return TABLE.get(name, _UNKNOWN)

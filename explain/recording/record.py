@@ -43,11 +43,10 @@ def record(model: nn.Module, *args: Any, **kwargs: Any) -> Recording:
 
 
 def record_until(stack: ExitStack, recorder: PassRecorder) -> None:
-    """Let a recorder note what runs until ``stack`` closes.
-
-    Attention, and an LSTM on a CPU, are computed by their definitions meanwhile: an attention's
-    derivative is that of what is recorded, and an LSTM has the same steps in each precision.
-    """
+    """Let a recorder note what runs until ``stack`` closes. Attention, and an LSTM on a CPU, are
+    computed by their definitions meanwhile."""
+    # An attention's derivative is then that of what is recorded, and an LSTM has the same steps in
+    # each precision.
     stack.enter_context(sdpa_kernel(SDPBackend.MATH))
     if recorder.has_lstm:
         # torch.backends.mkldnn.flags reads settings that warn

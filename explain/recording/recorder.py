@@ -29,11 +29,8 @@ aten = torch.ops.aten
 
 
 class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes each operation of this thread, from what and by which module of the model, for as long
-    as its ``with`` block lasts.
-
-    Operations on constants alone are not noted, and what is drawn at random is a constant.
-    """
+    """Within its block, notes each operation of this thread, from what and by which module, but for
+    those on constants alone, such as what is drawn at random."""
 
     supports_higher_order_operators = True
 

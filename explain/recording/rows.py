@@ -26,23 +26,12 @@ LabelsOf: TypeAlias = Callable[[Value], Labels]
 def image_numbers(
     steps: Sequence[Step], inputs: Iterable[Value], count: int
 ) -> dict[Value, Tensor | None]:
-    """Follow which image of a batch each element of the values of a recording belongs to.
-
-    ``inputs`` have the ``count`` images first. An element belongs to an image if it changes with
-    it: through the values that are moved and computed with, not through the indices that choose
-    among them. A value gets image numbers with its dimensions, of size 1 where they do not change,
-    and -1 where an element beside those of images belongs to none; None if images are mixed in it,
-    or it is not known. What depends on no image is not in the result.
-
-    >>> from explain.recording import record
-    >>> class TokensFirst(torch.nn.Module):
-    ...     def forward(self, x):
-    ...         return x.transpose(0, 1).reshape(-1, 3)
-    >>> recording = record(TokensFirst(), torch.rand(2, 5, 3))
-    >>> rows = image_numbers(recording.steps, recording.inputs, 2)
-    >>> rows[recording.outputs[()]].flatten().tolist()
-    [0, 1, 0, 1, 0, 1, 0, 1, 0, 1]
-    """
+    """Follow which image of a batch each element of a recording's values belongs to. A value gets
+    numbers with its dimensions, -1 for no image; None if images are mixed in it."""
+    # The inputs have the images first. An element belongs to an image if it changes with it:
+    # through the values that are moved and computed with, not through the indices that choose among
+    # them. Numbers have size 1 along dimensions in which they do not change. What depends on no
+    # image is left out.
     if count == 1:
         values = [*inputs, *(value for step in steps for value in step.outputs)]
         return {
@@ -137,12 +126,8 @@ def numbers_along(value: Value, dim: int | None) -> Labels:
 
 
 def summed(values: Tensor, numbers: Tensor, count: int) -> Tensor:
-    """The sum of a tensor over the values of each image, such as relevance: ``(count,)``;
-    ``numbers`` are the image numbers, as `image_numbers` gives them, and broadcast to it.
-
-    >>> summed(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[0, 1]]), 2)
-    tensor([4., 6.])
-    """
+    """The sum of a tensor, such as relevance, over the values of each image ``(count,)``;
+    ``numbers``, as `image_numbers` gives them, broadcast to it."""
     constant_dims = [d for d, size in enumerate(numbers.shape) if size == 1]
     rows = values.sum(constant_dims, keepdim=True) if constant_dims else values
     sums = rows.new_zeros(count + 1)  # the last one for what belongs to no image
@@ -173,11 +158,8 @@ class MixedError(Exception):
 def _labels_of_results(
     step: Step, dependent: Sequence[Value], results: Sequence[Value], labels_of: LabelsOf
 ) -> dict[Value, Labels]:
-    """The labels of each result of a step, by the kind of operation.
-
-    Raises:
-        MixedError: labels are mixed in them.
-    """
+    """The labels of each result of a step, by the kind of operation. Raises MixedError if labels
+    are mixed in them."""
     operation = step.operation
     labels = [labels_of(value) for value in dependent]
     is_pointwise = torch.Tag.pointwise in getattr(step.operator, "tags", ())
@@ -281,16 +263,9 @@ def _probed(
     step: Step, dependent: Sequence[Value], results: Sequence[Value], labels_of: LabelsOf
 ) -> dict[Value, Labels]:
     """The labels of the results of a step of any kind: where NaN arrives if that is put in the
-    place of some images.
-
-    The step is run for each bit of the image numbers, with the images that have it and with those
-    that don't. An operator of a library gets NaN in its first argument alone: others may be used as
-    addresses.
-
-    Raises:
-        MixedError: an element changes with several images, or an argument has no NaN.
-    """
+    place of some images. Raises MixedError if that cannot tell, or images are mixed."""
     is_known = isinstance(step.operator, torch._ops.OpOverload)
+    # of a library: other arguments than the first may be used as addresses, and get no NaN
     if is_known and step.operator.namespace != "aten":
         dependent = [value for value in dependent if value is step.args[0]]
     if not all(value.dtype.is_floating_point or value.dtype.is_complex for value in dependent):
@@ -299,6 +274,7 @@ def _probed(
     of_results = {
         value: torch.zeros(value.shape, dtype=torch.int32, device="cpu") for value in results
     }
+    # one run with the images whose number has the bit, and one with those that lack it
     for bit in range(most.bit_length()):
         reached = []
         for has_bit in (1, 0):

@@ -311,10 +311,8 @@ class Running:
 
 
 class CallStack:
-    """Tells which module of a model runs, and which of its calls it is, from Python's stack.
-
-    No hooks are registered: other threads may run the model meanwhile.
-    """
+    """Tells which module of a model runs, and which of its calls it is, from Python's stack. It
+    registers no hooks: other threads may run the model meanwhile."""
 
     def __init__(self, names: Mapping[nn.Module, str]) -> None:
         self._names = names
@@ -401,11 +399,8 @@ class CallStack:
 
 
 def has_own_derivative(function: type[torch.autograd.Function]) -> bool:
-    """Whether a function has another derivative than the operators inside.
-
-    PyTorch's own have not that give operators a derivative, save memory, wait for other processes,
-    or call hooks.
-    """
+    """Whether a function has another derivative than the operators inside."""
+    # PyTorch's own that give operators a derivative, save memory, wait for processes, or call hooks
     modules = ("torch.utils.checkpoint", "torch.nn.parallel.", "torch._library.")
     return not (function is BackwardHookFunction or function.__module__.startswith(modules))
 

@@ -14,7 +14,7 @@ from torch.testing import assert_close
 import explain
 from explain import LayerError
 from explain.data.inputs import as_inputs
-from explain.layers import list_layers
+from explain.layers import layouts, list_layers
 from explain.layers.summary import channels_of
 from explain.methods import GradCAM
 from tests.conftest import Made, settled
@@ -251,3 +251,35 @@ def test_tokens_that_are_turned_back_lie_where_they_did() -> None:
     assert grids["filter"] == grids["norm"] == "4 x 4"
     a = explain.attribute(model, x, GradCAM(relu=False), target=1, layer="norm")
     assert a.values.shape == (2, 4, 4)
+
+
+def test_a_shape_tells_its_likeliest_layout() -> None:
+    photo, video = (224, 224), (16, 112, 112)
+    assert layouts.find_grid((1, 512, 7, 7), photo) == layouts.Grid("NCHW", 7, 7)
+    assert layouts.find_grid((1, 7, 7, 768), photo) == layouts.Grid("NHWC", 7, 7)
+    assert layouts.find_grid((1, 197, 768), photo) == layouts.Grid("tokens", 14, 14, skip=1)
+    of_video = layouts.find_grid((1, 512, 2, 7, 7), video)
+    assert of_video is not None
+    assert of_video.size == (2, 7, 7)
+    assert layouts.read_map((1, 8, 8, 2), (32, 32), None).open
+    assert not layouts.read_map((1, 16, 8, 8), (32, 32), None).open
+    assert layouts.frames_in_batch((16, 64, 7, 7), (8, 224, 224), 2) == 8
+    assert layouts.frames_in_batch((2, 64, 8, 7, 7), (8, 224, 224), 2) is None
+
+
+def test_positions_tell_the_grid_that_values_lie_on() -> None:
+    rows, columns = torch.rand(1, 3, 1, 1), torch.rand(1, 1, 2, 1)
+    grids = [layouts.Grid("NCHW", 2, 8), layouts.Grid("NHWC", 3, 2)]
+    assert layouts.map_grid((rows, columns), (1, 3, 2, 8), grids) == grids[1]
+    ys, xs = torch.tensor([[0, 0.25, 0.75, 0.25, 0.75], [0, 0.25, 0.25, 0.75, 0.75]])
+    grid = layouts.token_grid((ys.reshape(1, 5, 1), xs.reshape(1, 5, 1)), (1, 5, 8), 1)
+    assert grid is not None
+    assert (grid.size, tuple(grid.tokens)) == ((2, 2), (1, 3, 2, 4))
+
+
+def test_tokens_that_are_laid_out_are_put_back_beside_the_others() -> None:
+    tokens, grid = torch.rand(2, 5, 3), layouts.Grid("tokens", 2, 2, skip=1)
+    maps = grid.spread(tokens)
+    assert_close(maps, tokens[:, 1:].mT.reshape(2, 3, 2, 2), rtol=0, atol=0)
+    assert_close(grid.beside(tokens), tokens[:, 0], rtol=0, atol=0)
+    assert_close(grid.fold(maps, tokens), tokens, rtol=0, atol=0)
