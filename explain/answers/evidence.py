@@ -23,16 +23,12 @@ KEPT = 0.9  # share of the word's probability that has to stay
 
 @dataclass(frozen=True, eq=False)
 class WordEvidence:
-    """A set of regions of the photo, found for a word within a ``budget`` of altered photos, of
-    which ``passes`` were run. ``attribution`` has its map and the set itself in ``sets``.
-
-    ``probability`` is the word's, ``alone`` its probability with the set alone, and ``without``
-    that with only the set covered. ``proof`` says how well it is proved, as in
-    `explain.methods.evidence.EvidenceSet`, and is "none" where there is no such set.
-    """
+    """A set of regions of the photo for a word, found by ``passes`` of at most ``budget`` altered
+    photos; ``attribution`` has its map, and the set in ``sets``."""
 
     kind: Kind
     attribution: Attribution
+    # the word's; ``alone`` is that with the set alone, ``without`` that with only the set covered
     probability: float
     budget: int
     passes: int

@@ -22,19 +22,13 @@ def mark_of(value: float) -> Mark:
 
 @dataclass(frozen=True)
 class Grounding:
-    """How probable a word is as it stands; with the photo blank; with the part of it covered that
-    the word needs most; with another photo in its place (None where none was given); and with all
-    words before it left out (None for the first word, and where the model can't be run so).
-
-    A word is "grounded" where the blank photo, or the covered part, takes at least half of its
-    probability away; "guessed" where neither takes more than a fifth, so that the model would have
-    said it whatever was there; and else "unclear". Another photo is told, and not counted: it may
-    show the same, or something that the word goes against.
-    """
+    """How probable a word is: as it stands, with the photo blank, with the part covered that it
+    needs most, with another photo, and without the words before it (None where not run)."""
 
     probability: float
     without_image: float
     without_part: float
+    # not counted: it may show the same, or what the word goes against
     with_other_photo: float | None
     without_words: float | None
 
@@ -56,11 +50,7 @@ class Grounding:
 
     @property
     def text(self) -> str:
-        """The mark with its numbers, in a few words.
-
-        >>> Grounding(0.9, 0.1, 0.2, None, 0.8).text
-        'grounded: 90 %, 10 % without the photo, 20 % without a part; 80 % without the words before'
-        """
+        """The mark with its numbers, in a few words."""
         text = f"{self.mark}: {_percent(self.probability)}, "
         text += f"{_percent(self.without_image)} without the photo, "
         text += f"{_percent(self.without_part)} without a part"

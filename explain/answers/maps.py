@@ -57,10 +57,8 @@ class WordMap:
 def maps_of(
     scorer: Scorer, runs: Altered, numbers: Sequence[int], method: MethodLike
 ) -> list[WordMap]:
-    """The maps of the words with these numbers. "occlusion" reads them from the altered inputs;
-    "agreement" keeps of it where relevance (AttnLRP) agrees; other methods are those of
-    `explain.attribute`.
-    """
+    """Return the maps of the words with these numbers: "occlusion" from the altered inputs,
+    "agreement" where relevance (AttnLRP) agrees with it, or a method of `explain.attribute`."""
     if method == OCCLUSION:
         return [_dropped(scorer, runs, word) for word in numbers]
     if method == AGREEMENT:

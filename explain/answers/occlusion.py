@@ -17,17 +17,17 @@ DEVIATION = 1.4826  # of normal noise, over the median distance from its median
 
 @dataclass(frozen=True, eq=False)
 class Altered:
-    """The log-probabilities of W words, ``(W,)``: as they are in ``whole``, with the photo
-    ``blank``, and with another photo (None without one). In rows ``(..., W)``: with each window of
-    the photo covered, each word of the prompt or the answer left out, and all words of the answer
-    before the second, the third, ... left out.
-    """
+    """The log-probabilities of W words as they are, and of altered inputs. Those of several inputs
+    are ``(..., W)``; ``other`` is None without another photo."""
 
     covered: torch.Tensor
     """Which squares each window covers, ``(windows, rows, columns)``."""
     whole: torch.Tensor
+    # with the photo blank, and with another photo
     blank: torch.Tensor
     other: torch.Tensor | None
+    # with each window of the photo covered; then without each word of the prompt and the answer;
+    # then without all words before the second, the third, ... word of the answer
     windows: torch.Tensor
     prompt: torch.Tensor
     words: torch.Tensor

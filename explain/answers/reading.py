@@ -33,11 +33,7 @@ class Reader:
     @classmethod
     def of(cls, model: nn.Module, processor: Any = None) -> "Reader":
         """Find a model's processor, where none is given: its attribute, or the one beside its
-        weights.
-
-        Raises:
-            ModelError: there is none, or the model takes no photo.
-        """
+        weights. A `ModelError` where there is none, or the model takes no photo."""
         parameters = inspect.signature(model.forward).parameters
         takes_any = any(
             parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
@@ -103,11 +99,8 @@ class Reader:
         return names[0]
 
     def read(self, photo: Image.Image, prompt: str | None) -> "Reading":
-        """What the model reads of a photo and a prompt (of `prompt_of`).
-
-        Raises:
-            ExplainError: the processor does not take them, or makes no inputs that are understood.
-        """
+        """Return what the model reads of a photo and a prompt (of `prompt_of`). An `ExplainError`
+        where the processor does not take them, or makes no known inputs."""
         token = self._image_token
         lacks_image = token is not None and token not in (prompt or "")
         has_template = bool(getattr(self.processor, "chat_template", None))

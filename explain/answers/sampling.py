@@ -23,12 +23,11 @@ MISSED = 0.5  # share of what the processor changes for it that sampling may mis
 
 @dataclass(frozen=True, eq=False)
 class Sampling:
-    """How a processor samples one photo. ``pixels`` is what it made of it, of any shape with E
-    values; ``photo`` ``(1, 3, h, w)`` is the photo in RGB from 0 to 1, with about as many pixels as
-    the model sees. Value e is ``offset + weights[:, e]`` times the photo's channels at ``grid[e]``.
-    """
+    """How a processor samples one photo: value e of the E ``pixels`` is ``offset + weights[:, e]``
+    times the colours at ``grid[e]``."""
 
     pixels: torch.Tensor
+    # ``(1, 3, h, w)`` in RGB from 0 to 1, with about as many pixels as the model sees
     photo: torch.Tensor
     grid: torch.Tensor
     """Where each value lies in the photo, ``(E, 2)``: x and y from -1 to 1 along the sides."""
@@ -72,12 +71,8 @@ class Sampling:
 
 
 def sampling_of(photo: Image.Image, process: Callable[[Image.Image], torch.Tensor]) -> Sampling:
-    """Find out how a processor samples a photo; ``process`` makes the model's pixels of a picture
-    of the same size.
-
-    Raises:
-        ModelError: it does more than to choose, resize, pad and scale pixels.
-    """
+    """Find out how a processor samples a photo, from its pixels of pictures of one size
+    (``process``); a `ModelError` if it does more than to choose, resize, pad and scale."""
     width, height = photo.size
     pixels = process(photo)
 

@@ -150,11 +150,8 @@ def text_of(tokenizer: object, ids: Sequence[int]) -> str:
 
 
 def answer_ids(reading: Reading, text: str | None) -> TokenIds:
-    """The tokens of an answer that is given, or of the model's own: the most probable ones.
-
-    Raises:
-        ExplainError: it is empty, or a tokenizer that has tokens for it is missing.
-    """
+    """Return the tokens of the given answer, or of the model's own: the most probable ones. An
+    `ExplainError` if it is empty, or a tokenizer for it is missing."""
     model, inputs = reading.of_photos()
     if text is None:
         generated = answer.own_answer(model, inputs)

@@ -247,19 +247,8 @@ def updated_factors(
 def name_concepts(
     concepts: Concepts, categories: Sequence[str] | None, count: int = 2
 ) -> list[str]:
-    """The labels of each concept's best classes, joined to a line for each concept.
-
-    >>> found = Concepts(
-    ...     torch.ones(1, 1, 1, 1),
-    ...     torch.ones(1, 2),
-    ...     torch.tensor([[0.0, 2.0, 1.0]]),
-    ...     "a",
-    ...     (1, 1),
-    ...     0.0,
-    ... )
-    >>> name_concepts(found, ["cat", "dog", "hen"])
-    ['dog, hen']
-    """
+    """Return the labels of each concept's ``count`` best classes, joined by commas: one text for
+    each concept, such as "dog, hen"."""
     return [
         ", ".join(class_label(categories, i) for i in class_indices)
         for class_indices in concepts.classes(count).tolist()

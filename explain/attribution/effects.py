@@ -31,21 +31,19 @@ DOTS = 110  # of the figure, an inch
 @dataclass(frozen=True, eq=False)
 class Effects:
     """What patching from a clean photo into a corrupted one does to a score; it prints itself as a
-    table.
-
-    ``by_layer`` has for each layer how much the score rises with each patch ``(units,)``, and
-    ``estimates`` what attribution patching says of it: the gradient of the corrupted photo's score,
-    times the difference of the values. ``clean`` and ``corrupted`` are the scores of both photos.
-    ``grid`` has the rows and columns of a layer's units, where they are places of the ``photo``,
-    the clean one in grey ``(H, W)`` from 0 to 1.
-    """
+    table."""
 
     at: At
+    # ``(units,)`` each: how much the score rises with each patch
     by_layer: Mapping[str, torch.Tensor] = field(repr=False)
+    # attribution patching: the corrupted photo's gradient times the difference of values
     estimates: Mapping[str, torch.Tensor] = field(repr=False)
+    # the scores of both photos
     clean: float
     corrupted: float
     target: str
+    # rows and columns of a layer's units, where they are positions in the ``photo``, the clean one
+    # in grey ``(H, W)`` from 0 to 1
     grid: Mapping[str, tuple[int, int]] = field(default_factory=dict, repr=False)
     photo: torch.Tensor | None = field(default=None, repr=False)
 

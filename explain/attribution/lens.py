@@ -23,13 +23,13 @@ from explain.targets.base import find_logits
 @dataclass(frozen=True, eq=False)
 class Lens:
     """What the last layers of a network make of each block's output; it prints itself as a table.
-    ``scores`` ``(blocks, N, K)`` are the class scores that follow each of ``layers``; those of the
-    last are the model's own. ``tokens`` ``(blocks, N, T, K)`` are those of each token alone: all
-    tokens have its values. They are None where blocks give maps, or ``tokens`` is false.
-    """
+    The scores that follow the last of ``layers`` are the model's own."""
 
     layers: tuple[str, ...]
+    # ``(blocks, N, K)``
     scores: torch.Tensor = field(repr=False)
+    # ``(blocks, N, T, K)``, of each token alone: all tokens have its values; None where blocks give
+    # maps
     tokens: torch.Tensor | None = field(default=None, repr=False)
     categories: Sequence[str] | None = field(default=None, repr=False)
 

@@ -33,29 +33,25 @@ Part: TypeAlias = Literal["photo", "seen"]
 
 @dataclass(frozen=True, eq=False)
 class Scene:
-    """A photo, where maps lie on it, and the parts of it that the model saw.
-    ``boxes`` are those of the targets, and ``detected`` all that were detected, by label. Boxes are
-    drawn around the parts of a map above the share ``above`` of its maximum. ``slices`` are those
-    of a volume, which lie side by side in the photo, by their names, which are drawn if it is
-    ``numbered``.
-    """
+    """A photo, where maps lie on it (``box``), and the parts ``seen`` by the model. ``boxes`` are
+    of the targets, ``detected`` of all detections."""
 
     photo: Image.Image = field(repr=False)
     box: Box
     seen: tuple[Box, ...]
     boxes: tuple[Edges | None, ...] = ()
     detected: Mapping[str, Edges] = field(default_factory=dict)
+    # boxes are drawn around the parts of a map above this share of its maximum
     above: float | None = None
+    # of a volume, side by side in the photo, by name; names are drawn if ``numbered``
     slices: Mapping[str, Edges] = field(default_factory=dict)
     numbered: bool = True
     legends: dict[str, Legend | None] = field(default_factory=dict, init=False, repr=False)
     smaller: "dict[int, Scene]" = field(default_factory=dict, init=False, repr=False)
 
     def overlay(self, attribution: Attribution, style: Style, target: int = 0) -> Image.Image:
-        """Draw the map of a batch's first image over this photo in a style, with the box of
-        detection number ``target``. What the model did not see is marked; a map that is mostly
-        noise is faded, unless the style says how large it is.
-        """
+        """Draw the map of a batch's first image over this photo, with the box of detection number
+        ``target``. What the model did not see is marked; a map that is mostly noise is faded."""
         if isinstance(style, styles.Colored) and style.share is None:
             style = replace(style, share=certainty(attribution))
         values = map_for(attribution, style, self._slices_in(attribution.size))
@@ -243,10 +239,8 @@ class Look:
 def map_for(
     attribution: Attribution, style: Style, slices: Sequence[tuple[slice, slice]] = ()
 ) -> np.ndarray[Any, Any]:
-    """The array that a style's ``reads`` wants of a batch's first image: sets, raw values, signed
-    map or heatmap. Maps of pixels are summed over their neighbourhoods, of a volume within each of
-    its ``slices``; maps of a layer are left cell by cell for outlines.
-    """
+    """Return the array that a style's ``reads`` wants of a batch's first image: sets, raw values,
+    signed map or heatmap. Maps of a layer stay cell by cell for outlines."""
     if style.reads == "sets":
         sets = attribution.sets
         return array(attribution.values[:1] > 0 if sets is None else sets.masks[0])
@@ -315,13 +309,8 @@ def beyond_noise(attribution: Attribution) -> float | None:
 
 
 def certainty(attribution: Attribution) -> float:
-    """How much of its colours a map is drawn with, 0 to 1: all of them, unless it is mostly noise.
-
-    >>> one = torch.ones(1, 2, 2)
-    >>> of_one_sample = Attribution("rise", one, "score", one, None, (2, 2), error=one)
-    >>> certainty(of_one_sample), certainty(replace(of_one_sample, error=0.1 * one))
-    (0.25, 1.0)
-    """
+    """Return how much of its colours a map is drawn with: 1, or less (from 0) if it is mostly
+    noise."""
     share = beyond_noise(attribution)
     return 1.0 if share is None else min(1.0, max(FAINTEST, share / MOSTLY))
 
@@ -331,13 +320,8 @@ EVEN = 0.1  # of the largest value: the range of a map that is nearly even
 
 
 def cautions(attribution: Attribution) -> list[str]:
-    """What to know before a first map is read: it is mostly noise, has few cells, or is nearly
-    even; empty where there is nothing to say.
-
-    >>> one = torch.ones(1, 3, 3)
-    >>> cautions(Attribution("gradcam", one, "score", one, "layer4", (96, 96)))
-    ['only 3 × 3 cells', 'nearly even: its values differ by at most 0 %']
-    """
+    """Say what to know before a first map is read: it is mostly noise, has few cells, or is nearly
+    even; empty where there is nothing to say."""
     values = attribution.contributions[0].float()
     if attribution.sets is not None or not (values.numel() and values.any()):
         return []
@@ -424,18 +408,8 @@ PROVED = {
 
 
 def sentence(attribution: Attribution, label: str, categories: Sequence[str] | None = None) -> str:
-    """A sentence that says what the sets of regions of a photo or a layer mean; empty for other
-    maps. For captions, reports and the command line.
-
-    >>> from explain.methods.evidence import EvidenceSets
-    >>> one, alone, without = torch.ones(1, 2, 2), torch.tensor([[0.9]]), torch.tensor([[0.02]])
-    >>> sets = EvidenceSets(one[None] > 0, alone, without, torch.tensor([[2]]))
-    >>> sentence(
-    ...     Attribution("sufficient", one, "espresso", one, None, (2, 2), sets=sets), "espresso"
-    ... )
-    'These 100 % of the photo are enough for espresso (0.90 alone, 0.02 without; none of it can be
-    left out)'
-    """
+    """Return a sentence that says what the sets of regions mean, such as "These 10 % of the photo
+    are enough for espresso (...)"; empty for other maps."""
     if attribution.sets is None:
         return ""
     sufficient = innermost_method(attribution.method).name == "sufficient"
@@ -478,10 +452,8 @@ def groups(
     abreast: int = ABREAST,
     order: Order = "family",
 ) -> tuple[Group, ...]:
-    """A sheet's groups of tiles: the photo and the maps of each target, as a table of targets and
-    methods (turned where methods would not stand ``abreast``), or many methods by family, unless
-    in the given order.
-    """
+    """Return a sheet's groups of tiles: the photo, and a table of targets and methods (turned where
+    methods do not fit ``abreast``), or many methods by family, unless in the given order."""
 
     def tiles(index: int, maps: Iterable[Attribution]) -> tuple[Tile, ...]:
         by_method = (
@@ -572,12 +544,8 @@ def _by_method(
 
 
 def layer_of(attribution: Attribution) -> str:
-    """The words for the layer of a map; of several layers, with the way in which they were fused.
-
-    >>> one = torch.ones(1, 1, 1)
-    >>> layer_of(Attribution("layercam", one, "score", one, ("a", "b"), (1, 1), fuse="max"))
-    'max of a, b'
-    """
+    """Return the words for the layer of a map; of several layers, with their fusion ("max of a,
+    b")."""
     layer = attribution.layer
     if layer is None or isinstance(layer, str):
         return layer or ""
@@ -620,10 +588,8 @@ def array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
 def _families(
     result: Mapping[str, Attribution], order: Order
 ) -> list[tuple[str, list[Attribution]]]:
-    """The maps of one target by the family of their method, with the family's name; few maps, or
-    maps in the given order, stay one group without a name. Families come in the order of
-    `FAMILIES`, methods in that of the call.
-    """
+    """Return the maps of one target by the family of their method, in the order of `FAMILIES`; few
+    maps, or maps in the given order, are one group without a name."""
     if len(result) < MANY or order == "given":
         return [("", list(result.values()))]
     families: dict[str, list[Attribution]] = {name: [] for name in FAMILIES}

@@ -129,11 +129,8 @@ class Attribution(Outcome):
         return len(self.values)
 
     def __getitem__(self, which: int | slice) -> "Attribution":
-        """Return the attribution of one image, or of a slice of images, as a batch that keeps
-        nothing of the others.
-
-        Runs and pickles keep such parts, so tensors are copies and not views.
-        """
+        """Return the attribution of one image, or of a slice of images, as a batch. Tensors are
+        copies, since runs and pickles keep such parts."""
         chosen = range(len(self))[which]
         rows = [chosen] if isinstance(chosen, int) else list(chosen)
         return self.converted(lambda tensor: tensor[rows])  # a copy, since it is chosen by a list
@@ -493,13 +490,8 @@ def fused(
     how: Fusion = "mean",
     placements: Sequence[Placement | None] = (),
 ) -> torch.Tensor:
-    """Fuse maps ``(N, h, w)`` of layers at the finest resolution, each by its largest magnitude. A
-    product takes positive parts, a sum shares coarse cells out, "stages" sums within a resolution
-    first.
-
-    >>> fused([torch.ones(1, 2, 2), torch.zeros(1, 4, 4)])[0, 0]
-    tensor([0.5000, 0.5000, 0.5000, 0.5000])
-    """
+    """Fuse maps ``(N, h, w)`` of layers at the finest resolution, each by its largest magnitude.
+    "stages" sums within a resolution first."""
     placements = placements or [None] * len(maps)
     if how == "stages":
         by_size: dict[torch.Size, list[int]] = {}
@@ -515,6 +507,7 @@ def fused(
     size = tuple(maps[finest].shape[1:])
 
     pairs = [(placement, placements[finest], size) for placement in placements]
+    # a coarse cell is shared out among the fine ones
     if how == "sum":
         total = maps[0].new_zeros((len(maps[0]), *size))
         for values, pair in zip(maps, pairs, strict=True):

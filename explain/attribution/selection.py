@@ -27,10 +27,8 @@ GROUPS = ("all", "everything")
 
 @dataclass(frozen=True)
 class Selection:
-    """The methods that were chosen, and why others were not. ``costs`` has for each method that the
-    network can be explained with how many passes it takes at its default settings: those that begin
-    at a layer count for their share, and infinity stands for what depends on the evidence.
-    """
+    """The methods that were chosen, and why others were not. ``costs`` has, for those that fit, the
+    passes at default settings: a share for those from a layer on, infinity if unknown before."""
 
     methods: tuple[str, ...]
     costs: Mapping[str, float]
@@ -73,23 +71,7 @@ def select(
     categories: Sequence[str] | None = None,
 ) -> Selection:
     """Choose methods for a network and a target: "all" that take fewer than 200 passes, or
-    "everything". Methods that are made for certain networks are tried out on ``x``.
-
-    >>> model = nn.Sequential(
-    ...     nn.Conv2d(3, 400, 3),
-    ...     nn.ReLU(),
-    ...     nn.AdaptiveAvgPool2d(1),
-    ...     nn.Flatten(),
-    ...     nn.Linear(400, 5),
-    ... )
-    >>> import torch
-    >>> chosen = select(model, torch.rand(1, 3, 4, 4))
-    >>> chosen.costs["gradcam"], chosen.costs["integratedgradients"], chosen.costs["scorecam"]
-    (2.0, 102.0, 402.0)
-    >>> sorted(name for name in chosen.costly if "cam" in name), chosen.unfit[:4]
-    (['iscam', 'scorecam', 'sscam'], ('cheferattribution', 'cheferbimodal', 'drise',
-    'featurepermutation'))
-    """
+    "everything". Methods for certain networks are tried out on ``x``."""
     wanted = [as_target(target, categories)]
     return _selected(
         Request.of(model, x, list_methods(), wanted, Settings(layer=layer, categories=categories)),

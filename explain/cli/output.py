@@ -23,11 +23,8 @@ class OutputClosedError(OutputError):
 
 
 class Output:
-    """What a command prints on standard output, and its errors and notes on standard error. Lines
-    are printed as they come. With --json, no line is printed: ``items`` are collected for one
-    document at the end, under the name ``key``, with the ``errors``. ``quiet`` and ``verbose`` are
-    set by the options of these names.
-    """
+    """What a command prints on standard output, and its errors and notes on standard error. With
+    --json, ``items`` and ``errors`` become one document under ``key`` at the end."""
 
     def __init__(self, *, as_json: bool = False) -> None:
         """Prepare what a command prints; ``as_json`` says whether --json is given."""
@@ -162,11 +159,8 @@ def _descriptor(stream: Any) -> int | None:
 
 
 def in_brackets(counts: Mapping[str, int]) -> str:
-    """Return the counts that are not zero in brackets, as the end of a printed line.
-
-    >>> in_brackets({"failed": 2, "skipped": 0}), in_brackets({"failed": 0})
-    (' (2 failed)', '')
-    """
+    """Return the counts that are not zero in brackets, such as " (2 failed)", to end a printed
+    line."""
     parts = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
     return f" ({parts})" if parts else ""
 
@@ -208,11 +202,8 @@ MINUTE = 60.0  # seconds between two lines where there is no terminal
 
 
 class RunProgress(StatusLine):
-    """The progress line of `explain run` on standard error. ``done`` counts the photos explained
-    now, and ``there`` those that the run's file had before. Without a terminal, as in a batch job,
-    a thread prints a line a minute, however long a batch takes, and the last line follows at the
-    end.
-    """
+    """The progress line of `explain run` on standard error; without a terminal, a thread prints a
+    line a minute. ``there`` counts photos that the run's file had before."""
 
     done = 0
     there = 0

@@ -351,10 +351,8 @@ def _check_single(
 
 
 class ContactSheet(Sheet):
-    """Makes the HTML page of each photo, and collects what the page with all photos shows: what the
-    overview and its own part take. ``steps`` is the number of steps of the deletion and insertion
-    curves: None for the usual number, 0 for no curves.
-    """
+    """Makes the page of each photo, and collects what the page with all photos shows. ``steps`` are
+    those of the deletion and insertion curves: None for the usual number, 0 for no curves."""
 
     def __init__(
         self, options: SimpleNamespace, answer: Output, count: int, *, has_models: bool
@@ -396,9 +394,7 @@ class ContactSheet(Sheet):
 @dataclass(eq=False)
 class PhotoWork:
     """What `explain PHOTO` does for each photo with one model: explain, evaluate, check, save.
-    ``group`` is the name of a group of methods; then ``methods`` is empty until the first photo,
-    which chooses them. ``name`` is the model's in file names and columns.
-    """
+    ``methods`` of a ``group`` are empty until the first photo, which chooses them."""
 
     options: SimpleNamespace
     answer: Output
@@ -574,9 +570,7 @@ class PhotoWork:
 
 def _compare(works: Sequence[PhotoWork], path: str, stem: str, bar: ProgressBar) -> PhotoResult:
     """Explain a photo by several models and save a picture that compares them: without a target,
-    the best class of the first, or a model's own best where it lacks that label; with "predicted",
-    what the first predicts.
-    """
+    the best class of the first, or a model's own best where it lacks that label."""
     from explain.data.files import Files
     from explain.explanation.comparison import compare
 
@@ -588,6 +582,7 @@ def _compare(works: Sequence[PhotoWork], path: str, stem: str, bar: ProgressBar)
         if explanations and is_free:
             best = next(iter(explanations.values())).targets[0]
             work.targets = [best] if best in (work.explainer.categories or ()) else None
+        # what the first predicts
         elif explanations and not {"predicted", "all"}.isdisjoint(options.target):
             work.targets = list(next(iter(explanations.values())).targets)
         results.append(work(path, stem, bar))

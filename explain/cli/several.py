@@ -127,10 +127,8 @@ def photo_label(path: str) -> str:
 
 
 def read_photo(path: str, answer: Output, explainer: "Explainer | None") -> "Image.Image":
-    """The photo at a path ("-": standard input), which it keeps in ``filename``, as the
-    ``explainer``'s model takes it (None: in colours). No contrast and libraries' messages give
-    notes.
-    """
+    """Return the photo at a path ("-": standard input), with ``filename``, as the ``explainer``'s
+    model takes it (None: in colours). Lack of contrast and libraries' messages give notes."""
     from explain.data.greys import NO_CONTRAST, has_contrast
     from explain.data.images import load_image
     from explain.data.opening import hushed, troubles
@@ -178,12 +176,8 @@ def load_explainer(
 
 
 def ablation(text: str) -> "Ablate":
-    """The text of --ablate as a layer or its units: ``layer3``, ``layer3[12,40]`` (channels),
-    ``attn[heads 1]``, ``layer2[region 40,30,90,80]`` (left, top, right, bottom).
-
-    >>> ablation("layer3[12,40]").channels
-    (12, 40)
-    """
+    """Read --ablate as a layer or its units: ``layer3``, ``layer3[12,40]`` (channels), ``attn[heads
+    1]``, ``layer2[region 40,30,90,80]`` (left, top, right, bottom)."""
     from explain.hooks.interventions import Ablate
 
     match = re.fullmatch(
@@ -224,15 +218,13 @@ def blaming(model: str | None) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class PhotoResult:
-    """The result of a command for one photo: its part of the JSON document, and the printed lines.
-    ``files`` were written; with ``skipped``, none were, since all results were there before. Where
-    there are several photos, ``summary`` is printed instead of the lines, unless --verbose is
-    given.
-    """
+    """The result of a command for one photo: its part of the JSON document, and the printed lines,
+    which ``summary`` replaces where there are several photos, unless --verbose is given."""
 
     document: dict[str, Any]
     lines: list[str] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
+    # nothing was written, since all results were there before
     skipped: bool = False
     summary: str = ""
 

@@ -246,9 +246,8 @@ class ADCC(ReattributionMetric):
         return torch.stack([probability.double(), heatmap_correlation.nan_to_num(-1)], 1)
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
-        """The figure of `ADCC`: the harmonic mean ``(N,)`` of coherency, simplicity and kept
-        probability, 0 where one of them has failed entirely; ``numbers`` ``(N, 1, 2)`` are those of
-        `compare`."""
+        """The harmonic mean ``(N,)`` of coherency, simplicity and kept probability, 0 where one of
+        them has failed entirely, from the ``numbers`` ``(N, 1, 2)`` of `compare`."""
         original = data.need_probability(OTHER).double()
         seen, heatmap_correlation = numbers[:, 0].unbind(1)
         coherency = (1 + heatmap_correlation) / 2

@@ -293,14 +293,13 @@ Ranks = Sequence[int] | torch.Tensor
 
 @dataclass(frozen=True, eq=False)
 class ScoreRequest:
-    """A request for the scores of K perturbed photos of each of N images. ``of`` makes the photos;
-    equal perturbations are run once for all metrics and maps. ``places`` ``(N, K)`` says which of
-    its perturbed photos each one is (those of the first image come first), or that it is
-    `UNCHANGED`, or `COVERED` entirely; None where each image has K, in their order.
-    """
+    """A request for the scores of K perturbed photos of each of N images, which ``of`` makes; equal
+    perturbations are run once for all metrics and maps."""
 
     of: Perturbation
     score: ScoreKind
+    # ``(N, K)``: which of its perturbed photos each one is (those of the first image come first),
+    # or `UNCHANGED`, or `COVERED` entirely; None where each image has K, in order
     places: torch.Tensor | None = None
 
     @property
@@ -329,10 +328,8 @@ class ScoreRequest:
         return frozenset(need for need in needs if need is not None)
 
     def scores(self, evidence: Evidence) -> torch.Tensor:
-        """The scores ``(N, K)`` of the requested photos, put together from the answers in the
-        evidence: of the photo itself, of the fully covered one, and of the perturbed ones at
-        ``places``.
-        """
+        """The scores ``(N, K)`` of the requested photos: of the photo itself, of the fully covered
+        one, and of the perturbed ones at ``places``."""
         scores = evidence[self.whole][:, None]
         if self.places is None:
             return evidence[self.perturbed].reshape(len(scores), -1)  # type: ignore[index,no-any-return]
@@ -358,12 +355,11 @@ class ScoreMetric(Metric):
 
 @dataclass(frozen=True)
 class CoveredRanks(MaskedInputs):
-    """P photos of which the pixels within an interval of ``ranks`` ``(N, H, W)`` are covered.
-    ``intervals`` ``(P, 3)`` has the image of each photo, the first rank that is covered, and the
-    one behind the last. ``content`` identifies both tensors.
-    """
+    """P photos with the pixels in an interval of ``ranks`` ``(N, H, W)`` covered. ``intervals``
+    ``(P, 3)`` has image, first covered rank, and the one behind the last."""
 
     baseline: Baseline
+    # identifies both tensors
     content: bytes = field(repr=False)
     ranks: torch.Tensor = field(compare=False, repr=False)
     intervals: torch.Tensor = field(compare=False, repr=False)

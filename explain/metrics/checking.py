@@ -190,20 +190,8 @@ def check_maps(
     seed: int = 0,
     **options: Any,
 ) -> Check:
-    """Check maps of one photo: at most 240 passes of the model for each.
-
-    Args:
-        model: any ``nn.Module``; it is left as it was found.
-        x: the photo as the model is given it, ``(1, C, H, W)``.
-        maps: by name, methods with their attributions for this photo and target.
-        target: what was explained.
-        label: the name of the target.
-        seed: of random weights, classes, places and noise.
-        options: ``batch_size``, ``progress`` … as for `explain.evaluate`.
-
-    Raises:
-        MetricError: there is no map. ExplainError: as for `explain.evaluate`.
-    """
+    """Check maps of one photo ``(1, C, H, W)``, in at most 240 passes of the model for each.
+    ``options`` are those of `explain.evaluate`; a `MetricError` without a map."""
     if not maps:
         raise MetricError("maps must hold at least one map to be checked; explain the photo first")
     Settings(**options)  # wrong ones are refused here, and not measured later

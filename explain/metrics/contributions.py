@@ -259,9 +259,8 @@ class MonotonicityCorrelation(ScoreMetric):
         return [base.cover_ranks(ranks, ends[:-1], ends[1:], noise, self.score) for noise in noises]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
-        """The figure of `MonotonicityCorrelation`: Spearman's correlation ``(N,)`` of the magnitude
-        of each group's sum in the map with the mean squared change of the score that noise in the
-        group makes."""
+        """Spearman's correlation ``(N,)`` of the magnitude of each group's sum in the map with the
+        mean squared change of the score that noise in the group makes."""
         change = torch.stack([data.loss(self.score, sample) ** 2 for sample in scores]).mean(0)
         sums = _group_sums(data, "absolute", self.seed, self.groups).abs()
         return MetricResult(_defined(self, data, correlation(mid_ranks(sums), mid_ranks(change))))
@@ -404,9 +403,8 @@ class Infidelity(ScoreMetric):
         return [ScoreRequest(self._noisy, self.score)]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
-        """The figure of `Infidelity`: the mean squared error ``(N,)`` between the change of score
-        that the map predicts for noise (their product) and the change that it makes; ``parts`` has
-        it with and without the best factor."""
+        """The mean squared error ``(N,)`` between the change of score that the map predicts for
+        noise and the real one; ``parts`` has it with and without the best factor."""
         maps = data.maps.contributions.flatten(1)
         noise = torch.stack(
             [self._noisy.noise(data.size, sample).flatten() for sample in range(self.samples)]
@@ -451,9 +449,8 @@ class Completeness(ScoreMetric):
         return [base.cover_softly(torch.zeros_like(data.images[:, 0]), self.baseline, self.score)]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
-        """The figure of `Completeness`: by how much the sum of the map misses the score of the
-        photo less that of the covered photo, ``(N,)`` from 0; ``parts`` has the share of that
-        difference, NaN where it is next to nothing."""
+        """How far the map's sum misses the photo's score less the covered photo's, ``(N,)`` from 0;
+        ``parts`` has its share of that difference, NaN where this is next to nothing."""
         difference = data.original(self.score) - scores[0][:, 0]
         miss = (data.maps.values.flatten(1).sum(1) - difference).abs()
         nothing = difference.abs() <= least(self.score, data.original(self.score), scores[0])

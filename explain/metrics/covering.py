@@ -27,9 +27,8 @@ Against = Literal["elsewhere", "edges", "middle"]
 
 
 def edges_of(images: torch.Tensor) -> torch.Tensor:
-    """A map ``(N, H, W)`` of where photos ``(N, C, H, W)`` have edges, which asks no model: the
-    magnitudes of differences of neighbours (in depth or time too, of volumes and videos), blurred
-    by a sixteenth of the shorter side."""
+    """Return a map ``(N, H, W)`` of the edges in photos ``(N, C, H, W)``: magnitudes of differences
+    of neighbours, in depth or time too, blurred by a sixteenth of the shorter side."""
     edges = torch.zeros_like(images)
     for dim in spatial_dims(images):
         edges.narrow(dim, 0, images.shape[dim] - 1).add_(images.diff(dim=dim).abs())
@@ -45,13 +44,8 @@ def middle_of(images: torch.Tensor) -> torch.Tensor:
 
 
 def elsewhere(areas: torch.Tensor, count: int, seed: int) -> torch.Tensor:
-    """The areas ``(N, H, W)`` in ``count`` other places ``(N, count, H, W)``: every other one
-    mirrored, all moved at random, over the edges to the other side; moves are the same for all.
-    Parts of volumes and videos stay of one volume, and move in depth or time too.
-
-    >>> elsewhere(torch.eye(3)[None], 2, seed=0).sum((2, 3))
-    tensor([[3., 3.]])
-    """
+    """Return areas ``(N, H, W)`` in ``count`` other places, ``(N, count, H, W)``, moved at random
+    around the borders (in depth and time too), every other one mirrored; the same for all N."""
     size = areas.shape[1:]
     draws = torch.rand(count, len(size), generator=seeded(seed)).tolist()
     placed = []

@@ -286,11 +286,7 @@ class EvaluationPlan:
         return self.maps + self.perturbed + self.again
 
     def __str__(self) -> str:
-        """The plan in one line.
-
-        >>> print(EvaluationPlan(480, 30720, 8640, 500.0))
-        about 39,840 passes, 8 min: 480 for maps, 30,720 of perturbed photos, 8,640 for maps again
-        """
+        """The plan in one line, with all passes, the time, and the passes of each part."""
         parts = (
             f"{self.maps:,.0f} for maps, {self.perturbed:,.0f} of perturbed photos, "
             f"{self.again:,.0f} for maps again"

@@ -269,9 +269,8 @@ class Comprehensiveness(_ShareCurve):
     """
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
-        """The figure of `Comprehensiveness`: the mean over the shares of what the score loses
-        ``(N,)``, and the loss at each share as the curve. `Sufficiency` has the same with other
-        pixels covered."""
+        """The mean over the shares of what the score loses, ``(N,)``, and the loss at each share as
+        the curve; `Sufficiency` is the same with other pixels covered."""
         curve = data.original(self.score)[:, None] - scores[0]
         return MetricResult(curve.mean(1), curve, torch.tensor(self.percentiles) / 100)
 
@@ -532,14 +531,8 @@ class IROF(ScoreMetric):
 def superpixels(
     images: torch.Tensor, count: int, compactness: float = 1.0, rounds: int = 5
 ) -> torch.Tensor:
-    """About ``count`` pieces of like colour ``(N, H, W)``, from 0 without gaps, maybe not connected
-    (SLIC; Achanta et al., TPAMI 2012): ``rounds`` of k-means in colours and positions.
-
-    >>> two = torch.zeros(1, 3, 4, 8)
-    >>> two[..., 4:] = 1.0
-    >>> superpixels(two, 2)[0, 0]
-    tensor([0, 0, 0, 0, 1, 1, 1, 1])
-    """
+    """Return about ``count`` pieces of like colour ``(N, H, W)``, from 0 without gaps, maybe
+    unconnected: ``rounds`` of k-means in colour and position (SLIC; Achanta et al., TPAMI 2012)."""
     return torch.stack([_of_photo(image.float(), count, compactness, rounds) for image in images])
 
 

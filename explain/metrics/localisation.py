@@ -86,9 +86,8 @@ class MaxBoxAccV2(LocalisationMetric):
     below = {"overlaps": 100}
 
     def __call__(self, data: MetricInput) -> MetricResult:
-        """The `MaxBoxAccV2` of each photo as if it were the data set, ``(N,)``; ``parts`` has the
-        best overlap at each threshold, ``(N, T)``, from which `of_data_set` makes the published
-        figure."""
+        """The figure of each photo as if it were the data set, ``(N,)``; ``parts`` has the best
+        overlap at each threshold, ``(N, T)``, which `of_data_set` makes the published figure of."""
         if data.boxes is None:
             raise MetricError(
                 "metric 'maxboxaccv2' needs the boxes of the object; give boxes= to evaluate"
@@ -164,15 +163,15 @@ class PointingGame(LocalisationMetric):
     maximums: ClassVar = {"tolerance": 1}
 
     def __call__(self, data: MetricInput) -> MetricResult:
-        """The figure of `PointingGame`: whether the largest value lies on the object or within the
-        tolerance: ``(N,)``, 1 or 0, or the share of equal largest values that do. ``parts`` has the
-        chance of a random point and of the centre."""
+        """Whether the largest value is on the object or within the tolerance, ``(N,)``: 1 or 0, or
+        the share of equal largest values that are."""
         maps = data.maps.per_pixel(self.sign)
         near = pixels_near(self.region(data), self.tolerance * max(data.size[-2:]))
         is_largest = maps == over_all(maps.flatten(1).amax(1), maps)
         value = (is_largest & near).flatten(1).sum(1) / is_largest.flatten(1).sum(1)
         centre = [slice((length - 1) // 2, length // 2 + 1) for length in data.size]
         near_centre = near[:, *centre]
+        # the chance of a random point, and of the centre
         parts = {
             "random": near.flatten(1).to(maps).mean(1),
             "centre": near_centre.flatten(1).to(maps).mean(1),
@@ -401,11 +400,7 @@ class IoU(LocalisationMetric):
 
 def pixels_near(region: torch.Tensor, by: float) -> torch.Tensor:
     """Grow regions ``(N, H, W)`` of truth values by all pixels no farther than ``by`` pixels from
-    them.
-
-    >>> pixels_near(torch.tensor([[[True, False, False]]]), 1.0)
-    tensor([[[ True,  True, False]]])
-    """
+    them."""
     squared = torch.where(region, 0.0, torch.inf)  # distances, along one axis after the other
     for dim in range(1, region.ndim):
         reach = min(int(by), region.shape[dim] - 1)
@@ -430,13 +425,8 @@ def _pooled(data: MetricInput) -> torch.Tensor:
 
 
 def boxes_per_image(boxes: Boxes, count: int, size: Size) -> list[torch.Tensor]:
-    """A caller's boxes, ``(N, 4)`` or a list of ``(k, 4)``, in whole pixels x0 y0 x1 y1 (x1 and y1
-    exclusive), cut off at the photo's ``size`` ``(H, W)``; empty ones are refused. Those of volumes
-    are ``(k, 6)``: x0 y0 z0 x1 y1 z1.
-
-    >>> boxes_per_image([[-2, 0, 4, 3]], 1, (8, 8))
-    [tensor([[0, 0, 4, 3]])]
-    """
+    """Return a caller's boxes, ``(k, 4)`` of each image, in whole pixels x0 y0 x1 y1 (x1 and y1
+    exclusive), cut off at the photo; empty ones are refused. Of volumes ``(k, 6)``: x0 y0 z0 ..."""
     lengths = size[::-1]
     sides = " x ".join(map(str, lengths))
     edges = "x0 y0 x1 y1" if len(size) == 2 else "x0 y0 z0 x1 y1 z1"

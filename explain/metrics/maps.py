@@ -26,13 +26,8 @@ MapsLike: TypeAlias = Attribution | torch.Tensor | np.ndarray[Any, Any]
 
 
 def as_tensor(numbers: object) -> torch.Tensor | None:
-    """A tensor or array, of any byte order and strides, as a tensor of real numbers; None for
-    anything else.
-
-    >>> as_tensor(np.eye(2, dtype=">i2")[::-1]), as_tensor("two")
-    (tensor([[0, 1],
-            [1, 0]]), None)
-    """
+    """Return a tensor, or an array of any byte order and strides, as a tensor of real numbers; None
+    for anything else."""
     if isinstance(numbers, torch.Tensor):
         is_real = numbers.layout == torch.strided and not numbers.is_complex()
         return numbers if is_real else None
@@ -144,11 +139,7 @@ Similarity = Literal["spearman", "pearson", "ssim", "hog"]
 
 def ranks_of(maps: torch.Tensor, seed: int = 0) -> torch.Tensor:
     """Rank the pixels of each map ``(N, H, W)`` in whole numbers, 0 for the largest. Equal values
-    are shuffled by a seed, alike for every image: their index would favour the top.
-
-    >>> ranks_of(torch.tensor([[[1.0, 3.0, 2.0]]]))
-    tensor([[[2, 0, 1]]])
-    """
+    are shuffled by the seed, alike for every image: their index would favour the top."""
     flat = maps.flatten(1)
     shuffle = permutation(flat.shape[1], seed).to(flat.device)
     order = shuffle[torch.argsort(flat[:, shuffle], dim=1, descending=True, stable=True)]
@@ -180,14 +171,8 @@ def by_region(maps: torch.Tensor, regions: torch.Tensor) -> torch.Tensor:
 
 
 def grid_regions(size: Size, side: int, like: torch.Tensor) -> torch.Tensor:
-    """Number the squares of a grid, ``side`` pixels each, row by row: ``(N, H, W)`` for as many
-    photos as ``like`` has; squares at the right and the bottom are as large as is left. Of volumes
-    and videos, these are cubes.
-
-    >>> grid_regions((2, 3), 2, torch.zeros(1))
-    tensor([[[0, 0, 1],
-             [0, 0, 1]]])
-    """
+    """Number the squares (or cubes) of a grid with ``side`` pixels, line by line: ``(N, H, W)``
+    with the N of ``like``. The last ones are as large as is left."""
     squares = torch.zeros((), dtype=torch.long, device=like.device)
     for length in size:
         square_of = torch.arange(length, device=like.device) // side
@@ -196,37 +181,22 @@ def grid_regions(size: Size, side: int, like: torch.Tensor) -> torch.Tensor:
 
 
 def steps_of(count: int, steps: int) -> list[int]:
-    """Whole numbers from 0 to ``count`` in ``steps`` equal steps, or in ``count`` steps if that is
-    less: how many pixels are covered at each step of a curve.
-
-    >>> steps_of(10, 4), steps_of(2, 4)
-    ([0, 2, 5, 8, 10], [0, 1, 2])
-    """
+    """Return whole numbers from 0 to ``count`` in ``steps`` equal steps, or in ``count`` if that is
+    less."""
     steps = min(steps, count)
     return [round(count * step / steps) for step in range(steps + 1)]
 
 
 def area_under_curve(curve: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
-    """The area ``(N,)`` under curves ``(N, n)`` over the share of covered pixels, by trapezia,
-    since steps may be unequal; ``counts`` has the pixels of each step, the last all.
-
-    >>> (
-    ...     area_under_curve(torch.tensor([[1.0, 0.0, 1.0]]), [0, 1, 2]),
-    ...     area_under_curve(torch.tensor([[1.0, 0.0, 1.0]]), [0, 1, 4]),
-    ... )
-    (tensor([0.5000]), tensor([0.5000]))
-    """
+    """Return the area ``(N,)`` under curves ``(N, n)`` over the share of covered pixels, by
+    trapezia; ``counts`` has the pixels of each step, which may be unequal, the last one all."""
     at = torch.tensor(counts, dtype=torch.float64, device=curve.device) / counts[-1]
     return torch.trapezoid(curve.double(), at, dim=1).to(curve)
 
 
 def gini(values: torch.Tensor) -> torch.Tensor:
-    """The Gini coefficient ``(N,)`` of the magnitudes of each image's ``values`` ``(N, ...)``: 0 if
-    all are equal, near 1 if one has all.
-
-    >>> gini(torch.tensor([[1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, -3.0]]))
-    tensor([0.0000, 0.7500])
-    """
+    """Return the Gini coefficient ``(N,)`` of the magnitudes of each image's ``values`` ``(N,
+    ...)``: 0 if all are equal, near 1 if one has all."""
     sizes = values.flatten(1).abs().sort(1).values
     count = sizes.shape[1]
     ranks = 2 * torch.arange(1, count + 1, device=sizes.device, dtype=sizes.dtype) - count - 1
@@ -246,12 +216,8 @@ def correlation(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 def mid_ranks(rows: torch.Tensor) -> torch.Tensor:
-    """The ranks of the values in each row ``(N, K)``, from 0 for the smallest; equal values share
-    the mean of their ranks, as Spearman's correlation wants it.
-
-    >>> mid_ranks(torch.tensor([[3.0, 1.0, 3.0]]))
-    tensor([[1.5000, 0.0000, 1.5000]], dtype=torch.float64)
-    """
+    """Return the ranks of values ``(N, K)`` within each sample, from 0 for the smallest; equal
+    values share the mean of their ranks, as Spearman's correlation wants it."""
     ordered = rows.sort(dim=1).values
     rows = rows.contiguous()
     smaller = torch.searchsorted(ordered, rows)
@@ -260,14 +226,8 @@ def mid_ranks(rows: torch.Tensor) -> torch.Tensor:
 
 
 def spearman(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Spearman's rank correlation of maps ``(N, H, W)``: ``(N,)``; NaN where one of them does not
-    vary.
-
-    >>> round(
-    ...     spearman(torch.tensor([[[1.0, 2.0, 3.0]]]), torch.tensor([[[1.0, 4.0, 9.0]]])).item(), 9
-    ... )
-    1.0
-    """
+    """Return Spearman's rank correlation ``(N,)`` of maps ``(N, H, W)``; NaN where one does not
+    vary."""
     return correlation(mid_ranks(one.flatten(1)), mid_ranks(other.flatten(1)))
 
 
@@ -278,15 +238,11 @@ def pearson(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 def ssim(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """The mean structural similarity ``(N,)`` of maps ``(N, H, W)``, each brought to [0, 1], in
-    Gaussian windows, 11 × 11, σ 1.5, without what lies outside (Wang et al., TIP 2004); of volumes
-    and videos, in those of each slice or frame.
-
-    >>> ssim(torch.rand(1, 16, 16), torch.rand(1, 16, 16)).shape
-    torch.Size([1])
-    """
+    """Return the mean structural similarity ``(N,)`` of maps ``(N, H, W)``, each scaled to [0, 1]
+    (Wang et al., TIP 2004); of volumes and videos, that of each slice or frame."""
     x = to_unit(one.double())
     y = to_unit(other.double())
+    # Gaussian windows of 11 x 11, sigma 1.5, without what lies outside
     windowed = blurred(torch.stack([x, y, x * x, y * y, x * y], 1), 1.5, reach=5)
     mean_x, mean_y, square_x, square_y, product = windowed.unbind(1)
     means = mean_x * mean_y
@@ -304,12 +260,8 @@ def hog(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 def gradient_histograms(maps: torch.Tensor, cell: int = 16) -> torch.Tensor:
-    """HOG ``(N, D)`` of maps ``(N, H, W)`` (Dalal and Triggs, CVPR 2005): nine directions, cells of
-    16 × 16 pixels (small maps: four across), blocks of 3 × 3 cells (L2, clipped at 0.2, L2).
-
-    >>> gradient_histograms(torch.rand(1, 64, 64)).shape
-    torch.Size([1, 324])
-    """
+    """Return HOG ``(N, D)`` of maps ``(N, H, W)`` (Dalal and Triggs, CVPR 2005), in nine directions
+    and cells of 16 × 16 pixels (small maps: four across)."""
     maps = maps.double()
     largest = maps.abs().amax((1, 2), keepdim=True)
     # whatever the unit, the constant in the norm of blocks must be small beside them
@@ -325,6 +277,7 @@ def gradient_histograms(maps: torch.Tensor, cell: int = 16) -> torch.Tensor:
     cells = F.avg_pool2d(by_direction, cell)  # (N, 9, cells down, cells across)
     side = min(3, cells.shape[2], cells.shape[3])
     # (N, y, x, side * side * 9)
+    # of 3 x 3 cells, normalised by L2, clipped at 0.2, and normalised again
     blocks = cells.unfold(2, side, 1).unfold(3, side, 1).movedim(1, -1).flatten(3)
     return _to_length_one(_to_length_one(blocks).clamp(max=0.2)).flatten(1)
 

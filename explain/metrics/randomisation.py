@@ -274,12 +274,8 @@ def layers_of(metric: str, context: ModelContext) -> list[str]:
 
 
 def entropy(maps: torch.Tensor, bins: int) -> torch.Tensor:
-    """The entropy ``(N,)`` in nats of the values of each map ``(N, H, W)``, in a histogram of
-    ``bins`` between its smallest and its largest value.
-
-    >>> entropy(torch.tensor([[[0.0, 1.0]]]), 100)
-    tensor([0.6931], dtype=torch.float64)
-    """
+    """Return the entropy ``(N,)`` in nats of the values of each map ``(N, H, W)``, in a histogram
+    of ``bins`` between its smallest and its largest value."""
     flat = maps.flatten(1).double()
     bin_of = (to_unit(flat) * bins).long().clamp(max=bins - 1)
     counts = torch.zeros(len(flat), bins, dtype=torch.float64, device=flat.device)

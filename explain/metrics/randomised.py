@@ -30,10 +30,8 @@ POWER_ITERATIONS = 15
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """A module that is initialised as a whole, with its own parameters in the order of their first
-    use. The parametrizations of a module belong to it. A parameter in no module makes a layer of
-    its own.
-    """
+    """A module that is initialised as a whole, with its own parameters (and its parametrizations')
+    in the order of first use. A parameter in no module is a layer of its own."""
 
     name: str
     module: nn.Module
@@ -56,13 +54,8 @@ class Layer:
 
 
 def layers_with_weights(model: nn.Module, inputs: Inputs) -> list[Layer]:
-    """The layers with trained values in the order in which a forward pass first uses these (runs
-    once), also those in plain lists; the first module of shared parameters.
-
-    >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 5))
-    >>> [layer.name for layer in layers_with_weights(model, Inputs((torch.ones(1, 3, 4, 4),)))]
-    ['0', '3']
-    """
+    """Return the layers with trained values, also those in plain lists, in the order of first use
+    in one forward pass; of modules with shared parameters, the first."""
     uses = _Uses()
     with untouched(model), OperatorCalls(uses.run):
         inputs.detached().call(model)
@@ -171,36 +164,15 @@ class _Uses:
 
 def layer_groups(layers: Sequence[str], steps: int | None) -> list[list[str]]:
     """Cut the names of layers, in forward order, into ``steps`` groups of neighbours, of one size
-    but for rounding; None makes each layer a group.
-
-    >>> layer_groups(["a", "b", "c"], 2)
-    [['a', 'b'], ['c']]
-    """
+    but for rounding; None makes each layer a group."""
     count = len(layers) if steps is None else min(steps, len(layers))
     ends = [-(-len(layers) * k // count) for k in range(count + 1)]
     return [list(layers[start:end]) for start, end in pairwise(ends)]
 
 
 class Randomised:
-    """One copy of a model, some layers of which are initialised once more: `of` says which.
-
-    A layer is initialised as its class does it (``reset_parameters``), normalisations with their
-    statistics. Under weight or spectral normalisation, a parametrization or pruning, the plain
-    weight is initialised, and what it is computed from follows. Parameters that this leaves
-    unchanged, such as class tokens, are shuffled. The values of a layer depend on the seed and its
-    position in the forward pass only, whichever other layers are initialised.
-
-    Each layer is initialised once for a seed, and its values are stored for the next states. The
-    copy is the same object all the time, so a state ends when `of` is called again.
-
-    Raises:
-        MetricError: the model cannot be copied, or the copy uses weights of the model itself.
-
-    >>> model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
-    >>> other = Randomised(model, Inputs((torch.ones(1, 3),))).of(["1"])
-    >>> torch.equal(other[0].weight, model[0].weight), torch.equal(other[1].weight, model[1].weight)
-    (True, False)
-    """
+    """One copy of a model, whose layers `of` initialises once more; the same object for each state.
+    Values of a layer depend only on the seed and the layer's position in the pass."""
 
     def __init__(self, model: nn.Module, inputs: Inputs) -> None:
         """Copy the model, and find the copy's layers in the order of use; runs both once. Refuses
@@ -273,6 +245,7 @@ class Randomised:
             with torch.random.fork_rng(devices=devices):
                 torch.manual_seed(seed)
                 _reset(layer)
+                # what this leaves unchanged, such as class tokens, is shuffled
                 for parameter, value in zip(layer.parameters, trained, strict=True):
                     if isinstance(parameter, nn.Parameter) and torch.equal(parameter, value):
                         order = torch.randperm(parameter.numel(), device="cpu").to(parameter.device)

@@ -174,9 +174,8 @@ class RelativeStability(_NoisyCopies):
         return torch.cat([torch.stack([map_change, photo_change], 1), variant.logits], 1)
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
-        """The figure of `RelativeStability`: the largest ratio ``(N,)`` between the relative
-        changes of the map and of the photo or scores, over the noisy copies that keep their class;
-        ``numbers`` ``(N, 1 + samples, 2 + K)``."""
+        """The largest ratio ``(N,)`` of relative changes of the map and of the photo or scores,
+        over noisy copies that keep their class; ``numbers`` has ``(N, 1 + samples, 2 + K)``."""
         logits = numbers[:, 0, 2:]
         noisy = numbers[:, 1:]
         keeps_class = noisy[..., 2:].argmax(2) == logits.argmax(1, keepdim=True)

@@ -42,13 +42,8 @@ normal."""
 
 @dataclass(frozen=True)
 class Support:
-    """What the figures of many photos say of a ``method``; ``intervals`` are those of the metrics
-    in `CHECK`, by name.
-
-    A method is supported if the 95 % intervals of its similarities lie below 0.71, and that of the
-    difference to the best of three maps without a model, on each photo, above 0. Maps that know the
-    photo alone would have to be better than the best of three such maps.
-    """
+    """What the figures of many photos say of a ``method``, with the ``intervals`` of the metrics in
+    `CHECK`, by name."""
 
     method: str
     intervals: Mapping[str, MeanInterval]
@@ -57,6 +52,7 @@ class Support:
     def failed(self) -> list[str]:
         """What does not support it: "mprt-upper", "randomlogit", "best"; "photos" if there are
         fewer than ten of them."""
+        # maps that know the photo alone would have to beat the best of three maps without a model
         failed = [name for name in DEPENDENCE if not self.intervals[name].high < SIMILAR]
         if not self.intervals[BEST].low > 0:
             failed.append(BEST)

@@ -44,11 +44,8 @@ def photos_of(inputs: Inputs) -> torch.Tensor:
 
 @dataclass(eq=False)
 class ModelContext:
-    """The model and the photos of an evaluation, which a metric may vary: the ``model``, N
-    ``images``, their ``classes`` ``(N,)``, and the number of classes K (``count``). ``logits``
-    ``(N, K)`` are the scores of all classes, ``outputs`` says how they become probabilities, and
-    ``inputs`` are the model's arguments, which contain the photos. ``target`` is what is explained.
-    """
+    """What a metric may vary in an evaluation: the model, N ``images``, their ``classes`` ``(N,)``
+    and the ``logits`` ``(N, K)`` of all classes. ``inputs`` are all of the model's arguments."""
 
     model: nn.Module
     inputs: Inputs
@@ -56,6 +53,7 @@ class ModelContext:
     logits: torch.Tensor | None
     activation: InitVar[Activation | None]
     images: torch.Tensor = field(init=False)
+    # how logits become probabilities
     outputs: Outputs = field(init=False)
     target: Target | None = None
 
@@ -147,10 +145,8 @@ class RandomWeights:
 
 @dataclass(frozen=True)
 class Variant:
-    """A variant in which the method runs again; what is None is not changed. Equal variants are run
-    once. ``images`` makes another photo of each, ``model`` another model; ``classes`` are another
-    one of each image, and ``wrap`` is put around the method.
-    """
+    """Another photo, model, class of each image, or wrapper of the method, with which it runs
+    again; what is None is not changed. Equal variants are run once."""
 
     images: Perturbation | None = None
     model: OtherModel | None = None

@@ -335,12 +335,11 @@ class Job:
         probabilities: torch.Tensor | None,
         figures: Mapping[str, list[float]],
     ) -> dict[str, Any]:
-        """The columns of ``results`` for a ``photo``, number ``image`` of a batch, but the target's
-        name; ``figures`` are each metric's for the batch. Numbers that are not finite are None, and
-        maps of slices lie on the picture of all of them.
-        """
+        """Return the columns of ``results``, but the target's name, for a ``photo``, number
+        ``image`` of a batch; ``figures`` are each metric's for the batch."""
         one = attribution[image]
         if photo.crops:
+            # maps of slices lie on the picture of all of them
             one = tiles_on_photo(one, photo.crops, photo.size)
         index = None if isinstance(attribution.target, str) else int(attribution.target[image])
         spent_runs = _figure(attribution.spent, image)

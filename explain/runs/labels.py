@@ -17,20 +17,13 @@ UNCERTAIN = "uncertain"
 
 @dataclass(eq=False)
 class Labels:
-    """Finds the class of the model for a label of the source.
+    """Finds the class of the model for a label of the source, by its number or its text. Where
+    nothing fits, the label stays as it is, without a class: nothing is guessed."""
 
-    A number is the class of the model with this number, unless the source has names for its classes
-    that are labels of the model: then the name decides. A text is a label of the model if it is
-    written the same, apart from capitals, dashes and underlines, or is one of the words of a label
-    that are separated by commas; several such with commas between them are several labels. Anything
-    else stays as it is, without a class: nothing is guessed.
-
-    >>> labels = Labels(["tench, Tinca tinca", "goldfish"], classes=["goldfish", "tench"])
-    >>> labels.of(0), labels.of("tinca_tinca"), labels.of("shark")
-    ([(1, 'goldfish')], [(0, 'tench, Tinca tinca')], [(None, 'shark')])
-    """
-
+    # texts fit whatever their capitals, dashes and underlines, also one of the words between a
+    # label's commas; several words with commas are several labels
     categories: Sequence[str] | None = None
+    # the source's names of its classes; if these are the model's labels, numbers go by them
     classes: Sequence[str] | None = None
     by_label: bool = False
     """Whether mistakes are counted for each label."""

@@ -24,21 +24,23 @@ from explain.store.sources import Entry, Failed, Label, ObjectBox, Source, diges
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """A photo that is ready for the model: its input ``(C, H, W)`` on the CPU, and what is stored
-    of it. ``size`` is width and height, ``box`` the part that the model sees; ``notes`` are
-    warnings about it. ``lacking`` are the methods that are added to what is stored of it. The input
-    of a volume is ``(C, D, H, W)``, and its slices are seen in the ``crops`` of their picture.
-    """
+    """A photo that is ready for the model: its input ``(C, H, W)`` on the CPU, of a volume ``(C, D,
+    H, W)``, and what is stored of it."""
 
     entry: Entry
     x: torch.Tensor
     sha256: str
+    # width and height
     size: tuple[int, int]
+    # the part that the model sees
     box: Box
     label: Label
     boxes: tuple[ObjectBox, ...]
+    # warnings about the photo
     notes: tuple[str, ...]
+    # the methods that are added to what is stored of it
     lacking: frozenset[str] | None = None
+    # where the slices of a volume are seen in their picture
     crops: tuple[Box, ...] = ()
 
 
@@ -144,15 +146,8 @@ IMAGE = 224 * 224  # pixels of a usual input
 
 
 def at_once(x: torch.Tensor, device: torch.device) -> int:
-    """Return how many inputs like ``x`` ``(C, H, W)``, or ``(C, D, H, W)``, make a batch of a run,
-    where the caller gives no ``batch_size``: fewer of large inputs, and more on a GPU.
-
-    >>> (
-    ...     at_once(torch.empty(3, 224, 224), torch.device("cpu")),
-    ...     at_once(torch.empty(3, 64, 64), torch.device("cpu")),
-    ... )
-    (8, 16)
-    """
+    """Return how many inputs like ``x`` ``(C, H, W)`` or ``(C, D, H, W)`` make a batch of a run
+    without ``batch_size``: fewer of large inputs, more on a GPU."""
     # larger batches are no faster on a CPU, and their activations have to fit
     most, of_usual_size = (16, 8) if device.type == "cpu" else (128, 64)
     return max(1, min(most, of_usual_size * IMAGE // max(1, math.prod(x.shape[1:]))))

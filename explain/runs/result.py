@@ -35,11 +35,8 @@ if TYPE_CHECKING:
 
 
 def choice(which: str) -> tuple[str, int | None]:
-    """Read a choice of photos: an order, and how many of them.
-
-    >>> choice("worst:50"), choice("source")
-    (('worst', 50), ('source', None))
-    """
+    """Read a choice of photos, such as "worst:50": an order, and how many of them (None for
+    all)."""
     order, _, count = which.partition(":") if isinstance(which, str) else ("", "", "")
     if order not in ORDERS or not (which == order or re.fullmatch(r"0*[1-9]\d*", count)):
         choices = ", ".join(ORDERS)

@@ -61,11 +61,7 @@ class State:
     @property
     def left(self) -> float | None:
         """The estimated seconds for the remaining photos, at the rate so far; None while that is
-        unknown, or the source does not know its number of photos.
-
-        >>> State(10, 0, 50, 100, 5.0).left
-        20.0
-        """
+        unknown, or the source does not know its number of photos."""
         if self.total is None or not self.rate:
             return None
         return max(0, self.total - self.there - self.done - self.failed) / self.rate
@@ -183,10 +179,8 @@ def run(
 
 
 class RunCall:
-    """One call of `run`: decides which photos of the source have to be read and explained, stores
-    the answers, and reports the progress. A photo whose file has the stored stamp is not read.
-    Every other one is read, and compared with what is stored by its pixels, label and boxes.
-    """
+    """One call of `run`: reads and explains the photos that need it, stores the answers, and
+    reports the progress. A photo whose file has the stored stamp is not read."""
 
     def __init__(
         self, job: Job, store: Store, progress: Callable[[State], None] | bool | None

@@ -31,10 +31,8 @@ class CannotBeginError(Exception):
 
 
 class EndedError(Exception):
-    """A worker process died, or takes too long for the next photo; the message completes "image
-    NAME ...". ``is_next`` says that it is the fault of the next photo; else any that was sent may
-    be it.
-    """
+    """A worker process died, or takes too long; the message completes "image NAME ...".
+    ``is_next``: the next photo is at fault, else any that was sent may be."""
 
     def __init__(self, message: str, *, is_next: bool) -> None:
         """An error about a worker process that died or is too slow; `read_ahead` reads ``is_next``:
@@ -128,9 +126,8 @@ def _sending(entries: Iterable[Entry], sent: deque[Entry]) -> Iterator[bytes]:
 
 
 class _Reader(Dataset[bytes]):
-    """The data set of the `DataLoader` that runs in the worker processes: it prepares the photo of
-    one pickled entry. Photos return as bytes, since PyTorch would share each tensor through an open
-    file, of which there may be few."""
+    """The data set of the `DataLoader` in worker processes: prepares the photo of one pickled
+    entry."""
 
     def __init__(self, preparer: Preparer) -> None:
         """Keep the preparer, which is copied into each worker process."""
@@ -145,6 +142,8 @@ class _Reader(Dataset[bytes]):
         if isinstance(photo, Prepared):
             notes = [f"{entry.name}: {trouble}" for trouble in troubles(printed)]
             photo = replace(photo, entry=Entry(""), notes=(*photo.notes, *notes))
+        # as bytes, since PyTorch would share each tensor through an open file, of which there may
+        # be few
         return pickle.dumps(photo)
 
 

@@ -46,28 +46,18 @@ ENDINGS = (".csv", ".tsv", ".json", ".jsonl")
 
 
 class PhotoList(Source):
-    """The photos that a file lists, each with a label and boxes where the list has them.
-
-    A list has a column, or a key, ``path``, and perhaps ``label`` (a label of the model, or the
-    number of a class; several with ``|`` or ``;`` between them) and a box: ``x0``, ``y0``, ``x1``,
-    ``y1`` in pixels of the photo, x1 and y1 exclusive; or ``boxes`` as JSON. Instead of ``label``,
-    there may be a column for each class: 1 where it is true, 0 or nothing where it is not, -1 where
-    that is uncertain. A photo with several labels or boxes may have a line for each. Paths are
-    looked up from the folder of the list.
-
-    Args:
-        file: ``.csv``, ``.tsv``, ``.json`` (objects or paths in a list, or annotations as COCO has
-            them) or ``.jsonl`` (an object on each line).
-
-    Raises:
-        RunError: the file cannot be read, or is no such list.
-    """
+    """The photos that a ``.csv``, ``.tsv``, ``.json`` or ``.jsonl`` file lists, or annotations as
+    COCO has them; paths begin in its folder. A `RunError` for another file."""
 
     kind = "list"
 
     def __init__(self, file: str | os.PathLike[str]) -> None:
         """Refuse a file that does not exist; it is read when it is first needed."""
         _check_exists(file, "a list of photos")
+        # Columns are ``path``, ``label`` (a label, or the number of a class; several between | or
+        # ;), and x0 y0 x1 y1 in pixels (x1 and y1 exclusive) or ``boxes`` as JSON. In place of
+        # ``label``, each class may have a column: 1 true, 0 or empty false, -1 uncertain. A photo
+        # may have several lines.
         self.file = Path(os.path.realpath(file))
 
     @property
@@ -190,14 +180,11 @@ uncertain."""
 
 
 def class_columns(rows: Sequence[Any]) -> list[str]:
-    """The columns that say of one class each whether it is true: all cells are in `_TRUTHS`, not
-    all empty. None where a column is called like a label. Warns of fractions beside them.
-
-    >>> class_columns([{"path": "a.png", "age": "61", "Edema": "1.0"}, {"Edema": ""}])
-    ['Edema']
-    """
+    """Return the columns that say of a class whether it is true: all cells are in `_TRUTHS`, not
+    all empty. Warns of fractions beside them."""
     mappings = [row for row in rows if isinstance(row, Mapping)]
     keys = {column: plain_key(column) for row in mappings for column in row}
+    # a column of labels counts instead
     if not {*keys.values()}.isdisjoint(LABELS):
         return []
     classes = []
@@ -233,18 +220,8 @@ def _labels_in(cell: str) -> Label:
 
 
 def coco_rows(annotations: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Turn annotations in COCO's format into rows of a list, one for each photo: its path, the
-    names of its categories, and its boxes x0 y0 x1 y1 with the names of theirs.
-
-    >>> coco_rows(
-    ...     {
-    ...         "images": [{"id": 7, "file_name": "a.jpg"}],
-    ...         "annotations": [{"image_id": 7, "category_id": 3, "bbox": [1, 2, 3, 4]}],
-    ...         "categories": [{"id": 3, "name": "dog"}],
-    ...     }
-    ... )
-    [{'path': 'a.jpg', 'label': ['dog'], 'boxes': [[1, 2, 4, 6, 'dog']]}]
-    """
+    """Turn annotations in COCO's format into a list's entries, one for each photo: path, names of
+    its categories, and boxes x0 y0 x1 y1 with the names of theirs."""
     names = {category["id"]: str(category["name"]) for category in annotations["categories"]}
     rows: dict[Any, dict[str, Any]] = {
         image["id"]: {"path": str(image["file_name"]), "label": [], "boxes": []}
@@ -287,12 +264,7 @@ def coco_ids(file: str | os.PathLike[str]) -> CocoIds | None:
 
 class PathIndex:
     """Finds what belongs to a path among paths that may begin elsewhere: ``val/1.jpg`` is
-    ``photos/val/1.jpg``, and not ``photos/train/1.jpg``.
-
-    >>> index = PathIndex({"val/1.jpg": 7, "photos/2.jpg": 8})
-    >>> index.find("photos/val/1.jpg"), index.find("photos/train/1.jpg"), index.find("2.jpg")
-    (7, None, 8)
-    """
+    ``photos/val/1.jpg``, and not ``photos/train/1.jpg``."""
 
     def __init__(self, of_paths: Mapping[str, Any]) -> None:
         """Index the values of ``of_paths`` by whole path, and by each end of a path: an end that
@@ -316,20 +288,14 @@ class PathIndex:
 
 
 def _ends(path: str) -> list[str]:
-    """The ends of a path, the longest first, without "." and with "/" between the parts.
-
-    >>> _ends("./a/b.jpg")
-    ['a/b.jpg', 'b.jpg']
-    """
+    """Return the ends of a path, the longest first, without "." and with "/" between the parts."""
     parts = [part for part in re.split(r"[/\\]", path) if part not in ("", ".")]
     return ["/".join(parts[start:]) for start in range(len(parts))]
 
 
 class AnnotatedSource(Source):
-    """The photos of a source that a list (`PhotoList`) has, with its labels and boxes. They are
-    found by `PathIndex`; what it has of ``1.jpg`` is not taken for one of several photos of this
-    name in folders.
-    """
+    """The photos of a source with the labels and boxes of a list, found by `PathIndex`: those of
+    ``1.jpg`` are not taken for one of several photos of this name."""
 
     kind = "annotated"
 
@@ -388,10 +354,8 @@ MAX_LABEL_BYTES = 1_000_000
 
 
 class Shards(Source):
-    """The photos in WebDataset shards: tar files, not compressed, in which ``000001.jpg`` stands
-    beside its label ``000001.cls`` (number of a class), ``.txt`` (label) or ``.json`` (``label``
-    and ``boxes``). Read where they lie in the file, by several workers at once.
-    """
+    """Photos in WebDataset shards: plain tar files, where ``000001.jpg`` has its label in
+    ``000001.cls`` (number), ``.txt`` or ``.json`` (with ``boxes``). Workers may read at once."""
 
     kind = "shards"
 
@@ -455,12 +419,8 @@ class Shards(Source):
 
 
 def shard_names(pattern: str) -> list[str] | None:
-    """The paths of the shards that a range (which need not exist) or wildcards (maybe none) stand
-    for; None for any other name.
-
-    >>> shard_names("train-{008..010}.tar")
-    ['train-008.tar', 'train-009.tar', 'train-010.tar']
-    """
+    """Return the shards' paths for a range such as "train-{008..010}.tar" (which need not exist) or
+    wildcards (maybe none); None for any other name."""
     numbered = re.search(r"\{(\d+)\.\.(\d+)\}", pattern)
     if numbered is None:
         is_pattern = glob.has_magic(pattern) and pattern.endswith(".tar")
@@ -524,13 +484,8 @@ def _check_exists(path: str | os.PathLike[str], kind: str) -> None:
 
 
 def source_of(source: Any, boxes: str | os.PathLike[str] | None = None) -> Source:
-    """The source for a folder (of photos, classes or shards), a list in a file, a shard, range
-    ("train-{000..009}.tar") or pattern, a photo, a data set, a list or iterator, or a `Source`;
-    with a list's or COCO's ``boxes``.
-
-    >>> source_of([b"one photo", b"another"]).count
-    2
-    """
+    """Return the source for a folder, list, shard, range ("train-{000..009}.tar"), pattern, photo,
+    data set, iterable or `Source`, with the ``boxes`` of a list or of COCO."""
     if boxes is not None:
         return AnnotatedSource(source_of(source), boxes)
     if isinstance(source, Source):

@@ -22,12 +22,8 @@ MAY_DIFFER = frozenset(["begun", "ended", "device", "batch_size"])
 
 
 def alike(key: str, one: Any, other: Any) -> bool:
-    """Whether two values under a key of a manifest are the same; for summaries of tensors, up to
-    the rounding of different devices (`TOLERANCES`).
-
-    >>> alike("weights", 1.0, 1.000001)
-    False
-    """
+    """Whether two values under a key of a manifest are the same; summaries of tensors, up to the
+    rounding of different devices (`TOLERANCES`)."""
     if key not in TOLERANCES or not one or not other:
         return bool(one == other)
     if [summary["shape"] for summary in one] != [summary["shape"] for summary in other]:
@@ -39,15 +35,8 @@ def alike(key: str, one: Any, other: Any) -> bool:
 
 
 def digest_of_model(model: nn.Module) -> str:
-    """Return the SHA-256 of the names, types, shapes and values of all parameters and buffers of a
-    model; manifests keep it as ``weights``.
-
-    >>> (
-    ...     digest_of_model(nn.ReLU()) == digest_of_model(nn.Tanh()),
-    ...     digest_of_model(nn.ReLU()) == digest_of_model(nn.Linear(1, 1)),
-    ... )
-    (True, False)
-    """
+    """Return the SHA-256 of the names, types, shapes and values of all parameters and buffers;
+    manifests keep it as ``weights``."""
     sha256 = hashlib.sha256()
     for name, value in model.state_dict().items():
         kind = (
@@ -135,15 +124,8 @@ WORDS = {"test_inputs": "preprocessed photos", "test_scores": "answers of the mo
 def changes_in_words(
     stored: Mapping[str, Any], now: Mapping[str, Any], *, more: bool = False
 ) -> list[str]:
-    """What differs between the manifest ``stored`` and ``now``, a phrase for each key; empty where
-    the run can be continued. ``more`` allows further methods and metrics.
-
-    >>> methods = {name: {"class": "", "options": {}} for name in ("gradcam", "lrp")}
-    >>> changes_in_words(
-    ...     {"methods": methods, "layer": None}, {"methods": {"lrp": methods["lrp"]}, "layer": "l"}
-    ... )
-    ['methods: gradcam and lrp before, lrp now', 'layer: none before, l now']
-    """
+    """Say what differs between two manifests, a phrase for each key; empty where the run can be
+    continued. ``more`` allows further methods and metrics."""
     old = dict(_leaves("", stored))
     new = dict(_leaves("", now))
     changed: dict[str, list[str]] = {}

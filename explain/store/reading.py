@@ -79,26 +79,17 @@ FROM results r JOIN photos p ON p.id = r.photo WHERE r.id = ?
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """The result of one method for one target of one photo.
-
-    ``label`` is the source's class of the photo, ``prediction`` the model's, ``target`` the
-    explained one; a number ends in ``_class``. ``labels`` are all that are true of it; of several,
-    ``label`` is the one that the model finds most probable, so that a prediction of any of them is
-    right. ``box`` is the part of the photo that the model saw, ``boxes`` are those of the object
-    (where they have labels, those of the target), both in pixels of the photo. ``metrics`` has a
-    figure by name, None where it is not defined. ``uncentred`` says that a pixel without influence
-    has another value than zero, as in RISE: pictures take the mean of the map for it. ``columns``
-    are those of the tables. ``window`` is the range of grey values that photos were read in; with
-    ``stack``, files of several slices, pages or frames are volumes, whose map lies on the picture
-    of all slices.
-    """
+    """The result of one method for one target of one photo: ``label`` is the source's class of the
+    photo, ``prediction`` the model's and ``target`` the explained one."""
 
     name: str
     method: str
     target: str
+    # fields that end in ``_class`` are numbers of classes
     target_class: int | None
     score: float
     probability: float | None
+    # of several labels, the one that the model finds most probable
     label: str | None
     label_class: int | None
     label_probability: float | None
@@ -109,27 +100,32 @@ class Row:
     path: str | None
     sha256: str
     size: tuple[int, int]
+    # the part of the photo that the model saw, in pixels of the photo, as ``boxes`` are
     box: Box
     input_size: tuple[int, int]
+    # of the object; where they have labels, those of the target
     boxes: tuple[Corners, ...]
+    # all that are true of the photo
     labels: tuple[str, ...]
     delta: float | None
     runs: int | None
     error: float | None
+    # None where a metric is not defined
     metrics: Mapping[str, float | None]
     style: Any
+    # a pixel without influence is not zero, as in RISE; pictures take the mean for it
     uncentred: bool
+    # those of the tables
     columns: Mapping[str, Any] = field(repr=False)
+    # the range of grey values that photos were read in
     window: Window | Bands | None = field(default=None, repr=False)
+    # files of several slices, pages or frames are volumes; the map lies on all slices
     stack: bool = field(default=False, repr=False)
 
     @cached_property
     def values(self) -> torch.Tensor:
         """The raw attribution, float32: ``(h, w)`` at the layer's resolution, or ``(C, H, W)``.
-
-        Stored in half precision: no value is off by more than ``2**-11`` of itself, apart from very
-        small ones.
-        """
+        Stored in half precision, to within ``2**-11`` of each value, apart from very small ones."""
         return unpacked(self.columns)
 
     @property
@@ -140,9 +136,8 @@ class Row:
         return self.label_class == self.prediction_class
 
     def is_right(self, threshold: Threshold) -> bool | None:
-        """Whether the prediction is right, as `correct` says, also for a model with a single label:
-        right if this label is true and its probability is at least ``threshold``, or neither. None
-        where that is not known."""
+        """Whether the prediction is right, as `correct`; with a single label, right if it is true
+        and its probability at least ``threshold``, or neither. None where that is not known."""
         photo = None if self.correct is not None else LabelledPhoto.of(self.columns)
         if photo is None or len(photo.probabilities) > 1 or photo.uncertain:
             return self.correct
@@ -187,17 +182,8 @@ class Row:
         return self.attribution.heatmap[0]
 
     def overlay(self, style: Style, photo: Any = None) -> Image.Image:
-        """Draw the map on the photo, which is read from its file, and reduced to 2,000 pixels a
-        side if it is larger.
-
-        Args:
-            style: one of `explain.render`.
-            photo: the photo, where it had no file or this has moved.
-
-        Raises:
-            ImageError: the photo cannot be read.
-            RunError: it is another one than was explained, or must be given.
-        """
+        """Draw the map on the photo, at most 2,000 pixels a side, in a style of `explain.render`.
+        ``photo`` is needed where its file has moved; it must be the one that was explained."""
         picture = self.picture(photo)
         slices = getattr(picture, "cells", {})
         seen = tuple(Box(*cell) for cell in slices.values()) or (self.box,)
@@ -221,10 +207,9 @@ class Row:
     def checked_photo(
         self, photo: Any = None, remedy: str = "give the photo"
     ) -> Image.Image | torch.Tensor:
-        """The photo that was explained, upright, or the tensor ``(C, H, W)``: ``photo``, or None
-        for its file, which is read only if unchanged by size and times: whoever forged a run, to
-        have others' files read, does not know them. Other pixels are refused.
-        """
+        """The photo that was explained, upright, or its tensor ``(C, H, W)``: ``photo``, or None
+        for its file, if unchanged. Other pixels are refused."""
+        # a forged run does not know the size and times of others' files
         candidate = self._file(remedy) if photo is None else photo
         image: Image.Image | torch.Tensor
         if isinstance(candidate, torch.Tensor):
@@ -298,13 +283,8 @@ class LabelledPhoto(NamedTuple):
         return chosen
 
     def mistakes(self, threshold: Threshold) -> tuple[list[int], list[int]]:
-        """The classes missed (true and not predicted) and the false alarms (predicted, neither true
-        nor uncertain), in ascending order; predicted from ``threshold`` on.
-
-        >>> photo = LabelledPhoto("a", np.array([0.1, 0.9, 0.7]), frozenset([0]), frozenset([2]))
-        >>> photo.mistakes(0.5)
-        ([0], [1])
-        """
+        """The classes missed (true, not predicted) and the false alarms (predicted, neither true
+        nor uncertain), in ascending order; predicted from ``threshold`` on."""
         predicted = self.predicted(threshold)
         missed = self.true.difference(predicted)
         false_alarms = set(predicted) - self.true - self.uncertain

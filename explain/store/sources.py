@@ -66,10 +66,8 @@ class Content:
 
 @dataclass(frozen=True)
 class Failed:
-    """A photo that could not be explained, and why; ``general`` holds an error that need not be
-    this photo's fault. ``stamp`` is that of its entry: results of the same file are kept, since it
-    may be read again another time.
-    """
+    """A photo that could not be explained, and why; ``general`` is an error that may not be its
+    fault. ``stamp`` is its entry's, and results of the same file are kept."""
 
     name: str
     reason: str
@@ -127,12 +125,8 @@ class Source(ABC):
 
 
 def entries_of(source: Source) -> Iterator[Entry]:
-    """Give the entries of a source with names that are all different: of two "a.png", the second
-    becomes "a.png (2)". Runs list photos by these names, so the source must keep its order.
-
-    >>> [entry.name for entry in entries_of(Photos(["a.png", "a.png", "b.png"]))]
-    ['a.png', 'a.png (2)', 'b.png']
-    """
+    """Give the entries of a source with different names: a second "a.png" becomes "a.png (2)". Runs
+    list photos by these names, so the source must keep its order."""
     name_counts: dict[str, int] = {}
     for entry in source.entries():
         name = entry.name
@@ -212,22 +206,14 @@ def digest_of_photo(photo: Image.Image | torch.Tensor) -> str:
 
 
 def path_text(name: str | os.PathLike[str]) -> str:
-    """Return a file's name as text that a database can store: bytes that are not valid UTF-8 are
-    shown as escapes. `path_of` turns this around.
-
-    >>> path_text("caf\\udce9.jpg")
-    'caf\\\\xe9.jpg'
-    """
+    """Return a file's name as text that a database can store, with bytes that are not valid UTF-8
+    as escapes. `path_of` turns this around."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the message of an error in one line of at most 100 letters, for messages and records:
-    only the reason of an error of the system, and the name of its class if there is no message.
-
-    >>> reason_of(FileNotFoundError(2, "No such file")), reason_of(ValueError())
-    ('No such file', 'ValueError')
-    """
+    """Return the message of an error in one line of at most 100 letters: only the reason of a
+    system error, and the name of its class if there is no message."""
     words = " ".join(str(getattr(error, "strerror", None) or error).split())
     return words[:100] or type(error).__name__
 
@@ -278,23 +264,14 @@ EDGES = ("x0", "y0", "x1", "y1")
 
 
 def plain_key(key: Any) -> str:
-    """Return the name of a column as it is compared with `IMAGES` and `LABELS`: in lower case,
-    without blanks, dashes and underlines.
-
-    >>> plain_key("Image Index"), plain_key("pixel_values")
-    ('imageindex', 'pixelvalues')
-    """
+    """Return the name of a column as `IMAGES` and `LABELS` have it: in lower case, without blanks,
+    dashes and underlines."""
     return re.sub(r"[\s_-]+", "", str(key)).lower()
 
 
 def content_of(item: Any, image: str | None = None, label: str | None = None) -> Content:
-    """The image, label and boxes of a data set's item: an image, a pair with its label, or a
-    dictionary, also with ``boxes`` (maybe JSON) or ``x0``, ``y0``, ``x1``, ``y1``; empty cells are
-    missing.
-
-    >>> content_of((b"...", 3)).label
-    3
-    """
+    """Return image, label and boxes of a data set's item: an image, a pair with its label, or a
+    dictionary (``boxes``, maybe JSON, or ``x0`` ... ``y1``). Empty cells are missing."""
     if isinstance(item, Mapping):
         cells = {
             key: value
@@ -341,19 +318,8 @@ MAX_LABEL_BITS = 63  # of a class number: SQLite holds signed integers of 64 bit
 
 
 def as_label(value: Any) -> Label:
-    """A source's label (or tensor, array) as text, whole number, or tuple of several; None for no
-    label. Zeros and ones stay a tuple of numbers, NaN becomes -1 (uncertain).
-
-    >>> (
-    ...     as_label(torch.tensor(3)),
-    ...     as_label("cat"),
-    ...     as_label([1, "dog"]),
-    ...     as_label([]),
-    ...     as_label(3.0),
-    ...     as_label({"boxes": []}),
-    ... )
-    (3, 'cat', (1, 'dog'), (), 3, None)
-    """
+    """Return a source's label as text, whole number, or tuple of several; None for none. Zeros and
+    ones stay a tuple, where NaN becomes -1 (uncertain)."""
     if isinstance(value, (torch.Tensor, np.ndarray, np.generic)):
         value = value.tolist()
     if not isinstance(value, (list, tuple)):
@@ -383,23 +349,15 @@ def _as_one_label(value: Any) -> str | int | None:
 
 
 def labels_in(label: Label) -> tuple[str | int, ...]:
-    """Return a label as a tuple of labels: none, one or several.
-
-    >>> labels_in(None), labels_in("cat"), labels_in((1, "dog"))
-    ((), ('cat',), (1, 'dog'))
-    """
+    """Return a label as a tuple of labels: none, one or several."""
     if label is None:
         return ()
     return label if isinstance(label, tuple) else (label,)
 
 
 def as_boxes(value: Any) -> tuple[ObjectBox, ...]:
-    """Return boxes of a source as tuples: x0 y0 x1 y1 in pixels of the photo, x1 and y1 exclusive,
-    and perhaps a label. A single box counts as a list of one; None as none.
-
-    >>> as_boxes([1, 2, 3, 4]), as_boxes([[1, 2, 3, 4, "dog"]])
-    (((1.0, 2.0, 3.0, 4.0),), ((1.0, 2.0, 3.0, 4.0, 'dog'),))
-    """
+    """Return a source's boxes as tuples: x0 y0 x1 y1 in pixels of the photo, x1 and y1 exclusive,
+    and perhaps a label. A single box counts as a list of one; None as none."""
     if isinstance(value, (torch.Tensor, np.ndarray)):
         value = value.tolist()
     if value is None or (isinstance(value, Sequence) and not value):
@@ -422,52 +380,31 @@ def as_boxes(value: Any) -> tuple[ObjectBox, ...]:
 
 
 def boxes_of_class(boxes: Iterable[Sequence[Any]], target: str) -> list[Corners]:
-    """Return the boxes that count for a target: those with its label, and those without a label.
-    The label of a detection's target is what comes before "@" or " box ".
-
-    >>> boxes_of_class([(0, 0, 1, 1, "dog"), (2, 2, 3, 3, "cat")], "dog@2")
-    [(0, 0, 1, 1)]
-    """
+    """Return the boxes that count for a target: those with its label, and those without a label."""
     label = re.split("@| box ", target)[0]  # of a detection: "dog@2", "dog box 1,2,3,4"
     return [(x0, y0, x1, y1) for x0, y0, x1, y1, *of in boxes if not of or of == [label]]
 
 
 def labels_as_text(labels: Sequence[tuple[Any, ...]] | None) -> str | None:
-    """A photo's labels as JSON: pairs of the model's class (None without) and text, and "uncertain"
-    as a third. A continued run compares this text with the stored one.
-
-    >>> labels_as_text([(3, "cat"), (None, "roof")]), labels_as_text([]), labels_as_text(None)
-    ('[[3, "cat"], [null, "roof"]]', '[]', None)
-    """
+    """Return a photo's labels as JSON: pairs of class (None if unknown) and text, perhaps
+    "uncertain" as a third. A continued run compares this text with the stored one."""
     return None if labels is None else json.dumps(labels, ensure_ascii=False)
 
 
 def true_label_names(labels: str | None) -> list[str]:
-    """Return the texts of the labels that are true of a photo, from `labels_as_text`.
-
-    >>> true_label_names('[[3, "cat"], [5, "dog", "uncertain"]]'), true_label_names(None)
-    (['cat'], [])
-    """
+    """Return the texts of the labels that are true of a photo, from `labels_as_text`."""
     return [name for _, name, *doubt in json.loads(labels or "[]") if not doubt]
 
 
 def boxes_as_text(boxes: Sequence[ObjectBox]) -> str | None:
-    """Return boxes as JSON, as the column ``boxes`` stores them; None where there are none. A
-    continued run compares this text with the stored one.
-
-    >>> boxes_as_text(((0.0, 1.0, 2.0, 3.0),)), boxes_as_text(())
-    ('[[0.0, 1.0, 2.0, 3.0]]', None)
-    """
+    """Return boxes as JSON, or None where there are none. A continued run compares this text with
+    the stored one."""
     return json.dumps(boxes, ensure_ascii=False) if boxes else None
 
 
 def boxes_on_input(boxes: Iterable[Corners], seen: Box, size: Sequence[int]) -> list[Corners]:
-    """Boxes in pixels of an input of ``size`` (height, width) that shows the part ``seen`` of the
-    photo, clipped to it; those that cover no whole pixel after rounding are left out.
-
-    >>> boxes_on_input([(10, 0, 30, 20)], Box(20, 0, 40, 20), (10, 10))
-    [(0.0, 0.0, 5.0, 10.0)]
-    """
+    """Return boxes in pixels of an input of ``size`` (height, width) that shows the part ``seen``
+    of the photo, clipped to it; those without a whole pixel are left out."""
     height, width = size
     clipped = []
     for box in boxes:
@@ -560,10 +497,8 @@ class Photos(Source):
 
 
 class DataSet(Source):
-    """The items of a data set with ``len(items)`` and ``items[i]``, named by their files where it
-    knows them (torchvision's `ImageFolder`), else by number; float tensors go to the model as they
-    are. Hugging Face's columns of images and labels are found by their features.
-    """
+    """The items of a data set with ``len(items)`` and ``items[i]``, named by their files if known,
+    else by number; float tensors go to the model as they are."""
 
     kind = "data set"
     by_file = False  # it may transform what is in its files
@@ -628,13 +563,8 @@ class DataSet(Source):
 
 
 def innermost_dataset(items: Any, place: int) -> tuple[Any, int]:
-    """Follow subsets of a data set to the data set that they were taken from, and return it with
-    the number that the item ``place`` has there.
-
-    >>> from torch.utils.data import Subset
-    >>> innermost_dataset(Subset(Subset(["a", "b", "c"], [2, 1]), [1]), 0)
-    (['a', 'b', 'c'], 1)
-    """
+    """Follow subsets to the data set that they were taken from; return it with the number that the
+    item ``place`` has there."""
     while hasattr(items, "dataset") and hasattr(items, "indices"):
         place = int(items.indices[place]) if len(items.indices) else 0
         items = items.dataset

@@ -70,24 +70,15 @@ def check_format(version: int, file: str | os.PathLike[str]) -> None:
 
 
 def quoted(columns: Iterable[str]) -> str:
-    """Return the names of columns in quotes, separated by commas, for a statement of SQL: some of
-    them are keywords.
-
-    >>> quoted(["left", "top"])
-    '"left", "top"'
-    """
+    """Return names of columns in quotes, separated by commas, for SQL: some of them are
+    keywords."""
     return ", ".join(f'"{name}"' for name in columns)
 
 
 def packed(values: np.ndarray[Any, Any], placement: Placement | None = None) -> dict[str, Any]:
-    """A map as columns ``shape`` (with ``placement``), ``scale`` (its largest magnitude),
-    ``content`` (digest) and ``map``: little-endian float16 to within ``2**-11``, small values
-    ``2**-25``.
-
-    >>> columns = packed(np.array([[0.0, 3.0]], np.float32))
-    >>> columns["map"], columns["shape"], columns["scale"]
-    (b'\\x00\\x00\\x00<', '[1, 2]', 3.0)
-    """
+    """Return a map as columns ``shape`` (with ``placement``), ``scale`` (its largest magnitude),
+    ``content`` (a digest) and ``map``, in little-endian float16."""
+    # to within 2**-11 of each value, small values 2**-25
     halves, scale = files.halved(np.asarray(values, np.float32))
     content = halves.astype("<f2").tobytes()
     return {
@@ -103,11 +94,7 @@ def packed(values: np.ndarray[Any, Any], placement: Placement | None = None) -> 
 
 
 def unpacked(columns: Mapping[str, Any]) -> torch.Tensor:
-    """Return the map, float32, from the columns of ``results`` that `packed` made.
-
-    >>> unpacked({"map": b"\\x00\\x00\\x00<", "shape": "[1, 2]", "scale": 3.0})
-    tensor([[0., 3.]])
-    """
+    """Return the map, float32, from the columns of ``results`` that `packed` made."""
     shape, _ = shape_and_placement(columns)
     halves = np.frombuffer(columns["map"], "<f2").reshape(shape)
     return torch.from_numpy(files.restored(halves, np.float32(columns["scale"])))
@@ -123,26 +110,16 @@ def shape_and_placement(columns: Mapping[str, Any]) -> tuple[list[int], Placemen
 
 
 def digest_of_cells(cells: Iterable[Any]) -> int:
-    """A digest of a row's cells, a signed integer of 64 bits, before writing as after reading (no
-    NaN and negative zero in SQLite). Another computation would make stored runs count as damaged.
-
-    >>> (
-    ...     digest_of_cells(["a", -0.0, float("nan")]) == digest_of_cells(["a", 0.0, None]),
-    ...     digest_of_cells(["a", 1]) == digest_of_cells(["a1"]),
-    ... )
-    (True, False)
-    """
+    """Return a digest of cells, a signed integer of 64 bits, the same before writing and after
+    reading. A change of it would make stored runs count as damaged."""
+    # SQLite has no NaN and no negative zero
     kept = [_kept(cell) for cell in cells]
     return content_digest(repr(kept).encode("utf-8", "surrogatepass"))
 
 
 def content_digest(content: bytes) -> int:
-    """Return a digest of bytes as an integer that SQLite holds: the first 8 bytes of BLAKE2b,
-    signed. Stored runs have these digests.
-
-    >>> content_digest(b"a map")
-    2074911400714055296
-    """
+    """Return the first 8 bytes of BLAKE2b as a signed integer, which SQLite holds. Stored runs have
+    these digests."""
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big", signed=True)
 
 
@@ -185,10 +162,8 @@ def method_row(method: Method) -> dict[str, Any]:
 
 
 class Store:
-    """The file of a run, opened for writing; made if it is not there. The ``manifest`` must be that
-    of a run there (`must_agree`), unless ``compare`` is false; ``more`` allows further methods and
-    metrics.
-    """
+    """The file of a run, opened for writing; made if it is not there. Unless ``compare`` is false,
+    the ``manifest`` must be that of the run; ``more`` allows further methods and metrics."""
 
     def __init__(
         self, file: Path, manifest: Mapping[str, Any], *, more: bool = True, compare: bool = True

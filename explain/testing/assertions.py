@@ -32,11 +32,7 @@ class Interval:
 
     @classmethod
     def of(cls, values: torch.Tensor) -> "Interval":
-        """Return the mean of the values ``(N,)`` of N photos with its 95 % interval.
-
-        >>> print(Interval.of(torch.tensor([0.0, 1.0] * 8)))
-        50.0 points (95 %: 22.5 to 77.5)
-        """
+        """Return the mean of the values ``(N,)`` of N photos with its 95 % interval."""
         values = values.double()
         count = len(values)
         mean = float(values.mean())
@@ -49,27 +45,21 @@ class Interval:
 
 
 def points(share: float) -> str:
-    """A share from 0 to 1, or a difference of shares, as text in hundredths ("points") with one
-    decimal place.
-
-    >>> points(0.123), points(-0.0001)
-    ('12.3', '0.0')
-    """
+    """Write a share, or a difference of shares, in hundredths ("points") with one decimal place."""
     return f"{100 * share:.1f}".replace("-0.0", "0.0")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RegionUse:
-    """How much a model uses a region, over some photos. ``change`` is by how much the probability
-    of the class changes more without the region than without an equal area elsewhere, ``without``
-    and ``control`` are the mean changes of each. ``excess`` is the share of the map in the region
-    less the share of the area, which are ``share`` and ``area``; None where no map was asked for.
-    """
+    """How much a model uses a region, over some photos: ``change`` is how much more the class's
+    probability changes without it than without an equal area elsewhere."""
 
     photos: int
     change: Interval
+    # the mean change without the region, and without the area elsewhere
     without: float
     control: float
+    # of the map, and of the photo, in the region; ``excess`` is the first less the second
     share: float
     area: float
     excess: Interval | None
@@ -94,16 +84,15 @@ class RegionUse:
 
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
-    """How far two models agree on some photos. ``change`` is the largest change of a probability,
-    ``moved`` the share of the map that lies elsewhere, None where no map was asked for; ``usual``
-    is this share between maps of different photos. ``other_answers`` counts photos with another
-    best class.
-    """
+    """How far two models agree on some photos: ``change`` is the largest change of a probability,
+    ``moved`` the share of the map that lies elsewhere, None where no map was asked for."""
 
     photos: int
     change: Interval
     moved: Interval | None
+    # the share that lies elsewhere between maps of different photos
     usual: float
+    # the number of photos with another best class
     other_answers: int
     limit: float
     map_limit: float

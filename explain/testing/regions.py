@@ -23,12 +23,8 @@ MUST = "a box (x0, y0, x1, y1), a mask (H, W), a function of the photo, or one f
 
 
 def region_for(region: RegionLike, photo: Any, place: int) -> PartOfPhoto:
-    """The region of one ``photo``, number ``place``, from what a caller gave: one for all photos, a
-    function of the photo, or a list with one for each.
-
-    >>> region_for(lambda photo: (0, 0, photo.width, 2), Image.new("RGB", (8, 6)), 0)
-    (0, 0, 8, 2)
-    """
+    """Return the region of ``photo`` number ``place`` from what a caller gave: one for all photos,
+    a function of the photo, or a list with one for each."""
     if callable(region):
         return region(photo)
     if is_one_region(region):
@@ -41,12 +37,8 @@ def region_for(region: RegionLike, photo: Any, place: int) -> PartOfPhoto:
 
 
 def is_one_region(region: Any) -> bool:
-    """Whether a caller's region is a single one (a box, a mask, an image), and not a list or an
-    array of one for each photo. An array ``(N, 4)`` counts as N boxes.
-
-    >>> is_one_region((0, 0, 2, 2)), is_one_region([(0, 0, 2, 2), (0, 0, 3, 3)])
-    (True, False)
-    """
+    """Whether a caller's region is a single one (box, mask, image), not a list or array of one for
+    each photo. An array ``(N, 4)`` counts as N boxes."""
     shape = getattr(region, "shape", None)
     if shape is not None:
         return len(shape) == 1 or (len(shape) == 2 and shape[1] != 4)
@@ -56,12 +48,8 @@ def is_one_region(region: Any) -> bool:
 
 
 def mask_on_photo(region: PartOfPhoto, size: tuple[int, int]) -> torch.Tensor:
-    """The pixels ``(H, W)`` of a photo of ``size`` that a region holds: a box in pixels, in shares
-    where no edge is above 1, or a mask.
-
-    >>> mask_on_photo((0.0, 0.0, 0.5, 1.0), (1, 4)), mask_on_photo((3, 0, 4, 1), (1, 4))
-    (tensor([[ True,  True, False, False]]), tensor([[False, False, False,  True]]))
-    """
+    """Return the pixels ``(H, W)``, bool, of a photo of ``size`` that a region holds: a mask, or a
+    box in pixels, or in shares where no edge is above 1."""
     try:
         if isinstance(region, torch.Tensor):
             values = region.detach().cpu().double()
@@ -91,13 +79,8 @@ def mask_on_photo(region: PartOfPhoto, size: tuple[int, int]) -> torch.Tensor:
 
 
 def mask_on_input(mask: torch.Tensor, seen: Box, size: tuple[int, int]) -> torch.Tensor:
-    """Which pixels of an input of ``size`` (height, width), bool, show anything of a region
-    ``mask`` ``(H, W)`` of the photo, whose part ``seen`` the input shows.
-
-    >>> mask = torch.tensor([[False, True, False, False]])
-    >>> mask_on_input(mask, Box(0, 0, 4, 1), (1, 2)), mask_on_input(mask, Box(1, 0, 3, 1), (1, 4))
-    (tensor([[ True, False]]), tensor([[ True,  True, False, False]]))
-    """
+    """Return which pixels of an input of ``size`` (height, width) show anything of a region
+    ``mask`` ``(H, W)`` of the photo, whose part ``seen`` the input shows."""
     counts = torch.zeros(mask.shape[0] + 1, mask.shape[1] + 1, dtype=torch.long)
     counts[1:, 1:] = mask.long().cumsum(0).cumsum(1)
     tops, bottoms = _pixels_between(seen.top, seen.height, size[0], mask.shape[0])
@@ -120,13 +103,8 @@ def _pixels_between(
 
 
 def masks_elsewhere(mask: torch.Tensor, count: int, generator: torch.Generator) -> torch.Tensor:
-    """Masks ``(count, H, W)`` of the shape and area of a region's ``(H, W)``, at random among
-    places with least in common; within the image where there is room, else over its edges.
-
-    >>> mask = torch.tensor([[True, True, False, False]])
-    >>> masks_elsewhere(mask, 2, torch.Generator().manual_seed(0)).tolist()
-    [[[False, False, True, True]], [[False, False, True, True]]]
-    """
+    """Return ``count`` masks ``(count, H, W)`` of the shape of ``mask`` ``(H, W)`` at random places
+    with the least in common with it, inside the image if there is room."""
     height, width = mask.shape
     transformed = torch.fft.rfft2(mask.double())
     # how many pixels each shift has in common with the mask: its autocorrelation, by FFT
