@@ -13,13 +13,8 @@ HEAD = 10.0
 
 
 def limited(http_protocol: Any) -> Any:
-    """Return uvicorn's class of HTTP connections, ``http_protocol``, with the limits of this file.
-
-    Connections wait from the beginning, and after each reply, until the headers of a request are
-    complete. One that waits for more than `HEAD` seconds is closed, however often it sends
-    something. Where an address has too many, its longest waiting one makes room for a new one;
-    without one that waits, the new one is closed.
-    """
+    """Return a subclass of uvicorn's HTTP connections, ``http_protocol``, that closes those that
+    wait too long for a whole request, and the longest waiting ones where there are too many."""
 
     class Limited(http_protocol):  # type: ignore[misc]
         _closing: asyncio.TimerHandle | None = None
@@ -34,6 +29,7 @@ def limited(http_protocol: Any) -> Any:
             for rivals, most in ((of_address, OF_AN_ADDRESS), (earlier, CONNECTIONS)):
                 if len(rivals) < most:
                     continue
+                # without one that waits, the new one is closed
                 waiting = [other for other in rivals if other._closing is not None]
                 longest = min(waiting, key=lambda other: other._closing.when(), default=self)
                 longest._end()
@@ -58,7 +54,7 @@ def limited(http_protocol: Any) -> Any:
             """Begin to wait where no request is answered, or stop waiting."""
             if self.cycle is not None and not self.cycle.response_complete:
                 self._stop_waiting()
-            elif self._closing is None:
+            elif self._closing is None:  # what the client sends does not prolong the wait
                 self._closing = self.loop.call_later(HEAD, self._end)
 
         def _stop_waiting(self) -> None:

@@ -34,38 +34,39 @@ NAME_LENGTH = 100  # characters of a file name that stay
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds that keep one visitor from using up the machine.
-
-    ``upload`` is the largest number of bytes of a photo and ``pixels`` its largest number of
-    pixels, both checked before it is decoded. ``photos`` and ``kept_pixels`` limit the photos in
-    memory and their pixels together; ``explanations`` and ``kept_values`` limit the answers in
-    memory and the values of their maps together. All of these expire after ``age`` seconds without
-    use. ``waiting`` requests may wait for a model; ``decoders`` photos are decoded at a time, all
-    but one of them for the same visitor. A request has at most ``body`` bytes, ``methods`` methods
-    and ``targets`` targets, and a slow method may take ``seconds``. What is sent with a request
-    must arrive within ``arrival`` seconds; what arrives, or has arrived and is still being read,
-    has at most ``pending`` bytes together, half of them from one visitor. Visitors are told apart
-    by their network addresses.
-
-    >>> Limits().upload
-    33554432
-    """
+    """Bounds that keep one visitor from using up the machine. Visitors are told apart by their
+    network addresses."""
 
     upload: int = 32 * 2**20
+    """Bytes of a photo at most, checked before it is decoded."""
     pixels: int = 50_000_000
+    """Pixels of a photo at most, checked before it is decoded."""
     photos: int = 64
+    """Photos in memory."""
     kept_pixels: int = 200_000_000
+    """Pixels of all photos in memory."""
     explanations: int = 48
+    """Answers in memory."""
     kept_values: int = 100_000_000
+    """Values of the maps of all answers in memory."""
     age: float = 3600.0
+    """Seconds after which photos and answers that nobody used expire."""
     waiting: int = 64
+    """Requests that may wait for a model."""
     decoders: int = 3
+    """Photos that are decoded at a time, all but one of them for the same visitor."""
     body: int = 64 * 2**10
+    """Bytes of a request."""
     arrival: float = 120.0
+    """Seconds in which all that is sent with a request must arrive."""
     pending: int = 512 * 2**20
+    """Bytes of all that arrives or is being read, half of them from one visitor."""
     methods: int = 16
+    """Methods of a request."""
     targets: int = 8
+    """Targets of a request."""
     seconds: float = 120.0
+    """Seconds that a slow method may take."""
 
 
 class TooSlowError(ExplainError):
@@ -90,12 +91,7 @@ def decode_upload(
     content: bytes, name: str, limits: Limits, window: Window | Bands | None = None
 ) -> Image.Image:
     """Decode a photo, with attributes ``filename`` (``name``, from the browser) and ``notes``,
-    warnings about the file; ``window`` is a scan's range. Too many bytes are not decoded.
-
-    >>> decode_upload(b"", "cat.jpg", Limits())
-    Traceback (most recent call last):
-    explain.ImageError: cat.jpg: image of 0 bytes is empty (0 bytes); get the file again
-    """
+    warnings about the file; ``window`` is a scan's range. Too many bytes are not decoded."""
     check_byte_count("photo", len(content), limits.upload)
     notes: list[str] = []
     base_name = file_name(name)
@@ -112,12 +108,8 @@ def decode_upload(
 
 
 def file_name(name: str) -> str:
-    r"""The last part of the path that a browser sent, of any system and maybe hostile, without
-    control characters, or "photo"; for display, never to open a file.
-
-    >>> file_name("C:\\photos\\cat.jpg"), file_name("../../etc/passwd"), file_name("/..")
-    ('cat.jpg', 'passwd', 'photo')
-    """
+    """The last part of the path that a browser of any system sent, without control characters, or
+    "photo". The path may be hostile: the name is for display, never to open a file."""
     last = PurePosixPath(name.replace("\\", "/")).name
     return printable(last)[-NAME_LENGTH:] if last.strip(". ") else "photo"
 
@@ -142,17 +134,11 @@ CROPS: dict[str, preprocessing.CropLike] = {"": "center", "square": 1.0, "whole"
 
 @dataclass(frozen=True)
 class CoveredRegion(CheckedFields):
-    """A rectangle ``region`` (x0, y0, x1, y1), as shares of the model's view, and the baseline
-    ``fill`` that covers it. The baseline works on the photo's own colours, from 0 (black) to 1:
-    "zero" is black for every model.
-
-    >>> grey = Image.new("RGB", (60, 40), (100, 100, 100))
-    >>> covered = CoveredRegion((0.0, 0.0, 0.5, 1.0), "zero").apply(grey, Box(10, 0, 50, 40))
-    >>> [covered.getpixel(place)[0] for place in ((5, 20), (15, 20), (45, 20))]
-    [100, 0, 100]
-    """
+    """A rectangle to cover before the photo is explained. ``fill`` works on the photo's own
+    colours, from 0 (black) to 1: "zero" is black for every model."""
 
     region: tuple[float, float, float, float]
+    """x0, y0, x1, y1, as shares of what the model sees."""
     fill: Literal["mean", "zero", "blur", "noise", "neighbours"] = "mean"
 
     name: ClassVar[str] = "cover"
@@ -210,24 +196,24 @@ register_reader(CoveredRegion, "a region and its fill", _region)
 
 @dataclass(frozen=True)
 class ExplainRequest(CheckedFields):
-    """A request to explain a photo with one of the models.
-
-    ``targets`` are classes, names of detections, or texts. Without them, the best class is
-    explained; without ``layer``, each method takes its own. ``crop`` is the part of the photo that
-    the model sees, one of `CROPS`. A slow method may take ``seconds``.
-    ``cover`` is a region to cover first. ``earlier`` names an earlier answer: its maps are reused
-    where they fit. Two requests are equal if their methods and targets can share an answer.
-    """
+    """A request to explain a photo with one of the models. Two requests are equal if their methods
+    and targets can share an answer."""
 
     photo: str = ""
     model: int = 0
     methods: tuple[str, ...] = field(default=(), compare=False)
     targets: tuple[int | str, ...] = field(default=(), compare=False)
+    """Classes, names of detections, or texts; without any, the best class is explained."""
     layer: str | None = None
+    """None: each method takes its own."""
     crop: Literal["", "square", "whole"] = ""
+    """The part of the photo that the model sees, one of `CROPS`."""
     seconds: float = 20.0
+    """What a slow method may take."""
     cover: CoveredRegion | None = None
+    """A region to cover first."""
     earlier: str = field(default="", compare=False)
+    """The name of an earlier answer, whose maps are reused where they fit."""
 
     name: ClassVar[str] = "request"
     error: ClassVar[type[ExplainError]] = ExplainError
@@ -237,13 +223,7 @@ class ExplainRequest(CheckedFields):
     @classmethod
     def of(cls, values: Any, models: int, limits: Limits) -> "ExplainRequest":
         """Make a request of the JSON object that the page sent, and check it against the limits.
-        ``models`` is how many models the app has.
-
-        >>> ExplainRequest.of(
-        ...     {"photo": "abc", "methods": ["gradcam"], "targets": [3]}, 1, Limits()
-        ... ).targets
-        (3,)
-        """
+        ``models`` is how many models the app has."""
         request = read_request(cls, values)
         amounts = {
             "model": (request.model, models - 1),
@@ -326,12 +306,8 @@ R = TypeVar("R", bound=CheckedFields)
 
 
 def read_request(kind: type[R], values: Any) -> R:
-    """Make a request of the app, of the class ``kind``, of a JSON object that the page sent.
-    Fields that are null get their defaults.
-
-    >>> read_request(CheckRequest, {"answer": "abc", "what": "check", "target": None}).target
-    0
-    """
+    """Make a request, of the class ``kind``, of a JSON object that the page sent. Fields that are
+    null get their defaults."""
     if not isinstance(values, Mapping):
         raise ExplainError(f"request must be an object of JSON, got {shown(values)}; use the page")
     try:

@@ -54,14 +54,8 @@ class ExpiredError(ExplainError):
 
 
 class Cache(Generic[T]):
-    """At most ``most`` items of at most ``size`` together, each under a random name. Items that
-    were not used for ``age`` seconds expire at the next use of the cache, or by `remove_expired`.
-
-    >>> cache = Cache("photo", 2)
-    >>> first, second = cache.add("a"), cache.add("b")
-    >>> cache[first], cache[cache.add("c")], second in cache
-    ('a', 'c', False)
-    """
+    """At most ``most`` items of at most ``size`` together, each under a random name. Items not used
+    for ``age`` seconds expire at the next use of the cache, or by `remove_expired`."""
 
     def __init__(
         self,
@@ -142,14 +136,7 @@ CLEANUP = 60.0
 
 
 class Service:
-    """Models, photos and answers; each request of the page is one call.
-
-    >>> service = Service([Explainer("tiny")])
-    >>> photo = service.add_photo(Image.new("RGB", (30, 20), "red"))
-    >>> photo["size"]
-    [30, 20]
-    >>> service.close()
-    """
+    """Models, photos and answers; each request of the page is one call."""
 
     def __init__(
         self,
@@ -158,10 +145,8 @@ class Service:
         examples: Mapping[str, Path] | None = None,
         asker: AnswerExplainer | None = None,
     ) -> None:
-        """Serve these models (chosen by position) and ``examples`` (files of photos by name), and
-        one that is asked questions; start the thread that removes expired items. `close` ends the
-        threads.
-        """
+        """Serve these models (chosen by position), ``examples`` (files of photos by name) and
+        ``asker``, the model that is asked questions. `close` ends the threads."""
         self.limits = limits = limits or Limits()
         self.models = [ServedModel(explainer, limits) for explainer in explainers]
         self.examples = dict(examples or {})

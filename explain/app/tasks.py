@@ -66,13 +66,7 @@ PATIENCE = 2.0
 
 
 class Scheduler:
-    """Lets one thread at a time use a model.
-
-    >>> scheduler = Scheduler()
-    >>> with scheduler.quick():
-    ...     scheduler.busy
-    True
-    """
+    """Lets one thread at a time use a model, and quick tasks between the parts of slow ones."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -122,12 +116,7 @@ class Scheduler:
 
 
 class WorkerThread:
-    """One thread with a queue of at most ``max_waiting`` waiting tasks.
-
-    >>> worker = WorkerThread("quick", 1)
-    >>> worker.submit(lambda: None)
-    >>> worker.close()
-    """
+    """One thread with a queue of at most ``max_waiting`` waiting tasks."""
 
     def __init__(self, name: str, max_waiting: int) -> None:
         self._max_waiting = max_waiting
@@ -363,14 +352,8 @@ class PageTask:
 
 
 def unfinished(method: Method, values: torch.Tensor, done: int, total: int) -> dict[str, Any]:
-    """Return the intermediate map ``(h, w)`` or ``(C, H, W)`` of a slow method in the form of
-    `map_info`, which the page of the app draws while the method runs.
-
-    >>> from explain.methods.base import get_method
-    >>> partial_map = unfinished(get_method("rise"), torch.rand(4, 5), 30, 1000)
-    >>> partial_map["plane"]["height"], partial_map["remark"]
-    (4, 'not finished: 30 of 1000 perturbed photos')
-    """
+    """Return the map ``(h, w)`` or ``(C, H, W)`` of a method that still runs, in the form of
+    `map_info`; ``done`` of ``total`` perturbed images were used."""
     values, kind = as_drawn(values.detach().float(), method.style, uses_layer(method))
     # the final offset is known only at the end; the mean is close to it
     if getattr(method, "centred", None) is False:

@@ -36,25 +36,18 @@ _OTHER_SITE = (403, "requests from other sites are refused; open the app itself"
 
 @dataclass(frozen=True)
 class Access:
-    """Which requests are allowed. ``hosts`` are the names of the app in the ``Host`` header. With a
-    ``token``, IP addresses are allowed as well. Other names are refused: another site's name may be
-    pointed at this machine. Without a token, the app is for this machine alone.
-    """
+    """Which requests are allowed. Without a token, the app is for this machine alone."""
 
     hosts: tuple[str, ...] = LOCAL
+    """Names of the app in the ``Host`` header."""
     token: str | None = None
+    """With one, IP addresses are allowed in the ``Host`` header too."""
 
     def refusal(
         self, method: str, headers: Mapping[str, str], token: str | None = None
     ) -> tuple[int, str] | None:
         """Status and message of a refusal, or None: host (421), other sites by browsers' headers
-        (403), the page's own header for changes (403), token (401), in this order.
-
-        >>> Access().refusal("GET", {"host": "127.0.0.1:8000"})
-        >>> Access().refusal("GET", {"host": "evil.example"})
-        (421, 'host must be a name of this machine; open the address that explain serve has
-        printed')
-        """
+        (403), the page's own header for changes (403), token (401), in this order."""
         host = headers.get("host", "")
         site = headers.get("sec-fetch-site", "same-origin")
         if not self._is_known(host):
@@ -100,26 +93,14 @@ class Access:
 
 def cookie_name(host: str) -> str:
     """The cookie that holds the token, with the port of the ``Host`` header: browsers send one
-    app's cookies to those on other ports too.
-
-    >>> cookie_name("box:8000"), cookie_name("[::1]")
-    ('explain-token-8000', 'explain-token')
-    """
+    app's cookies to those on other ports too."""
     port = re.search(r":([0-9]{1,5})$", host)
     return f"explain-token-{port[1]}" if port else "explain-token"
 
 
 def host_name(host: str) -> str | None:
-    """The name in a ``Host`` header, without its port; None where there is none.
-
-    >>> (
-    ...     host_name("LocalHost:8000"),
-    ...     host_name("[::1]:8000"),
-    ...     host_name("a b"),
-    ...     host_name("x@127.0.0.1"),
-    ... )
-    ('localhost', '::1', None, None)
-    """
+    """The name in a ``Host`` header, in small letters and without its port; None where there is
+    none."""
     matched = re.fullmatch(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9_.-]+))(?::\d{1,5})?", host.lower())
     return matched and (matched[1] or matched[2])
 
@@ -468,22 +449,14 @@ BACKLOG = 128
 
 
 def address(host: str, port: int, token: str | None = None) -> str:
-    """The URL at which a browser opens the app; IPv6 addresses get brackets.
-
-    >>> address("127.0.0.1", 8000), address("::1", 80, "abc")
-    ('http://127.0.0.1:8000/', 'http://[::1]:80/?token=abc')
-    """
+    """The URL at which a browser opens the app; IPv6 addresses get brackets."""
     host_in_url = f"[{host}]" if ":" in host else host
     return f"http://{host_in_url}:{port}/{f'?token={token}' if token else ''}"
 
 
 def access_for(host: str) -> Access:
     """Return who may use the app that listens at ``host``: at a loopback address this machine,
-    without a token; at any other address everybody who has a new random token.
-
-    >>> access_for("127.0.0.1").token is None, access_for("0.0.0.0").token is None
-    (True, False)
-    """
+    without a token; at any other address everybody who has a new random token."""
     loopback = host.lower() == "localhost"
     with suppress(ValueError):
         loopback = ipaddress.ip_address(host).is_loopback

@@ -117,28 +117,14 @@ def register(kind: type[B]) -> type[B]:
 
 
 def blend(images: torch.Tensor, replacement: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
-    """Return the images where ``keep`` is 1, their replacement where it is 0, and shares of both
-    between. Both ends are exact, in every precision.
-
-    >>> blend(
-    ...     torch.tensor([[[5.0, 5.0]]]),
-    ...     torch.tensor([[[1.0, 1.0]]]),
-    ...     torch.tensor([[[1.0, 0.25]]]),
-    ... )
-    tensor([[[5., 2.]]])
-    """
+    """Return the images where ``keep`` is 1, their replacement where it is 0 (both exact, in every
+    precision), and shares of both between."""
     return torch.lerp(replacement, images, keep.to(images))
 
 
 def scale_of(preprocess: Preprocess) -> tuple[torch.Tensor, torch.Tensor]:
-    """Find out how a preprocessing scales colours: return what black becomes ``(C,)``, and by how
-    much white lies above it ``(C,)``, in the model's units. Three grey pictures are tried.
-
-    >>> from explain.models import CenterCrop
-    >>> black, range_ = scale_of(CenterCrop(8, mean=(0.5,) * 3, std=(0.25,) * 3))
-    >>> black.tolist(), range_.tolist()
-    ([-2.0, -2.0, -2.0], [4.0, 4.0, 4.0])
-    """
+    """Return what black becomes by a preprocessing ``(C,)``, and by how much white lies above it
+    ``(C,)``, in the model's units. `BaselineError` if it does more than scale and shift."""
     colors = []
     for level in (0, 51, 255):
         x = preprocess(Image.new("RGB", (256, 256), (level, level, level)))
@@ -160,12 +146,7 @@ def scale_of(preprocess: Preprocess) -> tuple[torch.Tensor, torch.Tensor]:
 
 def range_of(preprocess: Preprocess) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
     """Return the least and the largest value of each channel that a preprocessing makes, from black
-    and white; None where it does more than scale and shift, or fails.
-
-    >>> from explain.models import CenterCrop
-    >>> range_of(CenterCrop(8, mean=(0.5,) * 3, std=(0.25,) * 3))
-    ((-2.0, -2.0, -2.0), (2.0, 2.0, 2.0))
-    """
+    and white; None where it does more than scale and shift, or fails."""
     try:
         black, span = scale_of(preprocess)
     except Exception:  # whatever the caller's own preprocessing raises, the first photo shows it

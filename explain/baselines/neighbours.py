@@ -37,11 +37,8 @@ def interpolated(images: torch.Tensor, covered: torch.Tensor) -> torch.Tensor:
 
 
 class _Level:
-    """The system on one grid: which cells are ``unknown`` ``(b, 1, h, w)``; ``held`` ties them to
-    what is known. For u that is zero where all is known, the matrix takes u to ``unknown *
-    (around(unknown) * u - around(u)) + held * u``: differences between unknown neighbours, and the
-    distance from what is known. On the finest grid, this is the system itself.
-    """
+    """The linear system on one grid: which cells are ``unknown`` ``(b, 1, h, w)``, and ``held``,
+    how strongly each is tied to known neighbours. The finest grid has the system itself."""
 
     def __init__(self, unknown: torch.Tensor, held: torch.Tensor) -> None:
         """The ``diagonal`` of a grid's matrix and its ``inverse``, from cells that are ``unknown``
@@ -54,6 +51,8 @@ class _Level:
         """1 by the matrix's diagonal; 0 where nothing is unknown."""
 
     def times(self, u: torch.Tensor) -> torch.Tensor:
+        # For u that is zero where all is known: unknown * (around(unknown) * u - around(u)), the
+        # differences between unknown neighbours, and held * u, those from what is known.
         return torch.addcmul(self.diagonal * u, self.unknown, _around(u), value=-1)
 
     def smoothed(self, u: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
@@ -209,9 +208,8 @@ class Neighbours(Baseline):
     minimums = {"noise": 0}
 
     def __call__(self, images: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
-        """The photos ``(N, C, H, W)`` with covered pixels (``keep`` below 1) interpolated from
-        those around them, plus a little noise against recognising the mask. Videos are filled frame
-        by frame."""
+        """The images with covered pixels (``keep`` below 1) interpolated from those around them,
+        plus a little noise against recognising the mask. Videos are filled frame by frame."""
         check_mask(images, keep)
         frames = _frames(in_single_or_double(images))
         masks = _frames(keep.expand([len(images), *keep.shape[1:]]))

@@ -48,12 +48,8 @@ def to_unit(maps: torch.Tensor) -> torch.Tensor:
 
 
 def blurred(x: torch.Tensor, sigma: float, reach: float = math.inf) -> torch.Tensor:
-    """Pictures ``(..., H, W)`` under a Gaussian of ``sigma`` pixels (0: as they are), cut off at
-    ``reach``; weights outside the edges are left out: no colour is invented.
-
-    >>> blurred(torch.tensor([[0.0, 4.0]]), 1e6)
-    tensor([[2., 2.]])
-    """
+    """Images ``(..., H, W)`` under a Gaussian of ``sigma`` pixels (0: as they are), cut off at
+    ``reach``; weights outside the edges are left out: no colour is invented."""
     if sigma == 0:
         return x
     down, across = (_gaussian_weights(side, sigma, reach).to(x) for side in x.shape[-2:])
@@ -93,11 +89,7 @@ class Zero(Baseline):
 
 @dataclass(frozen=True)
 class Constant(Baseline):
-    """One number for all pixels. It is in the units of the model.
-
-    >>> Constant(2.0).replacement(torch.rand(1, 1, 1, 2))
-    tensor([[[[2., 2.]]]])
-    """
+    """One number for all pixels. It is in the units of the model."""
 
     value: float
 
@@ -363,11 +355,7 @@ BaselineLike: TypeAlias = str | float | torch.Tensor | Baseline
 
 
 def list_baselines(pattern: str = "*") -> list[str]:
-    """Return the names of the baselines that match a glob pattern, in alphabetical order.
-
-    >>> list_baselines()
-    ['black', 'blur', 'defocus', 'mean', 'neighbours', 'noise', 'zero']
-    """
+    """Return the names of the baselines that match a glob pattern, in alphabetical order."""
     load_plugins()
     return sorted(name for name in registered if fnmatch.fnmatchcase(name, pattern))
 

@@ -21,23 +21,17 @@ STRETCHED = (2, 98)
 
 @dataclass(frozen=True)
 class Bands:
-    """How images of several bands are read.
-
-    Args:
-        count: how many bands a file or array must have.
-        shown: which of them are red, green and blue in the picture, or its grey, counted from 1; by
-            default the first three.
-        window: the level and the width of the values that are 0 to 1 for the model; by default as
-            for photos: the range of bytes, floats from 0 to 1 as they are, or the fewest bits that
-            hold the brightest.
-
-    Raises:
-        ImageError: there is no such band.
-    """
+    """How images of several bands are read. `ImageError` where there is no such band."""
 
     count: int
+    """How many bands a file or array must have."""
     shown: tuple[int, ...] = ()
+    """Which bands are red, green and blue in the picture, or its grey, counted from 1; by default
+    the first three."""
     window: Window | None = None
+    """The level and the width of the values that are 0 to 1 for the model; by default as for
+    photos: the range of bytes, floats from 0 to 1 as they are, or the fewest bits that hold the
+    brightest."""
 
     def __post_init__(self) -> None:
         """Refuse bands that are not there."""
@@ -78,11 +72,7 @@ def as_read(
     window: Window | None, channels: int | None, bands: Sequence[int] = ()
 ) -> Window | Bands | None:
     """How images are read for a model of so many channels: in a ``window``, or all of several
-    bands; ``bands`` are those that are shown.
-
-    >>> as_read(None, 3), as_read(None, 4, (4, 3, 2)).shown
-    (None, (4, 3, 2))
-    """
+    bands; ``bands`` are those that are shown."""
     if channels not in (None, 0, 1, 3):
         return Bands(channels, tuple(bands), window)
     if bands:

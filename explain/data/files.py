@@ -31,11 +31,7 @@ PATIENCE = 10.0  # seconds to wait for others that put files in place, which tak
 
 def slug(text: str) -> str:
     """Return a text as part of a file name that any system takes: letters and digits of any script,
-    dots and dashes, at most 100 bytes.
-
-    >>> slug("tabby cat/../x"), slug("猫?")
-    ('tabby-cat-..-x', '猫')
-    """
+    dots and dashes, at most 100 bytes."""
     plain = re.sub(r"[^\w.-]+", "-", unicodedata.normalize("NFC", text)).strip("-.")
     while len(plain.encode("utf-8", "replace")) > 100:
         plain = plain[:-1]
@@ -44,11 +40,7 @@ def slug(text: str) -> str:
 
 def distinct(names: Iterable[str]) -> list[str]:
     """Number those names that would be the same file on some system, where capitals do not count,
-    so that all are different; the order stays.
-
-    >>> distinct(["a", "A", "a-2", "b"])
-    ['a', 'A-2', 'a-2-2', 'b']
-    """
+    so that all are different; the order stays."""
     taken: dict[str, str] = {}
     for name in names:
         free = name
@@ -62,14 +54,7 @@ def distinct(names: Iterable[str]) -> list[str]:
 
 def json_text(document: Any, encoding: str = "utf-8") -> str:
     """A document as strict, indented JSON that cannot steer a terminal: characters that cannot be
-    seen, or that the ``encoding`` lacks, are escapes.
-
-    >>> print(json_text(["tabby\\x9b2J", "K\\xe4se"]))
-    [
-      "tabby\\u009b2J",
-      "Käse"
-    ]
-    """
+    seen, or that the ``encoding`` lacks, are escapes."""
 
     text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
     text = re.sub(r"[^\n -~]", _unless_printable, text)
@@ -88,12 +73,7 @@ def _unless_printable(match: re.Match[str]) -> str:
 
 def halved(array: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Return an array divided by its largest magnitude as float16, and that magnitude: half the
-    size in files of maps, which are read back as ``values * scale``.
-
-    >>> values, scale = halved(np.float32([4e6, -1e6]))
-    >>> values.tolist(), float(scale)
-    ([1.0, -0.25], 4000000.0)
-    """
+    size in files of maps, which are read back as ``values * scale``."""
     scale = np.float32(np.abs(array).max(initial=0) or 1)
     return (array / scale).astype(np.float16), np.asarray(scale)
 
@@ -106,15 +86,7 @@ def restored(
 
 
 class Files:
-    """Collects the contents of files for a folder, then writes all of them.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     files = Files(folder)
-    ...     files.add_json("a.json", {"x": 1})
-    ...     [path.name for path in files.write()]
-    ['a.json']
-    """
+    """Collects the contents of files for a folder, then writes all of them."""
 
     def __init__(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Begin an empty set of files for a folder, which need not exist yet; nothing is written
@@ -302,11 +274,7 @@ def unlock(descriptor: int) -> None:
 
 def as_cell(value: Any) -> Any:
     """Return a value as a cell of CSV, in which a text that a spreadsheet would run as a formula
-    gets an apostrophe before it; numbers stay.
-
-    >>> as_cell("=1+1"), as_cell("cat.png"), as_cell("-1"), as_cell(-1.5)
-    ("'=1+1", 'cat.png', '-1', -1.5)
-    """
+    gets an apostrophe before it; numbers stay."""
     if not isinstance(value, str) or not value.startswith(("=", "+", "-", "@", "\t", "\r")):
         return value
     with suppress(ValueError):

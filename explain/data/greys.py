@@ -53,13 +53,8 @@ def to_8_bits(
     volume: Array | None = None,
     name: str = "",
 ) -> Array:
-    """Pixels of any depth as 0-255: bytes as they are, floats from 0 to 1 as such, others by
-    ``window`` (level, width), ``bits`` or the fewest of 8 to 16 bits, else from darkest to
-    brightest (of the ``volume``), with a warning. What is not finite is black.
-
-    >>> to_8_bits(np.array([-100.0, 41.0, 240.0]), window=(40, 400)).tolist()
-    [38, 128, 255]
-    """
+    """Pixels of any depth as 0-255: bytes as they are, others by ``window`` (level, width), else by
+    `_range_of`, that of the ``volume`` where there is one. What is not finite is black."""
     if pixels.dtype == np.bool_:
         pixels = pixels * np.uint8(255)
     if pixels.dtype == np.uint8 and window is None:
@@ -78,11 +73,7 @@ BYTES = (127.5, 255.0)
 
 def to_levels(pixels: Array, *, window: Window | None = None, name: str = "") -> Array:
     """Pixels of any depth as floats, 0 for black and 1 for white, as `to_8_bits` reads them; what
-    the window leaves out lies beyond.
-
-    >>> to_levels(np.array([0, 102, 255], np.uint8)).round(2)
-    array([0. , 0.4, 1. ], dtype=float32)
-    """
+    the window leaves out lies beyond."""
     if pixels.dtype == np.uint8:
         window = window or BYTES
     return _levels(pixels, 1, window, None, None, name)[0]
@@ -173,11 +164,7 @@ NO_CONTRAST = "the photo shows nothing: all of its pixels have nearly the same v
 
 def has_contrast(photo: Image.Image) -> bool:
     """Whether the darkest and the brightest value of any channel of a photo differ by at least
-    `MIN_CONTRAST`; blank photos are warned of.
-
-    >>> has_contrast(Image.new("RGB", (4, 4), "orange")), has_contrast(Image.linear_gradient("L"))
-    (False, True)
-    """
+    `MIN_CONTRAST`."""
     # a few pixels are enough in nearly every photo
     sampled = photo.resize((8, 8), Image.Resampling.NEAREST)
     for pixels in (sampled, photo):

@@ -47,9 +47,8 @@ def slice_count(file: Any, name: str) -> int:
 
 
 def slices_in(file: Any, name: str, limit: Limit) -> Array:
-    """The slices ``(D, H, W)`` of an open NIfTI file, from the feet up: in each the front is above
-    and the patient's right on the left, whatever the order in the file. Sizes are checked by the
-    header, before values are read."""
+    """The slices ``(D, H, W)`` of an open NIfTI file, oriented as `read_nifti` says. Sizes are
+    checked by the header, before values are read."""
     image = _opened(file, name)
     width, height, depth = _upright(image, name)
     limit.check_slices(name, depth)

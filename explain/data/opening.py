@@ -33,11 +33,7 @@ SCANS = frozenset([".npy", ".dcm", ".nii", ".nii.gz"])
 
 
 def ending_of(name: str) -> str:
-    """The ending of a file's name in small letters; ``.nii.gz`` is one.
-
-    >>> ending_of("a/Scan.NII.gz"), ending_of("cat.jpg")
-    ('.nii.gz', '.jpg')
-    """
+    """The ending of a file's name in small letters; ``.nii.gz`` is one."""
     small = name.lower()
     return ".nii.gz" if small.endswith(".nii.gz") else os.path.splitext(small)[1]
 

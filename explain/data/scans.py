@@ -78,11 +78,8 @@ class Scan:
 
 
 def slice_name(path: str, place: int) -> str:
-    """Return the name of a slice, by which it is read: people count slices from 1.
-
-    >>> slice_name("scan.dcm", 0), split_slice("scan.dcm slice 1"), split_slice("scan.dcm")
-    ('scan.dcm slice 1', ('scan.dcm', 0), ('scan.dcm', None))
-    """
+    """Return the name by which a slice is read, as "scan.dcm slice 1" for ``place`` 0: people count
+    slices from 1."""
     return f"{path} slice {place + 1}"
 
 
@@ -97,17 +94,13 @@ def split_slice(name: str) -> tuple[str, Chosen]:
 
 
 def read_range(text: str) -> Chosen:
-    """The slices that a text means, ``12``, ``10:20`` (the 10th to the 20th) or ``::5`` (every
-    fifth, from the first on); there is no slice 0. None for any other text.
-
-    >>> read_range("12"), read_range("10:20"), read_range("0:5"), read_range("x")
-    (11, slice(9, 20, None), slice(0, 0, None), None)
-    """
+    """The slices that a text means: ``12``, ``10:20`` (the 10th to the 20th) or ``::5`` (every
+    fifth, from the first on). None for any other text."""
     match = _RANGE.fullmatch(text)
     if not text.isdecimal() and match is None:
         return None
     first, last, step = (text, text, None) if match is None else match.groups()
-    if first and not int(first):
+    if first and not int(first):  # there is no slice 0
         return slice(0, 0)
     if match is None:
         return int(text) - 1
@@ -116,12 +109,8 @@ def read_range(text: str) -> Chosen:
 
 
 def chosen_numbers(chosen: Chosen, count: int) -> range:
-    """Return the places of the chosen slices of a file with ``count`` slices; all for None, none
-    where there is no such slice.
-
-    >>> chosen_numbers(12, 20), chosen_numbers(slice(18, None), 20), chosen_numbers(None, 2)
-    (range(12, 13), range(18, 20), range(0, 2))
-    """
+    """Return the indices of the chosen slices of a file with ``count`` slices; all for None, none
+    where there is no such slice."""
     if isinstance(chosen, int):
         chosen = slice(chosen, chosen + 1)
     return range(count)[chosen or slice(None)]
@@ -129,11 +118,7 @@ def chosen_numbers(chosen: Chosen, count: int) -> range:
 
 def stem_of(name: str | os.PathLike[str]) -> str:
     """Return the name of a photo without its folder and ending, as names of written files begin;
-    chosen slices stay in it.
-
-    >>> stem_of("a/cat.jpg"), stem_of("a/scan.dcm slice 12")
-    ('cat', 'scan slice 12')
-    """
+    chosen slices stay in it: "scan slice 12" of "a/scan.dcm slice 12"."""
     name = os.fspath(name)
     path, _ = split_slice(name)
     file_name = os.path.basename(path)
@@ -209,11 +194,7 @@ def cached_scan(path: str, name: str, stamp: tuple[int, int], limit: Limit) -> S
 
 def as_slices(array: Array) -> Array:
     """An array as slices ``(D, H, W)`` or ``(D, H, W, C)``, without copies or outer axes of 1:
-    ``(H, W)``, ``(H, W, 3 or 4)`` and ``(3, H, W)`` are one slice, one axis more is several.
-
-    >>> as_slices(np.zeros((3, 8, 9))).shape, as_slices(np.zeros((1, 12, 8, 9))).shape
-    ((1, 8, 9, 3), (12, 8, 9))
-    """
+    ``(H, W)``, ``(H, W, 3 or 4)`` and ``(3, H, W)`` are one slice, one axis more is several."""
     shape = array.shape
     while array.ndim > 2 and array.shape[0] == 1:
         array = array[0]

@@ -19,15 +19,15 @@ from explain.report.pages import Section, document
 
 @dataclass(frozen=True)
 class Comparison:
-    """What differs between the explanations that several models have for one photo. ``summary`` is
-    for JSON: the models, their predictions, and for each map the share of the heat ``elsewhere``.
-    ``lines`` say the same to people. ``tiles`` has a row for each target and method, as `picture`
-    shows it.
-    """
+    """What differs between the explanations that several models have for one photo."""
 
     summary: Mapping[str, Any]
+    """For JSON: the models, their predictions, and for each map the share of the heat
+    ``elsewhere``."""
     lines: list[str]
+    """The same for people."""
     tiles: list[list[Tile]] = field(repr=False)
+    """A row for each target and method, as `picture` shows it."""
 
     def picture(self) -> Image.Image:
         """Return a table of pictures, with a row for each target and method: the map of each model,

@@ -21,16 +21,17 @@ from explain.targets.outputs import Activation, Prediction
 
 @dataclass(frozen=True)
 class Located:
-    """What a detector or segmenter finds on one photo, and what the targets are there.
-    ``detections`` are all boxes, best first. For each target, in the order asked: ``names`` is what
-    it is called ("cup@2"), ``boxes`` is its box (None for a region), and ``targets`` is the box or
-    region as a target, with which another call explains the same.
-    """
+    """What a detector or segmenter finds on one photo, and, for each target in the order asked,
+    what the target is there."""
 
     detections: tuple[Prediction, ...]
+    """All boxes, best first."""
     names: tuple[str, ...]
+    """What each target is called: "cup@2"."""
     boxes: tuple[Prediction | None, ...]
+    """The box of each target; None for a region."""
     targets: tuple[Target, ...]
+    """The box or region of each target as a target, with which another call explains the same."""
 
 
 def located(
@@ -183,11 +184,7 @@ def _box(
 
 def detection_names(labels: Sequence[str]) -> list[str]:
     """Return the labels as they can be typed for one detection each: "cup@1" and "cup@2" where
-    there are two of a label.
-
-    >>> detection_names(["cup", "tie", "cup"])
-    ['cup@1', 'tie', 'cup@2']
-    """
+    there are two of a label."""
     names = []
     for position, label in enumerate(labels):
         number = labels[: position + 1].count(label)

@@ -724,9 +724,5 @@ class Explanation(Reportable):
 
 
 def method_slug(name: str) -> str:
-    """Return the end of the names of a method's files.
-
-    >>> method_slug("smooth(gradcam)"), method_slug("occlusion(window=8)")
-    ('smooth-gradcam', 'occlusion-window=8')
-    """
+    """Return the end of the names of a method's files: "smooth-gradcam" for "smooth(gradcam)"."""
     return re.sub(r"[^a-z0-9_.+=-]+", "-", name.lower()).strip("-")

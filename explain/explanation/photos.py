@@ -51,20 +51,19 @@ class Photo:
 
 @dataclass(frozen=True, eq=False)
 class BatchAnswers:
-    """The results for a batch of N photos.
-
-    ``results`` has for each target the attributions by method. ``logits`` and ``probabilities``
-    ``(N, K)`` are the model's for its classes, or None. ``predictions`` has the model's best answer
-    for each photo: a class, yes or no, or a number; None where it gives no outputs for classes.
-    ``located`` has for each photo where the targets are, for a model without class scores (a
-    detector), and None otherwise.
-    """
+    """The results for a batch of N photos."""
 
     results: list[dict[str, Attribution]]
+    """For each target, the attributions by method."""
     logits: torch.Tensor | None
+    """``(N, K)``, where the model has classes."""
     probabilities: torch.Tensor | None
+    """``(N, K)``, where the model has classes."""
     predictions: Sequence[Prediction | None]
+    """The best answer for each photo: a class, yes or no, or a number; None where the model gives
+    no outputs for classes."""
     located: Sequence[Located | None]
+    """Where the targets are in each photo, for a model without class scores, as a detector."""
 
     def results_of(self, image: int) -> list[dict[str, Attribution]]:
         """Return the attributions of photo number ``image`` in the batch, each as a batch of one:
@@ -120,26 +119,14 @@ def explained(
     at_once: Callable[[T], int],
     apart: Callable[[T], bool],
 ) -> Iterator[list[tuple[T, R | Exception | None]]]:
-    """Yield batches of photos, each with its result of ``explain`` or its own error, as they are
-    full (`reported` restores the order). Photos share the key ``alike(photo)`` (None: unreadable),
-    ``at_once(photo)`` make a batch, one by one unless ``apart(photo)``, which is asked once.
-
-    >>> list(
-    ...     explained(
-    ...         [1, 0],
-    ...         lambda batch: [1 / x for x in batch],
-    ...         alike=type,
-    ...         at_once=lambda x: 8,
-    ...         apart=bool,
-    ...     )
-    ... )
-    [[(1, 1.0), (0, ZeroDivisionError('division by zero'))]]
-    """
+    """Yield batches of ``at_once(photo)`` photos with one key ``alike(photo)`` (None: unreadable),
+    as they are full, each photo with its result of ``explain``, its own error, or None."""
     is_apart: bool | None = None
     for batch in in_batches(photos, alike, at_once):
         if alike(batch[0]) is None:
             yield [(batch[0], None)]
             continue
+        # only a model that answers each photo for itself may take several at once
         if len(batch) > 1 and is_apart is None:
             is_apart = apart(batch[0])
         parts = [batch] if is_apart else [[photo] for photo in batch]
@@ -197,11 +184,7 @@ def reported(batches: Iterable[Iterable[tuple[int, Any]]]) -> Iterator[Any]:
 
 def each_tried(photos: list[T], work: Callable[[list[T]], Iterable[R]]) -> list[R | Exception]:
     """The results of ``work`` for a batch; if it fails, of each photo alone, with its error where
-    this fails too. An error that a signal has caused (interrupt, time limit) is raised.
-
-    >>> each_tried([1, 0], lambda numbers: [1 / number for number in numbers])
-    [1.0, ZeroDivisionError('division by zero')]
-    """
+    this fails too. An error that a signal has caused (interrupt, time limit) is raised."""
     try:
         return list(work(photos))
     except Exception as error:
@@ -213,11 +196,7 @@ def each_tried(photos: list[T], work: Callable[[list[T]], Iterable[R]]) -> list[
 
 
 def collected(outcomes: Iterable[Any]) -> list[Any]:
-    """Return the results of all photos as a list.
-
-    >>> collected(iter(["a", "b"]))
-    ['a', 'b']
-    """
+    """Return the results of all photos as a list; `PhotosError`, which has them, if some failed."""
     results = list(outcomes)
     errors = {
         place: result for place, result in enumerate(results) if isinstance(result, PhotoError)

@@ -14,13 +14,7 @@ def tiles_on_photo(
     attribution: Attribution, boxes: Sequence[Box], size: tuple[int, int]
 ) -> Attribution:
     """A photo's T tiles, frames or patches as one attribution at the finest tile's resolution, laid
-    at ``boxes`` in pixels of a photo of ``size`` (width, height): values of pixels are added up
-    where tiles overlap, maps of a layer become means.
-
-    >>> tiles = Attribution("m", torch.ones(1, 2, 2, 2), "score", torch.ones(1), "a", (2, 2, 2))
-    >>> tiles_on_photo(tiles, [Box(0, 0, 2, 2), Box(2, 0, 4, 2)], (4, 2)).values.shape
-    torch.Size([1, 2, 4])
-    """
+    at ``boxes`` in pixels of a photo of ``size`` (width, height)."""
     height, width = attribution.size[1:]
     pixels = attribution.values.ndim == len(attribution.size) + 2
     finest = min(boxes, key=lambda box: box.height * box.width)
@@ -70,10 +64,8 @@ def _laid(
     scale: tuple[float, float],
     neutral: float = 0.0,
 ) -> torch.Tensor:
-    """T tiles laid on ``canvas`` (height, width in the finest cells, ``scale`` for a pixel) at
-    ``boxes`` in pixels: ``(T, C, H, W)`` to sums divided by T, ``(T, h, w)`` to means, and
-    ``neutral`` where none lies.
-    """
+    """T tiles laid at ``boxes`` (in pixels): ``(T, C, H, W)`` to sums divided by T, ``(T, h, w)``
+    to means. ``canvas`` is (height, width) in cells, ``scale`` cells a pixel (down, across)."""
     pixels = values.ndim == 4
     height, width = canvas
     down, across = scale
@@ -94,12 +86,8 @@ def _laid(
 
 
 def _overlap(start: int, length: int, whole: int) -> tuple[slice, slice]:
-    """Along one axis, the cells of a whole (0 to ``whole``) that a part covers, and the part's own
-    cells there; the part begins at ``start`` (maybe negative) and has ``length`` cells.
-
-    >>> _overlap(-2, 5, 8), _overlap(4, 5, 8)
-    ((slice(0, 3, None), slice(2, 5, None)), (slice(3, 8, None), slice(0, 5, None)))
-    """
+    """Along one axis, the cells of a whole (0 to ``whole``) that a part of ``length`` cells from
+    ``start`` (maybe negative) covers, and the part's own cells there."""
     if start + length == whole + 1:  # by rounding
         start -= 1
     first = max(start, 0)

@@ -38,13 +38,8 @@ from explain.targets.outputs import configured_activation
 def as_classifier(
     model: nn.Module, *, name: str | None = None, size: Side | None = None
 ) -> Classifier:
-    """A module with its ``preprocess`` and ``categories``, else timm's ``pretrained_cfg``, else
-    transformers' processor and ``id2label``, or ultralytics' letterbox and ``names``; else
-    ``assumed`` says what is. Nothing is downloaded.
-
-    >>> as_classifier(nn.Conv2d(3, 5, 1), size=32).assumed.split("; ")[1]
-    "assumed: a centre crop of 32 pixels, ImageNet's mean and standard deviation"
-    """
+    """A module with its own ``preprocess`` and ``categories``, else what timm, transformers or
+    ultralytics keep in it; else ``assumed`` says what is assumed. Nothing is downloaded."""
     inner = unwrapped_or_same(model)
     name = name or type(inner).__name__
     preprocess = _attribute(model, inner, "preprocess")
@@ -85,10 +80,8 @@ def as_classifier(
 
 
 def _usual(model: nn.Module, size: Side | None) -> Preprocess:
-    """The preprocessing assumed without any: a centre crop of ``size`` pixels (224), in grey for a
-    first convolution of one channel, of all bands for one of more, with ImageNet's values unless
-    whole levels are taken.
-    """
+    """The preprocessing assumed without any: a centre crop of ``size`` pixels (224), with as many
+    channels as the model takes, and ImageNet's values unless it takes whole levels."""
     values: dict[str, Any] = {}
     if isinstance(model, (BlackBox, OpenProgram)):
         height, width = model.shape[2:4]
@@ -100,9 +93,8 @@ def _usual(model: nn.Module, size: Side | None) -> Preprocess:
 
 
 def _channels_of_photos(model: nn.Module, size: Side | None) -> int:
-    """The number of channels of photos for a model: 3, 1 for a first convolution of one channel,
-    or those of another one if the model takes them, as it does not where it rearranges photos
-    first."""
+    """The number of channels of a model's photos: that of its first convolution if it is 1 or the
+    model runs with it, else 3 (it may rearrange photos first)."""
     channels = _input_channels(model)
     if channels in (None, 1, 3) or isinstance(model, (BlackBox, OpenProgram)):
         return channels or 3
@@ -212,12 +204,7 @@ def resolve_preprocessing(
 
 def _what_is_assumed(name: str, preprocess: Preprocess, said: Collection[str] = ()) -> str | None:
     """Return the sentence for a warning that says which of a preprocessing's size, mean and std are
-    assumed, and how to give them; None where the caller has ``said`` them all.
-
-    >>> _what_is_assumed("Net", CenterCrop(32), {"mean"}).split("; ")[1]
-    "assumed: a centre crop of 32 pixels, ImageNet's standard deviation"
-    >>> _what_is_assumed("Net", CenterCrop(32), {"size", "mean", "std"})
-    """
+    assumed, and how to give them; None where the caller has ``said`` them all."""
     missing = [value for value in ("size", "mean", "std") if value not in said]
     if not missing:
         return None

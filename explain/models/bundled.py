@@ -74,12 +74,7 @@ TRANSFORMER_SHA256 = "e8eebfd58f4f4eee1afc64cb5e777a68216ae4bf3007055e0ec9089525
 
 
 def load_tiny(size: Side | None = None) -> Classifier:
-    """Load the small residual network; the model card says which size is best.
-    The file holds tensors, numbers and text only, and is read with ``weights_only=True``.
-
-    >>> load_tiny().label(0)
-    'Egyptian cat'
-    """
+    """Load the small residual network; the model card says which size is best."""
     if size is not None and min(sides_of(size)) < 16:
         raise ModelError(
             f"{option_name('size')} must be at least 16 pixels for the model 'tiny', got {size}; "
@@ -89,12 +84,8 @@ def load_tiny(size: Side | None = None) -> Classifier:
 
 
 def load_tiny_transformer(size: Side | None = None) -> Classifier:
-    """The small transformer, for 64 pixels only, since tokens have positions. Its file holds
-    tensors, numbers and text, and must be the published one to the bit.
-
-    >>> load_tiny_transformer().label(0)
-    'Egyptian cat'
-    """
+    """The small transformer, for 64 pixels only, since its tokens have positions. Its file must be
+    the published one to the bit."""
     content = read_published(TRANSFORMER_FILE, TRANSFORMER_SHA256, TRANSFORMER)
     weights = f"{TRANSFORMER_FILE.name} (sha256 {TRANSFORMER_SHA256})"
     if size not in (None, 64):
@@ -127,11 +118,7 @@ KINDS = Path(__file__).with_name("imagenet_kinds.txt")
 @cache
 def imagenet_labels() -> Categories:
     """ImageNet's 1,000 labels, readable and distinct, with other words: synonyms of WordNet, and
-    everyday words for kinds ("dog" stands for 118 classes).
-
-    >>> imagenet_labels()[281], imagenet_labels().synonyms[281][:2]
-    ('tabby cat', ('tabby', 'cat'))
-    """
+    everyday words for kinds ("dog" stands for 118 classes)."""
     words = [line.split(", ") for line in IMAGENET.read_text("utf-8").splitlines()]
     absent = []
     for line in KINDS.read_text("utf-8").splitlines():
@@ -149,11 +136,7 @@ def imagenet_labels() -> Categories:
 
 def with_synonyms(labels: Iterable[str]) -> Categories:
     """Return labels with the synonyms that ImageNet's labels of the same names have, so that users
-    can name a class by them; labels without a match get none.
-
-    >>> with_synonyms(["tabby cat", "gizmo"]).synonyms[1]
-    ()
-    """
+    can name a class by them; labels without a match get none."""
     labels = list(labels)
     imagenet = imagenet_labels()
     synonyms = dict(zip(map(str.casefold, imagenet), imagenet.synonyms, strict=True))
@@ -172,22 +155,14 @@ COCO = Path(__file__).with_name("coco.txt")
 
 def load_nanodet(size: Side | None = None) -> Classifier:
     """NanoDet-g for COCO's 80 classes, in RGB with ImageNet's values (usually 416 pixels, a
-    multiple of 32): its first convolution's channels are turned, as the published one takes BGR.
-
-    >>> load_nanodet().label(41)
-    'cup'
-    """
+    multiple of 32). The published one takes BGR: its first convolution's channels are turned."""
     labels = COCO.read_text("utf-8").splitlines()
     preprocess = StretchedPhoto(size or 416)
     return _converted(NANODET, NanoDet, DETECTOR_FILE, DETECTOR_SHA256, preprocess, labels)
 
 
 def load_person_segmenter(size: Side | None = None) -> Classifier:
-    """Load MediaPipe's selfie segmenter; its input is usually 256 pixels, in RGB from 0 to 1.
-
-    >>> load_person_segmenter().label(0)
-    'person'
-    """
+    """Load MediaPipe's selfie segmenter; its input is usually 256 pixels, in RGB from 0 to 1."""
     preprocess = StretchedPhoto(size or 256, (0.0,) * 3, (1.0,) * 3)
     network = small_networks.PersonSegmenter
     return _converted(
@@ -227,13 +202,8 @@ UNKNOWN = "[unknown]"
 
 
 class WordPieces:
-    """A tokenizer: words of the vocabulary, and the longest pieces of it for other words. Takes
-    texts, gives ids ``(N, 16)``: a start token, the text without what is too long, and padding.
-
-    >>> pieces = WordPieces([PAD, START, UNKNOWN, "cat", "##s"])
-    >>> pieces(["Cats!"])[0, :4].tolist()
-    [1, 3, 4, 0]
-    """
+    """A tokenizer: words of the vocabulary, and the longest pieces of it for other words. Gives ids
+    ``(N, 16)``: a start token, the text (cut if too long), and padding."""
 
     def __init__(self, vocabulary: Iterable[str]) -> None:
         """Number the pieces in the order of the vocabulary, which is that of the embedding's rows.
@@ -271,13 +241,8 @@ def words(text: str) -> list[str]:
 
 
 class TinyCLIP(nn.Module):
-    """Features of photos ``(N, 3, 64, 64)`` and of texts ``(N, 16)``, both ``(N, 128)``, and how
-    similar they are.
-
-    >>> ids = torch.zeros(2, LENGTH, dtype=torch.long)
-    >>> TinyCLIP(50).eval()(torch.zeros(1, 3, 64, 64), ids).shape
-    torch.Size([1, 2])
-    """
+    """Features of images ``(N, 3, 64, 64)`` and of texts ``(N, 16)``, both ``(N, 128)``, and how
+    similar they are."""
 
     def __init__(self, vocabulary: int, width: int = 128, heads: int = 4, depth: int = 2) -> None:
         """Build the two towers of the bundled image-text model; names and shapes of the parts are
@@ -320,11 +285,7 @@ def vocabulary() -> tuple[str, ...]:
 
 def load_tiny_clip(size: Side | None = None) -> Classifier:
     """Load the small image-text model, with labels of 200 zero-shot classes; its input can only be
-    64 pixels.
-
-    >>> load_tiny_clip().model.encode_text(WordPieces(vocabulary())(["a photo of a cat"])).shape
-    torch.Size([1, 128])
-    """
+    64 pixels."""
     tower = load_tiny_transformer(size)
     state = load(read_published(CLIP_FILE, CLIP_SHA256, TINY_CLIP))
     model = TinyCLIP(len(vocabulary()))

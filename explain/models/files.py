@@ -21,14 +21,8 @@ Scores = Callable[[torch.Tensor], Any]
 
 
 class BlackBox(nn.Module):
-    """A network of which nothing but its output is known; layers and operations are not there to be
-    explained. ``shape`` is that of the input that it was made for, with None where any length is
-    taken. A batch that it was not made for is given to it in parts.
-
-    >>> network = BlackBox(lambda x: x.mean((2, 3)), (1, 3, 8, 8))
-    >>> network(torch.rand(5, 3, 8, 8)).shape
-    torch.Size([5, 3])
-    """
+    """A network of which only the output is known: it has no layers and operations to explain. A
+    batch that it was not made for is given to it in parts."""
 
     hidden_layers = True
 
@@ -171,12 +165,6 @@ TIMM = "timm:"
 
 
 def is_file_or_code(name: str) -> bool:
-    """Whether loading a model of this name runs a file, or a function that the name says.
-
-    >>> [
-    ...     is_file_or_code(name)
-    ...     for name in ("tiny", "timm:resnet18.a1_in1k", "./x.pt2", "a.b:make", "timm:hf-hub:a/b")
-    ... ]
-    [False, False, True, True, True]
-    """
+    """Whether loading a model of this name runs a file ("x.pt2") or code ("package.module:factory",
+    or what a hub has: "timm:hf-hub:owner/name")."""
     return ":" in name.removeprefix(TIMM) or Path(name).suffix.lower() in SUFFIXES

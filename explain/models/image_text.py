@@ -16,13 +16,8 @@ from explain.models.from_code import made_by_code
 
 
 def load_image_text(name: str) -> tuple[nn.Module, Any]:
-    """An image-text model and its processor: of a folder that transformers has saved, of the name
-    of one on the Hugging Face Hub, or of code (package.module:factory, ./file.py:factory), whose
-    module has its processor as an attribute.
-
-    Raises:
-        ModelError: it is another kind of model, or cannot be loaded.
-    """
+    """An image-text model and its processor: of transformers (a folder, or a name on the Hugging
+    Face Hub), or of code, whose module has the processor as an attribute. `ModelError` if not."""
     is_folder = Path(name).is_dir()
     if ":" in name.removeprefix(TIMM) and not is_folder:
         module = made_by_code(name)

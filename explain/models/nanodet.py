@@ -127,20 +127,8 @@ class Head(nn.Sequential):
 
 
 class NanoDet(nn.Module):
-    """NanoDet-g: class scores and a box for each cell of three grids, without non-maximum
-    suppression.
-
-    Takes ``(N, 3, H, W)`` in RGB, where H and W are multiples of 32 (416 in training), and gives
-    what `decode_heads` does: "logits" ``(N, cells, classes)``, "scores", which are their sigmoids,
-    and "boxes" ``(N, cells, 4)``. Cells are those of stride 8, then 16, then 32, each row by row.
-    `detect` picks the detections among them.
-
-    >>> output = NanoDet(classes=5).eval()(
-    ...     torch.zeros(1, 3, 64, 96)
-    ... )  # 8 * 12 + 4 * 6 + 2 * 3 cells
-    >>> output["scores"].shape, output["boxes"].shape
-    (torch.Size([1, 126, 5]), torch.Size([1, 126, 4]))
-    """
+    """NanoDet-g, from images in RGB ``(N, 3, H, W)``, H and W multiples of 32, to what
+    `decode_heads` gives. It leaves out non-maximum suppression, which is in `detect`."""
 
     def __init__(self, classes: int = 80, width: int = 128) -> None:
         """Build the detector NanoDet: backbone, neck and a head for each of `STRIDES`; names are
@@ -151,6 +139,7 @@ class NanoDet(nn.Module):
         self.heads = nn.ModuleDict({f"stride{stride}": Head(width, classes) for stride in STRIDES})
 
     def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        # cells of stride 8, then 16, then 32, each in reading order
         levels = zip(self.heads.values(), self.neck(self.backbone(x)), strict=True)
         return decode_heads([head(level) for head, level in levels])
 
@@ -158,16 +147,8 @@ class NanoDet(nn.Module):
 def decode_heads(
     maps: Sequence[torch.Tensor], strides: Sequence[int] = STRIDES
 ) -> dict[str, torch.Tensor]:
-    """Class "logits" and "scores" (sigmoids) ``(N, cells, classes)`` and "boxes" ``(N, cells, 4)``
-    in pixels (maybe beyond the image) from each head's map ``(N, classes + 4 * BINS, rows,
-    columns)``. A side lies as many ``strides`` from its cell's centre as the mean of a softmax over
-    0, 1, ..., 10 says.
-
-    >>> flat = torch.zeros(1, 1 + 4 * BINS, 1, 2)  # one class, two cells, every distance 5 strides
-    >>> output = decode_heads([flat], [8])
-    >>> output["scores"][0, :, 0].tolist(), output["boxes"][0].round().tolist()
-    ([0.5, 0.5], [[-36.0, -36.0, 44.0, 44.0], [-28.0, -36.0, 52.0, 44.0]])
-    """
+    """From each head's map ``(N, classes + 4 * BINS, h, w)``: "logits" and "scores" (sigmoids)
+    ``(N, cells, classes)``, and "boxes" ``(N, cells, 4)`` in pixels, which are not clipped."""
     logits, boxes = detector_outputs.read_bins(maps, strides, BINS, maps[0].shape[1] - 4 * BINS)
     return {"logits": logits, "scores": logits.sigmoid(), "boxes": boxes}
 
@@ -178,16 +159,8 @@ def detect(
     iou: float = 0.6,
     candidates: int = 1000,
 ) -> list[dict[str, torch.Tensor]]:
-    """The detections in a `NanoDet`'s output above ``threshold``, best first, by non-maximum
-    suppression in each class (``iou``) among the best ``candidates``: for each image "boxes" ``(Q,
-    4)``, "labels", "scores" and "cells" (positions in the output) ``(Q,)``, with gradients.
-
-    >>> boxes = torch.tensor(
-    ...     [[[0.0, 0, 9, 9], [0, 0, 9, 8], [20, 0, 29, 9]]]
-    ... )  # the second is much like the first
-    >>> detect({"scores": torch.tensor([[[0.9], [0.8], [0.7]]]), "boxes": boxes})[0]["cells"]
-    tensor([0, 2])
-    """
+    """For each image, the cells above ``threshold`` after non-maximum suppression in each class,
+    best first, with gradients: "boxes" ``(Q, 4)``, "labels", "scores" and "cells" ``(Q,)``."""
     images = []
     for scores, boxes in zip(output["scores"], output["boxes"], strict=True):
         hits = detections.suppressed(

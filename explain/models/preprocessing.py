@@ -28,11 +28,7 @@ Side: TypeAlias = int | tuple[int, int]
 
 def checked_side(size: Any) -> Side:
     """Return a caller's ``size`` of an input, whose height and width are one number if they are
-    equal; refuse what is no size.
-
-    >>> checked_side([8, 8]), checked_side((8, 4)), sides_of(8)
-    (8, (8, 4), (8, 8))
-    """
+    equal; refuse what is no size."""
     sides = list(size) if isinstance(size, (list, tuple)) else [size, size]
     are_whole = [isinstance(side, Integral) and not isinstance(side, bool) for side in sides]
     if len(sides) != 2 or not all(are_whole) or min(sides) < 1:
@@ -172,11 +168,7 @@ class WholePhoto:
 
 @dataclass(frozen=True)
 class StretchedPhoto(WholePhoto):
-    """Show the model the whole photo, stretched to a square.
-
-    >>> StretchedPhoto(8)(Image.new("RGB", (30, 20))).shape, StretchedPhoto(8).box((30, 20)).width
-    (torch.Size([3, 8, 8]), 30.0)
-    """
+    """Show the model the whole photo, stretched to a square."""
 
     def _scaled_size(self, size: tuple[int, int]) -> tuple[int, int]:
         height, width = sides_of(self.side)
@@ -186,10 +178,8 @@ class StretchedPhoto(WholePhoto):
 def _scaled(
     how: CenterCrop | WholePhoto, image: Image.Image, size: tuple[int, int], part: Any = None
 ) -> torch.Tensor:
-    """The ``part`` (left, top, right, bottom; None for all) of a photo at ``size`` (width, height),
-    normalised: floats ``(C, height, width)``, in grey where ``how`` has one mean. Of an image of
-    other than three bands, all are taken; a photo stands for these in grey.
-    """
+    """The ``part`` (left, top, right, bottom) of a photo at ``size`` (width, height), normalised:
+    floats ``(C, height, width)``, in grey where ``how`` has one mean; all bands of other images."""
     resampling = Image.Resampling[how.interpolation.upper()]
     bands = getattr(image, "bands", None)
     if bands is None:
@@ -275,16 +265,8 @@ def adjusted(
     std: Values = None,
     interpolation: Interpolation | None = None,
 ) -> Preprocess:
-    """A preprocessing (centre crop or whole photo) with another ``size`` (pixels), ``channels`` (1:
-    grey, 3: colour, others: bands), ``mean``, ``std`` (of pixels from 0 to 1; a number for all) or
-    ``interpolation``; None leaves a value.
-
-    >>> adjusted(CenterCrop(8), mean=0.5, std=(0.2, 0.3, 0.4))
-    CenterCrop(side=8, crop=0.875, mean=(0.5, 0.5, 0.5), std=(0.2, 0.3, 0.4),
-    interpolation='bilinear')
-    >>> len(adjusted(CenterCrop(8), channels=1).mean)
-    1
-    """
+    """A centre crop or a whole photo with another ``size`` (pixels), ``channels``, ``mean``,
+    ``std`` (of pixels from 0 to 1; a number for all) or ``interpolation``; None leaves a value."""
     values = {
         "size": size,
         "channels": channels,

@@ -48,13 +48,8 @@ class Bottleneck(nn.Module):
 
 
 class SmallResNet(nn.Module):
-    """A residual network for small pictures: a map of 1/8 of the input's size, averaged, and one
-    linear layer. Takes ``(N, 3, H, W)``, gives logits ``(N, classes)``. At 64 pixels the last
-    feature map is 8x8.
-
-    >>> SmallResNet(classes=5).eval()(torch.zeros(1, 3, 64, 64)).shape
-    torch.Size([1, 5])
-    """
+    """A residual network for small images: ``(N, 3, H, W)`` to logits ``(N, classes)``, by the mean
+    of a map of 1/8 of the input's size and one linear layer."""
 
     def __init__(
         self,
@@ -110,14 +105,8 @@ class EncoderBlock(nn.Module):
 
 
 class SmallTransformer(nn.Module):
-    """A vision transformer for pictures of 64 x 64 pixels: a class token and one token for each 8 x
-    8 pixels. Takes ``(N, 3, 64, 64)``, gives logits ``(N, classes)``. The stem's parts are named as
-    in `SmallResNet`, the rest as in torchvision's ``VisionTransformer``. Other sizes are multiples
-    of 8, given as ``side``.
-
-    >>> SmallTransformer(classes=5, depth=1).eval()(torch.zeros(1, 3, 64, 64)).shape
-    torch.Size([1, 5])
-    """
+    """A vision transformer for images of 64 x 64 pixels, or another multiple of 8 as ``side``: a
+    class token and one token for each 8 x 8 pixels. Gives logits ``(N, classes)``."""
 
     def __init__(
         self,
@@ -177,11 +166,7 @@ EPSILON = 1e-3  # in the normalisations, as in TensorFlow
 
 class SameConv2d(nn.Conv2d):
     """A convolution that pads as TensorFlow's "same" does: by the input's size, the odd pixel on
-    the right and below. The output has 1/stride of the input's size, rounded up.
-
-    >>> SameConv2d(3, 4, 3, stride=2)(torch.zeros(1, 3, 7, 10)).shape
-    torch.Size([1, 4, 4, 5])
-    """
+    the right and below. The output has 1/stride of the input's size, rounded up."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Pad as TensorFlow does (the odd pixel on the right and below) and convolve: ``(N, C, H,
@@ -243,13 +228,8 @@ class MBConv(nn.Module):
 
 
 class EfficientNetLite0(nn.Module):
-    """EfficientNet-Lite0: no squeeze-and-excitation, ReLU6 throughout; any input size works. Takes
-    ``(N, 3, H, W)``, gives logits ``(N, classes)``. The last feature map has 1/32 of the input's
-    size.
-
-    >>> EfficientNetLite0(classes=5).eval()(torch.zeros(1, 3, 64, 40)).shape
-    torch.Size([1, 5])
-    """
+    """EfficientNet-Lite0, without squeeze-and-excitation and with ReLU6: ``(N, 3, H, W)`` of any
+    size to logits ``(N, classes)``, by a map of 1/32 of the input's size."""
 
     def __init__(self, classes: int = 1000) -> None:
         """Build EfficientNet-Lite0 from the table `STAGES`. The order of parameters must stay: the
@@ -361,9 +341,8 @@ class DecoderStep(nn.Module):
         self.filter = nn.Sequential(nn.Conv2d(width, width, 3, padding=1, groups=width), nn.ReLU())
 
     def forward(self, x: torch.Tensor, finer: torch.Tensor) -> torch.Tensor:
-        """Enlarge a coarse map ``x`` ``(N, inputs, h, w)`` to the size of an earlier, finer one
-        ``(N, width, H, W)``, and mix both: ``(N, width, H, W)``. A step of the person segmenter's
-        decoder."""
+        """Enlarge a coarse map ``x`` ``(N, inputs, h, w)`` to the size of a finer one of the
+        encoder ``(N, width, H, W)``, and mix both: ``(N, width, H, W)``."""
         x = self.reduce(
             F.interpolate(x, size=finer.shape[-2:], mode="bilinear", align_corners=False)
         )
@@ -372,13 +351,8 @@ class DecoderStep(nn.Module):
 
 
 class PersonSegmenter(nn.Module):
-    """A logit for each pixel: whether it is part of a person. Takes ``(N, 3, H, W)`` in RGB from 0
-    to 1, where H and W are multiples of 32 (256 in training), and gives logits ``(N, 1, H, W)``;
-    their sigmoids are the probabilities that MediaPipe's network ends with.
-
-    >>> PersonSegmenter().eval()(torch.zeros(1, 3, 64, 96)).shape
-    torch.Size([1, 1, 64, 96])
-    """
+    """Whether each pixel is part of a person: images ``(N, 3, H, W)`` in RGB from 0 to 1, H and W
+    multiples of 32, to logits ``(N, 1, H, W)``. MediaPipe's network ends with their sigmoids."""
 
     def __init__(self) -> None:
         """Build the person segmenter: encoder, context and decoder from the tables `BLOCKS` and
@@ -398,9 +372,8 @@ class PersonSegmenter(nn.Module):
         self.output = nn.ConvTranspose2d(STEM, 1, 2, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Whether pixels show a person: a logit for each pixel ``(N, 1, H, W)`` of photos ``(N, 3,
-        H, W)``; the decoder goes from coarse to fine over the encoder's maps that `FINER` names,
-        and the stem's."""
+        """Encode, then decode from coarse to fine over the encoder's maps that `FINER` names, and
+        the stem's; see the class for shapes."""
         maps = [self.stem(x)]
         for block in self.blocks:
             maps.append(block(maps[-1]))

@@ -53,13 +53,7 @@ def font(size: int, bold: bool = False) -> ImageFont.FreeTypeFont | ImageFont.Im
 
 def fit(text: str, width: float, measure: Measure, end: str = "") -> str:
     """A text and its ``end`` in one line at most ``width`` wide, by ``measure``; the text is cut
-    with an ellipsis where it must be, the end never.
-
-    >>> fit("a cat with a very long name", 100, font(12).getlength, end=", 38 %").endswith(
-    ...     "…, 38 %"
-    ... )
-    True
-    """
+    with an ellipsis where it must be, the end never."""
     text = printable(" ".join(text.split()))
     if measure(text + end) <= width:
         return text + end
@@ -70,13 +64,7 @@ def fit(text: str, width: float, measure: Measure, end: str = "") -> str:
 
 def wrapped(text: str, width: float, measure: Measure, most: int) -> list[str]:
     """Break a text between words into at most ``most`` lines of ``width``, measured by ``measure``;
-    a line that is too long is cut with an ellipsis.
-
-    >>> wrapped("product of 3 layers, layer2.1 to layer3.2", 140, font(12).getlength, 2)
-    ['product of 3 layers,', 'layer2.1 to layer3.2']
-    >>> wrapped("", 100, font(12).getlength, 2)
-    []
-    """
+    a line that is too long is cut with an ellipsis."""
     lines: list[str] = []
     line = ""
     in_one_line = printable(" ".join(text.split()))
@@ -127,12 +115,8 @@ def line_of(
 
 
 def stacked(pictures: Sequence[Image.Image], width: int, align: float = 0.0) -> Image.Image:
-    """Return a picture ``width`` pixels wide with pictures below each other: at its left with
-    ``align`` 0, in its middle with 0.5.
-
-    >>> stacked([Image.new("RGB", (60, 40)), Image.new("RGB", (20, 5))], 80).size
-    (80, 45)
-    """
+    """Return pictures below each other as one picture, ``width`` pixels wide: at its left with
+    ``align`` 0, in its middle with 0.5."""
     canvas = space(width, sum(picture.height for picture in pictures))
     top = 0
     for picture in pictures:
@@ -144,12 +128,8 @@ def stacked(pictures: Sequence[Image.Image], width: int, align: float = 0.0) -> 
 def placed(
     pictures: Sequence[tuple[float, Image.Image]], width: int, align: float = 0.0
 ) -> Image.Image:
-    """Return a picture ``width`` pixels wide with pictures side by side, each given with its left
-    edge in pixels: at the top with ``align`` 0, with their middles at one height with 0.5.
-
-    >>> placed([(0, Image.new("RGB", (60, 40))), (70, Image.new("RGB", (20, 5)))], 90).size
-    (90, 40)
-    """
+    """Return pictures, each with its left edge in pixels, side by side as one, ``width`` pixels
+    wide: at its top with ``align`` 0, with their middles at one height with 0.5."""
     height = max((picture.height for _, picture in pictures), default=0)
     canvas = space(width, height)
     for left, picture in pictures:
@@ -159,11 +139,7 @@ def placed(
 
 def beside(pictures: Sequence[Image.Image], gap: float) -> Image.Image:
     """Return pictures side by side as one picture, ``gap`` pixels apart, with their middles at one
-    height.
-
-    >>> beside([Image.new("RGB", (60, 40)), Image.new("RGB", (60, 30))], 2).size
-    (122, 40)
-    """
+    height."""
     lefts = list(accumulate((picture.width + gap for picture in pictures), initial=0.0))
     places = list(zip(lefts, pictures, strict=False))
     return placed(places, max(1, round(lefts[-1] - gap)), align=0.5)
@@ -171,31 +147,21 @@ def beside(pictures: Sequence[Image.Image], gap: float) -> Image.Image:
 
 @dataclass(frozen=True)
 class Legend:
-    """The colours of a picture as they are on the photo, and what they stand for.
-
-    Args:
-        colors: from the lowest to the highest value, or one for each label.
-        labels: the two ends of a ramp; of steps, one for each colour.
-        meaning: what is shown, in a few words.
-        ramp: whether the colours pass into each other.
-    """
+    """The colours of a picture as they are on the photo, and what they stand for."""
 
     colors: tuple[RGB, ...] = field(repr=False)
+    """From the lowest to the highest value, or one for each label."""
     labels: tuple[str, ...]
+    """For the lowest and the highest colour of a ramp; of steps, one for each colour."""
     meaning: str
+    """What is shown, in a few words."""
     ramp: bool = True
+    """Whether the colours pass into each other."""
 
 
 def bar(legend: Legend, width: int, size: int, *, with_meaning: bool = False) -> Image.Image:
     """A legend ``width`` pixels wide with text of ``size``: the colours, below them the labels, and
-    ``with_meaning`` the meaning between a ramp's labels if it fits, else below.
-
-    >>> bar(Legend(((0, 0, 0), (255, 0, 0)), ("0", "max"), "heat"), 80, 10).width
-    80
-    >>> steps = Legend(((0, 0, 0), (255, 0, 0)), ("50 %", "90 %"), "evidence inside", ramp=False)
-    >>> bar(steps, 120, 10, with_meaning=True).height - bar(steps, 120, 10).height
-    14
-    """
+    ``with_meaning`` the meaning, between a ramp's labels if it fits, else below."""
     labels = [text_picture(label, size, FAINT, line=1.4) for label in legend.labels]
     meaning = text_picture(legend.meaning, size, FAINT, line=1.4)
     room = width - meaning.width - 2 * size
@@ -255,12 +221,8 @@ class Mark:
 
 
 def draw_marks(marks: Sequence[Mark], width: int, size: int) -> Image.Image:
-    """Draw marks side by side, at most ``width`` pixels wide, with words of ``size`` pixels, or
-    smaller ones.
-
-    >>> draw_marks([Mark("model", True), Mark("class", False)], 200, 12).height
-    17
-    """
+    """Draw marks side by side, at most ``width`` pixels wide: with words of ``size`` pixels, or
+    smaller ones, or no words if these do not fit."""
     gap = max(4, round(size * 0.55))
     signs = [_sign(mark.passed, round(size * 1.15)) for mark in marks]
     pairs = []
@@ -311,11 +273,7 @@ SMALLEST = 320  # pixels along the longer side, below which a photo is enlarged 
 
 def enlargement(size: tuple[int, int]) -> int:
     """Return the whole number by which a photo of ``size`` (width, height) is enlarged before a
-    caption is put below it: 1 unless both sides are below `SMALLEST`.
-
-    >>> enlargement((32, 32)), enlargement((320, 200))
-    (10, 1)
-    """
+    caption is put below it: 1 unless both sides are below `SMALLEST`."""
     return ceil(SMALLEST / max(size)) if max(size) < SMALLEST else 1
 
 
@@ -335,11 +293,7 @@ def caption(
     marks: Sequence[Mark] = (),
 ) -> Image.Image:
     """A picture above a strip (at least 260 pixels wide): a bold title, whose ``end`` is never cut,
-    up to three lines of detail, the legend at the right, and ``marks`` in a row below.
-
-    >>> caption(Image.new("RGB", (400, 300)), "tabby cat", "gradcam", end=", 87 %").width
-    400
-    """
+    up to three lines of detail, the legend at the right, and ``marks`` below."""
     width = max(NARROWEST, picture.width)
     large = title_size((width, picture.height))
     small = max(11, round(large * 0.78))

@@ -35,12 +35,8 @@ MARKS = {True: "passed", False: "failed", None: "open"}
 
 
 def abreast(width_cm: float | None, is_table: bool) -> int:
-    """Return how many pictures stand side by side at most in a figure ``width_cm`` wide. In a table
-    (several targets and methods), pictures may be narrower: its texts stand once, over the columns.
-
-    >>> abreast(None, is_table=True), abreast(17, is_table=True), abreast(8, is_table=False)
-    (6, 8, 3)
-    """
+    """Return how many pictures stand side by side at most in a figure ``width_cm`` wide. In a
+    table, they may be narrower: its texts stand once, over the columns."""
     is_number = isinstance(width_cm, (int, float)) and not isinstance(width_cm, bool)
     if width_cm is None:
         return ABREAST
@@ -61,10 +57,8 @@ def figure_of(
     letters: bool = False,
     heading: bool = True,
 ) -> "Figure":
-    """A contact sheet as a matplotlib figure ``width_cm`` wide that no window owns: pictures at 300
-    dots per inch or more, texts in the fonts of ``rcParams``, (a), (b), … with ``letters``, its
-    title above with ``heading``. ``alternative`` is its description for those who can't see it.
-    """
+    """A contact sheet as a matplotlib figure that no window owns: images at 300 dots per inch or
+    more, texts in the fonts of ``rcParams``. ``alternative`` is its description in words."""
     if width_cm is None:
         width_cm = min(WIDEST, USUAL * layout.columns)
     page = _Page(width_cm * CM, layout, letters)
@@ -78,15 +72,14 @@ def figure_of(
 
 @dataclass
 class _Page:
-    """The texts and images of a figure with their places, in inches from the left and the top.
-    ``top`` is how far it is filled, from where the next row goes on. ``texts`` and ``images`` are
-    put on the figure at the end, when its height is known.
-    """
+    """The texts and images of a figure with their positions, in inches from the left and the top.
+    They are put on the figure at the end, when its height is known."""
 
     width: float
     layout: Layout
     letters: bool
     top: float = 0.04
+    """How far it is filled: where the next row begins."""
     texts: list[tuple[float, float, str, dict[str, Any]]] = field(default_factory=list)
     images: list[tuple[float, float, float, float, Image.Image]] = field(default_factory=list)
 
@@ -354,11 +347,7 @@ def _named(tile: Tile) -> list[tuple[str, RGB, float]]:
 
 
 def _letter(number: int) -> str:
-    """Return the letters of a picture by its number from 0: a to z, then aa, ab, …
-
-    >>> _letter(0), _letter(27)
-    ('a', 'ab')
-    """
+    """Return the letters of a picture by its number from 0: a to z, then aa, ab, …"""
     first, last = divmod(number, len(ascii_lowercase))
     return (_letter(first - 1) if first else "") + ascii_lowercase[last]
 

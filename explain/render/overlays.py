@@ -160,17 +160,8 @@ WEAK = 0.05  # of the largest pair, below which none is drawn
 
 
 def network(photo: Image.Image, interactions: Array, centres: Array, region: Box) -> Image.Image:
-    """Draw what regions do alone and in pairs ``(M, M)`` over a photo in grey: a disk for each
-    region and a line for each pair, as large as they count, red for the target and blue against it.
-
-    Args:
-        interactions: symmetric, with what each region does alone on the diagonal.
-        centres: ``(M, 2)``, rows and columns of the regions as parts of ``region``.
-        region: the part of the photo that was explained.
-
-    >>> network(Image.new("RGB", (9, 9)), np.eye(2), np.full((2, 2), 0.5), Box(0, 0, 9, 9)).size
-    (9, 9)
-    """
+    """Draw a disk for each region, at ``centres`` ``(M, 2)`` (y, x, as parts of ``region``), and a
+    line for each pair: red for the target, blue against it. The diagonal is of single regions."""
     picture = LIFTED.below(photo)
     draw = ImageDraw.Draw(picture)
     table = lookup_table(SIGNED)
@@ -250,20 +241,8 @@ def concepts(
     title: str = "",
     detail: str = "",
 ) -> Image.Image:
-    """Colour each place of a photo by the strongest of K maps ``(K, H, W)`` in [0, 1], such as
-    those of concepts, with a line for each map's colour below.
-
-    Args:
-        region: the part of the photo that the maps cover; the rest is hatched.
-        labels: a line for each map.
-        shares: the share of each map in all maps, 0 to 1, as a percentage before its line.
-        title, detail: what the maps are: a bold line and a fainter one.
-
-    >>> concepts(
-    ...     Image.new("RGB", (300, 200)), np.ones((2, 4, 4)), Box(0, 0, 300, 200), ["fur", "eyes"]
-    ... ).width
-    300
-    """
+    """Colour each pixel by the strongest of K maps ``(K, H, W)`` in [0, 1] that cover ``region``,
+    with a line for each map's colour below: its label, after its share as a percentage."""
     largest = resampled_on_photo(maps[0], photo.size, region)
     strongest = np.zeros(photo.size[::-1], np.uint16)  # which map is the largest
     # one map at a time: at the size of a large photo, all might not fit into memory

@@ -87,14 +87,7 @@ class Layout:
 
     def places(self) -> list[Places]:
         """A sheet's rows: tiles with groups by column. In a table, wide groups are cut into parts,
-        and a photo that has no row of its own is in column 0 of the first row; all other groups
-        then begin in column 1.
-
-        >>> tile = Tile(Image.new("RGB", (4, 3)))
-        >>> layout = Layout("", "", (Group("", (tile,)), Group("a", (tile,) * 7, own_row=True)))
-        >>> [list(row) for row in layout.places()]
-        [[0, 1, 2, 3, 4], [1, 2, 3]]
-        """
+        and a photo without its own row is in column 0 of the first row, the rest beside it."""
         cells = [[(group, tile) for tile in group.tiles] for group in self.groups]
         if not self.lined_up:
             all_cells = list(chain.from_iterable(cells))
@@ -134,10 +127,8 @@ class Layout:
         return rows
 
     def legends(self) -> list[dict[int, Legend]]:
-        """For each row, by column, the legends below it: ramps once a column, under the last tile
-        that has it (in a table, under the same name); separate colours under each tile, since they
-        say how much of that tile's own map lies inside.
-        """
+        """For each row, by column, the legends below it: a ramp once a column, under the last tile
+        that has it (in a table, under the same name); separate colours under each tile."""
         rows: list[dict[int, Legend]] = []
         below: dict[int, tuple[str, Legend]] = {}
         for places in reversed(self.places()):
@@ -147,6 +138,7 @@ class Layout:
                 if tile.legend is None:
                     continue
                 shown[column] = (tile.name if self.lined_up else "", tile.legend)
+                # separate colours say how much of that tile's own map lies inside
                 if below.get(column) != shown[column] or not tile.legend.ramp:
                     legends[column] = tile.legend
             rows.append(legends)
@@ -156,12 +148,7 @@ class Layout:
     @property
     def columns(self) -> int:
         """How many columns of tiles the sheet has; chosen so that the last row is nearly as full as
-        the others. In a table, the photo's column counts too.
-
-        >>> blank = Tile(Image.new("RGB", (1, 1)))
-        >>> [Layout("", "", (Group("", (blank,) * n),)).columns for n in (1, 3, 6, 7, 13)]
-        [2, 3, 6, 4, 5]
-        """
+        the others. In a table, the photo's column counts too."""
         if self.lined_up:
             return max(max(row) for row in self.places()) + 1
         return max(min(LEAST, self._abreast), _balanced(len(self.tiles), self._abreast))
@@ -174,14 +161,7 @@ class Layout:
     @property
     def stretch(self) -> tuple[float, float]:
         """The width and height of a tile, in sides of a square: (1, 1), but longer where the median
-        picture of the sheet is more than twice as long as wide.
-
-        >>> [
-        ...     Layout("", "", (Group("", (Tile(Image.new("RGB", size)),)),)).stretch
-        ...     for size in ((60, 40), (80, 20))
-        ... ]
-        [(1.0, 1.0), (2.0, 1.0)]
-        """
+        picture of the sheet is more than twice as long as wide."""
         ratio = median_high(tile.picture.width / tile.picture.height for tile in self.tiles)
         wide = min(max(1.0, ratio / 2), LONGEST)
         high = min(max(1.0, 0.5 / ratio), LONGEST)
@@ -201,12 +181,7 @@ RULE = (214, 216, 222)
 
 def contact_sheet(layout: Layout, tile: int = 300) -> Image.Image:
     """Draw a contact sheet with each picture fitted into a square of ``tile`` pixels, or for very
-    long photos more.
-
-    >>> blank = Tile(Image.new("RGB", (40, 30)), "photo")
-    >>> contact_sheet(Layout("a cat", "", (Group("", (blank,) * 3),)), tile=100).width
-    332
-    """
+    long photos more."""
     sheet = _Sheet(tile, layout.columns, layout.stretch)
     strips = [sheet.head(layout)] if layout.title or layout.detail else []
     strips += map(sheet.row, layout.places(), layout.legends(), layout.names())
@@ -217,11 +192,7 @@ def table(
     rows: Sequence[Sequence[Tile]], columns: Sequence[str] = (), tile: int = 240
 ) -> Image.Image:
     """Draw a table of pictures: names over the columns, if there are any, and the texts of the
-    tiles below them.
-
-    >>> table([[Tile(Image.new("RGB", (40, 30)))] * 3], ["a", "b", "c"], tile=100).width
-    332
-    """
+    tiles below them."""
     sheet = _Sheet(tile, max(map(len, rows)))
     strips = [sheet.names(columns)] if columns else []
     for tiles in rows:
@@ -356,9 +327,5 @@ class _Sheet:
 
 def evenly_spread(count: int, most: int) -> list[int]:
     """Return at most ``most`` of the numbers 0 to ``count`` - 1, evenly spread, with the first and
-    the last.
-
-    >>> evenly_spread(3, 8), evenly_spread(9, 3)
-    ([0, 1, 2], [0, 4, 8])
-    """
+    the last."""
     return sorted({round(place) for place in np.linspace(0, max(0, count - 1), min(count, most))})

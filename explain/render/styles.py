@@ -158,12 +158,7 @@ CONTRAST = 0.35  # how much of the photo's contrast is left where it is pale
 
 def mark_unseen(picture: Image.Image, photo: Image.Image, seen: Sequence[Box]) -> Image.Image:
     """The ``picture`` with what the model did not see pale and hatched, and a line around what it
-    has ``seen``; itself where the model saw everything.
-
-    >>> white = Image.new("RGB", (40, 20), "white")
-    >>> mark_unseen(white, white, [Box(0, 0, 40, 20)]) is white
-    True
-    """
+    has ``seen``; itself where the model saw everything."""
     parts = [edges(part, photo.size) for part in seen]
     if any(part == (0, 0, *photo.size) for part in parts):
         return picture
@@ -211,11 +206,7 @@ ROUNDED = 0.45  # of a cell: how far an enlarged map is smoothed
 
 def thresholds(values: Array, shares: Sequence[float]) -> list[float]:
     """For each share, the largest threshold whose values add up to it, of values that are not
-    negative; infinite for a map of zeros, so that no area is drawn.
-
-    >>> thresholds(np.array([[4.0, 3.0], [2.0, 1.0]]), [0.4, 0.75])
-    [4.0, 2.0]
-    """
+    negative; infinite for a map of zeros, so that no area is drawn."""
     falling = np.sort(values, axis=None)[::-1].astype(np.float64)
     total = np.cumsum(falling)
     if not total[-1] > 0:
@@ -226,11 +217,7 @@ def thresholds(values: Array, shares: Sequence[float]) -> list[float]:
 
 def fine(values: Array) -> Array:
     """Return a coarse map enlarged to at least `FINE` cells along its longer side and smoothed, so
-    that the outlines of its areas are round; a map that is as fine already is returned as it is.
-
-    >>> fine(np.ones((7, 7))).shape
-    (105, 105)
-    """
+    that the outlines of its areas are round; a map as fine already is left as it is."""
     import cv2
 
     if max(values.shape) >= FINE:
@@ -251,11 +238,7 @@ def _enlarged(values: Array, cells: int) -> Array:
 
 def smoothed(values: Array, spread: float) -> Array:
     """A map ``(H, W)`` under a Gaussian of ``spread`` (a share of the longer side; nothing below a
-    third of a cell).
-
-    >>> float(smoothed(np.ones((50, 40)), 0.03).max())
-    1.0
-    """
+    third of a cell)."""
     import cv2
 
     width = spread * max(values.shape)
@@ -282,11 +265,7 @@ FAINT_COLOR = 8  # of 255: a difference of channels that the compression of a gr
 
 
 def has_colors(photo: Image.Image) -> bool:
-    """Whether an RGB photo has colours: a scan or a photo in grey has none.
-
-    >>> has_colors(Image.new("RGB", (4, 3), "red")), has_colors(Image.new("RGB", (4, 3), "grey"))
-    (True, False)
-    """
+    """Whether an RGB photo has colours: a scan or a photo in grey has none."""
     red, green, blue = photo.split()
     apart = ImageChops.lighter(
         ImageChops.difference(red, green), ImageChops.difference(green, blue)
@@ -306,24 +285,20 @@ def curve(levels: Array) -> Array:
 
 def rising(levels: Array, start: float = 0.1) -> Array:
     """Return the opacity of levels in [0, 1]: none up to ``start``, so that weak values leave the
-    photo as it is; then it rises quickly and levels off.
-
-    >>> rising(np.array([0, 0.1, 1])).tolist()
-    [0.0, 0.0, 1.0]
-    """
+    photo as it is; then it rises quickly and levels off."""
     above = np.clip((levels - start) / (1 - start), 0, 1)
     return 1 - (1 - above) ** 3
 
 
 @dataclass(frozen=True)
 class Ground:
-    """How the photo below a map is drawn: in grey, and blended with the one level ``grey`` (0 to
-    255), so that the share ``visible`` of the photo's contrast is left. Colours above it are then
-    about as light over a black place as over a white one.
-    """
+    """How the photo below a map is drawn: in grey, and blended with one level, so that colours
+    above it are about as light over black as over white."""
 
     grey: int
+    """The level, 0 to 255."""
     visible: float
+    """The share of the photo's contrast that is left."""
 
     @classmethod
     def of_zero(cls, color: Array, visible: float = 0.35) -> "Ground":
@@ -342,14 +317,13 @@ LIFTED = Ground(185, 0.5)
 
 
 class Style(CheckedFields):
-    """A way to draw a map on a photo: a frozen dataclass whose fields are its options. Maps of
-    single pixels are summed over a Gaussian as wide as ``spread`` of the longer side before they
-    are drawn; 0 draws each pixel as it is.
-    """
+    """How a map is drawn on a photo: a frozen dataclass whose fields are its options."""
 
     name: ClassVar[str]
     reads: ClassVar[Reading] = "heatmap"
     spread: float = 0.0
+    """Maps of single pixels are summed over a Gaussian as wide as this share of the longer side
+    before they are drawn; 0 draws each pixel as it is."""
     ends: ClassVar[tuple[str, str]] = ("0", "max")
     shows: ClassVar[str] = "evidence"
     error: ClassVar[type[ExplainError]] = ExplainError
@@ -405,20 +379,19 @@ StyleLike: TypeAlias = str | Style
 
 @dataclass(frozen=True)
 class Colored(Style):
-    """A style that gives each value a colour and an opacity over the photo in grey. This is the one
-    place where a value becomes a colour: pictures, legends, pages and the app take theirs from
-    here. The level of a value is its magnitude to the ``power``, with its sign; `rgba` has the
-    colour and the opacity of 256 levels. Of the photo's own contrast, the share ``contrast`` is
-    left below the colours: by default half or less, and all of it where the photo has no colours,
-    as a scan. The largest value of a map is drawn as the ``share`` of the scale, 1 by default:
-    below if the map is compared with a larger one, or is mostly noise.
-    """
+    """A style that gives each value a colour and an opacity over the photo in grey; the only one
+    from which pictures, legends, pages and the app take colours of values."""
 
     colormap: str = HEAT
     contrast: float | None = field(default=None, kw_only=True)
+    """The share of the photo's own contrast that is left below the colours; by default half or
+    less, and all of it where the photo has no colours, as a scan."""
     share: float | None = field(default=None, kw_only=True, repr=False)
+    """The largest value of a map is drawn as this share of the scale, 1 by default: below if the
+    map is compared with a larger one, or is mostly noise."""
 
     power: ClassVar[float] = 1.0
+    """The level of a value is its magnitude to this power, with its sign."""
     clipped: ClassVar[bool] = False  # at the 99.5th percentile, so that the rest shows
 
     def table(self) -> Array:
@@ -539,12 +512,10 @@ class Contour(Style):
 @dataclass(frozen=True)
 class SignedContour(Contour):
     """Lines around the areas that support the target in one colour and, dashed, around those that
-    oppose it in another; for each share, both areas together hold that share of the sum of
-    all magnitudes. By default, one share: signs change so often from pixel to pixel that more lines
-    are confusing.
-    """
+    oppose it in another; both together hold each share of the sum of all magnitudes."""
 
     shares: tuple[float, ...] = SHARES[:1]
+    """One: signs change so often from pixel to pixel that more lines are confusing."""
     colormap: str = SIGNED
     spread: float = 0.05
 
@@ -651,19 +622,19 @@ class Intensity(Colored):
 @dataclass(frozen=True)
 class Signed(Colored):
     """Values in [-1, 1] over the photo faded to the colour of zero: one colour for what supports
-    the target, one for what opposes it. Few pixels hold most of the sum of such a map, and would
-    not be seen in a small picture: values are summed with their signs over a Gaussian (``spread``),
-    and colours and opacity follow the square root.
-    """
+    the target, one for what opposes it."""
 
     colormap: str = SIGNED
     spread: float = 0.012
+    """Values are summed with their signs over a Gaussian of this share of the longer side. Few
+    pixels hold most of the sum of such a map, and would not be seen in a small picture."""
 
     name: ClassVar[str] = "signed"
     reads: ClassVar[Reading] = "signed"
     ends: ClassVar[tuple[str, str]] = ("against", "for")
     shows: ClassVar[str] = "contribution"
     power: ClassVar[float] = 0.5
+    """Colours and opacity follow the square root, for the same reason."""
     clipped: ClassVar[bool] = True
 
     def table(self) -> Array:
@@ -698,9 +669,8 @@ class Color(Style):
     reads: ClassVar[Reading] = "values"
 
     def draw(self, photo: Image.Image, values: Array, region: Box) -> Image.Image:
-        """Return a map ``(C, H, W)`` of any values as a picture of the photo's size: three channels
-        as red, green and blue, any other number as the grey of their mean. Zero, and all outside
-        ``region``, is middle grey; the photo itself is not seen."""
+        """Return a map ``(C, H, W)`` as a picture of the photo's size: three channels as red, green
+        and blue, else the grey of their mean. Zero, and all outside ``region``, is middle grey."""
         if values.shape[0] != 3:
             values = np.broadcast_to(values.mean(0, keepdims=True), (3, *values.shape[1:]))
         scaled = _stretched(values) / 2 + 0.5
@@ -728,11 +698,8 @@ class RegionSets(Style):
     pale: ClassVar[float] = 0.82
 
     def draw(self, photo: Image.Image, values: Array, region: Box) -> Image.Image:
-        """Return an RGB photo that is pale outside sets of regions, with a line around each set.
-
-        ``values`` are the masks of R sets, ``(R, H, W)``; empty ones are left out. With the option
-        ``without``, the first set is covered instead, and nothing else is drawn.
-        """
+        """Return an RGB photo that is pale outside sets of regions, masks ``(R, H, W)`` (empty ones
+        are left out), with a line around each; or, ``without``, with the first set covered."""
         masks = values[values.any((1, 2))]
         sets = [cells_on_photo(mask, photo.size, region) for mask in masks]
         cover = Image.new("RGB", photo.size, Mask.cover)
@@ -797,13 +764,7 @@ def get_style(
     strict: bool = True,
 ) -> Style:
     """A style by name, or itself, with colour map and opacity ``alpha`` if given; without
-    ``strict``, those that the style does not have are left out, else refused.
-
-    >>> get_style("heat", alpha=0.5)
-    Heat(colormap='plasma', contrast=None, alpha=0.5, spread=0.03)
-    >>> get_style(Mask(shares=(0.5,)))
-    Mask(shares=(0.5,), spread=0.03)
-    """
+    ``strict``, those that the style does not have are left out, else refused."""
     if isinstance(style, str):
         if style not in STYLES:
             raise ExplainError(f"style {shown(style)} is unknown; {did_you_mean(style, STYLES)}")

@@ -54,16 +54,8 @@ def costs(subject: Subject) -> dict[str, float]:
 
 
 def passes_run(cost: float, attribution: Attribution | None) -> float:
-    """The passes that a method took, of ``cost`` in full: without those between the photos planned
-    and spent, where it stopped early. The largest numbers of several images count.
-
-    >>> one = torch.ones(1)
-    >>> found = Attribution(
-    ...     "rise", one, "score", one, None, (1,), spent=8 * one, planned=20 * one, finished=one > 1
-    ... )
-    >>> passes_run(21, found)
-    9.0
-    """
+    """The passes that a method took, of ``cost`` in full: without those that it planned but did not
+    run, where it stopped early. The largest numbers of several images count."""
     if (
         attribution is None
         or not attribution.stopped
@@ -75,12 +67,8 @@ def passes_run(cost: float, attribution: Attribution | None) -> float:
 
 
 def steps_for(maps: int) -> int:
-    """Return in how many steps the deletion and insertion curves of a page are computed where it
-    has so many maps: `STEPS`, or fewer for more than `FULL_STEPS_MAPS` maps.
-
-    >>> steps_for(1), steps_for(8), steps_for(12), steps_for(46)
-    (20, 20, 13, 8)
-    """
+    """Return the number of steps of the deletion and insertion curves on a page with so many maps:
+    `STEPS`, or fewer for more than `FULL_STEPS_MAPS` maps."""
     return max(FEWEST_STEPS, min(STEPS, STEPS * FULL_STEPS_MAPS // max(1, maps)))
 
 
@@ -138,14 +126,8 @@ COARSE = 64 * 64
 
 
 def plane(values: Array, *, signed: bool = False) -> dict[str, Any]:
-    """A map ``(h, w)`` for ``planes.js``: little-endian steps of ``scale`` (linear in 16 bits,
-    squared in 8), maybe as differences of their left neighbours, and these of those above
-    (``filter``), by zlib. NaN and infinity are 0.
-
-    >>> found = plane(np.array([[0.0, 2.0], [1.0, 0.5]], np.float32))
-    >>> found["width"], found["bits"], found["signed"], found["scale"]
-    (2, 16, False, 2.0)
-    """
+    """A map ``(h, w)`` as ``planes.js`` reads it, by zlib: little-endian steps of ``scale``, linear
+    in 16 bits, or squared in 8 for large maps. NaN and infinity are 0."""
     values = np.nan_to_num(np.asarray(values, np.float64), posinf=0.0, neginf=0.0)
     signed = signed or bool((values < 0).any())
     scale = float(np.abs(values).max(initial=0.0))
@@ -156,7 +138,7 @@ def plane(values: Array, *, signed: bool = False) -> dict[str, Any]:
     step_dtype = np.dtype(f"<{'i' if signed else 'u'}{2 if coarse else 1}")
     steps = np.rint(shares * np.iinfo(step_dtype).max).astype(step_dtype)
     unsigned = steps.view(f"<u{step_dtype.itemsize}")
-    # modulo the range of the type
+    # differences from the left neighbour, and of these from the one above, modulo the type's range
     of_columns = np.diff(unsigned, axis=1, prepend=np.zeros_like(unsigned[:, :1]))
     differences = np.diff(of_columns, axis=0, prepend=np.zeros_like(of_columns[:1]))
     plain_bytes = zlib.compress(steps.tobytes(), 9)
@@ -255,17 +237,18 @@ GREY = [124, 117, 104]
 
 @dataclass(frozen=True)
 class Detail:
-    """How much of a photo a page holds. ``side`` is the largest side of the photo in pixels,
-    ``quality`` that of its JPEG, ``cells`` the largest side of maps of single pixels (None: no
-    limit). ``steps`` are those of the curves, 0 for none, and None for the default of
-    `explain.report.item.steps_for`. Without ``live`` the model does not run at all.
-    """
+    """How much of a photo a page holds."""
 
     side: int = 1280
+    """Pixels of the photo's largest side."""
     quality: int = 86
+    """That of the photo's JPEG."""
     cells: int | None = None
+    """The largest side of maps of single pixels; None: no limit."""
     steps: int | None = 0
+    """Steps of the curves; 0 for no curves, None for `steps_for`."""
     live: bool = True
+    """Whether the model may run."""
 
 
 def item(
@@ -277,10 +260,8 @@ def item(
     repeated_by: Reproduction | None = None,
     address: str | None = None,
 ) -> dict[str, Any]:
-    """A photo, its maps and all that is known of them as plain values, by keys that scripts of
-    pages read; lists are by target, then method. ``figures`` has ``{method: {metric: value}}`` for
-    each target; the model may run, unless ``detail.live`` is False.
-    """
+    """A photo and its maps as plain values, by keys that scripts of pages read; lists are by
+    target, then method. ``figures`` has ``{method: {metric: value}}`` for each target."""
     live = detail.live and subject.explainer is not None
     targets = range(len(subject.results))
     steps = steps_for(sum(map(len, subject.results))) if detail.steps is None else detail.steps
@@ -334,10 +315,8 @@ def item(
 
 
 def summary(subject: Subject) -> dict[str, Any]:
-    """A photo in a sheet's list, by keys that the page's scripts read: the best prediction
-    (``label``, ``probability``), and the first ``target``, whose map is shown, with its own
-    probability or score in words (``of_target``).
-    """
+    """A photo in a sheet's list, by keys that the page's scripts read: its best prediction, and the
+    first target, whose map is shown."""
     best = next(iter(subject.predicted), None)
     target = printable(subject.targets[0])
     probability = None if best is None else best.probability

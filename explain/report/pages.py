@@ -61,21 +61,8 @@ class Section:
 
 
 def document(title: str, introduction: str, sections: Sequence[Section]) -> str:
-    """Return a static HTML page of texts, tables and pictures as one text, without any script:
-    what was found in a run, or a comparison of explanations.
-
-    Args:
-        title: the heading.
-        introduction: a sentence below it.
-        sections: the parts.
-
-    Nothing in the texts can become markup, and the page loads nothing: its pictures are in it.
-
-    >>> "<img src=x" in document(
-    ...     "<img src=x>", "", [Section("<img src=x>", table=[["<img src=x>"]])]
-    ... )
-    False
-    """
+    """Return a static HTML page of texts, tables and pictures, without any script. Nothing in the
+    texts can become markup, and the page loads nothing: its pictures are in it."""
     style = static(("look.css", "document.css"))
     policy = _policy("img-src data:", f"style-src {_hash(style)}")
     return _filled(
@@ -89,18 +76,8 @@ def document(title: str, introduction: str, sections: Sequence[Section]) -> str:
 
 
 def page_of_words(title: str, **values: Any) -> str:
-    """Return the page of an answer in words as text: a sentence whose words are buttons that show
-    their maps. All maps are shown where scripts do not run, and in print.
-
-    Args:
-        title: the title of the window or tab.
-        values: what the template ``answer.html`` shows; all of it is escaped.
-
-    >>> "<img src=x" in page_of_words(
-    ...     "<img src=x>", ask="<img src=x>", sentence=[], words=[], meanings={}
-    ... )
-    False
-    """
+    """Return the page of an answer, whose words are buttons that show their maps; without scripts
+    and in print, all are shown. ``values`` are for ``answer.html``, and are escaped."""
     style = static(("look.css", "answer.css"))
     script = static(("words.js", "answer.js"))
     policy = _policy("img-src data:", f"style-src {_hash(style)}", f"script-src {_hash(script)}")
@@ -197,23 +174,8 @@ def page(
     widget: bool = False,
     front: PageTemplate | None = None,
 ) -> str:
-    """Return an interactive HTML page of explained photos as one text: a report, a sheet, a widget
-    or, with ``front``, the page of the app.
-
-    Args:
-        index: the page in short; its ``photos`` are the summaries of the items.
-        items: the values of each photo, from `explain.report.item.item`.
-        title: the title of the window or tab.
-        widget: whether the page is part of another one.
-        front: style and script, where they are not those of a report.
-
-    Nothing in the values can become markup or a script: they are JSON in which ``<`` is written as
-    an escape, the scripts put them into texts only, and the page forbids every script and style but
-    its own, by their hashes.
-
-    >>> "<img" in page({"photos": [{"name": "<img src=x>"}]}, [], title="<img>")
-    False
-    """
+    """Return an interactive HTML page of explained photos. ``index`` is the page in short, with the
+    `summary` of each photo as ``photos``; ``items`` are from `explain.report.item.item`."""
     if front is None:
         front = PageTemplate(
             "widget" if widget else "report", static(STYLES), static((*SCRIPTS, "begin.js"))
@@ -234,6 +196,8 @@ def page(
         if "still" in photo
     ]
     lines = [{key: photo[key] for key in photo if key != "still"} for photo in index["photos"]]
+    # Nothing in the values can become markup or a script: they are JSON, in which "<" is an escape,
+    # scripts put them into texts only, and the policy allows no script or style but the page's own.
     return _filled(
         "page.html",
         title=title,
@@ -261,9 +225,8 @@ def still_of(subject: Subject, picture: Image.Image) -> dict[str, str]:
 
 
 def scene_of(subject: Subject) -> Scene:
-    """What pictures of a photo's maps are drawn on: the photo, the box that the maps cover, the
-    parts that the model saw, the boxes of the targets, and those of all detections by their
-    labels."""
+    """What the maps of a photo are drawn on: the photo, the box that they cover, what the model
+    saw, and the boxes of the targets and of all detections by their labels."""
     boxes = tuple(None if prediction is None else prediction.box for prediction in subject.boxes)
     detected = {
         f"{detection.label} {detection.amount}": detection.box

@@ -237,15 +237,7 @@ def _target_code(subject: Subject, index: int) -> str:
 
 def spelled_out(value: Any, *, as_python: bool) -> str:
     """A method, a target or one of their options as code: in Python, or as it is typed on the
-    command line. Options that have their default value are left out.
-
-    >>> from explain.methods import RISE
-    >>> (
-    ...     spelled_out(RISE(samples=500), as_python=True),
-    ...     spelled_out(RISE(samples=500), as_python=False),
-    ... )
-    ('explain.methods.RISE(samples=500)', 'rise(samples=500)')
-    """
+    command line. Options that have their default value are left out."""
     kind = type(value)
     if isinstance(value, tuple | list):
         items = "".join(f"{spelled_out(part, as_python=as_python)}, " for part in value)

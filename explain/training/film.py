@@ -32,16 +32,16 @@ WIDE = 10.0  # inches of a figure
 
 @dataclass(frozen=True, eq=False)
 class Film:
-    """The maps of one photo by one method, snapshot by snapshot. ``name`` is what the photo is
-    called, ``steps`` has the numbers of training steps, and ``rows`` what is stored of each;
-    `pictures` are what it shows, `save` writes them as one moving picture, and `figure` has them
-    side by side.
-    """
+    """The maps of one photo by one method, snapshot by snapshot: as `pictures`, as one moving
+    picture with `save`, and side by side as `figure`."""
 
     name: str
+    """What the photo is called."""
     method: str
     steps: tuple[int, ...]
+    """The number of the training step of each snapshot."""
     rows: tuple[reading.Row, ...] = field(repr=False)
+    """What is stored of each snapshot."""
     photo: Image.Image = field(repr=False)
     style: styles.StyleLike | None = None
 

@@ -38,11 +38,8 @@ def checked(scaler: Scaler | None) -> Scaler | None:
 
 
 def factor(scaler: Scaler | None) -> float:
-    """Return by how much the gradients of the running backward pass are too large: the scale that
-    the scaler has put on the loss, 1.0 without one.
-
-    Called from within hooks, since the scale changes from step to step.
-    """
+    """Return the scale that the scaler has put on the loss, 1.0 without one. It changes from step
+    to step: ask in the backward pass whose gradients are meant."""
     return 1.0 if scaler is None else float(scaler.get_scale())
 
 

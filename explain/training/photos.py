@@ -21,10 +21,8 @@ MOST = 64  # photos; their inputs stay in memory
 
 
 class LabelJob(Job):
-    """Asks for the label of each photo, if no target is given; without a label, for the top class.
-    During training the top class changes, and a map of another class is another map: the label
-    stays.
-    """
+    """Explains each photo's label, or its top class if it has none, where no target is given. A
+    label stays during training; the map of another top class would be another map."""
 
     is_training = True
     by_label = False

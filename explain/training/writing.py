@@ -27,37 +27,29 @@ TABLES = packaged_text("explain.training", "tables.sql").split(";\n")
 
 @dataclass(frozen=True)
 class TrainingSnapshot:
-    """What is seen at a step of a training.
-
-    ``photos`` are called as `stored_name` says, and ``figures`` are numbers such as the loss. Of
-    the steps before, ``gradients`` has a row for each parameter: its name, the root mean square,
-    the largest magnitude, the share that is zero, and the verdict; and ``units`` one for each
-    layer: its name, how many units it has, and which are dead.
-    """
+    """What is seen at a step of a training."""
 
     step: int
     photos: Sequence[PhotoRecord | Failed]
+    """Their names are those of `stored_name`."""
     figures: Mapping[str, float]
+    """Numbers such as the loss."""
     gradients: Sequence[tuple[str, float, float, float, str]] = ()
+    """Of the steps before, for each parameter: its name, the root mean square, the largest
+    magnitude, the share that is zero, and the verdict."""
     units: Sequence[tuple[str, int, Sequence[int]]] = ()
+    """Of the steps before, for each layer: its name, how many units it has, and which are dead."""
 
     @property
     def dead(self) -> float:
-        """The share of units that got no gradient; 0.0 where there are none.
-
-        >>> TrainingSnapshot(0, [], {}, units=[("conv", 4, [1])]).dead
-        0.25
-        """
+        """The share of units that got no gradient; 0.0 where there are none."""
         total = sum(count for _, count, _ in self.units)
         return sum(len(dead) for _, _, dead in self.units) / total if total else 0.0
 
 
 def stored_name(step: int, name: str) -> str:
-    """Return what a photo is called in the table of photos, where each step has it once.
-
-    >>> stored_name(500, "cat.jpg")
-    'step 00000500/cat.jpg'
-    """
+    """Return what a photo is called in the table of photos, where each step has it once: "step
+    00000500/cat.jpg"."""
     return f"step {step:08}/{name}"
 
 
@@ -173,13 +165,8 @@ class TensorBoardLog:
 
 
 def writer_of(board: Any) -> AbstractContextManager[Any]:
-    """A context that gives the writer of a ``board``, a folder or a TensorBoard writer; its end
-    closes that of a folder alone.
-
-    >>> writer_of(3)
-    Traceback (most recent call last):
-    explain.RunError: board must be a folder or a SummaryWriter, got 3; name a folder
-    """
+    """A context that gives the TensorBoard writer of a ``board``, a folder or a writer; its end
+    closes that of a folder alone."""
     if isinstance(board, (str, os.PathLike)):
         optional("tensorboard", "to write a board", "tensorboard", RunError)
         tensorboard = importlib.import_module("torch.utils.tensorboard")

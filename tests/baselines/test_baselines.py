@@ -12,8 +12,8 @@ from PIL import Image
 
 from explain import BaselineError
 from explain.baselines import Black, Blur, Defocus, Mean, Neighbours, Noise, OtherPhoto, Zero
-from explain.baselines.base import Baseline
-from explain.baselines.replacements import get_baseline
+from explain.baselines.base import Baseline, range_of, scale_of
+from explain.baselines.replacements import get_baseline, list_baselines
 from explain.models import CenterCrop
 
 ALL: list[Baseline] = [
@@ -223,3 +223,17 @@ def test_a_number_or_a_tensor_stands_for_a_baseline() -> None:
     assert get_baseline(0) == Zero()
     assert torch.equal(get_baseline(0.25)(photos, keep), torch.full_like(photos, 0.25))
     assert torch.equal(get_baseline(other)(photos, keep), other.expand_as(photos))
+
+
+def test_the_range_of_a_preprocessing_is_what_black_and_white_become() -> None:
+    preprocess = CenterCrop(8, mean=(0.5,) * 3, std=(0.25, 0.25, 0.5))
+    black, span = scale_of(preprocess)
+    assert torch.allclose(black, torch.tensor([-2.0, -2.0, -1.0]))
+    assert torch.allclose(span, torch.tensor([4.0, 4.0, 2.0]))
+    assert np.allclose(range_of(preprocess), [(-2, -2, -1), (2, 2, 1)])
+    assert range_of(lambda photo: preprocess(photo) ** 2) is None
+
+
+def test_baselines_are_listed_by_a_pattern() -> None:
+    assert {"black", "blur", "mean", "zero"} <= set(list_baselines())
+    assert list_baselines("b*") == sorted(name for name in list_baselines() if name[0] == "b")

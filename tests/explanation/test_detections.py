@@ -15,6 +15,7 @@ from torch.testing import assert_close
 
 import explain
 from explain import TargetError
+from explain.explanation.detected import detection_names
 from explain.models.nanodet import detect
 from explain.render.overlays import outlined
 from explain.targets import Detections, Segmentation
@@ -178,3 +179,7 @@ def test_a_box_has_one_colour_on_the_photo_and_on_its_map(detector: explain.Expl
         assert photo.getpixel(at_line) == colour
         colours.add(colour)
     assert len(colours) == 2
+
+
+def test_detections_of_one_label_are_numbered() -> None:
+    assert detection_names(["cup", "tie", "cup"]) == ["cup@1", "tie", "cup@2"]

@@ -15,6 +15,8 @@ from torch.testing import assert_close
 
 import explain
 from explain import ImageError, PhotosError, TargetError
+from explain.explanation.explanation import method_slug
+from explain.explanation.photos import each_tried
 from explain.methods import IntegratedGradients
 from tests.conftest import Made, TinyNet, in_threads, settled, snapshot
 from tests.runs.networks import as_it_is, folder_of, picture
@@ -180,3 +182,14 @@ def test_a_list_of_targets_is_one_for_each_photo(explainer: explain.Explainer) -
 def test_targets_are_as_many_as_photos(photos: Any, explainer: explain.Explainer) -> None:
     with pytest.raises(TargetError, match="targets="):
         explainer(photos, "saliency", [0, 1])
+
+
+def test_of_a_batch_that_fails_each_photo_is_tried_alone() -> None:
+    ones, error = each_tried([1, 0], lambda numbers: [1 / number for number in numbers])
+    assert ones == 1
+    assert isinstance(error, ZeroDivisionError)
+
+
+def test_files_are_called_by_their_method() -> None:
+    names = [method_slug(name) for name in ("smooth(gradcam)", "occlusion(window=8)")]
+    assert names == ["smooth-gradcam", "occlusion-window=8"]

@@ -17,6 +17,7 @@ from torch.testing import assert_close
 import explain
 from explain import ExplainWarning, RunError
 from explain.training import DeadUnits, GradientFlow, Monitor
+from explain.training.writing import TrainingSnapshot, stored_name, writer_of
 
 
 def picture(number: int, size: tuple[int, int] = (12, 10)) -> Image.Image:
@@ -225,3 +226,11 @@ def test_a_board_gets_maps_probabilities_gradients_and_dead_units() -> None:
     assert probability == pytest.approx(found.probabilities[1].item(), rel=1e-4)
     assert writer.scalars["loss", 2] == pytest.approx(training.losses[1])
     assert {("gradient/0.weight", 2), ("dead units", 2)} <= writer.scalars.keys()
+
+
+def test_a_snapshot_names_its_photos_by_their_step_and_counts_dead_units() -> None:
+    assert stored_name(500, "cat.jpg") < stored_name(1000, "cat.jpg")
+    assert TrainingSnapshot(0, [], {}, units=[("conv", 4, [1]), ("fc", 4, [])]).dead == 1 / 8
+    assert TrainingSnapshot(0, [], {}).dead == 0
+    with pytest.raises(RunError, match="board"):
+        writer_of(3)
