@@ -49,13 +49,9 @@ class TargetAccumulators:
     def read(
         self, images: Tensor, indices: Tensor, evidence_of: EvidenceLookup, first: int = 0
     ) -> Add:
-        """Apply the methods of the unfinished needs to a batch, and return a function that adds the
-        results.
-
-        ``images`` and ``indices`` ``(b,)`` are those of the perturbed rows, which begin at row
-        ``first`` of the evidence. Reading and adding are apart so that a batch that fails adds
-        nothing for any target.
-        """
+        """Apply the methods of the unfinished needs to a batch of perturbed rows ``(b,)``, which
+        begin at row ``first`` of the evidence, and return a function that adds the results."""
+        # reading and adding are apart, so that a batch that fails adds nothing for any target
         values = {}
         for need in self._unfinished:
             evidence = evidence_of(need.layer, need.input)
@@ -77,17 +73,13 @@ class TargetAccumulators:
         first: int = 0,
         inputs: Tensor | None = None,
     ) -> Add:
-        """As `read`, with evidence that is made from the network's ``output``: class scores alone,
-        no further pass.
-
-        ``images`` ``(b,)`` is the image of every row of the output; the perturbed rows are
-        ``len(indices)`` from ``first`` on. Without ``inputs``, feature maps or tokens were
-        perturbed, and the evidence has the photo.
-        """
+        """As `read`, with evidence that is made from the network's ``output``: class scores alone.
+        ``images`` ``(b,)`` is the image of each row of it."""
         forward = self._context.forward
         resolved = self.resolved
         has_logits = forward.logits is not None
         x = self._context.inputs.x
+        # without inputs, feature maps or tokens were perturbed, and the evidence has the photo
         evidence = Evidence(
             inputs=x[images[first : first + 1]].expand(len(images), *x.shape[1:])
             if inputs is None
@@ -145,9 +137,7 @@ class TargetAccumulators:
 
     def needed(self, owners: Tensor) -> Tensor | None:
         """Which of some rows are still needed, as truth values ``(P,)``, by their images
-        ``owners``; None for all. Rows that are not needed are never run, so an accumulator must not
-        count on them once it said `done`.
-        """
+        ``owners``; None for all. The others are never run."""
         done = [self._accumulators[need].done() for need in self._unfinished]
         done_images = [is_done for is_done in done if is_done is not None]
         if not done or len(done_images) < len(done):

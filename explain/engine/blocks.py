@@ -53,17 +53,7 @@ def attention_layers(model: nn.Module, inputs: Inputs) -> list[str]:
 
 def transformer_blocks(model: nn.Module, inputs: Inputs) -> list[str]:
     """Name the transformer blocks of a network, in order: of the modules that hold exactly one
-    attention, the largest.
-
-    A head that pools the tokens by attention is none: it lies outside of the module that holds all
-    others.
-
-    >>> from torchvision.models import VisionTransformer
-    >>> from explain.data.inputs import as_inputs
-    >>> model = VisionTransformer(16, 4, 2, 2, 8, 16).eval()
-    >>> transformer_blocks(model, as_inputs(torch.rand(1, 3, 16, 16)))
-    ['encoder.layers.encoder_layer_0', 'encoder.layers.encoder_layer_1']
-    """
+    attention, the largest. A head that pools the tokens by attention is none."""
     attentions = [name for name in attention_layers(model, inputs) if name]
 
     def contained_attentions(module_name: str) -> int:
@@ -100,22 +90,18 @@ def explained_blocks(model: nn.Module, inputs: Inputs) -> list[str]:
 
 
 def attention_gradients(model: nn.Module, inputs: Inputs, target: Any) -> list[Tensor]:
-    """For each transformer block, the gradient in its attention of the score read off its output
-    (LeGrad).
-
-    A list of ``(N, heads, T, T)``. Each block's output tokens are averaged, and the mean takes the
-    place of every token on the way into what comes after the last block; so whichever token the
-    network reads, it reads the mean. One forward and one backward pass do for all blocks: the last
-    block returns a batch with the outputs of all of them, and each block starts a graph of its own.
-    If the network refuses such a batch, it is run once for each block. ``target`` makes the target
-    of rows from their images.
-    """
+    """For each transformer block, the gradient ``(N, heads, T, T)`` in its attention of the score
+    read off its output (LeGrad). ``target`` makes the target of rows from their images."""
     blocks = explained_blocks(model, inputs)
     if len(blocks) < 2:
         raise MethodError(
             f"legrad must have at least two transformer blocks, got {len(blocks)} in "
             f"{type(model).__name__}; {_REMEDY}"
         )
+    # Each block's output tokens are averaged, and the mean takes the place of every token on the
+    # way into what comes after the last block; so whichever token the network reads, it reads the
+    # mean. One forward and one backward pass do for all blocks: the last block returns a batch with
+    # the outputs of all of them, and each block starts a graph of its own.
     try:
         return _read_out(model, inputs, target, blocks, range(len(blocks)))
     except MethodError:
@@ -135,9 +121,7 @@ def _read_out(
     model: nn.Module, inputs: Inputs, target: Any, blocks: Sequence[str], chosen: Sequence[int]
 ) -> list[Tensor]:
     """The gradients of `attention_gradients` for the blocks with the indices ``chosen``, in one
-    forward pass. Hooks let the graph begin before each block's attention, and put the averaged
-    tokens of all chosen blocks, one batch after the other, in place of the last block's output.
-    """
+    forward pass, in which their averaged tokens, as one batch, are the last block's output."""
     grids = NetworkGrids(model, inputs)
     # a layer that is known by its name has its grid whatever the shape
     block_grids = [grids.grid((len(inputs), 0, 0), name) for name in blocks]
@@ -224,10 +208,8 @@ def _read_out(
 
 
 def _block_ends(model: nn.Module, inputs: Inputs, blocks: Sequence[str]) -> list[tuple[str, str]]:
-    """For each block, the module that is given its tokens, and the layer that gives its result. A
-    list of modules is never called itself: the block begins with the first of them that is, and
-    ends with the input of what is called next, or with the output of the module that holds all.
-    """
+    """For each block, the module that is given its tokens, and the layer that gives its result,
+    which may be the input of what is called next."""
     called = [call.name for call in summary_of(model, inputs).calls]
     ends = []
     for block in blocks:
@@ -235,6 +217,9 @@ def _block_ends(model: nn.Module, inputs: Inputs, blocks: Sequence[str]) -> list
         if block in called or not parts:
             ends.append((block, block))
             continue
+        # A list of modules is never called itself: it begins with the first of them that is, and
+        # ends with the input of what is called next, or with the output of the module that holds
+        # all.
         first = next(name for name in called if name.rpartition(".")[0] == block)
         after = called[parts[-1] + 1] if parts[-1] + 1 < len(called) else ""
         if not f"{block}.".startswith(f"{after}."):
@@ -248,13 +233,12 @@ def _block_ends(model: nn.Module, inputs: Inputs, blocks: Sequence[str]) -> list
 def with_first(
     module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], change: Callable[[Any], Any]
 ) -> Any:
-    """The arguments of a hooked call with ``change`` applied to the module's first one; None if
-    ``change`` gives None. For pre-hooks with keywords, which return ``(args, kwargs)``. The order
-    of keywords in a call says nothing, so the module's signature tells the first.
-    """
+    """The arguments ``(args, kwargs)`` of a call with ``change`` applied to the module's first one;
+    None if ``change`` gives None."""
     if args:
         changed = change(args[0])
         return None if changed is None else ((changed, *args[1:]), kwargs)
+    # the order of keywords in a call says nothing, so the signature tells the first
     parameters = inspect.signature(module.forward).parameters
     by_signature = [name for name in parameters if name in kwargs]
     key = next(iter([*by_signature, *kwargs]), "")

@@ -44,11 +44,7 @@ Tensors = tuple[Tensor, ...]
 
 @dataclass(frozen=True)
 class _Means:
-    """The means of maps over their positions ``(N, C)``, and the standard deviations.
-
-    A maximum is at least one deviation, divided by the root of the number of positions, from the
-    mean; so a value that agrees with the mean much more closely than that is a mean.
-    """
+    """The means of maps over their positions ``(N, C)``, and the standard deviations."""
 
     values: Tensor
     spread: Tensor
@@ -56,6 +52,8 @@ class _Means:
     def agree(self, means: Tensor, rounding: float) -> bool:
         """Whether the means ``(N, C)`` of another tensor are these, up to ``rounding``: the epsilon
         of the coarsest type. A wrong yes would give wrong weights."""
+        # a maximum is at least one deviation, divided by the root of the number of positions, from
+        # the mean: a value much nearer than that is a mean
         slack = 1e-4 * self.spread + 4 * rounding * (self.values.abs() + self.spread)
         return means.shape == self.values.shape and bool(
             ((means - self.values).abs() <= slack).all()
@@ -72,17 +70,15 @@ def _means(maps: Tensor, channels: int = 1) -> _Means:
 
 class HeadCandidates:
     """The layers of a network that may be its head: linear ones and convolutions of one position,
-    as they were called.
-
-    Such a layer may come before the average as well as after it: the mean of its output is its
-    output for the mean. So ``calls`` has only the means of the input ``(N, C)``, the layer, and the
-    means of the output. ``rounding`` is that of the coarsest type in the network.
-    """
+    as they were called."""
 
     def __init__(self, group: HookGroup, model: nn.Module) -> None:
         """Hook the linear layers and convolutions of a network until the group ends."""
         self.calls: list[tuple[Tensor, nn.Module, _Means]] = []
+        """The means of the input ``(N, C)``, the layer, and the means of the output: a head may
+        come before the average too, as the mean of its output is its output for the mean."""
         self.rounding = 0.0
+        """The epsilon of the coarsest type in the network."""
         for kind in _CONVOLUTIONS:
             if any(isinstance(module, kind) for module in modules_of(model)):
                 group.forward(kind, self._note, with_kwargs=True)
@@ -131,10 +127,8 @@ def watch(
 
 
 def sources(forward: Forward, need: NeedAtLayer) -> list[Source]:
-    """The tensors or graph edges that the backward pass for a need differentiates with respect to.
-    `ANSWERS` gets their gradients in the same order. Empty for needs that take no gradient from
-    this pass.
-    """
+    """The tensors or graph edges that the backward pass for a need differentiates with respect to;
+    empty for needs that take no gradient from this pass."""
     kind = need.kind
     if kind.at_layer:
         # curvature is differentiated where it is answered

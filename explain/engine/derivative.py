@@ -27,10 +27,8 @@ make 0.01 in float32."""
 
 
 def custom_functions(nodes: Iterable[Node], sources: list[Any]) -> list[str]:
-    """The names of custom autograd functions of the model between the score and the ``sources`` of
-    its gradients. Their backward may be something else than the derivative. ``nodes`` are those of
-    the score's graph; hooks of this package and functions of torch are left out.
-    """
+    """The names of the model's own autograd functions among ``nodes``, between the score and the
+    ``sources`` of its gradients. Their backward may not be the derivative."""
     custom = [node for node in nodes if isinstance(node, _PYTHON_NODE) and _is_of_model(node)]
     if not custom:
         return []
@@ -53,13 +51,8 @@ def _is_of_model(node: Any) -> bool:
 def is_derivative(
     forward: Forward, resolved: ResolvedTarget, layer: str | None, gradient: Tensor
 ) -> bool:
-    """Whether the scores change along a gradient, in the input or in a layer, by as much as the
-    gradient says.
-
-    The model is run with two small steps along the gradient and against it. True also where that
-    cannot be seen: in half precision, or where the scores change by themselves. ``gradient`` has a
-    row for each image.
-    """
+    """Whether the scores change along a ``gradient``, in the input or a layer, by as much as it
+    says: two small steps are run. True also where that cannot be seen (half precision)."""
     gradient = gradient.detach()
     images = torch.arange(forward.count, device=gradient.device)
     if (
@@ -104,17 +97,14 @@ _ROUNDING = 1000
 def follows_contrast(
     forward: Forward, resolved: ResolvedTarget, gradients: Mapping[Path, Tensor | None]
 ) -> bool:
-    """Whether the scores change with the contrast of the inputs, more and more to the right and
-    below, by about as much as the ``gradients`` in them say.
-
-    Two forward passes decide, up to six where they differ. A step along the gradient, as in
-    `is_derivative`, cannot tell: where a branch has none (behind ``detach()`` or in NumPy), the
-    gradient leads past it. True also where nothing can be seen, or scores change by themselves.
-    """
+    """Whether the scores change with the contrast of the inputs by about as much as the
+    ``gradients`` in them say; true also where nothing can be seen. Runs two to six passes."""
     inputs = forward.inputs
     images = torch.arange(forward.count, device=inputs.x.device)
     if forward.logits is None or inputs.x.dtype in (torch.float16, torch.bfloat16):
         return True
+    # A step along the gradient, as in `is_derivative`, cannot tell: where a branch has none (behind
+    # detach() or in NumPy), the gradient leads past it. So contrast grows to the right and below.
     moves = {}
     expected = torch.zeros((), dtype=resolved.score.dtype, device=inputs.x.device)
     for path in inputs.paths:

@@ -40,13 +40,11 @@ Read: TypeAlias = Callable[[Any, int], Tensor | None]
 
 class Origin(NamedTuple):
     """What a tensor came from: the range of its values, if it is known, and the steps with weights
-    that lead to it.
-
-    These are a number with one bit for each such step, so that sets of them are joined fast.
-    """
+    that lead to it."""
 
     range: Range | None
     weighted: int
+    """One bit for each such step, so that sets of them are joined fast."""
 
 
 def record_output(model: nn.Module, inputs: Inputs) -> tuple[Any, dict[int, Origin]]:
@@ -95,22 +93,14 @@ def _has_weights(step: Step) -> bool:
 
 
 class OutputReader:
-    """Says what the outputs of a model are, from a pass whose operations are watched.
-
-    That pass is run when it is first needed: not for scores that cannot be probabilities.
-
-    Args:
-        model: the network.
-        inputs: what it is called with.
-        activation: what the caller says of its outputs.
-        classes: how many classes there are, where that is known.
-    """
+    """Says what the outputs of a model are, from a pass whose operations are watched. That pass is
+    run when it is first needed: not for scores that cannot be probabilities."""
 
     def __init__(
         self, model: nn.Module, inputs: Inputs, activation: Activation | None, classes: int | None
     ) -> None:
-        """Begin without running the model; of a `Stitched` model, the segmenter on its first window
-        is read."""
+        """Take what the caller says of the outputs (``activation``) and the number of ``classes``,
+        if known; nothing is run. Of a `Stitched` model, the segmenter's first window is read."""
         self.model = model
         self.classes = classes
         self.given_activation = activation
@@ -146,19 +136,12 @@ class OutputReader:
 
     def outputs(self, values: Tensor, read: Read) -> Outputs:
         """Say whether scores ``values`` ``(N, K, ...)`` are logits or probabilities, and of which
-        kind. ``read`` takes the same tensor from an output of the model, for when a traced pass is
-        needed.
-        """
+        kind. ``read`` takes the same tensor from an output of the model."""
         return outputs_like(values, self.activation, partial(self._end, values, read))
 
     def scores_key(self, candidates: Callable[[Any, int], Mapping[Any, Tensor]]) -> Any:
         """Choose which of the tensors in a model's output has the class scores; return its key in
-        ``candidates``.
-
-        Tensors that others are computed from, by more steps with weights, are features and left
-        out. Of the rest it is the one that has as many columns as there are classes, or else the
-        first. The choice is kept for all outputs of this reader.
-        """
+        ``candidates``. The choice is kept for all outputs of this reader."""
         if self._key is None:
             output, origins = self._recorded
             tensors = candidates(output, len(self._inputs))
@@ -167,6 +150,7 @@ class OutputReader:
                 for key, tensor in tensors.items()
                 if id(tensor) in origins
             }
+            # tensors that others are computed from, by more steps with weights, are features
             if len(steps) == len(tensors):
                 tensors = {
                     key: tensor
@@ -176,6 +160,7 @@ class OutputReader:
             widths = {
                 key: tensor.shape[1] if tensor.ndim > 1 else 1 for key, tensor in tensors.items()
             }
+            # as many columns as there are classes, or else the first
             fitting = [key for key, width in widths.items() if width == self.classes]
             self._key = (fitting if len(fitting) == 1 else list(tensors))[:1]
             if len(steps) < len(tensors) and len(fitting) != 1:
@@ -184,9 +169,7 @@ class OutputReader:
 
     def say_if_unsure(self) -> None:
         """Warn, once, if the class scores were chosen among several tensors of an output without a
-        reason. Called when the scores are read; it is so where no operations were seen that tell
-        features from scores.
-        """
+        reason, as no operations were seen that tell features from scores."""
         if self._ambiguous_output is not None:
             must = (
                 "model must say which of its outputs are class scores, as 'logits' in a dictionary"
@@ -264,10 +247,8 @@ def outputs_of(
     activation: Activation | None,
     categories: Any = None,
 ) -> Outputs:
-    """Say what the scores ``(N, K)`` of a model are, logits or probabilities, and how to make
-    probabilities of them. ``categories``, the labels of the classes, help to find the scores among
-    several outputs.
-    """
+    """Say what the scores ``(N, K)`` of a model are, logits or probabilities. ``categories``, the
+    labels of the classes, help to find the scores among several outputs."""
     with reading(model, inputs, activation, categories) as reader:
         return reader.outputs(scores, find_scores)
 
@@ -275,10 +256,8 @@ def outputs_of(
 def reading(
     model: nn.Module, inputs: Inputs, activation: Activation | None = None, categories: Any = None
 ) -> AbstractContextManager[OutputReader]:
-    """Return a block in which outputs of a model are read by what is known of it; nested blocks
-    share a reader. What is found out, such as which tensor has the scores, is so found out once for
-    a call.
-    """
+    """Return a block in which outputs of a model are read by what is known of it. Nested blocks
+    share a reader, so that this is found out once for a call."""
     reader = READER.get()
     if (
         isinstance(reader, OutputReader)

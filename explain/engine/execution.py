@@ -94,15 +94,10 @@ def gather(
     origin: RowOrigin | None = None,
     check_modules: Callable[[Sequence[str]], None] | None = None,
 ) -> list[EvidenceLookup]:
-    """Run the forward, backward and perturbed passes of ``plan`` on ``inputs``; return the evidence
-    for each target.
-
-    For each target, in the order of ``targets``, it returns a lookup: called with a layer's name or
-    None, and with the path of an explained input if there are several, it gives the `Evidence` on
-    that target. ``origin`` says which images ``inputs`` are perturbed rows of. ``check_modules`` is
-    called after the forward pass with the names of the modules that ran, and may raise. The model's
-    parameters, buffers and hooks are as before afterwards.
-    """
+    """Run the passes of ``plan`` on ``inputs``; return for each target a lookup that gives the
+    `Evidence` by a layer's name (or None) and, if several are explained, an input's path."""
+    # `origin` says which images the inputs are perturbed rows of. `check_modules` is called after
+    # the forward pass with the names of the modules that ran, and may raise.
     settings = settings or RuntimeSettings()
     inputs = inputs if settings.create_graph else inputs.detached()
     if plan.looks_inside is not None:
@@ -171,12 +166,11 @@ def _look_at_gradients(
     plan: Plan,
     targets: Sequence[Target],
 ) -> None:
-    """Warn if gradients in these inputs are not the derivative of the score, for the methods of a
-    plan that take them of perturbed rows alone. Where nothing is wrong, once for a model and its
-    weights; not of sharded models, which are run no more often than they must be.
-    """
+    """Warn if gradients in these inputs are not the derivative of the score, for methods that take
+    those of perturbed rows alone; if all is well, looked at once for a model and its weights."""
     findings = findings_of(model)
     are_right = ("gradients are right", *plan.needs)
+    # sharded models are run no more often than they must be
     if settings.create_graph or are_right in findings or sharded(model):
         return
     gather(model, inputs, plan, targets, RuntimeSettings(activation=settings.activation))
@@ -214,11 +208,7 @@ def _evidence(
 
 class _Passes:
     """One forward pass of the network, and the backward passes over it for each target, as a plan
-    says.
-
-    With ``cut``, unless evidence about the input or a kept graph is needed, gradients are off until
-    the first layer that gradients are taken of. ``ran`` names the modules that ran, if ``follow``.
-    """
+    says. ``ran`` names the modules that ran, if ``follow``."""
 
     def __init__(
         self,

@@ -70,18 +70,15 @@ class ResolvedTarget:
 
 @dataclass(eq=False)
 class Forward:
-    """A forward pass that has been run.
-
-    ``sources`` are what gradients in the explained inputs are taken of, where the graph reaches
-    back to them. ``layers`` records the layers that gradients are taken of, and those of which only
-    the output is wanted.
-    """
+    """A forward pass that has been run."""
 
     model: nn.Module
     inputs: Inputs
     sources: Mapping[Path, Tensor]
+    """What gradients in the explained inputs are taken of, where the graph reaches back to them."""
     grids: Grids
     layers: capturing.Capture
+    """Those that gradients are taken of, and those of which only the output is wanted."""
     output: Any
     graph_is_on: bool
     whole: RecordedPass | None = None
@@ -93,13 +90,12 @@ class Forward:
     """What `collectors.watch` recorded, by the kind of need."""
 
     def __post_init__(self) -> None:
-        """Read the class scores off the output, and refuse scores that are not finite. Targets and
-        metrics rely on ``logits`` being finite but for minus infinity. ``end`` must be read before
-        anything else adds to the graph.
-        """
+        """Read the class scores off the output, and refuse scores that are not finite; minus
+        infinity may be among them."""
         self.count = len(self.inputs)
         self.records: dict[str | None, capturing.LayerCall] = {}
         """The calls that the names of layers stand for; see `record`."""
+        # read before anything else adds to the graph
         self.end: int = torch._C._autograd._get_sequence_nr()
         """The sequence number that Nodes behind the model begin with, as those of a target."""
         self.logits: Tensor | None = None
@@ -116,9 +112,7 @@ class Forward:
     @cached_property
     def outputs(self) -> Outputs:
         """What the class scores are, logits or probabilities, and how they become probabilities;
-        found out when needed. It may run the model once more, so methods ask for it only where they
-        show probabilities.
-        """
+        found out when needed, as it may run the model once more."""
         if self.logits is None:
             return Outputs()
         return outputs_of(self.model, self.inputs, self.logits, self.activation)
@@ -137,10 +131,8 @@ class Forward:
         return self.sources[path or self.inputs.path]
 
     def scale(self, resolved: ResolvedTarget) -> Tensor:
-        """The magnitude of the numbers of which rounding errors of the scores are shares, as a
-        scalar tensor. It is the largest class score, or 0 if the class scores are probabilities.
-        Comparisons of scores, as in `RerunContext.same_scores`, take their tolerance from it.
-        """
+        """The magnitude, as a scalar tensor, of which rounding errors of the scores are shares: the
+        largest class score, or 0 if the class scores are probabilities."""
         rows = resolved.score.detach() if self.logits is None else self.logits
         largest = rows.abs().masked_fill(~rows.isfinite(), 0).amax()
         scale = largest.masked_fill(largest == 0, 1)
@@ -194,21 +186,18 @@ class Forward:
         return resolved
 
     def of_image(self, resolved: ResolvedTarget, image: int) -> ResolvedTarget:
-        """A copy of a resolved target in which the score of one image alone is differentiated. For
-        networks in which images change each other's scores. Its answers begin as a copy, so that
-        those of another image are not overwritten.
-        """
+        """A copy of a resolved target in which the score of one image alone is differentiated, for
+        networks in which images change each other's scores."""
         with torch.set_grad_enabled(self.graph_is_on):
             score = resolved.target.pick(self.output, self.count)[0]
+            # answers begin as a copy, so that those of another image are not overwritten
             return replace(
                 resolved, total=score[image], image=image, answers=dict(resolved.answers)
             )
 
     def total(self, resolved: ResolvedTarget, objective: Objective | None) -> Tensor:
-        """The scalar that a backward pass differentiates: the sum of the scores or of an
-        ``objective`` over images. Of a target for one image, the score or objective of this image
-        alone.
-        """
+        """The scalar that a backward pass differentiates: the sum over images of the scores, or of
+        an ``objective``; of a target for one image, those of this image alone."""
         if objective is None:
             return resolved.total
         if resolved.classes is None:

@@ -35,10 +35,8 @@ INSTEAD = 'leave out gradients="full_backward"'
 def hooked_layer_gradient(
     forward: Forward, resolved: ResolvedTarget, layer: str, expected: Tensor
 ) -> Tensor:
-    """The gradient of the scores in a layer's output by a full-backward hook: its ``grad_output``.
-    Runs the model forward and back once more. ``expected`` is autograd's gradient, which it is
-    compared with.
-    """
+    """The gradient of the scores in a layer's output by a full-backward hook, its ``grad_output``,
+    in one more pass. It is compared with autograd's, which is ``expected``."""
     seen: list[Tensor] = []
 
     def keep(module: nn.Module, grad_input: Any, grad_output: GradientTuple) -> None:
@@ -59,10 +57,8 @@ def hooked_input_gradient(
     rule: GradientRule | None,
     expected: Tensor,
 ) -> Tensor:
-    """The gradient of the scores in an input by the model's full-backward hook: its ``grad_input``.
-    Runs the model forward and back once more. Under a rule, such as guided backpropagation, the
-    full-backward hooks of rectifiers return what the rule makes of their ``grad_input``.
-    """
+    """The same in an input, by the model's ``grad_input``; under a rule, such as guided
+    backpropagation, hooks of rectifiers return what it makes of their ``grad_input``."""
     input_path = path or forward.inputs.path
     position = input_path[0]
     if len(input_path) > 1 or not isinstance(position, int):

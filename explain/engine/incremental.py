@@ -50,13 +50,8 @@ class IncrementalInference:
     def faster_call(
         self, owners: Tensor, inputs: Inputs, agree: Callable[[Any, Any], bool]
     ) -> Callable[[Tensor, Inputs], Any] | None:
-        """A function that gives the network's output for perturbed rows faster than
-        ``inputs.call(model)``, or None.
-
-        It takes rows like ``inputs`` and their photos, ``owners`` ``(B,)``. For a new kind of rows
-        it is tried on these once; ``agree`` compares its output with the network's for the first
-        `FEW`.
-        """
+        """A function of rows' photos ``(B,)`` and rows like ``inputs`` that gives the network's
+        output faster, or None. A new kind of rows is tried once: outputs must ``agree``."""
         box = changed_box(self._photos, owners, inputs.x)
         if box is None:
             return None

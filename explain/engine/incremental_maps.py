@@ -29,15 +29,15 @@ LARGEST = 0.7
 
 @dataclass(eq=False)
 class ChangedBox:
-    """Feature maps of rows: ``values`` ``(B, C, *sides)`` in a box, elsewhere those of the photos.
-
-    ``photo_maps`` ``(N, C, ...)`` are these, ``owners`` ``(B,)`` says which photo each row belongs
-    to, and ``start`` ``(B, d)`` where its box begins.
-    """
+    """Feature maps of rows: ``values`` ``(B, C, *sides)`` in a box, elsewhere those of the
+    photos."""
 
     photo_maps: Tensor
+    """``(N, C, ...)``."""
     owners: Tensor
+    """Which photo each row belongs to, ``(B,)``."""
     start: Tensor
+    """Where the box of each row begins, ``(B, d)``."""
     values: Tensor
 
     @property
@@ -51,12 +51,8 @@ class ChangedBox:
         return self.photo_maps.shape[2:]
 
     def at(self, start: Tensor, sides: Sequence[int], outside: float = 0.0) -> Tensor:
-        """The values ``(B, C, *sides)`` of perturbed rows' feature maps in other boxes, which begin
-        at ``start`` ``(B, d)``.
-
-        Inside the changed box they are its values, elsewhere the photo's. Where a box reaches
-        beyond the feature map, the value is the constant ``outside``, as padding is.
-        """
+        """The values ``(B, C, *sides)`` of rows' feature maps in other boxes, which begin at
+        ``start`` ``(B, d)``; ``outside``, as padding is, where a box reaches beyond the map."""
         if start is self.start and tuple(sides) == self.sides:
             return self.values
         photo_rows, exists = _places(self.owners, start, sides, self.map_sides)
@@ -74,28 +70,23 @@ class ChangedBox:
 
     def whole(self) -> Tensor:
         """The whole feature maps of the perturbed rows ``(B, C, *map_sides)``: the photos' with the
-        boxes put in. Incremental inference needs them for operators that cannot be computed in
-        boxes.
-        """
+        boxes put in."""
         return self.at(torch.zeros_like(self.start), self.map_sides)
 
 
 def _places(
     images: Tensor, start: Tensor, sides: Sequence[int], map_sides: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
-    """The numbers of the places that boxes cover in the feature maps of ``images`` ``(B,)``, and
-    whether these exist.
-
-    Both are ``(B, *sides)``. Boxes begin at ``start`` ``(B, d)``. Places are numbered through the
-    maps of all images, in the order of `_rows`; a place beyond the edge gets the number of the
-    nearest one, and exists not.
-    """
+    """The numbers of the places that boxes, which begin at ``start`` ``(B, d)``, cover in the
+    feature maps of ``images`` ``(B,)``, and whether these exist: both ``(B, *sides)``."""
     place_numbers = images
     exists = torch.ones(len(images), dtype=torch.bool)
     for box_starts, side, map_side in zip(start.unbind(1), sides, map_sides, strict=True):
         # (side, B): the boxes stay the last dimension
         coordinates = torch.arange(side)[:, None] + box_starts
         exists = exists.unsqueeze(-2) & (coordinates >= 0) & (coordinates < map_side)
+        # numbered through the maps of all images, in the order of `_rows`; a place beyond the edge
+        # gets the number of the nearest one
         place_numbers = place_numbers.unsqueeze(-2) * map_side + coordinates.clamp(0, map_side - 1)
     return place_numbers.movedim(-1, 0), exists.movedim(-1, 0)
 
@@ -120,17 +111,7 @@ def _is_small(sides: Sequence[int], map_sides: Sequence[int]) -> bool:
 
 def changed_box(of_photos: Tensor, owners: Tensor, perturbed: Tensor) -> ChangedBox | None:
     """The box of pixels in which perturbed rows ``(B, C, H, W)`` differ from their photos ``(N, C,
-    H, W)``.
-
-    ``owners`` ``(B,)`` is the photo of each row. None if the box is too large a part of the photo
-    to pay. The start of incremental inference.
-
-    >>> x, perturbed = torch.zeros(1, 3, 8, 8), torch.zeros(1, 3, 8, 8)
-    >>> perturbed[:, :, 2:4, 5:6] = 1
-    >>> box = changed_box(x, torch.tensor([0]), perturbed)
-    >>> box.start.tolist(), tuple(box.sides)
-    ([[2, 5]], (2, 1))
-    """
+    H, W)``; None if it is too large a part of the photo to pay."""
     start, sides = _changed(of_photos, owners, perturbed)
     if not _is_small(sides, of_photos.shape[2:]):
         return None
@@ -164,26 +145,21 @@ def _changed(of_photos: Tensor, owners: Tensor, perturbed: Tensor) -> tuple[Tens
 @dataclass(eq=False)
 class PhotoPass:
     """One pass of rows, which reads what its operators give for the photos from the ``results`` of
-    earlier passes.
-
-    ``layout`` is how the network expects its feature maps ``(N, C, h, w)`` in memory, and ``count``
-    how many operators the pass has come to.
-    """
+    earlier passes."""
 
     results: list[tuple[list[Any], Any, Tensor]]
     """Each call of an operator: what it is known by, its arguments, and what it gave for the
     photos."""
     layout: torch.memory_format = torch.contiguous_format
+    """How the network expects its feature maps ``(N, C, h, w)`` in memory."""
     count: int = 0
+    """How many operators the pass has come to."""
 
     def result(self, operator: Any, arguments: Any) -> Tensor:
         """What the next operator of the pass gives for the photos, ``(N, C, ...)``: remembered from
-        earlier passes.
-
-        The network calls its operators in the same order in each pass, so they are known by their
-        number. At one that differs, as by a weight that was replaced, the result is computed, and
-        what was remembered from there on is forgotten.
-        """
+        earlier passes, or computed."""
+        # Operators come in the same order in each pass, so they are known by their number. At one
+        # that differs, as by a weight that was replaced, all remembered from there on is forgotten.
         key = [operator, *tree_leaves(tree_map_only(Tensor, id, arguments))]
         if [call[0] for call in self.results[self.count : self.count + 1]] != [key]:
             maps = channels_last(_first(operator, arguments))
@@ -202,21 +178,8 @@ def _first(operator: Any, arguments: Any) -> Tensor:
 
 
 class BoxMaps(Tensor):
-    """Feature maps that are known as a box. Operators that take places alone give such maps again.
-
-    Any other operator is given whole feature maps. Where it overwrites them, or returns another
-    name of their memory, they stay whole.
-
-    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Flatten())
-    >>> x = torch.rand(1, 3, 16, 16)
-    >>> perturbed = x.repeat(2, 1, 1, 1)
-    >>> perturbed[1, :, 4:6, 4:6] = 0
-    >>> box = changed_box(x, torch.tensor([0, 0]), perturbed)
-    >>> with torch.no_grad():
-    ...     output = model(BoxMaps(box, PhotoPass([])))
-    >>> torch.allclose(output, model(perturbed), atol=1e-6)
-    True
-    """
+    """Feature maps that are known as a box. Operators that take places alone give such maps again;
+    any other is given whole maps, which stay whole where it overwrites or aliases them."""
 
     box: ChangedBox | None
     _whole: Tensor | None
@@ -289,10 +252,8 @@ class BoxMaps(Tensor):
 
 
 def _on_whole_maps(function: Any, args: Any, kwargs: Any, maps: Sequence[BoxMaps]) -> Any:
-    """Run an operator on whole feature maps, where it cannot be computed in boxes alone. Maps that
-    it may overwrite or alias stay whole from now on, since a box would not know of what is written.
-    Results that are such maps are returned as the model's own objects.
-    """
+    """Run an operator on whole feature maps, where it cannot be computed in boxes alone. Results
+    that are such maps are returned as the model's own objects."""
     schema = function._schema
     if schema.is_mutable or any(value.alias_info is not None for value in schema.returns):
         for map_ in maps:  # a box would not know of what is written
@@ -380,12 +341,7 @@ def _padded(call: _BoxCall) -> ChangedBox | None:
 
 def _windows(call: _BoxCall) -> ChangedBox | None:
     """The box of a convolution or pooling: all windows that reach into the box, computed from what
-    they cover.
-
-    None for transposed convolutions, for windows that are no regular grid, for averages that count
-    padding apart, and if the box is no small part. Padding is done by `ChangedBox.at`, with the
-    operator's own value, so that the operator itself gets none.
-    """
+    they cover. None where windows are no regular grid, and if the box is no small part."""
     names = [argument.name for argument in call.operator._schema.arguments]
     named = dict(zip(names, call.args, strict=False))
     is_pool = "kernel_size" in names
@@ -393,6 +349,7 @@ def _windows(call: _BoxCall) -> ChangedBox | None:
     cuts_padding = is_average and (
         named.get("ceil_mode") or not named.get("count_include_pad", True)
     )
+    # transposed convolutions, no regular grid, averages that count padding apart
     if "stride" not in names or cuts_padding or named.get("transposed"):
         return None
     (box,) = call.boxes
@@ -412,6 +369,7 @@ def _windows(call: _BoxCall) -> ChangedBox | None:
     start = first_window.clamp(min=0).minimum(map_sides - sides)
     input_sides = (sides - 1) * stride + window_reach + 1
     outside = -torch.inf if is_pool and not is_average else 0.0
+    # padding is done here, with the operator's own value, and the operator itself gets none
     named[names[0]] = box.at(start * stride - padding, input_sides.tolist(), outside)
     if "padding" in named:
         named["padding"] = [0] * dims

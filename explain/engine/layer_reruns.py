@@ -22,12 +22,8 @@ from explain.hooks.unwrap import has_hooks
 
 
 class LayerRerun:
-    """Runs a network with other feature maps of a layer, of one image after the other.
-
-    Behind the layer, the network takes all maps together; what lies before it is answered with what
-    an earlier pass gave, or run for the image alone. Where a probe shows that this is not right,
-    the whole network is run for every map.
-    """
+    """Runs a network with other feature maps of a layer, of one image after the other: behind the
+    layer all maps together, and what lies before it once, if a probe finds that right."""
 
     def __init__(
         self,
@@ -51,9 +47,7 @@ class LayerRerun:
 
     def begin(self, image: Tensor) -> None:
         """Begin with the feature maps of one image ``(1,)``: find the fastest way to run them that
-        a probe finds right. Sets the number of rows of a batch. `run` is then called with rows of
-        this image alone.
-        """
+        a probe finds right, and the number of rows of a batch."""
         context = self.context
         self._image = image
         prefixes = context.state.prefixes if len(context.inputs) == 1 else {}
@@ -79,10 +73,8 @@ class LayerRerun:
         self.context.confirm(way, partial(self._unperturbed, way), self._image, rows)
 
     def run(self, numbers: Tensor) -> list[Add]:
-        """Run the network with these perturbed feature maps of the image in place of the layer's
-        output. Returns a function for each target that adds the results to its accumulators.
-        `begin` was called with the image before; all rows are of this image.
-        """
+        """Run the network with these perturbed feature maps of the image of `begin`. Returns a
+        function for each target that adds the results to its accumulators."""
         context = self.context
         images = self.rows.owners[numbers]
         maps = self.rows.make(numbers)
@@ -119,16 +111,13 @@ class LayerRerun:
 
     def _run_maps(self, way: Way, images: Tensor, maps: Tensor) -> Any:
         """Run the network with feature maps ``(b, C, h, w)`` of these images in place of what the
-        layer returns.
-
-        "behind the layer" runs what lies before the layer for the image alone, or has it answered
-        by its prefix; other ways run the whole network on a row for each map. Returns the model's
-        output. The probe and the rows go through this, so both run in the same way.
-        """
+        layer returns; return the model's output. The probe and the rows both go through this."""
         context = self.context
         record = self._record
         grid = context.forward.grids.grid(tuple(record.activation.shape), self._layer)
         assert grid is not None  # the maps were laid out by it
+        # what lies before the layer is run for the image alone, or answered by its prefix; other
+        # ways run the whole network on a row for each map
         images_before = self._image if way == "behind the layer" else images
         layer_output = record.activation
         # unless each row has the other images beside it, all maps are of one image

@@ -48,20 +48,19 @@ class Concept:
 
 @dataclass(frozen=True)
 class Backward:
-    """One backward pass over a forward pass, from the score or another ``objective``.
-
-    ``rule`` changes gradients on the way, and ``composite`` propagates relevance, through the
-    channels of ``concept`` alone if there is one. ``reference`` propagates differences from what
-    the network gives for it. ``second`` marks the pass through a gradient that is needed for
-    curvature.
-    """
+    """One backward pass over a forward pass, from the score or another ``objective``."""
 
     objective: Objective | None = None
     rule: GradientRule | None = None
+    """Changes gradients on the way."""
     second: bool = False
+    """Whether it goes through a gradient that is needed for curvature."""
     composite: Composite | None = None
+    """Propagates relevance."""
     concept: Concept | None = None
+    """The channels that relevance goes through alone."""
     reference: "Reference | None" = None
+    """Propagates differences from what the network gives for it."""
 
     @property
     def propagates(self) -> bool:
@@ -268,11 +267,8 @@ class DetectionSimilarity(Need[Tensor]):
 
 @dataclass(frozen=True)
 class AttentionMap:
-    """One attention: its weights ``(N, heads, queries, keys)``, and the gradient of the score in
-    them, if needed.
-
-    ``query`` and ``key`` are ``(N, heads, tokens, d)``, where they are known.
-    """
+    """One attention: its weights ``(N, heads, queries, keys)``, the gradient of the score in them,
+    if needed, and ``query`` and ``key`` ``(N, heads, tokens, d)``, if known."""
 
     weights: Tensor
     gradient: Tensor | None = None
@@ -282,10 +278,7 @@ class AttentionMap:
 
 class Attention(Need[tuple[AttentionMap, ...]]):
     """Every attention of the network that the photo reaches, in order, with gradients of the score
-    on request.
-
-    With ``unreached``, also what it does not reach, such as attention among words alone.
-    """
+    on request; ``unreached``, also others, such as attention among words alone."""
 
     gradients: bool = False
     unreached: bool = False
@@ -309,10 +302,7 @@ class InputAttention(Attention):
 
 class AttentionRelevance(Need[tuple[AttentionMap, ...]]):
     """Every attention of the network, in order, with the gradients that a composite brings to its
-    weights.
-
-    The relevance of a weight is its value times that gradient.
-    """
+    weights. The relevance of a weight is its value times that gradient."""
 
     composite: Composite
 
@@ -335,11 +325,8 @@ class BlockTokens(Need[tuple[Tensor, ...]]):
 
 @dataclass(frozen=True)
 class NeedAtLayer:
-    """A kind of evidence, the layer and the explained input that it is about; None where it is not
-    about one.
-
-    If only one input is explained, ``input`` is None too.
-    """
+    """A kind of evidence, and the layer and the explained input that it is about; None where it is
+    not about one. If only one input is explained, ``input`` is None too."""
 
     kind: Need[Any]
     layer: str | None = None
@@ -357,9 +344,7 @@ def needs_at(
     needs: Iterable[Need[Any]], layers: Iterable[str], inputs: Iterable[Path | None] = (None,)
 ) -> frozenset[NeedAtLayer]:
     """A method's needs at each of the layers and for each explained input, where they are about
-    these. A need that is about no layer occurs once, with ``layer`` None; ``input`` None stands for
-    the only explained input. Plans are made of these sets, so their order does not matter.
-    """
+    these; once, with None, where they are not."""
     layer_names = tuple(layers)
     paths = tuple(inputs)
     at_layers = set()
@@ -378,16 +363,14 @@ def at_least_float32(tensor: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class RowOrigin:
-    """Where perturbed rows come from: ``count`` images of the caller.
-
-    ``carry`` brings a tensor with a row for each of these images to the perturbed rows. ``image``
-    is the one row that counts, where a perturbed image is run among the others of its batch.
-    """
+    """Where perturbed rows come from: ``count`` images of the caller."""
 
     count: int
     carry: Callable[[Tensor], Tensor]
+    """Brings a tensor with a row for each of these images to the perturbed rows."""
     outputs: Callable[[], Outputs] = Outputs
     image: int | None = None
+    """The one row that counts, where a perturbed image is run among the others of its batch."""
 
 
 @dataclass(frozen=True)
@@ -514,17 +497,15 @@ class Evidence:
 
 
 def applied(method: Callable[[Evidence], Tensor], evidence: Evidence) -> Tensor:
-    """Apply a method to evidence and return its map ``(N, h, w)``, or ``(N, T, h, w)`` of a video.
-
-    A method that reads only maps of a layer that takes each frame of a video as an image is applied
-    frame by frame. Others, such as those that mask the whole video with a map, get the layer's maps
-    in time.
-    """
+    """Apply a method to evidence and return its map ``(N, h, w)``, or ``(N, T, h, w)`` of a
+    video."""
     is_video = evidence.inputs.ndim == 5
     frames = evidence.grids.folded_frames(evidence.layer) if is_video else None
     needs: frozenset[Need[Any]] = getattr(method, "needs", frozenset())
     if frames is None or not any(need.of_layer for need in needs):
         return method(evidence)
+    # Frame by frame, if the method reads only maps of a layer that takes each frame as an image.
+    # Others, such as those that mask the whole video with a map, get the layer's maps in time.
     answers = [evidence[need] for need in needs if not isinstance(need, ClassWeights)]
     if not all(isinstance(answer, Tensor) and answer.ndim >= 5 for answer in answers):
         return method(evidence)

@@ -54,16 +54,8 @@ class PerturbedRows:
 
 
 def rows_of(counts: Sequence[int], device: torch.device, build: Build) -> PerturbedRows:
-    """Perturbed rows of which image i has ``counts[i]``, in the order in which the engine runs
-    them.
-
-    The first row of all images comes first, then the second of all images that have one, and so on;
-    so every image has a rough result early. ``build`` makes the rows of a batch.
-
-    >>> rows = rows_of([1, 2], torch.device("cpu"), lambda images, numbers: images + numbers)
-    >>> rows.owners, rows.numbers
-    (tensor([0, 1, 1]), tensor([0, 0, 1]))
-    """
+    """Perturbed rows of which image i has ``counts[i]``: the first of all images, then the second,
+    and so on, for a rough result early. ``build`` makes the rows of a batch."""
     if len(set(counts)) == 1:  # computed without waiting for the device
         images = torch.arange(len(counts), device=device).repeat(counts[0])
         numbers = torch.arange(counts[0], device=device).repeat_interleave(len(counts))
@@ -258,12 +250,8 @@ class _ByImage(_InOrder):
 
 
 class SumOfRows(Accumulator):
-    """The sum over the perturbed rows of each of ``count`` images of ``weigh(images, numbers,
-    values)``.
-
-    ``weigh`` gets a batch and returns ``(b, ...)``. The result is ``(count, ...)``, or None without
-    rows.
-    """
+    """The sum ``(count, ...)`` over the perturbed rows of each image of ``weigh(images, numbers,
+    values)``, which gives ``(b, ...)`` for a batch; None without rows."""
 
     def __init__(self, count: int, weigh: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
         """Begin a sum over perturbed rows; its shape is known from the first batch."""
@@ -314,15 +302,14 @@ margin of its class's logit over the best other one, or the logits of all classe
 
 @dataclass(frozen=True)
 class ScoreOf:
-    """The score of each perturbed row, ``(b,)``: as the target picks it, or of another kind.
-
-    ``category`` stands in place of the target's class, if it is given. "all" gives the logits ``(b,
-    K)``. Of targets that are no class, such as a detected box, it is the score, whatever the kind;
-    but sums of classes, and "no", have a probability.
-    """
+    """The score of each perturbed row, ``(b,)``: as the target picks it, or of another kind; "all"
+    gives the logits ``(b, K)``."""
 
     kind: ScoreKind = "logit"
+    """Without effect for targets that are no class, such as a detected box; but sums of classes,
+    and a target of 'no', have a probability."""
     category: int | None = None
+    """Stands in place of the target's class, if it is given."""
 
     needs: ClassVar[frozenset[Need[Any]]] = frozenset()
 
@@ -441,9 +428,7 @@ class ZeroInput(OneForEach):
 @dataclass(frozen=True, eq=False)
 class GivenRows(Perturbation):
     """Rows that are there already, made of ``inputs`` or, where these are None, of a layer's maps.
-
-    No two such perturbations are equal. Explained inputs beside ``inputs`` stay as they are.
-    """
+    No two such perturbations are equal. Explained inputs beside ``inputs`` stay."""
 
     perturbed_rows: PerturbedRows
     words: str
@@ -461,9 +446,7 @@ class GivenRows(Perturbation):
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
         """The rows that were given; of another explained input than ``inputs``, copies of it as it
-        is. The engine asks for each explained input; only that which ``inputs`` equals is
-        perturbed.
-        """
+        is."""
         x = evidence.inputs
         if self.inputs is None or (x.shape == self.inputs.shape and torch.equal(x, self.inputs)):
             return self.perturbed_rows

@@ -49,9 +49,7 @@ class PerturbationPass:
     @cached_property
     def inner(self) -> frozenset[NeedAtLayer]:
         """The needs that must be answered for each perturbed row, beside its score: those of the
-        methods that are applied to rows. Empty where a method reads scores alone: then the model's
-        output does, and no second plan is run.
-        """
+        methods that are applied to rows. Empty where all read scores alone."""
         inner_needs = set[NeedAtLayer]()
         for need in self.needs:
             if isinstance(need.kind, Attributions):
@@ -119,10 +117,8 @@ class Plan:
 
     @cached_property
     def needs(self) -> tuple[NeedAtLayer, ...]:
-        """All needs of the methods, in the order in which they are answered. A need comes after
-        those that must be gathered before it (``also``). Otherwise the order is by kind and layer,
-        then by method, so that it does not depend on hashes.
-        """
+        """All needs of the methods, in the order in which they are answered: after those that must
+        be gathered before (``also``), else by kind and layer, then by method."""
         ordered: dict[NeedAtLayer, None] = {}
         first_method: dict[NeedAtLayer, int] = {}
         for method_number, needs in enumerate(self.wanted.values()):
@@ -141,9 +137,7 @@ class Plan:
     @cached_property
     def streams(self) -> tuple[PerturbationPass, ...]:
         """The streams of perturbed rows to run: each distinct perturbation once per layer, with all
-        needs that it answers. Perturbations that read no layer are run once for all layers.
-        `run_streams` runs each once for all methods and targets.
-        """
+        needs that it answers; those that read no layer once for all layers."""
         needs_of: dict[tuple[Perturbation, str | None], list[NeedAtLayer]] = {}
         for need in self.needs:
             if isinstance(need.kind, Attributions):
@@ -181,10 +175,8 @@ class Plan:
 
     @cached_property
     def backwards(self) -> tuple[Backward, ...]:
-        """The distinct backward passes over the forward pass for one target, in the order in which
-        they run. Plain gradients come first, then other objectives, rules, and composites or
-        references; the pass for curvature is last.
-        """
+        """The distinct backward passes for one target, in order: plain gradients, other objectives,
+        rules, composites or references, and last that for curvature."""
         passes = [backward for backward in self.needs_by_backward if backward is not None]
         passes.sort(
             key=lambda b: (b.second, b.propagates, b.rule is not None, b.objective is not None)
@@ -193,10 +185,8 @@ class Plan:
 
     @cached_property
     def needs_by_backward(self) -> dict[Backward | None, list[NeedAtLayer]]:
-        """The needs that each distinct backward pass answers; under None, those that need no
-        backward pass. Its keys are hashed: needs share a pass if their options are equal.
-        `backwards` has them in order.
-        """
+        """The needs that each distinct backward pass answers (needs share one if their options are
+        equal); under None, those that need no backward pass."""
         needs: dict[Backward | None, list[NeedAtLayer]] = {}
         for need in self.answered_at_once:
             needs.setdefault(need.kind.backward, []).append(need)
@@ -462,13 +452,10 @@ _plans: dict[Hashable, tuple[object, Plan]] = {}
 def planned(
     key: Hashable, methods: object, needs: Callable[[], Mapping[str, frozenset[NeedAtLayer]]]
 ) -> Plan:
-    """Return the plan for ``key`` from a cache of the latest 32, or make it of ``needs()``.
-
-    With the plan, what it has computed lazily is reused: explaining the next photo with the same
-    methods plans nothing. ``methods``, whose ids are in the key, are kept with it, since the id of
-    a freed object may be taken by another. They must be methods that stay alive anyway, since
-    others may hold tensors of the caller's.
-    """
+    """Return the plan for ``key`` from a cache of the latest 32, with what it has computed lazily,
+    or make it of ``needs()``."""
+    # The methods, whose ids are in the key, are kept with it, since the id of a freed object may be
+    # taken by another. They must stay alive anyway, since others may hold tensors of the caller's.
     kept = _plans.pop(key, None) or (methods, Plan(needs()))
     _plans[key] = kept
     if len(_plans) > _PLANS_KEPT:

@@ -26,22 +26,8 @@ class ReachedError(BaseException):
 
 
 class LayerPrefix:
-    """The results of the operators before a call of a layer, on one input.
-
-    The first pass notes them, and later passes on the same input are answered with them. All passes
-    have to be run inside of ``with prefix.passing()``, and to tell when they have come to the layer
-    (`reach`).
-
-    >>> import torch
-    >>> prefix = LayerPrefix()
-    >>> for number in (1, 5):
-    ...     with prefix.passing():
-    ...         before = torch.full([2], number)
-    ...         prefix.reach()
-    ...         print(before, torch.full([2], number))
-    tensor([1, 1]) tensor([1, 1])
-    tensor([1, 1]) tensor([5, 5])
-    """
+    """The results of the operators before a call of a layer, on one input: noted in a first pass,
+    answered in later ones. Each runs in ``with prefix.passing()``, and calls `reach`."""
 
     def __init__(self) -> None:
         self.is_exact = True
@@ -113,10 +99,8 @@ def _without_graph(value: Any) -> Any:
 
 
 def at_call(group: HookGroup, layer: str, call: int, act: Callable[[Any, bool], Any]) -> None:
-    """Hook one call of a layer so that ``act(output, overwrote)`` replaces what the call returned.
-    ``overwrote`` says whether the layer has overwritten its input in place, so that the input is
-    the output too. ``act`` returns None to leave the output. The hooks end with the group.
-    """
+    """Hook one call of a layer so that ``act(output, overwrote)`` replaces what it returned, if not
+    None; ``overwrote`` says whether the output is the input, changed in place."""
     assert group._model is not None
     name = layer_names.name_of_call(layer, call, group._model)
     inputs: list[tuple[Tensor, int]] = []

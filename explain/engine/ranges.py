@@ -15,32 +15,18 @@ _KEEPING = frozenset(["moves", "permutes", "selects"])
 
 
 class Range(NamedTuple):
-    """The least and the greatest value that a tensor may have.
-
-    ``classes`` is the number of values that a softmax made to add up to one, of which these are
-    some or all; 0 for a sigmoid.
-    """
+    """The least and the greatest value that a tensor may have."""
 
     low: float
     high: float
     classes: int = 0
+    """The number of values that a softmax made to add up to one, of which these are some or all; 0
+    for a sigmoid."""
 
 
 def ranges_of(steps: Iterable[Step], *, blind: bool = False) -> dict[Value, Range]:
-    """Follow the ranges of values through the steps of a recording, from softmaxes, sigmoids and
-    exponentials on.
-
-    Those that are not in the result may have any value. In a ``blind`` recording, the constants may
-    be anything.
-
-    >>> from explain.recording import record
-    >>> class Percent(torch.nn.Module):
-    ...     def forward(self, x):
-    ...         return 100 / (1 + (-x).exp())
-    >>> recording = record(Percent(), torch.rand(1, 3))
-    >>> ranges_of(recording.steps)[recording.outputs[()]]
-    Range(low=0.0, high=100.0, classes=0)
-    """
+    """Follow the ranges of values from softmaxes, sigmoids and exponentials on; others may have any
+    value. In a ``blind`` recording, the constants may be anything."""
     ranges: dict[Value, Range] = {}
     for step in steps:
         arguments = _ranges_of_arguments(step, ranges, blind)

@@ -26,17 +26,16 @@ from explain.recording.rows import image_numbers, images_elsewhere
 
 @dataclass(eq=False)
 class RecordedPass:
-    """The recording of one pass of the engine.
-
-    ``sources`` are the explained inputs, ``images`` all that have a row for each image, and
-    ``layers`` the first tensors that calls of layers returned.
-    """
+    """The recording of one pass of the engine."""
 
     count: int
     """The number of images."""
     images: Sequence[Value]
+    """All values that have a row for each image."""
     sources: dict[Path, Value]
+    """The explained inputs."""
     layers: Mapping[str, Sequence[Value]]
+    """The first tensors that calls of layers returned."""
     _recorder: PassRecorder
     attention: Sequence[AttentionRecord] = ()
     """The attentions of the pass, if they were asked for, and their weights."""
@@ -88,10 +87,9 @@ class RecordedPass:
         self.recording.run_with_graph(tensors)
 
     def begin_at(self, output: Any) -> Any:
-        """The model's output, in which each tensor is a copy that walks back begin at. One output
-        may be computed from another: the gradient in a copy is what a score takes from this output
-        alone.
-        """
+        """The model's output, in which each tensor is a copy that walks back begin at."""
+        # One output may be computed from another: the gradient in a copy is what a score takes from
+        # this output alone.
         copies: list[tuple[GradientEdge, Value]] = []
 
         def copied(path: nested.Path, tensor: Tensor) -> Tensor:

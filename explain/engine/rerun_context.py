@@ -100,22 +100,15 @@ class RerunContext:
     @contextmanager
     def runs_model(self) -> Iterator[None]:
         """Enter what the model runs under outside `gather`: alone in its thread, left as found, in
-        the caller's mixed precision. Each direct call of the model on perturbed rows stands in this
-        block; `gather` enters the same for itself.
-        """
+        the caller's mixed precision."""
         with untouched(self.model, alone=True), self.mixed_precision:
             yield
 
     def way(
         self, place: Hashable, choices: Mapping[Way, Callable[[Tensor], Any]], image: Tensor
     ) -> Way:
-        """Choose how perturbed rows are run at ``place``: the first of ``choices`` that scores an
-        unperturbed image right.
-
-        ``place`` is None for inputs, or a layer and an image. Each choice is a function that runs
-        the unperturbed ``image`` between far rows, and is right if the image keeps its score. The
-        choice is remembered for the place; "one at a time" is always right.
-        """
+        """Choose how perturbed rows are run at ``place`` (None for inputs, or a layer and an
+        image): the first of ``choices`` that gives an unperturbed ``image`` its score."""
         if place not in self.state.ways:
             images = self._probed(image)
             alone_anyway = self.origin is not None and self.origin.image is not None
@@ -168,20 +161,16 @@ class RerunContext:
         return self._one_at_a_time()
 
     def _probed(self, image: Tensor) -> Tensor:
-        """The image of each row of a probe, all the same: four or five rows, so not as many as the
-        caller's batch. A network that looks at its number of rows would otherwise pass. One row
-        alone if rows are run alone.
-        """
+        """The image of each row of a probe, all the same: four or five rows, unlike the caller's
+        batch, as a network may look at that. One row if rows are run alone."""
         count = len(self.inputs)
         if count == 1 and self.settings.batch_size == 1:
             return image
         return image.expand(5 if count == 4 else 4)
 
     def laid_out(self, way: Way, images: Tensor, perturbed: Mapping[Path, Tensor]) -> Inputs:
-        """The model's inputs for a batch of perturbed rows that belong to these images ``(b,)``, in
-        the way's memory format. ``perturbed`` has the perturbed inputs by path; other inputs get
-        the rows of the images.
-        """
+        """The model's inputs for perturbed rows of these images ``(b,)``, in the way's memory
+        format: ``perturbed`` by path; other inputs get the rows of the images."""
         layout = torch.channels_last if way == "channels last" else torch.preserve_format
         laid_out = {
             path: tensor.contiguous(memory_format=layout) if tensor.ndim == 4 else tensor
@@ -256,27 +245,23 @@ class RerunContext:
         )
 
     def same_scores(self, resolved: ResolvedTarget, one: Tensor, other: Tensor) -> Tensor:
-        """Whether scores ``(b,)`` of the same images from two runs agree up to rounding, as a
-        tensor with one truth value.
-
-        Rounding differs between batch sizes, and is as large as the numbers that scores are made
-        of, such as the largest class score. A tensor, so that nothing waits for the device.
-        """
+        """Whether scores ``(b,)`` of the same images from two runs agree up to rounding; one truth
+        value as a tensor, so that nothing waits for the device."""
         one = one.to(resolved.score)
         other = other.to(resolved.score)
         rounding = torch.finfo(self.inputs.x.dtype).eps
         if self.footprint.half or rounding > 1e-4:
             return torch.isclose(one, other, rtol=0.1, atol=1e-2).all()
         relative, absolute = (1e-3, 1e-4) if rounding > 1e-10 else (1e-5, 1e-8)
+        # rounding differs between batch sizes, and is as large as the numbers that scores are made
+        # of, such as the largest class score
         scale = self.forward.scale(resolved).to(other)
         relative_tolerance = torch.where(scale == 0, 10 * relative, relative)
         return ((one - other).abs() <= absolute * scale + relative_tolerance * other.abs()).all()
 
     def rows_at_once(self, way: Way, *, graph: bool = False, after: str | None = None) -> int:
-        """How many perturbed rows make a batch: as the user set it, or what is fast and fits into
-        memory. ``graph`` says whether gradients are taken, ``after`` the layer from which on rows
-        are run.
-        """
+        """How many perturbed rows make a batch, as the user set it, or what is fast and fits into
+        memory: with a ``graph`` or without, from the layer ``after`` on."""
         if way == "one at a time":
             return 1
         size = self.settings.batch_size or self.footprint.rows_at_once(
@@ -286,10 +271,8 @@ class RerunContext:
 
 
 def between_far_rows(rows: Tensor) -> Tensor:
-    """Rows for a probe: an image in the second row and the last one, and around it copies moved so
-    far away that any influence shows. ``rows`` are equal copies of the image; one alone stays as it
-    is.
-    """
+    """Rows for a probe, made of equal copies of an image: it stays in the second row and the last;
+    the others are moved so far away that any influence shows. One row stays as it is."""
     if len(rows) == 1:
         return rows.clone()
     far = 2 * rows + rows[:1].abs().amax().clamp(min=1)

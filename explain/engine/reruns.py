@@ -54,11 +54,8 @@ StreamRows = Mapping[Path, PerturbedRows]
 
 
 def run_streams(plan: Plan, context: RerunContext) -> None:
-    """Run all perturbed rows of a plan, and write their results into the answers of each target.
-
-    Reference rows come first, since other rows are compared with them. After an interrupt
-    (``context.state.interrupted``) no further stream is run.
-    """
+    """Run all perturbed rows of a plan, and write their results into the answers of each target;
+    after an interrupt, no further stream."""
     with calculating(context.device.type, create_graph=context.settings.create_graph):
         streams_to_run = []
         for stream in plan.streams:
@@ -139,9 +136,7 @@ def _run_rows(
     progress: "ProgressCallback",
 ) -> None:
     """Run the perturbed rows of a stream, and add their results to ``sums``, the accumulators of
-    each target. Perturbed inputs of all images are run together in batches; perturbed feature maps
-    or tokens image by image, since what lies before them is run once for an image.
-    """
+    each target."""
     first_rows = rows[context.inputs.path]
     if not (stream.perturbation.of_tokens or stream.perturbation.of_layer):
         indices = torch.arange(len(first_rows.owners), device=context.device)
@@ -153,6 +148,7 @@ def _run_rows(
         if of_layer
         else TokenRerun(context, first_rows, sums)
     )
+    # image by image, since what lies before the maps or tokens is run once for an image
     for image in range(len(context.inputs)):
         indices = (first_rows.owners == image).nonzero()[:, 0]
         if len(indices):
@@ -167,9 +163,7 @@ def _run_in_batches(
     progress: "ProgressCallback",
 ) -> None:
     """Run the perturbed rows with these indices in batches, until no target needs more. A batch
-    that does not fit into memory is halved, and so are all later ones. Results are added only when
-    the whole batch has succeeded. Progress is reported after each batch.
-    """
+    that does not fit into memory is halved, and so are all later ones."""
     state = rerun.context.state
     count = len(indices)
     while count and not all(map(TargetAccumulators.enough, sums)):
@@ -210,11 +204,8 @@ def _still_needed(indices: Tensor, owners: Tensor, sums: Sequence[TargetAccumula
 
 
 class InputRerun:
-    """Runs a network on perturbed inputs.
-
-    Where only class scores are needed of them, they are read from the output; `gather` brings all
-    other evidence.
-    """
+    """Runs a network on perturbed inputs. Where only class scores are needed of them, they are read
+    from the output; `gather` brings all other evidence."""
 
     def __init__(
         self,
@@ -340,12 +331,8 @@ class InputRerun:
             return incremental.faster_call(images, inputs, agree)
 
     def _batch(self, indices: Tensor) -> tuple[Tensor, int, Inputs]:
-        """Make the inputs of a batch from the perturbed rows with these indices.
-
-        Returns the image ``(b,)`` of each row that is run, the number of the batch's first
-        perturbed row, and the inputs. If rows are run one at a time, the batch is that of the
-        caller, with one image perturbed in its place.
-        """
+        """Make the inputs of a batch from the perturbed rows with these indices. Returns the image
+        ``(b,)`` of each row that is run, the number of the first perturbed row, and the inputs."""
         inputs = self.context.inputs
         first_row = 0
         images = self.rows.owners[indices]
@@ -354,6 +341,7 @@ class InputRerun:
             for path, rows in self._of_inputs.items()
         }
         if self._way_to_run == "one at a time":
+            # the batch is the caller's, with one image perturbed in its place
             first_row = int(images) if len(inputs) > 1 else 0
             perturbed = {
                 path: inputs.tensor(path).index_copy(0, images, row)
@@ -363,10 +351,8 @@ class InputRerun:
         return images, first_row, self.context.laid_out(self._way_to_run, images, perturbed)
 
     def run(self, indices: Tensor) -> list[Add]:
-        """Run the network on one batch of perturbed inputs; return functions that add the results
-        to the accumulators. Nothing is added before all of the batch has succeeded. Class scores
-        are read from the output; for all other evidence, `gather` runs the batch.
-        """
+        """Run the network on one batch of perturbed inputs; return functions that add the results,
+        of which nothing is added before all of the batch has succeeded."""
         context = self.context
         owners = self.rows.owners[indices]
         images, first_row, inputs = self._batch(indices)
@@ -404,9 +390,7 @@ class InputRerun:
         self, indices: Tensor, images: Tensor, first_row: int, inputs: Inputs
     ) -> Sequence[EvidenceLookup]:
         """The evidence on all rows of a batch, by target, through `gather`; the perturbed rows
-        begin at ``first_row``. The rows' targets keep the classes of the unperturbed images. What
-        belongs to the images is brought to the rows by ``carried``.
-        """
+        begin at ``first_row``. Their targets keep the classes of the unperturbed images."""
         context = self.context
         settings = context.settings
         if settings.progress is not None:
@@ -451,10 +435,8 @@ class ProgressCallback:
         self._done = 0
 
     def add(self, rows: int, maps: Callable[[], Mapping[str, Tensor]] = dict) -> None:
-        """Report that so many more perturbed rows are done or no longer needed; ``maps`` makes the
-        maps so far, if wanted. Called with every batch; the sum of ``rows`` ends at the total, also
-        where rows were skipped.
-        """
+        """Report that so many more perturbed rows are done or no longer needed, so that the sum
+        ends at the total; ``maps`` makes the maps so far, if wanted."""
         self._done += rows
         if rows and self._progress:
             report_progress(self._progress, self._done, self._total, maps)

@@ -21,9 +21,7 @@ from explain.hooks.preserve import calculating
 
 def run_searches(need: NeedAtLayer, context: RerunContext, resolved: ResolvedTarget) -> None:
     """Run the searches of a method for one target, image after image, and write them into its
-    answers. The searches share the method's ``max_seconds`` equally. An interrupt ends them; where
-    partial results are wanted, the answer has what there is by then.
-    """
+    answers. They share ``max_seconds`` equally; an interrupt may leave partial results."""
     settings = context.settings
     method: Searcher = need.kind.method  # type: ignore[attr-defined]
     with calculating(context.device.type, create_graph=settings.create_graph):

@@ -38,38 +38,28 @@ as many."""
 
 @dataclass(frozen=True)
 class RuntimeSettings(CheckedFields):
-    """How rows are run.
-
-    Args:
-        batch_size: the number of rows in a batch; None takes what is fast and fits into memory.
-        progress: called with ``(done, total)`` after each batch.
-        keep_partial: an interrupt ends the work early, and the result is what there is by then.
-        activation: what makes probabilities of the model's outputs; None finds it out.
-        create_graph: evidence keeps its graph.
-        placement: where the cells of a layer's map lie, for methods that draw it on the photo.
-    """
+    """How rows are run."""
 
     batch_size: int | None = None
+    """The number of rows in a batch; None takes what is fast and fits into memory."""
     progress: Progress | None = None
+    """Called with ``(done, total)`` after each batch."""
     keep_partial: bool = False
+    """Whether an interrupt ends the work early, with what there is by then as the result."""
     activation: Activation | None = None
+    """What makes probabilities of the model's outputs; None finds it out."""
     create_graph: bool = False
+    """Whether evidence keeps its graph."""
     placement: PlacementMode = "cells"
+    """Where the cells of a layer's map lie, for methods that draw it on the photo."""
 
     name: ClassVar[str] = "attribute"
     minimums = {"batch_size": 1}
 
 
 def takes_maps(progress: Callable[..., Any]) -> bool:
-    """Whether a progress callback takes the maps so far, beside the numbers of rows done and in
-    total.
-
-    By its signature: a third argument that is needed, one called ``maps``, or any number of them.
-    Callables in C without a signature count as taking none.
-
-    >>> takes_maps(lambda done, total: None), takes_maps(lambda done, total, maps: None)
-    (False, True)
-    """
+    """Whether a progress callback takes the maps so far, by its signature: a third argument that is
+    needed, one called ``maps``, or any number. Functions in C without one take none."""
     try:
         signature = inspect.signature(progress)
         signature.bind(0, 0)
@@ -100,10 +90,8 @@ def report_progress(
 
 
 def mixed_precision_now(device: torch.device) -> AbstractContextManager[Any]:
-    """The mixed precision (autocast) that the caller has switched on, as a block in which perturbed
-    rows are run. Between the runs, `calculating` switches it off, so that methods compute in the
-    precision of their tensors.
-    """
+    """The mixed precision (autocast) that the caller has switched on, as a block for perturbed
+    rows. Between them, `calculating` switches it off, for methods to compute in full."""
     if not torch.is_autocast_enabled(device.type):
         return nullcontext()
     return torch.autocast(device.type, torch.get_autocast_dtype(device.type))
@@ -136,10 +124,8 @@ class Footprint:
         return footprint
 
     def watch(self, group: HookGroup, model: nn.Module, count: int) -> None:
-        """Hook the model's modules to note the size of each output in a pass of ``count`` images,
-        for the size of batches. `rows_at_once` reads the notes, which are in the order of the pass.
-        The hooks stay while the group is alive.
-        """
+        """Hook the model's modules to note the size of each output, in the order of a pass of
+        ``count`` images, while the group is alive."""
 
         def measure(name: str, output: Any) -> None:
             tensor = first_tensor(output)
@@ -155,10 +141,8 @@ class Footprint:
         return sum(size for _, size in self.outputs)
 
     def rows_at_once(self, device: torch.device, *, graph: bool, after: str | None = None) -> int:
-        """The number of perturbed rows that make a fast batch and fit into memory. With a ``graph``
-        all outputs stay in memory, without one only the largest few. If only what lies ``after`` a
-        layer is run for rows, only outputs from there on count.
-        """
+        """The number of perturbed rows that make a fast batch and fit into memory. Only outputs
+        from the layer ``after`` on count, if only these are run for rows."""
         calls_in_layer = [
             number
             for number, (name, _) in enumerate(self.outputs)
@@ -169,6 +153,7 @@ class Footprint:
         free_bytes = (
             int(torch.cuda.mem_get_info(device)[0]) // 2 if device.type == "cuda" else MEMORY
         )
+        # with a graph all outputs stay in memory, without one only the largest few
         fitting_rows = free_bytes // (sum(sizes) if graph else 4 * largest)
         fast_rows = LARGEST_BATCH
         if device.type != "cpu" or after is not None:

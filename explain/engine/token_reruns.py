@@ -17,15 +17,8 @@ from explain.layers.layouts import Grid
 
 
 class TokenRerun:
-    """Runs a transformer on some tokens of each photo; each token has its position encoding
-    already.
-
-    The network before the first block is run once for each batch of rows; some tokens go into the
-    first block.
-
-    Raises:
-        MethodError: the network has no blocks that take any number of tokens.
-    """
+    """Runs a transformer on some tokens of each photo, which have their position encoding already:
+    the network before the first block once for a batch, the rest on those tokens."""
 
     def __init__(
         self, context: RerunContext, rows: PerturbedRows, accumulators: Sequence[TargetAccumulators]
@@ -48,9 +41,7 @@ class TokenRerun:
 
     def begin(self, image: Tensor) -> None:
         """Check, before the rows of an image ``(1,)``, that the network scores subsets of its
-        tokens right. The photo must have its own score when all of its tokens go in, as one row of
-        two.
-        """
+        tokens right: with all of them, as one row of two, the photo has its own score."""
         context = self.context
         self._image = image
         images = image.expand(2)

@@ -32,9 +32,7 @@ def check_inputs(
     model: nn.Module, x_or_inputs: InputsLike, layout: InputLayout | None = None
 ) -> Inputs:
     """Return a caller's ``x`` or several inputs as `Inputs` with their layout; refuse what cannot
-    be explained. The first step of each public call. Values are checked on the device later,
-    together with other numbers.
-    """
+    be explained. Values are checked on the device later, with other numbers."""
     if not isinstance(model, nn.Module):
         raise ModelError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     if preserve.is_transforming():

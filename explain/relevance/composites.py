@@ -55,11 +55,8 @@ class When:
     first: bool = False
 
     def __post_init__(self) -> None:
-        """Check a condition on steps, and turn its kinds into a tuple.
-
-        Raises:
-            MethodError: a kind is unknown, or an option has another type.
-        """
+        """Check the condition, and turn its kinds into a tuple. Raises MethodError if a kind is
+        unknown, or an option has another type."""
         if not isinstance(self.kinds, (tuple, list)):
             raise MethodError(
                 f"kinds of When must be several, as in ('dense',), got {shown(self.kinds)}"
@@ -127,11 +124,8 @@ class Composite:
     rules: Rules = field(repr=False)
 
     def __post_init__(self) -> None:
-        """Check a composite's rules, and turn them into tuples of (condition, rule).
-
-        Raises:
-            MethodError: they are no such pairs.
-        """
+        """Check the rules, and turn them into tuples of (condition, rule). Raises MethodError if
+        they are no such pairs."""
         rules: Any = self.rules  # a caller may have passed anything
         for pair in rules if isinstance(rules, (tuple, list)) else [rules]:
             when, rule = (
@@ -241,16 +235,14 @@ COMPOSITES: dict[str, Composite] = {
 
 def automatic_composite(steps: Sequence[Step]) -> Composite:
     """The composite of LRP rules that suits a network, from its steps: AttnLRP for attention,
-    EpsilonPlusFlat for convolutions, Epsilon elsewhere.
-
-    A network with a single convolution, as one that cuts patches, does not count as convolutional.
-    """
+    EpsilonPlusFlat for several convolutions, Epsilon elsewhere."""
     if any(step.kind == "softmax" for step in steps):
         return COMPOSITES["AttnLRP"]
     # Counted by their weights: a network that takes its images one by one calls each convolution
     # once for each image.
     convolutions = [step for step in steps if step.kind == "convolution"]
     weights = {step.recorded.inputs[1] for step in convolutions}
+    # a single one, as one that cuts patches, does not count
     return COMPOSITES["EpsilonPlusFlat" if len(weights) > 1 else "Epsilon"]
 
 
@@ -268,11 +260,7 @@ class PropagationResult:
     @property
     def coverage(self) -> Coverage:
         """Which LRP rules covered how many operations, and how much relevance each cause has taken:
-        read after the backward pass.
-
-        Operations without a rule are listed as missed if they lost a material share of relevance;
-        what is within rounding is not counted as taken.
-        """
+        read after the backward pass."""
         by_kind = Counter[str]()
         by_rule = dict[str, dict[str, int]]()
         for (rule, kind), count in self.covered.items():
@@ -285,6 +273,7 @@ class PropagationResult:
             if not flow.lost(cause, 1e3 * torch.finfo(arrived.dtype).eps):
                 del taken[cause]  # only rounding errors: the operation conserves relevance
             elif cause not in self.missed and flow.lost(cause, _MATERIAL):
+                # without a rule, and a material share is lost
                 missed[cause] += self.covered["gradient", cause]
         return Coverage(dict(by_kind), dict(missed), by_rule, taken, self.composite.name)
 
@@ -315,14 +304,10 @@ def propagate(
     rows: Mapping[Value, Tensor | None] | None = None,
     channels: KeptChannels | None = None,
 ) -> PropagationResult:
-    """Walk back over a recorded pass by the rules of a composite.
-
-    ``gradients`` are those of the score in the values of the output, ``sources`` the explained
-    inputs, ``signals`` the values that a gradient leads from to these, ``wanted`` the values that
-    gradients are asked for, ``count`` is the number of images.
-    ``rows`` says which image each value belongs to, where the images do not come first. With
-    ``channels``, relevance passes through these alone.
-    """
+    """Walk back over a recorded pass by the rules of a composite, from the ``gradients`` of the
+    score in the output; with ``channels``, relevance passes through these alone."""
+    # `signals` are the values that a gradient leads from to the explained inputs (`sources`);
+    # `rows` says which image each value belongs to, where the images do not come first
     leading = paths_to(recorded, gradients)
     keep = {*wanted, channels.value} if channels else set(wanted)
     steps = relevance_steps(recorded, signals, leading, keep)

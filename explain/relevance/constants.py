@@ -30,31 +30,27 @@ _SCORE_STEPS = 12
 
 @dataclass(frozen=True, eq=False)
 class AddedConstant:
-    """A constant, and the ``result`` that it is added in; the module, by name and call if it does
-    no more.
-
-    ``lies_on_input`` is False for numbers, and for what is added to scores of attention: they are
-    no maps. The channels of linear functions come last. ``storage`` is that of the tensor as the
-    network has it. ``attention`` names the `torch.nn.MultiheadAttention` that adds it,
-    whose last layer has a row for each token and image, token by token.
-    """
+    """A constant, and the ``result`` that it is added in; the module, by name and call, if it does
+    no more."""
 
     value: Tensor | float
     result: Value
     module: str | None = None
     call: int = 0
     lies_on_input: bool = True
+    """False for numbers, and for what is added to scores of attention: they are no maps."""
     channels_last: bool = False
+    """As those of linear functions are."""
     storage: int = 0
+    """The address of the memory of the tensor as the network has it."""
     attention: str | None = None
+    """The `torch.nn.MultiheadAttention` that adds it. Its last layer has a row for each token and
+    image, token by token."""
 
 
 def added_constants(model: nn.Module, steps: Sequence[RecordedStep]) -> list[AddedConstant]:
-    """The biases, shifts and constants that the steps of a pass add to what depends on its inputs,
-    in the order of the pass.
-
-    For FullGrad. The gradient of the score in its result is the weight of a constant.
-    """
+    """The biases, shifts and constants that the steps of a pass add to what depends on its inputs.
+    The gradient of the score in its result is a constant's weight in FullGrad."""
     modules = {name: module for module, name in modules_of(model).items()}
     before_softmax = _scores_of_attention(steps)
     readers = Readers(steps)
@@ -93,11 +89,8 @@ def has_constant_part(step: Step) -> bool:
 
 
 def constant_part(step: Step) -> Tensor:
-    """What a step "join" or "choice" gives for its constants alone, such as a class token, in the
-    shape of its result: signals count as zero.
-
-    The step's result is the sum of this and of what it gives for its signals alone.
-    """
+    """What a step "join" or "choice" gives for its constants alone, such as a class token, with
+    zero for signals. Its result is the sum of this and of the same for its signals."""
     signals = {step.inputs[position] for position in step.signals}
 
     def without_signal(value: Value) -> Tensor:
@@ -125,9 +118,8 @@ def constant_terms(step: Step) -> list[Any]:
 
 
 def uninspected(steps: Iterable[RecordedStep], leading: AbstractSet[Value]) -> Coverage:
-    """The operations on the way to a score that cannot be looked into, counted as ``missed``:
-    functions with a derivative of their own, and operators of libraries that the table does not
-    know."""
+    """The operations on the way to a score that cannot be looked into, as ``missed``: functions
+    with their own derivative, and unknown operators of libraries."""
     missed = Counter[str]()
     for step in steps:
         if step.is_opaque and not leading.isdisjoint(step.results):

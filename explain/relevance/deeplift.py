@@ -57,16 +57,9 @@ def multipliers(
     reference_signals: AbstractSet[Value],
     wanted: AbstractSet[Value],
 ) -> Gradients:
-    """DeepLIFT's multipliers of ``wanted`` values: a walk back over a recorded pass, beside that of
-    the reference.
-
-    ``gradients`` are those of the score in the values of the output, ``signals`` the values that a
-    gradient leads from to the explained inputs, and ``reference_signals`` those of the reference.
-
-    Raises:
-        MethodError: the network takes another way for the reference, or with another number of
-            values.
-    """
+    """DeepLIFT's multipliers of ``wanted`` values, by a walk back over a recorded pass, beside that
+    of the reference. Raises MethodError if the reference runs other operations."""
+    # signals are the values that a gradient leads from to the explained inputs
     steps = _steps_of_signals(recording, signals)
     of_reference = _steps_of_signals(reference, reference_signals)
     if [_signature(step) for step in steps] != [_signature(step) for step in of_reference]:
@@ -204,13 +197,11 @@ def _meeting(gradient: Tensor, value: Tensor) -> Tensor:
 
 
 def _of_softmax(x: Tensor, x0: Tensor, dim: int, gradient: Tensor) -> Tensor:
-    """DeepLIFT's gradient in the input of a softmax along ``dim``, for photo x and reference x0.
-
-    The softmax is the exponential of x less L, L being the logarithm of the sum of all
-    exponentials: a function of one number. Its slopes m are the logarithmic means of the two
-    softmaxes. Softmaxes sum to one, so that the differences of x times m add up to that of L times
-    the sum of m: L shares itself out in proportion to m.
-    """
+    """DeepLIFT's gradient in the input of a softmax along ``dim``, for photo x and reference x0."""
+    # The softmax is the exponential of x less L, L being the logarithm of the sum of all
+    # exponentials: a function of one number. Its slopes m are the logarithmic means of the two
+    # softmaxes. Softmaxes sum to one, so that the differences of x times m add up to that of L
+    # times the sum of m: L shares itself out in proportion to m.
     s = x.softmax(dim)
     s0 = x0.softmax(dim)
     change = x.log_softmax(dim) - x0.log_softmax(dim)

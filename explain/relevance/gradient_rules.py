@@ -96,16 +96,14 @@ def _positive(operation: Operation, gradient: Tensor | None) -> Tensor | None:
 
 @dataclass(frozen=True)
 class Coverage:
-    """How many operations of each kind a rule acted on, and how many it could not inspect.
-
-    Under a ``composite``, ``by_rule`` has the operations by the rule that covered them, and
-    ``taken`` ``(N,)`` what was taken out of each image's relevance on its way, by its cause.
-    """
+    """How many operations of each kind a rule acted on, and how many it could not inspect."""
 
     covered: Mapping[str, int] = field(default_factory=dict)
     missed: Mapping[str, int] = field(default_factory=dict)
     by_rule: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Under a composite, the operations by the rule that covered them."""
     taken: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
+    """What was taken out of each image's relevance on its way, ``(N,)``, by its cause."""
     composite: str | None = None
 
     def __str__(self) -> str:
@@ -127,12 +125,8 @@ def walk_by_rule(
     signals: AbstractSet[Value],
     wanted: AbstractSet[Value],
 ) -> tuple[Gradients, Coverage]:
-    """The gradients in ``wanted`` values under a rule such as guided backpropagation, and how many
-    operations of each kind it covers and misses.
-
-    ``gradients`` are those of the score in the values of the output, ``signals`` the values that a
-    gradient leads from to the explained inputs.
-    """
+    """The gradients in ``wanted`` values under a rule such as guided backpropagation, and which
+    operations it covers and misses. ``signals`` lead to the explained inputs."""
     covered = Counter[str]()
     missed = Counter[str]()
     rules: dict[Step, Rule] = {}

@@ -30,14 +30,14 @@ class _Unknown(Exception):  # noqa: N818 (no error: it is answered by another wa
 
 @dataclass(eq=False)
 class _Operation:
-    """One step, and the positions of those of its inputs that lead to the sources; ``slopes`` are
-    the derivatives of inputs that it changes value by value, ``sizes`` those that `forward` has
-    found."""
+    """One step, and the ``positions`` of those of its inputs that lead to the sources."""
 
     step: Step
     positions: list[int]
     slopes: dict[int, Tensor] = field(default_factory=dict)
+    """The derivatives in inputs that it changes value by value."""
     sizes: dict[int, Tensor] = field(default_factory=dict)
+    """Their absolute values, once `forward` has found them."""
 
     def __post_init__(self) -> None:
         """Compute the derivative in each input that it changes value by value. Constants beside a
@@ -69,20 +69,18 @@ class _Operation:
             self.positions = kept
 
     def _slope(self, position: int) -> Tensor | None:
-        """The derivative of this step, between photo and first linear map, in one input, if each
-        value of the result depends on the value in its place alone; else None.
-
-        It is tested with two gradients, since the derivative of another operation would mix their
-        places. Normalisations count as the identity: their statistics are constants.
-        """
+        """The derivative of this step in one input, if each value of the result depends on the
+        value in its place alone; else None."""
         ones = _ones(self.results[0])
         if self.step.operation.has("copies"):
             return ones
+        # statistics of a normalisation are constants: it counts as the identity
         slope_if_mixed = ones if "_norm" in self.step.name else None
         if len(self.results) != 1:
             return slope_if_mixed
         generator = torch.Generator().manual_seed(0)
         numbers = (torch.rand(ones.shape, generator=generator, dtype=torch.float64) + 0.5).to(ones)
+        # a test with two gradients: the derivative of another operation would mix their places
         slope = self._back([ones])[position]
         scaled = self._back([numbers])[position]
         if slope is None or scaled is None or slope.shape != ones.shape:
@@ -118,15 +116,8 @@ class _Operation:
         return dict(zip(self._differentiated, gradients, strict=True))
 
     def forward(self, values: Values, *, sizes: bool) -> Iterator[tuple[Value, Tensor]]:
-        """Pass values through the derivative of this step, from its inputs to its results: pairs of
-        a result and a tensor.
-
-        For the way from the explained inputs to the first linear map. ``values`` must have all
-        inputs. With ``sizes``, slopes count by their absolute value.
-
-        Raises:
-            _Unknown: the operation has no second derivative, or its weights cancel out.
-        """
+        """Pass values through the derivative of this step, from its inputs to its results; with
+        ``sizes``, by absolute slopes. Raises _Unknown without second derivative."""
         total = [torch.zeros_like(_ones(value)) for value in self.results]
         for position in self.positions:
             value = values[self.step.inputs[position]]
@@ -168,10 +159,10 @@ class _Operation:
 
     def _size(self, position: int, weights: Tensor) -> Tensor:
         """The absolute slope in an input, kept from the first call on. That of a lone input is
-        never quite zero, so that what a clamp has cut off keeps its position, and is told from
-        rounding errors."""
+        never quite zero."""
         if position not in self.sizes:
             size = self.slopes[position].abs()
+            # so that what a clamp has cut off keeps its position, and is told from rounding errors
             if len(self.positions) == 1:
                 weights_after = size * weights
                 is_zero = weights == 0
@@ -184,30 +175,13 @@ class _Operation:
 
 
 class Prefix:
-    """What lies between the explained inputs and what a map is given.
-
-    >>> from explain.recording import record
-    >>> from explain.recording.gradients import reached_from
-    >>> class Flipped(torch.nn.Module):
-    ...     def forward(self, x):
-    ...         return (2 * x.flip(1))[:, :2] - 1
-    >>> recording = record(Flipped(), torch.tensor([[1.0, 2.0, 3.0]]))
-    >>> (end,) = recording.outputs.values()
-    >>> signals = reached_from(recording.steps, recording.inputs)
-    >>> prefix = Prefix.to(end, recording.steps, recording.inputs, signals)
-    >>> [share.tolist() for share in prefix.back(torch.tensor([[5.0, 7.0]])).values()]
-    [[[0.0, 7.0, 5.0]]]
-    """
+    """What lies between the explained inputs and what a map is given."""
 
     def __init__(
         self, end: Value, sources: Sequence[Value], operations: Sequence[_Operation]
     ) -> None:
-        """Measure the way from the explained inputs to the first linear map, for LRP rules at the
-        input.
-
-        Ones are run forward, which gives the weight of each value and fills the operations' sizes.
-        ``operations`` must be in the order of the forward pass.
-        """
+        """Measure the way by running ones forward, which gives the weight of each value and fills
+        the operations' sizes. ``operations`` are in the order of the forward pass."""
         self._end = end
         self._sources = sources
         self._operations = operations
@@ -224,11 +198,8 @@ class Prefix:
         sources: Sequence[Value],
         signals: AbstractSet[Value],
     ) -> "Prefix | None":
-        """The way (prefix) from the explained inputs to the input of the first linear map.
-
-        None where it cannot be followed, as through functions written by hand; LRP rules at the
-        input then fall back to the gradient.
-        """
+        """The prefix from the explained inputs to the input of the first linear map; None where it
+        cannot be followed, as through functions written by hand."""
         try:
             return cls(end, sources, operations_between(steps, end, signals))
         # such as an operation without a second derivative
@@ -236,10 +207,8 @@ class Prefix:
             return None
 
     def back(self, relevance: Tensor) -> Values:
-        """The relevance of the explained inputs, from that of the first linear map's input.
-
-        ``relevance`` has the shape of that input; values outside (of padding) send nothing.
-        """
+        """The relevance of the explained inputs, from that of the first linear map's input, in its
+        shape; values outside (of padding) send nothing."""
         share = torch.where(
             self.outside, 0, relevance / torch.where(self.outside, 1, self._weights)
         )
@@ -251,12 +220,8 @@ class Prefix:
         return {source: arrived[source] for source in self._sources if source in arrived}
 
     def range(self, x: Tensor, ends: Mapping[Value, Sequence[Tensor]]) -> tuple[Tensor, Tensor]:
-        """The least and largest value that each element of the first linear map's input can have,
-        in the shape of ``x``.
-
-        ``x`` is that input as it was, ``ends`` the least and largest values of each of the
-        explained inputs.
-        """
+        """The least and largest value that each element of the first linear map's input ``x`` can
+        have; ``ends`` are those of each explained input."""
         middles: Values = {}
         halves: Values = {}
         for source in self._sources:
@@ -280,10 +245,7 @@ def operations_between(
     steps: Sequence[Step], end: Value, signals: AbstractSet[Value]
 ) -> list[_Operation]:
     """The operations on the way from the explained inputs to a value, in the order of the pass.
-
-    Raises:
-        _Unknown: a function written by hand, or complex numbers, are on the way.
-    """
+    Raises _Unknown for functions written by hand and complex numbers."""
     needed = {end}
     between: list[_Operation] = []
     for step in reversed(steps):

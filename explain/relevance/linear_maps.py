@@ -20,33 +20,31 @@ Back = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class LinearMap:
-    """``function(x, weight, bias)``, of the value ``x``.
-
-    ``step_weight`` is the weight of the step. The result's channels run along dimension
-    ``channels``. ``back(gradient, x, weight)`` is the gradient in x, without a forward pass before
-    it; None lets autograd find it. ``scaled`` gives the weights of the step times a number for each
-    output channel, ``(K,)``; None where it is not known which these are. ``alike`` says that every
-    input and output channel of a convolution sees the others in the same way. ``factor`` ``(K,)``
-    is what a normalisation behind the map multiplies its channels by.
-    """
+    """A map ``function(x, weight, bias)`` of the value ``x``."""
 
     x: Value
     function: Run
     step_weight: Tensor
+    """The weight of the step, without ``factor``."""
     bias: Tensor | None
     channels: int
+    """The dimension of the result that its channels run along."""
     back: Back | None = None
+    """``back(gradient, x, weight)`` is the gradient in x; None lets autograd find it."""
     scaled: Callable[[Tensor], Tensor] | None = None
+    """The weights of the step times a number for each output channel, ``(K,)``; None where it is
+    not known which these are."""
     alike: bool = False
+    """Whether every input and output channel of a convolution sees the others in the same way."""
     factor: Tensor | None = None
+    """What a normalisation behind the map multiplies its channels by, ``(K,)``."""
 
     @property
     def weight(self) -> Tensor:
-        """The weights of the map, times ``factor`` of a normalisation that is merged with it;
-        computed at each call, as keeping those of all maps would take as much memory as the
-        model."""
+        """The weights of the map, times ``factor`` of a normalisation that is merged with it."""
         if self.factor is None or self.scaled is None:
             return self.step_weight
+        # computed at each call: those of all maps would take as much memory as the model
         return self.scaled(self.factor)
 
     def weight_of_sign(self, sign: int) -> Tensor:
@@ -78,10 +76,7 @@ class LinearMap:
         return self.function(x, weight, bias)
 
     def backward(self, gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-        """The gradient in x of the sum of ``gradient * run(x, weight)``, in the shape of x.
-
-        LRP rules use it to bring shares from the result to the input.
-        """
+        """The gradient in x of the sum of ``gradient * run(x, weight)``, in the shape of x."""
         gradient, x, weight = in_one_type(gradient, x, weight)
         if self.back is not None:
             return self.back(gradient, x, weight)
@@ -99,10 +94,8 @@ def signed(tensor: Tensor, sign: int) -> Tensor:
 
 
 def in_one_type(*tensors: Any) -> Any:
-    """The same tensors, converted to the widest of their types; None stays None.
-
-    Under mixed precision, weights and signals differ.
-    """
+    """The same tensors in the widest of their types, which differ under mixed precision; None stays
+    None."""
     dtypes = {tensor.dtype for tensor in tensors if tensor is not None}
     if len(dtypes) == 1:
         return tensors

@@ -121,8 +121,7 @@ class AlphaBeta(_Stabilised):
         self, step: Step, relevance: Tensor, factor: float, flow: RelevanceFlow, sign: int
     ) -> Tensor:
         """The gradient in x of one half of LRP-alpha-beta: ``factor`` times ``relevance`` shared
-        among the contributions of one sign. Units without any give theirs to the cause "no
-        contributions"."""
+        among the contributions of one sign."""
         linear = step.linear
         x = step.x.tensor
         bias = None if linear.bias is None or not self.bias else signed(linear.bias, sign)
@@ -141,6 +140,7 @@ class AlphaBeta(_Stabilised):
         else:
             has_no_contribution = z == 0
             share = (relevance / z.add_(stabiliser)).masked_fill_(has_no_contribution, 0)
+            # units without any contribution
             flow.take("no contributions", relevance.where(has_no_contribution, 0), factor)
         if factor != 1:
             share = share.mul_(factor)
@@ -221,9 +221,8 @@ class Gamma(_Stabilised):
 
 
 class _AtInput(_Stabilised):
-    """A rule for the first map, whose shares are no multiples of x: the sources get relevance
-    itself, as a deposit, where `Prefix` leads back to. Without a prefix the gradient is relevance
-    over x."""
+    """A rule for the first map, whose shares are no multiples of x: where `Prefix` leads back, the
+    sources get relevance itself, as a deposit; else the gradient is relevance over x."""
 
     def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Tensor:
         """Deposit the relevance of the map's input in the explained inputs, and return zeros as the
@@ -350,9 +349,8 @@ class ZBox(_AtInput):
     def _range(
         self, step: Step, flow: RelevanceFlow, prefix: Prefix | None
     ) -> tuple[Tensor, Tensor]:
-        """The least and largest value that each element of x can have: ``low`` and ``high``,
-        brought forward through the prefix, or those of x itself for each image (and channel, of
-        convolutions)."""
+        """The least and largest value of each element of x: ``low`` and ``high``, brought forward
+        through the prefix, or those of x itself for each image (and channel, of convolutions)."""
         x = step.x.tensor
         channels = step.linear.channels
         if self.low is None or self.high is None:

@@ -31,11 +31,8 @@ from explain.relevance.steps import Step
 
 @dataclass(frozen=True)
 class Uniform(RelevanceRule):
-    """Factors get equal shares (Achtibat et al., 2024); gates and denominators are constants (Arras
-    et al., 2017).
-
-    So are the weights of attention, if they are ``constant``.
-    """
+    """Factors get equal shares (Achtibat et al., 2024); gates, denominators (Arras et al., 2017)
+    and, if ``constant``, the weights of attention are constants."""
 
     constant: bool = True
 
@@ -67,19 +64,13 @@ class _OfOneSignal(RelevanceRule):
 
 class ActivationPassThrough(_OfOneSignal):
     """An activation passes relevance on unchanged (Bach et al., 2015): its slope is that of the
-    line from zero.
-
-    Where f(0) is not zero, f(0) counts as a bias and absorbs its share of the relevance.
-    """
+    line from zero. f(0) counts as a bias and absorbs its share."""
 
     name: ClassVar[str] = "identity"
 
     def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Sent:
-        """LRP at an activation y = f(x): the gradient in x is that in y, times (f(x) - f(0)) / x,
-        so that relevance passes on unchanged.
-
-        f(0) takes its share by the cause "activations"; at x = 0 it is the plain gradient.
-        """
+        """LRP at y = f(x): the gradient in x is that in y, times (f(x) - f(0)) / x; at x = 0, the
+        plain gradient. The cause "activations" takes the share of f(0)."""
         x = step.x.tensor
         y = step.result.tensor
         at_zero = _at_zero(step, x)
@@ -127,10 +118,8 @@ class ConstantWeights(RelevanceRule):
 
 
 class Taylor(RelevanceRule):
-    """The softmax by its first derivative (Achtibat et al., 2024): R_i = x_i (R_i - s_i sum_j R_j).
-
-    It is the plain gradient, and does not conserve: what is missing is taken by the softmax.
-    """
+    """The softmax by its first derivative (Achtibat et al., 2024): R_i = x_i (R_i - s_i sum_j R_j),
+    the plain gradient. It does not conserve: the softmax takes what is missing."""
 
     def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Sent:
         """LRP at a softmax: its derivative; the cause "softmax" takes the relevance that is not
@@ -178,11 +167,8 @@ def is_centred(step: Step) -> bool:
 
 
 def normalised_rows(step: Step, x: Tensor) -> tuple[torch.Size, tuple[int, ...]]:
-    """The shape to which a normalisation's input is reshaped, and the dimensions of it that the
-    statistics are taken over.
-
-    Layer and batch normalisations keep the shape; group normalisations have ``(N, groups, rest)``.
-    """
+    """The shape to which a normalisation's input is reshaped (for groups, ``(N, groups, rest)``),
+    and the dimensions of it that the statistics are taken over."""
     if "normalized_shape" in step.recorded.options:
         return x.shape, tuple(range(-len(step.recorded.options["normalized_shape"]), 0))
     if "group" in step.recorded.options:
@@ -247,13 +233,10 @@ class ConstantTerms(RelevanceRule):
 
 class ElementwisePassThrough(_OfOneSignal):
     """The pass rule: each element of the input gets the relevance of the element of the output at
-    its position.
+    its position; for activations, softmaxes and normalisations of a photo."""
 
-    For activations, normalisations of a photo and softmaxes, whose output has the shape of their
-    input. Relevance that would go to an input of zero is absorbed, since value times gradient
-    cannot express it.
-    """
-
+    # Relevance that would go to an input of zero is absorbed, since value times gradient cannot
+    # express it.
     name: ClassVar[str] = "pass"
 
     def fits(self, step: Step) -> bool:
@@ -268,12 +251,8 @@ class ElementwisePassThrough(_OfOneSignal):
 
 
 class Balanced(RelevanceRule):
-    """A sum of two signals, such as a shortcut and what it leads past (Chefer et al., CVPR 2021).
-
-    The plain gradient of a sum (the norm rule) gives each of them a share, and large shares of
-    opposite signs cancel out. Here each signal's shares are scaled, for each image, so that both
-    together keep what arrived, in proportion to the magnitudes of their sums.
-    """
+    """A sum of two signals, such as a shortcut and what it leads past (Chefer et al., CVPR
+    2021)."""
 
     def fits(self, step: Step) -> bool:
         """Whether a step adds or subtracts two signals, as LRP's rule for shortcuts needs."""
@@ -282,6 +261,9 @@ class Balanced(RelevanceRule):
     def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Sent:
         """LRP at a sum of two signals: their gradients, scaled for each image so that large
         opposite shares do not cancel out."""
+        # The plain gradient (the norm rule) gives each of them a share, and large shares of
+        # opposite signs cancel out. So each signal's shares are scaled, for each image, so that
+        # both together keep what arrived, in proportion to the magnitudes of their sums.
         first_signal = step.inputs[0].tensor
         second_signal = step.inputs[1].tensor
         sign = -1 if step.name == "sub" else 1
@@ -300,12 +282,8 @@ class Balanced(RelevanceRule):
 
 
 def _spread(factors: Tensor, like: Tensor, step: Step) -> Tensor:
-    """One factor for each image ``(count,)``, in a shape that broadcasts to a step's tensor
-    ``like``.
-
-    Raises:
-        MethodError: it is not known which image the values of ``like`` belong to.
-    """
+    """One factor for each image ``(count,)``, in a shape that broadcasts to ``like``. Raises
+    MethodError if it is not known which image the values of that belong to."""
     numbers = numbers_of(like, len(factors), step.images)
     if numbers is None:
         got = tuple(like.shape)

@@ -36,11 +36,7 @@ signals, and spares the derivative; None alone changes nothing."""
 @dataclass(eq=False)
 class RelevanceFlow:
     """What a walk under a composite leaves behind: what was taken by which cause, and what was
-    deposited.
-
-    ``count`` is the number of images; ``sources`` are the explained inputs, ``recorded`` the steps
-    of the pass.
-    """
+    deposited in the explained inputs (``sources``)."""
 
     count: int
     sources: Sequence[Value]
@@ -60,21 +56,16 @@ class RelevanceFlow:
     _nonnegative: dict[Step, bool] = field(default_factory=dict)
 
     def for_step(self, step: Step) -> "RelevanceFlow":
-        """This flow with the image numbers of one step's result, to pass to the rule of that step.
-
-        It shares ``taken`` and ``deposits`` with this one.
-        """
+        """This flow with the image numbers of one step's result; it shares ``taken`` and
+        ``deposits`` with this one."""
         return self if step.images is None else replace(self, images=step.images)
 
     def is_nonnegative(self, step: Step) -> bool:
-        """Whether the input of a step's linear map has no negative value.
-
-        That of a ReLU has none; others are read from the device once, for all ``signed`` steps
-        together.
-        """
+        """Whether the input of a step's linear map has no negative value, as that of a ReLU."""
         if is_rectified(step.linear.x):
             return True
         if step not in self._nonnegative:
+            # read from the device once, for all steps
             asked_steps = dict.fromkeys([*self.signed, step])
             unread = [
                 map_step
@@ -88,13 +79,8 @@ class RelevanceFlow:
 
     @torch.no_grad()
     def take(self, cause: str, relevance: Tensor, factor: Tensor | float = 1.0) -> None:
-        """Add ``relevance * factor``, summed over each image, to what a cause has taken:
-        ``taken[cause]`` ``(count,)``.
-
-        LRP rules call this for all relevance that they do not pass on, such as that of biases.
-        Coverage shows the causes. ``factor`` is a number, or a tensor that broadcasts to
-        ``relevance``.
-        """
+        """Add ``relevance * factor``, summed over each image, to what a cause has taken
+        ``(count,)``: all relevance that rules do not pass on, such as that of biases."""
         if isinstance(factor, Tensor):
             taken = self.by_image(relevance * factor)
         else:
@@ -109,11 +95,8 @@ class RelevanceFlow:
         return torch.where(x == 0, 0, relevance / torch.where(x == 0, 1, x))
 
     def watch(self, cause: str, relevance: Tensor) -> None:
-        """Add the size of the relevance that arrived at an operation without a rule to ``watched``,
-        for each image.
-
-        `lost` compares what the operation took with it.
-        """
+        """Add the size of the relevance that arrived at an operation without a rule, for each
+        image, to ``watched``, which `lost` compares with what the operation took."""
         self.watched[cause] = self.watched.get(cause, 0) + self.by_image(relevance.detach().abs())
 
     def lost(self, cause: str, share: float) -> bool:
@@ -122,10 +105,8 @@ class RelevanceFlow:
         return bool((self.taken[cause].abs() > share * self.watched[cause]).any())
 
     def by_image(self, tensor: Tensor) -> Tensor:
-        """The sum of a step's tensor over each image: ``(count,)``.
-
-        A tensor that belongs to no image (parameters, for one) is divided evenly among them.
-        """
+        """The sum of a step's tensor over each image ``(count,)``; one that belongs to no image
+        (parameters, for one) is divided evenly among them."""
         if self.count == 1:
             return tensor.sum().reshape(1)
         if self.images is None and tensor.ndim and len(tensor) % self.count == 0:
@@ -136,10 +117,8 @@ class RelevanceFlow:
         return summed(tensor, numbers, self.count)
 
     def mean(self, tensor: Tensor) -> Tensor:
-        """The mean of a step's tensor over each image, in a shape that broadcasts to the tensor.
-
-        It is one mean for all where it is not known which image a value belongs to.
-        """
+        """The mean of a step's tensor over each image, in a shape that broadcasts to it; one mean
+        for all where it is not known which image a value belongs to."""
         if self.count == 1:
             return tensor.mean()
         if self.images is None and tensor.ndim and len(tensor) and len(tensor) % self.count == 0:
@@ -164,11 +143,8 @@ class RelevanceFlow:
         return varying[0] if len(varying) == 1 and fits(self.images, tensor.shape) else None
 
     def deposit(self, source: Value, relevance: Tensor) -> None:
-        """Give relevance to an explained input, past the gradient.
-
-        Rules at the input do so: their shares are no multiples of the input. The engine adds the
-        deposits to value times gradient.
-        """
+        """Give relevance to an explained input, past the gradient, as rules at the input do: their
+        shares are no multiples of it."""
         earlier = self.deposits.get(source)
         self.deposits[source] = relevance if earlier is None else earlier + relevance
 
@@ -270,14 +246,11 @@ def walk_rule(step: Step, rule: "RelevanceRule", flow: RelevanceFlow) -> Rule:
 
 
 def walk_with_account(step: Step, flow: RelevanceFlow) -> Rule:
-    """The derivative of an operation that no rule knows, and an account of what is lost, by its
-    name.
+    """The derivative of an operation that no rule knows, and an account, by its name, of the
+    relevance that is lost."""
 
-    Relevance is value times gradient. So what is lost is the results times the gradients that
-    arrive, less what was given times the gradients that leave: nothing, where the operation is
-    linear or a choice among values.
-    """
-
+    # What is lost is the results times the gradients that arrive, less what was given times the
+    # gradients that leave: nothing, where the operation is linear or a choice among values.
     def back(arrived: Gradients) -> Iterable[tuple[Value, Tensor | None]]:
         """The gradients that leave the step."""
         of_result = flow.for_step(step)
@@ -324,10 +297,7 @@ def _replaced(
 
 def numbers_of(tensor: Tensor, count: int, images: Tensor | None) -> Tensor | None:
     """The image number of each value of a step's tensor: ``images`` where they broadcast to it,
-    else by rows, of which each of the ``count`` images has one or several.
-
-    None where it is not known.
-    """
+    else by rows, one or several for each of ``count`` images. None where it is not known."""
     if images is not None and fits(images, tensor.shape):
         return images
     if tensor.ndim and len(tensor) and len(tensor) % count == 0:

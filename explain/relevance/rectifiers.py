@@ -22,18 +22,16 @@ _STEPS = 16
 
 @dataclass(frozen=True, eq=False)
 class Operation:
-    """One operation that a rule for gradients covers, or cannot look into.
-
-    ``rectifies`` says whether it is a rectifier, and ``inputs`` which of the step's inputs are what
-    is rectified. One that is ``negated`` keeps the negative part: -relu(-x). One ``by_parts`` takes
-    the negative part from a value: x - min(x, 0).
-    """
+    """One operation that a rule for gradients covers, or cannot look into."""
 
     step: Step
     rectifies: bool = False
     inputs: tuple[int, ...] = (0,)
+    """Which of the step's inputs are what is rectified."""
     negated: bool = False
+    """Whether it keeps the negative part: -relu(-x)."""
     by_parts: bool = False
+    """Whether it takes the negative part from a value: x - min(x, 0)."""
 
     @property
     def kind(self) -> str:
@@ -55,9 +53,8 @@ class _Selection(NamedTuple):
 def operations_of(
     steps: Sequence[Step], signals: AbstractSet[Value], leading: AbstractSet[Value]
 ) -> Iterator[Operation]:
-    """Yield the rectifiers on the way from the inputs to a score, and what cannot be looked into:
-    functions with a derivative of their own, operators of libraries that the table does not know,
-    and derivatives that the model itself takes."""
+    """Yield the rectifiers between the inputs and a score, and what cannot be looked into: own
+    derivatives, unknown operators, derivatives that the model takes itself."""
     for step in steps:
         if leading.isdisjoint(step.results) or signals.isdisjoint(step.inputs):
             continue

@@ -159,13 +159,8 @@ def relevance_steps(
     leading: AbstractSet[Value],
     keep: AbstractSet[Value] = frozenset(),
 ) -> list[Step]:
-    """The steps of a pass that relevance rules may act on, in the order of the pass.
-
-    ``signals`` are the values that depend on the explained inputs, ``leading`` those that a
-    gradient of the score comes to. A normalisation by known statistics, or the addition of one
-    constant for each channel, that a linear map's result is given to, and nothing else, is one map
-    with it, unless the result is one of those to ``keep``.
-    """
+    """The steps of a pass that relevance rules may act on, in order. ``signals`` depend on the
+    explained inputs; a gradient of the score comes to the values ``leading``."""
     on_the_way = [step for step in recorded if not leading.isdisjoint(step.results)]
     on_the_way = [step for step in on_the_way if not signals.isdisjoint(step.inputs)]
     readers = Readers(on_the_way)
@@ -180,6 +175,9 @@ def relevance_steps(
             step = _weighted_sum(step, readers, keep, merged) or step
         results = recorded_step.outputs
         if step is not None and step.map is not None:
+            # A normalisation by known statistics, or the addition of one constant for each channel,
+            # that a linear map's result is given to, and nothing else, is one map with it, unless
+            # its result is to be kept.
             _merge(step, readers, signals, keep, merged)
             step.nearest = step.map.x not in behind_map
             step.rectified = _rectified(step, readers)
@@ -196,10 +194,8 @@ def relevance_steps(
 def step_of(
     step: RecordedStep, signals: AbstractSet[Value], *, of_complex: bool = False
 ) -> Step | None:
-    """A recorded step as rules see it; None if it is linear, without a rule of its own.
-
-    Rules for shares of relevance are not for complex numbers, unless ``of_complex`` says so.
-    """
+    """A recorded step as rules see it; None if it is linear, without a rule of its own. Complex
+    numbers have no rules, unless ``of_complex``."""
     positions = [position for position, value in enumerate(step.inputs) if value in signals]
     kind = _kind_of(step)
     is_complex = any(value.dtype.is_complex for value in step.inputs)
