@@ -57,8 +57,8 @@ def hooked_input_gradient(
     rule: GradientRule | None,
     expected: Tensor,
 ) -> Tensor:
-    """The same in an input, by the model's ``grad_input``; under a rule, such as guided
-    backpropagation, hooks of rectifiers return what it makes of their ``grad_input``."""
+    """The gradient of the scores in an input by the model's full-backward hook, its ``grad_input``.
+    Under a rule, hooks of rectifiers return what the rule makes of theirs."""
     input_path = path or forward.inputs.path
     position = input_path[0]
     if len(input_path) > 1 or not isinstance(position, int):

@@ -277,8 +277,8 @@ class AttentionMap:
 
 
 class Attention(Need[tuple[AttentionMap, ...]]):
-    """Every attention of the network that the photo reaches, in order, with gradients of the score
-    on request; ``unreached``, also others, such as attention among words alone."""
+    """Every attention that the photo reaches, in order, with gradients of the score on request;
+    with ``unreached``, also others, such as attention among words alone."""
 
     gradients: bool = False
     unreached: bool = False

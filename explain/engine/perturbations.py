@@ -428,7 +428,7 @@ class ZeroInput(OneForEach):
 @dataclass(frozen=True, eq=False)
 class GivenRows(Perturbation):
     """Rows that are there already, made of ``inputs`` or, where these are None, of a layer's maps.
-    No two such perturbations are equal. Explained inputs beside ``inputs`` stay."""
+    No two are equal. Explained inputs beside ``inputs`` stay as they are."""
 
     perturbed_rows: PerturbedRows
     words: str

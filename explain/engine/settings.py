@@ -90,8 +90,8 @@ def report_progress(
 
 
 def mixed_precision_now(device: torch.device) -> AbstractContextManager[Any]:
-    """The mixed precision (autocast) that the caller has switched on, as a block for perturbed
-    rows. Between them, `calculating` switches it off, for methods to compute in full."""
+    """The caller's mixed precision (autocast), as a block for perturbed rows. Between them,
+    `calculating` switches it off: methods compute in the precision of their tensors."""
     if not torch.is_autocast_enabled(device.type):
         return nullcontext()
     return torch.autocast(device.type, torch.get_autocast_dtype(device.type))

@@ -105,8 +105,14 @@ def place_of(name: str, model: nn.Module | None = None) -> LayerPlace:
 
 
 def find_places(model: nn.Module, where: Where) -> dict[str, LayerPlace]:
-    """Return the places that ``where`` selects by name, in its order: a dotted name, a glob pattern
-    (both may have suffixes), a module, a module class, or several; ``""`` is the model."""
+    """Return the places that ``where`` selects by name, in its order.
+
+    ``where`` is a dotted name, a glob pattern (``"layer*.conv1"``), a module, a module class, or
+    several of these. The model itself is named ``""``. Names and patterns may have the suffixes.
+
+    >>> list(find_places(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), ["*:input", nn.ReLU]))
+    ['0:input', '1:input', '1']
+    """
     places: dict[str, LayerPlace] = {}
     for item in _items(where):
         pattern = place_of(item, model) if isinstance(item, str) else LayerPlace("")

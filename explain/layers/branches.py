@@ -89,8 +89,8 @@ def branches_beside(
     from_photo: Collection[str] = (),
     least: int = 1,
 ) -> Branches:
-    """Find the branches beside that of ``layer``, and the last of the ``candidates`` (the last ones
-    first) in each that shows where the score comes from, in ``least`` positions or more."""
+    """Find the branches beside that of ``layer``, and in each the last of the ``candidates``
+    (latest first) of which at ``least`` so many positions show where the score comes from."""
     # Of tokens, the candidates are those before the last attention in their branch. Those of
     # `from_photo` count only where they share no feature map with the layer, as the levels of a
     # feature pyramid do.

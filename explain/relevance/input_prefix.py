@@ -117,7 +117,7 @@ class _Operation:
 
     def forward(self, values: Values, *, sizes: bool) -> Iterator[tuple[Value, Tensor]]:
         """Pass values through the derivative of this step, from its inputs to its results; with
-        ``sizes``, by absolute slopes. Raises _Unknown without second derivative."""
+        ``sizes``, by absolute slopes. Raises _Unknown without a second derivative."""
         total = [torch.zeros_like(_ones(value)) for value in self.results]
         for position in self.positions:
             value = values[self.step.inputs[position]]
