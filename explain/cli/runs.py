@@ -452,7 +452,7 @@ def tell_insight(
     "--finding FINDING",
     "which finding: the number of a cluster in 'explain insight', or the label of a class"
     " whose evidence is off its object",
-    show_default="the one whose mark draws most other photos to its class",
+    show_default="the one whose pattern draws most other photos to its class",
 )
 @cli.method_of_run
 @model_options()

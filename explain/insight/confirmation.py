@@ -1,5 +1,5 @@
-"""Which finding of an insight the model reads: its mark is put on other photos, and the answers are
-counted."""
+"""Which finding of an insight the model reads: its pattern is put on other photos, and the answers
+are counted."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,19 +13,19 @@ from explain.insight.class_statistics import ClassStatistics
 from explain.insight.clusters import Cluster
 from explain.insight.maps import in_percent
 from explain.insight.reattribution import RunPhotos, in_parts
-from explain.insight.spurious_regions import MarkedPhotos, marked_photos
+from explain.insight.spurious_regions import PatternPhotos, pattern_of
 from explain.layers.intervening import intervene
 from explain.targets.base import find_logits
 
 TRIED = 5  # clusters that are tried, and as many classes
-HOSTS = 64  # photos that get the mark of each
+RECEIVING = 64  # photos that get the pattern of each
 CHANCE = 0.05
 
 
 @dataclass(frozen=True, eq=False)
 class TriedFinding:
     """A finding, and the shares of photos of other classes that are taken for its class: ``taken``
-    with its mark, ``control`` with another photo's patch; ``chance`` is McNemar's p-value."""
+    with its pattern, ``control`` with another photo's patch; ``chance`` is McNemar's p-value."""
 
     finding: Cluster | ClassStatistics
     taken: float
@@ -37,25 +37,25 @@ class TriedFinding:
         finding = self.finding
         what = "the class" if isinstance(finding, ClassStatistics) else f"{finding.size} photos of"
         return (
-            f"{what} {finding.title}: with the mark, {in_percent(self.taken)} of other photos are "
-            f"taken for it, with another patch {in_percent(self.control)}"
+            f"{what} {finding.title}: with the pattern, {in_percent(self.taken)} of other photos "
+            f"are taken for it, with another patch {in_percent(self.control)}"
         )
 
 
 def confirmed_finding(
     findings: Sequence[Cluster | ClassStatistics], photos: RunPhotos
 ) -> TriedFinding:
-    """Try findings on the model; of those whose mark draws more photos of other classes than
+    """Try findings on the model; of those whose pattern draws more photos of other classes than
     another patch (Bonferroni), the one that draws most. Raises `RunError` without one.
     """
     trials = []
     for finding in findings:
         try:
-            marks = marked_photos(finding, photos, most=HOSTS)
+            pattern = pattern_of(finding, photos, most=RECEIVING)
         except RunError:  # too few photos
             continue
-        if marks.target is not None:
-            trials.append(_trial(finding, marks, marks.target, photos))
+        if pattern.target is not None:
+            trials.append(_trial(finding, pattern, pattern.target, photos))
     trials.sort(key=lambda result: result.control - result.taken)
     confirmed = [result for result in trials if result.chance * len(trials) <= CHANCE]
     if confirmed:
@@ -63,27 +63,28 @@ def confirmed_finding(
     best = f" (the most: {trials[0]})" if trials else ", which have too few photos"
     raise RunError(
         f"finding must be named: the model is not shown to read any of the {len(findings)} that "
-        f"stand out{best}; explain more photos, or another layer, where marks are in the same place"
+        f"stand out{best}; explain more photos, or another layer, where patterns are in the same "
+        "place"
     )
 
 
 def _trial(
     finding: Cluster | ClassStatistics,
-    marks: MarkedPhotos,
+    pattern: PatternPhotos,
     target: int,
     photos: RunPhotos,
 ) -> TriedFinding:
-    """Put the mark of a finding on photos of other classes, and measure how many the model then
-    takes for class ``target``: with the mark, and with a patch of another photo as a control."""
+    """Put the pattern of a finding on photos of other classes, and measure how many the model then
+    takes for class ``target``: with the pattern, and with a patch of another photo as a control."""
     explainer = photos.explainer
 
     def scores(x: torch.Tensor) -> torch.Tensor:
         """The class scores ``(N, K)`` of inputs ``(N, C, H, W)``."""
         return find_logits(explainer.model(explainer.batch(x)), len(x))
 
-    exchanged = marks.exchanged()
+    exchanged = pattern.exchanged()
     with untouched(explainer.model), intervene(explainer.model, explainer.interventions):
-        taken = in_parts(scores, exchanged.marked).argmax(1) == target
+        taken = in_parts(scores, exchanged.pasted).argmax(1) == target
         control = in_parts(scores, exchanged.control).argmax(1) == target
     return TriedFinding(
         finding,

@@ -1,5 +1,5 @@
-"""A model without a finding: its mark is projected out of a layer, or trained away, and the result
-is measured."""
+"""A model without a finding: its pattern is projected out of a layer, or trained away, and the
+result is measured."""
 
 import copy
 import time
@@ -18,7 +18,7 @@ from explain.hooks.preserve import untouched
 from explain.insight.channels import Channel, feature_maps
 from explain.insight.reattribution import BATCH, RunPhotos, in_parts
 from explain.insight.repaired import Answers, Repair
-from explain.insight.spurious_regions import Finding, MarkedPhotos, marked_photos
+from explain.insight.spurious_regions import Finding, PatternPhotos, pattern_of
 from explain.layers.default_layer import stage_layers
 from explain.targets.base import find_logits
 
@@ -63,11 +63,11 @@ class _BatchRunner:
 @dataclass(frozen=True, eq=False)
 class WantedAnswers:
     """Inputs ``x`` ``(N, C, H, W)`` and the log probabilities ``wanted`` ``(N, K)`` of the old
-    model without the mark. ``unmarked`` ``(N, 1, H, W)`` is true where evidence may lie."""
+    model without the pattern. ``allowed`` ``(N, 1, H, W)`` is true where evidence may lie."""
 
     x: torch.Tensor
     wanted: torch.Tensor
-    unmarked: torch.Tensor
+    allowed: torch.Tensor
 
     def loss(self, scores: torch.Tensor) -> float:
         """The mean Kullback-Leibler divergence of a model's answers ``(N, K)``, logarithms of
@@ -75,38 +75,40 @@ class WantedAnswers:
         return float(F.kl_div(scores, self.wanted, log_target=True, reduction="batchmean"))
 
 
-def _rest_of_class_repeated(marks: MarkedPhotos) -> torch.Tensor:
-    """The inputs of photos of the finding's class without the mark, repeated until they are about
-    half as many as the photos of other classes; none where there are none."""
-    times = max(1, round(len(marks) / max(1, len(marks.of_class)) / 2))
-    return marks.of_class.x.repeat(times, 1, 1, 1)
+def _rest_of_class_repeated(pattern: PatternPhotos) -> torch.Tensor:
+    """The inputs of photos of the finding's class without the pattern, repeated until they are
+    about half as many as the photos of other classes; none where there are none."""
+    times = max(1, round(len(pattern) / max(1, len(pattern.of_class)) / 2))
+    return pattern.of_class.x.repeat(times, 1, 1, 1)
 
 
 def _wanted_answers(
-    marks: MarkedPhotos, model: nn.Module, run: _BatchRunner, seed: int
+    pattern: PatternPhotos, model: nn.Module, run: _BatchRunner, seed: int
 ) -> WantedAnswers:
-    """The inputs of a repair with the old ``model``'s answers without the mark: photos of other
-    classes with the mark and as they are, the finding's, and others of its class (half as many).
+    """The inputs of a repair with the old ``model``'s answers without the pattern: photos of other
+    classes with the pattern and as they are, the finding's, and others of its class (half as many).
     """
-    exchanged = marks.exchanged(seed)
-    hosts = marks.hosts.x
-    rest_of_class = _rest_of_class_repeated(marks)
-    times = max(1, round(len(marks) / len(marks.carriers) / 2))
-    without = [marks.without(seed + i) for i in range(times)]
-    x = torch.cat([exchanged.marked, hosts, marks.carriers.x.repeat(times, 1, 1, 1), rest_of_class])
-    unmarked = [
+    exchanged = pattern.exchanged(seed)
+    others_x = pattern.other_classes.x
+    rest_of_class = _rest_of_class_repeated(pattern)
+    times = max(1, round(len(pattern) / len(pattern.of_finding) / 2))
+    without = [pattern.without(seed + i) for i in range(times)]
+    x = torch.cat(
+        [exchanged.pasted, others_x, pattern.of_finding.x.repeat(times, 1, 1, 1), rest_of_class]
+    )
+    allowed = [
         ~exchanged.regions,
-        torch.ones_like(hosts[:, :1], dtype=torch.bool),
-        ~marks.carriers.regions.repeat(times, 1, 1, 1),
+        torch.ones_like(others_x[:, :1], dtype=torch.bool),
+        ~pattern.of_finding.regions.repeat(times, 1, 1, 1),
         torch.ones_like(rest_of_class[:, :1], dtype=torch.bool),
     ]
-    without_mark = torch.cat([exchanged.control, hosts, *without, rest_of_class])
-    return WantedAnswers(x, run(model, without_mark), torch.cat(unmarked))
+    without_pattern = torch.cat([exchanged.control, others_x, *without, rest_of_class])
+    return WantedAnswers(x, run(model, without_pattern), torch.cat(allowed))
 
 
 @dataclass(frozen=True, eq=False)
 class LayerStatistics:
-    """What the mark does to the C channels of a layer, in float64: directions ``patterns`` ``(C,
+    """What the pattern does to the C channels of a layer, in float64: directions ``patterns`` ``(C,
     P)``, the most changed first, and ``mean`` and ``covariance`` of channels without it."""
 
     patterns: torch.Tensor
@@ -115,7 +117,7 @@ class LayerStatistics:
 
     def projection(self, rank: int, strength: float) -> tuple[torch.Tensor, torch.Tensor]:
         """Matrix ``(C, C)`` and offset that take out ``rank`` patterns by ``strength``, along
-        filters of least variance without the mark (Haufe 2014; P-ClArC 2022; LEACE 2023).
+        filters of least variance without the pattern (Haufe 2014; P-ClArC 2022; LEACE 2023).
         """
         patterns = self.patterns[:, :rank]
         ridge = (
@@ -129,10 +131,10 @@ class LayerStatistics:
 
 
 def _statistics(
-    marks: MarkedPhotos, model: nn.Module, run: _BatchRunner, layer: str, seed: int
+    pattern: PatternPhotos, model: nn.Module, run: _BatchRunner, layer: str, seed: int
 ) -> LayerStatistics:
-    """What the mark does to a layer, on photos ``marks``: the left singular vectors of the summed
-    difference of maps with and without it, or the finding's concept vector.
+    """What the pattern does to a layer, on photos with and without ``pattern``: the left singular
+    vectors of the summed difference of maps with and without it, or the finding's concept vector.
     """
 
     def maps(x: torch.Tensor) -> torch.Tensor:
@@ -140,24 +142,24 @@ def _statistics(
         dimension: ``(N, C, P)``."""
         return feature_maps(model, run.place(x), layer).double().cpu().flatten(2)
 
-    exchanged = marks.exchanged(seed)
+    exchanged = pattern.exchanged(seed)
     difference = torch.zeros((), dtype=torch.float64)
-    for with_mark, without in zip(
-        torch.split(exchanged.marked, BATCH), torch.split(exchanged.control, BATCH), strict=True
+    for with_pattern, without in zip(
+        torch.split(exchanged.pasted, BATCH), torch.split(exchanged.control, BATCH), strict=True
     ):
-        difference = difference + (maps(with_mark) - maps(without)).sum(0)
+        difference = difference + (maps(with_pattern) - maps(without)).sum(0)
     total = torch.zeros((), dtype=torch.float64)
     squares = torch.zeros((), dtype=torch.float64)
     count = 0
-    for x in torch.split(torch.cat([exchanged.control, _rest_of_class_repeated(marks)]), BATCH):
+    for x in torch.split(torch.cat([exchanged.control, _rest_of_class_repeated(pattern)]), BATCH):
         points = maps(x).transpose(0, 1).flatten(1)
         total = total + points.sum(1)
         squares = squares + points @ points.T
         count += points.shape[1]
     mean = total / count
     covariance = squares / count - mean[:, None] * mean
-    if marks.direction is not None:
-        return LayerStatistics(marks.direction[1][:, None], mean, covariance)
+    if pattern.direction is not None:
+        return LayerStatistics(pattern.direction[1][:, None], mean, covariance)
     return LayerStatistics(torch.linalg.svd(difference, full_matrices=False)[0], mean, covariance)
 
 
@@ -210,18 +212,20 @@ class _ProjectionChoice:
 def _projected(
     model: nn.Module,
     layers: Sequence[str],
-    fit: MarkedPhotos,
+    fit: PatternPhotos,
     choose: WantedAnswers,
     run: _BatchRunner,
     seed: int,
 ) -> tuple[nn.Module, _ProjectionChoice]:
-    """The model with the best projection of the mark: directions are measured on ``fit``, then
+    """The model with the best projection of the pattern: directions are measured on ``fit``, then
     layer, `RANKS` and strength chosen by the loss on ``choose``, which are other photos.
     """
     best: tuple[_ProjectionChoice, nn.Module, nn.Module, LayerStatistics] | None = None
     for layer in layers:
         statistics = _statistics(fit, model, run, layer, seed)
-        new, linear = _inserted(model, layer, run.place(fit.hosts.x[:1]), len(statistics.mean))
+        new, linear = _inserted(
+            model, layer, run.place(fit.other_classes.x[:1]), len(statistics.mean)
+        )
         for rank in RANKS:
             if rank > statistics.patterns.shape[1]:
                 break
@@ -251,8 +255,8 @@ def _trained(
     max_seconds: float,
     prior: Prior | None,
 ) -> nn.Module:
-    """Train a copy to answer as without the mark, for ``steps`` or ``max_seconds``; the best
-    weights by ``choose`` stay. ``prior`` penalises evidence in the mark.
+    """Train a copy to answer as without the pattern, for ``steps`` or ``max_seconds``; the best
+    weights by ``choose`` stay. ``prior`` penalises evidence in the pattern.
     """
     new = copy.deepcopy(model).eval()  # statistics of normalisations stay as they are
     parameters = list(new.parameters())
@@ -271,7 +275,7 @@ def _trained(
         wanted = fit.wanted[rows].to(scores)
         loss = F.kl_div(scores, wanted, log_target=True, reduction="batchmean")
         if prior is not None:
-            loss = loss + prior(new, x, wanted.argmax(1), fit.unmarked[rows])
+            loss = loss + prior(new, x, wanted.argmax(1), fit.allowed[rows])
         optimiser.zero_grad()
         torch.autograd.backward(loss)
         optimiser.step()
@@ -307,23 +311,23 @@ def repair(
     """Make a copy of a model that no longer reads a finding, and measure what that does to its
     answers.
 
-    The mark of the finding is a region of its photos. It is put on other photos, whose class it
+    The pattern of the finding is a region of its photos. It is put on other photos, whose class it
     should not change, and taken off its own, by exchanging the pixels of the region. The repaired
-    model should answer as the old one does without the mark. Half of the photos serve to fit that,
-    a quarter to choose, and a quarter to measure the result.
+    model should answer as the old one does without the pattern. Half of the photos serve to fit
+    that, a quarter to choose, and a quarter to measure the result.
 
     Args:
         finding: a cluster of maps, such as ``insight.reasons[0]``; a class that looks away from its
             object, such as ``insight.looks[0]``; a channel (give ``layer``); or a concept vector
             from examples.
         photos: the photos of the run, and the model.
-        how: "project" takes the mark out of a layer, by a linear map of its channels that is
+        how: "project" takes the pattern out of a layer, by a linear map of its channels that is
             inserted after it; layer, number of directions and strength are chosen. "train" trains
             all weights of a copy.
         layer: the layer, or several to choose from; None tries the last one of each resolution.
         most: how many other photos are used.
         steps, learning_rate, max_seconds: of the training, by AdamW in batches of 32 photos.
-        prior: a penalty on evidence in the region of the mark, for the training, such as
+        prior: a penalty on evidence in the region of the pattern, for the training, such as
             ``explain.training.AttributionPrior("gradcam(relu=False)", "share")``.
         seed: of what is drawn at random.
 
@@ -342,9 +346,9 @@ def repair(
     begun = time.monotonic()
     model = photos.explainer.model
     channel_layer = layer if layer is None or isinstance(layer, str) else None
-    marks = marked_photos(finding, photos, layer=channel_layer, most=most, seed=seed)
-    fit, choose, measure = marks.parts(seed)
-    run = _BatchRunner(photos, marks.hosts.x[:BATCH])
+    pattern = pattern_of(finding, photos, layer=channel_layer, most=most, seed=seed)
+    fit, choose, measure = pattern.parts(seed)
+    run = _BatchRunner(photos, pattern.other_classes.x[:BATCH])
     choice: _ProjectionChoice | None = None
     with untouched(model, grad=True):
         chosen_by = _wanted_answers(choose, model, run, seed)
@@ -362,7 +366,7 @@ def repair(
                 prior=prior,
             )
         else:
-            layers = _layers(layer, marks, model, run)
+            layers = _layers(layer, pattern, model, run)
             new, choice = _projected(model, layers, fit, chosen_by, run, seed)
         answers = _answers(measure, model, new, run, seed)
         loss = (chosen_by.loss(run(model, chosen_by.x)), chosen_by.loss(run(new, chosen_by.x)))
@@ -373,39 +377,41 @@ def repair(
         answers=answers,
         loss=loss,
         seconds=time.monotonic() - begun,
-        target=marks.target,
+        target=pattern.target,
         layer=None if choice is None else choice.layer,
         rank=None if choice is None else choice.rank,
         strength=None if choice is None else choice.strength,
         seed=seed,
-        marks=measure,
+        pattern=measure,
         photos=photos,
     )
 
 
 def _joined(parts: Sequence[WantedAnswers]) -> WantedAnswers:
-    """Join sets of wanted answers one after the other: here, two draws of marked photos to train
+    """Join sets of wanted answers one after the other: here, two draws of pasted patterns to train
     on."""
     return WantedAnswers(
         torch.cat([part.x for part in parts]),
         torch.cat([part.wanted for part in parts]),
-        torch.cat([part.unmarked for part in parts]),
+        torch.cat([part.allowed for part in parts]),
     )
 
 
 def _layers(
-    layer: str | Sequence[str] | None, marks: MarkedPhotos, model: nn.Module, run: _BatchRunner
+    layer: str | Sequence[str] | None, pattern: PatternPhotos, model: nn.Module, run: _BatchRunner
 ) -> Sequence[str]:
     """The names of the layers that a projection is tried at: that of a concept vector, those that
     the caller named, or the last one of each resolution.
     """
-    if marks.direction is not None:
-        return [marks.direction[0]]
+    if pattern.direction is not None:
+        return [pattern.direction[0]]
     if isinstance(layer, str):
         return [layer]
     if layer is None:
         layer = [
-            name for name in stage_layers(model, run.place(marks.hosts.x[:1])) if "@" not in name
+            name
+            for name in stage_layers(model, run.place(pattern.other_classes.x[:1]))
+            if "@" not in name
         ]
     if not layer:
         raise LayerError(
@@ -415,19 +421,19 @@ def _layers(
 
 
 def _answers(
-    measure: MarkedPhotos, model: nn.Module, new: nn.Module, run: _BatchRunner, seed: int
+    measure: PatternPhotos, model: nn.Module, new: nn.Module, run: _BatchRunner, seed: int
 ) -> dict[str, Answers]:
     """The predictions of the old and the ``new`` model for each group of photos that neither fitted
     nor chose, by `explain.insight.repaired.GROUPS`, in their order, without empty ones.
     """
     exchanged = measure.exchanged(seed)
     groups = {
-        "marked": (measure.carriers.x, measure.carriers.classes),
-        "without": (measure.without(seed), measure.carriers.classes),
-        "moved": (exchanged.marked, measure.hosts.classes),
-        "control": (exchanged.control, measure.hosts.classes),
+        "marked": (measure.of_finding.x, measure.of_finding.classes),
+        "without": (measure.without(seed), measure.of_finding.classes),
+        "moved": (exchanged.pasted, measure.other_classes.classes),
+        "control": (exchanged.control, measure.other_classes.classes),
         "own": (measure.of_class.x, measure.of_class.classes),
-        "elsewhere": (measure.hosts.x, measure.hosts.classes),
+        "elsewhere": (measure.other_classes.x, measure.other_classes.classes),
     }
     answers = {}
     for name, (x, classes) in groups.items():

@@ -1,4 +1,4 @@
-"""What a repair did: answers before and after, and a page with the mark, the accuracies and the
+"""What a repair did: answers before and after, and a page with the pattern, the accuracies and the
 maps in pictures."""
 
 import io
@@ -21,7 +21,7 @@ from explain.data.files import Files
 from explain.insight.ablation import sign_test
 from explain.insight.maps import fields_of, in_percent, table_lines
 from explain.insight.reattribution import RunPhotos, method_in
-from explain.insight.spurious_regions import MarkedPhotos
+from explain.insight.spurious_regions import PatternPhotos
 from explain.render.figures import as_picture, empty
 from explain.render.sheets import Group, Layout, Tile, contact_sheet
 from explain.render.styles import Contour, get_style
@@ -34,8 +34,8 @@ SHOWN = 3  # photos of each kind that are drawn
 SIDE = 180  # pixels of a photo in a picture
 GROUPS = {
     "marked": "photos of the finding",
-    "without": "the same without the mark",
-    "moved": "other photos with the mark",
+    "without": "the same without the pattern",
+    "moved": "other photos with the pattern",
     "control": "other photos with another patch",
     "own": "photos of the class as they are",
     "elsewhere": "other photos as they are",
@@ -71,11 +71,11 @@ class Repair:
     model: nn.Module = field(repr=False)
     finding: str
     how: str
-    # "marked" (photos of the finding), "without" (the same without the mark), "moved" (other
-    # classes with the mark), "control" (other classes with a patch of another photo), "own" (the
-    # class without the mark, if there are some), "elsewhere" (other classes as they are)
+    # "marked" (photos of the finding), "without" (the same without the pattern), "moved" (other
+    # classes with the pattern), "control" (other classes with a patch of another photo), "own" (the
+    # class without the pattern, if there are some), "elsewhere" (other classes as they are)
     answers: Mapping[str, Answers] = field(repr=False)
-    # mean Kullback-Leibler divergence from the old model's answers without the mark, before and
+    # mean Kullback-Leibler divergence from the old model's answers without the pattern, before and
     # after
     loss: tuple[float, float]
     seconds: float
@@ -85,13 +85,14 @@ class Repair:
     rank: int | None
     strength: float | None
     seed: int
-    marks: MarkedPhotos = field(repr=False)
+    pattern: PatternPhotos = field(repr=False)
     photos: RunPhotos = field(repr=False)
 
     @property
     def taken(self) -> tuple[float, float, float]:
-        """The shares of photos of other classes taken for the finding's class: with its mark before
-        and after the repair, with another patch before it. NaN where the finding has no class."""
+        """The shares of photos of other classes taken for the finding's class: with its pattern
+        before and after the repair, with another patch before it. NaN where the finding has no
+        class."""
         if self.target is None:
             return float("nan"), float("nan"), float("nan")
         old, new = self.answers["moved"].share(self.target)
@@ -100,7 +101,7 @@ class Repair:
 
     @property
     def chance(self) -> float:
-        """McNemar's p-value that a mark without effect draws so many more photos than another
+        """McNemar's p-value that a pattern without effect draws so many more photos than another
         patch, for the old model; NaN where the finding has no class."""
         if self.target is None:
             return float("nan")
@@ -137,15 +138,15 @@ class Repair:
     def summary(self) -> str:
         """What was done, and whether there was something to repair, in two sentences."""
         if self.how == "train":
-            done = "The model was trained to answer as it did without the mark"
+            done = "The model was trained to answer as it did without the pattern"
         else:
             directions = "1 direction" if self.rank == 1 else f"{self.rank} directions"
             done = f"{directions} of {self.layer} taken out, strength {self.strength:g}"
         if self.target is None:
             return f"{done}."
         old, new, control = map(in_percent, self.taken)
-        doubt = " It is not shown that the model reads the mark at all." * (self.chance >= 0.05)
-        moved = f"With the mark, {old} of other photos were taken for {self.finding}, now {new}"
+        doubt = " It is not shown that the model reads the pattern at all." * (self.chance >= 0.05)
+        moved = f"With the pattern, {old} of other photos were taken for {self.finding}, now {new}"
         return f"{done}. {moved}; with another patch, {control} (p = {self.chance:.2g}).{doubt}"
 
     def __str__(self) -> str:
@@ -168,7 +169,7 @@ class Repair:
         path = Path(path)
         buffer = io.BytesIO()
         if path.suffix == ".pt2":
-            x = self.photos.explainer.batch(self.marks.hosts.x[:2])
+            x = self.photos.explainer.batch(self.pattern.other_classes.x[:2])
             batch = {0: torch.export.Dim("batch")}
             torch.export.save(
                 torch.export.export(self.model, (x,), dynamic_shapes=(batch,)), buffer
@@ -181,17 +182,17 @@ class Repair:
         return files.write()
 
     def to_html(self) -> str:
-        """Return the page of a repair as HTML: what the mark is, what the repair did to the
+        """Return the page of a repair as HTML: what the pattern is, what the repair did to the
         answers, and to the maps. Photos that are tensors, or gone, are left out.
         """
-        of_mark = (
+        of_pattern = (
             "Photos of the finding, and other photos that were given the region in the frame. The "
             "class of these should not change."
         )
         of_answers = f"{self.summary}\nAccuracies on photos that were not used to fit or choose it."
         chart = (bars(self), "Accuracies before and after the repair")
         sections = [
-            self._section("The mark", of_mark, draw_regions),
+            self._section("The pattern", of_pattern, draw_regions),
             Section("The answers", of_answers, self.rows, [chart]),
             self._section(
                 "The maps", "What the old and the new model read their top class from.", draw_maps
@@ -214,7 +215,7 @@ class Repair:
 
 @dataclass(frozen=True, eq=False)
 class _Case:
-    """A photo to draw, cropped as the model saw it, perhaps with the mark pasted into ``region``
+    """A photo to draw, cropped as the model saw it, perhaps with the pattern pasted into ``region``
     ``(1, H, W)``; ``x`` ``(C, H, W)`` is the input."""
 
     row: Row
@@ -224,7 +225,7 @@ class _Case:
 
 
 def draw_regions(repair: Repair) -> Image.Image:
-    """Draw the mark: the frame of its region in photos of the finding, and in other photos that
+    """Draw the pattern: the frame of its region in photos of the finding, and in other photos that
     were given it."""
 
     def tiles(case: _Case) -> list[Tile]:
@@ -236,7 +237,7 @@ def draw_regions(repair: Repair) -> Image.Image:
 
 def draw_maps(repair: Repair) -> Image.Image:
     """Draw which pixels the old and the repaired model read their top class from, in photos of the
-    finding and in others with its mark; by the first method of the run."""
+    finding and in others with its pattern; by the first method of the run."""
     explainer = repair.photos.explainer
     run = repair.photos.run
     method = method_in(run, run.methods[0])
@@ -280,8 +281,8 @@ def bars(repair: Repair) -> Image.Image:
 
 def _sheet(title: str, repair: Repair, tiles: Callable[[_Case], list[Tile]]) -> Image.Image:
     """Draw a contact sheet: some photos of the finding under ``title``, and some other photos with
-    its mark. ``tiles`` makes the tiles of each."""
-    kinds = {title: _carriers(repair), "others with its mark": _marked_hosts(repair)}
+    its pattern. ``tiles`` makes the tiles of each."""
+    kinds = {title: _of_finding(repair), "others with its pattern": _pasted(repair)}
     groups = tuple(
         Group(words, tuple(tile for case in cases for tile in tiles(case)))
         for words, cases in kinds.items()
@@ -289,31 +290,33 @@ def _sheet(title: str, repair: Repair, tiles: Callable[[_Case], list[Tile]]) -> 
     return contact_sheet(Layout("", "", groups), SIDE)
 
 
-def _carriers(repair: Repair) -> list[_Case]:
+def _of_finding(repair: Repair) -> list[_Case]:
     """The first `SHOWN` photos of the finding, of those that the repair is measured on."""
-    carriers = repair.marks.carriers[:SHOWN]
+    of_finding = repair.pattern.of_finding[:SHOWN]
     return [
-        _Case(row, _as_seen(repair, row), carriers.regions[i], carriers.x[i])
-        for i, row in enumerate(carriers.rows)
+        _Case(row, _as_seen(repair, row), of_finding.regions[i], of_finding.x[i])
+        for i, row in enumerate(of_finding.rows)
     ]
 
 
-def _marked_hosts(repair: Repair) -> list[_Case]:
-    """`SHOWN` photos of other classes with the mark pasted in; those whose prediction changed come
-    first. With the repair's seed, they are those of ``answers["moved"]``.
+def _pasted(repair: Repair) -> list[_Case]:
+    """`SHOWN` photos of other classes with the pattern pasted in; those whose prediction changed
+    come first. With the repair's seed, they are those of ``answers["moved"]``.
     """
-    exchanged = repair.marks.exchanged(repair.seed)
+    exchanged = repair.pattern.exchanged(repair.seed)
     answers = repair.answers["moved"].predictions
     is_unchanged = (answers[:, 0] == answers[:, 1]).int()
     cases = []
     for i in is_unchanged.argsort(stable=True)[:SHOWN].tolist():
-        row = repair.marks.hosts.rows[i]
-        host = np.asarray(_as_seen(repair, row))
-        donor = np.asarray(_as_seen(repair, repair.marks.carriers.rows[int(exchanged.donors[i])]))
+        row = repair.pattern.other_classes.rows[i]
+        other = np.asarray(_as_seen(repair, row))
+        donor = np.asarray(
+            _as_seen(repair, repair.pattern.of_finding.rows[int(exchanged.donors[i])])
+        )
         region = exchanged.regions[i]
         mask = region[0, :, :, None].numpy()
-        photo = Image.fromarray(np.where(mask, donor, host))
-        cases.append(_Case(row, photo, region, exchanged.marked[i]))
+        photo = Image.fromarray(np.where(mask, donor, other))
+        cases.append(_Case(row, photo, region, exchanged.pasted[i]))
     return cases
 
 

@@ -62,7 +62,7 @@ from explain.targets.outputs import THRESHOLD
 MOST_UNKNOWN = 5  # labels that a headline names, of those that are none of the model's
 MOST_LABELS = 20  # labels whose mistakes are explained and drawn
 NOTABLE = 0.5  # mean silhouette from which on a cluster is worth a look
-# least height and width of maps, in places, at which a mark can be told from what is beside it
+# least height and width of maps, in places, at which a pattern can be told from what is beside it
 MIN_RESOLUTION = 6
 SECTIONS = tomllib.loads(packaged_text("explain.insight", "sections.toml"))
 
@@ -186,8 +186,8 @@ class Insight:
                 else f"Run an earlier layer; {with_model} says which."
             )
             lines.append(
-                f"The maps have {height} × {width} places: too few to tell a mark from the object. "
-                f"{remedy}"
+                f"The maps have {height} × {width} places: too few to tell a pattern from the "
+                f"object. {remedy}"
             )
         if self.looks and self.looks[0].striking > 0:
             look = self.looks[0]
@@ -239,8 +239,8 @@ class Insight:
 
         Args:
             which: the number of a cluster, from 1, or the label of a class. None tries the clusters
-                and classes that stand out most: each one's mark is put on other photos, and the one
-                that draws most of them to its class is taken. This needs the model.
+                and classes that stand out most: each one's pattern is put on other photos, and the
+                one that draws most of them to its class is taken. This needs the model.
 
         Raises:
             RunError: there is no such cluster or class; or none is confirmed.
@@ -259,9 +259,9 @@ class Insight:
         )
 
     def confirmed(self) -> TriedFinding:
-        """Return the finding that `finding` takes if none is named, and what its mark does: of the
-        clusters that stand out most, and the classes whose maps differ most from the others, it is
-        the one whose mark draws most photos to its class.
+        """Return the finding that `finding` takes if none is named, and what its pattern does: of
+        the clusters that stand out most, and the classes whose maps differ most from the others, it
+        is the one whose pattern draws most photos to its class.
 
         Raises:
             RunError: none is confirmed, or the insight has no model.

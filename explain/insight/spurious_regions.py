@@ -1,5 +1,5 @@
-"""The mark of a finding: the region that photos of the finding have in common, which other photos
-can be given."""
+"""The pattern of a finding: the region that photos of the finding have in common, which other
+photos can be given."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -20,21 +20,21 @@ from explain.layers.placement import draw
 from explain.store.reading import Row, StoredRun
 
 CORE = 0.4
-"""The share of its peak from which on the excess of a mean map counts as the mark."""
-CARRIERS = 32  # photos that count as bearing a direction: those in which it is strongest
+"""The share of its peak from which on the excess of a mean map counts as the pattern."""
+STRONGEST = 32  # photos that count as bearing a direction: those in which it is strongest
 LEAST = 2  # photos of each of the parts to fit, to choose and to prove
 FIT = 0.5
 CHOOSE = 0.25
 PROVE = 0.25
-"""The shares of the photos from which the mark is learnt, the repair is chosen, and the result is
-measured."""
+"""The shares of the photos from which the pattern is learnt, the repair is chosen, and the result
+is measured."""
 Finding = Cluster | ClassStatistics | Channel | Direction
 
 
 @dataclass(frozen=True, eq=False)
 class PhotosWithRegions:
-    """Photos as inputs ``(N, C, H, W)``, their classes ``(N,)``, and the region of a mark in each
-    ``(N, 1, H, W)``."""
+    """Photos as inputs ``(N, C, H, W)``, their classes ``(N,)``, and the region of a pattern in
+    each ``(N, 1, H, W)``."""
 
     rows: Sequence[Row]
     x: torch.Tensor
@@ -58,40 +58,44 @@ ReadSome = Callable[[list[Row]], PhotosWithRegions]
 
 
 class ExchangedRegions(NamedTuple):
-    """Hosts (photos without the mark), whose ``regions`` ``(N, 1, H, W)`` have the pixels of a
-    marked photo in ``marked`` ``(N, C, H, W)``, and of another host in ``control``."""
+    """Photos of other classes, whose ``regions`` ``(N, 1, H, W)`` have the pixels of a photo of the
+    finding in ``pasted`` ``(N, C, H, W)``, and of another such photo in ``control``."""
 
-    marked: torch.Tensor
+    pasted: torch.Tensor
     control: torch.Tensor
     regions: torch.Tensor
-    # ``(N,)``, the numbers of the marked photos
+    # ``(N,)``, the numbers of the photos of the finding
     donors: torch.Tensor
 
 
 @dataclass(frozen=True, eq=False)
-class MarkedPhotos:
-    """Photos with the mark of a finding, other photos of its class, and hosts (of other classes); a
-    mark is put on a host, or taken off, by exchanging the pixels of a region."""
+class PatternPhotos:
+    """Photos with the pattern of a finding, other photos of its class, and photos of other classes.
+    The pattern is pasted into these, or taken off, by exchanging the pixels of a region."""
 
     target: int | None
-    carriers: PhotosWithRegions
+    of_finding: PhotosWithRegions
     of_class: PhotosWithRegions
-    hosts: PhotosWithRegions
-    # whether the region is that of the host (such as all but its object)
-    from_host: bool
+    other_classes: PhotosWithRegions
+    # whether the region is that of the photo that it is pasted into (such as all but its object)
+    region_of_other: bool
     direction: tuple[str, torch.Tensor] | None = None
-    """The layer and the vector ``(C,)`` of the mark, where the finding has one."""
+    """The layer and the vector ``(C,)`` of the pattern, where the finding has one."""
 
     def __len__(self) -> int:
-        """The number of hosts, the photos without the mark."""
-        return len(self.hosts)
+        """The number of photos of other classes."""
+        return len(self.other_classes)
 
-    def parts(self, seed: int) -> "Iterator[MarkedPhotos]":
+    def parts(self, seed: int) -> "Iterator[PatternPhotos]":
         """Split the photos at random, by the seed, into three parts without a photo in common: to
         fit a repair (`FIT`), to choose it (`CHOOSE`), and to measure the result (`PROVE`).
         """
         generator = torch.Generator().manual_seed(seed)
-        kinds = {"carriers": self.carriers, "of_class": self.of_class, "hosts": self.hosts}
+        kinds = {
+            "of_finding": self.of_finding,
+            "of_class": self.of_class,
+            "other_classes": self.other_classes,
+        }
         orders = {
             name: torch.randperm(len(of_kind), generator=generator)
             for name, of_kind in kinds.items()
@@ -108,32 +112,33 @@ class MarkedPhotos:
             begin_share = end_share
 
     def exchanged(self, seed: int = 0) -> ExchangedRegions:
-        """Paste the region of a random marked photo into each host; and, as a control, the same
-        region of another host. The seed fixes the draws.
-        """
+        """Paste the region of a random photo of the finding into each photo of other classes, and,
+        as a control, the same region of another of these. The seed fixes the draws."""
         generator = torch.Generator().manual_seed(seed)
-        donors = torch.randint(len(self.carriers), (len(self),), generator=generator)
+        donors = torch.randint(len(self.of_finding), (len(self),), generator=generator)
         shifts = torch.randint(1, len(self), (len(self),), generator=generator)
         control_donors = (torch.arange(len(self)) + shifts) % len(self)
-        regions = self.hosts.regions if self.from_host else self.carriers.regions[donors]
-        marked = torch.where(regions, self.carriers.x[donors], self.hosts.x)
-        control = torch.where(regions, self.hosts.x[control_donors], self.hosts.x)
-        return ExchangedRegions(marked, control, regions, donors)
+        regions = (
+            self.other_classes.regions if self.region_of_other else self.of_finding.regions[donors]
+        )
+        pasted = torch.where(regions, self.of_finding.x[donors], self.other_classes.x)
+        control = torch.where(regions, self.other_classes.x[control_donors], self.other_classes.x)
+        return ExchangedRegions(pasted, control, regions, donors)
 
     def without(self, seed: int = 0) -> torch.Tensor:
-        """The inputs ``(N, C, H, W)`` of the marked photos without the mark: its region has the
-        pixels of random hosts."""
-        hosts = torch.randint(
-            len(self), (len(self.carriers),), generator=torch.Generator().manual_seed(seed)
+        """The inputs ``(N, C, H, W)`` of the photos of the finding without its pattern: its region
+        has the pixels of random photos of other classes."""
+        donors = torch.randint(
+            len(self), (len(self.of_finding),), generator=torch.Generator().manual_seed(seed)
         )
-        return torch.where(self.carriers.regions, self.hosts.x[hosts], self.carriers.x)
+        return torch.where(self.of_finding.regions, self.other_classes.x[donors], self.of_finding.x)
 
 
-def marked_photos(
+def pattern_of(
     finding: Finding, photos: RunPhotos, *, layer: str | None = None, most: int = 400, seed: int = 0
-) -> MarkedPhotos:
-    """Return the photos with the mark of a finding, its region in them, and at most ``most`` photos
-    without the mark."""
+) -> PatternPhotos:
+    """Return the photos with the pattern of a finding, its region in them, and at most ``most``
+    photos without the pattern."""
     rows = list(one_for_each_photo(photos.run))
 
     def read_some(rows: list[Row]) -> PhotosWithRegions:
@@ -154,9 +159,11 @@ def marked_photos(
         members = set(finding.members)
         return _of_excess(finding.beyond_others, members, target, rows, read_some)
     with_class = [row for row in boxed if class_of(row) == target]
-    carriers = _around_object(_read_photos(photos, with_class))
-    hosts = _around_object(read_some([row for row in boxed if class_of(row) != target]))
-    return _check_enough(MarkedPhotos(target, carriers, carriers[:0], hosts, from_host=True))
+    of_finding = _around_object(_read_photos(photos, with_class))
+    other_classes = _around_object(read_some([row for row in boxed if class_of(row) != target]))
+    return _check_enough(
+        PatternPhotos(target, of_finding, of_finding[:0], other_classes, region_of_other=True)
+    )
 
 
 def _of_excess(
@@ -165,24 +172,26 @@ def _of_excess(
     target: int | None,
     rows: list[Row],
     read_some: ReadSome,
-) -> MarkedPhotos:
-    """The marked photos whose region is the same for all: where ``excess`` ``(16, 16)`` is at least
-    `CORE` of its peak. ``members`` bear it, other photos of ``target`` do not.
+) -> PatternPhotos:
+    """The photos of a finding whose region is the same for all: where ``excess`` ``(16, 16)`` is at
+    least `CORE` of its peak. ``members`` bear it, other photos of ``target`` do not.
     """
     region = (excess >= CORE * excess.max())[None, None].float()
-    carriers = read_some([row for row in rows if row.name in members])
-    mask = F.interpolate(region, carriers.x.shape[2:]) > 0
-    carriers = _with_regions(carriers, mask)
+    of_finding = read_some([row for row in rows if row.name in members])
+    mask = F.interpolate(region, of_finding.x.shape[2:]) > 0
+    of_finding = _with_regions(of_finding, mask)
     rest = [row for row in rows if row.name not in members]
 
     def covered(rows: list[Row]) -> PhotosWithRegions:
-        """Photos of these rows with the region of the mark; none where there are no rows."""
+        """Photos of these rows with the region of the pattern; none where there are no rows."""
         photos = read_some(rows)
-        return _with_regions(photos, mask) if len(photos) else carriers[:0]
+        return _with_regions(photos, mask) if len(photos) else of_finding[:0]
 
     of_class = covered([row for row in rest if class_of(row) == target])
-    hosts = covered([row for row in rest if class_of(row) != target])
-    return _check_enough(MarkedPhotos(target, carriers, of_class, hosts, from_host=False))
+    other_classes = covered([row for row in rest if class_of(row) != target])
+    return _check_enough(
+        PatternPhotos(target, of_finding, of_class, other_classes, region_of_other=False)
+    )
 
 
 def _around_object(photos: PhotosWithRegions) -> PhotosWithRegions:
@@ -197,10 +206,9 @@ def _of_vector(
     layer: str | None,
     rows: list[Row],
     read_some: ReadSome,
-) -> MarkedPhotos:
-    """The `CARRIERS` photos in which a channel or concept vector is strongest, marked where it
-    reaches half of its peak. The other photos are the hosts.
-    """
+) -> PatternPhotos:
+    """The `STRONGEST` photos in which a channel or concept vector is strongest, with the region
+    where it reaches half of its peak. All other photos count as those of other classes."""
     layer = finding.layer if isinstance(finding, Direction) else layer
     if layer is None:
         raise LayerError(
@@ -219,17 +227,17 @@ def _of_vector(
         vector = finding.vector
     projections = torch.einsum("nchw,c->nhw", maps, vector.to(maps))
     order = projections.flatten(1).amax(1).argsort(descending=True)
-    count = min(CARRIERS, len(order) // 4)
+    count = min(STRONGEST, len(order) // 4)
     placement = placement_of(model, candidates.x, layer)
     enlarged = draw(projections[:, None], tuple(candidates.x.shape[2:]), placement)
     candidates = _with_regions(candidates, enlarged >= enlarged.amax((2, 3), keepdim=True) / 2)
     return _check_enough(
-        MarkedPhotos(
+        PatternPhotos(
             target,
             candidates[order[:count]],
             candidates[order[:0]],
             candidates[order[count:]],
-            from_host=False,
+            region_of_other=False,
             direction=(layer, vector.double()),
         )
     )
@@ -260,13 +268,16 @@ def _with_regions(photos: PhotosWithRegions, regions: torch.Tensor) -> PhotosWit
     return replace(photos, regions=regions.expand_as(photos.regions))
 
 
-def _check_enough(marks: MarkedPhotos) -> MarkedPhotos:
-    """Return the marked photos, or refuse a finding with too few photos that bear the mark, or that
+def _check_enough(pattern: PatternPhotos) -> PatternPhotos:
+    """Return the photos, or refuse a finding with too few photos that bear the pattern, or that
     do not: each of three parts needs `LEAST`."""
-    for name, photos in (("of the finding", marks.carriers), ("without it", marks.hosts)):
+    for name, photos in (
+        ("of the finding", pattern.of_finding),
+        ("without it", pattern.other_classes),
+    ):
         if len(photos) < 4 * LEAST:
             raise RunError(
                 f"run must have {4 * LEAST} photos {name} that can be read, got {len(photos)}; "
                 "explain more"
             )
-    return marks
+    return pattern
