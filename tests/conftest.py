@@ -64,7 +64,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     ``EXPLAIN_TEST_SEED=1`` and so on let them draw others, to look for tests that hold by chance.
     """
     seed = int(os.environ.get("EXPLAIN_TEST_SEED", "0"))
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed notes the stack for other devices
     np.random.seed(seed)
     random.seed(seed)
 

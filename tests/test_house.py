@@ -38,13 +38,15 @@ def module_of(path: Path) -> str:
 
 
 FILES = {module_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+of_sources = pytest.mark.xdist_group("sources")
+"""Tests that parse all files, in one process."""
 
 
-def imported_names(tree: ast.AST) -> set[str]:
+def imported_names(path: Path) -> set[str]:
     """Return the modules of the package that import statements name: on top, in functions and for
     type checkers."""
     names: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes_of(path):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
             parts = [f"{node.module}.{alias.name}" for alias in node.names]
@@ -54,14 +56,14 @@ def imported_names(tree: ast.AST) -> set[str]:
     return names & set(FILES)
 
 
-def named_in_texts(tree: ast.AST) -> set[str]:
+def named_in_texts(path: Path) -> set[str]:
     """Return the modules that texts name: for `import_module`, or in a table of names that are
     loaded when used.
 
     Of a name that is made at run time, as f"explain.cli.{name}", these are all that it may be.
     """
     names: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes_of(path):
         if isinstance(node, ast.Constant) and node.value in FILES:
             names.add(node.value)
         elif isinstance(node, ast.JoinedStr):
@@ -76,18 +78,24 @@ def parsed(path: Path) -> ast.Module:
 
 
 @cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    """Return all nodes of a module, in the order of `ast.walk`."""
+    return list(ast.walk(parsed(path)))
+
+
+@cache
 def imported_files(path: Path) -> set[str]:
     """Return the modules of the package that a file imports, by whatever way."""
-    tree = parsed(path)
     # whose data files it opens
     own_package = {name for name in FILES if FILES[name] == path.parent / "__init__.py"}
-    return imported_names(tree) | (named_in_texts(tree) - own_package)
+    return imported_names(path) | (named_in_texts(path) - own_package)
 
 
 FACES = {"explain", "explain.hooks"}
 """Packages that name for users, and load when asked, what stands in rooms below."""
 
 
+@of_sources
 def test_a_room_imports_only_from_rooms_above_it() -> None:
     wrong: list[str] = []
     for name, path in FILES.items():
@@ -102,16 +110,18 @@ def test_a_room_imports_only_from_rooms_above_it() -> None:
     assert wrong == []
 
 
+@of_sources
 def test_no_room_imports_in_circles() -> None:
     """Commands and the like that are loaded by name, when they are used, may import what loads
     them."""
     files = FILES.keys() - FACES
-    edges = {name: imported_names(parsed(FILES[name])) & files for name in files}
+    edges = {name: imported_names(FILES[name]) & files for name in files}
     # a circle raises a CycleError that names it
     order = list(TopologicalSorter(edges).static_order())
     assert set(order) == files
 
 
+@of_sources
 def test_a_name_is_given_once_in_a_module() -> None:
     """A second value for a constant would silently reach those who meant the first."""
     names = Counter(
@@ -127,9 +137,9 @@ OF_OTHERS = {"_base", "_version"}
 """Private names of tensors, which PyTorch gives."""
 
 
-def private_names(tree: ast.AST) -> set[str]:
+def private_names(path: Path) -> set[str]:
     """Return the private names that a module gives to what it defines."""
-    names = {getattr(node, NAMED.get(type(node), ""), None) for node in ast.walk(tree)}
+    names = {getattr(node, NAMED.get(type(node), ""), None) for node in nodes_of(path)}
     return {name for name in names if name and name.startswith("_") and not name.endswith("__")}
 
 
@@ -142,21 +152,22 @@ NAMED = {
 """Where the nodes that may define a name hold it."""
 
 
+@of_sources
 def test_no_room_uses_the_private_names_of_another() -> None:
     """What one room needs of another is public; methods of a base class in another room, too."""
     names: dict[str, set[str]] = {}
     for path in FILES.values():
         stored = {
             node.attr
-            for node in ast.walk(parsed(path))
+            for node in nodes_of(path)
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
         }
-        names.setdefault(room_of(path), set()).update(stored | private_names(parsed(path)))
+        names.setdefault(room_of(path), set()).update(stored | private_names(path))
     all_names = set().union(*names.values())
     wrong = []
     for module, path in FILES.items():
         own = names[room_of(path)]
-        for node in ast.walk(parsed(path)):
+        for node in nodes_of(path):
             used: list[str] = []
             if isinstance(node, ast.Attribute):
                 used = [node.attr]
@@ -168,6 +179,7 @@ def test_no_room_uses_the_private_names_of_another() -> None:
     assert wrong == []
 
 
+@of_sources
 def test_three_classes_follow_the_calls_of_a_model() -> None:
     """The recorder of a pass, the watcher of what goes past it, and what counts or answers
     operators."""
@@ -175,7 +187,7 @@ def test_three_classes_follow_the_calls_of_a_model() -> None:
     bases = {
         node.name: {ast.unparse(base).rpartition(".")[2] for base in node.bases}
         for path in FILES.values()
-        for node in ast.walk(parsed(path))
+        for node in nodes_of(path)
         if isinstance(node, ast.ClassDef)
     }
     following: set[str] = set()
@@ -201,10 +213,11 @@ def test_no_hook_is_registered_outside_the_hooks_room() -> None:
 MODULES = [name for name in FILES if not name.endswith("__main__")]
 
 
+@of_sources
 def test_operations_are_listed_in_their_table_alone() -> None:
     """A function for each operation is no list of operations; two names are a comparison."""
     for path in FILES.values():
-        for node in ast.walk(parsed(path)):
+        for node in nodes_of(path):
             if isinstance(node, (ast.List, ast.Tuple, ast.Set)):
                 names = {getattr(element, "value", None) for element in node.elts}
                 assert len(names) < 3 or not names <= set(TABLE), f"{path}:{node.lineno}"

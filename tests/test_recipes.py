@@ -6,6 +6,8 @@ import re
 import shutil
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import ROOT
 from tests.test_readme import python
 
@@ -28,6 +30,7 @@ RECIPES = [
 ]
 
 
+@pytest.mark.long
 def test_a_recipe_is_one_class_in_one_file_and_one_test(tmp_path: Path) -> None:
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "explain", tmp_path / "explain", ignore=ignored)

@@ -301,6 +301,7 @@ def test_models_that_find_nothing_in_an_empty_photo_have_methods(
     assert {"gradcam", "saliency", "rise"} | more <= names
 
 
+@pytest.mark.long
 def test_an_image_text_model_explains_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("explain.app.tasks.STEPS", 2)
     explainer = explain.Explainer("tiny-clip")

@@ -155,6 +155,7 @@ def test_what_cannot_be_traced_is_one_line() -> None:
             work()
 
 
+@pytest.mark.long
 def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     photos = [str(ROOT / "assets" / name) for name in ("chelsea.png", "coffee.png")]
     words = ["--model", "tiny-transformer", "--at", "heads", "--output", str(tmp_path), "--json"]

@@ -173,6 +173,7 @@ def test_help_needs_no_torch() -> None:
     assert "methods " in done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [(1, 3000), (1, 1)])
 def test_photos_a_pixel_wide_are_explained_in_every_way(
     size: tuple[int, int], typed: Typed

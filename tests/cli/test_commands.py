@@ -66,6 +66,7 @@ def test_budgets_are_those_of_every_method_that_estimates(typed: Typed) -> None:
         assert (code, "max_seconds" in line or wrong in line) == (2, True)
 
 
+@pytest.mark.long
 def test_the_boxes_that_a_detector_finds_are_printed_and_can_be_typed(typed: Typed) -> None:
     photo = str(ROOT / "assets" / "grace_hopper.jpg")
     common = ["--model", "nanodet", "--method", "saliency", "--target"]
@@ -83,6 +84,7 @@ def test_the_boxes_that_a_detector_finds_are_printed_and_can_be_typed(typed: Typ
     assert re.search("person.*tie", line)
 
 
+@pytest.mark.long
 def test_all_boxes_above_a_confidence_have_a_picture_each(typed: Typed) -> None:
     photo = str(ROOT / "assets" / "grace_hopper.jpg")
     common = [photo, "--model", "nanodet", "--method", "saliency", "--target", "all"]

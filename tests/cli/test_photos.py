@@ -128,6 +128,7 @@ def test_a_model_of_volumes_sees_a_stack_of_slices(typed: Typed) -> None:
         assert (code, one["image"]) == (0, "scan.npy slices 2:5" if slices else "scan.npy")
 
 
+@pytest.mark.long
 def test_one_figure_has_all_photos_and_methods(typed: Typed) -> None:
     methods = ("--method", "gradcam", "--method", "saliency")
     code, out, _ = typed("a.png", "in", *ALWAYS, *methods, "--figure", "f/thesis.svg")
@@ -178,6 +179,7 @@ def test_what_is_wrong_for_all_photos_is_told_once(typed: Typed) -> None:
     assert out[-1].endswith("(2 failed, 2 not looked at)")
 
 
+@pytest.mark.long
 def test_the_smallest_evidence_is_told_in_a_sentence_or_in_sizes(typed: Typed) -> None:
     """The sizes, of several photos and on their page, are those of the records' masks."""
     words = ["--evidence", "--samples", "40", "-o"]
@@ -231,6 +233,7 @@ def test_the_bar_tells_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) ->
     assert drawn(20.0, bar.wipe).endswith("\r\x1b[2K")
 
 
+@pytest.mark.long
 def test_boxes_are_drawn_and_written_as_coco(typed: Typed) -> None:
     code, out, _ = typed("a.png", "in/b.png", "--boxes", "--box-threshold", "0.3", "-m", "gradcam")
     assert (code, out[-1]) == (0, "wrote explained/boxes.json")
@@ -251,6 +254,7 @@ def test_boxes_are_drawn_and_written_as_coco(typed: Typed) -> None:
     assert "--boxes" in error
 
 
+@pytest.mark.long
 def test_all_labels_above_a_threshold_are_explained(typed: Typed) -> None:
     explainer = explain.Explainer("tiny", size=32, activation="sigmoid")
     photo = ["a.png", "--activation", "sigmoid", "--target", "predicted"]
@@ -288,6 +292,7 @@ def test_thresholds_that_cannot_be_meant_are_refused(typed: Typed, words: list[s
     assert re.search("threshold|nothing|output", error)
 
 
+@pytest.mark.long
 def test_a_height_and_a_width_are_typed_and_kept_in_records(
     typed: Typed,
 ) -> None:

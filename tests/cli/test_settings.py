@@ -69,6 +69,7 @@ def test_words_are_completed(
     assert capsys.readouterr().out.split() == expected.split()
 
 
+@pytest.mark.long
 def test_small_formats_hold_the_same(typed: Typed) -> None:
     common = ["a.png", "-m", "saliency", "-m", "gradcam"]
     small = [*common, "--picture-format", "jpg", "--map-format", "npz", "-o", "small"]
@@ -86,6 +87,7 @@ def test_small_formats_hold_the_same(typed: Typed) -> None:
         explain.load("small/a-tiny-saliency.json")
 
 
+@pytest.mark.long
 def test_models_are_compared(typed: Typed) -> None:
     models = ["tiny", "tiny-transformer"]
     code, out, err = typed("a.png", "--model", models[0], "--model", models[1], "--json", "--html")

@@ -42,6 +42,7 @@ def test_autocast_of_the_caller_makes_no_difference(net: TinyNet, x: torch.Tenso
     assert (a.heatmap - expected.heatmap).abs().max() < 0.05
 
 
+@pytest.mark.long
 def test_eight_threads_get_what_one_gets_with_shared_and_with_own_models(
     net: TinyNet, x: torch.Tensor
 ) -> None:

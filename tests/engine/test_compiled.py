@@ -19,7 +19,10 @@ import explain
 from explain import ExplainError, LayerError
 from tests.conftest import Made, TinyNet, settled
 
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit", "ignore::torch.jit.TracerWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.torch.jit", "ignore::torch.jit.TracerWarning"),
+    pytest.mark.xdist_group("compiler"),  # which takes seconds to load
+]
 LOOKING = ["guidedbackprop", "deconvnet", "fullgrad"]
 OTHERS = ["gradcam", "saliency", "ablationcam", "integratedgradients"]
 X = torch.randn(2, 3, 12, 10, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -131,9 +134,9 @@ def test_a_closed_network_is_explained_by_what_reads_its_operations(
     for _ in range(3):  # scripted code runs in another way once it has run
         for name, a in explain.attribute(net, X, methods, target=1).items():
             assert_close(a.values, expected[name].values, rtol=1e-9, atol=1e-14, msg=name)
-        for name in methods:
-            a = explain.attribute(net, X, name, target=1)
-            assert_close(a.values, expected[name].values, rtol=1e-9, atol=1e-14, msg=name)
+    for name in methods:
+        a = explain.attribute(net, X, name, target=1)
+        assert_close(a.values, expected[name].values, rtol=1e-9, atol=1e-14, msg=name)
 
 
 def test_a_scripted_network_that_its_owner_has_run_is_explained_exactly() -> None:
@@ -166,6 +169,7 @@ PROGRAMS: dict[str, Callable[[nn.Module], Any]] = {
 CAMS = ["gradcam", "hirescam", "layercam", "eigencam", "gradcam++", "scorecam", "ablationcam"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", PROGRAMS)
 def test_maps_of_the_layers_of_a_program_are_those_of_the_network(kind: str) -> None:
     net = plain()
@@ -181,6 +185,7 @@ def test_maps_of_the_layers_of_a_program_are_those_of_the_network(kind: str) -> 
         assert_close(once.values, expected["gradcam"].values[1:], rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.long
 def test_the_tokens_of_an_exported_transformer_are_those_of_the_network() -> None:
     net = settled(torchvision.models.VisionTransformer(32, 8, 2, 2, 8, 16, num_classes=4))
     net = net.double().eval()

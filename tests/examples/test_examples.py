@@ -26,6 +26,7 @@ def test_no_example_has_the_name_of_a_module_that_others_import() -> None:
     assert not names & {*sys.stdlib_module_names, *packages_distributions()}
 
 
+@pytest.mark.long
 def test_a_short_training_draws_its_figure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     training = example("training")
     photos = training.from_photos(per_photo=4)

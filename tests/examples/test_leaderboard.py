@@ -102,6 +102,7 @@ def test_two_marks_are_found_by_the_two_best_squares_that_do_not_overlap(script:
     assert best_squares(torch.ones(12, 12), mask, 2) == 0
 
 
+@pytest.mark.long
 def test_a_quick_run_writes_a_line_for_each_network_and_goes_on_after_the_last(
     script: Any, tmp_path: Path
 ) -> None:

@@ -64,6 +64,7 @@ def test_a_line_of_the_output_has_what_interventions_and_maps_say(script: Any) -
     assert of_part == pytest.approx(values[part].sum().item(), abs=1e-3)
 
 
+@pytest.mark.long
 def test_training_and_measuring_go_on_where_they_stopped(script: Any, tmp_path: Path) -> None:
     script("train").main([str(tmp_path), "--models", "resnet", "--small"])
     output = tmp_path / "parts.jsonl"

@@ -86,6 +86,7 @@ assert "peakcam" in explain.list_methods() and "topshare" in explain.list_metric
     assert (found.returncode, found.stderr) == (0, "")
 
 
+@pytest.mark.long
 def test_a_plugin_that_fails_is_named_in_one_warning(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()

@@ -71,6 +71,7 @@ def two_persons() -> Image.Image:
     return picture
 
 
+@pytest.mark.long
 def test_a_label_is_all_detections_of_it_together(
     detector: explain.Explainer, two_persons: Image.Image, tmp_path: Path
 ) -> None:
@@ -96,6 +97,7 @@ def test_a_label_is_all_detections_of_it_together(
     assert_close(again.values, explanation.values)
 
 
+@pytest.mark.long
 def test_all_is_a_map_of_each_detection_by_its_own_name(
     detector: explain.Explainer, two_persons: Image.Image
 ) -> None:

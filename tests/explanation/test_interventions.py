@@ -25,6 +25,7 @@ def explainer() -> explain.Explainer:
 ABLATED = Ablate("layer3", channels=[0, 7])
 
 
+@pytest.mark.long
 def test_the_four_places_are_one(explainer: explain.Explainer, tmp_path: Path) -> None:
     x = explainer.as_input(PHOTO)
     with intervene(explainer.model, [ABLATED]):
@@ -61,6 +62,7 @@ def test_records_and_captions_say_what_was_altered_and_repeat_it(
     assert again.record()["interventions"] == saved.record["interventions"]
 
 
+@pytest.mark.long
 def test_runs_and_metrics_see_them(tmp_path: Path) -> None:
     altered = explain.Explainer("tiny", size=32, interventions=[ABLATED])
     (row,) = stored_run(tmp_path, [PHOTO], altered, target=3).rows()

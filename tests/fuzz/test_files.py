@@ -7,9 +7,9 @@ from tests.fuzz import files
 
 
 def test_broken_files_are_explained_or_refused_in_one_line_and_leave_nothing_half_done() -> None:
-    summary = files.fuzz(26, seed=0)
+    summary = files.fuzz(16, seed=0)
     assert summary.failures == []
-    assert min(summary.count("explained"), summary.count("refused")) > 5
+    assert min(summary.count("explained"), summary.count("refused")) > 3
 
 
 def test_what_is_no_picture_is_refused() -> None:

@@ -182,6 +182,7 @@ def test_maps_and_interventions_do_not_depend_on_where_tokens_stand(
     assert_close(of_cells, expected_effects, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:gradeclip is zero everywhere")
 @hypothesis.settings(ALWAYS, max_examples=3)
 @hypothesis.given(arrangements(least_others=1))

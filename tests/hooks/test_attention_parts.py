@@ -365,6 +365,7 @@ def test_other_operations_than_those_that_were_seen_are_refused() -> None:
     assert model(torch.rand(2, 5, 4)).requires_grad
 
 
+@pytest.mark.long
 def test_explanations_of_an_ablated_transformer_are_those_of_an_altered_one() -> None:
     from tests.methods.test_transformers import transformer
 

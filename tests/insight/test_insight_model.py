@@ -139,6 +139,7 @@ def test_where_maps_are_coarse_an_insight_names_the_last_layer_that_is_not(
         assert repr(insight.finer_layer) in insight.headlines[0]
 
 
+@pytest.mark.long
 def test_shared_concepts_are_as_good_as_those_of_all_photos_at_once(photos: RunPhotos) -> None:
     concepts = shared_concepts(photos, 3, layer="look", rounds=4)
     maps = feature_maps(photos.explainer.model, inputs(photos), "look").clamp(min=0)

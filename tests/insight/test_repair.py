@@ -127,6 +127,7 @@ def test_a_planted_shortcut_is_removed(photos: RunPhotos, finding: Any, how: str
     assert repaired.model(marked_inputs()).argmax(1).tolist() == [0, 1, 2]
 
 
+@pytest.mark.long
 def test_a_model_of_probabilities_is_repaired_as_the_one_of_scores(
     photos: RunPhotos, finding: Any
 ) -> None:
@@ -197,6 +198,7 @@ def test_what_is_written_loads_without_this_package(
         repaired.save(tmp_path / "a.pt")
 
 
+@pytest.mark.long
 def test_the_command_line_writes_the_same(
     photos: RunPhotos, finding: Any, tmp_path: Path, capsys: Any
 ) -> None:
@@ -210,6 +212,7 @@ def test_the_command_line_writes_the_same(
     assert "--finding must be" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_mark_that_all_of_a_class_have_is_taken_without_being_named(tmp_path: Path) -> None:
     """The marked photos are no cluster; yet the true mark does nothing to the repaired model."""
     photos = run_of(tmp_path, lambda number: number % 3 == 0, shortcut())
@@ -222,6 +225,7 @@ def test_a_mark_that_all_of_a_class_have_is_taken_without_being_named(tmp_path: 
     assert repaired.model(marked_inputs()).argmax(1).tolist() == [0, 1, 2]
 
 
+@pytest.mark.long
 def test_what_no_mark_decides_is_not_repaired_unasked(tmp_path: Path) -> None:
     """Colours decide, wherever they are: the patch of another photo does nothing to it."""
     fair = shortcut()

@@ -19,7 +19,7 @@ from explain.methods.certified import Votes, chances, decided
 from tests.conftest import ROOT
 
 SIDE = 8
-TRIALS = 3000
+TRIALS = 600
 
 
 @dataclass(frozen=True)

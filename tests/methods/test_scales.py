@@ -103,6 +103,7 @@ def test_images_and_networks_have_their_own_stabilisers(composite: str) -> None:
     assert torch.equal(scores * 2.0**40, together)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.*ablationcam divides by the score")
 def test_the_default_dtype_of_the_caller_changes_no_map() -> None:
     model = network().float()

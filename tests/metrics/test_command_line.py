@@ -61,6 +61,7 @@ def test_metrics_are_listed_with_their_options_if_one_is_named(
     assert "options: steps=64, baseline=Zero(), score=probability" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_notes_call_a_single_photo_by_its_name_and_are_said_once(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

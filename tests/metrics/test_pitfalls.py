@@ -85,6 +85,7 @@ def test_no_metric_looks_at_the_other_images_of_a_batch(
     assert torch.equal(photos, x)
 
 
+@pytest.mark.long
 def test_a_map_of_zeros_has_the_figure_that_the_guide_says(
     model: nn.Module, photos: torch.Tensor
 ) -> None:

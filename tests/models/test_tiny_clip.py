@@ -57,6 +57,7 @@ def test_words_carry_the_similarity(explainer: explain.Explainer) -> None:
     assert max(words, key=lambda pair: pair[1])[0] == "coffee"
 
 
+@pytest.mark.long
 def test_the_command_line_takes_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--model", "tiny-clip", "--text", "a cup of coffee", "--text", "a dog", "--json"]
     assert main([str(CUP), *words, "--output", str(tmp_path)]) == 0

@@ -326,6 +326,10 @@ WITHOUT_GRADIENTS = {"empty_memory_filled_row_by_row", "out_argument", "several_
 """Functions with ``out=`` run only under `torch.no_grad`."""
 
 
+# torch loads its compiler to scan
+CASES = [pytest.param(n, marks=pytest.mark.long) if n == "scanned" else n for n in FORWARDS]
+
+
 class OneNetwork(nn.Module):
     def __init__(self, name):
         super().__init__()
@@ -354,13 +358,13 @@ def assert_replays(model, x, other, exact=True):
     return recording
 
 
-@pytest.mark.parametrize("name", FORWARDS)
+@pytest.mark.parametrize("name", CASES)
 def test_the_recording_computes_what_the_function_computes(name):
     x, other = (images(seed).requires_grad_() for seed in (0, 1))
     assert_replays(OneNetwork(name), x, other, exact="attention" not in name)
 
 
-@pytest.mark.parametrize("name", FORWARDS)
+@pytest.mark.parametrize("name", CASES)
 def test_every_value_is_what_it_was_when_it_was_made(name):
     """Each step gives from the recorded values, kept or computed again, what it gave."""
     model = OneNetwork(name)

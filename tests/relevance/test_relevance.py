@@ -376,6 +376,7 @@ class Looking(Epsilon):
         return super().back(step, gradient, flow)
 
 
+@pytest.mark.long
 def test_what_a_rule_is_given_can_be_printed_of_a_deep_network() -> None:
     rule = Looking(0.0)
     model = nn.Sequential(nn.Flatten(), *(nn.Linear(4, 4, bias=False) for _ in range(300)))

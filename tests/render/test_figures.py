@@ -72,6 +72,7 @@ def test_texts_are_as_large_as_rcparams_say_and_fit_their_width() -> None:
     assert heights[0] < heights[1]
 
 
+@pytest.mark.long
 def test_the_same_figure_is_the_same_file_and_a_pdf_has_its_fonts() -> None:
     for ending in ("svg", "pdf"):
         one, other = (

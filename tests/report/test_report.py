@@ -187,6 +187,7 @@ def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("explain.report.item.FEWEST_STEPS", 2)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("few_steps")
 def test_the_command_makes_the_same_again(tmp_path: Path) -> None:
     """What a page says to type is typed, and gives the same values; its Python too."""

@@ -23,6 +23,7 @@ def _in_a_folder_with_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert main(["run", "photos", *QUICK]) == 0
 
 
+@pytest.mark.long
 def test_channels_and_concepts_are_asked_for_with_the_model(typed: Typed) -> None:
     """Each has its table, its figures in the document, and its picture in the page."""
     row = next(explain.open_run("run.sqlite").rows())

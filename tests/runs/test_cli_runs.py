@@ -100,6 +100,7 @@ def test_a_table_of_a_row_a_photo_is_written_and_what_a_changed_request_adds_is_
     assert err[0].startswith("note: methods: saliency before, saliency and inputxgradient now;")
 
 
+@pytest.mark.long
 def test_a_run_prints_which_methods_it_supports(typed: Typed) -> None:
     words = ["run", "photos", "--output", "out.sqlite", "--method", "saliency", "--check", *QUICK]
     code, out, _ = typed(*words)

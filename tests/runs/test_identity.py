@@ -49,6 +49,7 @@ def turned(number: int) -> Image.Image:
     return Image.frombytes("RGB", photo.size[::-1], photo.tobytes())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("kind", "workers"), [("photo", 1), ("item", 0)])
 def test_other_pictures_of_equal_count_are_refused_and_what_is_there_is_kept(
     kind: str, workers: int, tmp_path: Path

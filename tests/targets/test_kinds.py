@@ -95,6 +95,7 @@ def test_no_detection_is_refused_in_the_image_and_scores_0_in_altered_ones() -> 
     assert score.tolist() == torch.autograd.grad(score.sum(), scores)[0].tolist() == [0]
 
 
+@pytest.mark.long
 # random weights may have nothing to say
 @pytest.mark.filterwarnings("ignore:.* is zero everywhere")
 def test_a_detector_of_torchvision() -> None:

@@ -62,6 +62,7 @@ def test_a_film_is_drawn_on_the_photo_that_was_watched_only(folder: Path) -> Non
         film(file, "dog.png", method="saliency", image=photos / "cat.png")
 
 
+@pytest.mark.long
 def test_the_command_writes_a_film_that_holds_the_last_look_and_a_figure(
     folder: Path,
     tmp_path: Path,
