@@ -41,9 +41,9 @@ class Altered:
         covered = self.covered.to(drops)
         return torch.einsum("nw,nij->wij", drops, covered) / covered.sum(0)
 
-    def lost_without(self, rows: torch.Tensor, word: int) -> tuple[float, ...]:
-        """By how much one word drops in each of some rows."""
-        return tuple((self.whole[word] - rows[:, word]).tolist())
+    def lost_without(self, scores: torch.Tensor, word: int) -> tuple[float, ...]:
+        """By how much one word drops in ``scores`` ``(b, W)``."""
+        return tuple((self.whole[word] - scores[:, word]).tolist())
 
 
 def count_of(scorer: Scorer, across: int, *, has_other: bool) -> int:
@@ -72,8 +72,8 @@ def altered(scorer: Scorer, across: int, baseline: Baseline, other: torch.Tensor
     scores = scorer(torch.cat(photos))
     scores_without = scores[:0]
     if left_out:
-        rows = torch.stack([scorer.places_of(words) for words in left_out])
-        scores_without = scorer(photo.expand(len(rows), -1, -1, -1), rows)
+        places = torch.stack([scorer.places_of(words) for words in left_out])
+        scores_without = scorer(photo.expand(len(places), -1, -1, -1), places)
     prompt, words, without_all = torch.split(
         scores_without, [len(scorer.prompt_words), len(later), len(later)]
     )

@@ -16,7 +16,7 @@ from explain.targets import answer
 from explain.targets.answer import Answer
 from explain.targets.tokenizer import TokenIds, ids_of, token_names, words_of
 
-ROW_BATCH = 16  # altered inputs in a pass, where the caller says nothing
+SAMPLE_BATCH = 16  # altered inputs in a pass, where the caller says nothing
 EMBEDDED: tuple[str] = ("words",)
 """Where `explain.targets.answer.with_answers` puts the embeddings of tokens."""
 
@@ -45,7 +45,7 @@ class Scorer:
         """
         self.reading = reading
         self.ids = ids
-        self.batch_size = batch_size or ROW_BATCH
+        self.batch_size = batch_size or SAMPLE_BATCH
         model, inputs = reading.of_photos()
         whole = Answer(ids, words=True)
         self.model, self.inputs, names = answer.with_answers(model, inputs, [whole])
@@ -120,11 +120,11 @@ class Scorer:
         scores = []
         with torch.no_grad(), untouched(self.model):
             for start in range(0, len(photos), self.batch_size):
-                rows = slice(start, start + self.batch_size)
-                altered = {self.inputs.path: photos[rows]}
+                part = slice(start, start + self.batch_size)
+                altered = {self.inputs.path: photos[part]}
                 if left_out is not None:
-                    altered[EMBEDDED] = self._without(left_out[rows])
-                owners = torch.zeros(len(photos[rows]), dtype=torch.long)
+                    altered[EMBEDDED] = self._without(left_out[part])
+                owners = torch.zeros(len(photos[part]), dtype=torch.long)
                 output = self.inputs.rows(owners, altered).call(self.model)
                 scores.append(output["answer"])
                 self.passes += len(owners)

@@ -14,7 +14,7 @@ from explain._utils.random_numbers import normal
 from explain.data.inputs import Inputs, InputsLike
 from explain.engine import Activations
 from explain.engine.execution import gather
-from explain.engine.perturbations import GivenRows, ScoreOf, Scores, rows_of
+from explain.engine.perturbations import GivenSamples, ScoreOf, Scores, samples_of
 from explain.engine.plan import plan_of
 from explain.engine.settings import RuntimeSettings
 from explain.engine.validation import check_inputs
@@ -166,13 +166,13 @@ def find_concepts(
         vectors = concept_vectors.to(maps)
         at_all_places = vectors[:, :, None].expand(-1, -1, prod(places))
         concept_maps = at_all_places.reshape((count, channels, *places))
-        concept_rows = rows_of(
+        concept_samples = samples_of(
             [count], concept_maps.device, lambda images, numbers: concept_maps[numbers]
         )
         maps_of_concepts = (
             place_weights.reshape((image_count, *places, count)).movedim(-1, 1).to(maps)
         )
-    scores = Scores(GivenRows(concept_rows, "a concept alone"), ScoreOf("all"))
+    scores = Scores(GivenSamples(concept_samples, "a concept alone"), ScoreOf("all"))
     (scores_of,) = gather(model, inputs, plan_of([scores], [name]), [TopClass()], settings)
     return Concepts(
         maps_of_concepts,

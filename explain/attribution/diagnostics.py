@@ -147,7 +147,7 @@ def warn_of_half_precision(methods: Mapping[str, Method], x: torch.Tensor) -> No
         return any(
             need.whole
             or (isinstance(need, Attributions) and reaches_input(need.method))
-            or (isinstance(need, Searches) and reaches_input(need.of_rows))
+            or (isinstance(need, Searches) and reaches_input(need.of_samples))
             for need in method.needs
         )
 

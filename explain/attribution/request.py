@@ -201,9 +201,11 @@ class Request:
         sizes = [size for _, size in footprint.outputs] or [0]
         passes = self.cost(plan) + plan.images * plan.passes_back + plan.rows_back
         bytes_of_images = plan.images * (sum(sizes) if plan.passes_back else 2 * max(sizes))
-        bytes_of_rows = plan.rows * (sum(sizes) if plan.rows_back else 4 * max(sizes))
+        bytes_of_samples = plan.rows * (sum(sizes) if plan.rows_back else 4 * max(sizes))
         return replace(
-            plan, seconds=seconds * passes, memory=max(bytes_of_images, min(MEMORY, bytes_of_rows))
+            plan,
+            seconds=seconds * passes,
+            memory=max(bytes_of_images, min(MEMORY, bytes_of_samples)),
         )
 
     def cost(self, plan: Plan) -> float:
@@ -309,14 +311,16 @@ class Request:
             to_be_read(item.method, item.attribution, item.evidence, warns=warns)
             for item in unchecked
         ]
-        rows = iter(read_together(*chain.from_iterable(map(dict.values, to_read))))
+        numbers = iter(read_together(*chain.from_iterable(map(dict.values, to_read))))
         for item, tensors in zip(unchecked, to_read, strict=True):
-            numbers_by_reason = dict(zip(tensors, rows, strict=False))
+            numbers_by_reason = dict(zip(tensors, numbers, strict=False))
             largest = numbers_by_reason.pop("largest")
             if not all(map(math.isfinite, largest)):
                 raise not_finite(item.attribution, largest)
             doubtful = {
-                reason: tensors[reason] for reason, row in numbers_by_reason.items() if any(row)
+                reason: tensors[reason]
+                for reason, values in numbers_by_reason.items()
+                if any(values)
             }
             attribution = item.attribution
             tiny = doubtful.pop("tiny", None)

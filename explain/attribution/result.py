@@ -132,11 +132,11 @@ class Attribution(Outcome):
         """Return the attribution of one image, or of a slice of images, as a batch. Tensors are
         copies, since runs and pickles keep such parts."""
         chosen = range(len(self))[which]
-        rows = [chosen] if isinstance(chosen, int) else list(chosen)
-        return self.converted(lambda tensor: tensor[rows])  # a copy, since it is chosen by a list
+        images = [chosen] if isinstance(chosen, int) else list(chosen)
+        return self.converted(lambda tensor: tensor[images])  # a copy, since it is chosen by a list
 
     def converted(self, convert: Callable[[torch.Tensor], torch.Tensor]) -> "Attribution":
-        """A copy with ``convert`` applied to each tensor that has a row for each image, also those
+        """A copy with ``convert`` applied to each tensor that has the images first, also those
         of parts and channels.
 
         Used to choose images, move tensors to the CPU and change their type. Options are left as
@@ -144,7 +144,7 @@ class Attribution(Outcome):
         """
 
         def convert_any(value: Any) -> Any:
-            """Convert a field's value: tensors, and whatever holds tensors with a row for each
+            """Convert a field's value: tensors, and whatever holds tensors with a value for each
             image; else the value itself."""
             if isinstance(value, torch.Tensor):
                 return convert(value)

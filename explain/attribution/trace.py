@@ -18,7 +18,7 @@ from explain.engine.blocks import attention_layers
 from explain.engine.ends import OutputReader
 from explain.engine.execution import gather
 from explain.engine.needs import Evidence, NeedAtLayer
-from explain.engine.perturbations import Perturbation, PerturbedRows, Scores, rows_of
+from explain.engine.perturbations import Perturbation, PerturbedRows, Scores, samples_of
 from explain.engine.plan import Plan
 from explain.engine.settings import Progress, RuntimeSettings
 from explain.hooks import HookGroup, Intervention, capture, preserve
@@ -59,7 +59,7 @@ class _Patches(Perturbation):
             self.numbers[0] = numbers
             return x.expand((len(numbers), *x.shape[1:])).clone()
 
-        return rows_of([self.total], x.device, build)
+        return samples_of([self.total], x.device, build)
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,11 +98,13 @@ class _Site:
                 return None
             values = tensor.movedim(self.of_images, 0)
             units = patches.numbers[0].cpu()[: len(values)] - self.first
-            rows = ((units >= 0) & (units < len(self.masks))).nonzero()[:, 0]
-            if not len(rows):
+            patched_samples = ((units >= 0) & (units < len(self.masks))).nonzero()[:, 0]
+            if not len(patched_samples):
                 return None
             patched = values.clone()
-            patched[rows] = torch.where(self.masks[units[rows]], self.clean, values[rows])
+            patched[patched_samples] = torch.where(
+                self.masks[units[patched_samples]], self.clean, values[patched_samples]
+            )
             return replace_first(output, patched.movedim(0, self.of_images))
 
         return put_clean_values
@@ -260,7 +262,7 @@ class _SiteFinder:
         frames = frames_in_batch(shape, tuple(self.inputs.x.shape[2:]))
         if frames and frames > 1:
             must = (
-                f"layer {name!r} must give one row for a photo, got {frames}, its frames; name "
+                f"layer {name!r} must give one output for a photo, got {frames}, its frames; name "
                 "another"
             )
             if self.named:

@@ -14,8 +14,8 @@ from explain._utils.options import CheckedFields, enter
 
 Preprocess: TypeAlias = Callable[[Image.Image], torch.Tensor]
 Cover: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""From each row's photo ``(b,)`` and what to keep ``(b, 1, H, W)``, to covered photos ``(b, C, H,
-W)``."""
+"""From the number of each sample's photo ``(b,)`` and what to keep ``(b, 1, H, W)``, to covered
+photos ``(b, C, H, W)``."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Baseline(CheckedFields):
 
     def replacement(self, images: torch.Tensor) -> torch.Tensor:
         """Return what each photo ``(N, C, H, W)`` becomes where all of it is covered, in the same
-        shape. It must not depend on the other photos: `covering` takes single rows of it."""
+        shape. It must not depend on the other photos: `covering` takes single ones of it."""
         raise NotImplementedError
 
     def __call__(self, images: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
@@ -56,11 +56,11 @@ class Baseline(CheckedFields):
         tensor([[[[0., 1.]]]])
         """
         if self.depends_on_mask:
-            return lambda rows, keep: self(images[rows], keep)
+            return lambda numbers, keep: self(images[numbers], keep)
         replacement = self.replacement(images)
         if len(images) == 1:  # no copies are made before they are blended
-            return lambda rows, keep: blend(images, replacement, keep)
-        return lambda rows, keep: blend(images[rows], replacement[rows], keep)
+            return lambda numbers, keep: blend(images, replacement, keep)
+        return lambda numbers, keep: blend(images[numbers], replacement[numbers], keep)
 
     def picture(
         self,

@@ -34,8 +34,8 @@ class Inputs:
     """The arguments of a model's forward; one or several of their tensors are explained, the others
     stay as they are.
 
-    Of the others, a tensor with as many rows as there are images goes with them: row i belongs to
-    image i, unless it is said to be shared.
+    Of the others, a tensor with a value for each image goes with them: value i belongs to image i,
+    unless it is said to be shared.
 
     Args:
         args: positional arguments; each may be a tensor, a container (tuple, list, mapping,
@@ -193,7 +193,7 @@ class Inputs:
         return tuple(nested.constants(self._arguments))
 
     def goes_with_images(self, path: Path) -> bool:
-        """Whether the tensor at ``path`` has a row for each image, so that it is cut and repeated
+        """Whether the tensor at ``path`` has the images first, so that it is cut and repeated
         with the images; not for shared arguments."""
         tensor = self._tensors[path]
         if any(path[: len(start)] == start for start in map(_as_path, self.shared)):
@@ -203,8 +203,8 @@ class Inputs:
     def split(
         self, explained: Mapping[Path, torch.Tensor]
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """All tensors, with the ``explained`` ones in the place of their own: those that have a row
-        for each image, and others."""
+        """All tensors, with the ``explained`` ones in the place of their own: those that have the
+        images first, and others."""
         with_images: list[torch.Tensor] = []
         shared: list[torch.Tensor] = []
         for path, tensor in {**self._tensors, **explained}.items():
@@ -213,8 +213,8 @@ class Inputs:
 
     @cached_property
     def sizes(self) -> tuple[Any, ...]:
-        """The path and the shape of each tensor, without the number of images where it has a row
-        for each; part of the key under which a network's layers are remembered."""
+        """The path and the shape of each tensor, without the number of images where it has them
+        first; part of the key under which a network's layers are remembered."""
         sizes = []
         for path, tensor in self._tensors.items():
             shape = tensor.shape[1:] if self.goes_with_images(path) else tensor.shape
@@ -224,16 +224,16 @@ class Inputs:
     def rows(
         self, images: torch.Tensor, altered: Mapping[Path, torch.Tensor] | None = None
     ) -> "Inputs":
-        """Return the inputs for P rows, of which row i belongs to image ``images[i]``; explained
-        tensors in ``altered`` ``(P, ...)`` take the place of copied rows. The engine makes batches
-        of perturbed photos so."""
-        rows = self._for_model(altered or {})
+        """Return the inputs for P samples, of which sample i belongs to image ``images[i]``;
+        explained tensors in ``altered`` ``(P, ...)`` take the place of copies. The engine makes
+        batches of perturbed photos so."""
+        tensors = self._for_model(altered or {})
         for path, tensor in self._tensors.items():
-            if path not in rows:
-                rows[path] = (
+            if path not in tensors:
+                tensors[path] = (
                     tensor[images.to(tensor.device)] if self.goes_with_images(path) else tensor
                 )
-        return self._with(rows)
+        return self._with(tensors)
 
     def first(self) -> "Inputs":
         """Return the inputs for the first image alone."""

@@ -2,7 +2,7 @@
 
     needs             the kinds of evidence that a method may need, as values; and `Evidence`, which
                       a method is given
-    perturbations     perturbed rows: a `Perturbation` makes them, a `Reducer` adds up their results
+    perturbations     perturbed samples: a `Perturbation` makes them, a `Reducer` adds them up
     plan              which passes gather what is needed; prints itself
     validation        what is refused before anything runs
     settings          precision, batch sizes, progress
@@ -14,12 +14,12 @@
     blocks            transformer blocks, each read out on its own
     derivative        whether a gradient is the derivative of the score
     hooked_gradients  the same gradients by full-backward hooks
-    rerun_context     what perturbed rows are made of; how they can be run, found out by a probe
-    reruns            all perturbed rows, in batches; those of inputs
+    rerun_context     what perturbed samples are made of; how they can be run, found out by a probe
+    reruns            all perturbed samples, in batches; those of inputs
     layer_reruns      those of a layer's feature maps
     token_reruns      those of a transformer's tokens
-    searches          rows that are chosen by the scores of earlier ones, step by step
-    accumulators      where the results of perturbed rows add up
+    searches          samples that are chosen by the scores of earlier ones, step by step
+    accumulators      where the results of perturbed samples add up
     execution         a plan, run
 
 Beside them stand two accelerators that the engine can do without. Where a network does not fit

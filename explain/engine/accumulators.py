@@ -1,4 +1,4 @@
-"""Where the results of perturbed rows add up, for each target of a stream."""
+"""Where the results of perturbed samples add up, for each target of a stream."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +30,7 @@ class TargetAccumulators:
         numbers: Tensor,
     ) -> None:
         """Begin an accumulator for each need of the stream, and the time of those with
-        ``max_seconds``. ``numbers`` ``(P,)`` are those of all rows in their images."""
+        ``max_seconds``. ``numbers`` ``(P,)`` are those of all samples in their images."""
         self.resolved = resolved
         self._numbers = numbers
         self._names = names
@@ -49,19 +49,19 @@ class TargetAccumulators:
     def read(
         self, images: Tensor, indices: Tensor, evidence_of: EvidenceLookup, first: int = 0
     ) -> Add:
-        """Apply the methods of the unfinished needs to a batch of perturbed rows ``(b,)``, which
-        begin at row ``first`` of the evidence, and return a function that adds the results."""
+        """Apply the methods of the unfinished needs to a batch of perturbed samples ``(b,)``, which
+        begin at sample ``first`` of the evidence, and return a function that adds the results."""
         # reading and adding are apart, so that a batch that fails adds nothing for any target
         values = {}
         for need in self._unfinished:
             evidence = evidence_of(need.layer, need.input)
             values[need] = applied(need.kind.method, evidence)  # type: ignore[attr-defined]
-        rows = slice(first, first + len(indices))
+        samples = slice(first, first + len(indices))
         numbers = self._numbers[indices]
 
         def add() -> None:
             for need, batch_values in values.items():
-                self._accumulators[need].add(images, numbers, batch_values[rows])
+                self._accumulators[need].add(images, numbers, batch_values[samples])
 
         return add
 
@@ -74,7 +74,7 @@ class TargetAccumulators:
         inputs: Tensor | None = None,
     ) -> Add:
         """As `read`, with evidence that is made from the network's ``output``: class scores alone.
-        ``images`` ``(b,)`` is the image of each row of it."""
+        ``images`` ``(b,)`` is the image of each sample of it."""
         forward = self._context.forward
         resolved = self.resolved
         has_logits = forward.logits is not None
@@ -92,15 +92,15 @@ class TargetAccumulators:
             if has_logits
             else None,
             find_outputs=self._context.find_outputs,
-            find_probability=resolved.of_rows(images).probability,
+            find_probability=resolved.of_samples(images).probability,
         )
-        row_images = images[first : first + len(indices)]
-        return self.read(row_images, indices, lambda *place: evidence, first)
+        sample_images = images[first : first + len(indices)]
+        return self.read(sample_images, indices, lambda *place: evidence, first)
 
     @property
     def _unfinished(self) -> list[NeedAtLayer]:
-        """The needs that use more rows: those that share a stream get no more than each would get
-        alone."""
+        """The needs that use more samples: those that share a stream get no more than each would
+        get alone."""
         unfinished = []
         for need, accumulator in self._accumulators.items():
             deadline = self._ends.get(need)
@@ -112,11 +112,11 @@ class TargetAccumulators:
         return unfinished
 
     def enough(self) -> bool:
-        """Whether no need of the target uses more rows."""
+        """Whether no need of the target uses more samples."""
         return not self._unfinished
 
     def results(self, *, partial: bool) -> dict[NeedAtLayer, Any]:
-        """The answers to the needs of this target's perturbed rows; with ``partial``, after an
+        """The answers to the needs of this target's perturbed samples; with ``partial``, after an
         interrupt, those so far. Needs without a partial result are left out."""
         results = {}
         for need, accumulator in self._accumulators.items():
@@ -136,7 +136,7 @@ class TargetAccumulators:
         return maps
 
     def needed(self, owners: Tensor) -> Tensor | None:
-        """Which of some rows are still needed, as truth values ``(P,)``, by their images
+        """Which of some samples are still needed, as truth values ``(P,)``, by their images
         ``owners``; None for all. The others are never run."""
         done = [self._accumulators[need].done() for need in self._unfinished]
         done_images = [is_done for is_done in done if is_done is not None]

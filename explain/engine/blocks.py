@@ -18,7 +18,7 @@ from explain.engine.recorded_pass import RecordedPass
 from explain.engine.settings import raise_unless_of_network
 from explain.hooks import HookGroup
 from explain.hooks.attention import joined_heads
-from explain.hooks.graph import Reach, differentiate, graph, normalises_over_rows
+from explain.hooks.graph import Reach, differentiate, graph, normalises_over_batch
 from explain.hooks.layer_names import place_of
 from explain.hooks.preserve import start_over, untouched
 from explain.layers.grids import NetworkGrids
@@ -91,7 +91,7 @@ def explained_blocks(model: nn.Module, inputs: Inputs) -> list[str]:
 
 def attention_gradients(model: nn.Module, inputs: Inputs, target: Any) -> list[Tensor]:
     """For each transformer block, the gradient ``(N, heads, T, T)`` in its attention of the score
-    read off its output (LeGrad). ``target`` makes the target of rows from their images."""
+    read off its output (LeGrad). ``target`` makes the target of samples from their images."""
     blocks = explained_blocks(model, inputs)
     if len(blocks) < 2:
         raise MethodError(
@@ -106,7 +106,8 @@ def attention_gradients(model: nn.Module, inputs: Inputs, target: Any) -> list[T
         return _read_out(model, inputs, target, blocks, range(len(blocks)))
     except MethodError:
         raise
-    # layers behind the blocks may combine their output with tensors of one row for each image
+    # layers behind the blocks may combine their output with tensors that have one value for each
+    # image
     except Exception as error:
         raise_unless_of_network(error)
         note(f"legrad runs the model once for each block: {raised(error)}")
@@ -178,7 +179,7 @@ def _read_out(
     whole.finish(output, attention=True)
     records = whole.attention
     whole.close()
-    if normalises_over_rows(graph(total)):
+    if normalises_over_batch(graph(total)):
         raise MethodError(
             "legrad must have a network that does not normalise over its batch, but it does; use "
             "attnlrp"

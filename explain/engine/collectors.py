@@ -30,8 +30,8 @@ from explain.layers.layouts import Grid
 from explain.layers.summary import independent_calls
 from explain.recording.attention import heads_together
 from explain.recording.gradients import paths_to
+from explain.recording.images import summed
 from explain.recording.moves import fits
-from explain.recording.rows import summed
 from explain.relevance.constants import AddedConstant, uninspected
 from explain.relevance.gradient_rules import Coverage, GradientRule
 from explain.relevance.propagation import relevance_of
@@ -63,8 +63,8 @@ class _Means:
 def _means(maps: Tensor, channels: int = 1) -> _Means:
     """The means and deviations of maps over their positions, in float32 or wider; ``channels`` is
     their dimension of channels."""
-    rows = at_least_float32(maps.detach()).movedim(channels, 1)
-    variances, values = torch.var_mean(rows[..., None].flatten(2), 2, correction=0)
+    by_channel = at_least_float32(maps.detach()).movedim(channels, 1)
+    variances, values = torch.var_mean(by_channel[..., None].flatten(2), 2, correction=0)
     return _Means(values, variances.sqrt())
 
 
@@ -383,7 +383,7 @@ ANSWERS: dict[
     needs.InputAttention: _attention,
     needs.AttentionRelevance: _attention,
     needs.BlockAttention: lambda f, resolved, *_: attention_gradients(
-        f.model, f.inputs, resolved.of_rows
+        f.model, f.inputs, resolved.of_samples
     ),
     needs.BlockTokens: _block_tokens,
 }
@@ -427,7 +427,7 @@ def _of_images(
     w)`` and what lies beside them ``(N, K)``; without a map, as ``(N, K)``."""
     count = forward.count
     whole = forward.whole
-    labels = None if whole is None else whole.rows.get(constant.result)
+    labels = None if whole is None else whole.image_labels.get(constant.result)
     if labels is not None and not fits(labels, term.shape):
         labels = None
     has_images_second = labels is not None and labels.numel() == labels.shape[1:2].numel()

@@ -10,8 +10,8 @@ the pass (`explain.engine.recorded_pass`):
   `nonlinear_rules`;
 * `explain.relevance.deeplift.multipliers` for DeepLIFT.
 
-Perturbed rows (masked photos, points on a path) are run in batches by `explain.engine.reruns`. The
-collectors turn what was recorded into the answers to each need.
+Perturbed samples (masked photos, points on a path) are run in batches by `explain.engine.reruns`.
+The collectors turn what was recorded into the answers to each need.
 
 Hooks are on during the passes alone, and act only for the thread that put them there. No
 parameter's ``.grad`` or ``requires_grad`` is touched.
@@ -43,7 +43,7 @@ from explain.engine.needs import (
     Evidence,
     EvidenceLookup,
     NeedAtLayer,
-    RowOrigin,
+    SampleOrigin,
     at_least_float32,
 )
 from explain.engine.plan import Plan
@@ -59,7 +59,7 @@ from explain.engine.settings import (
 from explain.hooks import HookGroup
 from explain.hooks.attention import AttentionRecord
 from explain.hooks.capturing import Capture, Source, cut_where_allowed
-from explain.hooks.graph import differentiate, graph, normalises_over_rows
+from explain.hooks.graph import differentiate, graph, normalises_over_batch
 from explain.hooks.layer_names import place_of
 from explain.hooks.preserve import (
     findings_of,
@@ -91,13 +91,13 @@ def gather(
     targets: Sequence[Target],
     settings: RuntimeSettings | None = None,
     *,
-    origin: RowOrigin | None = None,
+    origin: SampleOrigin | None = None,
     check_modules: Callable[[Sequence[str]], None] | None = None,
 ) -> list[EvidenceLookup]:
     """Run the passes of ``plan`` on ``inputs``; return for each target a lookup that gives the
     `Evidence` by a layer's name (or None) and, if several are explained, an input's path."""
-    # `origin` says which images the inputs are perturbed rows of. `check_modules` is called after
-    # the forward pass with the names of the modules that ran, and may raise.
+    # `origin` says which images the inputs are perturbed samples of. `check_modules` is called
+    # after the forward pass with the names of the modules that ran, and may raise.
     settings = settings or RuntimeSettings()
     inputs = inputs if settings.create_graph else inputs.detached()
     if plan.looks_inside is not None:
@@ -167,7 +167,7 @@ def _look_at_gradients(
     targets: Sequence[Target],
 ) -> None:
     """Warn if gradients in these inputs are not the derivative of the score, for methods that take
-    those of perturbed rows alone; if all is well, looked at once for a model and its weights."""
+    those of perturbed samples alone; if all is well, looked at once for a model and its weights."""
     findings = findings_of(model)
     are_right = ("gradients are right", *plan.needs)
     # sharded models are run no more often than they must be
@@ -180,7 +180,7 @@ def _look_at_gradients(
 
 def _evidence(
     forward: Forward,
-    origin: RowOrigin | None,
+    origin: SampleOrigin | None,
     resolved: ResolvedTarget,
     layer: str | None,
     path: Path | None = None,
@@ -359,7 +359,7 @@ class _Passes:
             sources_by_need[need] = collectors.sources(forward, need)
         total = forward.total(resolved, backward.objective)
         nodes = graph(total)
-        if forward.count == 1 or resolved.image is not None or not normalises_over_rows(nodes):
+        if forward.count == 1 or resolved.image is not None or not normalises_over_batch(nodes):
             self._pass_back(backward, sources_by_need, resolved, total, nodes, keep=keep)
             return
         targets_by_image = [forward.of_image(resolved, image) for image in range(forward.count)]
@@ -370,7 +370,7 @@ class _Passes:
                 backward, sources_by_need, image_target, total, graph(total), keep=keep_graph
             )
         for need in sources_by_need:
-            resolved.answers[need] = _own_rows(
+            resolved.answers[need] = _own_results(
                 [of_image.answers[need] for of_image in targets_by_image]
             )
 
@@ -532,7 +532,7 @@ class _Passes:
                     whole.signals,
                     asked,
                     forward.count,
-                    whole.rows,
+                    whole.image_labels,
                     channels,
                 )
                 resolved.propagated[backward] = result
@@ -674,9 +674,9 @@ def _answer(
         resolved.answers[need] = answer(forward, resolved, need, of_sources)
 
 
-def _own_rows(evidence_by_pass: Sequence[Any]) -> Any:
-    """Join evidence on images that were differentiated one by one, all of the same structure: row i
-    of each tensor is that of pass i."""
+def _own_results(evidence_by_pass: Sequence[Any]) -> Any:
+    """Join evidence on images that were differentiated one by one, all of the same structure:
+    number i of each tensor is that of pass i."""
     tensors_by_pass = [dict(nested.paths(value)) for value in evidence_by_pass]
     return nested.replace(
         evidence_by_pass[0],

@@ -52,9 +52,9 @@ class ResolvedTarget:
     """The attention of the network; the latest backward pass adds its gradients."""
     answers: dict[NeedAtLayer, Any] = field(default_factory=dict)
 
-    def of_rows(self, images: Tensor) -> Target:
-        """The target for perturbed rows that belong to these images ``(b,)``, with the classes of
-        the unperturbed images. Otherwise a masked photo would be scored by its own top class."""
+    def of_samples(self, images: Tensor) -> Target:
+        """The target for perturbed samples that belong to these images ``(b,)``, with the classes
+        of the unperturbed images. Otherwise a masked photo would be scored by its own top class."""
         if self.classes is None:
             return self.target.rows(images)
         if isinstance(self.target, ClassTarget) and isinstance(self.target.index, int):
@@ -62,9 +62,9 @@ class ResolvedTarget:
         return ChosenClasses(self.classes[images], self.width)
 
     def scores_in(self, images: Tensor, output: Any) -> Tensor:
-        """The scores ``(b,)`` that the target picks from the model's ``output`` for rows that
+        """The scores ``(b,)`` that the target picks from the model's ``output`` for samples that
         belong to these images; a copy, since the next pass may overwrite the output."""
-        scores = self.of_rows(images).pick(output, len(images))[0].detach()
+        scores = self.of_samples(images).pick(output, len(images))[0].detach()
         return at_least_float32(scores.clone())
 
 
@@ -133,12 +133,12 @@ class Forward:
     def scale(self, resolved: ResolvedTarget) -> Tensor:
         """The magnitude, as a scalar tensor, of which rounding errors of the scores are shares: the
         largest class score, or 0 if the class scores are probabilities."""
-        rows = resolved.score.detach() if self.logits is None else self.logits
-        largest = rows.abs().masked_fill(~rows.isfinite(), 0).amax()
+        logits = resolved.score.detach() if self.logits is None else self.logits
+        largest = logits.abs().masked_fill(~logits.isfinite(), 0).amax()
         scale = largest.masked_fill(largest == 0, 1)
         if self.logits is None:
             return scale
-        are_probabilities = (rows >= 0).all() & rows.sum(1).isclose(rows.new_ones(1)).all()
+        are_probabilities = (logits >= 0).all() & logits.sum(1).isclose(logits.new_ones(1)).all()
         return scale.masked_fill(are_probabilities, 0)
 
     def _refuse(self, scores: Tensor, allowed: float | None = None) -> None:
@@ -227,8 +227,8 @@ class Forward:
         if record is None:
             raise LayerError(self.layers.why_missing(layer))
         shape = tuple(record.activation.shape)
-        has_image_rows = self.count in shape[:1] or self.grids.folded_frames(layer) is not None
-        if not has_image_rows and self.grids.grid(shape, layer) is None:
+        has_images = self.count in shape[:1] or self.grids.folded_frames(layer) is not None
+        if not has_images and self.grids.grid(shape, layer) is None:
             must = f"layer {layer!r} must give one map for each of {self.count} images, got {shape}"
             raise LayerError(
                 f"{must}; name another, or use a method without layers, such as saliency or attnlrp"

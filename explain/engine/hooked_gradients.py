@@ -99,7 +99,7 @@ def _run(forward: Forward, resolved: ResolvedTarget) -> tuple[Tensor, list[Tenso
     start_over(written=False)
     output = inputs.replaced(sources).call(forward.model)
     images = torch.arange(len(inputs), device=inputs.x.device)
-    scores, _ = resolved.of_rows(images).pick(output, len(inputs))
+    scores, _ = resolved.of_samples(images).pick(output, len(inputs))
     return scores.sum(), list(sources.values())
 
 

@@ -1,4 +1,4 @@
-"""Incremental inference: an accelerator for perturbed rows that the engine can do without.
+"""Incremental inference: an accelerator for perturbed samples that the engine can do without.
 
 The engine asks `IncrementalInference.faster_call` for a function that takes the place of
 ``inputs.call(model)``. It gets None where a trial finds the function wrong or slow. How a pass
@@ -25,15 +25,15 @@ from explain.engine.incremental_maps import (
 from explain.engine.settings import raise_unless_of_network
 
 _is_faster: weakref.WeakKeyDictionary[nn.Module, dict[Any, bool]] = weakref.WeakKeyDictionary()
-"""Of networks, by the kind of rows, whether incremental inference is right and faster."""
+"""Of networks, by the kind of samples, whether incremental inference is right and faster."""
 FEW = 4
-"""Rows that are run as a whole in a trial."""
+"""Samples that are run as a whole in a trial."""
 WORTH_A_TRIAL = 12 * FEW
-"""Rows from which on a trial costs little."""
+"""Samples from which on a trial costs little."""
 
 
 class IncrementalInference:
-    """Runs perturbed rows of the photos ``x`` incrementally; what is computed of the photos is
+    """Runs perturbed samples of the photos ``x`` incrementally; what is computed of the photos is
     kept."""
 
     def __init__(self, model: nn.Module, x: Tensor) -> None:
@@ -41,7 +41,8 @@ class IncrementalInference:
         is kept here, and whether it is faster with the model."""
         self._model = model
         self._is_faster = _is_faster.setdefault(model, {})
-        """Whether a kind of rows is run right and faster so, as trials of this model have shown."""
+        """Whether a kind of samples is run right and faster so, as trials of this model have
+        shown."""
         self._photos = channels_last(x)
         """The unperturbed photos ``(N, C, H, W)``."""
         self._results: list[Any] = []
@@ -50,8 +51,8 @@ class IncrementalInference:
     def faster_call(
         self, owners: Tensor, inputs: Inputs, agree: Callable[[Any, Any], bool]
     ) -> Callable[[Tensor, Inputs], Any] | None:
-        """A function of rows' photos ``(B,)`` and rows like ``inputs`` that gives the network's
-        output faster, or None. A new kind of rows is tried once: outputs must ``agree``."""
+        """A function of samples' photos ``(B,)`` and samples like ``inputs`` that gives the
+        network's output faster, or None. A new kind of samples is tried: outputs must ``agree``."""
         box = changed_box(self._photos, owners, inputs.x)
         if box is None:
             return None
@@ -61,8 +62,8 @@ class IncrementalInference:
         return self._call if self._is_faster[kind] else None
 
     def _call(self, owners: Tensor, inputs: Inputs) -> Any:
-        """The network's output for perturbed rows, computed incrementally where that is faster for
-        such rows, else as a whole."""
+        """The network's output for perturbed samples, computed incrementally where that is faster
+        for such samples, else as a whole."""
         box = changed_box(self._photos, owners, inputs.x)
         output = None
         if box is not None and self._is_faster.get(_kind(box)):
@@ -72,21 +73,18 @@ class IncrementalInference:
     def _try(
         self, owners: Tensor, box: ChangedBox, inputs: Inputs, agree: Callable[[Any, Any], bool]
     ) -> bool:
-        """Whether incremental inference gives the first few perturbed rows the right output in less
-        time each than a whole pass; remembered for rows of this kind."""
+        """Whether incremental inference gives the first few perturbed samples the right output in
+        less time each than a whole pass; remembered for samples of this kind."""
         count = min(FEW, len(owners))
-        first_rows = inputs.rows(torch.arange(count))
-        box_of_first_rows = changed_box(self._photos, owners[:count], first_rows.x)
+        first_samples = inputs.rows(torch.arange(count))
+        box_of_first = changed_box(self._photos, owners[:count], first_samples.x)
         # the first pass also computes the photos' results, which are kept, so it is not timed
-        if (
-            box_of_first_rows is None
-            or self._incremental_output(box_of_first_rows, first_rows) is None
-        ):
+        if box_of_first is None or self._incremental_output(box_of_first, first_samples) is None:
             return False
         start = time.perf_counter()
         output = self._incremental_output(box, inputs)
         end_of_incremental = time.perf_counter()
-        expected = first_rows.call(self._model)
+        expected = first_samples.call(self._model)
         end_of_whole = time.perf_counter()
         is_faster = (end_of_incremental - start) / len(owners) < (
             end_of_whole - end_of_incremental
@@ -94,7 +92,7 @@ class IncrementalInference:
         return is_faster and output is not None and agree(output, expected)
 
     def _incremental_output(self, box: ChangedBox, inputs: Inputs) -> Any:
-        """The network's output for perturbed rows, computed incrementally; None if the network
+        """The network's output for perturbed samples, computed incrementally; None if the network
         fails on such tensors. Feature maps are laid out in memory as the inputs are."""
         is_contiguous = inputs.x.ndim != 4 or inputs.x.is_contiguous()
         layout = torch.contiguous_format if is_contiguous else torch.channels_last
@@ -106,8 +104,8 @@ class IncrementalInference:
 
 
 def _kind(box: ChangedBox) -> Any:
-    """What decides how long perturbed rows take: the photos' size and type, the number of threads,
-    and the share of a photo that changed in eighths."""
+    """What decides how long perturbed samples take: the photos' size and type, the number of
+    threads, and the share of a photo that changed in eighths."""
     share = math.prod(box.sides) / math.prod(box.map_sides)
     return (
         box.photo_maps.shape[1:],

@@ -29,20 +29,20 @@ LARGEST = 0.7
 
 @dataclass(eq=False)
 class ChangedBox:
-    """Feature maps of rows: ``values`` ``(B, C, *sides)`` in a box, elsewhere those of the
+    """Feature maps of samples: ``values`` ``(B, C, *sides)`` in a box, elsewhere those of the
     photos."""
 
     photo_maps: Tensor
     """``(N, C, ...)``."""
     owners: Tensor
-    """Which photo each row belongs to, ``(B,)``."""
+    """Which photo each sample belongs to, ``(B,)``."""
     start: Tensor
-    """Where the box of each row begins, ``(B, d)``."""
+    """Where the box of each sample begins, ``(B, d)``."""
     values: Tensor
 
     @property
     def sides(self) -> torch.Size:
-        """The lengths of the box along each spatial dimension; the same for all rows."""
+        """The lengths of the box along each spatial dimension; the same for all samples."""
         return self.values.shape[2:]
 
     @property
@@ -51,7 +51,7 @@ class ChangedBox:
         return self.photo_maps.shape[2:]
 
     def at(self, start: Tensor, sides: Sequence[int], outside: float = 0.0) -> Tensor:
-        """The values ``(B, C, *sides)`` of rows' feature maps in other boxes, which begin at
+        """The values ``(B, C, *sides)`` of samples' feature maps in other boxes, which begin at
         ``start`` ``(B, d)``; ``outside``, as padding is, where a box reaches beyond the map."""
         if start is self.start and tuple(sides) == self.sides:
             return self.values
@@ -69,8 +69,8 @@ class ChangedBox:
         return filled.reshape((len(start), *sides, -1)).movedim(-1, 1)
 
     def whole(self) -> Tensor:
-        """The whole feature maps of the perturbed rows ``(B, C, *map_sides)``: the photos' with the
-        boxes put in."""
+        """The whole feature maps of the perturbed samples ``(B, C, *map_sides)``: the photos' with
+        the boxes put in."""
         return self.at(torch.zeros_like(self.start), self.map_sides)
 
 
@@ -110,8 +110,8 @@ def _is_small(sides: Sequence[int], map_sides: Sequence[int]) -> bool:
 
 
 def changed_box(of_photos: Tensor, owners: Tensor, perturbed: Tensor) -> ChangedBox | None:
-    """The box of pixels in which perturbed rows ``(B, C, H, W)`` differ from their photos ``(N, C,
-    H, W)``; None if it is too large a part of the photo to pay."""
+    """The box of pixels in which perturbed samples ``(B, C, H, W)`` differ from their photos
+    ``(N, C, H, W)``; None if it is too large a part of the photo to pay."""
     start, sides = _changed(of_photos, owners, perturbed)
     if not _is_small(sides, of_photos.shape[2:]):
         return None
@@ -126,8 +126,8 @@ def changed_box(of_photos: Tensor, owners: Tensor, perturbed: Tensor) -> Changed
 
 
 def _changed(of_photos: Tensor, owners: Tensor, perturbed: Tensor) -> tuple[Tensor, list[int]]:
-    """Where the changed pixels begin in each row, ``(B, d)``, and the sides of a box that holds
-    those of any row, moved back from the edge."""
+    """Where the changed pixels begin in each sample, ``(B, d)``, and the sides of a box that holds
+    those of any sample, moved back from the edge."""
     changed = (perturbed != of_photos[owners]).any(1)
     starts = []
     sides = list[int]()
@@ -144,8 +144,8 @@ def _changed(of_photos: Tensor, owners: Tensor, perturbed: Tensor) -> tuple[Tens
 
 @dataclass(eq=False)
 class PhotoPass:
-    """One pass of rows, which reads what its operators give for the photos from the ``results`` of
-    earlier passes."""
+    """One pass of samples, which reads what its operators give for the photos from the ``results``
+    of earlier passes."""
 
     results: list[tuple[list[Any], Any, Tensor]]
     """Each call of an operator: what it is known by, its arguments, and what it gave for the
@@ -188,7 +188,7 @@ class BoxMaps(Tensor):
     @staticmethod
     def __new__(cls, box: ChangedBox, photos: PhotoPass) -> "BoxMaps":
         """Make a tensor with the shape, strides, type and device of whole feature maps ``(B, C,
-        ...)`` of perturbed rows, which holds their changed box alone."""
+        ...)`` of perturbed samples, which holds their changed box alone."""
         shape = (len(box.owners), *box.photo_maps.shape[1:])
         layout = photos.layout if len(shape) == 4 else torch.contiguous_format
         strides = torch.empty(shape, device="meta", memory_format=layout).stride()
@@ -235,7 +235,7 @@ class BoxMaps(Tensor):
         return (result, *[None] * empty_results) if empty_results else result
 
     def whole(self) -> Tensor:
-        """The whole feature maps of the rows, ``(B, C, ...)``, as a plain tensor; made once.
+        """The whole feature maps of the samples, ``(B, C, ...)``, as a plain tensor; made once.
         Operators may overwrite the result; the box is dropped before that."""
         if self._whole is None:
             assert self.box is not None
@@ -286,7 +286,7 @@ class _BoxCall:
 
     def of_photos(self) -> Tensor:
         """What the operator gives for the photos ``(N, C, ...)``, remembered for all batches of
-        perturbed rows; asked for once in each pass."""
+        perturbed samples; asked for once in each pass."""
         return self._photos.result(self.operator, self.on(lambda box: box.photo_maps))
 
 
@@ -383,15 +383,15 @@ def _each(value: Any, dims: int) -> Tensor:
 
 
 def _is_constant(tensor: Tensor, dims: int) -> bool:
-    """Whether a tensor has one value for all rows and places (it may differ by channel), so that
+    """Whether a tensor has one value for all samples and places (it may differ by channel), so that
     boxes may use it."""
     channels = tensor.shape[-dims - 1] if tensor.ndim > dims else 1
     return tensor.numel() == channels
 
 
 def _around(boxes: Sequence[ChangedBox]) -> tuple[Tensor, Sequence[int]]:
-    """The smallest boxes, one for each row, that hold several boxes of the row: starts ``(B, d)``
-    and common sides."""
+    """The smallest boxes, one for each sample, that hold several boxes of the sample: starts
+    ``(B, d)`` and common sides."""
     first_box = boxes[0]
     if all(box.start is first_box.start and box.sides == first_box.sides for box in boxes):
         return first_box.start, first_box.sides

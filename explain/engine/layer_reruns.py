@@ -14,10 +14,10 @@ from explain._utils.nested import first_tensor, replace_first
 from explain.engine.accumulators import Add, TargetAccumulators
 from explain.engine.perturbations import PerturbedRows
 from explain.engine.prefix import LayerPrefix, ReachedError, at_call, prefix_of
-from explain.engine.rerun_context import RerunContext, Way, between_far_rows
+from explain.engine.rerun_context import RerunContext, Way, between_far_samples
 from explain.engine.settings import raise_unless_of_network
 from explain.hooks import HookGroup
-from explain.hooks.interventions import intervening_on_rows
+from explain.hooks.interventions import intervening_on_samples
 from explain.hooks.unwrap import has_hooks
 
 
@@ -29,13 +29,13 @@ class LayerRerun:
         self,
         context: RerunContext,
         layer: str,
-        rows: PerturbedRows,
+        samples: PerturbedRows,
         accumulators: Sequence[TargetAccumulators],
     ) -> None:
-        """Begin for the perturbed rows of a layer, whose feature maps are those of the first pass.
-        ``accumulators`` take the results, one for each target."""
+        """Begin for the perturbed samples of a layer, whose feature maps are those of the first
+        pass. ``accumulators`` take the results, one for each target."""
         self.context = context
-        self.rows = rows
+        self.samples = samples
         self._layer = layer
         self._accumulators = accumulators
         self._record = context.forward.records[layer]
@@ -47,7 +47,7 @@ class LayerRerun:
 
     def begin(self, image: Tensor) -> None:
         """Begin with the feature maps of one image ``(1,)``: find the fastest way to run them that
-        a probe finds right, and the number of rows of a batch."""
+        a probe finds right, and the number of samples of a batch."""
         context = self.context
         self._image = image
         prefixes = context.state.prefixes if len(context.inputs) == 1 else {}
@@ -60,33 +60,33 @@ class LayerRerun:
         choices = {way: partial(self._unperturbed, way) for way in ways}
         self._way_to_run = context.way((self._layer, int(image)), choices, image)
         context.warn_of_draws()
-        self.rows_at_once = context.rows_at_once(self._way_to_run, after=self._layer)
+        self.samples_at_once = context.samples_at_once(self._way_to_run, after=self._layer)
 
     def _unperturbed(self, way: Way, images: Tensor) -> Any:
         """The network's output for copies of an image's maps between far ones, run in one of the
         ways."""
-        return self._run_maps(way, images, between_far_rows(self._maps[images]))
+        return self._run_maps(way, images, between_far_samples(self._maps[images]))
 
-    def confirm(self, rows: int) -> None:
-        """Probe after batches of so many rows; see `RerunContext.confirm`."""
+    def confirm(self, samples: int) -> None:
+        """Probe after batches of so many samples; see `RerunContext.confirm`."""
         way = self._way_to_run
-        self.context.confirm(way, partial(self._unperturbed, way), self._image, rows)
+        self.context.confirm(way, partial(self._unperturbed, way), self._image, samples)
 
     def run(self, numbers: Tensor) -> list[Add]:
         """Run the network with these perturbed feature maps of the image of `begin`. Returns a
         function for each target that adds the results to its accumulators."""
         context = self.context
-        images = self.rows.owners[numbers]
-        maps = self.rows.make(numbers)
-        first_row = 0
+        images = self.samples.owners[numbers]
+        maps = self.samples.make(numbers)
+        first_sample = 0
         if self._way_to_run == "one at a time":
-            first_row = int(self._image)
+            first_sample = int(self._image)
             maps = self._maps.to(maps).index_copy(0, self._image, maps)
             images = torch.arange(len(maps), device=context.device)
         with context.runs_model():
             output = self._run_maps(self._way_to_run, images, maps)
         return [
-            accumulators.read_output(images, numbers, output, first_row)
+            accumulators.read_output(images, numbers, output, first_sample)
             for accumulators in self._accumulators
         ]
 
@@ -111,16 +111,16 @@ class LayerRerun:
 
     def _run_maps(self, way: Way, images: Tensor, maps: Tensor) -> Any:
         """Run the network with feature maps ``(b, C, h, w)`` of these images in place of what the
-        layer returns; return the model's output. The probe and the rows both go through this."""
+        layer returns; return the model's output. The probe and the samples both go through this."""
         context = self.context
         record = self._record
         grid = context.forward.grids.grid(tuple(record.activation.shape), self._layer)
         assert grid is not None  # the maps were laid out by it
         # what lies before the layer is run for the image alone, or answered by its prefix; other
-        # ways run the whole network on a row for each map
+        # ways run the whole network on a sample for each map
         images_before = self._image if way == "behind the layer" else images
         layer_output = record.activation
-        # unless each row has the other images beside it, all maps are of one image
+        # unless each sample has the other images beside it, all maps are of one image
         if way != "one at a time":
             layer_output = grid.repeated(layer_output, images[:1], len(images))
         # as the layer would have returned them
@@ -138,12 +138,12 @@ class LayerRerun:
                     # code that still holds the layer's input sees the change too
                     tensor.copy_(perturbed)
                     return None
-                # that tensor has fewer rows; NaN shows in the probe if code still reads it
+                # that tensor has fewer samples; NaN shows in the probe if code still reads it
                 tensor.fill_(float("nan"))
             return replace_first(output, perturbed)
 
         inputs = context.inputs.rows(images_before)
-        with HookGroup(context.model) as group, intervening_on_rows(images, images_before):
+        with HookGroup(context.model) as group, intervening_on_samples(images, images_before):
             at_call(group, record.layer, record.call, replaced)
             with nullcontext() if prefix is None else prefix.passing():
                 return inputs.call(context.model)

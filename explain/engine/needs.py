@@ -362,15 +362,16 @@ def at_least_float32(tensor: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class RowOrigin:
-    """Where perturbed rows come from: ``count`` images of the caller."""
+class SampleOrigin:
+    """Where perturbed samples come from: ``count`` images of the caller."""
 
     count: int
     carry: Callable[[Tensor], Tensor]
-    """Brings a tensor with a row for each of these images to the perturbed rows."""
+    """Brings a tensor with a value for each of these images to the perturbed samples."""
     outputs: Callable[[], Outputs] = Outputs
     image: int | None = None
-    """The one row that counts, where a perturbed image is run among the others of its batch."""
+    """The number of the sample that counts, where a perturbed image is run among the others of its
+    batch."""
 
 
 @dataclass(frozen=True)
@@ -378,7 +379,7 @@ class Evidence:
     """The target and its score, and for one layer or none, the answers to the needs of a method in
     ``answers``.
 
-    Tensors are detached unless graphs are created, and every one has a row for each image.
+    Tensors are detached unless graphs are created, and every one has the images first.
     ``inputs`` ``(N, C, H, W)`` is what is explained (of a video ``(N, C, T, H, W)``), ``score``
     ``(N,)`` what the target picked, ``classes`` ``(N,)`` the class that it belongs to or None,
     ``target`` its name, ``logits`` ``(N, K)`` the class scores where the output has them, and
@@ -401,8 +402,8 @@ class Evidence:
     logits: Tensor | None = None
     layer: str | None = None
     answers: Mapping[Need[Any], Any] = field(default_factory=dict)
-    origin: RowOrigin | None = None
-    """For perturbed rows, the images that they were made of."""
+    origin: SampleOrigin | None = None
+    """For perturbed samples, the images that they were made of."""
     find_outputs: Callable[[], Outputs] = Outputs
     """Finds out how the class scores become probabilities."""
     find_probability: Callable[[Tensor], Tensor | None] = lambda probabilities: None
@@ -414,7 +415,7 @@ class Evidence:
 
     @property
     def outputs(self) -> Outputs:
-        """How the class scores become probabilities; for perturbed rows, as for the images that
+        """How the class scores become probabilities; for perturbed samples, as for the images that
         they were made of."""
         return self.find_outputs()
 
@@ -452,27 +453,28 @@ class Evidence:
 
     @property
     def images(self) -> int:
-        """The number of the caller's images; perturbed rows are made of them, and may be more."""
+        """The number of the caller's images; perturbed samples are made of them, and may be
+        more."""
         return len(self.inputs) if self.origin is None else self.origin.count
 
     def of_images(self, tensor: Tensor) -> Tensor:
-        """Bring a tensor with a row for each of the caller's images, or one row for all, to the
-        rows of this evidence.
+        """Bring a tensor with a value for each of the caller's images, or one value for all, to the
+        samples of this evidence.
 
         Methods call it with what belongs to a photo, such as its baseline, since they may be
-        applied to perturbed rows. Perturbed rows get the row of their image, moved as the photo was
-        moved.
+        applied to perturbed samples. Perturbed samples get the value of their image, moved as the
+        photo was moved.
         """
-        rows_of_images = tensor.expand(self.images, *tensor.shape[1:])
-        return rows_of_images if self.origin is None else self.origin.carry(rows_of_images)
+        of_images = tensor.expand(self.images, *tensor.shape[1:])
+        return of_images if self.origin is None else self.origin.carry(of_images)
 
     def by_frame(self, frames: int, needs: Iterable[Need[Any]]) -> "Evidence":
         """Return evidence with the same answers in which each frame of a video is an image of its
         own.
 
-        Only tensors with rows for images are taken over, and of ``needs`` alone; outputs and origin
-        are left out. Tensors with a time axis before height and width are split along it, others
-        repeated. `applied` puts the frames of the map back together.
+        Only tensors that have the images first are taken over, and of ``needs`` alone; outputs and
+        origin are left out. Tensors with a time axis before height and width are split along it,
+        others repeated. `applied` puts the frames of the map back together.
         """
 
         def of_frames(tensor: Tensor) -> Tensor:

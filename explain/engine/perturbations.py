@@ -1,5 +1,5 @@
-"""Perturbations and reducers: which perturbed rows are run, what is computed for each, and how the
-results are added up.
+"""Perturbations and reducers: which perturbed samples are run, what is computed for each, and how
+the results are added up.
 
 Methods, metrics and checks give the engine these values. Equal ones are run once for all methods
 and targets of a call.
@@ -17,19 +17,19 @@ from torch import Tensor
 from explain.engine.needs import Activations, Evidence, Need
 
 Build = Callable[[Tensor, Tensor], Tensor]
-"""From the images ``(b,)`` of rows, and their numbers ``(b,)`` among those of their image, to a
+"""From the images ``(b,)`` of samples, and their numbers ``(b,)`` among those of their image, to a
 tensor ``(b, ...)``."""
 
 
 @dataclass(frozen=True)
 class PerturbedRows:
-    """Perturbed rows, which are made when they are needed.
+    """Perturbed samples, which are made when they are needed.
 
-    ``owners`` ``(P,)`` is the image of each row, and ``numbers`` ``(P,)`` its number among those of
-    its image. ``build`` makes perturbed inputs or feature maps: new tensors, which the network may
-    overwrite. ``masks`` makes what stays of each, if rows are masked. ``carry(tensor, numbers)``
-    does to a tensor ``(b, ...)`` of rows what was done to the photo's geometry; None where nothing
-    was moved.
+    ``owners`` ``(P,)`` is the image of each sample, and ``numbers`` ``(P,)`` its number among those
+    of its image. ``build`` makes perturbed inputs or feature maps: new tensors, which the network
+    may overwrite. ``masks`` makes what stays of each, if samples are masked.
+    ``carry(tensor, numbers)`` does to a tensor ``(b, ...)`` of samples what was done to the photo's
+    geometry; None where nothing was moved.
     """
 
     owners: Tensor
@@ -38,47 +38,47 @@ class PerturbedRows:
     masks: Build | None = None
     carry: Build | None = None
 
-    def make(self, rows: Tensor) -> Tensor:
-        """Make the perturbed rows at these places ``(b,)`` of all rows: inputs or feature maps
-        ``(b, ...)``.
+    def make(self, samples: Tensor) -> Tensor:
+        """Make the perturbed samples at these places ``(b,)`` of all samples: inputs or feature
+        maps ``(b, ...)``.
 
-        The engine calls it for each batch, and again for rows that are repeated, so it must give
-        the same rows.
+        The engine calls it for each batch, and again for samples that are repeated, so it must give
+        the same samples.
         """
-        return self.build(self.owners[rows], self.numbers[rows])
+        return self.build(self.owners[samples], self.numbers[samples])
 
-    def some(self, rows: Tensor) -> "PerturbedRows":
-        """The perturbed rows at some places, without masks or ``carry``: a sample, run to see how
+    def some(self, samples: Tensor) -> "PerturbedRows":
+        """The perturbed samples at some places, without masks or ``carry``: a few, run to see how
         exact scores are."""
-        return PerturbedRows(self.owners[rows], self.numbers[rows], self.build)
+        return PerturbedRows(self.owners[samples], self.numbers[samples], self.build)
 
 
-def rows_of(counts: Sequence[int], device: torch.device, build: Build) -> PerturbedRows:
-    """Perturbed rows of which image i has ``counts[i]``: the first of all images, then the second,
-    and so on, for a rough result early. ``build`` makes the rows of a batch."""
+def samples_of(counts: Sequence[int], device: torch.device, build: Build) -> PerturbedRows:
+    """Perturbed samples of which image i has ``counts[i]``: the first of all images, then the
+    second, and so on, for a rough result early. ``build`` makes the samples of a batch."""
     if len(set(counts)) == 1:  # computed without waiting for the device
         images = torch.arange(len(counts), device=device).repeat(counts[0])
         numbers = torch.arange(counts[0], device=device).repeat_interleave(len(counts))
         return PerturbedRows(images, numbers, build)
-    has_row = torch.arange(max(counts, default=0), device=device)[:, None] < torch.tensor(
+    exists = torch.arange(max(counts, default=0), device=device)[:, None] < torch.tensor(
         counts, device=device
     )
-    numbers, images = has_row.nonzero(as_tuple=True)
+    numbers, images = exists.nonzero(as_tuple=True)
     return PerturbedRows(images, numbers, build)
 
 
-def one_row_each(rows: Tensor) -> PerturbedRows:
-    """Perturbed rows with one for each image, made already: ``(N, ...)``."""
-    return rows_of([1] * len(rows), rows.device, lambda images, numbers: rows[images])
+def one_sample_each(samples: Tensor) -> PerturbedRows:
+    """Perturbed samples with one for each image, made already: ``(N, ...)``."""
+    return samples_of([1] * len(samples), samples.device, lambda images, numbers: samples[images])
 
 
 def one_by_one(make: Callable[[int, int], Tensor]) -> Build:
-    """Turn ``make(image, number)``, which makes a single perturbed row, into a `Build` for whole
+    """Turn ``make(image, number)``, which makes a single perturbed sample, into a `Build` for whole
     batches."""
 
     def build(images: Tensor, numbers: Tensor) -> Tensor:
-        rows = zip(images.tolist(), numbers.tolist(), strict=True)
-        return torch.stack([make(image, number) for image, number in rows])
+        samples = zip(images.tolist(), numbers.tolist(), strict=True)
+        return torch.stack([make(image, number) for image, number in samples])
 
     return build
 
@@ -91,23 +91,23 @@ class Perturbation(ABC):
     """
 
     of_tokens: ClassVar[bool] = False
-    """Whether it leaves tokens out before the first block of a transformer: its rows are truth
-    values ``(b, h, w)``, true for the tokens that stay, as many in each row. It alters no layer
+    """Whether it leaves tokens out before the first block of a transformer: its samples are truth
+    values ``(b, h, w)``, true for the tokens that stay, as many in each sample. It alters no layer
     then."""
     is_reference: ClassVar[bool] = False
-    """Whether the scores of other rows are compared with those of its rows; it is run first
+    """Whether the scores of other samples are compared with those of its samples; it is run first
     then."""
 
     draws_anew: ClassVar[bool] = False
-    """Whether a network that draws random numbers draws others for each of its rows, since the
-    results are averaged; else all rows get those of the first pass."""
+    """Whether a network that draws random numbers draws others for each of its samples, since the
+    results are averaged; else all samples get those of the first pass."""
     is_by_hooks: ClassVar[bool] = False
-    """Whether hooks alter the rows, so that no unperturbed image can be run after them."""
+    """Whether hooks alter the samples, so that no unperturbed image can be run after them."""
     words: str = ""
-    """What the rows are, as a plan says it."""
+    """What the samples are, as a plan says it."""
 
     def __str__(self) -> str:
-        """The rows in a plan's words, such as "noisy copies of the photo"."""
+        """The samples in a plan's words, such as "noisy copies of the photo"."""
         return self.words or repr(self)
 
     @property
@@ -121,7 +121,7 @@ class Perturbation(ABC):
         return frozenset()
 
     def count(self, channels: int, size: tuple[int, ...]) -> int:
-        """The largest number of perturbed rows of one image, for a layer with ``channels`` and a
+        """The largest number of perturbed samples of one image, for a layer with ``channels`` and a
         photo of ``size``.
 
         For plans, which estimate costs before anything runs. ``channels`` is 0 and ``size`` empty
@@ -132,11 +132,11 @@ class Perturbation(ABC):
 
     @abstractmethod
     def rows(self, evidence: Evidence) -> PerturbedRows:
-        """Return the perturbed rows of all images, to be made batch by batch."""
+        """Return the perturbed samples of all images, to be made batch by batch."""
 
     def matching_rows(self, evidence: Evidence, first: PerturbedRows) -> PerturbedRows:
-        """The perturbed rows of a further explained input, run together with those of the ``first``
-        one, row by row.
+        """The perturbed samples of a further explained input, run together with those of the
+        ``first`` one, sample by sample.
 
         They must have the same owners as ``first``.
         """
@@ -144,21 +144,21 @@ class Perturbation(ABC):
 
 
 class Accumulator(ABC):
-    """Adds up the results of perturbed rows as they come."""
+    """Adds up the results of perturbed samples as they come."""
 
     @abstractmethod
     def add(self, images: Tensor, numbers: Tensor, values: Tensor) -> None:
-        """Take the values ``(b, ...)`` of a batch of perturbed rows, with their images ``(b,)`` and
-        numbers within these.
+        """Take the values ``(b, ...)`` of a batch of perturbed samples, with their images ``(b,)``
+        and numbers within these.
 
-        Called once for each batch; every row comes once, and images may come in any order.
+        Called once for each batch; every sample comes once, and images may come in any order.
         """
 
     @abstractmethod
     def result(self) -> Any: ...
 
     def enough(self) -> bool:
-        """Whether no more rows are needed, for any image; asked before each batch."""
+        """Whether no more samples are needed, for any image; asked before each batch."""
         return False
 
     def has_result(self) -> bool:
@@ -166,10 +166,10 @@ class Accumulator(ABC):
         return True
 
     def done(self) -> Tensor | None:
-        """Which images ``(N,)`` need no more rows, as truth values; None where all images need the
-        same rows.
+        """Which images ``(N,)`` need no more samples, as truth values; None where all images need
+        the same samples.
 
-        The engine leaves out the rows of such images.
+        The engine leaves out the samples of such images.
         """
         return None
 
@@ -185,17 +185,17 @@ class Accumulator(ABC):
 
 
 class Reducer(Protocol):
-    """A way to add up results of perturbed rows: a frozen value, as perturbations are.
+    """A way to add up results of perturbed samples: a frozen value, as perturbations are.
 
-    One with ``max_seconds`` gets no more rows after so many seconds, once there is a result.
+    One with ``max_seconds`` gets no more samples after so many seconds, once there is a result.
     """
 
     def begin(self, evidence: Evidence) -> Accumulator: ...
 
 
 @dataclass(frozen=True)
-class KeepAllRows(Reducer):
-    """Keeps the result of each row: those of the first image by their numbers, then those of the
+class KeepAll(Reducer):
+    """Keeps the result of each sample: those of the first image by their numbers, then those of the
     second, and so on."""
 
     def begin(self, evidence: Evidence) -> Accumulator:
@@ -203,10 +203,10 @@ class KeepAllRows(Reducer):
 
 
 class _InOrder(Accumulator):
-    """Keeps the value of each perturbed row; the result has them by image, then by number."""
+    """Keeps the value of each perturbed sample; the result has them by image, then by number."""
 
     def __init__(self, score: Tensor) -> None:
-        """Begin with empty tensors, so that there is a result also without rows; ``score`` gives
+        """Begin with empty tensors, so that there is a result also without samples; ``score`` gives
         their type and device."""
         none = torch.zeros(0, dtype=torch.long, device=score.device)
         self._images = [none]
@@ -214,13 +214,13 @@ class _InOrder(Accumulator):
         self._values = [score.new_zeros(0)]
 
     def add(self, images: Tensor, numbers: Tensor, values: Tensor) -> None:
-        """Keep the values of a batch of perturbed rows, with their images and numbers."""
+        """Keep the values of a batch of perturbed samples, with their images and numbers."""
         self._images.append(images)
         self._numbers.append(numbers)
         self._values.append(values)
 
     def result(self) -> Tensor:
-        """The values ``(P, ...)`` of all rows, sorted by image, then by number within the image;
+        """The values ``(P, ...)`` of all samples, sorted by image, then by number within the image;
         the numbers of an image must be distinct."""
         numbers = torch.cat(self._numbers)
         sort_keys = torch.cat(self._images) * (len(numbers) + 1) + numbers
@@ -229,16 +229,16 @@ class _InOrder(Accumulator):
 
 @dataclass(frozen=True)
 class ByImage(Reducer):
-    """Keeps the results of the rows of each image, by their numbers: a list with a tensor for each
-    image."""
+    """Keeps the results of the samples of each image, by their numbers: a list with a tensor for
+    each image."""
 
     def begin(self, evidence: Evidence) -> Accumulator:
         return _ByImage(evidence.score)
 
 
 class _ByImage(_InOrder):
-    """Keeps the value of each perturbed row; the result is a list with a tensor for each image, by
-    number."""
+    """Keeps the value of each perturbed sample; the result is a list with a tensor for each image,
+    by number."""
 
     def __init__(self, score: Tensor) -> None:
         super().__init__(score)
@@ -249,20 +249,20 @@ class _ByImage(_InOrder):
         return list(torch.split(super().result(), counts.tolist()))
 
 
-class SumOfRows(Accumulator):
-    """The sum ``(count, ...)`` over the perturbed rows of each image of ``weigh(images, numbers,
-    values)``, which gives ``(b, ...)`` for a batch; None without rows."""
+class SumOfSamples(Accumulator):
+    """The sum ``(count, ...)`` over the perturbed samples of each image of ``weigh(images, numbers,
+    values)``, which gives ``(b, ...)`` for a batch; None without samples."""
 
     def __init__(self, count: int, weigh: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
-        """Begin a sum over perturbed rows; its shape is known from the first batch."""
+        """Begin a sum over perturbed samples; its shape is known from the first batch."""
         self._count = count
         self._weigh = weigh
         self._total: Tensor | None = None
         """The sums ``(count, ...)``; None before the first batch."""
 
     def add(self, images: Tensor, numbers: Tensor, values: Tensor) -> None:
-        """Add the weighed values of a batch of perturbed rows, each to the sum of its image. Rows
-        may come in any order and number."""
+        """Add the weighed values of a batch of perturbed samples, each to the sum of its image.
+        Samples may come in any order and number."""
         weighted = self._weigh(images, numbers, values)
         if self._total is None:
             self._total = weighted.new_zeros((self._count, *weighted.shape[1:]))
@@ -283,7 +283,7 @@ class Attributor(Protocol):
 
 @dataclass(frozen=True)
 class AnswerTo:
-    """The answer to one need for each row."""
+    """The answer to one need for each sample."""
 
     need: Need[Tensor]
 
@@ -302,8 +302,8 @@ margin of its class's logit over the best other one, or the logits of all classe
 
 @dataclass(frozen=True)
 class ScoreOf:
-    """The score of each perturbed row, ``(b,)``: as the target picks it, or of another kind; "all"
-    gives the logits ``(b, K)``."""
+    """The score of each perturbed sample, ``(b,)``: as the target picks it, or of another kind;
+    "all" gives the logits ``(b, K)``."""
 
     kind: ScoreKind = "logit"
     """Without effect for targets that are no class, such as a detected box; but sums of classes,
@@ -314,8 +314,8 @@ class ScoreOf:
     needs: ClassVar[frozenset[Need[Any]]] = frozenset()
 
     def __call__(self, evidence: Evidence) -> Tensor:
-        """The score of each perturbed row in ``evidence``, ``(b,)``, or all logits ``(b, K)``, by
-        the kind."""
+        """The score of each perturbed sample in ``evidence``, ``(b,)``, or all logits ``(b, K)``,
+        by the kind."""
         classes = evidence.classes
         logits = evidence.logits
         if self.kind == "all" and logits is not None:
@@ -334,7 +334,7 @@ class ScoreOf:
 
 
 class Attributions(Need[Any]):
-    """The results of a method for all perturbed rows, added up by a reducer."""
+    """The results of a method for all perturbed samples, added up by a reducer."""
 
     perturbation: Perturbation
     method: Attributor
@@ -360,10 +360,10 @@ class Attributions(Need[Any]):
 
 
 class Scores(Attributions):
-    """The score ``(P,)`` of each perturbed row, in their order."""
+    """The score ``(P,)`` of each perturbed sample, in their order."""
 
     method: Attributor = ScoreOf()
-    reducer: Reducer = KeepAllRows()
+    reducer: Reducer = KeepAll()
 
     detached = True
 
@@ -379,23 +379,23 @@ def keep_graph(needs: Collection[Need[Any]]) -> bool:
 
 
 class OneForEach(Perturbation):
-    """A perturbation with one row for each image."""
+    """A perturbation with one sample for each image."""
 
     def count(self, channels: int, size: tuple[int, ...]) -> int:
         return 1
 
     @abstractmethod
     def perturbed(self, evidence: Evidence) -> Tensor:
-        """Return the perturbed row of each image: ``(N, ...)``."""
+        """Return the perturbed sample of each image: ``(N, ...)``."""
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
-        return one_row_each(self.perturbed(evidence))
+        return one_sample_each(self.perturbed(evidence))
 
 
 @dataclass(frozen=True)
 class Unperturbed(OneForEach):
     """The photo, or a layer's feature maps, as they are: a reference for the scores of other
-    rows."""
+    samples."""
 
     of_layer: bool = False
 
@@ -409,7 +409,8 @@ class Unperturbed(OneForEach):
         return "the layer's own maps" if self.of_layer else "the photo itself"
 
     def perturbed(self, evidence: Evidence) -> Tensor:
-        """The explained inputs or the layer's feature maps as they are, one row for each image."""
+        """The explained inputs or the layer's feature maps as they are, one sample for each
+        image."""
         return evidence.activations if self.of_layer else evidence.inputs
 
 
@@ -426,11 +427,11 @@ class ZeroInput(OneForEach):
 
 
 @dataclass(frozen=True, eq=False)
-class GivenRows(Perturbation):
-    """Rows that are there already, made of ``inputs`` or, where these are None, of a layer's maps.
-    No two are equal. Explained inputs beside ``inputs`` stay as they are."""
+class GivenSamples(Perturbation):
+    """Samples that are there already, made of ``inputs`` or, where these are None, of a layer's
+    maps. No two are equal. Explained inputs beside ``inputs`` stay as they are."""
 
-    perturbed_rows: PerturbedRows
+    perturbed_samples: PerturbedRows
     words: str
     inputs: Tensor | None = None
 
@@ -440,42 +441,44 @@ class GivenRows(Perturbation):
 
     @property
     def needs(self) -> frozenset[Need[Any]]:
-        """Rows of a layer are made of its feature maps, which must be recorded; rows of inputs need
-        nothing."""
+        """Samples of a layer are made of its feature maps, which must be recorded; samples of
+        inputs need nothing."""
         return frozenset({Activations()}) if self.of_layer else frozenset()
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
-        """The rows that were given; of another explained input than ``inputs``, copies of it as it
-        is."""
+        """The samples that were given; of another explained input than ``inputs``, copies of it as
+        it is."""
         x = evidence.inputs
         if self.inputs is None or (x.shape == self.inputs.shape and torch.equal(x, self.inputs)):
-            return self.perturbed_rows
-        return replace(self.perturbed_rows, build=lambda images, numbers: x[images])
+            return self.perturbed_samples
+        return replace(self.perturbed_samples, build=lambda images, numbers: x[images])
 
 
-def given_row(row: Tensor, image: int, words: str, inputs: Tensor) -> GivenRows:
-    """A perturbation with a single ``row``, made already, of one image of ``inputs``. ``words``
+def given_sample(sample: Tensor, image: int, words: str, inputs: Tensor) -> GivenSamples:
+    """A perturbation with a single ``sample``, made already, of one image of ``inputs``. ``words``
     describes it in a plan."""
-    owner = torch.tensor([image], device=row.device)
-    rows = PerturbedRows(owner, torch.zeros_like(owner), lambda images, numbers: row[None].clone())
-    return GivenRows(rows, words, inputs)
+    owner = torch.tensor([image], device=sample.device)
+    samples = PerturbedRows(
+        owner, torch.zeros_like(owner), lambda images, numbers: sample[None].clone()
+    )
+    return GivenSamples(samples, words, inputs)
 
 
 Steps = Generator[Scores, Any, None]
-"""Asks for the values of perturbed rows, and is sent them, in the order of the rows."""
+"""Asks for the values of perturbed samples, and is sent them, in the order of the samples."""
 
 
 class OutOfTimeError(Exception):
-    """Raised in a search that asks for rows when its time is over; it may ask for a few more to
+    """Raised in a search that asks for samples when its time is over; it may ask for a few more to
     finish."""
 
 
 class Search(ABC):
-    """A search by perturbed rows that depend on the values of earlier ones: `steps` asks for rows,
-    and the engine runs them."""
+    """A search by perturbed samples that depend on the values of earlier ones: `steps` asks for
+    samples, and the engine runs them."""
 
     samples = 0
-    """How many rows were run by now."""
+    """How many samples were run by now."""
     finished = False
     """False before its end, and after an interrupt."""
     finishing = False
@@ -486,7 +489,7 @@ class Search(ABC):
     @property
     @abstractmethod
     def planned(self) -> int:
-        """How many perturbed rows the search would run without an early end; for progress."""
+        """How many perturbed samples the search would run without an early end; for progress."""
 
     @property
     def has_result(self) -> bool:
@@ -516,11 +519,11 @@ class Searcher(Protocol):
 
 
 class Searches(Need[Sequence[Search]]):
-    """The searches of a method, over; after an interrupt, some have found nothing. Of each row that
-    they ask for, they want ``of_rows``."""
+    """The searches of a method, over; after an interrupt, some have found nothing. Of each sample
+    that they ask for, they want ``of_samples``."""
 
     method: Searcher
-    of_rows: Attributor = ScoreOf()
+    of_samples: Attributor = ScoreOf()
 
     detached = True
 

@@ -6,7 +6,7 @@
   it;
 * each further target, and each further objective, is one more backward pass, never one more
   forward;
-* perturbed rows: each plan of them is run once, for all methods and targets.
+* perturbed samples: each plan of them is run once, for all methods and targets.
 """
 
 import math
@@ -32,7 +32,7 @@ from explain.engine.perturbations import Attributions, Perturbation, Searches, U
 
 @dataclass(frozen=True)
 class PerturbationPass:
-    """Perturbed rows that are run once, at a layer or none, and the needs that they answer."""
+    """Perturbed samples that are run once, at a layer or none, and the needs that they answer."""
 
     perturbation: Perturbation
     layer: str | None
@@ -42,14 +42,14 @@ class PerturbationPass:
 
     @property
     def is_known(self) -> bool:
-        """Whether the first forward pass has the scores of these perturbed rows already. So it is
-        where nothing is perturbed, and only scores are needed. Such a stream is not run."""
+        """Whether the first forward pass has the scores of these perturbed samples already. So it
+        is where nothing is perturbed, and only scores are needed. Such a stream is not run."""
         return isinstance(self.perturbation, Unperturbed) and not self.inner
 
     @cached_property
     def inner(self) -> frozenset[NeedAtLayer]:
-        """The needs that must be answered for each perturbed row, beside its score: those of the
-        methods that are applied to rows. Empty where all read scores alone."""
+        """The needs that must be answered for each perturbed sample, beside its score: those of the
+        methods that are applied to samples. Empty where all read scores alone."""
         inner_needs = set[NeedAtLayer]()
         for need in self.needs:
             if isinstance(need.kind, Attributions):
@@ -58,7 +58,7 @@ class PerturbationPass:
 
     @cached_property
     def gradients(self) -> frozenset[NeedAtLayer]:
-        """The gradients that are taken of perturbed rows, also of rows of rows."""
+        """The gradients that are taken of perturbed samples, also of samples of samples."""
         gradients = set[NeedAtLayer]()
         for need in self.inner:
             if isinstance(need.kind, Attributions):
@@ -70,8 +70,8 @@ class PerturbationPass:
 
     @cached_property
     def inner_plan(self) -> "Plan":
-        """The plan of the passes over a batch of perturbed rows, which `gather` is called with for
-        them."""
+        """The plan of the passes over a batch of perturbed samples, which `gather` is called with
+        for them."""
         return Plan({"": self.inner})
 
     @cached_property
@@ -85,8 +85,8 @@ class Plan:
     """The passes that answer some needs; ``wanted`` has those of each method by its name.
 
     ``targets`` says how many scores are explained, ``images`` how many images, and ``channels`` how
-    many each layer has, where that is known. A few rows more are run to see that rows do not change
-    each other's scores; they are not counted here.
+    many each layer has, where that is known. A few samples more are run to see that samples do not
+    change each other's scores; they are not counted here.
 
     >>> from explain.engine.needs import Activations, LayerGradients
     >>> plan = Plan({"gradcam": needs_at({Activations(), LayerGradients()}, ["layer4"])}, targets=2)
@@ -96,7 +96,8 @@ class Plan:
     >>> plan.passes, plan.passes_back, plan.rows
     (1, 2, 0)
 
-    Perturbed rows are copies of the images, or of a layer's maps, that the network is run on again.
+    Perturbed samples are copies of the images, or of a layer's maps, that the network is run on
+    again.
 
     >>> from explain.methods import Smooth
     >>> print(Plan({"smoothgrad": needs_at(Smooth(samples=8).needs, [])}, images=2))
@@ -136,8 +137,8 @@ class Plan:
 
     @cached_property
     def streams(self) -> tuple[PerturbationPass, ...]:
-        """The streams of perturbed rows to run: each distinct perturbation once per layer, with all
-        needs that it answers; those that read no layer once for all layers."""
+        """The streams of perturbed samples to run: each distinct perturbation once per layer, with
+        all needs that it answers; those that read no layer once for all layers."""
         needs_of: dict[tuple[Perturbation, str | None], list[NeedAtLayer]] = {}
         for need in self.needs:
             if isinstance(need.kind, Attributions):
@@ -157,19 +158,19 @@ class Plan:
     @cached_property
     def answered_at_once(self) -> tuple[NeedAtLayer, ...]:
         """The needs that the forward pass and the backward passes over it answer, without perturbed
-        rows."""
+        samples."""
         return tuple(
             [need for need in self.needs if not isinstance(need.kind, (Attributions, Searches))]
         )
 
     @cached_property
     def searches(self) -> tuple[NeedAtLayer, ...]:
-        """The needs for searches by perturbed rows, which come after all else."""
+        """The needs for searches by perturbed samples, which come after all else."""
         return tuple([need for need in self.needs if isinstance(need.kind, Searches)])
 
     @cached_property
     def reruns(self) -> bool:
-        """Whether the model is run again after the first forward pass, on perturbed rows or for
+        """Whether the model is run again after the first forward pass, on perturbed samples or for
         searches."""
         return len(self.answered_at_once) < len(self.needs)
 
@@ -251,15 +252,15 @@ class Plan:
 
     @property
     def passes(self) -> int:
-        """The number of forward passes of all images, for all targets: without perturbed rows, with
-        references. Needs with a pass of their own are counted for each target."""
+        """The number of forward passes of all images, for all targets: without perturbed samples,
+        with references. Needs with a pass of their own are counted for each target."""
         references = {backward.reference for backward in self.backwards} - {None}
         return 1 + self._own_passes * self.targets + len(references)
 
     @property
     def passes_back(self) -> int:
         """The number of backward passes of all images, for all targets, without those of perturbed
-        rows."""
+        samples."""
         return self.targets * (
             self._own_passes + sum(2 if backward.second else 1 for backward in self.backwards)
         )
@@ -273,23 +274,23 @@ class Plan:
 
     @property
     def rows(self) -> int:
-        """The largest number of perturbed rows that are run, for all images; also rows that are
-        made of perturbed rows. Rows of a layer count only if its channels are known (``channels``).
-        """
+        """The largest number of perturbed samples that are run, for all images, also those made of
+        other perturbed samples; of a layer only where its channels are known (``channels``)."""
         return sum(
             self.rows_of(stream) * inner.passes + inner.rows for stream, inner in self._perturbed()
         )
 
     @property
     def rows_back(self) -> int:
-        """The number of backward passes over perturbed rows, each counted for a single row."""
+        """The number of backward passes over perturbed samples, each counted for a single
+        sample."""
         return sum(
             self.rows_of(stream) * inner.passes_back + inner.rows_back
             for stream, inner in self._perturbed()
         )
 
     def rows_of(self, stream: PerturbationPass) -> int:
-        """The largest number of perturbed rows of one stream, for all images; 0 where it is not
+        """The largest number of perturbed samples of one stream, for all images; 0 where it is not
         known. An upper bound: accumulators may finish early."""
         layer = stream.layer or next((need.layer for need in stream.needs if need.layer), None)
         return self.images * stream.perturbation.count(self.channels.get(layer or "", 0), self.size)
@@ -298,9 +299,9 @@ class Plan:
         """How many passes of one image the plan takes, forward and backward ones alike, for the
         choice of "all" methods.
 
-        Perturbed rows that begin at a layer count for the part of a pass after it, which ``shares``
-        has for each layer; for all of it, where it is not known. Where what is run depends on the
-        evidence, the cost is infinite.
+        Perturbed samples that begin at a layer count for the part of a pass after it, which
+        ``shares`` has for each layer; for all of it, where it is not known. Where what is run
+        depends on the evidence, the cost is infinite.
 
         >>> from explain.methods import AblationCAM
         >>> plan = Plan(
@@ -314,22 +315,26 @@ class Plan:
         total = float(self.images * (self.passes + self.passes_back))
         for stream, inner in self._perturbed():
             if not inner.images:
-                return float("inf")  # how many rows there are depends on the evidence
+                return float("inf")  # how many samples there are depends on the evidence
             begins_at_layer = stream.perturbation.of_layer
             share = shares.get(stream.layer or "", 1.0) if begins_at_layer else 1.0
             total += inner.cost(shares) * share
         return total
 
     def _perturbed(self) -> "Iterator[tuple[PerturbationPass, Plan]]":
-        """The streams of perturbed rows that must be run, each with the plan for its rows, of which
-        these are the images."""
+        """The streams of perturbed samples that must be run, each with the plan for its samples, of
+        which these are the images."""
         for stream in self.streams:
             if not stream.is_known:
-                row_count = self.rows_of(stream)
+                sample_count = self.rows_of(stream)
                 yield (
                     stream,
                     replace(
-                        self, wanted={"": stream.inner}, images=row_count, seconds=None, memory=None
+                        self,
+                        wanted={"": stream.inner},
+                        images=sample_count,
+                        seconds=None,
+                        memory=None,
                     ),
                 )
 
@@ -383,20 +388,20 @@ class Plan:
         return f"{count} from {origin} to {destinations}{details}{self._for(needs)}"
 
     def _run(self, stream: PerturbationPass, inner: "Plan") -> str:
-        """The words of the printed plan for one stream of perturbed rows; ``inner`` is the plan for
-        these rows. Examples in the documentation show these words."""
+        """The words of the printed plan for one stream of perturbed samples; ``inner`` is the plan
+        for these samples. Examples in the documentation show these words."""
         count = self.rows_of(stream)
-        rows = _counted(count, "perturbed input", "s") if count else "perturbed inputs"
+        counted = _counted(count, "perturbed input", "s") if count else "perturbed inputs"
         from_layer = f" from {stream.layer} on" if stream.perturbation.of_layer else ""
         back = inner.passes_back
         return (
-            f"{rows} ({stream.perturbation}) "
+            f"{counted} ({stream.perturbation}) "
             f"forward{from_layer}{' and back' * bool(back)}{f' {back} times' * (back > 1)}"
         )
 
     def _nested(self) -> list[str]:
-        """The lines of the printed plan for rows that are perturbed once more, as by occlusion
-        inside SmoothGrad. They are indented below the line of the outer rows."""
+        """The lines of the printed plan for samples that are perturbed once more, as by occlusion
+        inside SmoothGrad. They are indented below the line of the outer samples."""
         lines = []
         for stream, inner in self._perturbed():
             lines.append(f"  made of these: {self._run(stream, inner)}")
@@ -411,7 +416,7 @@ class Plan:
 
     def _in_all(self) -> str:
         """The last line of the printed plan: the sums of forward passes, backward passes and
-        perturbed rows. Also in the ``repr``."""
+        perturbed samples. Also in the ``repr``."""
         counts = [
             _counted(self.passes, "forward pass", "es"),
             _counted(self.passes_back, "backward pass", "es"),

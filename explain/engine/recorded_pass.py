@@ -19,9 +19,9 @@ from explain.hooks.graph import differentiate
 from explain.recording import Recording, Value
 from explain.recording.attention import attentions_in
 from explain.recording.gradients import Gradients, reached_from
+from explain.recording.images import image_numbers, images_elsewhere
 from explain.recording.record import finished, record_until
 from explain.recording.recorder import PassRecorder
-from explain.recording.rows import image_numbers, images_elsewhere
 
 
 @dataclass(eq=False)
@@ -31,7 +31,7 @@ class RecordedPass:
     count: int
     """The number of images."""
     images: Sequence[Value]
-    """All values that have a row for each image."""
+    """All values that have the images first."""
     sources: dict[Path, Value]
     """The explained inputs."""
     layers: Mapping[str, Sequence[Value]]
@@ -114,7 +114,7 @@ class RecordedPass:
         return image_numbers(self.recording.steps, self.images, self.count)
 
     @cached_property
-    def rows(self) -> Mapping[Value, Tensor]:
+    def image_labels(self) -> Mapping[Value, Tensor]:
         """Which image each value belongs to, where the images do not come first."""
         return {} if self.count == 1 else images_elsewhere(self._image_numbers, self.count)
 

@@ -1,13 +1,13 @@
-"""How perturbed rows are run, decided by a probe before the first of them.
+"""How perturbed samples are run, decided by a probe before the first of them.
 
-The probe runs an unperturbed image twice, between rows that are far from it. If it has its known
-score in both places, rows follow their images: they are run in batches. Otherwise each row is run
-alone, in the place of its image among the others; so every network and every target has the scores
-that it would have if the caller had perturbed the image.
+The probe runs an unperturbed image twice, between samples that are far from it. If it has its known
+score in both places, samples follow their images: they are run in batches. Otherwise each sample is
+run alone, in the place of its image among the others; so every network and every target has the
+scores that it would have if the caller had perturbed the image.
 
 Each run begins with what the caller has left in the model, and with the same random numbers. A
 network may keep state where that cannot be put back, so the probe comes again after all batches,
-with as many rows as the last of them: once for a model, its weights and the number of rows.
+with as many samples as the last of them: once for a model, its weights and the number of samples.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -24,18 +24,18 @@ from explain._utils.signals import came_by_signal
 from explain.data.inputs import Inputs, Path
 from explain.engine.forward import Forward, ResolvedTarget
 from explain.engine.incremental import IncrementalInference
-from explain.engine.needs import Evidence, EvidenceLookup, RowOrigin
+from explain.engine.needs import Evidence, EvidenceLookup, SampleOrigin
 from explain.engine.plan import Plan
 from explain.engine.prefix import LayerPrefix
 from explain.engine.settings import Footprint, RuntimeSettings, lacks_memory
-from explain.hooks.interventions import intervening_on_rows
+from explain.hooks.interventions import intervening_on_samples
 from explain.hooks.preserve import calculating, findings_of, has_drawn, untouched
 from explain.targets import Target
 from explain.targets.base import find_logits
 from explain.targets.detector_outputs import reading_once
 
 Way: TypeAlias = Literal["channels last", "together", "behind the layer", "one at a time"]
-"""How rows are run: all together, in two layouts; behind a layer alone; or one by one among the
+"""How samples are run: all together, in two layouts; behind a layer alone; or one by one among the
 other images."""
 
 _MUST_REPEAT = "model must give an image the same score in each run"
@@ -47,17 +47,18 @@ _RESET = (
 
 @dataclass(eq=False)
 class RerunState:
-    """What is decided or found out on the first rows of a forward pass, for all further ones."""
+    """What is decided or found out on the first samples of a forward pass, for all further ones."""
 
     ways: dict[Hashable, Way] = field(default_factory=dict)
-    """How rows are run that are perturbed at a place: the input (None), or a layer of an image."""
+    """How samples are run that are perturbed at a place: the input (None), or a layer of an
+    image."""
     prefixes: dict[str, LayerPrefix | None] = field(default_factory=dict)
     """What lies before a layer for the only image, by the layer's name."""
     incremental: IncrementalInference | None = None
     interrupted: list[KeyboardInterrupt] = field(default_factory=list)
     """What has ended the work early, if partial results are wanted."""
     fitting: int | None = None
-    """How many rows fit into memory, where more did not."""
+    """How many samples fit into memory, where more did not."""
     draws: bool = False
     """Whether a probe has seen the network draw random numbers."""
     is_told: bool = False
@@ -70,7 +71,7 @@ class RerunState:
 
 @dataclass(eq=False)
 class RerunContext:
-    """What perturbed rows are made of, and how they are run."""
+    """What perturbed samples are made of, and how they are run."""
 
     forward: Forward
     targets: Sequence[ResolvedTarget]
@@ -81,11 +82,11 @@ class RerunContext:
     mixed_precision: AbstractContextManager[Any]
     """The caller's, which is left off but where the model runs."""
     gather: Callable[..., Sequence[EvidenceLookup]]
-    """The engine's `gather`, for perturbed rows."""
+    """The engine's `gather`, for perturbed samples."""
     look_at_gradients: Callable[[Inputs, Plan, Sequence[Target]], None]
     """Warns of gradients in images that are not the derivative."""
-    origin: RowOrigin | None = None
-    """What the inputs are rows of, if they are."""
+    origin: SampleOrigin | None = None
+    """What the inputs are samples of, if they are."""
     state: RerunState = field(default_factory=RerunState)
 
     def __post_init__(self) -> None:
@@ -107,7 +108,7 @@ class RerunContext:
     def way(
         self, place: Hashable, choices: Mapping[Way, Callable[[Tensor], Any]], image: Tensor
     ) -> Way:
-        """Choose how perturbed rows are run at ``place`` (None for inputs, or a layer and an
+        """Choose how perturbed samples are run at ``place`` (None for inputs, or a layer and an
         image): the first of ``choices`` that gives an unperturbed ``image`` its score."""
         if place not in self.state.ways:
             images = self._probed(image)
@@ -135,24 +136,24 @@ class RerunContext:
         if confirm is not None and not self.state.interrupted:
             confirm()
 
-    def confirm(self, way: Way, run: Callable[[Tensor], Any], image: Tensor, rows: int) -> None:
-        """Probe once more, after batches of so many ``rows``, that an unperturbed ``image`` keeps
-        its score. Done once for a model, its weights, and the kind and number of rows."""
-        key = ("keeps scores", way, rows, self.inputs.sizes)
+    def confirm(self, way: Way, run: Callable[[Tensor], Any], image: Tensor, samples: int) -> None:
+        """Probe once more, after batches of so many ``samples``, that an unperturbed ``image``
+        keeps its score. Done once for a model, its weights, and the kind and number of samples."""
+        key = ("keeps scores", way, samples, self.inputs.sizes)
         findings = findings_of(self.model)
         if key in findings:
             return
         with calculating(self.device.type):
             if way == "one at a time":
                 self._must_repeat()
-            elif not self._probe_way(run, image.expand(rows)):
+            elif not self._probe_way(run, image.expand(samples)):
                 raise ModelError(
-                    f"{_MUST_REPEAT}, but it did not after batches of {rows}; {_RESET}"
+                    f"{_MUST_REPEAT}, but it did not after batches of {samples}; {_RESET}"
                 )
         findings[key] = True
 
     def _first_right(self, choices: Mapping[Way, Callable[[Tensor], Any]], images: Tensor) -> Way:
-        """The first of some ways to run perturbed rows that scores the unperturbed ``images``
+        """The first of some ways to run perturbed samples that scores the unperturbed ``images``
         right; else "one at a time". ``choices`` has a function for each way, the fastest first.
         """
         for way, run in choices.items():
@@ -161,16 +162,16 @@ class RerunContext:
         return self._one_at_a_time()
 
     def _probed(self, image: Tensor) -> Tensor:
-        """The image of each row of a probe, all the same: four or five rows, unlike the caller's
-        batch, as a network may look at that. One row if rows are run alone."""
+        """The image of each sample of a probe, all the same: four or five samples, unlike the
+        caller's batch, as a network may look at that. One sample if samples are run alone."""
         count = len(self.inputs)
         if count == 1 and self.settings.batch_size == 1:
             return image
         return image.expand(5 if count == 4 else 4)
 
     def laid_out(self, way: Way, images: Tensor, perturbed: Mapping[Path, Tensor]) -> Inputs:
-        """The model's inputs for perturbed rows of these images ``(b,)``, in the way's memory
-        format: ``perturbed`` by path; other inputs get the rows of the images."""
+        """The model's inputs for perturbed samples of these images ``(b,)``, in the way's memory
+        format: ``perturbed`` by path; other inputs get the samples of the images."""
         layout = torch.channels_last if way == "channels last" else torch.preserve_format
         laid_out = {
             path: tensor.contiguous(memory_format=layout) if tensor.ndim == 4 else tensor
@@ -180,13 +181,13 @@ class RerunContext:
 
     @reading_once()
     def _probe_way(self, run: Callable[[Tensor], Any], images: Tensor) -> bool:
-        """Whether ``run`` gives an unperturbed image (the second and last row, or the only one) its
-        known score between far ones; no after any error of the network."""
+        """Whether ``run`` gives an unperturbed image (the second and last sample, or the only one)
+        its known score between far ones; no after any error of the network."""
         logits = self.forward.logits
         are_same = []
-        image_rows = slice(1, None, max(1, len(images) - 2)) if len(images) > 1 else slice(None)
+        of_image = slice(1, None, max(1, len(images) - 2)) if len(images) > 1 else slice(None)
         try:
-            with intervening_on_rows(images), self.runs_model():
+            with intervening_on_samples(images), self.runs_model():
                 output = run(images)
                 self.state.draws |= has_drawn()
             # another input may set the number of classes, such as texts
@@ -195,40 +196,40 @@ class RerunContext:
                 if classes != logits.shape[1]:
                     return False
             for resolved in self.targets:
-                scores = resolved.scores_in(images, output)[image_rows]
+                scores = resolved.scores_in(images, output)[of_image]
                 are_same.append(self.same_scores(resolved, scores, resolved.score[images[:1]]))
-        # a network or a target may fail on other rows in any way
+        # a network or a target may fail on other samples in any way
         except Exception as error:
-            if came_by_signal(error) or (self._is_batch_of_rows and lacks_memory(error)):
+            if came_by_signal(error) or (self._is_batch_of_samples and lacks_memory(error)):
                 raise
             note(f"perturbed inputs are run in a slower way: {raised(error)}")
             return False
         return all(map(all, read_together(*are_same)))
 
     @property
-    def _is_batch_of_rows(self) -> bool:
-        """Whether the inputs are themselves perturbed rows of a caller that are run together in a
-        batch."""
+    def _is_batch_of_samples(self) -> bool:
+        """Whether the inputs are themselves perturbed samples of a caller that are run together in
+        a batch."""
         return self.origin is not None and self.origin.image is None and len(self.inputs) > 1
 
     def _one_at_a_time(self) -> Way:
-        """Choose to run each perturbed row alone, in the place of its image among the caller's
+        """Choose to run each perturbed sample alone, in the place of its image among the caller's
         images."""
-        if self._is_batch_of_rows:
+        if self._is_batch_of_samples:
             raise ModelError(
-                "model must score each row of a batch on its own, but does not; use batch_size=1"
+                "model must score each sample of a batch on its own, but does not; use batch_size=1"
             )
         self._must_repeat()
         note(
-            "perturbed rows are run one at a time: the scores of an image depend on the others of "
-            "its batch"
+            "perturbed inputs are run one at a time: the scores of an image depend on the others "
+            "of its batch"
         )
         return "one at a time"
 
     def _must_repeat(self) -> None:
-        """Run the caller's batch again, as perturbed rows are run one at a time in it."""
+        """Run the caller's batch again, as perturbed samples are run one at a time in it."""
         images = torch.arange(len(self.inputs), device=self.device)
-        with intervening_on_rows(images), self.runs_model():
+        with intervening_on_samples(images), self.runs_model():
             output = self.inputs.rows(images).call(self.model)
         for resolved in self.targets:
             again = resolved.scores_in(images, output)
@@ -259,24 +260,24 @@ class RerunContext:
         relative_tolerance = torch.where(scale == 0, 10 * relative, relative)
         return ((one - other).abs() <= absolute * scale + relative_tolerance * other.abs()).all()
 
-    def rows_at_once(self, way: Way, *, graph: bool = False, after: str | None = None) -> int:
-        """How many perturbed rows make a batch, as the user set it, or what is fast and fits into
-        memory: with a ``graph`` or without, from the layer ``after`` on."""
+    def samples_at_once(self, way: Way, *, graph: bool = False, after: str | None = None) -> int:
+        """How many perturbed samples make a batch, as the user set it, or what is fast and fits
+        into memory: with a ``graph`` or without, from the layer ``after`` on."""
         if way == "one at a time":
             return 1
-        size = self.settings.batch_size or self.footprint.rows_at_once(
+        size = self.settings.batch_size or self.footprint.samples_at_once(
             self.device, graph=graph, after=after
         )
         return min(size, self.state.fitting or size)
 
 
-def between_far_rows(rows: Tensor) -> Tensor:
-    """Rows for a probe, made of equal copies of an image: it stays in the second row and the last;
-    the others are moved so far away that any influence shows. One row stays as it is."""
-    if len(rows) == 1:
-        return rows.clone()
-    far = 2 * rows + rows[:1].abs().amax().clamp(min=1)
+def between_far_samples(samples: Tensor) -> Tensor:
+    """Samples for a probe, made of equal copies of an image: it stays in the second sample and the
+    last; the others are moved so far away that any influence shows. One sample stays as it is."""
+    if len(samples) == 1:
+        return samples.clone()
+    far = 2 * samples + samples[:1].abs().amax().clamp(min=1)
     far[2::2] *= -1
-    far[1] = rows[0]
-    far[-1] = rows[0]
+    far[1] = samples[0]
+    far[-1] = samples[0]
     return far

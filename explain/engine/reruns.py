@@ -1,14 +1,14 @@
-"""Perturbed rows in batches: masked photos, points on a path, altered feature maps; once for all
+"""Perturbed samples in batches: masked photos, points on a path, altered feature maps; once for all
 methods and targets.
 
-`run_streams` runs all perturbed rows of a plan, `_run_in_batches` cuts a stream of rows into
+`run_streams` runs all perturbed samples of a plan, `_run_in_batches` cuts a stream of samples into
 batches and adds up their results. `InputRerun` makes the perturbed inputs of one batch and runs the
 network on them; `LayerRerun` runs perturbed feature maps, and `TokenRerun` transformers on some of
-their tokens: only what lies behind is run for every row.
+their tokens: only what lies behind is run for every sample.
 
-Rows are built when they are needed and dropped when their results have been added up, so memory
-does not grow with their number. `rerun_context` finds out how rows can be run, before the first of
-them.
+Samples are built when they are needed and dropped when their results have been added up, so memory
+does not grow with their number. `rerun_context` finds out how samples can be run, before the first
+of them.
 """
 
 import math
@@ -31,10 +31,10 @@ from explain.engine.ends import reading
 from explain.engine.incremental import FEW as FEW_IN_TRIAL
 from explain.engine.incremental import WORTH_A_TRIAL, IncrementalInference
 from explain.engine.layer_reruns import LayerRerun
-from explain.engine.needs import EvidenceLookup, NeedAtLayer, RowOrigin
+from explain.engine.needs import EvidenceLookup, NeedAtLayer, SampleOrigin
 from explain.engine.perturbations import PerturbedRows
 from explain.engine.plan import PerturbationPass, Plan
-from explain.engine.rerun_context import RerunContext, Way, between_far_rows
+from explain.engine.rerun_context import RerunContext, Way, between_far_samples
 from explain.engine.settings import (
     MEMORY,
     RuntimeSettings,
@@ -42,19 +42,19 @@ from explain.engine.settings import (
     report_progress,
 )
 from explain.engine.token_reruns import TokenRerun
-from explain.hooks.interventions import intervening_on_rows
+from explain.hooks.interventions import intervening_on_samples
 from explain.hooks.preserve import calculating, drawing
 from explain.targets.base import find_logits
 from explain.targets.detector_outputs import reading_once
 
-INCREMENTAL_ROWS = 4
-"""How many times as many rows make a fast batch where most of each is not computed."""
-StreamRows = Mapping[Path, PerturbedRows]
-"""The perturbed rows of a stream, by explained input."""
+INCREMENTAL_SAMPLES = 4
+"""How many times as many samples make a fast batch where most of each is not computed."""
+StreamSamples = Mapping[Path, PerturbedRows]
+"""The perturbed samples of a stream, by explained input."""
 
 
 def run_streams(plan: Plan, context: RerunContext) -> None:
-    """Run all perturbed rows of a plan, and write their results into the answers of each target;
+    """Run all perturbed samples of a plan, and write their results into the answers of each target;
     after an interrupt, no further stream."""
     with calculating(context.device.type, create_graph=context.settings.create_graph):
         streams_to_run = []
@@ -62,20 +62,20 @@ def run_streams(plan: Plan, context: RerunContext) -> None:
             if stream.is_known:
                 _take_known(stream, context)
             else:
-                streams_to_run.append((stream, _rows(stream, context)))
-        # reference rows come first, as others are compared with them
+                streams_to_run.append((stream, _samples_of(stream, context)))
+        # reference samples come first, as others are compared with them
         streams_to_run.sort(key=lambda item: not item[0].perturbation.is_reference)
-        total = sum(len(rows[context.inputs.path].owners) for _, rows in streams_to_run)
+        total = sum(len(samples[context.inputs.path].owners) for _, samples in streams_to_run)
         progress = ProgressCallback(context.settings, total)
-        for stream, rows in streams_to_run:
+        for stream, samples in streams_to_run:
             if context.state.interrupted:
                 break
             names = {need: plan.names_of([need]) for need in stream.needs}
-            _run_stream(stream, rows, context, names, progress)
+            _run_stream(stream, samples, context, names, progress)
 
 
 def _take_known(stream: PerturbationPass, context: RerunContext) -> None:
-    """Answer needs about unperturbed rows with the evidence of the first forward pass, without
+    """Answer needs about unperturbed samples with the evidence of the first forward pass, without
     running them. Only for streams of which `PerturbationPass.is_known` is true."""
     images = torch.arange(len(context.inputs), device=context.device)
     for resolved in context.targets:
@@ -86,20 +86,20 @@ def _take_known(stream: PerturbationPass, context: RerunContext) -> None:
 
 def _run_stream(
     stream: PerturbationPass,
-    rows: StreamRows,
+    samples: StreamSamples,
     context: RerunContext,
     names: Mapping[NeedAtLayer, Sequence[str]],
     progress: "ProgressCallback",
 ) -> None:
-    """Run one stream of perturbed rows for all targets, and write the results into their answers;
-    after an interrupt, those so far if partial results are wanted."""
-    numbers = rows[context.inputs.path].numbers
+    """Run one stream of perturbed samples for all targets, and write the results into their
+    answers; after an interrupt, those so far if partial results are wanted."""
+    numbers = samples[context.inputs.path].numbers
     sums = [
         TargetAccumulators(stream, context, resolved, names, numbers)
         for resolved in context.targets
     ]
     try:
-        _run_rows(stream, rows, sums, context, progress)
+        _run_samples(stream, samples, sums, context, progress)
     # an interrupt ends the stream with partial results, if these are wanted
     except KeyboardInterrupt as error:
         if not context.settings.keep_partial:
@@ -110,47 +110,47 @@ def _run_stream(
         accumulators.resolved.answers.update(accumulators.results(partial=is_partial))
 
 
-def _rows(stream: PerturbationPass, context: RerunContext) -> StreamRows:
-    """The perturbed rows of each explained input, by its path; inputs are perturbed together, row
-    by row."""
+def _samples_of(stream: PerturbationPass, context: RerunContext) -> StreamSamples:
+    """The perturbed samples of each explained input, by its path; inputs are perturbed together,
+    sample by sample."""
     target = context.targets[0]
     evidence = [context.evidence(target, stream.layer, path) for path in context.inputs.places]
-    first_rows = stream.perturbation.rows(evidence[0])
-    rows = {context.inputs.path: first_rows}
+    first_samples = stream.perturbation.rows(evidence[0])
+    samples = {context.inputs.path: first_samples}
     for path, input_evidence in zip(context.inputs.paths[1:], evidence[1:], strict=True):
-        rows[path] = stream.perturbation.matching_rows(input_evidence, first_rows)
-        if not torch.equal(rows[path].owners.cpu(), first_rows.owners.cpu()):
+        samples[path] = stream.perturbation.matching_rows(input_evidence, first_samples)
+        if not torch.equal(samples[path].owners.cpu(), first_samples.owners.cpu()):
             raise MethodError(
                 "explained must name inputs with as many perturbed copies each "
-                f"({stream.perturbation}), got {len(first_rows.owners)} and "
-                f"{len(rows[path].owners)} for {dotted(path)}; name one"
+                f"({stream.perturbation}), got {len(first_samples.owners)} and "
+                f"{len(samples[path].owners)} for {dotted(path)}; name one"
             )
-    return rows
+    return samples
 
 
-def _run_rows(
+def _run_samples(
     stream: PerturbationPass,
-    rows: StreamRows,
+    samples: StreamSamples,
     sums: Sequence[TargetAccumulators],
     context: RerunContext,
     progress: "ProgressCallback",
 ) -> None:
-    """Run the perturbed rows of a stream, and add their results to ``sums``, the accumulators of
+    """Run the perturbed samples of a stream, and add their results to ``sums``, the accumulators of
     each target."""
-    first_rows = rows[context.inputs.path]
+    first_samples = samples[context.inputs.path]
     if not (stream.perturbation.of_tokens or stream.perturbation.of_layer):
-        indices = torch.arange(len(first_rows.owners), device=context.device)
-        _run_in_batches(InputRerun(stream, rows, sums, context), indices, sums, progress)
+        indices = torch.arange(len(first_samples.owners), device=context.device)
+        _run_in_batches(InputRerun(stream, samples, sums, context), indices, sums, progress)
         return
     of_layer = stream.perturbation.of_layer
     rerun = (
-        LayerRerun(context, stream.layer or "", first_rows, sums)
+        LayerRerun(context, stream.layer or "", first_samples, sums)
         if of_layer
-        else TokenRerun(context, first_rows, sums)
+        else TokenRerun(context, first_samples, sums)
     )
     # image by image, since what lies before the maps or tokens is run once for an image
     for image in range(len(context.inputs)):
-        indices = (first_rows.owners == image).nonzero()[:, 0]
+        indices = (first_samples.owners == image).nonzero()[:, 0]
         if len(indices):
             rerun.begin(torch.tensor([image], device=context.device))
             _run_in_batches(rerun, indices, sums, progress)
@@ -162,29 +162,29 @@ def _run_in_batches(
     sums: Sequence[TargetAccumulators],
     progress: "ProgressCallback",
 ) -> None:
-    """Run the perturbed rows with these indices in batches, until no target needs more. A batch
+    """Run the perturbed samples with these indices in batches, until no target needs more. A batch
     that does not fit into memory is halved, and so are all later ones."""
     state = rerun.context.state
     count = len(indices)
     while count and not all(map(TargetAccumulators.enough, sums)):
-        max_rows = min(rerun.rows_at_once, state.fitting or rerun.rows_at_once)
+        most_at_once = min(rerun.samples_at_once, state.fitting or rerun.samples_at_once)
         # batches of equal size, since a small last one is slow
-        batch_rows = math.ceil(count / math.ceil(count / max_rows))
-        batch = indices[:batch_rows]
+        batch_length = math.ceil(count / math.ceil(count / most_at_once))
+        batch = indices[:batch_length]
         try:
             with reading_once():
                 results = rerun.run(batch)
         except Exception as error:
-            if came_by_signal(error) or not lacks_memory(error) or batch_rows == 1:
+            if came_by_signal(error) or not lacks_memory(error) or batch_length == 1:
                 raise
-            state.fitting = batch_rows // 2
+            state.fitting = batch_length // 2
             continue
         for add in results:
             add()
-        state.confirm = partial(rerun.confirm, batch_rows)
-        indices = indices[batch_rows:]
-        if batch_rows < count:
-            indices = _still_needed(indices, rerun.rows.owners, sums)
+        state.confirm = partial(rerun.confirm, batch_length)
+        indices = indices[batch_length:]
+        if batch_length < count:
+            indices = _still_needed(indices, rerun.samples.owners, sums)
         progress.add(count - len(indices), sums[0].maps)
         count = len(indices)
     if count:
@@ -192,15 +192,15 @@ def _run_in_batches(
 
 
 def _still_needed(indices: Tensor, owners: Tensor, sums: Sequence[TargetAccumulators]) -> Tensor:
-    """The ``indices`` without those rows that no target needs any more, since its images are done.
-    ``owners`` ``(P,)`` is the image of each row of the stream."""
+    """The ``indices`` without those samples that no target needs any more, since its images are
+    done. ``owners`` ``(P,)`` is the image of each sample of the stream."""
     needed = [
         accumulators.needed(owners[indices]) for accumulators in sums if not accumulators.enough()
     ]
-    by_row = [is_needed for is_needed in needed if is_needed is not None]
-    if not by_row or len(by_row) < len(needed):
+    by_sample = [is_needed for is_needed in needed if is_needed is not None]
+    if not by_sample or len(by_sample) < len(needed):
         return indices
-    return indices[torch.stack(by_row).any(0)]
+    return indices[torch.stack(by_sample).any(0)]
 
 
 class InputRerun:
@@ -210,21 +210,21 @@ class InputRerun:
     def __init__(
         self,
         stream: PerturbationPass,
-        rows: StreamRows,
+        samples: StreamSamples,
         sums: Sequence[TargetAccumulators],
         context: RerunContext,
     ) -> None:
         """Find out, perhaps by a trial, how the network can be run on perturbed inputs: together or
         one by one, how many at once. ``sums`` has an accumulator for each target."""
         self.context = context
-        self.rows = rows[context.inputs.path]
-        self._of_inputs = rows
-        """The perturbed rows of each explained input, by its path; ``rows`` are those of the
+        self.samples = samples[context.inputs.path]
+        self._of_inputs = samples
+        """The perturbed samples of each explained input, by its path; ``samples`` are those of the
         first."""
         self._sums = sums
         self._inner = stream.inner_plan
-        """The passes that are needed of each row beside its score."""
-        is_alone = len(self.rows.owners) == len(context.inputs) == 1
+        """The passes that are needed of each sample beside its score."""
+        is_alone = len(self.samples.owners) == len(context.inputs) == 1
         self._way_to_run: Way = "one at a time" if is_alone else self._find_way_to_run()
         self._is_by_hooks = stream.perturbation.is_by_hooks
         self._draws_anew = stream.perturbation.draws_anew
@@ -238,10 +238,10 @@ class InputRerun:
             resolved.classes is not None for resolved in context.targets
         )
         graph = self._inner.whole or bool(self._inner.layers)
-        self.rows_at_once = context.rows_at_once(self._way_to_run, graph=graph)
+        self.samples_at_once = context.samples_at_once(self._way_to_run, graph=graph)
         self._faster_call = self._find_faster_call()
         if self._faster_call is not None and context.settings.batch_size is None:
-            self.rows_at_once *= INCREMENTAL_ROWS
+            self.samples_at_once *= INCREMENTAL_SAMPLES
 
     def _look_at_gradients(self, plan: Plan) -> None:
         """Warn of gradients that are not the derivative of the score, for the methods of a plan:
@@ -254,13 +254,13 @@ class InputRerun:
         together = self._way_to_run != "one at a time"
         inputs = context.inputs.first() if together else context.inputs
         images = torch.arange(len(inputs), device=context.device)
-        targets = [resolved.of_rows(images) for resolved in context.targets]
-        with intervening_on_rows(images), context.mixed_precision:
+        targets = [resolved.of_samples(images) for resolved in context.targets]
+        with intervening_on_samples(images), context.mixed_precision:
             context.look_at_gradients(inputs, plan, targets)
 
     def _find_way_to_run(self) -> Way:
-        """Probe how the network scores images right among perturbed rows: together in either memory
-        format, or alone. The choice is kept for all further rows of the same inputs."""
+        """Probe how the network scores images right among perturbed samples: together in either
+        memory format, or alone. The choice is kept for all further samples of the same inputs."""
         context = self.context
         ways: list[Way] = ["together"]
         if context.device.type == "cpu" and context.inputs.x.ndim == 4:
@@ -274,26 +274,27 @@ class InputRerun:
         return torch.full((1,), len(self.context.inputs) - 1, device=self.context.device)
 
     def _unperturbed(self, way: Way, images: Tensor) -> Any:
-        """The network's output for copies of an image between far rows, run in one of the ways."""
+        """The network's output for copies of an image between far samples, run in one of the
+        ways."""
         inputs = self.context.inputs
-        rows = {path: between_far_rows(inputs.tensor(path)[images]) for path in inputs.paths}
-        return self.context.laid_out(way, images, rows).call(self.context.model)
+        samples = {path: between_far_samples(inputs.tensor(path)[images]) for path in inputs.paths}
+        return self.context.laid_out(way, images, samples).call(self.context.model)
 
-    def confirm(self, rows: int) -> None:
-        """Probe after batches of so many rows; see `RerunContext.confirm`."""
+    def confirm(self, samples: int) -> None:
+        """Probe after batches of so many samples; see `RerunContext.confirm`."""
         if self._is_by_hooks:
             return
         way = self._way_to_run
         if self._faster_call is not None:  # it takes less memory than a whole pass
-            rows = max(1, rows // INCREMENTAL_ROWS)
-        self.context.confirm(way, partial(self._unperturbed, way), self._last_image, rows)
+            samples = max(1, samples // INCREMENTAL_SAMPLES)
+        self.context.confirm(way, partial(self._unperturbed, way), self._last_image, samples)
 
     def _find_faster_call(self) -> Callable[[Tensor, Inputs], Any] | None:
         """A function that runs perturbed inputs faster than the model, by incremental inference, or
         None. Only for class scores of photos on a CPU: elsewhere it does not pay."""
         context = self.context
         x = context.inputs.x
-        count = len(self.rows.owners)
+        count = len(self.samples.owners)
         is_plain = self._reads_scores and self._way_to_run != "one at a time"
         is_photo = len(context.inputs.paths) == 1 and context.inputs.as_taken
         # incremental inference makes tensors during the model's passes, so on the caller's default
@@ -305,8 +306,8 @@ class InputRerun:
             return None
         incremental = context.state.incremental or IncrementalInference(context.model, x)
         context.state.incremental = incremental
-        rows = min(count, INCREMENTAL_ROWS * self.rows_at_once)
-        images, _, inputs = self._batch(torch.arange(rows, device=context.device))
+        samples = min(count, INCREMENTAL_SAMPLES * self.samples_at_once)
+        images, _, inputs = self._batch(torch.arange(samples, device=context.device))
         sample_images = images[:FEW_IN_TRIAL]
 
         def agree(output: Any, sample_output: Any) -> bool:
@@ -327,37 +328,37 @@ class InputRerun:
                 for resolved, scores_of_batch, sample_scores in scores
             )
 
-        with context.runs_model(), intervening_on_rows(images, sample_images):
+        with context.runs_model(), intervening_on_samples(images, sample_images):
             return incremental.faster_call(images, inputs, agree)
 
     def _batch(self, indices: Tensor) -> tuple[Tensor, int, Inputs]:
-        """Make the inputs of a batch from the perturbed rows with these indices. Returns the image
-        ``(b,)`` of each row that is run, the number of the first perturbed row, and the inputs."""
+        """Make a batch of the perturbed samples with these indices. Returns the image ``(b,)`` of
+        each sample that is run, the number of the first perturbed one, and the inputs."""
         inputs = self.context.inputs
-        first_row = 0
-        images = self.rows.owners[indices]
+        first_sample = 0
+        images = self.samples.owners[indices]
         perturbed = {
-            path: rows.make(indices).to(inputs.tensor(path))
-            for path, rows in self._of_inputs.items()
+            path: samples.make(indices).to(inputs.tensor(path))
+            for path, samples in self._of_inputs.items()
         }
         if self._way_to_run == "one at a time":
             # the batch is the caller's, with one image perturbed in its place
-            first_row = int(images) if len(inputs) > 1 else 0
+            first_sample = int(images) if len(inputs) > 1 else 0
             perturbed = {
-                path: inputs.tensor(path).index_copy(0, images, row)
-                for path, row in perturbed.items()
+                path: inputs.tensor(path).index_copy(0, images, sample)
+                for path, sample in perturbed.items()
             }
             images = torch.arange(len(inputs), device=images.device)
-        return images, first_row, self.context.laid_out(self._way_to_run, images, perturbed)
+        return images, first_sample, self.context.laid_out(self._way_to_run, images, perturbed)
 
     def run(self, indices: Tensor) -> list[Add]:
         """Run the network on one batch of perturbed inputs; return functions that add the results,
         of which nothing is added before all of the batch has succeeded."""
         context = self.context
-        owners = self.rows.owners[indices]
-        images, first_row, inputs = self._batch(indices)
+        owners = self.samples.owners[indices]
+        images, first_sample, inputs = self._batch(indices)
         if self._reads_scores:
-            with context.runs_model(), intervening_on_rows(images):
+            with context.runs_model(), intervening_on_samples(images):
                 output = (
                     inputs.call(context.model)
                     if self._faster_call is None
@@ -366,14 +367,14 @@ class InputRerun:
             refuse = partial(self._refuse, indices)
             require_finite(find_logits(output, len(images)).sum(), refuse)
             return [
-                accumulators.read_output(images, indices, output, first_row, inputs.x)
+                accumulators.read_output(images, indices, output, first_sample, inputs.x)
                 for accumulators in self._sums
             ]
         with refused_by(partial(self._refuse, indices)):
-            lookups = self._gathered(indices, images, first_row, inputs)
+            lookups = self._gathered(indices, images, first_sample, inputs)
         pairs = zip(self._sums, lookups, strict=True)
         return [
-            accumulators.read(owners, indices, evidence_of, first_row)
+            accumulators.read(owners, indices, evidence_of, first_sample)
             for accumulators, evidence_of in pairs
         ]
 
@@ -381,16 +382,16 @@ class InputRerun:
         """Raise the error of a batch whose scores are not finite, by another run that finds the
         first layer at fault; return if nothing is, as when a sum overflowed."""
         context = self.context
-        images, first_row, inputs = self._batch(indices)
+        images, first_sample, inputs = self._batch(indices)
         reader = reading(context.model, context.inputs, context.settings.activation)
         with reader, calculating(context.device.type, create_graph=False):
-            self._gathered(indices, images, first_row, inputs)
+            self._gathered(indices, images, first_sample, inputs)
 
     def _gathered(
-        self, indices: Tensor, images: Tensor, first_row: int, inputs: Inputs
+        self, indices: Tensor, images: Tensor, first_sample: int, inputs: Inputs
     ) -> Sequence[EvidenceLookup]:
-        """The evidence on all rows of a batch, by target, through `gather`; the perturbed rows
-        begin at ``first_row``. Their targets keep the classes of the unperturbed images."""
+        """The evidence on all samples of a batch, by target, through `gather`; the perturbed ones
+        begin at ``first_sample``. Targets keep the classes of the unperturbed images."""
         context = self.context
         settings = context.settings
         if settings.progress is not None:
@@ -398,45 +399,47 @@ class InputRerun:
         if self._way_to_run == "one at a time":
             settings = replace(settings, batch_size=1)
         unperturbed = context.evidence(context.targets[0], None)
-        end_row = first_row + len(indices)
+        end_sample = first_sample + len(indices)
 
         def carried(tensor: Tensor) -> Tensor:
-            """Bring a tensor with a row for each of the caller's images to the rows of the batch;
-            others than the perturbed ones are images as they are."""
-            tensor_of_rows = unperturbed.of_images(tensor)[images]
-            if self.rows.carry is None:
-                return tensor_of_rows
-            moved = self.rows.carry(tensor_of_rows[first_row:end_row], self.rows.numbers[indices])
-            return torch.cat([tensor_of_rows[:first_row], moved, tensor_of_rows[end_row:]])
+            """Bring a tensor with a value for each of the caller's images to the samples of the
+            batch; others than the perturbed ones are images as they are."""
+            of_samples = unperturbed.of_images(tensor)[images]
+            if self.samples.carry is None:
+                return of_samples
+            moved = self.samples.carry(
+                of_samples[first_sample:end_sample], self.samples.numbers[indices]
+            )
+            return torch.cat([of_samples[:first_sample], moved, of_samples[end_sample:]])
 
         is_alone = self._way_to_run == "one at a time"
-        image = first_row if is_alone else None
+        image = first_sample if is_alone else None
         draws: AbstractContextManager[None] = nullcontext()
         if self._draws_anew and is_alone:
-            draws = drawing(context.device, int(self.rows.numbers[indices]))
-        with intervening_on_rows(images), context.mixed_precision, draws:
+            draws = drawing(context.device, int(self.samples.numbers[indices]))
+        with intervening_on_samples(images), context.mixed_precision, draws:
             return context.gather(
                 inputs,
                 plan=self._inner,
-                targets=[accumulators.resolved.of_rows(images) for accumulators in self._sums],
+                targets=[accumulators.resolved.of_samples(images) for accumulators in self._sums],
                 settings=settings,
-                origin=RowOrigin(unperturbed.images, carried, context.find_outputs, image),
+                origin=SampleOrigin(unperturbed.images, carried, context.find_outputs, image),
             )
 
 
 class ProgressCallback:
-    """Reports how many rows are done, of all streams together."""
+    """Reports how many samples are done, of all streams together."""
 
     def __init__(self, settings: RuntimeSettings, total: int) -> None:
-        """Begin a count of perturbed rows for the user's progress callback; ``total`` is that of
+        """Begin a count of perturbed samples for the user's progress callback; ``total`` is that of
         all streams."""
         self._progress = settings.progress
         self._total = total
         self._done = 0
 
-    def add(self, rows: int, maps: Callable[[], Mapping[str, Tensor]] = dict) -> None:
-        """Report that so many more perturbed rows are done or no longer needed, so that the sum
+    def add(self, samples: int, maps: Callable[[], Mapping[str, Tensor]] = dict) -> None:
+        """Report that so many more perturbed samples are done or no longer needed, so that the sum
         ends at the total; ``maps`` makes the maps so far, if wanted."""
-        self._done += rows
-        if rows and self._progress:
+        self._done += samples
+        if samples and self._progress:
             report_progress(self._progress, self._done, self._total, maps)

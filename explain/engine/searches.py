@@ -1,4 +1,4 @@
-"""Runs searches step by step: they choose perturbed rows by the values of earlier ones."""
+"""Runs searches step by step: they choose perturbed samples by the values of earlier ones."""
 
 import math
 import time
@@ -53,18 +53,17 @@ def run_searches(need: NeedAtLayer, context: RerunContext, resolved: ResolvedTar
 
 
 def _reader(need: NeedAtLayer, context: RerunContext) -> Callable[[Scores], Any]:
-    """Return a function that runs the perturbed rows of a search's step and returns their values.
-    In it, interrupts are raised, since the search decides about them, and no progress is shown.
-    """
+    """Return a function that runs the perturbed samples of a search's step and returns their
+    values, without progress. Interrupts are raised in it, since the search decides about them."""
     (resolved,) = context.targets
-    # an interrupt is handled by the search, not by the stream of rows
+    # an interrupt is handled by the search, not by the stream of samples
     settings = replace(context.settings, keep_partial=False, progress=None)
     quiet = replace(context, settings=settings)
     name: str = need.kind.method.name  # type: ignore[attr-defined]
 
     def read(asked: Scores) -> Any:
-        """Run the perturbed rows that a search asks for, and return their values in the order of
-        the rows, for the search alone."""
+        """Run the perturbed samples that a search asks for, and return their values in the order of
+        the samples, for the search alone."""
         need_at_layer = NeedAtLayer(asked, need.layer)
         run_streams(Plan({name: frozenset({need_at_layer})}), quiet)
         return resolved.answers.pop(need_at_layer)
@@ -80,28 +79,28 @@ def _run(
     report: Callable[[], None],
 ) -> None:
     """Run a search by ``read`` to its end. After ``deadline`` (of ``time.monotonic()``) it is told
-    once, and may finish with a few rows more. ``report`` follows each step."""
+    once, and may finish with a few samples more. ``report`` follows each step."""
     steps = search.steps()
 
-    def next_rows(step: Callable[..., Scores], value: Any) -> Scores | None:
-        """Go on with the search's generator by ``step``; return the rows that it asks for next, or
-        None at its end."""
+    def next_samples(step: Callable[..., Scores], value: Any) -> Scores | None:
+        """Go on with the search's generator by ``step``; return the samples that it asks for next,
+        or None at its end."""
         try:
             with calculating(context.device.type, create_graph=context.settings.create_graph):
                 return step(value)
         except (StopIteration, OutOfTimeError):
             return None
 
-    rows = next_rows(steps.send, None)
-    while rows is not None:
+    samples = next_samples(steps.send, None)
+    while samples is not None:
         if not search.finishing and time.monotonic() > deadline:
             search.finishing = True
-            rows = next_rows(steps.throw, OutOfTimeError())
+            samples = next_samples(steps.throw, OutOfTimeError())
             continue
-        values = read(rows)
+        values = read(samples)
         search.samples += len(values)
-        only_describes = search.finishing  # rows after the time is over only describe the result
-        rows = next_rows(steps.send, values)
+        only_describes = search.finishing  # samples after the time is over only describe the result
+        samples = next_samples(steps.send, values)
         if not only_describes:
             report()
     search.finished = True

@@ -1,4 +1,4 @@
-"""Runtime settings: the number of rows in a batch, and how progress is reported."""
+"""Runtime settings: the number of samples in a batch, and how progress is reported."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -22,26 +22,26 @@ from explain.layers.placement import PlacementMode
 from explain.targets.outputs import Activation
 
 Progress = Callable[..., Any] | bool
-"""Called with the number of perturbed rows done and their total; if it takes three arguments, also
-with the maps so far, by method. True prints a line."""
+"""Called with the number of perturbed samples done and their total; if it takes three arguments,
+also with the maps so far, by method. True prints a line."""
 
 MEMORY = 512 * 2**20
-"""Bytes that a batch of perturbed rows may take on a CPU; on other devices, half of what is
+"""Bytes that a batch of perturbed samples may take on a CPU; on other devices, half of what is
 free."""
 CACHE = 24 * 2**20
 """Bytes of the largest tensor of a batch up to which a CPU mostly finds it in its cache from one
 layer to the next."""
 LARGEST_BATCH = 64
-"""Rows in a batch from which on more are not faster on a CPU; elsewhere, and behind a layer, twice
-as many."""
+"""Samples in a batch from which on more are not faster on a CPU; elsewhere, and behind a layer,
+twice as many."""
 
 
 @dataclass(frozen=True)
 class RuntimeSettings(CheckedFields):
-    """How rows are run."""
+    """How samples are run."""
 
     batch_size: int | None = None
-    """The number of rows in a batch; None takes what is fast and fits into memory."""
+    """The number of samples in a batch; None takes what is fast and fits into memory."""
     progress: Progress | None = None
     """Called with ``(done, total)`` after each batch."""
     keep_partial: bool = False
@@ -90,7 +90,7 @@ def report_progress(
 
 
 def mixed_precision_now(device: torch.device) -> AbstractContextManager[Any]:
-    """The caller's mixed precision (autocast), as a block for perturbed rows. Between them,
+    """The caller's mixed precision (autocast), as a block for perturbed samples. Between them,
     `calculating` switches it off: methods compute in the precision of their tensors."""
     if not torch.is_autocast_enabled(device.type):
         return nullcontext()
@@ -99,7 +99,7 @@ def mixed_precision_now(device: torch.device) -> AbstractContextManager[Any]:
 
 @dataclass
 class Footprint:
-    """How much memory the outputs of a network's modules take; it bounds the rows in a batch."""
+    """How much memory the outputs of a network's modules take; it bounds the samples in a batch."""
 
     outputs: list[tuple[str, int]] = field(default_factory=list)
     """The names of modules and the bytes of their output for an image, in the order in which they
@@ -140,9 +140,11 @@ class Footprint:
         """The bytes that the outputs of all modules take for one image, as a graph keeps them."""
         return sum(size for _, size in self.outputs)
 
-    def rows_at_once(self, device: torch.device, *, graph: bool, after: str | None = None) -> int:
-        """The number of perturbed rows that make a fast batch and fit into memory. Only outputs
-        from the layer ``after`` on count, if only these are run for rows."""
+    def samples_at_once(
+        self, device: torch.device, *, graph: bool, after: str | None = None
+    ) -> int:
+        """The number of perturbed samples that make a fast batch and fit into memory. Only outputs
+        from the layer ``after`` on count, if only these are run for samples."""
         calls_in_layer = [
             number
             for number, (name, _) in enumerate(self.outputs)
@@ -154,13 +156,13 @@ class Footprint:
             int(torch.cuda.mem_get_info(device)[0]) // 2 if device.type == "cuda" else MEMORY
         )
         # with a graph all outputs stay in memory, without one only the largest few
-        fitting_rows = free_bytes // (sum(sizes) if graph else 4 * largest)
-        fast_rows = LARGEST_BATCH
+        fitting_count = free_bytes // (sum(sizes) if graph else 4 * largest)
+        fast_count = LARGEST_BATCH
         if device.type != "cpu" or after is not None:
-            fast_rows *= 2
+            fast_count *= 2
         if device.type == "cpu":
-            fast_rows = min(fast_rows, max(4, CACHE // largest))
-        return max(1, min(fitting_rows, fast_rows))
+            fast_count = min(fast_count, max(4, CACHE // largest))
+        return max(1, min(fitting_count, fast_count))
 
 
 def lacks_memory(error: BaseException) -> bool:

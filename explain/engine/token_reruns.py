@@ -21,13 +21,16 @@ class TokenRerun:
     the network before the first block once for a batch, the rest on those tokens."""
 
     def __init__(
-        self, context: RerunContext, rows: PerturbedRows, accumulators: Sequence[TargetAccumulators]
+        self,
+        context: RerunContext,
+        samples: PerturbedRows,
+        accumulators: Sequence[TargetAccumulators],
     ) -> None:
         """Find the transformer's first block and how its tokens are laid out; refuse other
         networks."""
         self.context = context
-        self.rows = rows
-        self.rows_at_once = context.rows_at_once("together")
+        self.samples = samples
+        self.samples_at_once = context.samples_at_once("together")
         self._accumulators = accumulators
         self._blocks = explained_blocks(context.model, context.inputs)
         if not self._blocks:
@@ -40,14 +43,14 @@ class TokenRerun:
         """Where the first block's tokens lie on the photo."""
 
     def begin(self, image: Tensor) -> None:
-        """Check, before the rows of an image ``(1,)``, that the network scores subsets of its
-        tokens right: with all of them, as one row of two, the photo has its own score."""
+        """Check, before the samples of an image ``(1,)``, that the network scores subsets of its
+        tokens right: with all of them, as one sample of two, the photo has its own score."""
         context = self.context
         self._image = image
         images = image.expand(2)
-        numbers = (self.rows.owners == image).nonzero()[:, 0]
+        numbers = (self.samples.owners == image).nonzero()[:, 0]
         all_tokens = torch.ones(2, *self._grid.size, dtype=torch.bool, device=image.device)
-        first_and_last = self.rows.make(numbers[[0, -1]])
+        first_and_last = self.samples.make(numbers[[0, -1]])
         output = self._output(all_tokens)
         output_together = self._output(first_and_last)
         output_alone = self._output(first_and_last[1:])
@@ -64,26 +67,26 @@ class TokenRerun:
             ):
                 raise _refused("the scores of photos depend on each other")
 
-    def confirm(self, rows: int) -> None:
+    def confirm(self, samples: int) -> None:
         """Nothing more: `begin` runs the tokens in two batches."""
 
     def run(self, numbers: Tensor) -> list[Add]:
         """Run the network on these subsets of the photo's tokens; return functions that add the
         results for each target. `begin` was called with the image before."""
         images = self._image.expand(len(numbers))
-        output = self._output(self.rows.make(numbers))
+        output = self._output(self.samples.make(numbers))
         return [
             accumulators.read_output(images, numbers, output) for accumulators in self._accumulators
         ]
 
     def _output(self, keep: Tensor) -> Any:
         """The network's output for subsets ``keep`` ``(b, h, w)`` of the photo's tokens, as many in
-        each row; others are taken out of the first block's input."""
+        each sample; others are taken out of the first block's input."""
         is_taken: list[bool] = []
 
         def kept_tokens(tokens: Any) -> Tensor | None:
-            """The tokens of each row out of the first block's input ``(1, tokens, C)``: ``(b, kept,
-            C)``, with those that are no patches; None leaves what a later block is given."""
+            """The tokens of each sample out of the first block's input ``(1, tokens, C)``:
+            ``(b, kept, C)``, with those that are no patches; None leaves a later block's input."""
             image_dim = self._grid.of_images
             if (
                 is_taken

@@ -59,7 +59,7 @@ from explain.explanation.photos import (
     explained,
     photos_for_targets,
     reported,
-    rows_are_apart,
+    samples_are_apart,
 )
 from explain.explanation.tiles import tiles_on_photo
 from explain.hooks import Intervention, inspect, inspection, layer_names, unwrap
@@ -451,7 +451,7 @@ class Explainer:
                 (photo.x.shape, photo.x.dtype) if isinstance(photo, Photo) else None
             ),
             at_once=at_once,
-            apart=lambda photo: rows_are_apart(self.model, photo.x),
+            apart=lambda photo: samples_are_apart(self.model, photo.x),
         )
         # what could not be read is a pair of its place and the error already
         by_place = (

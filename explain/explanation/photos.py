@@ -212,7 +212,7 @@ def collected(outcomes: Iterable[Any]) -> list[Any]:
     raise PhotosError(message, explanations, errors)
 
 
-def rows_are_apart(model: nn.Module, x: torch.Tensor) -> bool:
+def samples_are_apart(model: nn.Module, x: torch.Tensor) -> bool:
     """Whether the output for ``x`` ``(1, C, H, W)`` is the same beside its negated mirror image as
     alone; not so for batch statistics, random numbers or models of one image. Two passes.
     """

@@ -77,7 +77,7 @@ def differentiate(
             handle.remove()
 
 
-def normalises_over_rows(nodes: Iterable[Node]) -> bool:
+def normalises_over_batch(nodes: Iterable[Node]) -> bool:
     """Whether a batch normalisation among the Nodes is in training mode, with statistics over
     several samples. Then gradients of different images cannot be computed together."""
     norms = [node for node in nodes if getattr(node, "_saved_training", False)]

@@ -18,7 +18,7 @@ from explain.data.inputs import Inputs
 from explain.hooks.attention_parts import NO_ATTENTION
 from explain.hooks.group import HookGroup
 from explain.hooks.guard import Hook
-from explain.hooks.interventions import Intervention, Replace, row_counts
+from explain.hooks.interventions import Intervention, Replace, sample_counts
 from explain.hooks.layer_names import find_places, name_of_place, place_of
 from explain.hooks.preserve import copied
 from explain.hooks.units import Axes
@@ -196,7 +196,7 @@ def _apply(
                 f"{type(output).__name__}"
             )
         shape = tuple(values.shape)
-        counts = {model_calls.images, *row_counts()}
+        counts = {model_calls.images, *sample_counts()}
         tokens_first = values.ndim == 3 and shape[0] not in counts and shape[1] in counts
         if intervention.of_places and len(values) not in counts and not tokens_first:
             raise HookError(

@@ -26,25 +26,25 @@ from explain.hooks.preserve import is_under_way, untouched
 from explain.hooks.units import Units
 
 
-class _RowImages(threading.local):
-    """Which of the explained images each row of a batch belongs to, in this thread."""
+class _SampleImages(threading.local):
+    """Which of the explained images each sample of a batch belongs to, in this thread."""
 
     images: tuple[torch.Tensor, ...] = ()
 
 
-_rows = _RowImages()
+_samples = _SampleImages()
 
 
-def intervening_on_rows(*images: torch.Tensor) -> AbstractContextManager[None]:
-    """Tell interventions inside the block which image each row of a batch is a copy of. ``images``
-    are image numbers ``(rows,)``, one tensor for each number of rows that parts run with."""
-    return temporarily(_rows, images=images)
+def intervening_on_samples(*images: torch.Tensor) -> AbstractContextManager[None]:
+    """Tell interventions inside the block which image each sample of a batch is a copy of: numbers
+    ``(b,)``, one tensor for each number of samples that parts run with."""
+    return temporarily(_samples, images=images)
 
 
-def row_counts() -> set[int]:
-    """The numbers of rows that parts of the network may run with, as `intervening_on_rows`
+def sample_counts() -> set[int]:
+    """The numbers of samples that parts of the network may run with, as `intervening_on_samples`
     tells."""
-    return {len(images) for images in _rows.images}
+    return {len(images) for images in _samples.images}
 
 
 def values_for_batch(values: torch.Tensor, count: int, owner: str) -> torch.Tensor:
@@ -52,11 +52,11 @@ def values_for_batch(values: torch.Tensor, count: int, owner: str) -> torch.Tens
     these images; those of one image, ``(1, ...)``, are for all. An error names their ``owner``."""
     if len(values) == 1:
         return values
-    images = next((images for images in _rows.images if len(images) == count), None)
+    images = next((images for images in _samples.images if len(images) == count), None)
     if images is not None and int(images.max()) < len(values):
         return values[images.to(values.device)]
     if count == 1 and is_under_way():
-        return values[:1]  # a run with one row, as when layers are looked for: the first image's
+        return values[:1]  # a run with one sample, as when layers are looked for: the first image's
     if len(values) != count:
         raise HookError(
             f"{owner} must have values for 1 or {count} images, got {len(values)}; give one for all"
@@ -178,7 +178,7 @@ class Patch(Intervention):
     def replacement(
         self, values: torch.Tensor, channel_dim: int, over: Sequence[int]
     ) -> torch.Tensor:
-        """The patch's values, for each row of the batch."""
+        """The patch's values, for each sample of the batch."""
         new_values = self.values.to(values)
         return (
             values_for_batch(new_values, len(values), str(self))

@@ -59,9 +59,9 @@ class OpenProgram(nn.Module):
 
     def open(self, *args: Any, **kwargs: Any) -> None:
         """Find the layers in a pass of these inputs, unless they are those of inputs like these."""
-        rows = self.shape[0]
-        if rows is not None:
-            args = (next(_parts(args[0], rows)), *args[1:])
+        length = self.shape[0]
+        if length is not None:
+            args = (next(_parts(args[0], length)), *args[1:])
         shapes = _shapes(args, kwargs)
         if shapes == self.opened_for and not _may_branch(self.program):
             return
@@ -91,17 +91,17 @@ class OpenProgram(nn.Module):
             for module in self.modules()
             if isinstance(module, ProgramLayer)
         )
-        rows = self.shape[0]
-        if rows is None or rows == len(args[0]):
+        length = self.shape[0]
+        if length is None or length == len(args[0]):
             if not has_hooks:
                 return self.program(*args, **kwargs)
             recording = self._recorded(args, kwargs)
             return self._replayed(recording, nested.paths((args, kwargs)))
         (x,) = args
         if not has_hooks:
-            parts = [self.program(part) for part in _parts(x, rows)]
+            parts = [self.program(part) for part in _parts(x, length)]
             return torch.cat(parts)[: len(x)]
-        first = next(_parts(x, rows))
+        first = next(_parts(x, length))
         return self._replayed(self._recorded((first,), {}), [((0,), x)])
 
     def _recorded(self, args: Any, kwargs: Any) -> Recording:
@@ -228,18 +228,19 @@ def _layers_of(paths: Mapping[Step, tuple[str, ...]]) -> list[tuple[str, ...]]:
     return list(dict.fromkeys(paths.values()))
 
 
-def _parts(tensor: Tensor, rows: int) -> Iterator[Tensor]:
-    """Yield a tensor in parts of so many rows, the last filled up with copies of its last row."""
-    missing = -len(tensor) % rows
+def _parts(tensor: Tensor, length: int) -> Iterator[Tensor]:
+    """Yield a tensor in parts of this ``length``, the last filled up with copies of its last
+    sample."""
+    missing = -len(tensor) % length
     filled = tensor
     if missing:
         filled = torch.cat([tensor, tensor[-1:].expand(missing, *tensor.shape[1:])])
-    yield from torch.split(filled, rows)
+    yield from torch.split(filled, length)
 
 
 def _run(step: Step, tensors: Mapping[Value, Tensor]) -> Tensors:
-    """Compute a step again. Where a hook has given a layer's output more rows, the step is run for
-    each part of as many rows as were recorded."""
+    """Compute a step again. Where a hook has given a layer's output more samples, the step is run
+    for each part of as many samples as were recorded."""
     with torch.set_grad_enabled(torch.is_grad_enabled() and step.has_gradient):
         shares = (
             Fraction(len(tensors[value]), value.shape[0])

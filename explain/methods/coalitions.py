@@ -14,7 +14,7 @@ import torch
 from explain.baselines import Zero
 from explain.baselines.base import Baseline
 from explain.engine import Evidence, Need, PerturbedRows
-from explain.engine.perturbations import one_by_one, rows_of
+from explain.engine.perturbations import one_by_one, samples_of
 from explain.methods.estimates import Estimate, EstimateMethod, Estimator
 from explain.methods.masking import MaskedInputs, Score, blank_score, whole_score
 from explain.methods.regions import Regions, Squares
@@ -78,7 +78,7 @@ class Coalitions(MaskedInputs):
         shown = self.shown(labels)
 
         mask_of = one_by_one(lambda image, run: shown[image][run].to(x)[labels[image]][None])
-        return rows_of([len(runs) for runs in shown], x.device, mask_of)
+        return samples_of([len(runs) for runs in shown], x.device, mask_of)
 
 
 class RegionMethod(EstimateMethod):

@@ -1,7 +1,7 @@
 """Maps from the scores of perturbed photos: what methods that run these share, standard errors, and
 when to stop.
 
-- `RowMethod`: makes perturbed photos, and a map from all of their scores
+- `ScoredSamplesMethod`: makes perturbed photos, and a map from all of their scores
 - `EstimateMethod`: estimates the map of each image as scores come, with an `Estimator`
 - `SearchMethod`: chooses what to run by the scores so far
 """
@@ -269,10 +269,10 @@ class PerturbationMethod(Method):
 
 
 @dataclass(frozen=True)
-class _RowsOf(Perturbation):
-    """The perturbation that makes the inputs of a `RowMethod`."""
+class _SamplesOf(Perturbation):
+    """The perturbation that makes the inputs of a `ScoredSamplesMethod`."""
 
-    method: "RowMethod"
+    method: "ScoredSamplesMethod"
 
     @property
     def of_tokens(self) -> bool:  # type: ignore[override]
@@ -296,7 +296,7 @@ class _RowsOf(Perturbation):
         return self.method.perturbed(evidence)
 
 
-class RowMethod(PerturbationMethod):
+class ScoredSamplesMethod(PerturbationMethod):
     """A perturbation method in one class: `perturbed` makes the inputs, `map` the map from their
     scores. Both need what ``looks_at`` says; ``words`` names the inputs in a plan."""
 
@@ -330,7 +330,7 @@ class RowMethod(PerturbationMethod):
     @property
     def scores(self) -> Scores:
         """The need for the scores of all perturbed inputs, by image."""
-        return Scores(_RowsOf(self), ScoreOf(self.score), ByImage())
+        return Scores(_SamplesOf(self), ScoreOf(self.score), ByImage())
 
     @property
     def needs(self) -> frozenset[Need[Any]]:

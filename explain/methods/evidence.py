@@ -15,8 +15,8 @@ from explain.baselines.base import Baseline
 from explain.engine import Activations, Attributions, Evidence, Need
 from explain.engine.perturbations import (
     AnswerTo,
-    GivenRows,
-    KeepAllRows,
+    GivenSamples,
+    KeepAll,
     OutOfTimeError,
     Perturbation,
     ScoreOf,
@@ -24,7 +24,7 @@ from explain.engine.perturbations import (
     Search,
     Searches,
     Steps,
-    rows_of,
+    samples_of,
 )
 from explain.layers.placement import nearest
 from explain.methods.base import Method, Outcome, register
@@ -603,8 +603,8 @@ class RegionSearch(Search):
             def mixed_maps(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
                 return torch.where(shown_places[numbers], maps, absent)
 
-            rows = rows_of(counts, maps.device, mixed_maps)
-            perturbed = GivenRows(rows, "maps of which some regions are absent")
+            samples = samples_of(counts, maps.device, mixed_maps)
+            perturbed = GivenSamples(samples, "maps of which some regions are absent")
         else:
             perturbed = ShownParts(
                 baseline, self._index, list(visible), lambda regions: regions[self._cells]
@@ -638,7 +638,7 @@ class RegionSearch(Search):
 def baseline_maps(baseline: Baseline) -> Attributions:
     """The need for a layer's feature maps ``(N, C, h, w)`` of photos that a baseline covers
     entirely."""
-    return Attributions(FullyMasked(baseline), AnswerTo(Activations()), KeepAllRows())
+    return Attributions(FullyMasked(baseline), AnswerTo(Activations()), KeepAll())
 
 
 def members(level: torch.Tensor, regions: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ from explain._utils.errors import MethodError
 from explain.baselines import Defocus
 from explain.baselines.base import Baseline
 from explain.engine import Evidence
-from explain.engine.perturbations import GivenRows, Scores, Search, Steps, rows_of
+from explain.engine.perturbations import GivenSamples, Scores, Search, Steps, samples_of
 from explain.hooks.preserve import recording
 from explain.methods.base import register
 from explain.methods.estimates import SearchMethod
@@ -216,12 +216,14 @@ class _Ascent(Search):
                 )
             seen = photos.flip(-1) if number % 2 == 0 else photos
         detached = seen.detach()
-        rows = rows_of(
+        samples = samples_of(
             [areas] * len(self._x),
             detached.device,
             lambda images, numbers: detached[images * areas + numbers],
         )
-        perturbation = GivenRows(rows, "photos seen through masks that are looked for", self._x)
+        perturbation = GivenSamples(
+            samples, "photos seen through masks that are looked for", self._x
+        )
         scores_and_gradients = (yield Scores(perturbation, ScoreAndGradient())).to(self._x)
         photo_gradient = scores_and_gradients[:, 1:].reshape(seen.shape)
         area_gradient = self._towards_area(full.detach(), number)

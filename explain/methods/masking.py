@@ -18,8 +18,8 @@ from explain.engine.perturbations import (
     Scores,
     Unperturbed,
     one_by_one,
-    one_row_each,
-    rows_of,
+    one_sample_each,
+    samples_of,
 )
 from explain.methods.regions import Cell, pixels_of
 
@@ -51,7 +51,7 @@ class MaskedInputs(Perturbation):
         """
         x = evidence.inputs
         if not evidence.size:  # no picture to cover
-            return one_row_each(x)
+            return one_sample_each(x)
         return self._covered(x, self.masks(evidence))
 
     def matching_rows(self, evidence: Evidence, first: PerturbedRows) -> PerturbedRows:
@@ -113,7 +113,7 @@ class ShownParts(MaskedInputs):
         counts[self.image] = len(self.parts)
 
         mask_of = one_by_one(lambda image, number: self.mask(self.parts[number])[None])
-        return rows_of(counts, evidence.inputs.device, mask_of)
+        return samples_of(counts, evidence.inputs.device, mask_of)
 
 
 @dataclass(frozen=True)

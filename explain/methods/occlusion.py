@@ -13,7 +13,7 @@ from explain._utils.random_numbers import seeded, uniform
 from explain.baselines import Zero
 from explain.baselines.base import Baseline
 from explain.engine import Evidence, Need, PerturbedRows, needs, perturbations
-from explain.engine.perturbations import Build, one_by_one, rows_of
+from explain.engine.perturbations import Build, one_by_one, samples_of
 from explain.layers.layouts import enlarge
 from explain.methods.base import register
 from explain.methods.estimates import Estimate, EstimateMethod, Estimator, floored_error
@@ -68,7 +68,7 @@ class Windows(MaskedInputs):
         boxes = self.boxes(evidence.size)
 
         outside_window = one_by_one(lambda image, number: 1 - box_mask([boxes[number]], x)[None])
-        return rows_of([len(boxes)] * len(x), x.device, outside_window)
+        return samples_of([len(boxes)] * len(x), x.device, outside_window)
 
 
 def _by_side(
@@ -211,7 +211,7 @@ class SmoothGrids(MaskedInputs):
         x = evidence.inputs
         block_of = lru_cache(maxsize=1)(partial(self._block, x))
         smooth = one_by_one(lambda image, number: block_of(number // BLOCK)[number % BLOCK][None])
-        return rows_of([self.samples] * len(x), x.device, smooth)
+        return samples_of([self.samples] * len(x), x.device, smooth)
 
     def _block(self, like: torch.Tensor, block: int) -> torch.Tensor:
         """Masks ``(BLOCK, H, W)`` from the seed and the number ``block``: random grids of zeros and

@@ -27,10 +27,10 @@ from explain.engine.perturbations import (
     Build,
     OneForEach,
     Scores,
-    SumOfRows,
+    SumOfSamples,
     ZeroInput,
     one_by_one,
-    rows_of,
+    samples_of,
 )
 from explain.layers.layouts import Grids
 from explain.methods.base import GRADIENTS, Method, register, spatial_dims
@@ -144,7 +144,7 @@ class Path(Perturbation):
     def rows(self, evidence: Evidence) -> PerturbedRows:
         """One input for each point of the path of each photo, in the order of the path."""
         x = evidence.inputs
-        return rows_of([self.steps] * len(x), x.device, self.points(evidence))
+        return samples_of([self.steps] * len(x), x.device, self.points(evidence))
 
     @property
     def gradients(self) -> Attributions:
@@ -160,7 +160,7 @@ class WeightedSum(Reducer):
 
     def begin(self, evidence: Evidence) -> Accumulator:
         weights = self.path.weights(evidence)
-        return SumOfRows(
+        return SumOfSamples(
             len(evidence.inputs),
             lambda images, numbers, values: values * weights(images, numbers).to(values),
         )
@@ -182,14 +182,14 @@ class StraightPath(Path):
         places of the quadrature."""
         x = evidence.inputs
         start = self.start.perturbed(evidence)
-        points = self._for_rows(0, x)
+        points = self._for_samples(0, x)
         return lambda images, numbers: torch.lerp(start[images], x[images], points[numbers])
 
     def weights(self, evidence: Evidence) -> Build:
-        weights = self._for_rows(1, evidence.inputs)
+        weights = self._for_samples(1, evidence.inputs)
         return lambda images, numbers: weights[numbers]
 
-    def _for_rows(self, part: int, x: torch.Tensor) -> torch.Tensor:
+    def _for_samples(self, part: int, x: torch.Tensor) -> torch.Tensor:
         """For integrated gradients, the points (``part`` 0) or the weights (``part`` 1) of the
         quadrature ``(steps, 1, ..., 1)``, which broadcast over copies of ``x`` and have its type.
         """
@@ -542,7 +542,7 @@ class Baselines(Perturbation):
         """
         x = evidence.inputs
         starts = several(self.baselines, x[0])
-        return rows_of([len(starts)] * len(x), x.device, lambda images, numbers: starts[numbers])
+        return samples_of([len(starts)] * len(x), x.device, lambda images, numbers: starts[numbers])
 
 
 class SeveralBaselines(CompleteMethod):

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from explain._utils.errors import MethodError, short_repr
 from explain.baselines.base import Baseline
 from explain.engine import Accumulator, Attributions, Evidence, Need, Reducer
-from explain.engine.perturbations import Scores, Search, Searches, Steps, given_row
+from explain.engine.perturbations import Scores, Search, Searches, Steps, given_sample
 from explain.methods.base import GRADIENTS, Method, check_range, ratio, register
 from explain.methods.path import (
     CompleteMethod,
@@ -175,8 +175,8 @@ class Walk(Search):
         share = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
         for step in range(self._method.steps):
             point = self._start + share.to(x) * way
-            row = given_row(point, self._image, "points of a path", self._inputs)
-            score_and_gradient = yield Scores(row, ScoreAndGradient())
+            sample = given_sample(point, self._image, "points of a path", self._inputs)
+            score_and_gradient = yield Scores(sample, ScoreAndGradient())
             gradient = score_and_gradient[0, 1:].reshape(x.shape)
             further = self._method.further(share, gradient, way, step)
             if self._changes is None:

@@ -13,17 +13,17 @@ from explain._utils.random_numbers import permutation
 from explain.baselines.replacements import to_unit
 from explain.engine import Activations, Evidence, Need, PerturbedRows
 from explain.engine.needs import BlockTokens
-from explain.engine.perturbations import Scores, ZeroInput, one_row_each, rows_of
+from explain.engine.perturbations import Scores, ZeroInput, one_sample_each, samples_of
 from explain.layers.placement import Placement, draw
 from explain.methods.base import Outcome, Style, over_all, ratio, register
 from explain.methods.cam import unless_rounding, weighted_maps
-from explain.methods.estimates import RowMethod
+from explain.methods.estimates import ScoredSamplesMethod
 from explain.methods.masking import Score
 from explain.methods.occlusion import enlarging
 from explain.methods.wrappers import noises, span
 
 
-class ScoreWeightedMethod(RowMethod):
+class ScoreWeightedMethod(ScoredSamplesMethod):
     """A method that weighs each feature map by the softmax of the scores of photos that it masks,
     enlarged and scaled to [0, 1]; a subclass may run it several ``times``."""
 
@@ -80,7 +80,7 @@ class ScoreWeightedMethod(RowMethod):
             places = placement and placement.converted(lambda centres: centres[images.cpu()])
             return self.masked(x[images], a[images, channel], numbers % self.times, places)
 
-        return rows_of_items(channels, masked)
+        return samples_of_items(channels, masked)
 
     @property
     def needs(self) -> frozenset[Need[Any]]:
@@ -247,7 +247,7 @@ class ISCAM(ScoreWeightedMethod):
 
 
 @register
-class AblationCAM(RowMethod):
+class AblationCAM(ScoredSamplesMethod):
     r"""Feature maps weighted by the drop of the score without them.
 
     Weigh each feature map by what the score loses without it: :math:`w_k = (y - y_{\setminus k}) /
@@ -306,7 +306,7 @@ class AblationCAM(RowMethod):
             maps[torch.arange(len(images), device=images.device), channel] = 0
             return maps
 
-        return rows_of_items([is_alive.nonzero()[:, 0] for is_alive in _alive(a)], ablated)
+        return samples_of_items([is_alive.nonzero()[:, 0] for is_alive in _alive(a)], ablated)
 
     def map(self, evidence: Evidence, scores: Sequence[torch.Tensor]) -> torch.Tensor:
         """Make the map of `AblationCAM`: sum the feature maps, each weighted by the share of the
@@ -325,7 +325,7 @@ class AblationCAM(RowMethod):
         return Outcome()
 
 
-def rows_of_items(
+def samples_of_items(
     items: Sequence[torch.Tensor],
     build: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
 ) -> PerturbedRows:
@@ -333,7 +333,7 @@ def rows_of_items(
     them from the images' numbers ``(b,)``, the items ``(b, ...)`` and their numbers ``(b,)``.
     """
     padded = pad_sequence(list(items), batch_first=True)
-    return rows_of(
+    return samples_of(
         [len(image_items) for image_items in items],
         padded.device,
         lambda images, numbers: build(images, padded[images, numbers], numbers),
@@ -399,7 +399,7 @@ def clustered(
 
 
 @register
-class ViTCX(RowMethod):
+class ViTCX(ScoredSamplesMethod):
     r"""Clusters of a transformer's maps weighted by the score of the masked photo.
 
     Show the photo through clusters of a transformer's own maps, each weighted by what it makes the
@@ -469,7 +469,7 @@ class ViTCX(RowMethod):
         """
         x = evidence.inputs
         if len(evidence.size) != 2:
-            return one_row_each(x)  # no photo
+            return one_sample_each(x)  # no photo
         clusters = [maps.to(x).repeat_interleave(2, 0) for maps in self.clusters(evidence)]
         placement = evidence.placement
 
@@ -485,7 +485,7 @@ class ViTCX(RowMethod):
             seen = torch.where((numbers % 2 == 0)[:, None, None, None], keep, 1)
             return x[images] * seen + self.sigma * added * (1 - keep)
 
-        return rows_of_items(clusters, masked_or_noise)
+        return samples_of_items(clusters, masked_or_noise)
 
     def map(self, evidence: Evidence, scores: Sequence[torch.Tensor]) -> torch.Tensor:
         """The map of `ViTCX` ``(N, H, W)``: the mean at each pixel of the clusters' weights (masked
@@ -494,8 +494,8 @@ class ViTCX(RowMethod):
         per_image = zip(
             self.clusters(evidence), scores, evidence[self.whole], _of_each(evidence), strict=True
         )
-        for maps, row_scores, whole, placement in per_image:
-            masked_score, noise_score = row_scores.reshape(-1, 2).unbind(1)
+        for maps, sample_scores, whole, placement in per_image:
+            masked_score, noise_score = sample_scores.reshape(-1, 2).unbind(1)
             values.append(
                 weighted_mean(
                     maps.to(whole), masked_score - noise_score + whole, evidence.size, placement
@@ -531,7 +531,7 @@ def weighted_mean(
 
 
 @register
-class TIS(RowMethod):
+class TIS(ScoredSamplesMethod):
     r"""Random subsets of a transformer's tokens, weighted by the score with only these.
 
     Run a transformer on samples of its tokens, and average the scores at each token over the
@@ -605,7 +605,7 @@ class TIS(RowMethod):
         return tokens_of_images
 
     def perturbed(self, evidence: Evidence) -> PerturbedRows:
-        return rows_of_items(self.tokens(evidence), lambda images, masks, numbers: masks)
+        return samples_of_items(self.tokens(evidence), lambda images, masks, numbers: masks)
 
     def map(self, evidence: Evidence, scores: Sequence[torch.Tensor]) -> torch.Tensor:
         """The map of `TIS` ``(N, h, w)``: the mean score of the masks that keep each token; 0 for a

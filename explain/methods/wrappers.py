@@ -19,7 +19,7 @@ from explain.engine import (
     Reducer,
 )
 from explain.engine.needs import LayerGradients
-from explain.engine.perturbations import AnswerTo, SumOfRows, rows_of
+from explain.engine.perturbations import AnswerTo, SumOfSamples, samples_of
 from explain.methods import cam, gradients
 from explain.methods.base import (
     Citation,
@@ -53,8 +53,8 @@ def noises(seed: int, numbers: torch.Tensor, like: torch.Tensor) -> torch.Tensor
 
 
 def span(values: torch.Tensor) -> torch.Tensor:
-    """The range, largest less least value, of each row of ``values`` ``(N, ...)``: ``(N, 1, ...)``,
-    which broadcasts over them. The unit of noise."""
+    """The range, largest less least value, of each sample of ``values`` ``(N, ...)``:
+    ``(N, 1, ...)``, which broadcasts over them. The unit of noise."""
     least, most = values.flatten(1).aminmax(dim=1)
     return over_all(most - least, values)
 
@@ -81,7 +81,7 @@ class NoisyCopies(Perturbation):
         def noisy(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
             return x[images] + spread[images] * noises(self.seed, numbers, x[0])
 
-        return rows_of([self.samples] * len(x), x.device, noisy)
+        return samples_of([self.samples] * len(x), x.device, noisy)
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,7 @@ class MeanPowers(Reducer):
         ) -> torch.Tensor:
             return torch.stack([values, values**2, values**3], 1) / self.samples
 
-        return SumOfRows(len(evidence.inputs), powers)
+        return SumOfSamples(len(evidence.inputs), powers)
 
 
 @register
@@ -325,8 +325,8 @@ class Views(Perturbation):
         x = evidence.inputs
 
         def carry(tensor: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-            """Show the rows of a tensor ``(b, ...)`` as the views with these numbers ``(b,)`` show
-            the photo.
+            """Show the samples of a tensor ``(b, ...)`` as the views with these numbers ``(b,)``
+            show the photo.
             """
             kinds = [self.kinds[number] for number in numbers.tolist()]
             return torch.cat(
@@ -337,8 +337,8 @@ class Views(Perturbation):
             )
 
         counts = [len(self.kinds)] * len(x)
-        rows = rows_of(counts, x.device, lambda images, numbers: carry(x[images], numbers))
-        return replace(rows, carry=carry)
+        samples = samples_of(counts, x.device, lambda images, numbers: carry(x[images], numbers))
+        return replace(samples, carry=carry)
 
 
 @dataclass(frozen=True)
@@ -357,8 +357,8 @@ class MappedBack(Reducer):
         def mapped_back(
             images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor
         ) -> torch.Tensor:
-            rows = zip(numbers.tolist(), values, strict=True)
-            return torch.stack([view_moved_back(number, value) for number, value in rows])
+            pairs = zip(numbers.tolist(), values, strict=True)
+            return torch.stack([view_moved_back(number, value) for number, value in pairs])
 
         def view_moved_back(number: int, value: torch.Tensor) -> torch.Tensor:
             """The map ``value`` of one view, moved back to the photo's place, and the weight of the
@@ -370,7 +370,7 @@ class MappedBack(Reducer):
             coverage = _shown(torch.ones_like(as_image), 1 / scale, flip, padding="zeros")
             return torch.cat([moved, coverage]).reshape((2, *value.shape))
 
-        return SumOfRows(len(evidence.inputs), mapped_back)
+        return SumOfSamples(len(evidence.inputs), mapped_back)
 
 
 @dataclass(frozen=True)

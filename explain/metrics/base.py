@@ -26,7 +26,7 @@ from explain._utils.plugins import load_plugins
 from explain.attribution.diagnostics import image_names
 from explain.baselines.base import Baseline
 from explain.engine import Evidence, Perturbation, PerturbedRows
-from explain.engine.perturbations import ScoreKind, ScoreOf, Scores, one_row_each, rows_of
+from explain.engine.perturbations import ScoreKind, ScoreOf, Scores, one_sample_each, samples_of
 from explain.layers.layouts import Size
 from explain.methods.base import over_all
 from explain.methods.masking import MaskedInputs, Score, blank_score, whole_score
@@ -318,8 +318,8 @@ class ScoreRequest:
     @property
     def perturbed(self) -> Scores | None:
         """The need for the scores of the partly perturbed photos; None if the request has none."""
-        has_rows = self.places is None or bool((self.places >= 0).any())
-        return Scores(self.of, ScoreOf(self.score)) if has_rows else None
+        has_samples = self.places is None or bool((self.places >= 0).any())
+        return Scores(self.of, ScoreOf(self.score)) if has_samples else None
 
     @property
     def needs(self) -> frozenset[Scores]:
@@ -336,8 +336,8 @@ class ScoreRequest:
         if self.blank is not None:
             scores = torch.where(self.places == COVERED, evidence[self.blank][:, None], scores)
         if self.perturbed is not None:
-            row_scores = evidence[self.perturbed][self.places.clamp(min=0)]
-            scores = torch.where(self.places >= 0, row_scores, scores)
+            sample_scores = evidence[self.perturbed][self.places.clamp(min=0)]
+            scores = torch.where(self.places >= 0, sample_scores, scores)
         return scores.expand(self.places.shape)  # type: ignore[no-any-return]
 
 
@@ -379,13 +379,13 @@ class CoveredRanks(MaskedInputs):
             """Which pixels stay, ``(b, 1, H, W)``, for numbers of images and intervals ``(b,)``:
             those whose rank is outside of the interval.
             """
-            ranks_of_rows = ranks if len(ranks) == 1 else ranks[images]
-            rows = first[images] + numbers
-            low = over_all(starts[rows], ranks)
-            high = over_all(ends[rows], ranks)
-            return (ranks_of_rows < low).logical_or_(ranks_of_rows >= high)[:, None]
+            ranks_of_samples = ranks if len(ranks) == 1 else ranks[images]
+            places = first[images] + numbers
+            low = over_all(starts[places], ranks)
+            high = over_all(ends[places], ranks)
+            return (ranks_of_samples < low).logical_or_(ranks_of_samples >= high)[:, None]
 
-        return rows_of(counts.tolist(), ranks.device, kept)
+        return samples_of(counts.tolist(), ranks.device, kept)
 
 
 def cover_ranks(
@@ -418,7 +418,7 @@ class CoveredSoftly(MaskedInputs):
     covered_by = "a map"
 
     def masks(self, evidence: Evidence) -> PerturbedRows:
-        return one_row_each(self.keep[:, None])
+        return one_sample_each(self.keep[:, None])
 
 
 def covered_softly(mask: torch.Tensor, baseline: Baseline) -> CoveredSoftly:

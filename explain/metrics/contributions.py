@@ -12,7 +12,7 @@ from explain._utils.random_numbers import normal, permutation, seeded
 from explain.baselines import Noise, Zero
 from explain.baselines.base import Baseline
 from explain.engine import Evidence, Perturbation, PerturbedRows
-from explain.engine.perturbations import one_by_one, rows_of
+from explain.engine.perturbations import one_by_one, samples_of
 from explain.methods.base import ratio
 from explain.methods.masking import MaskedInputs, Score
 from explain.metrics import base
@@ -56,7 +56,7 @@ class RandomSubsets(MaskedInputs):
         x = evidence.inputs
 
         without = one_by_one(lambda image, sample: ~self.subset(evidence.size, sample)[None])
-        return rows_of([self.samples] * len(x), x.device, without)
+        return samples_of([self.samples] * len(x), x.device, without)
 
 
 class _SubsetCorrelation(ScoreMetric):
@@ -352,7 +352,7 @@ class LessNoise(Perturbation):
         x = evidence.inputs
 
         noisy = one_by_one(lambda image, sample: x[image] - self.noise(evidence.size, sample).to(x))
-        return rows_of([self.samples] * len(x), x.device, noisy)
+        return samples_of([self.samples] * len(x), x.device, noisy)
 
 
 @register

@@ -10,7 +10,7 @@ from explain._utils.random_numbers import seeded
 from explain.baselines.base import Baseline
 from explain.baselines.replacements import Blur, Mean, blurred
 from explain.engine import Evidence, PerturbedRows
-from explain.engine.perturbations import rows_of
+from explain.engine.perturbations import samples_of
 from explain.methods.base import spatial_dims
 from explain.methods.masking import MaskedInputs, Score
 from explain.metrics.base import (
@@ -71,10 +71,10 @@ class CoveredAreas(MaskedInputs):
     def masks(self, evidence: Evidence) -> PerturbedRows:
         count, places = self.kept.shape[:2]
 
-        def of_rows(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        def of_samples(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
             return self.kept[images, numbers][:, None]
 
-        return rows_of([places] * count, self.kept.device, of_rows)
+        return samples_of([places] * count, self.kept.device, of_samples)
 
 
 @register(uncover=True)

@@ -512,10 +512,10 @@ class _Evaluation:
         seconds = time.perf_counter() - begun
         stand_in = torch.rand(inputs.x[:, 0].shape, generator=torch.Generator().manual_seed(0))
         data = one.context.data("map", stand_in, score)
-        rows = 0
+        samples = 0
         for metric in one._of_kind(ScoreMetric):
             for request in metric.requests(data):
-                rows += len(one.context.rows_of(request.of).owners)
+                samples += len(one.context.samples_of(request.of).owners)
         variants: dict[Variant, None] = {}
         for again in one._of_kind(ReattributionMetric):
             variants |= dict.fromkeys(again.variants(one.context, data))
@@ -529,7 +529,7 @@ class _Evaluation:
             name: photos * plan(self.model, inputs, method, target=target, **options).cost()
             for name, method in methods.items()
         }
-        perturbed = float(photos * len(self.methods) * rows)
+        perturbed = float(photos * len(self.methods) * samples)
         made_again = len(variants) * sum(costs.values())
         maps = sum(
             cost for name, cost in costs.items() if not isinstance(self.methods[name], tuple)

@@ -101,9 +101,11 @@ class ModelContext:
         """
         if change is None:
             return self.images
-        return self.rows_of(change).make(torch.arange(len(self.images), device=self.images.device))
+        return self.samples_of(change).make(
+            torch.arange(len(self.images), device=self.images.device)
+        )
 
-    def rows_of(self, perturbation: Perturbation) -> PerturbedRows:
+    def samples_of(self, perturbation: Perturbation) -> PerturbedRows:
         """The perturbed photos."""
         grids = Grids(tuple(self.images.shape[2:]))
         score = self.images.new_zeros(len(self.images))
@@ -310,11 +312,11 @@ def _run(
             attributions = replace(request, finds_rounding=False).attributions()
         for name, method in zip(names, objects, strict=True):
             for number, result in enumerate(results):
-                rows = slice(None) if classes else slice(number * count, (number + 1) * count)
-                attribution = attributions[number if classes else 0][method.name][rows]
-                maps = Maps.of(name, attribution, images[rows])
+                samples = slice(None) if classes else slice(number * count, (number + 1) * count)
+                attribution = attributions[number if classes else 0][method.name][samples]
+                maps = Maps.of(name, attribution, images[samples])
                 result[name] = VariantResult(
-                    variants[number], maps, images[rows], attribution.score, attribution.logits
+                    variants[number], maps, images[samples], attribution.score, attribution.logits
                 )
     return results
 

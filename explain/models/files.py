@@ -44,11 +44,11 @@ class BlackBox(nn.Module):
     def forward(self, x: torch.Tensor) -> Any:
         """The scores of ``x`` ``(N, C, H, W)``; a batch of another length than the file was made
         for is run in parts of that length, the last filled up with copies."""
-        rows = self.shape[0]
-        if rows in (None, len(x)):
+        length = self.shape[0]
+        if length in (None, len(x)):
             return self.scores(x)
-        filled = torch.cat([x, x[-1:].expand(-len(x) % rows, *x.shape[1:])])
-        return torch.cat([self.scores(part) for part in torch.split(filled, rows)])[: len(x)]
+        filled = torch.cat([x, x[-1:].expand(-len(x) % length, *x.shape[1:])])
+        return torch.cat([self.scores(part) for part in torch.split(filled, length)])[: len(x)]
 
 
 def as_module(model: Any) -> Any:

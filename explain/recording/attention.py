@@ -10,8 +10,8 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from explain.recording.images import Labels, MixedError, follow, mixed_along, numbers_along
 from explain.recording.moves import is_move
-from explain.recording.rows import Labels, MixedError, follow, mixed_along, numbers_along
 from explain.recording.values import Step, Value
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from explain.recording.attention import Factor, RecordedAttention, token_numbers
+from explain.recording.images import Labels, labels_through
 from explain.recording.moves import is_move, moved, values_moved
-from explain.recording.rows import Labels, labels_through
 from explain.recording.values import Step, Value
 
 

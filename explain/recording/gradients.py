@@ -139,7 +139,7 @@ def _in_type(gradient: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _laid_out(gradient: Tensor, result: Tensor, step: Step) -> Tensor:
     """A gradient as PyTorch's derivative of a step takes it: for batch normalisations laid out as
-    the result, which PyTorch (2.13, 2.14) is wrong about otherwise where there is one row."""
+    the result, which PyTorch (2.13, 2.14) is wrong about otherwise where there is one sample."""
     if "batch_norm" not in step.name:
         return gradient
     return torch.empty_like(result).copy_(gradient)

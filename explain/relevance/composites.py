@@ -301,13 +301,13 @@ def propagate(
     signals: AbstractSet[Value],
     wanted: AbstractSet[Value],
     count: int,
-    rows: Mapping[Value, Tensor | None] | None = None,
+    image_labels: Mapping[Value, Tensor | None] | None = None,
     channels: KeptChannels | None = None,
 ) -> PropagationResult:
     """Walk back over a recorded pass by the rules of a composite, from the ``gradients`` of the
     score in the output; with ``channels``, relevance passes through these alone."""
     # `signals` are the values that a gradient leads from to the explained inputs (`sources`);
-    # `rows` says which image each value belongs to, where the images do not come first
+    # `image_labels` says which image each value belongs to, where the images do not come first
     leading = paths_to(recorded, gradients)
     keep = {*wanted, channels.value} if channels else set(wanted)
     steps = relevance_steps(recorded, signals, leading, keep)
@@ -316,11 +316,11 @@ def propagate(
     covered = Counter[tuple[str, str]]()
     missed = Counter[str]()
     rules: dict[RecordedStep, Rule] = {}
-    rows = rows or {}
+    image_labels = image_labels or {}
     # the rules of linear maps are listed first
     for step in sorted(steps, key=lambda step: step.map is None):
-        step.images = rows.get(step.map_output)
-        step.input_images = [rows.get(value) for value in step.inputs]
+        step.images = image_labels.get(step.map_output)
+        step.input_images = [image_labels.get(value) for value in step.inputs]
         has_no_rule = step.kind == "other"
         name = step.name if has_no_rule else step.kind
         rule = None if has_no_rule else chosen.rule(step)

@@ -20,8 +20,8 @@ from explain._utils.options import CheckedFields
 from explain.recording import Step as RecordedStep
 from explain.recording import Value
 from explain.recording.gradients import Gradients, Rule, derivative
+from explain.recording.images import summed
 from explain.recording.moves import fits
-from explain.recording.rows import summed
 from explain.relevance.linear_maps import along
 from explain.relevance.steps import Step
 
@@ -297,7 +297,7 @@ def _replaced(
 
 def numbers_of(tensor: Tensor, count: int, images: Tensor | None) -> Tensor | None:
     """The image number of each value of a step's tensor: ``images`` where they broadcast to it,
-    else by rows, one or several for each of ``count`` images. None where it is not known."""
+    else by samples, one or several for each of ``count`` images. None where it is not known."""
     if images is not None and fits(images, tensor.shape):
         return images
     if tensor.ndim and len(tensor) and len(tensor) % count == 0:
@@ -308,6 +308,6 @@ def numbers_of(tensor: Tensor, count: int, images: Tensor | None) -> Tensor | No
 
 
 def _first(count: int, like: Tensor) -> Tensor:
-    """The image numbers of a tensor whose rows come image by image: ``(len(like), 1, ...)``."""
+    """The image numbers of a tensor whose samples come image by image: ``(len(like), 1, ...)``."""
     numbers = torch.arange(count, device=like.device, dtype=torch.int32)
     return along(numbers.repeat_interleave(len(like) // count), like.ndim)

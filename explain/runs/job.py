@@ -28,7 +28,7 @@ from explain.attribution.result import Attribution, set_figures
 from explain.data.boxes import Corners
 from explain.explanation.detected import Located
 from explain.explanation.explainer import Explainer, Session
-from explain.explanation.photos import explained, rows_are_apart
+from explain.explanation.photos import explained, samples_are_apart
 from explain.explanation.tiles import canvas_of, tiles_on_photo
 from explain.layers.intervening import intervene
 from explain.methods.base import Method, MethodLike, get_method
@@ -194,7 +194,7 @@ class Job:
         each other: each has the same values as alone. The answer holds for the run."""
         if self._independent is None:
             with intervene(self.explainer.model, self.explainer.interventions):
-                self._independent = rows_are_apart(self.explainer.model, self._batch([photo]))
+                self._independent = samples_are_apart(self.explainer.model, self._batch([photo]))
         return self._independent
 
     def answers(self, photos: Sequence[Any]) -> list[PhotoRecord]:

@@ -55,7 +55,7 @@ class Target:
 
     def rows(self, images: torch.Tensor) -> "Target":
         """Return the resolved target for a batch of perturbed copies: ``images`` ``(P,)`` are the
-        images of its rows, counted from 0."""
+        images of its samples, counted from 0."""
         return self.mapped(lambda target: target.rows(images))
 
     def mapped(self, change: Callable[["Target"], "Target"]) -> "Target":
@@ -176,11 +176,11 @@ def check_one_per_image(what: str, held: int, count: int) -> None:
         )
 
 
-def images_of_rows(images: tuple[int, ...] | None, rows: torch.Tensor) -> tuple[int, ...]:
-    """Return the original images of perturbed copies, where a target counts rows ``(P,)``, and
-    these belong to ``images``. None for ``images`` means that row i is image i.
+def images_of_samples(images: tuple[int, ...] | None, samples: torch.Tensor) -> tuple[int, ...]:
+    """Return the original images of perturbed copies, where a target counts samples ``(P,)``, and
+    these belong to ``images``. None for ``images`` means that sample i is image i.
     """
-    return tuple(rows.tolist() if images is None else (images[row] for row in rows.tolist()))
+    return tuple(samples.tolist() if images is None else (images[i] for i in samples.tolist()))
 
 
 def _terms(target: Any) -> tuple[tuple[float, Target], ...]:
@@ -264,8 +264,8 @@ def find_scores(output: Any, count: int) -> torch.Tensor | None:
         if output.ndim > 2:
             is_one_place = len(output) == count and output.shape[2:].numel() == 1
             return output.flatten(1) if is_one_place else None
-        rows = output.shape[0] if output.ndim == 2 else output.numel()
-        return output if rows == count else None
+        length = output.shape[0] if output.ndim == 2 else output.numel()
+        return output if length == count else None
     candidates = _candidates(output, count)
     reader = READER.get()
     if len(candidates) > 1 and reader is not None:

@@ -391,14 +391,14 @@ class Similarity(Target):
     def pick(self, output: Any, count: int) -> Picked:
         """The cosine ``(count,)`` between the model's embedding of each image and the given one."""
         shape = "embeddings (N, D)"
-        rows = need_tensor(output, count, (2, 4), self, shape, EMBEDDINGS).flatten(1)
-        reference = self.embedding.to(rows)
-        if reference.shape not in (rows.shape, rows.shape[1:]):
+        embeddings = need_tensor(output, count, (2, 4), self, shape, EMBEDDINGS).flatten(1)
+        reference = self.embedding.to(embeddings)
+        if reference.shape not in (embeddings.shape, embeddings.shape[1:]):
             raise TargetError(
-                f"embedding must have the shape {tuple(rows.shape)} of the model's, or one row of "
-                f"it, got {tuple(reference.shape)}"
+                f"embedding must have the shape {tuple(embeddings.shape)} of the model's, or "
+                f"that of one image, got {tuple(reference.shape)}"
             )
-        return F.cosine_similarity(rows, reference.expand_as(rows), dim=1), None
+        return F.cosine_similarity(embeddings, reference.expand_as(embeddings), dim=1), None
 
     def rows(self, images: torch.Tensor) -> "Similarity":
         """The similarity target for a batch of perturbed copies of the given images: their

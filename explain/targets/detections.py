@@ -418,8 +418,8 @@ class Detected(Target):
         # after suppression, each box has one label
         if not boxes.dense or self.of not in ("score", "logit") or len(self.images) > count:
             return None
-        rows = [boxes.scores[i][self._matched(boxes, i)[0]].detach() for i in range(count)]
-        scores = torch.stack(rows)
+        of_images = [boxes.scores[i][self._matched(boxes, i)[0]].detach() for i in range(count)]
+        scores = torch.stack(of_images)
         if scores.isinf().any():
             return None
         return scores, torch.tensor(self.labels, device=scores.device)
@@ -442,17 +442,17 @@ class Detected(Target):
         return best
 
     def rows(self, images: torch.Tensor) -> "Detected":
-        """The detection target for a batch whose rows are perturbed copies of the given images:
+        """The detection target for a batch whose samples are perturbed copies of the given images:
         their labels, boxes and ranks."""
         numbers: list[int] = []
-        rows: list[int] = []
-        for row, image in enumerate(images.tolist()):
+        samples: list[int] = []
+        for sample, image in enumerate(images.tolist()):
             of_image = [number for number, other in enumerate(self.images) if other == image]
             numbers += of_image
-            rows += [row] * len(of_image)
+            samples += [sample] * len(of_image)
         return replace(
             self,
-            images=tuple(rows),
+            images=tuple(samples),
             labels=tuple(self.labels[number] for number in numbers),
             boxes=self.boxes[numbers],
             compared=self.compared[numbers],

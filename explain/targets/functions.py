@@ -11,7 +11,7 @@ from torch import nn
 
 from explain._utils.errors import TargetError
 from explain._utils.nested import first_tensor
-from explain.targets.base import Picked, Target, images_of_rows, summary_of_output
+from explain.targets.base import Picked, Target, images_of_samples, summary_of_output
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class ScoreTarget(Target):
 
     Args:
         function: ``output -> (P,)``, or ``output, images -> (P,)``.
-        images: the image of each row of the output; None is a row for each image in turn.
+        images: the image of each sample of the output; None is a sample for each image in turn.
 
     Raises:
         TargetError: a function that takes neither one argument nor two.
@@ -59,7 +59,7 @@ class ScoreTarget(Target):
         """The scores ``(count,)`` that the caller's function gives for the output.
 
         Raises:
-            TargetError: it returns something else than one score for each row.
+            TargetError: it returns something else than one score for each sample.
         """
         keyword = self._images_argument()
         if keyword is None:
@@ -82,7 +82,7 @@ class ScoreTarget(Target):
         return score, None
 
     def rows(self, images: torch.Tensor) -> "ScoreTarget":
-        return replace(self, images=images_of_rows(self.images, images))
+        return replace(self, images=images_of_samples(self.images, images))
 
     def _images_argument(self) -> str | None:
         """How the caller's function takes the images of its samples: by the keyword "images", as
@@ -105,8 +105,8 @@ class ScoreTarget(Target):
             signature.bind("output", "images")
             return ""
         raise TargetError(
-            f"target {self.name} must be a function of the output, or of it and its rows' images, "
-            f"got {signature}; bind other arguments with functools.partial"
+            f"target {self.name} must be a function of the output, or of it and its samples' "
+            f"images, got {signature}; bind other arguments with functools.partial"
         )
 
 

@@ -90,7 +90,7 @@ class Outputs:
         return self._applied(outputs, self.temperature)
 
     def of_classes(self, outputs: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
-        """Return the probability ``(N,)`` of one class ``(N,)`` for each row of outputs, without
+        """Return the probability ``(N,)`` of one class ``(N,)`` for each sample of outputs, without
         temperature; of numbers, the number."""
         return self._applied(outputs, 1.0).gather(1, classes[:, None].to(outputs.device))[:, 0]
 

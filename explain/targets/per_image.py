@@ -13,7 +13,7 @@ from explain.targets.base import (
     Target,
     check_one_per_image,
     find_tensor,
-    images_of_rows,
+    images_of_samples,
     need_tensor,
 )
 from explain.targets.classes import ClassTarget
@@ -75,10 +75,10 @@ class Separate(Target):
         return ", ".join(names[:4]) + f", ... ({len(names)})" * (len(names) > 4)
 
     def pick(self, output: Any, count: int) -> Picked:
-        """The score ``(count,)`` of each row by the target of its own image, and the classes if all
-        targets have them."""
+        """The score ``(count,)`` of each sample by the target of its own image, and the classes if
+        all targets have them."""
         images = self._images(count)
-        # each target was resolved on one image (number 0), and scores all rows
+        # each target was resolved on one image (number 0), and scores all samples
         all_first_image = torch.zeros(count, dtype=torch.long)
         scores = {}
         classes = {}
@@ -86,68 +86,67 @@ class Separate(Target):
             scores[image], classes[image] = (
                 self.targets[image].rows(all_first_image).pick(output, count)
             )
-        picked = torch.stack([scores[image][row] for row, image in enumerate(images)])
+        picked = torch.stack([scores[image][sample] for sample, image in enumerate(images)])
         indices = []
-        for row, image in enumerate(images):
+        for sample, image in enumerate(images):
             image_classes = classes[image]
             if image_classes is None:
                 return picked, None
-            indices.append(image_classes[row])
+            indices.append(image_classes[sample])
         return picked, torch.stack(indices)
 
     def probability(self, probabilities: torch.Tensor) -> torch.Tensor | None:
         count = len(probabilities)
         all_first_image = torch.zeros(count, dtype=torch.long)
-        rows = []
-        for row, image in enumerate(self._images(count)):
+        samples = []
+        for sample, image in enumerate(self._images(count)):
             target = self.targets[image].rows(all_first_image)
-            of_all_rows = target.probability(probabilities)
-            if of_all_rows is None:
+            of_all = target.probability(probabilities)
+            if of_all is None:
                 return None
-            rows.append(of_all_rows[row])
-        return torch.stack(rows)
+            samples.append(of_all[sample])
+        return torch.stack(samples)
 
     def resolved(self, output: Any, count: int) -> "Separate":
-        """Resolve each image's target on the row of its image alone."""
+        """Resolve each image's target on the sample of its image alone."""
         if self.images is not None:
             return self
         self._images(count)
         resolved: list[Target] = []
-        # each target makes its choices on the row of its image alone
+        # each target makes its choices on the sample of its image alone
         for image, target in enumerate(self.targets):
             if not isinstance(target, ScoreTarget):
-                row = take(output, count, [image])
-                target = target.resolved(row, 1)
-                target.pick(row, 1)  # refuses a target that holds something for several images
+                sample = take(output, count, [image])
+                target = target.resolved(sample, 1)
+                target.pick(sample, 1)  # refuses a target that holds something for several images
             resolved.append(target)
         return replace(self, targets=tuple(resolved))
 
     def rows(self, images: torch.Tensor) -> "Separate":
         """The targets for a batch of perturbed copies of the given images: which image's target
-        each row has."""
-        return replace(self, images=images_of_rows(self.images, images))
+        each sample has."""
+        return replace(self, images=images_of_samples(self.images, images))
 
     def mapped(self, change: Callable[[Target], Target]) -> "Separate":
         return replace(self, targets=tuple(map(change, self.targets)))
 
     def _images(self, count: int) -> Sequence[int]:
-        """The image whose target each of the ``count`` rows of an output has, where each image has
-        a target of its own. Raises `TargetError` if there are more or fewer rows than images.
-        """
+        """The image whose target each of the ``count`` samples of an output has, where each image
+        has its own. Raises `TargetError` if there are more or fewer samples than images."""
         images = range(len(self.targets)) if self.images is None else self.images
         check_one_per_image("target", len(images), count)
         return images
 
 
-def take(value: Any, count: int, rows: Sequence[int]) -> Any:
-    """Return a model's output with these ``rows`` of its ``count`` samples, in their order, in
+def take(value: Any, count: int, samples: Sequence[int]) -> Any:
+    """Return a model's output with these ``samples`` of its ``count``, in their order, in
     tensors and lists anywhere in it; what has no entry for each sample stays as it is."""
     if isinstance(value, torch.Tensor):
-        return value[list(rows)] if value.ndim and len(value) == count else value
+        return value[list(samples)] if value.ndim and len(value) == count else value
     members = [member for _, member in items(value)]
     has_tensors = any(isinstance(member, torch.Tensor) for member in members)
     if type(value) is list and len(value) == count and not has_tensors:
-        return [value[row] for row in rows]
+        return [value[sample] for sample in samples]
     if not members:
         return value
-    return with_items(value, [take(member, count, rows) for member in members])
+    return with_items(value, [take(member, count, samples) for member in members])

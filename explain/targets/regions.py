@@ -55,8 +55,8 @@ def read_class_maps(output: Any, count: int) -> ClassMaps | None:
 
 
 def _of_images(output: Any, names: tuple[str, ...], count: int) -> list[torch.Tensor]:
-    """The tensors of an output with these names and ``count`` rows; ``tensor(0)`` in the place of
-    one that is missing."""
+    """The tensors of an output with these names for ``count`` samples; ``tensor(0)`` in the place
+    of one that is missing."""
     tensors = []
     for part in items_named(output, names):
         fits = isinstance(part, torch.Tensor) and part.ndim > 0 and len(part) == count

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import explain
 from explain import ModelError
 from explain.engine import recorded_pass
-from explain.recording.rows import image_numbers, images_elsewhere
+from explain.recording.images import image_numbers, images_elsewhere
 from tests.conftest import Made
 
 _READS = (

@@ -10,14 +10,14 @@ import torch
 
 from explain.data.inputs import as_inputs
 from explain.engine.blocks import transformer_blocks
-from explain.engine.perturbations import rows_of
+from explain.engine.perturbations import samples_of
 from explain.engine.prefix import LayerPrefix
 from explain.engine.settings import takes_maps
 
 
 @pytest.mark.parametrize("counts", [[1, 2], [2, 2], [0, 3], [2, 0, 1]])
 def test_the_first_rows_of_all_images_come_first(counts: list[int]) -> None:
-    rows = rows_of(counts, torch.device("cpu"), lambda images, numbers: images + numbers)
+    rows = samples_of(counts, torch.device("cpu"), lambda images, numbers: images + numbers)
     expected = sorted(
         (number, image) for image, count in enumerate(counts) for number in range(count)
     )

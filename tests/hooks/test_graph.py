@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from explain._utils.modules import kept_modules, modules_of
-from explain.hooks.graph import Reach, differentiate, graph, normalises_over_rows
+from explain.hooks.graph import Reach, differentiate, graph, normalises_over_batch
 from explain.hooks.guard import Edits
 from explain.hooks.layer_names import LayerPlace, find_places, name_of_place, place_of
 from explain.hooks.preserve import without_proxy
@@ -25,8 +25,8 @@ def test_statistics_of_a_batch_join_its_samples() -> None:
     x, norm = torch.ones(2, 3, 4, 4, requires_grad=True), nn.functional.batch_norm
     of_batch = norm(x, None, None, training=True)
     stored = norm(x, torch.zeros(3), torch.ones(3))
-    assert normalises_over_rows(graph(of_batch))
-    assert not normalises_over_rows(graph(stored))
+    assert normalises_over_batch(graph(of_batch))
+    assert not normalises_over_batch(graph(stored))
 
 
 def test_a_node_reaches_the_leaves_that_it_was_computed_from() -> None:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from explain.recording import Recording, Value, record
-from explain.recording.rows import image_numbers, summed
+from explain.recording.images import image_numbers, summed
 
 Program = Callable[[Tensor], Tensor]
 PROGRAMS: dict[str, Program] = {}

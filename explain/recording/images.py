@@ -129,10 +129,10 @@ def summed(values: Tensor, numbers: Tensor, count: int) -> Tensor:
     """The sum of a tensor, such as relevance, over the values of each image ``(count,)``;
     ``numbers``, as `image_numbers` gives them, broadcast to it."""
     constant_dims = [d for d, size in enumerate(numbers.shape) if size == 1]
-    rows = values.sum(constant_dims, keepdim=True) if constant_dims else values
-    sums = rows.new_zeros(count + 1)  # the last one for what belongs to no image
-    images = numbers.to(rows.device).flatten() % (count + 1)
-    return sums.index_add_(0, images, rows.flatten())[:count]
+    summed_values = values.sum(constant_dims, keepdim=True) if constant_dims else values
+    sums = summed_values.new_zeros(count + 1)  # the last one for what belongs to no image
+    images = numbers.to(summed_values.device).flatten() % (count + 1)
+    return sums.index_add_(0, images, summed_values.flatten())[:count]
 
 
 def follow(step: Step, labels: Mapping[Value, Labels]) -> dict[Value, Labels]:
@@ -179,9 +179,9 @@ def _labels_of_results(
         if dims is not None:
             mixed = mixed_along(labels[0], dims)
             return {value: _without_dims(mixed, dims, value) for value in results}
-        if _treats_each_row(operation) and _changes_along_first(labels[0]):
-            by_row = [value for value in results if value.shape[:1] == dependent[0].shape[:1]]
-            return {value: _along_first(labels[0].flatten(), value) for value in by_row}
+        if _treats_each_sample(operation) and _changes_along_first(labels[0]):
+            by_sample = [value for value in results if value.shape[:1] == dependent[0].shape[:1]]
+            return {value: _along_first(labels[0].flatten(), value) for value in by_sample}
     return _probed(step, dependent, results, labels_of)
 
 
@@ -253,7 +253,7 @@ def _mixed_dims(step: Step) -> list[int] | None:
     return None
 
 
-def _treats_each_row(operation: KnownOperation) -> bool:
+def _treats_each_sample(operation: KnownOperation) -> bool:
     """Whether an operation treats each index of the first dimension by itself."""
     is_of_windows = operation.has("pools") or operation.has("resizes")
     return is_of_windows or operation.kind in ("batchnorm", "convolution", "deviation")
