@@ -133,6 +133,24 @@ def test_random_networks_give_what_a_whole_pass_gives(seed: int) -> None:
                 torch.testing.assert_close(scores, expected, rtol=off, atol=off * most)
 
 
+@pytest.mark.parametrize("counts", [True, False])
+def test_averages_at_the_border_are_those_of_whole_passes(counts: bool) -> None:
+    torch.manual_seed(0)
+    pool = nn.AvgPool2d(3, 2, 1, count_include_pad=counts)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), pool, nn.Flatten(), nn.Linear(4 * 7 * 7, 2)).double()
+    x = torch.rand(1, 3, 15, 15, dtype=torch.double)
+    owners = torch.zeros(2, dtype=torch.long)
+    perturbed = x[owners]
+    perturbed[0, :, :3, :3] = 0  # at the border, and in the middle
+    perturbed[1, :, 6:9, 6:9] = 0
+    box = changed_box(x, owners, perturbed)
+    assert box is not None
+    with torch.no_grad():
+        for _ in range(2):
+            scores = model(BoxMaps(box, PhotoPass([])))
+            torch.testing.assert_close(scores, model(perturbed), rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("factor", [0.5, 2.0])
 def test_it_is_used_where_a_trial_finds_it_faster(
     factor: float, monkeypatch: pytest.MonkeyPatch

@@ -51,6 +51,21 @@ class Nothing(PhotoMap):
         return torch.zeros_like(evidence.inputs[:, 0])
 
 
+@dataclass(frozen=True)
+class Mixed(IntegratedGradients):
+    """A right map, with some of the brightness of the photo added."""
+
+    name: ClassVar[str] = "mixed"
+    share: float = 0.0
+
+    def __call__(self, evidence: Evidence) -> torch.Tensor:
+        right = super().__call__(evidence).sum(1)
+        brightness = evidence.inputs.sum(1)
+        parts = [each - each.mean() for each in (right, brightness)]
+        parts = [each / each.std() for each in parts]
+        return parts[0] * (1 - self.share) + parts[1] * self.share
+
+
 RIGHT = IntegratedGradients(steps=2, baseline="mean")  # type: ignore[arg-type]
 
 
@@ -172,6 +187,39 @@ def test_a_right_map_and_one_that_asks_no_model(x: torch.Tensor) -> None:
     assert wrong.model.text in str(check)
     with pytest.raises(MetricError, match="checked"):
         check["gradcam"]
+
+
+SHARES = (0.0, 0.3, 0.45, 0.5, 0.55, 0.6, 0.8, 1.0)
+
+
+def test_marks_are_set_by_the_thresholds_that_the_docs_give() -> None:
+    explainer = explain.Explainer(linear().float(), list("abcd"), CenterCrop(SIDE))
+    x = explainer.as_input(Image.open(CAT).convert("RGB"))
+    given: dict[str, set[str]] = {}
+    for share in SHARES:
+        method = Mixed(steps=2, baseline="mean", share=share)  # type: ignore[arg-type]
+        explanation = explainer(CAT, method)
+        results = explanation.check()["mixed"]
+        target = int(explainer.model(x).argmax())
+        covered = explain.evaluate(explainer.model, x, method, Covering(), target=target)
+        parts = covered.parts("mixed", "covering")
+        ahead = int((parts["marked"][:, None] < parts["others"]).sum())
+        unlike = 1 - results.stability.value / results.stability.reference
+        figures = {
+            "model": (results.model, results.model.value < 0.5, results.model.value < 0.5**0.5),
+            "class": (
+                results.of_class,
+                results.of_class.value < 0.5,
+                results.of_class.value < 0.5**0.5,
+            ),
+            "covering": (results.covering, ahead >= 15, ahead >= 8),
+            "stability": (results.stability, unlike > 0.5, unlike > 0),
+        }
+        for name, (result, is_good, is_fair) in figures.items():
+            assert result.mark == ("✓" if is_good else "?" if is_fair else "✗"), (name, share)
+            given.setdefault(name, set()).add(result.mark)
+    assert given["model"] == given["class"] == {"✓", "?", "✗"}
+    assert len(given["covering"]) > 1
 
 
 def test_a_check_is_in_the_explanation_its_records_pictures_and_copies(
@@ -342,6 +390,21 @@ def test_only_right_maps_of_many_photos_are_supported(x: torch.Tensor) -> None:
     few = explain.evaluate(linear(), x[:9], RIGHT, "check").support["integratedgradients"]
     assert few.failed == ["photos"]
     assert explain.evaluate(linear(), x, RIGHT, "covering").support == {}
+
+
+def test_dependence_of_many_photos_is_shown_by_intervals_below_half_of_the_variation(
+    x: torch.Tensor,
+) -> None:
+    similar = 0.5**0.5
+    failed = set()
+    for share in SHARES:
+        method = Mixed(steps=2, baseline="mean", share=share)  # type: ignore[arg-type]
+        support = explain.evaluate(linear(), x, method, "check").support["mixed"]
+        for name in ("mprt-upper", "randomlogit"):
+            is_shown = support.intervals[name].high < similar
+            assert (name in support.failed) == (not is_shown), (name, share)
+            failed.add((name, is_shown))
+    assert len(failed) == 4
 
 
 @pytest.mark.long
