@@ -112,9 +112,9 @@ def write(folder: Path) -> None:
     pages |= {room: _page(f"explain.{room}", described) for room in rooms()}
     inside = (
         _title("Internals")
-        + "Rooms that the package is made of. What is written here may change.\n\n"
+        + "Subpackages that the package is made of. What is written here may change.\n\n"
     )
-    inside += _toctree("Rooms", [room for room in rooms() if room not in USED])
+    inside += _toctree("Subpackages", [room for room in rooms() if room not in USED])
     pages |= {"index": _index(), "inside": inside, "command-line": "".join(_command_line())}
     files = {f"{name}.rst": text for name, text in pages.items()}
     # what other pages include

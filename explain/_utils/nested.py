@@ -10,7 +10,7 @@ import torch
 from explain._utils.errors import HookError
 
 Path: TypeAlias = tuple[Any, ...]
-"""The way to a tensor: positions, keys and names of fields, from the outermost container on."""
+"""The path to a tensor: positions, keys and names of fields, from the outermost container on."""
 Change: TypeAlias = Callable[[Path, torch.Tensor], torch.Tensor]
 
 
@@ -41,8 +41,8 @@ def paths(value: Any) -> list[tuple[Path, torch.Tensor]]:
 
 
 def _collect(value: Any, path: Path, tensors: list[tuple[Path, torch.Tensor]]) -> None:
-    """Append the tensors in a container to ``tensors``, each with its path, depth first; ``path``
-    is the way to the container. Does the work of `paths`."""
+    """Append the tensors in a container to ``tensors``, each with its path, depth first; that of
+    the container is ``path``."""
     for key, inner in items(value):
         if isinstance(inner, torch.Tensor):
             tensors.append(((*path, key), inner))

@@ -86,8 +86,8 @@ def _dropped(scorer: Scorer, runs: Altered, word: int) -> WordMap:
 
 
 def _agreed(dropped: WordMap, relevance: Attribution) -> WordMap:
-    """The drops of squares that speak for the word, weighed by how much relevance does so there;
-    their sum stays. `FLOOR` lets relevance speak alone where covering changes nothing."""
+    """The drops of squares that support the word, weighed by how much relevance does so there;
+    their sum stays. `FLOOR` lets relevance decide alone where covering changes nothing."""
     drops = dropped.attribution.values.clamp(min=0)
     rows, columns = drops.shape[1:]
     sums = F.adaptive_avg_pool2d(relevance.values, (rows, columns)).clamp(min=0)

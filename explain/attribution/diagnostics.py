@@ -57,7 +57,7 @@ def why_empty(
         return "the input is zero everywhere; give a photo"
     if negative_score:
         effect = (
-            "reverses all signs, so that what speaks for the target is left out; choose one "
+            "reverses all signs, so that what supports the target is left out; choose one "
             "with a positive score"
         )
         return (

@@ -203,10 +203,10 @@ def _classes() -> dict[str, type]:
     their parts, by name. Only these are ever made by `decode`.
     """
     modules = [interventions]
-    for room in (methods, targets, baselines):
+    for package in (methods, targets, baselines):
         modules += [
-            importlib.import_module(f"{room.__name__}.{info.name}")
-            for info in iter_modules(room.__path__)
+            importlib.import_module(f"{package.__name__}.{info.name}")
+            for info in iter_modules(package.__path__)
         ]
     classes: dict[str, type] = {}
     for module in modules:

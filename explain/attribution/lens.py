@@ -11,7 +11,7 @@ from explain._utils.errors import LayerError, keywords
 from explain._utils.nested import replace_first
 from explain.attribution.trace import blocks
 from explain.data.inputs import Inputs, InputsLike
-from explain.engine.ends import reading
+from explain.engine.output_kinds import reading
 from explain.hooks import HookGroup, capture, preserve
 from explain.hooks.layer_names import Where, select_places
 from explain.hooks.unwrap import unwrapped

@@ -28,9 +28,9 @@ from explain.attribution.options import Settings
 from explain.attribution.result import Attribution
 from explain.data.inputs import Inputs, InputsLike, dotted
 from explain.engine import Evidence
-from explain.engine.ends import reading
 from explain.engine.execution import gather
 from explain.engine.needs import EvidenceLookup, FollowsGradient, NeedAtLayer, needs_at
+from explain.engine.output_kinds import reading
 from explain.engine.perturbations import Searches
 from explain.engine.plan import Plan, planned
 from explain.engine.settings import MEMORY, Footprint, RuntimeSettings

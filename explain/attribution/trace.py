@@ -15,9 +15,9 @@ from explain._utils.nested import first_tensor, replace_first
 from explain.attribution.effects import At, Effects
 from explain.data.inputs import Inputs, as_inputs
 from explain.engine.blocks import attention_layers
-from explain.engine.ends import OutputReader
 from explain.engine.execution import gather
 from explain.engine.needs import Evidence, NeedAtLayer
+from explain.engine.output_kinds import OutputReader
 from explain.engine.perturbations import Perturbation, PerturbedRows, Scores, samples_of
 from explain.engine.plan import Plan
 from explain.engine.settings import Progress, RuntimeSettings

@@ -104,7 +104,7 @@ class Inputs:
             )
 
     paths: tuple[Path, ...] = field(init=False)
-    """Where the explained tensors are: the position or keyword of an argument, and the way from
+    """Where the explained tensors are: the position or keyword of an argument, and the path from
     there."""
 
     path: Path = field(init=False)
@@ -169,7 +169,7 @@ class Inputs:
 
     @cached_property
     def name(self) -> str | None:
-        """The way to the explained tensor, such as ``pixel_values``; None where it is all that the
+        """The path to the explained tensor, such as ``pixel_values``; None where it is all that the
         model takes."""
         return (
             None
@@ -534,12 +534,12 @@ def _misfits(model: nn.Module, x: torch.Tensor, name: str) -> Iterator[tuple[re.
 
 
 def dotted(path: Path) -> str:
-    """Name the way to a tensor, as in ``0.image``."""
+    """Name the path to a tensor, as in ``0.image``."""
     return ".".join(map(str, path))
 
 
-def _as_path(way: int | str | Path) -> Path:
-    return way if isinstance(way, tuple) else (way,)
+def _as_path(path: int | str | Path) -> Path:
+    return path if isinstance(path, tuple) else (path,)
 
 
 def _is_image(tensor: torch.Tensor) -> bool:

@@ -6,7 +6,7 @@
     plan              which passes gather what is needed; prints itself
     validation        what is refused before anything runs
     settings          precision, batch sizes, progress
-    ends              how an output comes about: whether a softmax or sigmoid made it, and where in
+    output_kinds      how an output comes about: whether a softmax or sigmoid made it, and where in
                       it the scores are
     forward           one forward pass: what was recorded, and what the targets picked
     collectors        one answer for each kind of evidence: what is watched, differentiated and

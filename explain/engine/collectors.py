@@ -394,7 +394,7 @@ def _of_input(gradient: Tensor | None, forward: Forward, resolved: ResolvedTarge
     the input."""
     if gradient is None:
         remedy = (
-            "look for detach() or no_grad() on the way, or use "
+            "look for detach() or no_grad() on the path, or use "
             f"occlusion{_without_gradients(forward.model)}"
         )
         requirement = "depend on the input through differentiable operations"

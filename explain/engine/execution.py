@@ -35,7 +35,6 @@ from explain.data.inputs import Inputs, Path
 from explain.engine import collectors, needs, reruns
 from explain.engine.blocks import explained_blocks
 from explain.engine.derivative import custom_functions, follows_contrast, is_derivative
-from explain.engine.ends import reading
 from explain.engine.forward import Forward, ResolvedTarget
 from explain.engine.needs import (
     Backward,
@@ -46,6 +45,7 @@ from explain.engine.needs import (
     SampleOrigin,
     at_least_float32,
 )
+from explain.engine.output_kinds import reading
 from explain.engine.plan import Plan
 from explain.engine.prefix import LayerPrefix, prefix_of
 from explain.engine.recorded_pass import RecordedPass
@@ -631,8 +631,8 @@ class _Passes:
         value = calls[-1 if call_number is None else call_number]
         if value not in paths_to(whole.recording.steps, gradients):
             raise LayerError(
-                f"{must}, which does not lead to target {resolved.name}; choose a layer on the way "
-                "there"
+                f"{must}, which does not lead to target {resolved.name}; choose a layer on the "
+                "path to it"
             )
         shape = value.shape
         grid = self.forward.grids.grid(shape)

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from explain._utils.device_reads import require_finite
 from explain._utils.errors import LayerError, ModelError, TargetError
 from explain.data.inputs import Inputs, Path
-from explain.engine.ends import outputs_of
 from explain.engine.needs import Backward, NeedAtLayer, at_least_float32
+from explain.engine.output_kinds import outputs_of
 from explain.engine.recorded_pass import RecordedPass
 from explain.hooks import capturing, inspect
 from explain.hooks.attention import AttentionRecord

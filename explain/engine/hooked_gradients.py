@@ -6,7 +6,7 @@ hook of a layer keeps its ``grad_output``. That of the model keeps its ``grad_in
 gradient in the photo. Those of rectifiers return another ``grad_input``, by the same rule as on the
 default way.
 
-Such hooks see modules alone, and nothing that leaves a module by another way than its output. So
+Such hooks see modules alone, and nothing that leaves a module by another path than its output. So
 what they bring is compared with what autograd gives, and refused where it is something else.
 """
 

@@ -52,7 +52,7 @@ class Backward:
 
     objective: Objective | None = None
     rule: GradientRule | None = None
-    """Changes gradients on the way."""
+    """Changes gradients on the path."""
     second: bool = False
     """Whether it goes through a gradient that is needed for curvature."""
     composite: Composite | None = None
@@ -70,7 +70,7 @@ class Backward:
 
     @cached_property
     def changes_gradients(self) -> bool:
-        """Whether hooks change gradients on the way of this backward pass, so that it is not a
+        """Whether hooks change gradients on the path of this backward pass, so that it is not a
         plain one."""
         return self.rule is not None or self.composite is not None or self.reference is not None
 

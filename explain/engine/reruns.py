@@ -27,11 +27,11 @@ from explain._utils.errors import MethodError
 from explain._utils.signals import came_by_signal
 from explain.data.inputs import Inputs, Path, dotted
 from explain.engine.accumulators import Add, TargetAccumulators
-from explain.engine.ends import reading
 from explain.engine.incremental import FEW as FEW_IN_TRIAL
 from explain.engine.incremental import WORTH_A_TRIAL, IncrementalInference
 from explain.engine.layer_reruns import LayerRerun
 from explain.engine.needs import EvidenceLookup, NeedAtLayer, SampleOrigin
+from explain.engine.output_kinds import reading
 from explain.engine.perturbations import PerturbedRows
 from explain.engine.plan import PerturbationPass, Plan
 from explain.engine.rerun_context import RerunContext, Way, between_far_samples

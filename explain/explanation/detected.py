@@ -10,7 +10,7 @@ from torch import nn
 from explain._utils.errors import muted
 from explain.data.boxes import Box
 from explain.data.inputs import InputsLike, as_inputs
-from explain.engine.ends import reading
+from explain.engine.output_kinds import reading
 from explain.hooks import preserve
 from explain.targets import ClassTarget, Detections, Segmentation, Target, TopClass
 from explain.targets.detections import Detected, Place

@@ -1,4 +1,4 @@
-"""All hooks of the package: this room knows nothing of images, methods or pictures.
+"""All hooks of the package: this subpackage knows nothing of images, methods or pictures.
 
     group          `HookGroup`: hooks on modules, tensors and Nodes, for as long as a block lasts
     interventions  `Patch`, `Ablate`, `Steer`, `Project`, `Replace`: what a layer gives instead

@@ -55,7 +55,7 @@ class OpenProgram(nn.Module):
         self.opened_for: Any = None
         """The shapes of the inputs that the layers are those of."""
         self._layers: list[tuple[str, ...]] = []
-        """The way to each layer."""
+        """The path to each layer."""
 
     def open(self, *args: Any, **kwargs: Any) -> None:
         """Find the layers in a pass of these inputs, unless they are those of inputs like these."""
@@ -208,7 +208,7 @@ def _shape_of(program: nn.Module) -> Shape:
 
 
 def _paths_of(recording: Recording) -> dict[Step, tuple[str, ...]]:
-    """The names on the way to the layer of each step that depends on the input."""
+    """The names on the path to the layer of each step that depends on the input."""
     names = layer_names_of(recording)
     return {
         step: tuple(names[step].partition("@")[0].split("."))
@@ -224,7 +224,7 @@ def _tensor(value: Value, tensors: Mapping[Value, Tensor]) -> Tensor:
 
 
 def _layers_of(paths: Mapping[Step, tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """The ways to the layers of a pass, in their order, each once."""
+    """The paths to the layers of a pass, in their order, each once."""
     return list(dict.fromkeys(paths.values()))
 
 

@@ -233,7 +233,7 @@ def corrected(
     lead = Difference(ClassTarget(pair.prediction_class), ClassTarget(pair.label_class))
 
     def masks(batch: Batch) -> torch.Tensor:
-        """The pixels that speak most for the wrong class over the right one, for a batch of
+        """The pixels that support the wrong class most over the right one, for a batch of
         photos."""
         with muted():  # of maps that are zero, of which the first pixels are covered
             heatmaps = attribute(photos.explainer.model, batch.x, method, target=lead).heatmap

@@ -55,7 +55,7 @@ class _Branch:
 
     @cached_property
     def downstream(self) -> set[Value]:
-        """What is computed from the layer, on the way to what is read."""
+        """What is computed from the layer, on the path to what is read."""
         return reached_from(self.steps, [self.value]).intersection(self.leading) - {self.value}
 
     def is_apart(self, other: "_Branch", *, from_photo: bool) -> bool:

@@ -175,7 +175,7 @@ class StraightPath(Path):
     start: PathStart
     rule: Rule
 
-    words = "points on the way from the baseline to the photo"
+    words = "points on the path from the baseline to the photo"
 
     def points(self, evidence: Evidence) -> Build:
         """For integrated gradients, how to make the points: the baseline and the photo mixed by the
@@ -336,7 +336,7 @@ class IntegratedGradients(CompleteMethod):
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         """The values of `IntegratedGradients`: the gradients added up along the path ``(N, C, H,
-        W)``, times the way from the baseline to the photo if ``multiply_by_inputs``."""
+        W)``, times the difference from the baseline if ``multiply_by_inputs``."""
         total = super().__call__(evidence)
         return self._from_start(evidence) * total if self.multiply_by_inputs else total
 
@@ -487,7 +487,7 @@ class RandomPoints(Path):
         self, x: torch.Tensor
     ) -> Callable[[int, int], tuple[torch.Tensor, torch.Tensor, float]]:
         """The function from the numbers of a photo and a sample to a baseline, the noisy photo
-        ``(C, H, W)`` each, and the share of the way; draws depend on the seed and sample alone.
+        ``(C, H, W)`` each, and the share of the path; draws depend on the seed and sample alone.
         """
         has_several = isinstance(self.baseline, torch.Tensor)
         starts = (
@@ -497,8 +497,8 @@ class RandomPoints(Path):
         )
 
         def draw(image: int, sample: int) -> tuple[torch.Tensor, torch.Tensor, float]:
-            """The baseline, the photo with noise, and the share of the way between them, for sample
-            number ``sample`` of a photo."""
+            """The baseline, the photo with noise, and the share of the path between them, for
+            sample number ``sample`` of a photo."""
             generator = seeded(self.seed, sample)
             choice, share = uniform((2,), generator).tolist()
             photo = x[image]

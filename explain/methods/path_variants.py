@@ -22,7 +22,7 @@ from explain.methods.path import (
 )
 from explain.methods.regions import USUAL_AREA, Felzenszwalb, Regions
 
-TINY = 1e-12  # share of the whole way that counts as rounding errors
+TINY = 1e-12  # share of the whole path that counts as rounding errors
 
 
 def _ranked(gradient: torch.Tensor) -> torch.Tensor:
@@ -57,9 +57,9 @@ class GuidedIntegratedGradients(CompleteMethod):
         steps: how many; each needs the gradient of the one before. The authors take 200.
         baseline: as for integrated gradients.
         fraction: the share of values that may move at once.
-        distance: how far from the straight line, as a share of the way. 1 leaves the path free, as
-            in the paper's first algorithm; the default is that of the authors' program, for their
-            path with anchors.
+        distance: how far from the straight line, as a share of its length. 1 leaves the path free,
+            as in the paper's first algorithm; the default is that of the authors' program, for
+            their path with anchors.
 
     Returns:
         ``(N, C, H, W)``, in units of the score; positive supports the target, negative
@@ -102,21 +102,21 @@ class GuidedIntegratedGradients(CompleteMethod):
         return joined(evidence[_searches(self)])
 
     def further(
-        self, share: torch.Tensor, gradient: torch.Tensor, way: torch.Tensor, step: int
+        self, share: torch.Tensor, gradient: torch.Tensor, difference: torch.Tensor, step: int
     ) -> torch.Tensor:
-        """The share of its way ``(C, H, W)``, 0 at the baseline and 1 at the photo, that each value
-        of one image has gone after step number ``step``.
+        """The share of its path ``(C, H, W)``, 0 at the baseline and 1 at the photo, that each
+        value of one image has gone after step number ``step``.
 
-        ``share`` is what it had before, ``gradient`` that of the score there, and ``way`` the photo
-        less the baseline, all ``(C, H, W)``. Values with small gradients move first, within
-        ``distance`` of the straight line, until the distance to the photo is right.
+        ``share`` is what it had before, ``gradient`` that of the score there, and ``difference``
+        the photo less the baseline, all ``(C, H, W)``. Values with small gradients move first,
+        within ``distance`` of the straight line, until the distance to the photo is right.
         """
         share_on_line = (step + 1) / self.steps
         lowest = max(share_on_line - self.distance, 0.0)
         highest = min(share_on_line + self.distance, 1.0)
         if step == self.steps - 1:
             return torch.ones_like(share)
-        length = way.abs().double()
+        length = difference.abs().double()
         ranked_gradient = _ranked(gradient)
         whole = length.sum()
         share = share.clamp(min=lowest)
@@ -170,17 +170,17 @@ class Walk(Search):
         the path depends on the answers.
         """
         x = self._inputs[self._image]
-        way = x - self._start
+        difference = x - self._start
         images = torch.tensor([self._image], device=x.device)
         share = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
         for step in range(self._method.steps):
-            point = self._start + share.to(x) * way
+            point = self._start + share.to(x) * difference
             sample = given_sample(point, self._image, "points of a path", self._inputs)
             score_and_gradient = yield Scores(sample, ScoreAndGradient())
             gradient = score_and_gradient[0, 1:].reshape(x.shape)
-            further = self._method.further(share, gradient, way, step)
+            further = self._method.further(share, gradient, difference, step)
             if self._changes is None:
-                self._values += gradient * ((further - share).to(x) * way)
+                self._values += gradient * ((further - share).to(x) * difference)
             else:
                 self._changes.add(images, images, score_and_gradient)
             share = further

@@ -337,7 +337,7 @@ def joined_pixels(image: torch.Tensor, scale: float, least: int) -> torch.Tensor
     largest_within = [0.0] * len(roots)
 
     def root(i: int) -> int:
-        """The root of pixel ``i`` in the forest of joined pixels (union-find); shortens the way
+        """The root of pixel ``i`` in the forest of joined pixels (union-find); shortens the path
         there."""
         while roots[i] != i:
             roots[i] = roots[roots[i]]

@@ -31,9 +31,9 @@ from explain.attribution.result import Attribution
 from explain.data.files import Files, as_cell
 from explain.data.inputs import Inputs, InputsLike
 from explain.engine import Evidence, validation
-from explain.engine.ends import reading
 from explain.engine.execution import gather
 from explain.engine.needs import needs_at
+from explain.engine.output_kinds import reading
 from explain.engine.perturbations import ScoreKind
 from explain.engine.plan import Plan
 from explain.engine.settings import RuntimeSettings

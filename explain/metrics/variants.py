@@ -16,7 +16,7 @@ from explain.attribution.result import Attribution
 from explain.attribution.selection import requested
 from explain.data.inputs import Inputs
 from explain.engine import Evidence, Perturbation, PerturbedRows
-from explain.engine.ends import outputs_of
+from explain.engine.output_kinds import outputs_of
 from explain.engine.settings import report_progress
 from explain.hooks.intervening import active_interventions
 from explain.hooks.preserve import calculating, untouched

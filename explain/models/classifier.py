@@ -11,7 +11,7 @@ from explain._utils.errors import LabelsError, ModelError, either, note, warn
 from explain.data.boxes import Preprocess
 from explain.data.inputs import InputsLike
 from explain.engine import validation
-from explain.engine.ends import outputs_of
+from explain.engine.output_kinds import outputs_of
 from explain.targets.labels import class_label
 from explain.targets.outputs import Activation, Outputs, outputs_like
 

@@ -111,7 +111,7 @@ class Aliases:
         if tensor.requires_grad and not memory.writer.requires_grad:
             self._leave("a write past autograd")
         if not tensor.requires_grad and torch.is_grad_enabled():
-            # x.data, or another way past autograd
+            # x.data, or another path past autograd
             value = self._note(aten.detach.default, value, shape=value.shape, dtype=value.dtype)
         value.kept = tensor.detach()
         self.bind(tensor, value)

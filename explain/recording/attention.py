@@ -202,7 +202,7 @@ def token_numbers(factor: Factor, unknown: Iterable[Value] = ()) -> Tensor | Non
 
 def _tokens_of(value: Value, memo: dict[Value, Labels | None]) -> Labels | None:
     """The numbers of the tokens that the elements of a value belong to; ``memo`` gets those of all
-    that are asked on the way."""
+    that are asked on the path."""
     if value not in memo:
         memo[value] = _from_arguments(value, memo)
     return memo[value]

@@ -27,7 +27,7 @@ class Recording:
     inputs: tuple[Value, ...]
     steps: tuple[Step, ...]
     outputs: dict[nested.Path, Value]
-    """The values in the model's output, by the way to them."""
+    """The values in the model's output, by the path to them."""
     output: Any = field(repr=False)
     """The model's output."""
     unseen: tuple[str, ...] = ()

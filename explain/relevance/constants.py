@@ -118,7 +118,7 @@ def constant_terms(step: Step) -> list[Any]:
 
 
 def uninspected(steps: Iterable[RecordedStep], leading: AbstractSet[Value]) -> Coverage:
-    """The operations on the way to a score that cannot be looked into, as ``missed``: functions
+    """The operations on the path to a score that cannot be looked into, as ``missed``: functions
     with their own derivative, and unknown operators of libraries."""
     missed = Counter[str]()
     for step in steps:

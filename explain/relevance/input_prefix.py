@@ -24,7 +24,7 @@ from explain.recording import Step, Value
 Values = dict[Value, Tensor]
 
 
-class _Unknown(Exception):  # noqa: N818 (no error: it is answered by another way)
+class _Unknown(Exception):  # noqa: N818 (no error: it is answered otherwise)
     """An operation that cannot be followed."""
 
 
@@ -180,8 +180,8 @@ class Prefix:
     def __init__(
         self, end: Value, sources: Sequence[Value], operations: Sequence[_Operation]
     ) -> None:
-        """Measure the way by running ones forward, which gives the weight of each value and fills
-        the operations' sizes. ``operations`` are in the order of the forward pass."""
+        """Measure the prefix by running ones forward, which gives the weight of each value and
+        fills the operations' sizes. ``operations`` are in the order of the forward pass."""
         self._end = end
         self._sources = sources
         self._operations = operations
@@ -234,7 +234,7 @@ class Prefix:
 
     def _forward(self, values: Values, *, sizes: bool) -> Tensor:
         """Bring values of the explained inputs forward to the first linear map's input by the
-        derivatives on the way, or by their sizes."""
+        derivatives on the path, or by their sizes."""
         by_value = dict(values)
         for operation in self._operations:
             by_value.update(operation.forward(by_value, sizes=sizes))
@@ -244,7 +244,7 @@ class Prefix:
 def operations_between(
     steps: Sequence[Step], end: Value, signals: AbstractSet[Value]
 ) -> list[_Operation]:
-    """The operations on the way from the explained inputs to a value, in the order of the pass.
+    """The operations on the path from the explained inputs to a value, in the order of the pass.
     Raises _Unknown for functions written by hand and complex numbers."""
     needed = {end}
     between: list[_Operation] = []

@@ -21,7 +21,7 @@ from explain.attribution.pictures import array, certainty, layer_of, remark, sen
 from explain.attribution.result import Attribution
 from explain.baselines.base import scale_of
 from explain.data.boxes import Box
-from explain.engine.ends import reading
+from explain.engine.output_kinds import reading
 from explain.engine.settings import Progress
 from explain.hooks.preserve import untouched
 from explain.methods.base import Style, get_method, innermost_method, title_of

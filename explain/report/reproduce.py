@@ -262,10 +262,12 @@ def _call(value: Any, as_python: bool, options: str) -> str:
     """
     kind = type(value)
     if as_python:
-        room = ".".join(kind.__module__.split(".")[:2])
-        if not room.startswith("explain."):
+        subpackage = ".".join(kind.__module__.split(".")[:2])
+        if not subpackage.startswith("explain."):
             raise ValueError(f"{kind.__name__} is the caller's own")
-        import_path = room if hasattr(sys.modules[room], kind.__name__) else kind.__module__
+        import_path = (
+            subpackage if hasattr(sys.modules[subpackage], kind.__name__) else kind.__module__
+        )
         return f"{import_path}.{kind.__name__}({options})"
     if not isinstance(value, Method | Baseline):
         raise ValueError(f"{kind.__name__} cannot be typed")

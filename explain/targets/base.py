@@ -229,8 +229,8 @@ def unsuitable(target: str, needs: str, output: Any) -> TargetError:
 
 
 READER: ContextVar[Any] = ContextVar("reader", default=None)
-"""The `explain.engine.ends.OutputReader` of the model whose outputs are read now, if there is
-one."""
+"""The `explain.engine.output_kinds.OutputReader` of the model whose outputs are read now, if there
+is one."""
 
 
 def find_logits(output: Any, count: int) -> torch.Tensor:

@@ -323,7 +323,7 @@ class Detections(CheckedTarget):
         advice = f"take what is: {', '.join(words)}" if words else "nothing is detected"
         label_words = "" if label is None else f"{self._called(label)} "
         place = f"{label_words}box 120,40,300,380".strip()
-        return f"{advice}; or, for what speaks against it, a place such as {place!r}"
+        return f"{advice}; or, for what opposes it, a place such as {place!r}"
 
     def _words(self, corners: torch.Tensor, label: int, image: int) -> str:
         """A detection as a user would type it: "cup box 120,40,300,380"."""

@@ -190,7 +190,7 @@ def configured_activation(model: Any) -> Activation | None:
     return "none" if problem == "regression" else None
 
 
-class End(NamedTuple):
+class FinalActivation(NamedTuple):
     """The softmax or sigmoid at a network's end: ``classes`` is over how many classes probabilities
     add up to one, 0 for a sigmoid. With ``logs``, the outputs are their logarithms."""
 
@@ -201,7 +201,7 @@ class End(NamedTuple):
 def outputs_like(
     outputs: torch.Tensor,
     activation: Activation | None = None,
-    seen: Callable[[], End | None] = lambda: None,
+    seen: Callable[[], FinalActivation | None] = lambda: None,
 ) -> Outputs:
     """Return what a model's outputs ``(N, K, ...)`` are, by ``activation``, or by what ``seen()``
     finds at the network's end; else scores for a softmax, or a number if K is 1."""
@@ -217,13 +217,13 @@ def outputs_like(
     # these photos' outputs can only exclude probabilities, not show them
     may_be = may_be_probabilities(outputs)
     may_be_logs = activation != "none" and bool((outputs <= ROUNDING).all())
-    end = seen() if may_be or may_be_logs else None
-    if end is None or not (may_be_logs if end.logs else may_be):
+    final = seen() if may_be or may_be_logs else None
+    if final is None or not (may_be_logs if final.logs else may_be):
         return scores
-    kind: Kind = "classes" if 1 < classes <= end.classes else "labels"
+    kind: Kind = "classes" if 1 < classes <= final.classes else "labels"
     if activation in ("softmax", "sigmoid") and kind != scores.kind:
         return scores  # the caller knows better
-    if end.logs:
+    if final.logs:
         return Outputs("sigmoid", kind, logs=True) if kind == "labels" else Outputs()
     return Outputs("none", kind)
 

@@ -21,7 +21,7 @@ from explain.targets.base import (
 )
 from explain.targets.detector_outputs import SOFTMAX
 from explain.targets.labels import find_category
-from explain.targets.outputs import End, Outputs, adds_up, is_fractional, outputs_like
+from explain.targets.outputs import FinalActivation, Outputs, adds_up, is_fractional, outputs_like
 
 
 class ClassMaps(NamedTuple):
@@ -296,7 +296,7 @@ def _outputs_of(class_maps: ClassMaps) -> Outputs:
     reader = READER.get()
     # without its model, an output's values at all places decide together
     if reader is None:
-        end = End(class_maps.maps.shape[1] if adds_up(class_maps.maps) else 0)
+        end = FinalActivation(class_maps.maps.shape[1] if adds_up(class_maps.maps) else 0)
         seen = end if is_fractional(class_maps.maps) else None
         outputs = outputs_like(class_maps.maps, seen=lambda: seen)
         activation_of_caller = None

@@ -145,7 +145,7 @@ def test_a_plan_counts_what_runs_row_by_row(name: str, monkeypatch: pytest.Monke
 PRINTED = """\
 1 forward pass of 2 images: smooth(integratedgradients)
 50 perturbed inputs (noisy copies of the photo) forward: smooth(integratedgradients)
-  made of these: 2500 perturbed inputs (points on the way from the baseline to the photo) forward and back
+  made of these: 2500 perturbed inputs (points on the path from the baseline to the photo) forward and back
   made of these: 50 perturbed inputs (a blank photo) forward
 in all: 1 forward pass, 0 backward passes, 2600 perturbed inputs forward, 2500 back"""
 

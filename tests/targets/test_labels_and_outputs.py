@@ -11,7 +11,7 @@ from explain.targets.base import find_tensor, summary_of_output
 from explain.targets.detections import overlaps, suppressed
 from explain.targets.labels import Categories, class_label, from_start
 from explain.targets.outputs import (
-    End,
+    FinalActivation,
     Outputs,
     Prediction,
     label_of_no,
@@ -78,7 +78,9 @@ def test_what_outputs_are() -> None:
     shares = torch.tensor([[0.25, 0.75]])
     assert outputs_like(shares).activation == "softmax"
     assert outputs_like(torch.tensor([[56.0]])).kind == "numbers"
-    assert outputs_like(shares, seen=lambda: End(classes=2)) == Outputs("none", "classes")
+    assert outputs_like(shares, seen=lambda: FinalActivation(classes=2)) == Outputs(
+        "none", "classes"
+    )
 
 
 def test_boxes_that_overlap() -> None:

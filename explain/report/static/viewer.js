@@ -233,7 +233,7 @@ class Viewer {
     const found = this.now.within(region);
     const [u0, v0, u1, v1] = region;
     const words = `${percent(found.for)} of the evidence for ${label} is in here, on ${percent((u1 - u0) * (v1 - v0))} of what the model saw`;
-    const text = found.against === null ? `${words}.` : `${words}; and ${percent(found.against)} of what speaks against it.`;
+    const text = found.against === null ? `${words}.` : `${words}; and ${percent(found.against)} of what opposes it.`;
     if (this.regionWords.textContent !== text) this.regionWords.textContent = text;
   }
 

@@ -25,7 +25,7 @@ from explain.targets.base import READER, find_scores, summary_of_output
 from explain.targets.outputs import (
     ROUNDING,
     Activation,
-    End,
+    FinalActivation,
     Outputs,
     adds_up,
     configured_activation,
@@ -137,7 +137,7 @@ class OutputReader:
     def outputs(self, values: Tensor, read: Read) -> Outputs:
         """Say whether scores ``values`` ``(N, K, ...)`` are logits or probabilities, and of which
         kind. ``read`` takes the same tensor from an output of the model."""
-        return outputs_like(values, self.activation, partial(self._end, values, read))
+        return outputs_like(values, self.activation, partial(self._final_activation, values, read))
 
     def scores_key(self, candidates: Callable[[Any, int], Mapping[Any, Tensor]]) -> Any:
         """Choose which of the tensors in a model's output has the class scores; return its key in
@@ -185,23 +185,25 @@ class OutputReader:
         """The model's output in a recorded pass, and what its tensors came from; made once."""
         return record_output(self._network, self._inputs)
 
-    def _end(self, values: Tensor, read: Read) -> End | None:
+    def _final_activation(self, values: Tensor, read: Read) -> FinalActivation | None:
         """What made the scores ``values`` (a softmax, a sigmoid, their logarithm), or None: by the
         recorded operations, or by whether outputs for noise add up to one too."""
         output, origins = self._recorded
         tensor = read(output, len(self._inputs))
         origin = origins.get(id(tensor)) or origins.get(id(getattr(tensor, "_base", None)))
-        end = None if origin is None or origin.range is None else _end_of(origin.range)
-        may_be_shares = end is None or not (end.classes or self.activation == "sigmoid")
+        final = (
+            None if origin is None or origin.range is None else _final_activation_in(origin.range)
+        )
+        may_be_shares = final is None or not (final.classes or self.activation == "sigmoid")
         if may_be_shares and adds_up(values):
             on_noise = self._on_noise(read)
             sums_to_one = all(map(adds_up, on_noise))
             if sums_to_one and any(map(is_fractional, on_noise)):
-                return End(values.shape[1])
+                return FinalActivation(values.shape[1])
         is_in_doubt = origin is None and self.activation == "none"
         if is_in_doubt and all(map(may_be_probabilities, self._on_noise(read))):
-            return End()
-        return end
+            return FinalActivation()
+        return final
 
     def _on_noise(self, read: Read) -> Sequence[Tensor]:
         """The scores for two inputs of noise, always the same, as ``read`` takes them; NaN if the
@@ -223,7 +225,7 @@ class OutputReader:
         return results
 
 
-def _end_of(values: Range) -> End | None:
+def _final_activation_in(values: Range) -> FinalActivation | None:
     """What made values that are probabilities, or their logarithms, by their range; None for other
     values, and if they take up less than half of it."""
     for logs in (False, True):
@@ -231,7 +233,7 @@ def _end_of(values: Range) -> End | None:
         if logs:
             low, high = math.exp(min(low, 1.0)), math.exp(min(high, 1.0))
         if low >= -ROUNDING and high <= 1 + ROUNDING and high - low >= 0.5:
-            return End(values.classes, logs)
+            return FinalActivation(values.classes, logs)
     return None
 
 
