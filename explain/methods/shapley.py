@@ -3,6 +3,7 @@ hierarchy of cells."""
 
 import itertools
 import math
+from bisect import bisect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -158,12 +159,16 @@ def coefficients(signs: torch.Tensor) -> torch.Tensor:
 
 
 AT_ONCE = 256  # coalitions that are drawn together
+GOLDEN = (math.sqrt(5) - 1) / 2  # multiples of it fill a circle most evenly
 FEWEST = 3  # pairs of orders that say how far orders differ
 
 
 class Pairs(CoalitionDesign):
     """Random coalitions of regions, each once and with its opposite; all of them, in random order,
-    where the runs suffice."""
+    where the runs suffice. Sizes k of M regions are in proportion to 1 / √(k (M − k)), between the
+    Shapley kernel's and as many of each. With fewer than four runs for each region, the first
+    ones are what a random order uncovers one after the other, which tells most then.
+    """
 
     def rows(self, regions: int) -> torch.Tensor:
         """The coalitions of `KernelSHAP` ``(P, M)``, true for a region that is seen: each drawn
@@ -191,7 +196,7 @@ def drawn_pairs(regions: int, pairs: int, seed: int) -> torch.Tensor:
         return coalitions[torch.randperm(len(coalitions), generator=generator, device="cpu")]
     keys = set[bytes]()
     kept = list[torch.Tensor]()
-    for coalition in _coalitions(regions, generator):
+    for coalition in _coalitions(regions, pairs, generator):
         # the same for a coalition and its opposite
         pair_key = (coalition ^ coalition[0]).numpy().tobytes()
         if pair_key not in keys:
@@ -202,20 +207,23 @@ def drawn_pairs(regions: int, pairs: int, seed: int) -> torch.Tensor:
     return torch.stack(kept)
 
 
-def _coalitions(regions: int, generator: torch.Generator) -> Iterator[torch.Tensor]:
+def _coalitions(regions: int, pairs: int, generator: torch.Generator) -> Iterator[torch.Tensor]:
     """Yield coalitions of regions ``(M,)`` without end, maybe twice: first those of one random
-    order, smallest and largest first; then random ones with sizes by the Shapley kernel.
+    order, smallest and largest first, if ``pairs`` are few; then random ones, at most half of whose
+    regions are seen. Their sizes are spread as evenly as can be by a sequence of equal gaps.
     """
-    place = torch.randperm(regions, generator=generator, device="cpu").argsort()
-    for size in sorted(range(1, regions), key=lambda size: min(size, regions - size)):
-        yield place < size
-    # the Shapley kernel, by the number of regions that are seen
-    size_weights = torch.tensor(
-        [1 / (k * (regions - k)) for k in range(1, regions)], dtype=torch.float64, device="cpu"
-    )
+    if pairs < 2 * regions:
+        places = torch.randperm(regions, generator=generator, device="cpu").argsort()
+        for size in sorted(range(1, regions), key=lambda size: min(size, regions - size)):
+            yield places < size
+    sizes = range(1, regions // 2 + 1)
+    weights = [(1 + (2 * size < regions)) / math.sqrt(size * (regions - size)) for size in sizes]
+    ends = [*itertools.accumulate(weights)]
+    turn = float(uniform((), generator))
     while True:
-        sizes = torch.multinomial(size_weights, AT_ONCE, replacement=True, generator=generator) + 1
-        yield from uniform((AT_ONCE, regions), generator).argsort(1).argsort(1) < sizes[:, None]
+        for places in uniform((AT_ONCE, regions), generator).argsort(1).argsort(1):
+            turn = (turn + GOLDEN) % 1
+            yield places <= bisect(ends, turn * ends[-1])
 
 
 def score_gain(method: "ShapleyMethod | PartitionSHAP", evidence: Evidence) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -192,6 +193,19 @@ def test_kernelshap_is_the_best_linear_estimate_from_its_pairs(
     else:  # the table has six digits
         expected = plain_runs.on_pixels(labels, errors)
         assert_close(attribution.error[0], expected, rtol=1e-5, atol=1e-10)
+
+
+def test_sizes_of_coalitions_are_spread_evenly_between_few_and_half() -> None:
+    """An order of 30 regions has each of its sizes once; 60 pairs have no order."""
+    sizes = drawn_pairs(30, 59, 3)[:29].sum(1)
+    assert sorted(sizes.tolist()) == list(range(1, 30))
+    drawn = drawn_pairs(30, 60, 3)
+    smaller = torch.minimum(drawn.sum(1), (~drawn).sum(1))
+    shares = {k: (2 if k < 15 else 1) / math.sqrt(k * (30 - k)) for k in range(1, 16)}
+    for most in range(3, 15):
+        wanted = 60 * sum(shares[k] for k in range(1, most + 1)) / sum(shares.values())
+        assert abs(int((smaller <= most).sum()) - wanted) < 3
+    assert not any((drawn[i] == drawn[j]).all() for i in range(60) for j in range(i))
 
 
 @pytest.mark.parametrize(
