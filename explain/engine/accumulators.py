@@ -79,7 +79,7 @@ class TargetAccumulators:
         resolved = self.resolved
         has_logits = forward.logits is not None
         x = self._context.inputs.x
-        # without inputs, feature maps or tokens were perturbed, and the evidence has the photo
+        # without inputs, feature maps or tokens were perturbed, and the evidence has the image
         evidence = Evidence(
             inputs=x[images[first : first + 1]].expand(len(images), *x.shape[1:])
             if inputs is None

@@ -117,7 +117,7 @@ def watch(
     blocks: Sequence[str],
 ) -> dict[type[needs.Need[Any]], Any]:
     """Hook what some kinds of needs read of the forward pass; ``blocks`` are the transformer blocks
-    that depend on the photo. What it gives is `Forward.seen`."""
+    that depend on the image. What it gives is `Forward.seen`."""
     seen: dict[type[needs.Need[Any]], Any] = {}
     if needs.ClassWeights in kinds:
         seen[needs.ClassWeights] = HeadCandidates(group, model)
@@ -298,7 +298,7 @@ def _attention(
     forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients
 ) -> tuple[needs.AttentionMap, ...]:
     """The attention weights that the explained input reaches, one map for each attention in order,
-    with their gradients. Of a language model, those over photo and text."""
+    with their gradients. Of a language model, those over image and text."""
     records = resolved.attention
     count = forward.count
     joint = forward.grids.joint

@@ -10,7 +10,7 @@ the pass (`explain.engine.recorded_pass`):
   `nonlinear_rules`;
 * `explain.relevance.deeplift.multipliers` for DeepLIFT.
 
-Perturbed samples (masked photos, points on a path) are run in batches by `explain.engine.reruns`.
+Perturbed samples (masked images, points on a path) are run in batches by `explain.engine.reruns`.
 The collectors turn what was recorded into the answers to each need.
 
 Hooks are on during the passes alone, and act only for the thread that put them there. No

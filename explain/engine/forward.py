@@ -54,7 +54,7 @@ class ResolvedTarget:
 
     def of_samples(self, images: Tensor) -> Target:
         """The target for perturbed samples that belong to these images ``(b,)``, with the classes
-        of the unperturbed images. Otherwise a masked photo would be scored by its own top class."""
+        of the unperturbed images. Otherwise a masked image would be scored by its own top class."""
         if self.classes is None:
             return self.target.rows(images)
         if isinstance(self.target, ClassTarget) and isinstance(self.target.index, int):

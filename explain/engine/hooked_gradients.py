@@ -3,7 +3,7 @@ gives.
 
 The model runs once more, with a full-backward hook on each call of the modules in question. The
 hook of a layer keeps its ``grad_output``. That of the model keeps its ``grad_input``, which is the
-gradient in the photo. Those of rectifiers return another ``grad_input``, by the same rule as on the
+gradient in the image. Those of rectifiers return another ``grad_input``, by the same rule as on the
 default way.
 
 Such hooks see modules alone, and nothing that leaves a module by another path than its output. So

@@ -18,7 +18,7 @@ from explain.data.inputs import Inputs
 from explain.engine.incremental_maps import (
     BoxMaps,
     ChangedBox,
-    PhotoPass,
+    ImagePass,
     changed_box,
     channels_last,
 )
@@ -33,27 +33,27 @@ WORTH_A_TRIAL = 12 * FEW
 
 
 class IncrementalInference:
-    """Runs perturbed samples of the photos ``x`` incrementally; what is computed of the photos is
+    """Runs perturbed samples of the images ``x`` incrementally; what is computed of the images is
     kept."""
 
     def __init__(self, model: nn.Module, x: Tensor) -> None:
-        """Begin for all batches of a stream on the photos ``x``; what operators give for the photos
+        """Begin for all batches of a stream on the images ``x``; what operators give for the images
         is kept here, and whether it is faster with the model."""
         self._model = model
         self._is_faster = _is_faster.setdefault(model, {})
         """Whether a kind of samples is run right and faster so, as trials of this model have
         shown."""
-        self._photos = channels_last(x)
-        """The unperturbed photos ``(N, C, H, W)``."""
+        self._images = channels_last(x)
+        """The unperturbed images ``(N, C, H, W)``."""
         self._results: list[Any] = []
-        """What each operator gave for the photos, in the order of the network."""
+        """What each operator gave for the images, in the order of the network."""
 
     def faster_call(
         self, owners: Tensor, inputs: Inputs, agree: Callable[[Any, Any], bool]
     ) -> Callable[[Tensor, Inputs], Any] | None:
-        """A function of samples' photos ``(B,)`` and samples like ``inputs`` that gives the
+        """A function of samples' images ``(B,)`` and samples like ``inputs`` that gives the
         network's output faster, or None. A new kind of samples is tried: outputs must ``agree``."""
-        box = changed_box(self._photos, owners, inputs.x)
+        box = changed_box(self._images, owners, inputs.x)
         if box is None:
             return None
         kind = _kind(box)
@@ -64,7 +64,7 @@ class IncrementalInference:
     def _call(self, owners: Tensor, inputs: Inputs) -> Any:
         """The network's output for perturbed samples, computed incrementally where that is faster
         for such samples, else as a whole."""
-        box = changed_box(self._photos, owners, inputs.x)
+        box = changed_box(self._images, owners, inputs.x)
         output = None
         if box is not None and self._is_faster.get(_kind(box)):
             output = self._incremental_output(box, inputs)
@@ -77,8 +77,8 @@ class IncrementalInference:
         less time each than a whole pass; remembered for samples of this kind."""
         count = min(FEW, len(owners))
         first_samples = inputs.rows(torch.arange(count))
-        box_of_first = changed_box(self._photos, owners[:count], first_samples.x)
-        # the first pass also computes the photos' results, which are kept, so it is not timed
+        box_of_first = changed_box(self._images, owners[:count], first_samples.x)
+        # the first pass also computes the images' results, which are kept, so it is not timed
         if box_of_first is None or self._incremental_output(box_of_first, first_samples) is None:
             return False
         start = time.perf_counter()
@@ -97,19 +97,19 @@ class IncrementalInference:
         is_contiguous = inputs.x.ndim != 4 or inputs.x.is_contiguous()
         layout = torch.contiguous_format if is_contiguous else torch.channels_last
         try:
-            return inputs.replaced(BoxMaps(box, PhotoPass(self._results, layout))).call(self._model)
+            return inputs.replaced(BoxMaps(box, ImagePass(self._results, layout))).call(self._model)
         except Exception as error:
             raise_unless_of_network(error)
             return None
 
 
 def _kind(box: ChangedBox) -> Any:
-    """What decides how long perturbed samples take: the photos' size and type, the number of
-    threads, and the share of a photo that changed in eighths."""
+    """What decides how long perturbed samples take: the images' size and type, the number of
+    threads, and the share of an image that changed in eighths."""
     share = math.prod(box.sides) / math.prod(box.map_sides)
     return (
-        box.photo_maps.shape[1:],
-        box.photo_maps.dtype,
+        box.image_maps.shape[1:],
+        box.image_maps.dtype,
         torch.get_num_threads(),
         math.ceil(8 * share),
     )

@@ -1,9 +1,9 @@
 """Feature maps that are known by the box in which a perturbation changed them: `BoxMaps`, a kind of
 tensor.
 
-A perturbed photo equals the photo outside of a box. Convolutions, poolings and operators on single
+A perturbed image equals the image outside of a box. Convolutions, poolings and operators on single
 values are run on this box and what they need around it, as long as it is a small part of the
-feature map; elsewhere, the feature map is that of the photo, which is computed once. Any other
+feature map; elsewhere, the feature map is that of the image, which is computed once. Any other
 operator is given whole feature maps. The result is that of a whole pass but for rounding. PyTorch
 hands every operator on `BoxMaps` over to them, whatever the model is.
 
@@ -30,12 +30,12 @@ LARGEST = 0.7
 @dataclass(eq=False)
 class ChangedBox:
     """Feature maps of samples: ``values`` ``(B, C, *sides)`` in a box, elsewhere those of the
-    photos."""
+    images."""
 
-    photo_maps: Tensor
+    image_maps: Tensor
     """``(N, C, ...)``."""
     owners: Tensor
-    """Which photo each sample belongs to, ``(B,)``."""
+    """Which image each sample belongs to, ``(B,)``."""
     start: Tensor
     """Where the box of each sample begins, ``(B, d)``."""
     values: Tensor
@@ -48,18 +48,18 @@ class ChangedBox:
     @property
     def map_sides(self) -> torch.Size:
         """The lengths of the whole feature maps along each spatial dimension."""
-        return self.photo_maps.shape[2:]
+        return self.image_maps.shape[2:]
 
     def at(self, start: Tensor, sides: Sequence[int], outside: float = 0.0) -> Tensor:
         """The values ``(B, C, *sides)`` of samples' feature maps in other boxes, which begin at
         ``start`` ``(B, d)``; ``outside``, as padding is, where a box reaches beyond the map."""
         if start is self.start and tuple(sides) == self.sides:
             return self.values
-        photo_rows, exists = _places(self.owners, start, sides, self.map_sides)
+        image_rows, exists = _places(self.owners, start, sides, self.map_sides)
         filled_rows, is_kept = _places(
             torch.arange(len(start)), self.start - start, self.sides, sides
         )
-        filled = _rows(self.photo_maps).index_select(0, photo_rows.flatten())
+        filled = _rows(self.image_maps).index_select(0, image_rows.flatten())
         if not exists.all():
             filled[~exists.flatten()] = outside
         if is_kept.all():
@@ -69,7 +69,7 @@ class ChangedBox:
         return filled.reshape((len(start), *sides, -1)).movedim(-1, 1)
 
     def whole(self) -> Tensor:
-        """The whole feature maps of the perturbed samples ``(B, C, *map_sides)``: the photos' with
+        """The whole feature maps of the perturbed samples ``(B, C, *map_sides)``: the images' with
         the boxes put in."""
         return self.at(torch.zeros_like(self.start), self.map_sides)
 
@@ -109,26 +109,26 @@ def _is_small(sides: Sequence[int], map_sides: Sequence[int]) -> bool:
     return math.prod(sides) <= LARGEST * math.prod(map_sides)
 
 
-def changed_box(of_photos: Tensor, owners: Tensor, perturbed: Tensor) -> ChangedBox | None:
-    """The box of pixels in which perturbed samples ``(B, C, H, W)`` differ from their photos
-    ``(N, C, H, W)``; None if it is too large a part of the photo to pay."""
-    start, sides = _changed(of_photos, owners, perturbed)
-    if not _is_small(sides, of_photos.shape[2:]):
+def changed_box(of_images: Tensor, owners: Tensor, perturbed: Tensor) -> ChangedBox | None:
+    """The box of pixels in which perturbed samples ``(B, C, H, W)`` differ from their images
+    ``(N, C, H, W)``; None if it is too large a part of the image to pay."""
+    start, sides = _changed(of_images, owners, perturbed)
+    if not _is_small(sides, of_images.shape[2:]):
         return None
     rows = torch.arange(len(owners))
     nothing = perturbed.narrow(2, 0, 0)
     return ChangedBox(
-        of_photos,
+        of_images,
         owners,
         start,
         ChangedBox(perturbed, rows, torch.zeros_like(start), nothing).at(start, sides),
     )
 
 
-def _changed(of_photos: Tensor, owners: Tensor, perturbed: Tensor) -> tuple[Tensor, list[int]]:
+def _changed(of_images: Tensor, owners: Tensor, perturbed: Tensor) -> tuple[Tensor, list[int]]:
     """Where the changed pixels begin in each sample, ``(B, d)``, and the sides of a box that holds
     those of any sample, moved back from the edge."""
-    changed = (perturbed != of_photos[owners]).any(1)
+    changed = (perturbed != of_images[owners]).any(1)
     starts = []
     sides = list[int]()
     for dim in range(1, changed.ndim):
@@ -143,20 +143,20 @@ def _changed(of_photos: Tensor, owners: Tensor, perturbed: Tensor) -> tuple[Tens
 
 
 @dataclass(eq=False)
-class PhotoPass:
-    """One pass of samples, which reads what its operators give for the photos from the ``results``
+class ImagePass:
+    """One pass of samples, which reads what its operators give for the images from the ``results``
     of earlier passes."""
 
     results: list[tuple[list[Any], Any, Tensor]]
     """Each call of an operator: what it is known by, its arguments, and what it gave for the
-    photos."""
+    images."""
     layout: torch.memory_format = torch.contiguous_format
     """How the network expects its feature maps ``(N, C, h, w)`` in memory."""
     count: int = 0
     """How many operators the pass has come to."""
 
     def result(self, operator: Any, arguments: Any) -> Tensor:
-        """What the next operator of the pass gives for the photos, ``(N, C, ...)``: remembered from
+        """What the next operator of the pass gives for the images, ``(N, C, ...)``: remembered from
         earlier passes, or computed."""
         # Operators come in the same order in each pass, so they are known by their number. At one
         # that differs, as by a weight that was replaced, all remembered from there on is forgotten.
@@ -183,14 +183,14 @@ class BoxMaps(Tensor):
 
     box: ChangedBox | None
     _whole: Tensor | None
-    _photos: PhotoPass
+    _images: ImagePass
 
     @staticmethod
-    def __new__(cls, box: ChangedBox, photos: PhotoPass) -> "BoxMaps":
+    def __new__(cls, box: ChangedBox, images: ImagePass) -> "BoxMaps":
         """Make a tensor with the shape, strides, type and device of whole feature maps ``(B, C,
         ...)`` of perturbed samples, which holds their changed box alone."""
-        shape = (len(box.owners), *box.photo_maps.shape[1:])
-        layout = photos.layout if len(shape) == 4 else torch.contiguous_format
+        shape = (len(box.owners), *box.image_maps.shape[1:])
+        layout = images.layout if len(shape) == 4 else torch.contiguous_format
         strides = torch.empty(shape, device="meta", memory_format=layout).stride()
         values = box.values
         maps: BoxMaps = Tensor._make_wrapper_subclass(
@@ -198,7 +198,7 @@ class BoxMaps(Tensor):
         )
         maps.box = box
         maps._whole = None
-        maps._photos = photos
+        maps._images = images
         return maps
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -213,7 +213,7 @@ class BoxMaps(Tensor):
         that overwrites runs as its form that does not, and the result is put in."""
         kwargs = kwargs or {}
         maps = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, BoxMaps)]
-        photos = maps[0]._photos
+        images = maps[0]._images
         facts = facts_of(operator)
         writes = writes_of(facts, args)
         is_in_place = writes == (0,) and args[0] is maps[0]
@@ -223,13 +223,13 @@ class BoxMaps(Tensor):
             on_boxes = getattr(out_of_place, operator._overloadname, None)
         box = None
         if on_boxes is not None and all(map_.box is not None for map_ in maps):
-            box = _box_of(_BoxCall(on_boxes, args, kwargs, photos))
+            box = _box_of(_BoxCall(on_boxes, args, kwargs, images))
         if box is None:
             return _on_whole_maps(operator, args, kwargs, maps)
         if is_in_place:
             maps[0]._become(box)
             return maps[0]
-        result = BoxMaps(box, photos)
+        result = BoxMaps(box, images)
         # further results of normalisations are for training only
         empty_results = len(operator._schema.returns) - 1
         return (result, *[None] * empty_results) if empty_results else result
@@ -239,14 +239,14 @@ class BoxMaps(Tensor):
         Operators may overwrite the result; the box is dropped before that."""
         if self._whole is None:
             assert self.box is not None
-            self._whole = self.box.whole().contiguous(memory_format=self._photos.layout)
+            self._whole = self.box.whole().contiguous(memory_format=self._images.layout)
         return self._whole
 
     def _become(self, box: ChangedBox) -> None:
         """Take the result of an operator that overwrites these feature maps in place; they keep
         their type."""
         self.box = replace(
-            box, photo_maps=box.photo_maps.to(self.dtype), values=box.values.to(self.dtype)
+            box, image_maps=box.image_maps.to(self.dtype), values=box.values.to(self.dtype)
         )
         self._whole = None
 
@@ -270,11 +270,11 @@ def _on_whole_maps(function: Any, args: Any, kwargs: Any, maps: Sequence[BoxMaps
 class _BoxCall:
     """A call of an operator with feature maps that are known as boxes."""
 
-    def __init__(self, operator: Any, args: Any, kwargs: Any, photos: PhotoPass) -> None:
+    def __init__(self, operator: Any, args: Any, kwargs: Any, images: ImagePass) -> None:
         self.operator = operator
         self.args = args
         self._kwargs = kwargs
-        self._photos = photos
+        self._images = images
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         self.boxes: list[Any] = [map_.box for map_ in tensors if isinstance(map_, BoxMaps)]
         self.plain_tensors = [tensor for tensor in tensors if not isinstance(tensor, BoxMaps)]
@@ -284,10 +284,10 @@ class _BoxCall:
         arguments = self.args, self._kwargs
         return tree_map_only(BoxMaps, lambda maps: tensor_of(maps.box), arguments)
 
-    def of_photos(self) -> Tensor:
-        """What the operator gives for the photos ``(N, C, ...)``, remembered for all batches of
+    def of_images(self) -> Tensor:
+        """What the operator gives for the images ``(N, C, ...)``, remembered for all batches of
         perturbed samples; asked for once in each pass."""
-        return self._photos.result(self.operator, self.on(lambda box: box.photo_maps))
+        return self._images.result(self.operator, self.on(lambda box: box.image_maps))
 
 
 def _box_of(call: _BoxCall) -> ChangedBox | None:
@@ -324,19 +324,19 @@ def _values(call: _BoxCall) -> ChangedBox | None:
     if not is_one_size or not _is_small(sides, first_box.map_sides):
         return None
     values = _first(call.operator, call.on(lambda box: box.at(start, sides)))
-    return ChangedBox(call.of_photos(), first_box.owners, start, values)
+    return ChangedBox(call.of_images(), first_box.owners, start, values)
 
 
 def _padded(call: _BoxCall) -> ChangedBox | None:
     """The box after a padding of feature maps with a constant, which only moves the box, since the
-    border is the same for all photos; None where it crops, or pads other dimensions."""
+    border is the same for all images; None where it crops, or pads other dimensions."""
     (box,) = call.boxes
     pads = call.args[1]
     if min(pads) < 0 or len(pads) > 2 * len(box.sides):
         return None
     first_pads = [*pads[::2], *[0] * (len(box.sides) - len(pads) // 2)][::-1]
     start = box.start + torch.tensor(first_pads)
-    return ChangedBox(call.of_photos(), box.owners, start, box.values)
+    return ChangedBox(call.of_images(), box.owners, start, box.values)
 
 
 def _windows(call: _BoxCall) -> ChangedBox | None:
@@ -360,10 +360,10 @@ def _windows(call: _BoxCall) -> ChangedBox | None:
     padding = _each(named.get("padding", 0), dims)
     if not (window_reach + padding + stride - 1).any():
         return _values(call)
-    of_photos = call.of_photos()
-    map_sides = torch.tensor(of_photos.shape[2:])
+    of_images = call.of_images()
+    map_sides = torch.tensor(of_images.shape[2:])
     sides = map_sides.minimum((torch.tensor(box.sides) - 1 + window_reach) // stride + 1)
-    if not _is_small(sides.tolist(), of_photos.shape[2:]):
+    if not _is_small(sides.tolist(), of_images.shape[2:]):
         return None
     first_window = -((window_reach - padding - box.start) // stride)
     start = first_window.clamp(min=0).minimum(map_sides - sides)
@@ -373,7 +373,7 @@ def _windows(call: _BoxCall) -> ChangedBox | None:
     named[names[0]] = box.at(start * stride - padding, input_sides.tolist(), outside)
     if "padding" in named:
         named["padding"] = [0] * dims
-    return ChangedBox(of_photos, box.owners, start, _first(call.operator, ((), named)))
+    return ChangedBox(of_images, box.owners, start, _first(call.operator, ((), named)))
 
 
 def _each(value: Any, dims: int) -> Tensor:

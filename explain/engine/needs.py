@@ -79,7 +79,7 @@ _OF_BACKWARD = {field.name for field in fields(Backward)}
 
 
 class Reference(Hashable, Protocol):
-    """A frozen value that makes the reference inputs, such as a black photo."""
+    """A frozen value that makes the reference inputs, such as a black image."""
 
     def of(self, inputs: Tensor) -> Tensor: ...
 
@@ -277,7 +277,7 @@ class AttentionMap:
 
 
 class Attention(Need[tuple[AttentionMap, ...]]):
-    """Every attention that the photo reaches, in order, with gradients of the score on request;
+    """Every attention that the image reaches, in order, with gradients of the score on request;
     with ``unreached``, also others, such as attention among words alone."""
 
     gradients: bool = False
@@ -461,9 +461,9 @@ class Evidence:
         """Bring a tensor with a value for each of the caller's images, or one value for all, to the
         samples of this evidence.
 
-        Methods call it with what belongs to a photo, such as its baseline, since they may be
+        Methods call it with what belongs to an image, such as its baseline, since they may be
         applied to perturbed samples. Perturbed samples get the value of their image, moved as the
-        photo was moved.
+        image was moved.
         """
         of_images = tensor.expand(self.images, *tensor.shape[1:])
         return of_images if self.origin is None else self.origin.carry(of_images)

@@ -28,7 +28,7 @@ class PerturbedRows:
     ``owners`` ``(P,)`` is the image of each sample, and ``numbers`` ``(P,)`` its number among those
     of its image. ``build`` makes perturbed inputs or feature maps: new tensors, which the network
     may overwrite. ``masks`` makes what stays of each, if samples are masked.
-    ``carry(tensor, numbers)`` does to a tensor ``(b, ...)`` of samples what was done to the photo's
+    ``carry(tensor, numbers)`` does to a tensor ``(b, ...)`` of samples what was done to the image's
     geometry; None where nothing was moved.
     """
 
@@ -84,7 +84,7 @@ def one_by_one(make: Callable[[int, int], Tensor]) -> Build:
 
 
 class Perturbation(ABC):
-    """A way to perturb photos or feature maps. Subclasses are frozen dataclasses: equal ones are
+    """A way to perturb images or feature maps. Subclasses are frozen dataclasses: equal ones are
     run once for all methods of a call.
 
     It may look at the evidence that it ``needs``, and at nothing that depends on the target.
@@ -121,8 +121,8 @@ class Perturbation(ABC):
         return frozenset()
 
     def count(self, channels: int, size: tuple[int, ...]) -> int:
-        """The largest number of perturbed samples of one image, for a layer with ``channels`` and a
-        photo of ``size``.
+        """The largest number of perturbed samples of one image, for a layer with ``channels`` and
+        an image of ``size``.
 
         For plans, which estimate costs before anything runs. ``channels`` is 0 and ``size`` empty
         where they are not known; the count is 0 where it depends on them. By default it is the
@@ -370,7 +370,7 @@ class Scores(Attributions):
 
 def keep_graph(needs: Collection[Need[Any]]) -> bool:
     """Whether answers to these needs can keep their autograd graph (``create_graph``). Attention,
-    and what is computed from scores of perturbed photos, cannot."""
+    and what is computed from scores of perturbed images, cannot."""
     methods = [need.method for need in needs if isinstance(need, Attributions)]
     methods_keep_graph = all(
         getattr(method, "differentiable", keep_graph(method.needs)) for method in methods
@@ -394,7 +394,7 @@ class OneForEach(Perturbation):
 
 @dataclass(frozen=True)
 class Unperturbed(OneForEach):
-    """The photo, or a layer's feature maps, as they are: a reference for the scores of other
+    """The image, or a layer's feature maps, as they are: a reference for the scores of other
     samples."""
 
     of_layer: bool = False
@@ -416,7 +416,7 @@ class Unperturbed(OneForEach):
 
 @dataclass(frozen=True)
 class ZeroInput(OneForEach):
-    """A photo of zeros, which is what preprocessing makes of the training data's mean colour."""
+    """An image of zeros, which is what preprocessing makes of the training data's mean colour."""
 
     is_reference = True
 

@@ -110,7 +110,7 @@ class Plan:
     images: int = 1
     channels: Mapping[str, int] = field(default_factory=dict)
     size: tuple[int, ...] = ()
-    """Height and width of the photo, where they are known."""
+    """Height and width of the image, where they are known."""
     seconds: float | None = None
     """About how long it takes; infinite where what is run depends on the evidence."""
     memory: int | None = None

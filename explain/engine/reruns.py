@@ -1,4 +1,4 @@
-"""Perturbed samples in batches: masked photos, points on a path, altered feature maps; once for all
+"""Perturbed samples in batches: masked images, points on a path, altered feature maps; once for all
 methods and targets.
 
 `run_streams` runs all perturbed samples of a plan, `_run_in_batches` cuts a stream of samples into
@@ -291,16 +291,16 @@ class InputRerun:
 
     def _find_faster_call(self) -> Callable[[Tensor, Inputs], Any] | None:
         """A function that runs perturbed inputs faster than the model, by incremental inference, or
-        None. Only for class scores of photos on a CPU: elsewhere it does not pay."""
+        None. Only for class scores of images on a CPU: elsewhere it does not pay."""
         context = self.context
         x = context.inputs.x
         count = len(self.samples.owners)
         is_plain = self._reads_scores and self._way_to_run != "one at a time"
-        is_photo = len(context.inputs.paths) == 1 and context.inputs.as_taken
+        is_image = len(context.inputs.paths) == 1 and context.inputs.as_taken
         # incremental inference makes tensors during the model's passes, so on the caller's default
         # device
         is_on_cpu = x.device.type == "cpu" and CALLERS_DEVICE.get() is None
-        if not is_plain or not is_photo or not is_on_cpu or count < WORTH_A_TRIAL:
+        if not is_plain or not is_image or not is_on_cpu or count < WORTH_A_TRIAL:
             return None
         if context.footprint.whole * len(x) > MEMORY:
             return None

@@ -51,7 +51,7 @@ class RuntimeSettings(CheckedFields):
     create_graph: bool = False
     """Whether evidence keeps its graph."""
     placement: PlacementMode = "cells"
-    """Where the cells of a layer's map lie, for methods that draw it on the photo."""
+    """Where the cells of a layer's map lie, for methods that draw it on the image."""
 
     name: ClassVar[str] = "attribute"
     minimums = {"batch_size": 1}

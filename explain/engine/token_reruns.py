@@ -1,4 +1,4 @@
-"""Perturbed tokens of transformers: some of the tokens of a photo go into the first block."""
+"""Perturbed tokens of transformers: some of the tokens of an image go into the first block."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +17,7 @@ from explain.layers.layouts import Grid
 
 
 class TokenRerun:
-    """Runs a transformer on some tokens of each photo, which have their position encoding already:
+    """Runs a transformer on some tokens of each image, which have their position encoding already:
     the network before the first block once for a batch, the rest on those tokens."""
 
     def __init__(
@@ -40,11 +40,11 @@ class TokenRerun:
         if grid is None or grid.layout not in ("tokens", "tokens first"):
             raise _refused(f"{type(context.model).__name__} has other blocks")
         self._grid: Grid = grid
-        """Where the first block's tokens lie on the photo."""
+        """Where the first block's tokens lie on the image."""
 
     def begin(self, image: Tensor) -> None:
         """Check, before the samples of an image ``(1,)``, that the network scores subsets of its
-        tokens right: with all of them, as one sample of two, the photo has its own score."""
+        tokens right: with all of them, as one sample of two, the image has its own score."""
         context = self.context
         self._image = image
         images = image.expand(2)
@@ -59,19 +59,19 @@ class TokenRerun:
                 resolved, resolved.scores_in(images, output), resolved.score[images]
             ):
                 raise _refused(
-                    "the photo has another score when its tokens go into the first block again"
+                    "the image has another score when its tokens go into the first block again"
                 )
             last_scores = resolved.scores_in(images, output_together)[1:]
             if not context.same_scores(
                 resolved, last_scores, resolved.scores_in(image, output_alone)
             ):
-                raise _refused("the scores of photos depend on each other")
+                raise _refused("the scores of images depend on each other")
 
     def confirm(self, samples: int) -> None:
         """Nothing more: `begin` runs the tokens in two batches."""
 
     def run(self, numbers: Tensor) -> list[Add]:
-        """Run the network on these subsets of the photo's tokens; return functions that add the
+        """Run the network on these subsets of the image's tokens; return functions that add the
         results for each target. `begin` was called with the image before."""
         images = self._image.expand(len(numbers))
         output = self._output(self.samples.make(numbers))
@@ -80,7 +80,7 @@ class TokenRerun:
         ]
 
     def _output(self, keep: Tensor) -> Any:
-        """The network's output for subsets ``keep`` ``(b, h, w)`` of the photo's tokens, as many in
+        """The network's output for subsets ``keep`` ``(b, h, w)`` of the image's tokens, as many in
         each sample; others are taken out of the first block's input."""
         is_taken: list[bool] = []
 

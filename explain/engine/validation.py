@@ -101,7 +101,7 @@ def _check_values(model: nn.Module, tensor: Tensor, name: str) -> None:
 
 def _check_weights(model: nn.Module, inputs: Inputs, name: str) -> None:
     """Refuse a model whose weights are missing, lazy or on another device than its inputs; messages
-    call the photo ``name``."""
+    call the image ``name``."""
     x = inputs.x
     parameters = parameters_of(model)
     if not parameters:

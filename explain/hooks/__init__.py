@@ -3,7 +3,7 @@
     group          `HookGroup`: hooks on modules, tensors and Nodes, for as long as a block lasts
     interventions  `Patch`, `Ablate`, `Steer`, `Project`, `Replace`: what a layer gives instead
     intervening    how they are applied; `intervene` itself stands in `explain.layers.intervening`,
-                   which knows where layers look in the photo
+                   which knows where layers look in the image
     capturing      `capture`: activations and gradients of layers, call by call, and where the graph
                    begins for them
     extraction     `FeatureExtractor`: a model cut off after the last layer of interest

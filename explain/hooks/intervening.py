@@ -25,8 +25,8 @@ from explain.hooks.units import Axes
 from explain.hooks.unwrap import unwrapped
 
 Interventions: TypeAlias = Intervention | Iterable[Intervention]
-GridsOfPhoto: TypeAlias = Callable[[nn.Module, Inputs], Any]
-"""From a model and its inputs to how tokens and cells lie on the photo."""
+GridsOfImage: TypeAlias = Callable[[nn.Module, Inputs], Any]
+"""From a model and its inputs to how tokens and cells lie on the image."""
 
 
 class _ActiveInterventions(threading.local):
@@ -56,10 +56,10 @@ def active_interventions(model: nn.Module) -> tuple[Intervention, ...]:
 
 @signal_safe
 def with_interventions(
-    model: nn.Module, interventions: Interventions, grids_of_photo: GridsOfPhoto
+    model: nn.Module, interventions: Interventions, grids_of_image: GridsOfImage
 ) -> Iterator[tuple[Intervention, ...]]:
     """Apply interventions for as long as the block lasts, as `explain.hooks.intervene` says it.
-    Regions, and positions of tokens, are found by ``grids_of_photo``."""
+    Regions, and positions of tokens, are found by ``grids_of_image``."""
     new_interventions = (
         [interventions] if isinstance(interventions, Intervention) else list(interventions)
     )
@@ -96,7 +96,7 @@ def with_interventions(
         with HookGroup(model) as replacements_alone:
             for replacement in replacements:
                 for part in parts_of_intervention[replacement]:
-                    _apply(replacements_alone, part, _ModelCalls(), model, grids_of_photo)
+                    _apply(replacements_alone, part, _ModelCalls(), model, grids_of_image)
             bound = {
                 change: tuple(part.bound(model) for part in parts)
                 for change, parts in parts_of_intervention.items()
@@ -105,7 +105,7 @@ def with_interventions(
         model_calls = _ModelCalls()
         group.forward_pre("", model_calls.begin, with_kwargs=True)
         for part in parts:
-            _apply(group, part, model_calls, model, grids_of_photo)
+            _apply(group, part, model_calls, model, grids_of_image)
         _interventions.active[model] = {**outer_interventions, **bound}
         try:
             yield parts
@@ -153,7 +153,7 @@ def _placed(intervention: Intervention, model: nn.Module) -> list[Intervention]:
 
 
 class _ModelCalls:
-    """The calls of a model: the size of its photo, which regions are relative to, and which
+    """The calls of a model: the size of its image, which regions are relative to, and which
     interventions acted."""
 
     def __init__(self) -> None:
@@ -165,14 +165,14 @@ class _ModelCalls:
         self.inputs: tuple[Any, Any] = (), {}
 
     def begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Note the arguments of a call of the model, the size of its photos and the number of its
+        """Note the arguments of a call of the model, the size of its images and the number of its
         images: a forward-pre hook."""
         self.count += 1
         self.inputs = args, kwargs
         tensors = [tensor for _, tensor in nested.paths(self.inputs) if tensor.ndim]
-        photos = [tensor for tensor in tensors if tensor.ndim >= 4 and tensor.is_floating_point()]
-        self.size = tuple(photos[0].shape[-2:]) if photos else ()
-        self.images = len((photos or tensors)[0]) if tensors else 0
+        images = [tensor for tensor in tensors if tensor.ndim >= 4 and tensor.is_floating_point()]
+        self.size = tuple(images[0].shape[-2:]) if images else ()
+        self.images = len((images or tensors)[0]) if tensors else 0
 
 
 def _apply(
@@ -180,7 +180,7 @@ def _apply(
     intervention: Intervention,
     model_calls: _ModelCalls,
     model: nn.Module,
-    grids_of_photo: GridsOfPhoto,
+    grids_of_image: GridsOfImage,
 ) -> None:
     """Register the forward hook that lets an intervention act on its layer, behind those before it;
     ``model_calls`` notes the model's calls and which interventions acted."""
@@ -205,7 +205,7 @@ def _apply(
             )
         dim_of_tokens = 0 if tokens_first else -2
         length = shape[dim_of_tokens] if values.ndim >= 3 else 0
-        find_grids = partial(_grids_on_photo, grids_of_photo, model, model_calls.inputs)
+        find_grids = partial(_grids_on_image, grids_of_image, model, model_calls.inputs)
         axes = Axes(
             values,
             place,
@@ -240,21 +240,21 @@ def _apply(
     group.forward(intervention.layer, Hook(act, f"layer {intervention.layer!r}", "forward"))
 
 
-_photo_grids: WeakKeyDictionary[nn.Module, dict[Any, Any]] = WeakKeyDictionary()
-"""What tells how a model's tokens and cells lie on photos of some size."""
+_image_grids: WeakKeyDictionary[nn.Module, dict[Any, Any]] = WeakKeyDictionary()
+"""What tells how a model's tokens and cells lie on images of some size."""
 
 
-def _grids_on_photo(grids_of_photo: GridsOfPhoto, model: nn.Module, inputs: tuple[Any, Any]) -> Any:
-    """How tokens and cells lie on the photo; None where it is not known. Looked for once for each
+def _grids_on_image(grids_of_image: GridsOfImage, model: nn.Module, inputs: tuple[Any, Any]) -> Any:
+    """How tokens and cells lie on the image; None where it is not known. Looked for once for each
     model and shape of ``inputs`` (args, kwargs)."""
     key = tuple((path, tensor.shape[1:]) for path, tensor in nested.paths(inputs))
-    grids = _photo_grids.setdefault(model, {})
+    grids = _image_grids.setdefault(model, {})
     if key not in grids:
         try:
             args, kwargs = inputs
             # a copy has none of the active hooks, and shares the parameters
-            grids[key] = grids_of_photo(copied(model, share=True), Inputs(args, kwargs))
-        except Exception as error:  # a model that cannot be copied, or is given no photo
+            grids[key] = grids_of_image(copied(model, share=True), Inputs(args, kwargs))
+        except Exception as error:  # a model that cannot be copied, or is given no image
             if came_by_signal(error):
                 raise
             return None

@@ -315,7 +315,7 @@ class Project(Intervention):
     span of these.
 
     With ``towards`` ``(C,)``, their part in that span becomes that of this vector instead of zero,
-    as of the mean over photos without a concept (Anders et al., Finding and Removing Clever Hans,
+    as of the mean over images without a concept (Anders et al., Finding and Removing Clever Hans,
     Information Fusion 2022).
 
     Args:

@@ -1,4 +1,4 @@
-"""Units of a layer (channels, tokens, heads, places of the photo), and where they are in its
+"""Units of a layer (channels, tokens, heads, places of the image), and where they are in its
 values."""
 
 from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ class Units:
 
     @property
     def of_places(self) -> bool:
-        """Whether the chosen units are tokens or places of the photo, rather than channels or heads
+        """Whether the chosen units are tokens or places of the image, rather than channels or heads
         alone."""
         return any(units is not None for units in (self.tokens, self.positions, self.region))
 
@@ -98,13 +98,13 @@ class Axes:
         find_placement: Callable[[], Any] = lambda: None,
     ) -> None:
         """Find both from the place's name, the shape and the modules near it, or from
-        ``channel_dim``. ``size`` is the photo's; ``what`` names the layer in errors."""
+        ``channel_dim``. ``size`` is the image's; ``what`` names the layer in errors."""
         self._shape = tuple(values.shape)
         self._device = values.device
         self._size = size
         self._what = what
         self._find_grid = find_grid
-        """Tells how tokens lie on the photo: a `Grid` of `explain.layers`, or None."""
+        """Tells how tokens lie on the image: a `Grid` of `explain.layers`, or None."""
         self._find_placement = find_placement
         """Tells where the cells of a map look: a `Placement`, or None for evenly."""
         self._of_attention = place.of_attention
@@ -175,7 +175,7 @@ class Axes:
         grid = self._find_grid()
         if grid is None or grid.frames is not None:
             raise HookError(
-                f"{self._what} must be on tokens that lie on a grid of the photo, which these "
+                f"{self._what} must be on tokens that lie on a grid of the image, which these "
                 f"are not known to do, got {self._shape}; give tokens= instead"
             )
         return grid
@@ -196,10 +196,10 @@ class Axes:
 
     def of_region(self, region: Sequence[float]) -> torch.Tensor:
         """A mask that broadcasts to the layer's values, true at positions that look at a region of
-        the photo, maybe none: x0, y0, x1, y1 in pixels of the model's input, ends exclusive."""
+        the image, maybe none: x0, y0, x1, y1 in pixels of the model's input, ends exclusive."""
         if not self._size:
             raise HookError(
-                f"region of {self._what} must be one of a photo, but the model is given none"
+                f"region of {self._what} must be one of an image, but the model is given none"
             )
         height, width = self.grid()
         x0, y0, x1, y1 = region

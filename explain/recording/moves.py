@@ -59,7 +59,7 @@ def _with_zeros(step: Step) -> Step:
 
 
 def compact(numbers: Tensor) -> Tensor:
-    """The same numbers of a tensor's values (of images, or positions in a photo), shrunk to size 1
+    """The same numbers of a tensor's values (of images, or positions in an image), shrunk to size 1
     along dimensions in which they do not change."""
     for d in reversed(range(numbers.ndim)):  # the last ones are the nearest in memory
         first_slice = numbers.narrow(d, 0, min(numbers.shape[d], 1))

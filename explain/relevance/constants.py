@@ -149,7 +149,7 @@ def _constants_of(recorded: RecordedStep) -> Iterator[tuple[Tensor | float, bool
         return
     if step.kind == "sum":
         terms = constant_terms(step)
-        # complex numbers belong to frequencies, not to places of the photo
+        # complex numbers belong to frequencies, not to places of the image
         is_complex = step.output.dtype.is_complex
         for term in terms if len(terms) == 1 else ():
             is_tensor = isinstance(term, Tensor)
@@ -198,7 +198,7 @@ def _storage_of_constant(step: RecordedStep) -> int:
 
 def _scores_of_attention(steps: Sequence[RecordedStep]) -> set[Value]:
     """The values from which scores of attention are made, before a softmax: what is added there is
-    no map of the photo."""
+    no map of the image."""
     scores: set[Value] = set()
     for softmax in steps:
         if softmax.operation.kind != "softmax":

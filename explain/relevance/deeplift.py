@@ -36,12 +36,12 @@ class StepPair(NamedTuple):
     signals: AbstractSet[Value]
 
     def inputs_at(self, position: int) -> tuple[Tensor, Tensor]:
-        """The input at ``place``, in the run on the photo and in that on the reference."""
+        """The input at ``place``, in the run on the image and in that on the reference."""
         return self.step.inputs[position].tensor, self.of_reference.inputs[position].tensor
 
     @property
     def results(self) -> tuple[Tensor, Tensor]:
-        """The result, in the run on the photo and in that on the reference."""
+        """The result, in the run on the image and in that on the reference."""
         return self.step.output.tensor, self.of_reference.output.tensor
 
 
@@ -64,7 +64,7 @@ def multipliers(
     of_reference = _steps_of_signals(reference, reference_signals)
     if [_signature(step) for step in steps] != [_signature(step) for step in of_reference]:
         raise MethodError(
-            "baseline of deeplift must run the operations of the photo, on as many values, but "
+            "baseline of deeplift must run the operations of the image, on as many values, but "
             "does not; choose another"
         )
     rules: dict[RecordedStep, Rule] = {}
@@ -83,7 +83,7 @@ def _steps_of_signals(recording: Recording, signals: AbstractSet[Value]) -> list
 
 
 def _signature(step: RecordedStep) -> tuple[str, list[tuple[int, ...]]]:
-    """What a step of the photo and that of the reference have in common."""
+    """What a step of the image and that of the reference have in common."""
     is_function = hasattr(step.operator, "apply")  # which may have memory of its own
     values = [value for value in step.inputs if value.depends or not is_function]
     return step.name, [value.shape for value in values]
@@ -122,7 +122,7 @@ def _walk_rule(pair: StepPair, rule: BackOfPair) -> Rule:
 
 
 def _slope(x: Tensor, x0: Tensor, y: Tensor, y0: Tensor) -> Tensor:
-    """DeepLIFT's slope (y - y0) / (x - x0) between photo and reference; NaN where x and x0 are as
+    """DeepLIFT's slope (y - y0) / (x - x0) between image and reference; NaN where x and x0 are as
     good as equal."""
     change = x - x0
     rounding = torch.finfo(x.dtype).eps
@@ -133,7 +133,7 @@ def _slope(x: Tensor, x0: Tensor, y: Tensor, y0: Tensor) -> Tensor:
 
 
 def _rescale(pair: StepPair, gradient: Tensor) -> list[Tensor]:
-    """DeepLIFT's rescale rule for an activation: multiply the gradient by the slope between photo
+    """DeepLIFT's rescale rule for an activation: multiply the gradient by the slope between image
     and reference, or take the derivative where they coincide."""
     position = pair.step.signals[0]
     x, x0 = pair.inputs_at(position)
@@ -159,7 +159,7 @@ def _rescale(pair: StepPair, gradient: Tensor) -> list[Tensor]:
 
 def _product(pair: StepPair, gradient: Tensor) -> list[Tensor]:
     """DeepLIFT at a product a b: each factor's gradient is that of the result, times the mean of
-    the other factor in photo and reference."""
+    the other factor in image and reference."""
     a, a0 = pair.inputs_at(0)
     b, b0 = pair.inputs_at(1)
     return [_meeting(gradient * _mean(b, b0), a), _meeting(gradient * _mean(a, a0), b)]
@@ -184,7 +184,7 @@ def _matrix_product(pair: StepPair, gradient: Tensor) -> list[Tensor]:
 
 
 def _mean(factor: Tensor, of_reference: Tensor) -> Tensor:
-    """The mean of a factor in photo and reference, to multiply gradients with (conjugate if
+    """The mean of a factor in image and reference, to multiply gradients with (conjugate if
     complex)."""
     return (factor + of_reference).conj() / 2
 
@@ -197,7 +197,7 @@ def _meeting(gradient: Tensor, value: Tensor) -> Tensor:
 
 
 def _of_softmax(x: Tensor, x0: Tensor, dim: int, gradient: Tensor) -> Tensor:
-    """DeepLIFT's gradient in the input of a softmax along ``dim``, for photo x and reference x0."""
+    """DeepLIFT's gradient in the input of a softmax along ``dim``, for image x and reference x0."""
     # The softmax is the exponential of x less L, L being the logarithm of the sum of all
     # exponentials: a function of one number. Its slopes m are the logarithmic means of the two
     # softmaxes. Softmaxes sum to one, so that the differences of x times m add up to that of L

@@ -233,7 +233,7 @@ class ConstantTerms(RelevanceRule):
 
 class ElementwisePassThrough(_OfOneSignal):
     """The pass rule: each element of the input gets the relevance of the element of the output at
-    its position; for activations, softmaxes and normalisations of a photo."""
+    its position; for activations, softmaxes and normalisations of an image."""
 
     # Relevance that would go to an input of zero is absorbed, since value times gradient cannot
     # express it.
