@@ -25,13 +25,13 @@ _APART = 0.75  # of a cell: how far apart the cells of maps may lie that are add
 
 @dataclass(frozen=True)
 class Branches:
-    """The layers that are explained together, and those of branches that see the photo elsewhere
+    """The layers that are explained together, and those of branches that see the image elsewhere
     (``left_out``), whose maps can't be added to theirs cell by cell."""
 
     layers: Sequence[str]
     left_out: Sequence[str] = ()
     placed: bool = False
-    """Whether it is known where on the photo the cells of all these layers look."""
+    """Whether it is known where on the image the cells of all these layers look."""
 
     def within(self, name: str) -> "Branches":
         """The layers as those of a part of a network are named in it."""
@@ -58,15 +58,15 @@ class _Branch:
         """What is computed from the layer, on the path to what is read."""
         return reached_from(self.steps, [self.value]).intersection(self.leading) - {self.value}
 
-    def is_apart(self, other: "_Branch", *, from_photo: bool) -> bool:
-        """Whether both reach what is read, and neither from the other; ``from_photo``, nor do they
+    def is_apart(self, other: "_Branch", *, from_image: bool) -> bool:
+        """Whether both reach what is read, and neither from the other; ``from_image``, nor do they
         share a feature map."""
         if not (self.downstream and other.downstream):
             return False
         if other.value in self.upstream or other.value in self.downstream:
             return False
         shared = self.upstream & other.upstream
-        return not (from_photo and any(mixes(value.step) for value in shared))
+        return not (from_image and any(mixes(value.step) for value in shared))
 
     def meets(self, other: "_Branch") -> bool:
         """Whether two branches meet in a sum, a mean or a concatenation. Where they meet in a
@@ -86,15 +86,15 @@ def branches_beside(
     layer: str,
     candidates: Sequence[str],
     *,
-    from_photo: Collection[str] = (),
+    from_image: Collection[str] = (),
     least: int = 1,
 ) -> Branches:
     """Find the branches beside that of ``layer``, and in each the last of the ``candidates``
     (latest first) of which at ``least`` so many positions show where the score comes from."""
     # Of tokens, the candidates are those before the last attention in their branch. Those of
-    # `from_photo` count only where they share no feature map with the layer, as the levels of a
+    # `from_image` count only where they share no feature map with the layer, as the levels of a
     # feature pyramid do.
-    candidates = _possible(search, layer, candidates, from_photo)
+    candidates = _possible(search, layer, candidates, from_image)
     if not candidates:
         return Branches([layer])
     leading = search.scored.to_score
@@ -104,7 +104,7 @@ def branches_beside(
     branches = {
         name: branch
         for name, branch in _branches(search, candidates, leading).items()
-        if chosen.is_apart(branch, from_photo=name in from_photo) and chosen.meets(branch)
+        if chosen.is_apart(branch, from_image=name in from_image) and chosen.meets(branch)
     }
     ends = set(search.scored.attentions.values()) if branches else set()
     grids = NetworkGrids(search.model, search.inputs)
@@ -124,7 +124,7 @@ def branches_beside(
                 branches = {
                     other_name: other
                     for other_name, other in branches.items()
-                    if branch.is_apart(other, from_photo=other_name in from_photo)
+                    if branch.is_apart(other, from_image=other_name in from_image)
                     and branch.meets(other)
                 }
                 break
@@ -137,11 +137,11 @@ def _shows(influence: ScoreInfluence, least: int) -> bool:
 
 
 def _possible(
-    search: LayerSearch, layer: str, candidates: Sequence[str], from_photo: Collection[str]
+    search: LayerSearch, layer: str, candidates: Sequence[str], from_image: Collection[str]
 ) -> Sequence[str]:
     """Those of the candidates that may be beside a layer for some score of the network: neither is
     computed from the other."""
-    key = ("beside", layer, *candidates, None, *from_photo)
+    key = ("beside", layer, *candidates, None, *from_image)
     possible: list[str] | None = search.summary.chosen.get(key)
     if possible is None:
         leading = paths_to(search.scored.steps, search.scored.outputs)
@@ -150,7 +150,7 @@ def _possible(
         possible = [
             name
             for name, branch in branches.items()
-            if chosen is not None and chosen.is_apart(branch, from_photo=name in from_photo)
+            if chosen is not None and chosen.is_apart(branch, from_image=name in from_image)
         ]
         search.summary.chosen[key] = possible
     return possible
@@ -169,7 +169,7 @@ def _branches(
 
 
 def _in_place(layers: Sequence[str], grids: NetworkGrids) -> Branches:
-    """Sort out the layers whose maps lie elsewhere on the photo than those of the others, as those
+    """Sort out the layers whose maps lie elsewhere on the image than those of the others, as those
     of a crop or of a mirrored copy do."""
     lines = {layer: grids.lines(layer) for layer in layers}
     ordered = {layer: axes for layer, axes in lines.items() if axes is not None}
@@ -191,12 +191,12 @@ def _in_place(layers: Sequence[str], grids: NetworkGrids) -> Branches:
 
 
 def _spacing(line: Tensor) -> float:
-    """How far apart the cells of a map lie along one axis of the photo, as a share of it."""
+    """How far apart the cells of a map lie along one axis of the image, as a share of it."""
     return float(line.diff().mean()) if len(line) > 1 else 1.0
 
 
 def _distance(line: Tensor, other: Tensor | None) -> float:
-    """How far apart the cells of two maps lie along one axis of the photo, as a share of it;
+    """How far apart the cells of two maps lie along one axis of the image, as a share of it;
     without another, from cells that are spread evenly."""
     if other is None:
         other = (torch.arange(len(line), device=line.device) + 0.5).to(line) / len(line)

@@ -1,4 +1,4 @@
-"""`cell_centres`: where in the photo the cells of a layer's feature map look."""
+"""`cell_centres`: where in the image the cells of a layer's feature map look."""
 
 from torch import Tensor, nn
 
@@ -8,18 +8,18 @@ from explain.layers.grids import NetworkGrids
 
 
 def cell_centres(model: nn.Module, x: InputsLike, layer: str) -> Tensor:
-    """Where in the photo each cell of a layer's feature map looks: ``(h, w, 2)``, row and column in
+    """Where in the image each cell of a layer's feature map looks: ``(h, w, 2)``, row and column in
     pixels.
 
     A cell looks at the centre of its squared gradient in the pixels, which is estimated from the
-    weights (`explain.layers.receptive_fields`); it is seldom the middle of its share of the photo.
-    The border of the photo cuts fields, so that cells there look further inwards than they are
+    weights (`explain.layers.receptive_fields`); it is seldom the middle of its share of the image.
+    The border of the image cuts fields, so that cells there look further inwards than they are
     drawn (`Attribution.placement`): an object that is moved by a stride moves the map by a cell.
     Cells that look nowhere have NaN. The network runs once, on the first image of ``x`` ``(N, C, H,
     W)``.
 
     Raises:
-        LayerError: the layer has no map of photos, or an operation before it has no rule.
+        LayerError: the layer has no map of images, or an operation before it has no rule.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Conv2d(1, 2, 3, stride=2, padding=1), nn.ReLU())

@@ -75,7 +75,7 @@ def branch_layers(
     placement: PlacementMode = "cells",
 ) -> list[str]:
     """Name the layers to explain together: `default_layer`, and that of each branch beside it, as
-    in an ensemble. Warns of branches that see the photo elsewhere and cannot be drawn."""
+    in an ensemble. Warns of branches that see the image elsewhere and cannot be drawn."""
     branches = _default_branches(model, x, score, of_class=of_class, refresh=refresh)
     if branches.placed and placement == "cells":
         return [*branches.layers, *branches.left_out]
@@ -135,7 +135,7 @@ def layers_to_fuse(
     refresh: bool = False,
 ) -> list[str]:
     """Name the layers that a method fuses, as `stage_layers` does. Warns of branches that their
-    product leaves out or mixes: they see the photo elsewhere, or have other resolutions."""
+    product leaves out or mixes: they see the image elsewhere, or have other resolutions."""
     stages = _stages(model, x, score, of_class=of_class, refresh=refresh)
     if stages.left_out:
         warn(
@@ -261,7 +261,7 @@ class _Candidate:
 
     @cached_property
     def is_tokens(self) -> bool:
-        """Whether the tensor is a sequence of tokens that lie on the photo. What is pooled is none,
+        """Whether the tensor is a sequence of tokens that lie on the image. What is pooled is none,
         though it may have as many channels as there might be tokens."""
         if self.grid is None or self.grid.layout not in ("tokens", "tokens first"):
             return False
@@ -371,7 +371,7 @@ def _last_of_each_size(search: LayerSearch) -> tuple[Branches, bool]:
         of_branches = branches_beside(search, layer, reached[layer])
         # a product of the stages of two branches is not the sum of their products
         other_sizes = [name for name in layers if name != layer]
-        of_others = branches_beside(search, layer, other_sizes, from_photo=other_sizes)
+        of_others = branches_beside(search, layer, other_sizes, from_image=other_sizes)
         of_all += of_branches.layers
         left_out |= dict.fromkeys(of_branches.left_out)
         left_out |= dict.fromkeys([*of_others.layers[1:], *of_others.left_out])
@@ -469,7 +469,7 @@ def _maps_of_one_answer(search: LayerSearch) -> Branches:
     if reads_few_numbers:
         of_branches.sort(key=lambda name: math.prod(sizes[name]))
     other_sizes = [name for name in of_branches if sizes[name] != sizes.get(layer)]
-    return branches_beside(search, layer, of_branches, from_photo=other_sizes, least=2)
+    return branches_beside(search, layer, of_branches, from_image=other_sizes, least=2)
 
 
 def _no_map(model: nn.Module, calls: Sequence[ModuleCall]) -> LayerError:

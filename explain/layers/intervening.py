@@ -1,4 +1,4 @@
-"""`intervene`: interventions on units of layers, and on where these look in the photo."""
+"""`intervene`: interventions on units of layers, and on where these look in the image."""
 
 from contextlib import AbstractContextManager
 

@@ -1,7 +1,7 @@
 """Where the cells of a map are drawn: from values and places to pixels.
 
 A cell of a feature map is drawn where it looks (`explain.layers.receptive_fields`), which is seldom
-the middle of its share of the photo. All pictures, masks and metrics of maps go through `draw`.
+the middle of its share of the image. All pictures, masks and metrics of maps go through `draw`.
 """
 
 import math
@@ -18,7 +18,7 @@ from torch import Tensor
 from explain.layers.layouts import Size, enlarge
 
 PlacementMode: TypeAlias = Literal["cells", "even"]
-"""Where maps are drawn: each cell where it looks, or all spread evenly over the photo."""
+"""Where maps are drawn: each cell where it looks, or all spread evenly over the image."""
 
 NEAREST = 4  # cells that a pixel takes its value from, where they lie on no grid
 _EVEN = 1e-3  # of a cell: how far cells that count as spread evenly may lie beside
@@ -30,7 +30,7 @@ _AT_ONCE = 2**24  # distances
 
 @dataclass(frozen=True, eq=False)
 class Placement:
-    """Where the cells of a layer's map look in photos of a ``size``."""
+    """Where the cells of a layer's map look in images of a ``size``."""
 
     size: Size
     centres: Tensor
@@ -39,8 +39,8 @@ class Placement:
     seen: Tensor | None = None
     """The pixels ``(H, W)`` that any cell looks at, or None for all."""
     copy: "tuple[Placement, Placement] | None" = None
-    """If the network reads a moved copy of the photo, such as a crop: where the cells look in that,
-    and where the pixels of the copy lie on the photo."""
+    """If the network reads a moved copy of the image, such as a crop: where the cells look in that,
+    and where the pixels of the copy lie on the image."""
 
     def __len__(self) -> int:
         return len(self.centres)
@@ -54,7 +54,7 @@ class Placement:
         return self if len(self) == 1 else replace(self, centres=convert(self.centres))
 
     def fits(self, maps: Tensor, size: Size) -> bool:
-        """Whether maps ``(N, C, h, w)`` have these cells, and a photo of ``size`` these pixels."""
+        """Whether maps ``(N, C, h, w)`` have these cells, and an image of ``size`` these pixels."""
         return tuple(maps.shape[2:]) == tuple(self.centres.shape[1:3]) and tuple(size) == self.size
 
     def on_photo(self, maps: Tensor, *, smooth: bool = False) -> Tensor:
@@ -101,7 +101,7 @@ class Placement:
         return pixels.reshape(*values.shape[:2], *self.size)
 
     def cells_at(self, centres: Tensor) -> Tensor | None:
-        """Where in this map ``centres`` ``(N, h, w, 2)`` on the photo lie, in its cells; None if
+        """Where in this map ``centres`` ``(N, h, w, 2)`` on the image lie, in its cells; None if
         these are not equally far apart."""
         cells = self.centres[0]
         if min(cells.shape[:2]) == 1:
@@ -123,7 +123,7 @@ class Placement:
 
     def lies_apart(self, other: "Placement") -> bool:
         """Whether the cells of another map look elsewhere, by more than a cell's share of the
-        photo, or in another copy of it."""
+        image, or in another copy of it."""
         copies = [(of.copy or (of, of_pixels(of.size)))[1].centres for of in (self, other)]
         if copies[0].shape != copies[1].shape or not torch.equal(*copies):
             return True
@@ -165,7 +165,7 @@ class Placement:
 
     @cached_property
     def is_even(self) -> bool:
-        """Whether the cells are spread evenly over the photo."""
+        """Whether the cells are spread evenly over the image."""
         even = _even_centres(tuple(self.centres.shape[1:3]), self.size)
         cell = torch.tensor(
             [n / c for n, c in zip(self.size, even.shape[:2], strict=True)], device="cpu"
@@ -184,7 +184,7 @@ class Placement:
 
     @cached_property
     def lines(self) -> tuple[bool, Tensor, Tensor] | None:
-        """Where the rows and the columns of cells look, of a grid along the photo's axes, and
+        """Where the rows and the columns of cells look, of a grid along the image's axes, and
         whether the map is turned beside it; None for other cells."""
         for turned in (False, True):
             centres = self.centres[0].transpose(0, 1) if turned else self.centres[0]
@@ -217,7 +217,7 @@ class Placement:
     @property
     def described(self) -> dict[str, Any]:
         """The placement of one image in values of JSON: the places of rows and columns, or of each
-        cell; and how many pixels of the photo, row after row, are in turn unseen and seen."""
+        cell; and how many pixels of the image, row after row, are in turn unseen and seen."""
         description: dict[str, Any] = {"size": list(self.size)}
         if self.lines is not None:
             description["turned"], rows, columns = self.lines
@@ -261,7 +261,7 @@ class Placement:
 
     @cached_property
     def _along_axes(self) -> tuple[bool, Tensor, Tensor] | None:
-        """The matrices that interpolate along the rows and the columns of the photo, and whether
+        """The matrices that interpolate along the rows and the columns of the image, and whether
         the map is turned beside it, for `lines`."""
         return self._interpolating_along(smooth=False)
 
@@ -307,7 +307,7 @@ def of_pixels(size: Size) -> Placement:
 
 
 def draw(maps: Tensor, size: Size, placement: Placement | None = None) -> Tensor:
-    """Draw maps ``(N, C, h, w)`` on photos of ``size``: each cell where it looks, or with no
+    """Draw maps ``(N, C, h, w)`` on images of ``size``: each cell where it looks, or with no
     placement, or one of other maps, spread evenly."""
     if placement is None or not placement.fits(maps, size):
         return enlarge(maps, size)
@@ -315,7 +315,7 @@ def draw(maps: Tensor, size: Size, placement: Placement | None = None) -> Tensor
 
 
 def nearest(cells: Tensor, size: Size, placement: Placement | None = None) -> Tensor:
-    """What the nearest cell of a map ``(h, w)`` has, for each pixel ``(H, W)`` of a photo."""
+    """What the nearest cell of a map ``(h, w)`` has, for each pixel ``(H, W)`` of an image."""
     if placement is None or not placement.fits(cells[None, None], size) or placement.is_even:
         pixels = F.interpolate(cells[None, None].double(), size, mode="nearest-exact")
         return pixels[0, 0].to(cells)

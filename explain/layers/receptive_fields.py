@@ -1,9 +1,9 @@
 """Where the cells of feature maps look: moments of their receptive fields, followed through a
 recording.
 
-A cell is not in the middle of its share of the photo. In a stack of 3 x 3 convolutions with stride
+A cell is not in the middle of its share of the image. In a stack of 3 x 3 convolutions with stride
 2 and padding 1, cell i looks at i times the stride. The field of each value is carried along, once
-along the rows of the photo and once along its columns:
+along the rows of the image and once along its columns:
 
     mass           the expected squared gradient of the value in the pixels, summed over these
     mass x place   its first moment
@@ -13,9 +13,9 @@ normalisations and activations with their squared slopes, each channel by itself
 what moves values moves it. A gate that is broadcast does not move what it scales, and neither does
 the mixing of an attention: a token stays where its residual stream is.
 
-The border of the photo cuts fields: what is left of them is further inwards. Where values are
+The border of the image cuts fields: what is left of them is further inwards. Where values are
 drawn, it must not: an object that is moved by a stride moves the map by a cell, at the border too.
-So zero padding is taken for more of the photo there, and for nothing where fields are ``cut``.
+So zero padding is taken for more of the image there, and for nothing where fields are ``cut``.
 """
 
 import math
@@ -37,7 +37,7 @@ aten = torch.ops.aten
 
 
 class Along(NamedTuple):
-    """What each value of a tensor looks at, along one axis of the photo; with the dimensions of the
+    """What each value of a tensor looks at, along one axis of the image; with the dimensions of the
     tensor, of size 1 where it does not change."""
 
     mass: Tensor
@@ -68,24 +68,24 @@ class Along(NamedTuple):
 
     @classmethod
     def counted(cls, mass: Tensor, moment: Tensor) -> "Along":
-        """What has a first moment that is counted from the border of the photo."""
+        """What has a first moment that is counted from the border of the image."""
         return cls(mass, moment, mass.new_zeros([1] * mass.ndim))
 
 
 Field: TypeAlias = tuple[Along, Along]
-"""What values look at, along the rows of the photo and along its columns."""
+"""What values look at, along the rows of the image and along its columns."""
 
 
 @dataclass(frozen=True, eq=False)
 class Looks:
-    """Where the values of a recorded pass look in a photo."""
+    """Where the values of a recorded pass look in an image."""
 
     fields: Mapping[Value, Field]
-    """The field of each value that comes from the photo."""
+    """The field of each value that comes from the image."""
     unknown: Sequence[str]
     """The operations without a rule, behind which nothing is known."""
     by_photo: bool
-    """Whether the photo itself decides where some values are taken from."""
+    """Whether the image itself decides where some values are taken from."""
 
 
 def leading_to(value: Value) -> list[Step]:
@@ -111,7 +111,7 @@ def receptive_fields(
     *,
     cut: bool = False,
 ) -> Looks:
-    """Follow where the values of a recording look in a photo ``x`` ``(N, C, H, W)``; ``cut``, with
+    """Follow where the values of a recording look in an image ``x`` ``(N, C, H, W)``; ``cut``, with
     nothing beyond it. What ``stays`` looks where its source does, over its last dimension."""
     device = x.tensor.device
     # the rounding of single precision would show in maps, which are drawn by this
@@ -162,7 +162,7 @@ def centres(field: Field) -> Tensor:
 def _carried(
     step: Step, fields: Mapping[Value, Field], size: tuple[int, int], *, cut: bool
 ) -> dict[Value, Field]:
-    """The fields of the results of a step, on photos of a ``size``."""
+    """The fields of the results of a step, on images of a ``size``."""
     operation = step.operation
     result = step.outputs[0]
     if step.name == "constant_pad_nd":
@@ -196,7 +196,7 @@ def _moved(step: Step, fields: Mapping[Value, Field]) -> dict[Value, Field]:
     zero = next(iter(fields.values()))[0].mass.new_zeros([])
 
     def part_of(axis: int, part: int, value: Value) -> Tensor:
-        """One part of the field of a value; 0 of a value that does not come from the photo."""
+        """One part of the field of a value; 0 of a value that does not come from the image."""
         if value not in fields:
             return zero.reshape([1] * len(value.shape))
         return fields[value][axis][part].clone()  # what strides are taken of has memory of its own
@@ -311,7 +311,7 @@ class _Windows(NamedTuple):
 
 
 def _of_windows(step: Step, field: Field, size: tuple[int, int], *, cut: bool) -> Field:
-    """The field behind a convolution or a pooling, on photos of a ``size``: that of its window,
+    """The field behind a convolution or a pooling, on images of a ``size``: that of its window,
     weighted by the squared weights."""
     windows = _Windows.of(step)
     gaps = [gap for gap in map(_gap, field) if gap is not None]
@@ -379,7 +379,7 @@ def _line(numbers: Tensor, dim: int, dims: int) -> Tensor:
 def _of_all_windows(
     windows: _Windows, along: Along, channels: int, lengths: Sequence[int], *, cut: bool
 ) -> Along:
-    """What the windows of any map look at along one axis of the photo."""
+    """What the windows of any map look at along one axis of the image."""
     squares, stride, padding, dilation, is_transposed, output_padding, groups = windows
     kernel = squares
     options: list[list[int]] = [[], [], [], []]
@@ -460,7 +460,7 @@ def _by_value(
 
 
 def _added(parts: Sequence[Along], length: int, name: str) -> Along:
-    """What sums of values look at along one axis of a photo of this ``length``."""
+    """What sums of values look at along one axis of an image of this ``length``."""
     at = parts[0].at
     if all(torch.equal(part.at, at) for part in parts):
         return Along(_sum(part.mass for part in parts), _sum(part.beside for part in parts), at)
@@ -477,7 +477,7 @@ def _sum(tensors: Iterable[Tensor]) -> Tensor:
 
 
 def _must_be_together(along: Along, length: int, name: str) -> None:
-    """Refuse to mix what looks at several places of a photo of this ``length``, along the second
+    """Refuse to mix what looks at several places of an image of this ``length``, along the second
     dimension of values: the mean of these is none of them."""
     mass = along.mass.expand(along.shape)
     shares = mass / mass.sum(1, keepdim=True)
@@ -523,13 +523,13 @@ def _squared_slope(step: Step, signal: Value, field: Field) -> float | Tensor:
         if not y.requires_grad:
             return 1.0
         (slope,) = torch.autograd.grad(y.sum(), x)
-    # what lets nothing pass of noise may let photos pass
+    # what lets nothing pass of noise may let images pass
     mean_square = slope.square().mean(averaged, keepdim=True).to(like).clamp(min=_LEAST)
     return mean_square if len(averaged) < x.ndim else mean_square.reshape(())
 
 
 _APART = 1 / 8
-"""Of a photo: what is added up there looks at places that lie less far beside their mean."""
+"""Of an image: what is added up there looks at places that lie less far beside their mean."""
 _SAME = 1e-6  # of a gap: how far regular fields lie beside their lattice, by rounding
 _LEAST = 1e-6
 """The least squared slope of an activation."""

@@ -1,4 +1,4 @@
-"""What of a photo a network reads: which moved copy of it, and which pixels."""
+"""What of an image a network reads: which moved copy of it, and which pixels."""
 
 import math
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from explain.recording.moves import is_move
 
 
 def copy_of(steps: Iterable[Step], photo: Value) -> Value:
-    """The moved copy of a photo, such as a crop, that all of these steps read; the photo itself if
+    """The moved copy of an image, such as a crop, that all of these steps read; the image itself if
     there is none."""
     copy = value = photo
     readers: dict[Value, list[Step]] = {}
@@ -34,7 +34,7 @@ def copy_of(steps: Iterable[Step], photo: Value) -> Value:
 
 
 def seen_pixels(steps: Iterable[Step], photo: Value, looks: Looks) -> Tensor | None:
-    """Which pixels ``(H, W)`` of a photo these steps look at; None for all of them."""
+    """Which pixels ``(H, W)`` of an image these steps look at; None for all of them."""
     device = photo.tensor.device
     seen = torch.zeros(photo.shape[2:], dtype=torch.bool, device=device)
     # Values that were moved, or resized, are pixels still; whatever reads them otherwise looks at
@@ -61,7 +61,7 @@ def seen_pixels(steps: Iterable[Step], photo: Value, looks: Looks) -> Tensor | N
 
 
 def _grown(seen: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Pixels that are seen, with those between them where the photo was made smaller, by where its
+    """Pixels that are seen, with those between them where the image was made smaller, by where its
     values ``(..., h, w)`` came from then."""
     gaps = [places.diff(dim=dim).abs() for places in (rows, columns) for dim in (-2, -1)]
     gap = max(float(of_dim.nanmedian()) for of_dim in gaps if of_dim.numel())

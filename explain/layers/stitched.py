@@ -1,4 +1,4 @@
-"""A segmenter on windows of a photo or volume: where they are, and how scores and maps are
+"""A segmenter on windows of an image or volume: where they are, and how scores and maps are
 stitched."""
 
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ LEAST = 1e-3  # of the largest weight
 
 
 class Stitched(nn.Module):
-    """A segmenter that sees one window of a photo or volume after the other, and whose class maps
+    """A segmenter that sees one window of an image or volume after the other, and whose class maps
     are stitched.
 
     As in MONAI's ``sliding_window_inference``, the windows stand ``window * (1 - overlap)`` apart,

@@ -7,15 +7,15 @@
     gradients, path, path_variants
                      gradients in the pixels, and along paths from a baseline
     occlusion, surrogate, shapley, extremal
-                     scores of perturbed photos
+                     scores of perturbed images
     evidence         the smallest sets of regions that are enough for an answer, or that it needs
     regions, masking, estimates, coalitions
-                     what these share: parts of photos, photos of which a part is covered, maps
+                     what these share: parts of images, images of which a part is covered, maps
                      from their scores, values of regions
     relevance, attention
                      relevance propagation, DeepLIFT and FullGrad; attention of transformers
     wrappers         any method averaged over noise, flips and scales
-    certified        which places of a map no small change of the photo can move
+    certified        which places of a map no small change of the image can move
 
 To add one, write a subclass of `Method` with ``@register`` above it. A module of its own has to be
 imported here; there is no other list to edit.

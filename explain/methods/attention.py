@@ -28,10 +28,10 @@ _EVERYWHERE = Attention(gradients=True, unreached=True)
 _RELEVANCE = AttentionRelevance(transformer_attribution())
 
 
-def photo_tokens(
+def image_tokens(
     method: str, maps: Sequence[torch.Tensor], evidence: Evidence
 ) -> tuple[list[int], Size]:
-    """The positions of the photo's tokens in the attention ``maps`` ``(N, heads, queries, keys)``,
+    """The positions of the image's tokens in the attention ``maps`` ``(N, heads, queries, keys)``,
     and their grid ``(h, w)``. Refused without attention among all tokens, as within windows.
     """
     joint = evidence.grids.joint
@@ -93,10 +93,10 @@ class RolloutMethod(AttentionMethod):
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         """Multiply the matrices of all blocks, and lay out the row that the score is read from as a
-        map ``(N, h, w)`` over the photo's patches.
+        map ``(N, h, w)`` over the image's patches.
         """
         maps = evidence[self.attention]
-        tokens, size = photo_tokens(self.name, [attention.weights for attention in maps], evidence)
+        tokens, size = image_tokens(self.name, [attention.weights for attention in maps], evidence)
         joint = _identity(maps[0].weights.mean(1)).expand(len(evidence.inputs), -1, -1)
         for matrix in self.matrices(evidence):
             joint = matrix @ joint
@@ -202,7 +202,7 @@ class LeGrad(AttentionMethod):
         """The map of `LeGrad` ``(N, h, w)``: of the gradients in the attention of the last
         ``blocks`` blocks, the positive part, averaged over heads, queries and blocks."""
         gradients = evidence[BlockAttention()]
-        tokens, size = photo_tokens(self.name, gradients, evidence)
+        tokens, size = image_tokens(self.name, gradients, evidence)
         last_gradients = gradients if self.blocks is None else gradients[-self.blocks :]
         key_sensitivity = torch.stack(
             [gradient.clamp(min=0).mean((1, 2)) for gradient in last_gradients]
@@ -223,11 +223,11 @@ class GradECLIP(AttentionMethod):
     last block with a single head.)
 
     Of words that are explained too, the map is that of the tokens in the text's own tower. Of an
-    answer in words, it is about the language model's attention, scaled over the tokens of photo and
+    answer in words, it is about the language model's attention, scaled over the tokens of image and
     text together.
 
     Args:
-        blocks: how many of the last blocks are added up; the paper takes the last for photos, and 8
+        blocks: how many of the last blocks are added up; the paper takes the last for images, and 8
             of 12 for texts.
 
     Returns:
@@ -252,7 +252,7 @@ class GradECLIP(AttentionMethod):
     needs = frozenset({_OF_INPUT})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        """The map of Grad-ECLIP from the last ``blocks`` attentions: ``(N, h, w)`` for photos,
+        """The map of Grad-ECLIP from the last ``blocks`` attentions: ``(N, h, w)`` for images,
         ``(N, L, 1)`` for embedded words."""
         maps = evidence[_OF_INPUT]
         is_text = evidence.inputs.ndim == 3
@@ -262,9 +262,9 @@ class GradECLIP(AttentionMethod):
         tokens, size = (
             (all_tokens, (-1, 1))
             if is_text and all_tokens
-            else photo_tokens(self.name, weights, evidence)
+            else image_tokens(self.name, weights, evidence)
         )
-        # where photo and text share a sequence, similarities are scaled over all of its tokens
+        # where image and text share a sequence, similarities are scaled over all of its tokens
         compared_tokens = tokens if joint is None else all_tokens
         read = _rows_read(maps[-1])
         block_values = [
@@ -446,7 +446,7 @@ class CheferBimodal(AttentionMethod):
         """The relevance ``(N, h, w)`` of the photo's patches for the other tokens (words or
         queries) that the score is read from, or for the one that ``token`` names."""
         maps = evidence[_EVERYWHERE]
-        n_photo, n_other = self._sizes(maps, evidence)
+        n_image, n_other = self._sizes(maps, evidence)
         if self.token is not None and self.token >= n_other:
             raise MethodError(
                 f"token of {self.name} must be below the {n_other} other tokens, got {self.token}"
@@ -457,34 +457,34 @@ class CheferBimodal(AttentionMethod):
         read = _rows_read(attention_of_other[-1])
         if self.token is not None:
             read = torch.arange(n_other).to(read.device)[:, None] == self.token
-        relevance = _followed(maps, n_photo, n_other)[n_other, n_photo]
+        relevance = _followed(maps, n_image, n_other)[n_other, n_image]
         row = (relevance * read).sum(1) / read.sum(-2).clamp(min=1)
-        grid = evidence.grids.grid((len(evidence.inputs), n_photo, 1))
+        grid = evidence.grids.grid((len(evidence.inputs), n_image, 1))
         assert grid is not None
         return row[:, list(grid.tokens)].reshape((-1, *grid.size))
 
     def _sizes(self, maps: Sequence[AttentionMap], evidence: Evidence) -> tuple[int, int]:
-        """How many tokens the photo has, and how many the other kind (words or queries), told apart
+        """How many tokens the image has, and how many the other kind (words or queries), told apart
         by which number fills a grid; refused where there are not exactly two kinds.
         """
         count = len(evidence.inputs)
         shapes = [tuple(attention.weights.shape[-2:]) for attention in maps]
         between_kinds = [shape for shape in shapes if shape[0] != shape[1]]
         sizes = {size for shape in shapes for size in shape}
-        photo_size = max(
+        image_size = max(
             (size for size in sizes if evidence.grids.grid((count, size, 1)) is not None), default=0
         )
         if (
             not between_kinds
             or len(sizes) != 2
-            or not photo_size
+            or not image_size
             or any(len(attention.weights) != count for attention in maps)
         ):
             got = ", ".join(str(shape) for shape in dict.fromkeys(shapes)) or "none"
             raise MethodError(
                 f"{self.name} must have attention of a photo and one other, got {got}; take legrad"
             )
-        return photo_size, next(size for size in sizes if size != photo_size)
+        return image_size, next(size for size in sizes if size != image_size)
 
 
 def _followed(maps: Sequence[AttentionMap], *sizes: int) -> dict[tuple[int, int], torch.Tensor]:

@@ -126,7 +126,7 @@ def cited(key: str) -> Citation:
 
 
 Style = Literal["heat", "intensity", "signed", "color", "evidence", "certified"]
-"""How an attribution is read: heat over the photo, brightness, positive against negative, a colour
+"""How an attribution is read: heat over the image, brightness, positive against negative, a colour
 picture, sets of regions, or places that are certified."""
 
 Fusion = Literal["mean", "max", "product", "sum", "stages"]
@@ -152,7 +152,7 @@ class Outcome:
 
     # the error of each value, in the map's shape
     error: torch.Tensor | None = None
-    # ``(N,)`` each: the altered photos that were run, those planned without an early end, and false
+    # ``(N,)`` each: the altered images that were run, those planned without an early end, and false
     # where an interrupt cut the estimate short
     spent: torch.Tensor | None = None
     planned: torch.Tensor | None = None

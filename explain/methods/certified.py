@@ -1,5 +1,5 @@
 """Maps with a guarantee: which places stay among the largest ones whatever small change is made to
-the photo."""
+the image."""
 
 import math
 from collections.abc import Sequence

@@ -1,5 +1,5 @@
-"""Methods that cover some regions of a photo in each run, and estimate a value for each region from
-the scores.
+"""Methods that cover some regions of an image in each run, and estimate a value for each region
+from the scores.
 
 A `RegionMethod` names a `CoalitionDesign`, which says what is seen in each run, and solves for the
 values (`RegionMethod.solve`).
@@ -46,7 +46,7 @@ class CoalitionDesign(ABC):
 
 @dataclass(frozen=True)
 class Coalitions(MaskedInputs):
-    """Photos that show some regions and cover the others."""
+    """Images that show some regions and cover the others."""
 
     baseline: Baseline
     regions: Regions
@@ -88,7 +88,7 @@ class RegionMethod(EstimateMethod):
     regions: Regions
     baseline: Baseline
     needs_blank = True
-    """Whether it compares with the score of a fully covered photo."""
+    """Whether it compares with the score of a fully covered image."""
     designed_by: ClassVar[type[CoalitionDesign]]
     coarse = False
     """Whether the map has a value for each cell of a grid, and not for each pixel."""
@@ -101,7 +101,7 @@ class RegionMethod(EstimateMethod):
         self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float
     ) -> Estimate:
         """A value for each region ``(M,)`` from the first ``n`` runs, as a pure function: ``seen``
-        ``(n, M)``, their scores ``(n,)``, and those of the ``whole`` photo and a ``blank`` one.
+        ``(n, M)``, their scores ``(n,)``, and those of the ``whole`` image and a ``blank`` one.
         """
         raise NotImplementedError
 
@@ -111,14 +111,14 @@ class RegionMethod(EstimateMethod):
 
     @property
     def references(self) -> frozenset[Need[Any]]:
-        """The scores that the method compares with: of the whole photo, and of the fully covered
+        """The scores that the method compares with: of the whole image, and of the fully covered
         one if ``needs_blank``."""
         blank = {blank_score(self.baseline, self.score)} if self.needs_blank else set()
         return frozenset({whole_score(self.score), *blank})
 
     def estimators(self, evidence: Evidence) -> list[Estimator]:
         """One estimator for each image, with its regions, its runs, and the scores of the whole and
-        the fully covered photo."""
+        the fully covered image."""
         labels = self.regions(evidence.inputs)
         whole = evidence[whole_score(self.score)]
         blank = torch.zeros_like(whole)
@@ -161,7 +161,7 @@ class _RegionEstimator(Estimator):
     method: RegionMethod
     labels: torch.Tensor
     shown: torch.Tensor
-    # the scores of the photo, and of a fully covered one
+    # the scores of the image, and of a fully covered one
     whole: float
     blank: float
 
@@ -197,7 +197,7 @@ class _RegionEstimator(Estimator):
 
 
 def centres_of(labels: torch.Tensor) -> torch.Tensor:
-    """Return the centre of each region ``(M, 2)``, in parts of the photo's height and width, from
+    """Return the centre of each region ``(M, 2)``, in parts of the image's height and width, from
     the region of each pixel ``(H, W)``."""
     sides = labels.new_tensor(labels.shape)
     pixels = (torch.ones_like(labels).nonzero() + 0.5) / sides

@@ -1,7 +1,7 @@
-"""Maps from the scores of perturbed photos: what methods that run these share, standard errors, and
+"""Maps from the scores of perturbed images: what methods that run these share, standard errors, and
 when to stop.
 
-- `ScoredSamplesMethod`: makes perturbed photos, and a map from all of their scores
+- `ScoredSamplesMethod`: makes perturbed images, and a map from all of their scores
 - `EstimateMethod`: estimates the map of each image as scores come, with an `Estimator`
 - `SearchMethod`: chooses what to run by the scores so far
 """
@@ -74,7 +74,7 @@ class Estimate:
 
 
 class Estimator(ABC):
-    """Takes the scores of one image's ``count`` perturbed photos in order, and estimates its map.
+    """Takes the scores of one image's ``count`` perturbed images in order, and estimates its map.
     Scores mean something only ``unit`` at a time, such as 2 for a mask and its opposite."""
 
     count: int
@@ -126,7 +126,7 @@ class _ImageScores:
             self._take(len(self._waiting) // self.estimator.unit * self.estimator.unit)
 
     def estimate(self, *, recent: bool = False) -> Estimate:
-        """The estimate from the scores taken, in the photo's precision. It is kept; with
+        """The estimate from the scores taken, in the image's precision. It is kept; with
         ``recent``, an old one will do that lacks the latest eighth of the scores.
         """
         slack = self._estimated // NEW if recent and not self.done else 0
@@ -261,7 +261,7 @@ def _padded(tables: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
 
 
 class PerturbationMethod(Method):
-    """A method that runs the model on perturbed photos; its budget is checked."""
+    """A method that runs the model on perturbed images; its budget is checked."""
 
     family = PERTURBATION
 
@@ -310,12 +310,12 @@ class ScoredSamplesMethod(PerturbationMethod):
 
     def count(self, channels: int, size: tuple[int, ...]) -> int:
         """How many perturbed inputs each image has, for the plan of the runs; 0 where that is not
-        known before. ``channels`` and ``size`` are those of the layer and the photo.
+        known before. ``channels`` and ``size`` are those of the layer and the image.
         """
         return 0
 
     def perturbed(self, evidence: Evidence) -> PerturbedRows:
-        """The perturbed photos ``(b, C, H, W)``; `rows_of` makes them."""
+        """The perturbed images ``(b, C, H, W)``; `samples_of` makes them."""
         raise NotImplementedError
 
     def map(self, evidence: Evidence, scores: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -324,7 +324,7 @@ class ScoredSamplesMethod(PerturbationMethod):
 
     @property
     def whole(self) -> Scores:
-        """The need for the score ``(N,)`` of the photo, or of the layer's maps, as it is."""
+        """The need for the score ``(N,)`` of the image, or of the layer's maps, as it is."""
         return Scores(Unperturbed(of_layer=self.alters_layer), ScoreOf(self.score))
 
     @property
@@ -345,8 +345,8 @@ class ScoredSamplesMethod(PerturbationMethod):
 
 
 class SearchMethod(PerturbationMethod):
-    """A method that chooses which photos to run next by the scores so far, in one image after the
-    other."""
+    """A method that chooses which perturbed images to run next by the scores so far, in one image
+    after the other."""
 
     def search(self, evidence: Evidence, image: int) -> Search:
         """A new search in one image."""
@@ -364,8 +364,8 @@ class SearchMethod(PerturbationMethod):
         return torch.cat([search.map() for search in evidence[Searches(self)]])
 
     def outcome(self, evidence: Evidence) -> Outcome:
-        """How many photos each image was run with, and whether its search came to an end. A search
-        in several images shares its runs evenly between them."""
+        """How many perturbed images were run of each image, and whether its search came to an end.
+        A search in several images shares its runs evenly between them."""
 
         def of_images(figure: Callable[[Search], float]) -> torch.Tensor:
             """A figure of each search, once for each of its images: ``(N,)``."""
@@ -382,14 +382,14 @@ class SearchMethod(PerturbationMethod):
 
 
 class EstimateMethod(PerturbationMethod):
-    """A method that estimates its map from the scores of perturbed photos. ``tolerance`` ends it at
+    """A method that estimates its map from the scores of perturbed images. ``tolerance`` ends it at
     a relative error, where it has this option, and ``max_seconds`` after a time."""
 
     score: Score
 
     @property
     def perturbation(self) -> Perturbation:
-        """How the photos that are run are perturbed; equal perturbations run once for all methods
+        """How the images that are run are perturbed; equal perturbations run once for all methods
         of a call."""
         raise NotImplementedError
 
@@ -399,13 +399,13 @@ class EstimateMethod(PerturbationMethod):
 
     @property
     def read(self) -> ScoreOf:
-        """The number that is read from the model's output for each perturbed photo, and that
+        """The number that is read from the model's output for each perturbed image, and that
         estimators take."""
         return ScoreOf(self.score)
 
     @property
     def references(self) -> frozenset[Need[Any]]:
-        """The scores that those of the perturbed photos are compared with."""
+        """The scores that those of the perturbed images are compared with."""
         return frozenset({whole_score(self.score)})
 
     @property

@@ -43,7 +43,7 @@ SHARE = 0.9  # share of the answer that has to stay, where no top class can be k
 EXHAUSTIVE = 12  # regions of which all sets are tried
 COARSE = 8  # squares across at most where the search begins
 LEAST = 1e-12  # probability: its logarithm must exist
-ROUNDING = 1e-6  # slack of a logarithm, so that a photo keeps all of its own probability
+ROUNDING = 1e-6  # slack of a logarithm, so that an image keeps all of its own probability
 STEPS = 12  # lengths of an order of regions that are tried together
 SLOW = 0.95  # where a round leaves this share of the regions, they are tried a few at a time
 TURN = 16  # regions of a turn
@@ -51,7 +51,7 @@ TURN = 16  # regions of a turn
 
 @dataclass(frozen=True)
 class EvidenceSet:
-    """A set of regions of one photo, its pixels ``mask`` ``(H, W)``, and how well it is proved."""
+    """A set of regions of one image, its pixels ``mask`` ``(H, W)``, and how well it is proved."""
 
     mask: torch.Tensor
     # the answer's probability (or score) when all else is absent, and when only the set is
@@ -63,14 +63,14 @@ class EvidenceSet:
 
     @property
     def size(self) -> float:
-        """The share of the photo's pixels in the set."""
+        """The share of the image's pixels in the set."""
         return float(self.mask.double().mean())
 
 
 @dataclass(frozen=True, eq=False)
 class EvidenceSets:
-    """The sets of N photos, R at most: ``masks`` ``(N, R, H, W)``, the others ``(N, R)``, as in
-    `EvidenceSet`; ``proofs`` has positions in `PROOFS`. ``sets[0]`` is the first photo's."""
+    """The sets of N images, R at most: ``masks`` ``(N, R, H, W)``, the others ``(N, R)``, as in
+    `EvidenceSet`; ``proofs`` has positions in `PROOFS`. ``sets[0]`` is the first image's."""
 
     masks: torch.Tensor
     alone: torch.Tensor
@@ -81,7 +81,7 @@ class EvidenceSets:
     def stored(
         cls, values: torch.Tensor, reasons: int, records: Sequence[Mapping[str, Any]]
     ) -> "EvidenceSets":
-        """One photo's evidence sets from a saved record: the masks from its map ``(H, W)``, whose
+        """One image's evidence sets from a saved record: the masks from its map ``(H, W)``, whose
         values code ``reasons`` sets (`RegionSearch.map`), the rest from ``records`` (`described`).
         """
         # times ``reasons``, set i has values from reasons - i - 0.5 to reasons - i, or a little
@@ -175,7 +175,7 @@ class SmallestSet(SearchMethod):
     @property
     def needs(self) -> frozenset[Need[Any]]:
         """What `Sufficient` and `Necessary` need: the search itself; with ``of_layer`` the feature
-        maps of the photo and of each baseline; and what the ``guide`` needs."""
+        maps of the image and of each baseline; and what the ``guide`` needs."""
         needs: set[Need[Any]] = {Searches(self)}
         if self.of_layer:
             needs |= {Activations(), *map(baseline_maps, self.baselines)}
@@ -373,7 +373,7 @@ class RegionSearch(Search):
         self._cells = method.regions(self._divided)[image]
         # the region of each pixel (H, W)
         self._labels = self._cells
-        if method.of_layer:  # where they lie in the photo
+        if method.of_layer:  # where they lie in the image
             placement = evidence.placement
             self._labels = nearest(self._cells, evidence.size, placement and placement[image])
         self._levels = self._nested()
@@ -396,7 +396,7 @@ class RegionSearch(Search):
 
     def steps(self) -> Steps:
         """Search for up to ``reasons`` sets without a common region: a generator that yields
-        requests for scores and is sent them. At the end, two more photos are run for each set.
+        requests for scores and is sent them. At the end, two more images are run for each set.
         """
         allowed = torch.ones(len(self._levels[-1]), dtype=torch.bool, device=self._labels.device)
         try:
@@ -636,7 +636,7 @@ class RegionSearch(Search):
 
 
 def baseline_maps(baseline: Baseline) -> Attributions:
-    """The need for a layer's feature maps ``(N, C, h, w)`` of photos that a baseline covers
+    """The need for a layer's feature maps ``(N, C, h, w)`` of images that a baseline covers
     entirely."""
     return Attributions(FullyMasked(baseline), AnswerTo(Activations()), KeepAll())
 

@@ -20,10 +20,10 @@ COLDNESS = 20.0  # the inverse of the temperature of the smooth maximum
 
 class SmoothMasks:
     """Masks ``(b, 1, H, W)`` from values ``(b, 1, h, w)`` on a lattice with a point at each
-    ``step``. Full masks reach beyond the photo by sigma, so that their area counts there too."""
+    ``step``. Full masks reach beyond the image by sigma, so that their area counts there too."""
 
     def __init__(self, size: tuple[int, ...], step: int, sigma: float, like: torch.Tensor) -> None:
-        """Compute the kernel of the smooth maximum for photos of ``size`` ``(H, W)``; ``step`` and
+        """Compute the kernel of the smooth maximum for images of ``size`` ``(H, W)``; ``step`` and
         ``sigma`` are in pixels, and ``like`` gives the type and the device.
         """
         self._size = size
@@ -45,7 +45,7 @@ class SmoothMasks:
 
     def full(self, values: torch.Tensor) -> torch.Tensor:
         """Differentiable masks ``(b, 1, H + margins, W + margins)`` from values ``(b, 1, h, w)`` of
-        the lattice, which reach beyond the photo by ``sigma``.
+        the lattice, which reach beyond the image by ``sigma``.
         """
         margin = self._beyond + self._radius
         window = 2 * self._radius + 1
@@ -66,7 +66,7 @@ class SmoothMasks:
         return masks[..., : masks.shape[2] - past_last, : masks.shape[3] - past_last]
 
     def cropped(self, full: torch.Tensor) -> torch.Tensor:
-        """Cut the part on the photo ``(b, 1, H, W)`` out of masks with margins, as `full` returns
+        """Cut the part on the image ``(b, 1, H, W)`` out of masks with margins, as `full` returns
         them."""
         start = self._beyond * self._step
         height, width = self._size
@@ -199,8 +199,8 @@ class _Ascent(Search):
         return masks.take_along_dim(smallest[:, None, None, None], 1)[:, 0]
 
     def _step(self, number: int) -> Steps:
-        """One step of gradient ascent with momentum in all masks: yields masked photos for scores
-        and gradients in pixels. Every other one, from the first on, mirrors photos.
+        """One step of gradient ascent with momentum in all masks: yields masked images for scores
+        and gradients in pixels. Every other one, from the first on, mirrors images.
         """
         areas = len(self._method.area)
         with recording(True):
@@ -225,9 +225,9 @@ class _Ascent(Search):
             samples, "photos seen through masks that are looked for", self._x
         )
         scores_and_gradients = (yield Scores(perturbation, ScoreAndGradient())).to(self._x)
-        photo_gradient = scores_and_gradients[:, 1:].reshape(seen.shape)
+        image_gradient = scores_and_gradients[:, 1:].reshape(seen.shape)
         area_gradient = self._towards_area(full.detach(), number)
-        gradient = -torch.autograd.grad((seen, full), values, (photo_gradient, area_gradient))[0]
+        gradient = -torch.autograd.grad((seen, full), values, (image_gradient, area_gradient))[0]
         momentum = gradient if self._momentum is None else self._momentum
         self._momentum = MOMENTUM * momentum + (1 - MOMENTUM) * gradient
         self._values = (self._values - RATE * self._momentum).clamp(0, 1)

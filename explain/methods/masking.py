@@ -1,4 +1,4 @@
-"""Photos of which masks cover a part with a baseline, and the scores that their scores are compared
+"""Images of which masks cover a part with a baseline, and the scores that their scores are compared
 with."""
 
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ Score = Literal["logit", "probability"]
 
 
 class MaskedInputs(Perturbation):
-    """Photos of which masks cover a part with a baseline.
+    """Images of which masks cover a part with a baseline.
     A subclass is a frozen dataclass with the field ``baseline``, and makes the `masks`.
     """
 
@@ -41,12 +41,12 @@ class MaskedInputs(Perturbation):
         return f"photos covered by {self.covered_by}; baseline: {self.baseline.name}"
 
     def masks(self, evidence: Evidence) -> PerturbedRows:
-        """The masks ``(b, 1, H, W)`` in [0, 1]: 1 where a photo stays as it is, 0 where it is
+        """The masks ``(b, 1, H, W)`` in [0, 1]: 1 where an image stays as it is, 0 where it is
         covered."""
         raise NotImplementedError
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
-        """The photos with their masked parts replaced by the baseline: one perturbed input for each
+        """The images with their masked parts replaced by the baseline: one perturbed input for each
         mask. An input without pixels, such as a table of numbers, has one, and stays as it is.
         """
         x = evidence.inputs
@@ -56,7 +56,7 @@ class MaskedInputs(Perturbation):
 
     def matching_rows(self, evidence: Evidence, first: PerturbedRows) -> PerturbedRows:
         """Cover the same part of another explained input ``evidence.inputs``, such as the second
-        photo of a pair, with the masks of the ``first`` input brought to its size.
+        image of a pair, with the masks of the ``first`` input brought to its size.
         """
         x = evidence.inputs
         make_masks = first.masks
@@ -79,7 +79,7 @@ class MaskedInputs(Perturbation):
         return self._covered(x, replace(first, build=resized_masks))
 
     def _covered(self, x: torch.Tensor, masks: PerturbedRows) -> PerturbedRows:
-        """The perturbed inputs in which masks ``(b, 1, H, W)`` cover the photos ``x`` ``(N, C, H,
+        """The perturbed inputs in which masks ``(b, 1, H, W)`` cover the images ``x`` ``(N, C, H,
         W)`` with the baseline; masks are made when they are run.
         """
         cover = self.baseline.covering(x)
@@ -92,7 +92,7 @@ class MaskedInputs(Perturbation):
 
 @dataclass(frozen=True, eq=False)
 class ShownParts(MaskedInputs):
-    """Perturbed photos of the image with the number ``image``: one for each of some ``parts``,
+    """Perturbed images of one image, number ``image``: one for each of some ``parts``,
     which shows this part and covers all else. ``mask`` makes the mask ``(H, W)`` of a part."""
 
     baseline: Baseline
@@ -118,7 +118,7 @@ class ShownParts(MaskedInputs):
 
 @dataclass(frozen=True)
 class FullyMasked(OneForEach):
-    """Photos that a baseline covers entirely: a reference for the scores of others."""
+    """Images that a baseline covers entirely: a reference for the scores of others."""
 
     baseline: Baseline
 
@@ -128,7 +128,7 @@ class FullyMasked(OneForEach):
         return f"photos covered wholly; baseline: {self.baseline.name}"
 
     def perturbed(self, evidence: Evidence) -> torch.Tensor:
-        """The photos ``(N, C, H, W)`` with the baseline in every pixel; an input without pixels
+        """The images ``(N, C, H, W)`` with the baseline in every pixel; an input without pixels
         stays as it is."""
         x = evidence.inputs
         if not evidence.size:
@@ -139,7 +139,7 @@ class FullyMasked(OneForEach):
 
 def box_mask(cells: Sequence[Cell], like: torch.Tensor) -> torch.Tensor:
     """A mask ``(H, W)`` that is 1 in the boxes ``cells``, 0 elsewhere, of the size, type and device
-    of photos ``like`` ``(N, C, H, W)``."""
+    of images ``like`` ``(N, C, H, W)``."""
     mask = like.new_zeros(like.shape[2:])
     for cell in cells:
         mask[pixels_of(cell)] = 1
@@ -147,12 +147,12 @@ def box_mask(cells: Sequence[Cell], like: torch.Tensor) -> torch.Tensor:
 
 
 def blank_score(baseline: Baseline, score: ScoreKind) -> Scores:
-    """The need for the score ``(N,)`` of photos that the baseline covers entirely, as logit or
+    """The need for the score ``(N,)`` of images that the baseline covers entirely, as logit or
     probability: what "nothing seen" scores."""
     return Scores(FullyMasked(baseline), ScoreOf(score))
 
 
 def whole_score(score: ScoreKind) -> Scores:
-    """The need for the score ``(N,)`` of the photos as they are, in the precision of the perturbed
+    """The need for the score ``(N,)`` of the images as they are, in the precision of the perturbed
     ones."""
     return Scores(Unperturbed(), ScoreOf(score))

@@ -1,4 +1,4 @@
-"""Occlusion and RISE: what the score loses where the photo is covered, and what random masks
+"""Occlusion and RISE: what the score loses where the image is covered, and what random masks
 say."""
 
 import itertools
@@ -26,7 +26,7 @@ FEWEST = 4  # masks that say how far their scores differ
 
 @dataclass(frozen=True)
 class Windows(MaskedInputs):
-    """Photos covered by a window at each multiple of ``stride``, cut off at the border. None stands
+    """Images covered by a window at each multiple of ``stride``, cut off at the border. None stands
     for a window of a seventh of each side, and for a stride of half a window."""
 
     baseline: Baseline
@@ -36,11 +36,11 @@ class Windows(MaskedInputs):
     covered_by = "a sliding window"
 
     def count(self, channels: int, size: tuple[int, ...]) -> int:
-        """How many windows cover a photo of this size, each of which is one perturbed input."""
+        """How many windows cover an image of this size, each of which is one perturbed input."""
         return len(self.boxes(size)) if size else 0
 
     def boxes(self, size: tuple[int, ...]) -> list[Cell]:
-        """Return where the windows lie in a photo of this size, as (start, end) of each side."""
+        """Return where the windows lie in an image of this size, as (start, end) of each side."""
         usual_window = [max(1, round(side / 7)) for side in size]
         window = _by_side("window", self.window, usual_window, size)
         stride = _by_side("stride", self.stride, [(length + 1) // 2 for length in window], size)
@@ -77,7 +77,7 @@ def _by_side(
     usual: list[int],
     size: tuple[int, ...],
 ) -> list[int]:
-    """The option "window" or "stride" as a length in pixels for each side of the photo (frames,
+    """The option "window" or "stride" as a length in pixels for each side of the image (frames,
     height, width): one number is for all but the single row of a signal, None takes the ``usual``.
     """
     if lengths is None:
@@ -99,7 +99,7 @@ class _MeanDrop(Estimator):
     ``(H, W)``."""
 
     def __init__(self, boxes: list[Cell], whole: torch.Tensor, zeros: torch.Tensor) -> None:
-        """``boxes`` are in the order of the runs, ``whole`` is the score of the uncovered photo,
+        """``boxes`` are in the order of the runs, ``whole`` is the score of the uncovered image,
         and ``zeros`` ``(H, W)`` has the shape, type and device of the map.
         """
         self.count = len(boxes)
@@ -193,7 +193,7 @@ class Occlusion(EstimateMethod):
 
 @dataclass(frozen=True)
 class SmoothGrids(MaskedInputs):
-    """Photos covered by random grids of zeros and ones, enlarged beyond the photo and shifted by
+    """Images covered by random grids of zeros and ones, enlarged beyond the image and shifted by
     less than a cell. Masks depend on the seed and their number alone, and none is kept."""
 
     baseline: Baseline
@@ -215,7 +215,7 @@ class SmoothGrids(MaskedInputs):
 
     def _block(self, like: torch.Tensor, block: int) -> torch.Tensor:
         """Masks ``(BLOCK, H, W)`` from the seed and the number ``block``: random grids of zeros and
-        ones, enlarged linearly by one cell more than the photo, cut out at a random shift.
+        ones, enlarged linearly by one cell more than the image, cut out at a random shift.
         """
         size = like.shape[2:]
         cells = [min(self.grid, side) for side in size]
@@ -248,7 +248,7 @@ class _ScoreWeightedMasks(Estimator):
     def __init__(
         self, method: "SmoothGridMethod", masks: Build, whole: torch.Tensor, size: tuple[int, ...]
     ) -> None:
-        """Take the method's options, the builder of its ``masks``, the score ``whole`` of the photo
+        """Take the method's options, the builder of its ``masks``, the score ``whole`` of the image
         itself ``()``, and the ``size`` of the map.
         """
         self.count = method.samples
@@ -316,10 +316,10 @@ class SmoothGridMethod(EstimateMethod):
         return SmoothGrids(self.baseline, self.samples, self.grid, self.probability, self.seed)
 
     def estimators(self, evidence: Evidence) -> list[Estimator]:
-        """One `_ScoreWeightedMasks` for each image, with the score of the whole photo where the
+        """One `_ScoreWeightedMasks` for each image, with the score of the whole image where the
         method has one (`DRISE` has none).
         """
-        # detections have no score of the whole photo to compare with
+        # detections have no score of the whole image to compare with
         scores = [evidence[reference].double() for reference in self.references]
         whole = (
             torch.stack(scores, 1) if scores else evidence.score.new_zeros(len(evidence.inputs), 0)

@@ -1,4 +1,4 @@
-"""Gradients added up along a path from a baseline to the photo: a straight line (IG), a blur that
+"""Gradients added up along a path from a baseline to the image: a straight line (IG), a blur that
 becomes sharp, or random points."""
 
 from collections.abc import Callable
@@ -56,7 +56,7 @@ def quadrature(rule: Rule, steps: int) -> tuple[np.ndarray[Any, Any], np.ndarray
 
 
 BASELINES = ("mean", "blur", "least", "most")
-"""Baselines by name: the photo's mean colour, the photo blurred, and the least and largest value of
+"""Baselines by name: the image's mean colour, the image blurred, and the least and largest value of
 each channel."""
 
 
@@ -75,7 +75,7 @@ def _on_device(
 
 @dataclass(frozen=True)
 class PathStart(OneForEach):
-    """The baseline of each photo: a number for all values or for each channel, one of `BASELINES`,
+    """The baseline of each image: a number for all values or for each channel, one of `BASELINES`,
     or a tensor."""
 
     baseline: PathBaseline = 0.0
@@ -83,7 +83,7 @@ class PathStart(OneForEach):
     words = "the baseline"
 
     def perturbed(self, evidence: Evidence) -> torch.Tensor:
-        """The baseline of each photo ``(N, C, H, W)``, where paths begin, in whatever form the
+        """The baseline of each image ``(N, C, H, W)``, where paths begin, in whatever form the
         option has: a tensor, numbers, a `Baseline`, or a name such as "blur".
         """
         x = evidence.inputs
@@ -104,7 +104,7 @@ class PathStart(OneForEach):
             return torch.tensor(baseline).to(x).reshape(1, -1, *[1] * (x.ndim - 2)).expand_as(x)
         if isinstance(baseline, (int, float)):
             return torch.full_like(x, float(baseline))
-        if x.ndim < 4:  # an input beside the photo that is no picture
+        if x.ndim < 4:  # an input beside the image that is no picture
             raise MethodError(
                 f"baseline must be a number for an input with {x.ndim} sides, got {baseline!r}; "
                 "give 0"
@@ -124,7 +124,7 @@ class PathStart(OneForEach):
 
 
 class Path(Perturbation):
-    """Points between a baseline and the photo, and the weight of the gradient at each."""
+    """Points between a baseline and the image, and the weight of the gradient at each."""
 
     steps: int
 
@@ -142,7 +142,7 @@ class Path(Perturbation):
         raise NotImplementedError
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
-        """One input for each point of the path of each photo, in the order of the path."""
+        """One input for each point of the path of each image, in the order of the path."""
         x = evidence.inputs
         return samples_of([self.steps] * len(x), x.device, self.points(evidence))
 
@@ -168,7 +168,7 @@ class WeightedSum(Reducer):
 
 @dataclass(frozen=True)
 class StraightPath(Path):
-    """Points on the straight line from a baseline to the photo, with the weights of a
+    """Points on the straight line from a baseline to the image, with the weights of a
     quadrature."""
 
     steps: int
@@ -178,7 +178,7 @@ class StraightPath(Path):
     words = "points on the path from the baseline to the photo"
 
     def points(self, evidence: Evidence) -> Build:
-        """For integrated gradients, how to make the points: the baseline and the photo mixed by the
+        """For integrated gradients, how to make the points: the baseline and the image mixed by the
         places of the quadrature."""
         x = evidence.inputs
         start = self.start.perturbed(evidence)
@@ -249,7 +249,7 @@ class CompleteMethod(Method):
     def baseline_score(self) -> Scores:
         """The need for the scores of the baselines of each image; for a baseline of 0, the same
         need that other methods have, so that it is run once."""
-        # the need of a blank photo, which other methods have, too
+        # the need of a blank image, which other methods have, too
         is_blank = isinstance(self.baseline, (int, float)) and self.baseline == 0
         return Scores(ZeroInput() if is_blank else self.start)
 
@@ -349,12 +349,12 @@ class IntegratedGradients(CompleteMethod):
         )
 
     def _from_start(self, evidence: Evidence) -> torch.Tensor:
-        """The difference between the photos and the baseline."""
+        """The difference between the images and the baseline."""
         return evidence.inputs - self.start.perturbed(evidence)
 
 
 def _blurred(x: torch.Tensor) -> torch.Tensor:
-    """Blur photos ``(N, C, H, W)`` with a Gaussian whose standard deviation is a tenth of the
+    """Blur images ``(N, C, H, W)`` with a Gaussian whose standard deviation is a tenth of the
     shorter side: the baseline "blur"."""
     from torchvision.transforms.functional import gaussian_blur
 
@@ -368,7 +368,7 @@ def _blurred(x: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class BlurPath(Path):
-    """The photo, less and less blurred. ``sigma``, the first blur as a share of the shorter side,
+    """The image, less and less blurred. ``sigma``, the first blur as a share of the shorter side,
     falls in equal ``steps``. Points are at the steps' beginnings, or with ``middle`` halfway."""
 
     steps: int
@@ -378,7 +378,7 @@ class BlurPath(Path):
     words = "the photo, less and less blurred"
 
     def points(self, evidence: Evidence) -> Build:
-        """For blur integrated gradients, how to make the points: photo ``image`` blurred as at step
+        """For blur integrated gradients, how to make the points: each image blurred as at step
         ``step``, one by one, as each step has its own kernel."""
         x = evidence.inputs
         if x.ndim < 4:
@@ -389,13 +389,13 @@ class BlurPath(Path):
         return one_by_one(lambda image, step: self.at(x[image], step + self.middle / 2))
 
     def weights(self, evidence: Evidence) -> Build:
-        """For blur integrated gradients, how to make the weights: what the photo changes by in each
+        """For blur integrated gradients, how to make the weights: what the image changes by in each
         step, as it becomes sharper."""
         x = evidence.inputs
         return one_by_one(lambda image, step: self.at(x[image], step + 1) - self.at(x[image], step))
 
     def at(self, x: torch.Tensor, step: float) -> torch.Tensor:
-        """The photo ``(C, H, W)`` after so many steps; after all of them, it is sharp."""
+        """The image ``(C, H, W)`` after so many steps; after all of them, it is sharp."""
         return blurred(x, self.sigma * min(x.shape[-2:]) * (1 - step / self.steps))
 
 
@@ -449,7 +449,7 @@ class BlurIntegratedGradients(CompleteMethod):
 
 @dataclass(frozen=True)
 class RandomPoints(Path):
-    """Random points between the photo, which gets noise, and baselines drawn at random; a
+    """Random points between the image, which gets noise, and baselines drawn at random; a
     gradient's weight is the difference of these."""
 
     steps: int
@@ -460,7 +460,7 @@ class RandomPoints(Path):
     words = "random points between the photo and baselines"
 
     def points(self, evidence: Evidence) -> Build:
-        """How to make the random points of GradientSHAP: a baseline and the noisy photo, mixed by a
+        """How to make the random points of GradientSHAP: a baseline and the noisy image, mixed by a
         random share."""
         draw = self.drawing(evidence.inputs)
 
@@ -472,7 +472,7 @@ class RandomPoints(Path):
         return one_by_one(point)
 
     def weights(self, evidence: Evidence) -> Build:
-        """How to make the weights: the noisy photo less the baseline that the same point was drawn
+        """How to make the weights: the noisy image less the baseline that the same point was drawn
         with, over the number of points."""
         draw = self.drawing(evidence.inputs)
 
@@ -486,7 +486,7 @@ class RandomPoints(Path):
     def drawing(
         self, x: torch.Tensor
     ) -> Callable[[int, int], tuple[torch.Tensor, torch.Tensor, float]]:
-        """The function from the numbers of a photo and a sample to a baseline, the noisy photo
+        """The function from the numbers of an image and a sample to a baseline, the noisy image
         ``(C, H, W)`` each, and the share of the path; draws depend on the seed and sample alone.
         """
         has_several = isinstance(self.baseline, torch.Tensor)
@@ -497,8 +497,8 @@ class RandomPoints(Path):
         )
 
         def draw(image: int, sample: int) -> tuple[torch.Tensor, torch.Tensor, float]:
-            """The baseline, the photo with noise, and the share of the path between them, for
-            sample number ``sample`` of a photo."""
+            """The baseline, the image with noise, and the share of the path between them, for
+            sample number ``sample`` of an image."""
             generator = seeded(self.seed, sample)
             choice, share = uniform((2,), generator).tolist()
             photo = x[image]
@@ -511,7 +511,7 @@ class RandomPoints(Path):
 
 
 def several(baselines: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Check a tensor of baselines, and bring it into the shape ``(B, C, H, W)`` for photos such as
+    """Check a tensor of baselines, and bring it into the shape ``(B, C, H, W)`` for images such as
     ``x`` ``(C, H, W)``; a single baseline may come without its first dimension.
     """
     shaped = baselines.detach().to(x)
@@ -527,7 +527,7 @@ def several(baselines: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Baselines(Perturbation):
-    """All baselines ``(B, C, H, W)``, run for each photo."""
+    """All baselines ``(B, C, H, W)``, run for each image."""
 
     baselines: torch.Tensor
 
@@ -537,7 +537,7 @@ class Baselines(Perturbation):
         return len(self.baselines)
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
-        """An input for each of the B baselines, the same for each photo: their scores, whose mean
+        """An input for each of the B baselines, the same for each image: their scores, whose mean
         the method compares with.
         """
         x = evidence.inputs
@@ -558,7 +558,7 @@ class SeveralBaselines(CompleteMethod):
 
 
 class RandomPathMethod(SeveralBaselines):
-    """A method that averages gradients at random points between the photo and baselines."""
+    """A method that averages gradients at random points between the image and baselines."""
 
     samples: int
     seed: int

@@ -200,7 +200,7 @@ def joined(searches: Sequence[Search]) -> torch.Tensor:
 @dataclass(frozen=True)
 class ByDirection(Reducer):
     """Shares out the change of the score from each point to the next by the squared gradient; the
-    photo comes after the last point."""
+    image comes after the last point."""
 
     def begin(self, evidence: Evidence) -> Accumulator:
         return _Changes(evidence)
@@ -211,11 +211,11 @@ class _Changes(Accumulator):
     ``(N, C, H, W)``; of the latest point of each image, the score and the shares are kept."""
 
     def __init__(self, evidence: Evidence) -> None:
-        """Begin with zeros for each image; the score of the photo itself comes after the last
+        """Begin with zeros for each image; the score of the image itself comes after the last
         point.
         """
         self._x = evidence.inputs
-        self._scores_of_photos = evidence.score
+        self._scores_of_images = evidence.score
         self._latest: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._total = torch.zeros_like(evidence.inputs)
 
@@ -241,9 +241,9 @@ class _Changes(Accumulator):
             self._total[image] += (score - last_score).to(direction) * direction
 
     def result(self) -> torch.Tensor:
-        """The values of `IDGI` ``(N, C, H, W)`` after the last step, which leads to the photo."""
+        """The values of `IDGI` ``(N, C, H, W)`` after the last step, which leads to the image."""
         for image in list(self._latest):
-            self._share_out(image, self._scores_of_photos[image])
+            self._share_out(image, self._scores_of_images[image])
         return self._total
 
 
@@ -418,8 +418,8 @@ class XRAI(Method):
         ).to(x)
 
     def _ranked(self, pixels: torch.Tensor, image: torch.Tensor) -> torch.Tensor:
-        """Cut one photo ``(1, C, H, W)`` into regions, and rank these by the attributions of its
-        ``pixels`` ``(H, W)``. The paper's pixel counts are scaled to the photo's area.
+        """Cut one image ``(1, C, H, W)`` into regions, and rank these by the attributions of its
+        ``pixels`` ``(H, W)``. The paper's pixel counts are scaled to the image's area.
         """
         side_ratio = (pixels.numel() / USUAL_AREA) ** 0.5
         cuts: list[Regions] = [Felzenszwalb(scale) for scale in SCALES]

@@ -1,4 +1,4 @@
-"""Regions of a photo that are absent as one: squares, a quadtree, superpixels, or what the caller
+"""Regions of an image that are absent as one: squares, a quadtree, superpixels, or what the caller
 gives."""
 
 import math
@@ -15,11 +15,11 @@ from explain.baselines.replacements import blurred, to_unit
 
 
 class Regions(CheckedFields):
-    """Cuts photos ``(N, C, H, W)`` or videos into regions: gives each pixel the number of its
+    """Cuts images ``(N, C, H, W)`` or videos into regions: gives each pixel the number of its
     region, from 0 on, ``(N, H, W)``. A frozen value; each image is cut by its own content."""
 
     def most(self, size: tuple[int, ...]) -> int:
-        """The largest number of regions of a photo of ``size`` ``(H, W)``, from which plans count
+        """The largest number of regions of an image of ``size`` ``(H, W)``, from which plans count
         runs; 0 if that is not known."""
         return 0
 
@@ -69,7 +69,7 @@ class Squares(Regions):
         return labels.expand((len(images), *size))
 
 
-def _check_photos(kind: str, image: torch.Tensor) -> None:
+def _check_images(kind: str, image: torch.Tensor) -> None:
     """Refuse an ``image`` that is a volume or a video ``(C, T, H, W)``, which the way of cutting
     called ``kind`` does not take."""
     if image.ndim != 3:
@@ -174,7 +174,7 @@ class Superpixels(Regions):
         """The number of each pixel's superpixel ``(H, W)``, by SLIC of the photo with its values
         brought to [0, 1]."""
         slic = optional("skimage.segmentation", "for Superpixels", "superpixels", MethodError).slic
-        _check_photos("Superpixels", image)
+        _check_images("Superpixels", image)
         labels = slic(
             to_unit(image[None])[0].movedim(0, -1).numpy(),
             n_segments=self.count,
@@ -285,7 +285,7 @@ register_reader(
 )
 
 
-USUAL_AREA = 224 * 224  # pixels of the photos that the literature's numbers are meant for
+USUAL_AREA = 224 * 224  # pixels of the images that the literature's numbers are meant for
 
 
 @dataclass(frozen=True)
@@ -295,7 +295,7 @@ class Felzenszwalb(Regions):
 
     # larger values give larger regions; meant for 224 x 224 pixels, as ``least`` is
     scale: float = 100.0
-    # in pixels, of the Gaussian that is laid over the photo first
+    # in pixels, of the Gaussian that is laid over the image first
     sigma: float = 0.8
     # pixels; smaller regions are joined to a neighbour
     least: int = 150
@@ -307,8 +307,8 @@ class Felzenszwalb(Regions):
 
     def of_image(self, image: torch.Tensor) -> torch.Tensor:
         """The number of each pixel's region ``(H, W)``. Scale and least size grow with the area, as
-        if the photo were of 224 x 224 pixels."""
-        _check_photos("Felzenszwalb", image)
+        if the image were of 224 x 224 pixels."""
+        _check_images("Felzenszwalb", image)
         area = image[0].numel() / USUAL_AREA
         smooth = blurred(2 * to_unit(image[None])[0] - 1, self.sigma)
         return joined_pixels(smooth, self.scale / 255 * area, max(1, round(self.least * area)))

@@ -209,7 +209,7 @@ register(LRP("AttnLRP"))
 
 @dataclass(frozen=True)
 class OneOf:
-    """One of several baselines, for all photos."""
+    """One of several baselines, for all images."""
 
     baselines: torch.Tensor
     index: int
@@ -377,7 +377,7 @@ class FullGrad(Method):
         """The map ``(N, H, W)`` of FullGrad: magnitudes of input times gradient, and of each bias
         times its gradient, enlarged to the photo and added up."""
         input_terms = evidence.inputs * evidence[InputGradients()]
-        if not evidence.size:  # an input beside the photo that is no picture
+        if not evidence.size:  # an input beside the image that is no picture
             return input_terms.abs()
         bias_maps = (
             self._map(term, evidence.size) for term in evidence[BiasTerms()] if term.ndim > 2

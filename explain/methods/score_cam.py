@@ -24,7 +24,7 @@ from explain.methods.wrappers import noises, span
 
 
 class ScoreWeightedMethod(ScoredSamplesMethod):
-    """A method that weighs each feature map by the softmax of the scores of photos that it masks,
+    """A method that weighs each feature map by the softmax of the scores of images that it masks,
     enlarged and scaled to [0, 1]; a subclass may run it several ``times``."""
 
     looks_at = frozenset({Activations()})
@@ -39,7 +39,7 @@ class ScoreWeightedMethod(ScoredSamplesMethod):
         return channels * self.times
 
     def seen(self, evidence: Evidence) -> torch.Tensor:
-        """Which feature maps ``(N, C)`` mask the photo in a run: those that are not constant.
+        """Which feature maps ``(N, C)`` mask the image in a run: those that are not constant.
         `perturbed` makes inputs for these alone.
         """
         least, most = evidence.activations.flatten(2).aminmax(dim=2)
@@ -52,13 +52,13 @@ class ScoreWeightedMethod(ScoredSamplesMethod):
         numbers: torch.Tensor,
         placement: Placement | None,
     ) -> torch.Tensor:
-        """Mask photos ``(b, C, H, W)`` with feature maps ``(b, h, w)``, drawn on them and brought
+        """Mask images ``(b, C, H, W)`` with feature maps ``(b, h, w)``, drawn on them and brought
         to [0, 1]; ``numbers`` ``(b,)`` say which of the runs of a map it is.
         """
         return photos * masks(maps, tuple(photos.shape[2:]), placement)
 
     def perturbed(self, evidence: Evidence) -> PerturbedRows:
-        """The masked photos, for each feature map that `seen` names ``times`` copies one after the
+        """The masked images, for each feature map that `seen` names ``times`` copies one after the
         other.
         """
         x = evidence.inputs
@@ -72,10 +72,10 @@ class ScoreWeightedMethod(ScoredSamplesMethod):
         def masked(
             images: torch.Tensor, channel: torch.Tensor, numbers: torch.Tensor
         ) -> torch.Tensor:
-            """The masked photos of these images and ``channel`` numbers ``(b,)``; an input without
-            pixels beside the photo stays as it is.
+            """The masked images of these images and ``channel`` numbers ``(b,)``; an input without
+            pixels beside the image stays as it is.
             """
-            if not evidence.size:  # an input beside the photo that is no picture
+            if not evidence.size:  # an input beside the image that is no picture
                 return x[images]
             places = placement and placement.converted(lambda centres: centres[images.cpu()])
             return self.masked(x[images], a[images, channel], numbers % self.times, places)
@@ -84,14 +84,14 @@ class ScoreWeightedMethod(ScoredSamplesMethod):
 
     @property
     def needs(self) -> frozenset[Need[Any]]:
-        """As for all perturbation methods, and the score of a blank photo, for maps that mask
+        """As for all perturbation methods, and the score of a blank image, for maps that mask
         everything.
         """
         return super().needs | {Scores(ZeroInput())}
 
     def map(self, evidence: Evidence, scores: Sequence[torch.Tensor]) -> torch.Tensor:
         """The positive part ``(N, h, w)`` of the feature maps' sum, weighted by the softmax over
-        channels of their mean scores; a map that masks everything has a blank photo's score.
+        channels of their mean scores; a map that masks everything has a blank image's score.
         """
         seen = self.seen(evidence)
         map_scores = evidence[Scores(ZeroInput())][:, None].repeat(1, seen.shape[1])
@@ -343,7 +343,7 @@ def samples_of_items(
 def masks(
     maps: torch.Tensor, size: tuple[int, ...], placement: Placement | None = None
 ) -> torch.Tensor:
-    """Draw feature maps ``(b, h, w)`` on photos of ``size`` and bring each to [0, 1]: masks ``(b,
+    """Draw feature maps ``(b, h, w)`` on images of ``size`` and bring each to [0, 1]: masks ``(b,
     1, H, W)``; a constant map gives a mask of zeros."""
     return to_unit(draw(maps[:, None], size, placement))
 
@@ -469,7 +469,7 @@ class ViTCX(ScoredSamplesMethod):
         """
         x = evidence.inputs
         if len(evidence.size) != 2:
-            return one_sample_each(x)  # no photo
+            return one_sample_each(x)  # no image
         clusters = [maps.to(x).repeat_interleave(2, 0) for maps in self.clusters(evidence)]
         placement = evidence.placement
 

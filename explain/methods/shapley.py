@@ -42,7 +42,7 @@ def regress_pairs(seen: torch.Tensor, scores: torch.Tensor, whole: float, blank:
     if regions == 1:
         values = seen.new_tensor([whole_gain])
         return Estimate(values, torch.zeros_like(values))
-    # The whole and the blank photo are a pair too, so that values add up.
+    # The whole and the blank image are a pair too, so that values add up.
     signs = 2 * torch.cat([torch.ones_like(seen[:1]), seen[::2]]) - 1
     # Half a pair's difference, D(z) = (y(z) - y(1 - z)) / 2, is the sum of what regions do alone,
     # in threes, and a rest. Values are linear in these, so the best linear estimate follows from
@@ -227,17 +227,17 @@ def _coalitions(regions: int, pairs: int, generator: torch.Generator) -> Iterato
 
 
 def score_gain(method: "ShapleyMethod | PartitionSHAP", evidence: Evidence) -> torch.Tensor:
-    """The score of the photo less that of a fully covered one ``(N,)``."""
+    """The score of the image less that of a fully covered one ``(N,)``."""
     blank = evidence[blank_score(method.baseline, method.score)]
     return evidence[whole_score(method.score)] - blank  # type: ignore[no-any-return]
 
 
 class ShapleyMethod(SampledRegions):
     """A method for Shapley values, which add up to the score minus that of a fully covered
-    photo."""
+    image."""
 
     def delta(self, evidence: Evidence, values: torch.Tensor) -> torch.Tensor:
-        """By how much the regions' values, read from the map ``(N, H, W)``, miss the photo's score
+        """By how much the regions' values, read from the map ``(N, H, W)``, miss the image's score
         less a covered one's: ``(N,)``. Not the map's sum: each pixel has its region's whole value.
         """
         values_of_regions = region_values(values, self.regions(evidence.inputs))
@@ -313,7 +313,7 @@ def faithful_interactions(
     seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float
 ) -> torch.Tensor:
     """Return what regions do alone and in pairs, ``(M, M)``, symmetric, in sums over seen regions
-    nearest to ``scores`` ``(P,)`` under the Shapley kernel; exact for the whole and blank photo."""
+    nearest to ``scores`` ``(P,)`` under the Shapley kernel; exact for the whole and blank image."""
     regions = seen.shape[1]
     first, second = torch.triu_indices(regions, regions, device=seen.device)
     together = seen[:, first] * seen[:, second]
@@ -576,7 +576,7 @@ class _Tree(Search):
     """The search of `PartitionSHAP` in one image: its cells, cut further and further."""
 
     def __init__(self, method: PartitionSHAP, evidence: Evidence, image: int) -> None:
-        """Begin with the whole photo as the only cell, whose value is the score of the photo less
+        """Begin with the whole image as the only cell, whose value is the score of the image less
         that of the covered one.
         """
         whole = float(evidence[whole_score(method.score)][image])
@@ -597,7 +597,7 @@ class _Tree(Search):
 
     def steps(self) -> Steps:
         """Cut the cells of the largest values in two until the budget is spent: yields requests for
-        the scores of halves. Scores are kept, so that no photo is run twice.
+        the scores of halves. Scores are kept, so that no image is run twice.
         """
         while True:
             runs_left = self._method.samples - self.samples

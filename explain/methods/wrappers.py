@@ -61,7 +61,7 @@ def span(values: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class NoisyCopies(Perturbation):
-    """Copies of the photo with noise; ``sigma`` is its standard deviation relative to the range of
+    """Copies of the image with noise; ``sigma`` is its standard deviation relative to the range of
     its values."""
 
     samples: int
@@ -72,8 +72,8 @@ class NoisyCopies(Perturbation):
     words = "noisy copies of the photo"
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
-        """Each photo plus ``samples`` Gaussian noises, whose standard deviation is the share
-        ``sigma`` of the photo's range. All photos get the same noise.
+        """Each image plus ``samples`` Gaussian noises, whose standard deviation is the share
+        ``sigma`` of the image's range. All images get the same noise.
         """
         x = evidence.inputs
         spread = self.sigma * span(x)
@@ -95,7 +95,7 @@ class Statistics(Reducer):
 
 
 class WrapperMethod(Method):
-    """A method that combines the maps of another method for altered copies of the photo."""
+    """A method that combines the maps of another method for altered copies of the image."""
 
     method: Method
 
@@ -303,7 +303,7 @@ class SmoothGradCAMPlusPlus(cam.ClassActivationMap):
 
 @dataclass(frozen=True)
 class Views(Perturbation):
-    """The photo shown at several scales, each also mirrored if ``flip``."""
+    """The image shown at several scales, each also mirrored if ``flip``."""
 
     flip: bool
     scales: tuple[float, ...]
@@ -319,14 +319,14 @@ class Views(Perturbation):
         return len(self.kinds)
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
-        """The photo in each view (enlarged, mirrored), one input for each; ``carry`` moves other
-        tensors, such as masks of the photo, in the same way.
+        """The image in each view (enlarged, mirrored), one input for each; ``carry`` moves other
+        tensors, such as masks of the image, in the same way.
         """
         x = evidence.inputs
 
         def carry(tensor: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
             """Show the samples of a tensor ``(b, ...)`` as the views with these numbers ``(b,)``
-            show the photo.
+            show the image.
             """
             kinds = [self.kinds[number] for number in numbers.tolist()]
             return torch.cat(
@@ -344,13 +344,13 @@ class Views(Perturbation):
 @dataclass(frozen=True)
 class MappedBack(Reducer):
     """The sum of the maps of all views of each image, and that of ones, ``(N, 2, ...)``, each
-    mapped back to where the photo is."""
+    mapped back to where the image is."""
 
     views: Views
 
     def begin(self, evidence: Evidence) -> Accumulator:
         """The sums ``(N, 2, ...)`` over the views of each image: of the maps moved back to the
-        photo's place, and of how much each view covers there.
+        image's place, and of how much each view covers there.
         """
         ndim = evidence.inputs.ndim
 
@@ -361,7 +361,7 @@ class MappedBack(Reducer):
             return torch.stack([view_moved_back(number, value) for number, value in pairs])
 
         def view_moved_back(number: int, value: torch.Tensor) -> torch.Tensor:
-            """The map ``value`` of one view, moved back to the photo's place, and the weight of the
+            """The map ``value`` of one view, moved back to the image's place, and the weight of the
             view at each place: ``(2, ...)``.
             """
             scale, flip = self.views.kinds[number]
@@ -441,7 +441,7 @@ def _shown(x: torch.Tensor, scale: float, flip: bool, *, padding: str) -> torch.
     """An image ``(1, C, H, W)`` enlarged about its centre by ``scale``, then mirrored if ``flip``;
     ``padding`` as in `grid_sample`. So every frame of a video; other inputs as they are.
     """
-    if x.ndim < 4:  # an input beside the photo that is no picture
+    if x.ndim < 4:  # an input beside the image that is no picture
         return x
     if scale != 1:
         axes = [1 / scale, 1 / scale, *[1.0] * (x.ndim - 4)]  # width, height, time

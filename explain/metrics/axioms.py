@@ -1,5 +1,5 @@
-"""What a map should be by itself: spread over little of the photo, and invariant; and ADCC, which
-explains the masked photo again."""
+"""What a map should be by itself: spread over little of the image, and invariant; and ADCC, which
+explains the masked image again."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -132,12 +132,12 @@ class EffectiveComplexity(MapMetric):
 
 
 class ShiftedModel(nn.Module):
-    """A model that takes ``shift`` away from its photo first, so that it says of ``x + shift`` what
-    it said of x. ``path`` is where the photo is among the arguments.
+    """A model that takes ``shift`` away from its image first, so that it says of ``x + shift`` what
+    it said of x. ``path`` is where the image is among the arguments.
     """
 
     def __init__(self, inner: nn.Module, shift: float, path: Path = (0,)) -> None:
-        """``inner`` gets its photo, at ``path`` among its arguments, less ``shift``. In training
+        """``inner`` gets its image, at ``path`` among its arguments, less ``shift``. In training
         mode if the model is.
         """
         super().__init__()
@@ -153,7 +153,7 @@ class ShiftedModel(nn.Module):
 
 @dataclass(frozen=True)
 class Raised(OneForEach):
-    """Photos to whose values a number is added."""
+    """Images to whose values a number is added."""
 
     shift: float
 
@@ -163,7 +163,7 @@ class Raised(OneForEach):
 
 @dataclass(frozen=True)
 class Shifting:
-    """Makes the model that takes a number away from its photo first."""
+    """Makes the model that takes a number away from its image first."""
 
     shift: float
 

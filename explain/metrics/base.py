@@ -1,4 +1,4 @@
-"""What a metric is, its input and its result; metrics that score perturbed photos, each distinct
+"""What a metric is, its input and its result; metrics that score perturbed images, each distinct
 one run once; metrics by name."""
 
 import fnmatch
@@ -52,7 +52,7 @@ NOTHING = "its map has no positive value"
 
 def loss_of(original: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
     """What perturbing takes from the scores ``(N, K)``: ``original`` ``(N, 1)`` less those of
-    perturbed photos; zero within rounding errors, which must not decide a figure.
+    perturbed images; zero within rounding errors, which must not decide a figure.
     """
     loss = original - scores
     largest = torch.maximum(original.abs(), scores.abs().amax(1, keepdim=True))
@@ -284,7 +284,7 @@ def _by_text(text: str) -> Metric:
 
 
 UNCHANGED = -1
-"""The place of a perturbed photo that equals the original."""
+"""The place of a perturbed image that equals the original."""
 COVERED = -2
 """The place of one that a baseline covers entirely."""
 
@@ -293,31 +293,31 @@ Ranks = Sequence[int] | torch.Tensor
 
 @dataclass(frozen=True, eq=False)
 class ScoreRequest:
-    """A request for the scores of K perturbed photos of each of N images, which ``of`` makes; equal
+    """A request for the scores of K perturbed images of each of N images, which ``of`` makes; equal
     perturbations are run once for all metrics and maps."""
 
     of: Perturbation
     score: ScoreKind
-    # ``(N, K)``: which of its perturbed photos each one is (those of the first image come first),
+    # ``(N, K)``: which of its perturbed images each one is (those of the first image come first),
     # or `UNCHANGED`, or `COVERED` entirely; None where each image has K, in order
     places: torch.Tensor | None = None
 
     @property
     def whole(self) -> Scores:
-        """The need for the scores of the photos as they are."""
+        """The need for the scores of the images as they are."""
         return whole_score(self.score)
 
     @property
     def blank(self) -> Scores | None:
-        """The need for the scores of photos that a baseline covers entirely, which all metrics
-        share; None if the request has no such photo."""
+        """The need for the scores of images that a baseline covers entirely, which all metrics
+        share; None if the request has no such image."""
         if self.places is None or not bool((self.places == COVERED).any()):
             return None
         return blank_score(self.of.baseline, self.score)  # type: ignore[attr-defined]
 
     @property
     def perturbed(self) -> Scores | None:
-        """The need for the scores of the partly perturbed photos; None if the request has none."""
+        """The need for the scores of the partly perturbed images; None if the request has none."""
         has_samples = self.places is None or bool((self.places >= 0).any())
         return Scores(self.of, ScoreOf(self.score)) if has_samples else None
 
@@ -328,7 +328,7 @@ class ScoreRequest:
         return frozenset(need for need in needs if need is not None)
 
     def scores(self, evidence: Evidence) -> torch.Tensor:
-        """The scores ``(N, K)`` of the requested photos: of the photo itself, of the fully covered
+        """The scores ``(N, K)`` of the requested images: of the image itself, of the fully covered
         one, and of the perturbed ones at ``places``."""
         scores = evidence[self.whole][:, None]
         if self.places is None:
@@ -355,7 +355,7 @@ class ScoreMetric(Metric):
 
 @dataclass(frozen=True)
 class CoveredRanks(MaskedInputs):
-    """P photos with the pixels in an interval of ``ranks`` ``(N, H, W)`` covered. ``intervals``
+    """P images with the pixels in an interval of ``ranks`` ``(N, H, W)`` covered. ``intervals``
     ``(P, 3)`` has image, first covered rank, and the one behind the last."""
 
     baseline: Baseline
@@ -368,7 +368,7 @@ class CoveredRanks(MaskedInputs):
 
     def masks(self, evidence: Evidence) -> PerturbedRows:
         """The masks of a `cover_ranks` request ``(b, 1, H, W)``: 0 for pixels whose rank is within
-        the interval of the photo, 1 elsewhere. Masks of an image are in the order of its intervals.
+        the interval of the image, 1 elsewhere. Masks of an image are in the order of its intervals.
         """
         ranks = self.ranks
         owners, starts, ends = self.intervals.unbind(1)
@@ -391,8 +391,8 @@ class CoveredRanks(MaskedInputs):
 def cover_ranks(
     ranks: torch.Tensor, start: Ranks, end: Ranks, baseline: Baseline, score: ScoreKind
 ) -> ScoreRequest:
-    """Request the scores of K photos of each image with ``start <= rank < end`` (for all, or ``(N,
-    K)``) of ``ranks`` ``(N, H, W)`` covered; equal photos run once.
+    """Request the scores of K copies of each image with ``start <= rank < end`` (for all, or ``(N,
+    K)``) of ``ranks`` ``(N, H, W)`` covered; equal ones run once.
     """
     most = ranks.flatten(1).amax(1, keepdim=True) + 1
     low = torch.as_tensor(start).to(ranks).expand(len(ranks), -1).clamp(min=0)
@@ -408,7 +408,7 @@ def cover_ranks(
 
 @dataclass(frozen=True)
 class CoveredSoftly(MaskedInputs):
-    """Photos mixed with a baseline by masks ``(N, H, W)`` in [0, 1], which ``content``
+    """Images mixed with a baseline by masks ``(N, H, W)`` in [0, 1], which ``content``
     identifies."""
 
     baseline: Baseline
@@ -422,13 +422,13 @@ class CoveredSoftly(MaskedInputs):
 
 
 def covered_softly(mask: torch.Tensor, baseline: Baseline) -> CoveredSoftly:
-    """One photo of each image, mixed with a baseline by a mask ``(N, H, W)`` in [0, 1]."""
+    """One copy of each image, mixed with a baseline by a mask ``(N, H, W)`` in [0, 1]."""
     return CoveredSoftly(baseline, digest_of_tensor(mask), mask)
 
 
 def cover_softly(mask: torch.Tensor, baseline: Baseline, score: ScoreKind) -> ScoreRequest:
-    """Request the score of each photo mixed with a baseline by its mask ``(N, H, W)`` in [0, 1], 1
-    for pixels that stay; masks of ones or zeros alone need no photo of their own."""
+    """Request the score of each image mixed with a baseline by its mask ``(N, H, W)`` in [0, 1], 1
+    for pixels that stay; masks of ones or zeros alone need no image of their own."""
     flat = mask.flatten(1)
     places = torch.arange(len(mask), device=mask.device)
     places = torch.where((flat == 1).all(1), UNCHANGED, places)

@@ -33,8 +33,8 @@ VARIES = "the map's sums or the scores do not vary"
 
 @dataclass(frozen=True)
 class RandomSubsets(MaskedInputs):
-    """Photos of which random subsets of so many ``pixels`` are covered, the same ones for every
-    photo."""
+    """Images of which random subsets of so many ``pixels`` are covered, the same ones for every
+    image."""
 
     baseline: Baseline
     samples: int
@@ -50,8 +50,8 @@ class RandomSubsets(MaskedInputs):
         return order.argsort().reshape(size) < self.pixels
 
     def masks(self, evidence: Evidence) -> PerturbedRows:
-        """The masks ``(b, 1, H, W)``: 0 in the subset of the photo, whose pixels are covered, 1
-        elsewhere; the same for every photo.
+        """The masks ``(b, 1, H, W)``: 0 in the subset of the image, whose pixels are covered, 1
+        elsewhere; the same for every image.
         """
         x = evidence.inputs
 
@@ -333,8 +333,8 @@ def _defined(metric: Metric, data: MetricInput, value: torch.Tensor) -> torch.Te
 
 @dataclass(frozen=True)
 class LessNoise(Perturbation):
-    """Photos less normal noise, which is the same for the channels of a pixel, and for every
-    photo."""
+    """Images less normal noise, which is the same for the channels of a pixel, and for every
+    image."""
 
     samples: int
     sigma: float
@@ -347,7 +347,7 @@ class LessNoise(Perturbation):
         return self.sigma * normal(size, seeded(self.seed, sample)).double()
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
-        """The photos less each of ``samples`` noises, which `Infidelity` draws again for its
+        """The images less each of ``samples`` noises, which `Infidelity` draws again for its
         products with the map."""
         x = evidence.inputs
 

@@ -1,4 +1,4 @@
-"""`Covering`: does the part of a photo that a map marks matter more than equal parts elsewhere?"""
+"""`Covering`: does the part of an image that a map marks matter more than equal parts elsewhere?"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ Against = Literal["elsewhere", "edges", "middle"]
 
 
 def edges_of(images: torch.Tensor) -> torch.Tensor:
-    """Return a map ``(N, H, W)`` of the edges in photos ``(N, C, H, W)``: magnitudes of differences
+    """Return a map ``(N, H, W)`` of the edges in images ``(N, C, H, W)``: magnitudes of differences
     of neighbours, in depth or time too, blurred by a sixteenth of the shorter side."""
     edges = torch.zeros_like(images)
     for dim in spatial_dims(images):
@@ -36,7 +36,7 @@ def edges_of(images: torch.Tensor) -> torch.Tensor:
 
 
 def middle_of(images: torch.Tensor) -> torch.Tensor:
-    """A map ``(N, H, W)`` that is largest in the middle of photos ``(N, C, H, W)``."""
+    """A map ``(N, H, W)`` that is largest in the middle of images ``(N, C, H, W)``."""
     distances = torch.zeros(())
     for length in images.shape[2:]:
         distances = distances[..., None] + ((torch.arange(length) + 0.5) / length - 0.5).square()
@@ -58,7 +58,7 @@ def elsewhere(areas: torch.Tensor, count: int, seed: int) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class CoveredAreas(MaskedInputs):
-    """Photos of which all but one of some areas ``kept`` ``(N, P, H, W)`` is covered: P photos for
+    """Images of which all but one of some areas ``kept`` ``(N, P, H, W)`` is covered: P images for
     each.
     """
 

@@ -55,8 +55,8 @@ class _RankedCurve(ScoreMetric):
         """How many ranks are covered at each step of the curve, from 0 to all."""
         return steps_of(self.total(data), self.steps)
 
-    def photos_of_steps(self, data: MetricInput, covers: Covers, score: ScoreKind) -> ScoreRequest:
-        """The request for the scores ``(N, steps)`` of the photos of all steps: covered are the
+    def images_of_steps(self, data: MetricInput, covers: Covers, score: ScoreKind) -> ScoreRequest:
+        """The request for the scores ``(N, steps)`` of the images of all steps: covered are the
         first ranks, the last, or all but the first, by as many as `counts` has.
         """
         counts = torch.tensor(self.counts(data))
@@ -66,7 +66,7 @@ class _RankedCurve(ScoreMetric):
         return base.cover_ranks(self.ranks(data), first[covers], end, self.baseline, score)
 
     def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
-        return [self.photos_of_steps(data, self.covers, self.score)]
+        return [self.images_of_steps(data, self.covers, self.score)]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
         """The area ``(N,)`` under the curve of the scores ``(N, steps)`` over the share that is
@@ -238,7 +238,7 @@ class ROAD(_ShareCurve):
         if data.probability is not None:
             kinds.append("margin")
         orders: list[Covers] = ["largest", "smallest"]
-        return [self.photos_of_steps(data, covers, kind) for kind in kinds for covers in orders]
+        return [self.images_of_steps(data, covers, kind) for kind in kinds for covers in orders]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
         """The figure of `ROAD`: half of LeRF minus MoRF, on average over the shares ``(N,)``; with
@@ -361,7 +361,7 @@ class IncreaseInConfidence(AverageDrop):
 
 
 def share_counts(data: MetricInput, percentiles: Sequence[float]) -> list[int]:
-    """How many pixels of a photo each share, in per cent, is: at least one, and never all."""
+    """How many pixels of an image each share, in per cent, is: at least one, and never all."""
     return [
         min(max(1, round(data.pixels * share / 100)), max(1, data.pixels - 1))
         for share in percentiles
@@ -372,7 +372,7 @@ def by_original(
     metric: "AverageDrop | IROF", data: MetricInput, value: torch.Tensor, seen: torch.Tensor
 ) -> torch.Tensor:
     """``value`` ``(N,)``, a share of the original score, with NaN and a warning where that score is
-    negative, or tiny beside ``seen`` ``(N,)`` or ``(N, K)`` of perturbed photos.
+    negative, or tiny beside ``seen`` ``(N,)`` or ``(N, K)`` of perturbed images.
     """
     original = data.original(metric.score)
     why = f"the original score is below {SMALL:g}"
@@ -507,7 +507,7 @@ class IROF(ScoreMetric):
         regions = superpixels(data.images, self.segments)
         ranks = region_ranks(data.maps.per_pixel(self.sign), regions, self.seed, mean=True)
         superpixel_count = regions.flatten(1).amax(1) + 1
-        # Photos have different numbers of superpixels; the curves of those with fewer stay at their
+        # Images have different numbers of superpixels; the curves of those with fewer stay at their
         # end.
         counts = torch.arange(int(superpixel_count.max()) + 1, device=regions.device).expand(
             len(regions), -1
@@ -533,11 +533,11 @@ def superpixels(
 ) -> torch.Tensor:
     """Return about ``count`` pieces of like colour ``(N, H, W)``, from 0 without gaps, maybe
     unconnected: ``rounds`` of k-means in colour and position (SLIC; Achanta et al., TPAMI 2012)."""
-    return torch.stack([_of_photo(image.float(), count, compactness, rounds) for image in images])
+    return torch.stack([_of_image(image.float(), count, compactness, rounds) for image in images])
 
 
-def _of_photo(photo: torch.Tensor, count: int, compactness: float, rounds: int) -> torch.Tensor:
-    """The superpixels of one photo ``(C, H, W)`` as numbers ``(H, W)``, from 0 without gaps:
+def _of_image(photo: torch.Tensor, count: int, compactness: float, rounds: int) -> torch.Tensor:
+    """The superpixels of one image ``(C, H, W)`` as numbers ``(H, W)``, from 0 without gaps:
     k-means in which each pixel chooses among the nine pieces around it (27 in a volume).
     """
     size = tuple(photo.shape[1:])

@@ -29,7 +29,7 @@ class LocalisationMetric(MapMetric):
     needs_object = True
 
     def region(self, data: MetricInput) -> torch.Tensor:
-        """The object's pixels, as truth values ``(N, H, W)`` on the photos' device; refused if
+        """The object's pixels, as truth values ``(N, H, W)`` on the images' device; refused if
         neither boxes nor masks were given."""
         if data.regions is None:
             raise MetricError(
@@ -426,7 +426,7 @@ def _pooled(data: MetricInput) -> torch.Tensor:
 
 def boxes_per_image(boxes: Boxes, count: int, size: Size) -> list[torch.Tensor]:
     """Return a caller's boxes, ``(k, 4)`` of each image, in whole pixels x0 y0 x1 y1 (x1 and y1
-    exclusive), cut off at the photo; empty ones are refused. Of volumes ``(k, 6)``: x0 y0 z0 ..."""
+    exclusive), cut off at the image; empty ones are refused. Of volumes ``(k, 6)``: x0 y0 z0 ..."""
     lengths = size[::-1]
     sides = " x ".join(map(str, lengths))
     edges = "x0 y0 x1 y1" if len(size) == 2 else "x0 y0 z0 x1 y1 z1"
@@ -439,16 +439,16 @@ def boxes_per_image(boxes: Boxes, count: int, size: Size) -> list[torch.Tensor]:
         raise MetricError(
             f"{must}, some for each of the {count} images, got {shown(boxes)}; see evaluate"
         )
-    photo_ends = torch.tensor(lengths * 2)
+    image_ends = torch.tensor(lengths * 2)
     checked = []
     for image, image_boxes in enumerate(boxes):
-        corners = torch.empty(0, len(photo_ends))
+        corners = torch.empty(0, len(image_ends))
         with suppress(TypeError, ValueError, RuntimeError):
             is_tensor = isinstance(image_boxes, torch.Tensor)
             numbers = image_boxes if is_tensor else np.array(image_boxes, dtype=np.float64)
-            corners = torch.as_tensor(numbers).double().reshape(-1, len(photo_ends))
+            corners = torch.as_tensor(numbers).double().reshape(-1, len(image_ends))
         cut = torch.minimum(
-            corners.nan_to_num().round().clamp(min=0), photo_ends.to(corners)
+            corners.nan_to_num().round().clamp(min=0), image_ends.to(corners)
         ).long()
         is_finite = len(corners) > 0 and bool(corners.isfinite().all())
         if not is_finite or not (cut[:, : len(size)] < cut[:, len(size) :]).all():
@@ -492,8 +492,8 @@ def as_regions(
 
 
 def in_boxes(boxes: Sequence[torch.Tensor], size: Size) -> torch.Tensor:
-    """Draw boxes, ``(k, 4)`` for each photo or ``(k, 6)`` for each volume, as truth values ``(N, H,
-    W)``: the pixels in any box of a photo."""
+    """Draw boxes, ``(k, 4)`` for each image or ``(k, 6)`` for each volume, as truth values ``(N, H,
+    W)``: the pixels in any box of an image."""
     regions = torch.zeros((len(boxes), *size), dtype=torch.bool)
     for image, image_boxes in enumerate(boxes):
         for box in image_boxes.tolist():

@@ -40,8 +40,8 @@ def as_tensor(numbers: object) -> torch.Tensor | None:
 
 @dataclass(frozen=True, eq=False)
 class Maps:
-    """The values that a method gave for N photos: ``(N, h, w)`` or ``(N, C, H, W)``; and the
-    ``size`` of the photos. Of volumes and videos, slices or frames come before the height."""
+    """The values that a method gave for N images: ``(N, h, w)`` or ``(N, C, H, W)``; and the
+    ``size`` of the images. Of volumes and videos, slices or frames come before the height."""
 
     name: str
     values: torch.Tensor
@@ -165,7 +165,7 @@ def region_ranks(
 
 def by_region(maps: torch.Tensor, regions: torch.Tensor) -> torch.Tensor:
     """Add up maps ``(N, H, W)`` over numbered regions ``(N, H, W)``: ``(N, R)``, R the most regions
-    of any photo; 0 for those that a photo lacks."""
+    of any image; 0 for those that an image lacks."""
     sums = maps.new_zeros(len(maps), int(regions.max()) + 1)
     return sums.scatter_add_(1, regions.flatten(1), maps.flatten(1))
 
@@ -288,7 +288,7 @@ def _to_length_one(blocks: torch.Tensor) -> torch.Tensor:
 
 
 def similarity(how: Similarity, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """How similar two maps of each photo are, ``(N, H, W)`` each, by the measure named ``how``:
+    """How similar two maps of each image are, ``(N, H, W)`` each, by the measure named ``how``:
     ``(N,)``; 0 where one of them is constant."""
     value = {"spearman": spearman, "pearson": pearson, "ssim": ssim, "hog": hog}[how](one, other)
     constant = is_constant(one) | is_constant(other)

@@ -1,4 +1,4 @@
-"""Robustness: how much the map changes when the photo changes a little."""
+"""Robustness: how much the map changes when the image changes a little."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,15 +18,15 @@ from explain.metrics.variants import ModelContext, ReattributionMetric, Variant,
 
 @dataclass(frozen=True)
 class UniformNoise(OneForEach):
-    """Photos with noise between -radius and radius for each value, the same for every image."""
+    """Images with noise between -radius and radius for each value, the same for every image."""
 
     radius: float
     seed: int
     sample: int
 
     def perturbed(self, evidence: Evidence) -> torch.Tensor:
-        """The photos ``(N, C, H, W)`` plus uniform noise up to ``radius`` in the units of the
-        input, the same for every photo; each ``sample`` has its own."""
+        """The images ``(N, C, H, W)`` plus uniform noise up to ``radius`` in the units of the
+        input, the same for every image; each ``sample`` has its own."""
         x = evidence.inputs
         noise = uniform(x.shape[1:], seeded(self.seed, self.sample))
         return x + self.radius * (2 * noise - 1).to(x)
@@ -34,7 +34,7 @@ class UniformNoise(OneForEach):
 
 @dataclass(frozen=True)
 class _NoisyCopies(ReattributionMetric):
-    """The base of metrics that run the method on noisy copies of the photo, the same ones for all
+    """The base of metrics that run the method on noisy copies of the image, the same ones for all
     of them."""
 
     radius: float = 0.02
@@ -170,8 +170,8 @@ class RelativeStability(_NoisyCopies):
                 f"model must give class scores for {self.name}, got none; use maxsensitivity"
             )
         map_change = norm(self._relative(data.maps.values, variant.maps.values))
-        photo_change = norm(self._relative(data.images, variant.images))
-        return torch.cat([torch.stack([map_change, photo_change], 1), variant.logits], 1)
+        image_change = norm(self._relative(data.images, variant.images))
+        return torch.cat([torch.stack([map_change, image_change], 1), variant.logits], 1)
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
         """The largest ratio ``(N,)`` of relative changes of the map and of the photo or scores,
@@ -239,13 +239,13 @@ class Continuity(ReattributionMetric):
             )
         for by in self.pixels:
             for shift in ((by, 0), (-by, 0), (0, by), (0, -by)):
-                yield Variant(ShiftedPhotos(shift))
+                yield Variant(ShiftedImages(shift))
 
     def compare(self, data: MetricInput, variant: VariantResult) -> torch.Tensor:
         """What `Continuity` keeps of one shift: the correlation ``(N,)`` of the map with that of
         the shifted photo, moved back, over the pixels that stay on the photo; NaN where one does
         not vary."""
-        assert isinstance(variant.of.images, ShiftedPhotos)
+        assert isinstance(variant.of.images, ShiftedImages)
         down, across = variant.of.images.by
         kept_pixels = pixels_kept_by_shift(data.maps.per_pixel(self.sign), down, across)
         shifted_pixels = pixels_kept_by_shift(variant.maps.per_pixel(self.sign), -down, -across)
@@ -260,14 +260,14 @@ class Continuity(ReattributionMetric):
 
 
 @dataclass(frozen=True)
-class ShiftedPhotos(OneForEach):
-    """Photos, slices or frames shifted down and to the right by so many pixels, with the edge
+class ShiftedImages(OneForEach):
+    """Images, slices or frames shifted down and to the right by so many pixels, with the edge
     repeated."""
 
     by: tuple[int, int]
 
     def perturbed(self, evidence: Evidence) -> torch.Tensor:
-        """The photos ``(N, C, H, W)`` moved down and to the right by ``by`` pixels; the edge is
+        """The images ``(N, C, H, W)`` moved down and to the right by ``by`` pixels; the edge is
         repeated where nothing comes in.
         """
         x = evidence.inputs
@@ -279,7 +279,7 @@ class ShiftedPhotos(OneForEach):
 
 
 def pixels_kept_by_shift(maps: torch.Tensor, down: int, across: int) -> torch.Tensor:
-    """The pixels ``(N, K)`` of maps ``(N, H, W)`` that stay on a photo shifted ``down`` and
+    """The pixels ``(N, K)`` of maps ``(N, H, W)`` that stay on an image shifted ``down`` and
     ``across``: the same places in its map and, with the opposite shift, the shifted one's.
     """
     height, width = maps.shape[-2:]

@@ -33,11 +33,11 @@ from explain.targets import ClassTarget, Target
 from explain.targets.outputs import Activation, Outputs
 
 AT_ONCE = 16
-"""How many perturbed photos, slices or frames are explained in one batch."""
+"""How many perturbed images, slices or frames are explained in one batch."""
 
 
 def photos_of(inputs: Inputs) -> torch.Tensor:
-    """The photos ``(N, C, H, W)`` among a model's inputs, in at least single precision."""
+    """The images ``(N, C, H, W)`` among a model's inputs, in at least single precision."""
     x = inputs.x
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
@@ -58,7 +58,7 @@ class ModelContext:
     target: Target | None = None
 
     def __post_init__(self, activation: Activation | None) -> None:
-        """Derive what all metrics share: photos in at least single precision, and how the model's
+        """Derive what all metrics share: images in at least single precision, and how the model's
         outputs become probabilities."""
         self.images = photos_of(self.inputs)
         self.classes = None if self.classes is None else self.classes.to(self.images.device)
@@ -81,7 +81,7 @@ class ModelContext:
             return self.target.resolved(output, count).class_scores(output, count)
 
     def data(self, name: str, source: MapsLike, score: torch.Tensor, **truth: Any) -> MetricInput:
-        """The maps called ``name`` with photos, explained score ``(N,)`` and probabilities (none of
+        """The maps called ``name`` with images, explained score ``(N,)`` and probabilities (none of
         a class that is the only one), ``boxes`` and ``regions``.
         """
         probability = None
@@ -96,7 +96,7 @@ class ModelContext:
         )
 
     def changed(self, change: Perturbation | None) -> torch.Tensor:
-        """The photos ``(N, C, H, W)`` after a perturbation that makes one of each; unchanged for
+        """The images ``(N, C, H, W)`` after a perturbation that makes one of each; unchanged for
         None.
         """
         if change is None:
@@ -106,7 +106,7 @@ class ModelContext:
         )
 
     def samples_of(self, perturbation: Perturbation) -> PerturbedRows:
-        """The perturbed photos."""
+        """The perturbed images."""
         grids = Grids(tuple(self.images.shape[2:]))
         score = self.images.new_zeros(len(self.images))
         return perturbation.rows(Evidence(self.images, score, None, "", grids))
@@ -147,7 +147,7 @@ class RandomWeights:
 
 @dataclass(frozen=True)
 class Variant:
-    """Another photo, model, class of each image, or wrapper of the method, with which it runs
+    """Another image, model, class of each image, or wrapper of the method, with which it runs
     again; what is None is not changed. Equal variants are run once."""
 
     images: Perturbation | None = None
@@ -216,7 +216,7 @@ def reattribute(
     options: AttributeOptions,
 ) -> Results:
     """Figures by method and metric from methods run in each distinct variant once. What the target
-    reads from the output, such as a region, is resolved on unperturbed photos.
+    reads from the output, such as a region, is resolved on unperturbed images.
     """
     with untouched(context.model):
         output = context.inputs.detached().call(context.model)
@@ -254,7 +254,7 @@ def _batches(
     comparisons: Mapping[Variant, Mapping[str, Any]], images: int
 ) -> Iterator[list[Variant]]:
     """Group neighbours in ``comparisons`` that can run together: the same methods, where only the
-    photos (``images`` each, or slices) change, or only the class.
+    images (``images`` each, or slices) change, or only the class.
     """
 
     def kind(variant: Variant) -> tuple[Any, ...]:
@@ -277,8 +277,8 @@ def _run(
     target: Target,
     options: AttributeOptions,
 ) -> list[dict[str, VariantResult]]:
-    """The maps and scores by method of each of some variants, run as one batch of changed photos or
-    as classes of the same photos, on the model of the first (`_batches`).
+    """The maps and scores by method of each of some variants, run as one batch of changed images or
+    as classes of the same images, on the model of the first (`_batches`).
     """
     first = variants[0]
     count = len(context.images)
@@ -286,10 +286,10 @@ def _run(
     prefix = "" if first.model is None else first.model.prefix
     # a copy of the model lacks its interventions; a wrapper around the model has them
     interventions = () if first.model is None or prefix else active_interventions(context.model)
-    # classes of the target's region or box; or of the whole photo
+    # classes of the target's region or box; or of the whole image
     class_target = target.of_classes if context.classes is None else ClassTarget
     classes = [class_target(variant.classes) for variant in variants if variant.classes is not None]
-    # several classes share the photos of the first variant
+    # several classes share the images of the first variant
     changed = variants[:1] if classes else variants
     images = torch.cat([context.changed(variant.images) for variant in changed])
     inputs = context.inputs
