@@ -345,7 +345,7 @@ class ScoredSamplesMethod(PerturbationMethod):
 
 
 class SearchMethod(PerturbationMethod):
-    """A method that chooses which perturbed images to run next by the scores so far, in one image
+    """A method that chooses which perturbed images to run next by the scores so far, of one image
     after the other."""
 
     def search(self, evidence: Evidence, image: int) -> Search:

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import explain
 from explain.baselines import OtherPhoto
 from explain.engine.incremental import IncrementalInference
-from explain.engine.incremental_maps import BoxMaps, PhotoPass, changed_box
+from explain.engine.incremental_maps import BoxMaps, ImagePass, changed_box
 from explain.methods import Occlusion
 from tests.conftest import Made, settled
 
@@ -129,7 +129,7 @@ def test_random_networks_give_what_a_whole_pass_gives(seed: int) -> None:
             expected = model(perturbed.clone())
             most = float(expected.abs().max())
             for _ in range(2):  # the second time with the results of the first
-                scores = model(BoxMaps(box, PhotoPass(results)))
+                scores = model(BoxMaps(box, ImagePass(results)))
                 torch.testing.assert_close(scores, expected, rtol=off, atol=off * most)
 
 
@@ -147,7 +147,7 @@ def test_averages_at_the_border_are_those_of_whole_passes(counts: bool) -> None:
     assert box is not None
     with torch.no_grad():
         for _ in range(2):
-            scores = model(BoxMaps(box, PhotoPass([])))
+            scores = model(BoxMaps(box, ImagePass([])))
             torch.testing.assert_close(scores, model(perturbed), rtol=1e-12, atol=1e-12)
 
 
