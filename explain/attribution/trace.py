@@ -160,7 +160,7 @@ def trace(
     corrupted_inputs = replace(as_inputs(corrupted).detached(), layout=clean_inputs.layout)
     if len(clean_inputs) != 1 or clean_inputs.x.shape != corrupted_inputs.x.shape:
         raise HookError(
-            "clean and corrupted must be one photo each, of the same shape, got "
+            "clean and corrupted must be one image each, of the same shape, got "
             f"{tuple(clean_inputs.x.shape)} and {tuple(corrupted_inputs.x.shape)}"
         )
     names = (
@@ -262,7 +262,7 @@ class _SiteFinder:
         frames = frames_in_batch(shape, tuple(self.inputs.x.shape[2:]))
         if frames and frames > 1:
             must = (
-                f"layer {name!r} must give one output for a photo, got {frames}, its frames; name "
+                f"layer {name!r} must give one output for an image, got {frames}, its frames; name "
                 "another"
             )
             if self.named:

@@ -30,12 +30,12 @@ def cell_centres(model: nn.Module, x: InputsLike, layer: str) -> Tensor:
     looks = grids.look(layer, cut=True)
     if looks is None:
         raise LayerError(
-            f"layer must give a map of the photo, got {shown(layer)}; explain.list_layers shows "
+            f"layer must give a map of the image, got {shown(layer)}; explain.list_layers shows "
             "which do"
         )
     if looks.placement is None:
         raise LayerError(
-            f"layer must be followed back to the photo, got {shown(layer)} behind {looks.behind}; "
+            f"layer must be followed back to the image, got {shown(layer)} behind {looks.behind}; "
             "choose an earlier layer"
         )
     return looks.placement.centres[0]

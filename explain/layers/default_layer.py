@@ -492,10 +492,10 @@ def _no_map(model: nn.Module, calls: Sequence[ModuleCall]) -> LayerError:
             f"model must run its own modules, but {type(model).__name__} ran none of them; give "
             f"the network in it ({', '.join(inner)})"
         )
-    rows = {call.shape[0] for call in calls if len(call.shape) > 3}
-    if inner and rows and 1 not in rows:
+    lengths = {call.shape[0] for call in calls if len(call.shape) > 3}
+    if inner and lengths and 1 not in lengths:
         return LayerError(
-            f"model must give each image a row in its layers, got {min(rows)} rows for one image, "
+            f"model must give one sample for each image in its layers, got {min(lengths)} for one, "
             f"as of crops or windows; give the network in it ({', '.join(inner)}), for windows "
             "within explain.models.Stitched"
         )

@@ -38,7 +38,7 @@ def image_tokens(
     if joint is not None and maps and all(len(m) == len(evidence.inputs) for m in maps):
         if not joint.size:
             raise MethodError(
-                f"{method} must have tokens that lie on the photo, got {len(joint.photo)} queries, "
+                f"{method} must have tokens that lie on the image, got {len(joint.photo)} queries, "
                 "which lie nowhere; take gradcam"
             )
         return list(joint.photo), joint.size
@@ -482,7 +482,7 @@ class CheferBimodal(AttentionMethod):
         ):
             got = ", ".join(str(shape) for shape in dict.fromkeys(shapes)) or "none"
             raise MethodError(
-                f"{self.name} must have attention of a photo and one other, got {got}; take legrad"
+                f"{self.name} must have attention of an image and one other, got {got}; take legrad"
             )
         return image_size, next(size for size in sizes if size != image_size)
 

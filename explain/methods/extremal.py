@@ -140,7 +140,7 @@ class ExtremalPerturbation(SearchMethod):
         the same batches."""
         if len(evidence.size) != 2:
             raise MethodError(
-                f"input of {self.name} must be photos, got {evidence.inputs.shape}; take occlusion"
+                f"input of {self.name} must be images, got {evidence.inputs.shape}; take occlusion"
             )
         return [_Ascent(self, evidence)]
 

@@ -49,7 +49,7 @@ class Windows(MaskedInputs):
             if length > side:
                 got = tuple(window)
                 raise MethodError(
-                    f"window of occlusion must be within the photo of {size}, got {got}; take less"
+                    f"window of occlusion must be within the image of {size}, got {got}; take less"
                 )
             if step > length:
                 raise MethodError(

@@ -92,7 +92,7 @@ class PathStart(OneForEach):
             baselines = several(baseline, x[0])
             if len(baselines) not in (1, evidence.images):
                 raise MethodError(
-                    f"baseline must be one, or one for each photo, got {len(baselines)}; give one"
+                    f"baseline must be one, or one for each image, got {len(baselines)}; give one"
                 )
             return evidence.of_images(baselines)
         if isinstance(baseline, tuple):

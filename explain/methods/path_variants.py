@@ -403,7 +403,7 @@ class XRAI(Method):
         x = evidence.inputs
         if x.ndim != 4:
             raise MethodError(
-                f"input of {self.name} must be a photo, got {tuple(x.shape)}; take "
+                f"input of {self.name} must be an image, got {tuple(x.shape)}; take "
                 "integratedgradients"
             )
         path_values = [

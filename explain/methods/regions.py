@@ -74,7 +74,7 @@ def _check_images(kind: str, image: torch.Tensor) -> None:
     called ``kind`` does not take."""
     if image.ndim != 3:
         raise MethodError(
-            f"regions by {kind} must be of photos, got {image.ndim + 1} dimensions; take Squares()"
+            f"regions by {kind} must be of images, got {image.ndim + 1} dimensions; take Squares()"
         )
 
 
@@ -229,7 +229,7 @@ class GivenRegions(Regions):
         labels = self._of_images(size)
         if tuple(labels.shape[1:]) != size or len(labels) not in (1, len(images)):
             raise MethodError(
-                f"regions must have the shape {size} of the photo, got {tuple(self.labels.shape)}"
+                f"regions must have the shape {size} of the image, got {tuple(self.labels.shape)}"
             )
         numbers = torch.stack([in_a_row(of_image) for of_image in labels])
         return numbers.expand((len(images), *size)).to(images.device)

@@ -415,7 +415,7 @@ def _photos(model: nn.Module, x: Any, options: AttributeOptions) -> Inputs:
     inputs = validation.check_inputs(model, x, options.get("layout"))
     if inputs.x.ndim not in (4, 5):
         raise MetricError(
-            "x must be photos (N, C, H, W), volumes or videos (N, C, T, H, W) for metrics, got "
+            "x must be images (N, C, H, W), volumes or videos (N, C, T, H, W) for metrics, got "
             f"shape {tuple(inputs.x.shape)}; explain another of the inputs"
         )
     return inputs

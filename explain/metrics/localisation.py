@@ -430,7 +430,7 @@ def boxes_per_image(boxes: Boxes, count: int, size: Size) -> list[torch.Tensor]:
     lengths = size[::-1]
     sides = " x ".join(map(str, lengths))
     edges = "x0 y0 x1 y1" if len(size) == 2 else "x0 y0 z0 x1 y1 z1"
-    must = f"boxes must be numbers {edges} within the photo of {sides} pixels"
+    must = f"boxes must be numbers {edges} within the image of {sides} pixels"
     if (
         not isinstance(boxes, (Sequence, torch.Tensor, np.ndarray))
         or isinstance(boxes, str)

@@ -234,7 +234,7 @@ class Continuity(ReattributionMetric):
     def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
         if max(self.pixels) * 2 >= min(data.size[-2:]):
             raise MetricError(
-                f"pixels of continuity must be less than half of the photo, got {self.pixels} "
+                f"pixels of continuity must be less than half of the image, got {self.pixels} "
                 f"for {data.size[-2:]}; take fewer"
             )
         for by in self.pixels:

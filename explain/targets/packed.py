@@ -38,7 +38,7 @@ def with_photos(model: nn.Module, x: InputsLike) -> tuple[nn.Module, InputsLike]
     blocks = x[PIXELS].reshape(len(grids), -1, *x[PIXELS].shape[1:])
     if any(grid != [1, rows, columns] for grid in grids) or blocks.shape[1] != rows * columns:
         raise ImageError(
-            f"{GRID} must have one photo for each prompt, all of one size, got {grids}; explain "
+            f"{GRID} must have one image for each prompt, all of one size, got {grids}; explain "
             "one alone"
         )
     sizes = len(grids), rows // merge, columns // merge, merge, merge, -1, copies, patch, patch
@@ -46,7 +46,7 @@ def with_photos(model: nn.Module, x: InputsLike) -> tuple[nn.Module, InputsLike]
     frames = frames.reshape(len(grids), copies, -1, rows * patch, columns * patch)
     if not bool((frames == frames[:, :1]).all()):
         raise ImageError(
-            f"{PIXELS} must repeat a photo {copies} times, got a video; explain one of its frames"
+            f"{PIXELS} must repeat an image {copies} times, got a video; explain one of its frames"
         )
     model_of_photos = copy.copy(model)  # its modules, parameters and hooks are those of the model
     model_of_photos.forward = partial(_packed, model.forward, merge, patch, copies)

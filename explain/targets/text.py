@@ -135,7 +135,7 @@ def image_scorer(
     """
     if not is_image_text(model):
         raise ModelError(
-            "model must have features of photos and of texts for a text as the target, got "
+            "model must have features of images and of texts for a text as the target, got "
             f"{type(model).__name__}; take an image-text model such as CLIP or SigLIP, or a "
             "class as the target"
         )
@@ -159,7 +159,7 @@ def with_texts(model: nn.Module, inputs: Inputs, targets: Sequence[Target]) -> P
         return model, inputs, {}
     if len(inputs.paths) + len(inputs.other_tensors) > 1:
         raise TargetError(
-            f"target {texts[0].name!r} must have the photo as the only input, got {inputs}; give x "
+            f"target {texts[0].name!r} must have the image as the only input, got {inputs}; give x "
             "alone"
         )
     words = {}
@@ -291,7 +291,7 @@ def _pooled(output: Any) -> torch.Tensor:
     if not isinstance(output, torch.Tensor) or output.ndim != 2:
         got = summary_of_output(output)
         raise ModelError(
-            f"model must give features (N, D) of photos and texts, got {got}; wrap it in some that "
+            f"model must give features (N, D) of images and texts, got {got}; wrap it in some that "
             "do"
         )
     return output

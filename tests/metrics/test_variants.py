@@ -276,7 +276,7 @@ def test_the_region_of_a_class_is_that_of_the_unperturbed_photo(
 
 
 def test_what_has_no_variant_is_refused(model: nn.Module, photos: torch.Tensor) -> None:
-    with pytest.raises(MetricError, match="photo"):
+    with pytest.raises(MetricError, match="pixels"):
         explain.evaluate(model, photos, "saliency", Continuity((5,)))
     with pytest.raises(MetricError, match="target must"):
         explain.evaluate(model, photos, "saliency", "randomlogit", target=lambda out: out.sum(1))
