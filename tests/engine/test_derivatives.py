@@ -294,3 +294,38 @@ def test_a_frozen_network_behind_no_grad_is_refused_in_one_line(method: str) -> 
     with pytest.raises(explain.ExplainError) as caught:
         explain.attribute(model.eval(), torch.rand(1, 2, 8, 8), method, target=1)
     assert "\n" not in str(caught.value)
+
+
+class Squared(torch.autograd.Function):
+    """A custom function whose backward is right, or twice the derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, times: float) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.times = times
+        return x.square()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        return 2 * ctx.times * x * gradients[0], None
+
+
+@pytest.mark.parametrize(
+    ("times", "noise", "is_told"), [(1, 0, False), (2, 0, True), (1, 0.03, False), (1, 3, False)]
+)
+def test_a_backward_that_is_not_the_derivative_is_told_unless_scores_change_by_themselves(
+    times: float, noise: float, is_told: bool
+) -> None:
+    torch.manual_seed(0)
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        features = Squared.apply(net.conv(x), times).mean((2, 3))
+        return net.head(features) + noise * torch.rand(len(x), 3)
+
+    model = Made(forward, conv=nn.Conv2d(3, 4, 3), head=nn.Linear(4, 3))
+    x = torch.rand(2, 3, 8, 8)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ExplainWarning)
+        explain.attribute(model, x, "saliency", target=1)
+    assert any("derivative" in str(warning.message) for warning in caught) == is_told

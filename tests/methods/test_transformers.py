@@ -168,6 +168,29 @@ def test_a_block_may_be_a_list_of_modules(frozen: bool, fused: bool, normalises:
         assert_close(of_image.flatten(), expected, rtol=1e-5, atol=1e-9)
 
 
+class TokensFirst(nn.Module):
+    """A block for tokens ``(L, N, D)``."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.block(x.transpose(0, 1)).transpose(0, 1)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_blocks_may_have_their_tokens_before_the_images(count: int) -> None:
+    model = transformer(fused=True)
+    turned = Made(lambda net, x: x.transpose(0, 1))
+    model.blocks = nn.Sequential(turned, *map(TokensFirst, model.blocks), turned)
+    x = random(0, count, 3, 6, 6)
+    values = explain.attribute(model, x, "legrad", target=3).values
+    for of_image, image in zip(values, x, strict=True):
+        expected = plain.legrad(transformer(fused=False), image, 3)
+        assert_close(of_image.flatten(), expected, rtol=1e-5, atol=1e-9)
+
+
 class SideBySide(nn.Module):
     """Blocks of which none sees what another gives."""
 

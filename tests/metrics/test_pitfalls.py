@@ -7,6 +7,7 @@ test_evaluation.
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import warnings
 from dataclasses import dataclass, replace
@@ -209,6 +210,18 @@ def test_a_baseline_that_the_model_takes_for_the_class_is_told() -> None:
     assert table.to_dict()["notes"] == [note]
     # black is not its class
     assert explain.evaluate(model, x, maps, Deletion(4), target=0).notes == ()
+
+
+@pytest.mark.parametrize(("share", "is_told"), [(0.6, False), (0.65, True)])
+def test_a_baseline_keeps_the_class_from_half_way_to_certainty_on(
+    share: float, is_told: bool
+) -> None:
+    """Of four classes, from (1 + 1/4) / 2 on, whatever the original has."""
+    scores = torch.tensor([0.0, math.log(3 * share / (1 - share)), 0.0, 0.0])
+    model = Made(lambda net, x: scores + 0 * x.sum((1, 2, 3))[:, None])
+    x = torch.ones(2, 1, 4, 4, dtype=torch.float64)
+    table = explain.evaluate(model, x, torch.rand(2, 4, 4), Deletion(4), target=1)
+    assert bool(table.notes) == is_told
 
 
 def test_a_model_of_one_class_has_a_score_and_no_probability(photos: torch.Tensor) -> None:
