@@ -4,11 +4,12 @@ hierarchy of cells."""
 import itertools
 import math
 from bisect import bisect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -24,10 +25,13 @@ from explain.methods.estimates import Estimate, SearchMethod, floored_error, stu
 from explain.methods.masking import Score, ShownParts, blank_score, box_mask, whole_score
 from explain.methods.regions import Cell, Regions, Squares, pixels_of, region_values
 
-THREES = (0.0, 0.01, 0.1, 0.3, 1.0)
-REST = (1e-6, 1e-3, 0.01, 0.03, 0.1, 0.3, 1.0)
-"""How large what regions do in threes, and all the rest, may be beside what each does on its own:
-variances that are compared by their likelihood."""
+CHOICES = (
+    (1.0, 0.0),
+    *itertools.product((0.02, 0.05, 0.1, 0.2, 0.4, 1.0), (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)),
+)
+"""What is compared by its likelihood: the reach of what regions do together, as `_together` says,
+and the variance of it in units of what they do alone."""
+REST = 1e-6  # the least variance of each pair on its own
 ENOUGH = 512  # pairs that tell how large they are
 # variances whose log-likelihood is less than this below the best could as well be true
 PLAUSIBLE = 3.0
@@ -44,26 +48,23 @@ def regress_pairs(seen: torch.Tensor, scores: torch.Tensor, whole: float, blank:
         return Estimate(values, torch.zeros_like(values))
     # The whole and the blank image are a pair too, so that values add up.
     signs = 2 * torch.cat([torch.ones_like(seen[:1]), seen[::2]]) - 1
-    # Half a pair's difference, D(z) = (y(z) - y(1 - z)) / 2, is the sum of what regions do alone,
-    # in threes, and a rest. Values are linear in these, so the best linear estimate follows from
-    # their variances: those that make the first pairs most likely. (KernelSHAP's own regression
-    # takes all but single regions for noise.)
+    # Half a pair's difference, D(z) = (y(z) - y(1 - z)) / 2, is the sum of what regions do alone
+    # and together. Values are linear in these, so the best linear estimate follows from their
+    # variances: those that make the first pairs most likely. (KernelSHAP's own regression takes all
+    # but single regions for noise.)
     half_differences = (
         torch.cat([scores.new_full((1,), whole_gain), scores[::2] - scores[1::2]]) / 2
     )
-    exact_weights = coefficients(signs)
     if len(half_differences) == 2 ** (regions - 1):
-        values = half_differences @ exact_weights
+        values = half_differences @ coefficients(signs)
         return Estimate(values, torch.zeros_like(values))
-    fits = list(_compared(signs[:ENOUGH], half_differences[:ENOUGH], THREES))
+    fits = [_fit(signs[:ENOUGH], half_differences[:ENOUGH], *choice) for choice in CHOICES]
     best_likelihood = max(fit.likelihood for fit in fits)
     plausible = [fit for fit in fits if best_likelihood - fit.likelihood < PLAUSIBLE]
     plausible.sort(key=lambda fit: -fit.likelihood)
     # variances are compared by the first pairs; the fit is then made with all
     if len(half_differences) > ENOUGH:
-        plausible = [
-            next(_compared(signs, half_differences, (fit.threes,), fit.rest)) for fit in plausible
-        ]
+        plausible = [_fit(signs, half_differences, fit.reach, fit.together) for fit in plausible]
     best = plausible[0]
     freedom = len(half_differences) - regions
     values = (
@@ -86,8 +87,8 @@ class _Fit:
     covariance of these."""
 
     likelihood: float
-    threes: float
-    rest: float
+    reach: float
+    together: float
     factor: torch.Tensor
 
     def across(self, signs: torch.Tensor) -> torch.Tensor:
@@ -95,10 +96,14 @@ class _Fit:
         in units of the variance of single regions; ``signs``: 1 seen, -1 covered.
         """
         regions = signs.shape[1]
-        pairs = ((signs.sum(1, keepdim=True) - signs).square() - (regions - 1)) / 2
-        # each of three regions has a third of what they do together
-        in_threes = 2 / 3 * signs * pairs / max(1, math.comb(regions, 3))
-        return 2 * signs / regions + self.threes * in_threes + self.rest * coefficients(signs)
+        of_reach, _ = _value_covariances(regions, self.reach)
+        of_rest, _ = _value_covariances(regions, 1.0)
+        by_like = [
+            2 / regions + self.together * one + REST * rest
+            for one, rest in zip(of_reach, of_rest, strict=True)
+        ]
+        like = (signs * signs.sum(1, keepdim=True) + regions) / 2
+        return signs * signs.new_tensor(by_like)[like.round().long() - 1]
 
     def error(self, signs: torch.Tensor, half: torch.Tensor) -> torch.Tensor:
         """The posterior standard deviation of each value ``(M,)`` from pairs ``signs`` ``(n, M)``
@@ -108,41 +113,63 @@ class _Fit:
         explained = solved.square().sum(0)
         whitened = torch.linalg.solve_triangular(self.factor, half[:, None], upper=False)
         regions = signs.shape[1]
-        size_terms = [1 / math.comb(regions - 1, size) for size in range(regions)]
-        rest_term = 4 / regions**2 * sum(size_terms)
-        threes_term = 4 / 3 * self.threes if regions > 2 else 0
+        _, of_reach = _value_covariances(regions, self.reach)
+        _, of_rest = _value_covariances(regions, 1.0)
         # the variance of a Shapley value before any pair has been run
-        prior = (4 + threes_term) / regions + self.rest * rest_term
+        prior = 4 / regions + self.together * of_reach + REST * of_rest
         # what the observed pairs leave of it
         unexplained = (prior - explained).clamp(min=0)
         return torch.sqrt(whitened.square().mean() * unexplained)
 
 
-def _compared(
-    signs: torch.Tensor, half: torch.Tensor, of_threes: Sequence[float], least: float = 0
-) -> Iterator[_Fit]:
-    """Yield fits of half differences ``(n,)`` under two prior variances, ``of_threes`` and of the
-    rest (`REST` from ``least`` on), whose covariance has a Cholesky factor.
-    """
+def _fit(signs: torch.Tensor, half: torch.Tensor, reach: float, together: float) -> _Fit:
+    """Fit half differences ``(n,)`` of pairs ``(n, M)`` under prior variances of what regions do
+    alone, 1, and ``together``."""
+    regions = signs.shape[1]
     # the covariance of two pairs depends on how many regions they agree in
     inner_products = signs @ signs.T
-    regions = signs.shape[1]
-    eye = torch.eye(len(signs), dtype=signs.dtype, device=signs.device)
-    single = inner_products / regions
-    triples = (
-        (inner_products**3 - (3 * regions - 2) * inner_products) / 6 / max(1, math.comb(regions, 3))
-    )
-    rests = [rest for rest in REST if rest >= least]
-    for threes, rest in itertools.product(of_threes if regions > 2 else (0.0,), rests):
-        factor, failed = torch.linalg.cholesky_ex(single + threes * triples + rest * eye)
-        if int(failed):
-            continue
-        whitened = torch.linalg.solve_triangular(factor, half[:, None], upper=False)
-        scale = whitened.square().mean()
-        log_scale = scale.clamp(min=1e-300).log()
-        log_determinant = factor.diagonal().log().sum()
-        likelihood = -float(0.5 * len(half) * log_scale + log_determinant)
-        yield _Fit(likelihood, threes, rest, factor)
+    covariance = inner_products / regions + together * _together(inner_products, regions, reach)
+    covariance.diagonal().add_(REST)
+    factor = torch.linalg.cholesky(covariance)
+    whitened = torch.linalg.solve_triangular(factor, half[:, None], upper=False)
+    log_scale = whitened.square().mean().clamp(min=1e-300).log()
+    log_determinant = factor.diagonal().log().sum()
+    likelihood = -float(0.5 * len(half) * log_scale + log_determinant)
+    return _Fit(likelihood, reach, together, factor)
+
+
+def _together(inner_products: torch.Tensor, regions: int, reach: float) -> torch.Tensor:
+    """The covariance of what regions do together in two pairs, by the inner product of their signs.
+    Each set of s regions, s odd, has a product of their signs, with a variance in proportion to
+    reach^s: pairs that differ in few regions have nearly the same sum of these, unless the reach
+    is 1, when pairs have nothing in common.
+    """
+    decay = (1 - reach) / (1 + reach)
+    near = decay ** ((regions - inner_products) / 2)
+    far = decay ** ((regions + inner_products) / 2)
+    return (near - far) / (1 - decay**regions)
+
+
+@lru_cache(maxsize=64)
+def _value_covariances(regions: int, reach: float) -> tuple[list[float], float]:
+    """The covariance under `_together` of a pair's half difference with the value of a region that
+    is seen, by how many others are (``regions`` numbers), and the variance of a value.
+
+    A set of s regions gives each of its own 2 / s of its product, and 1 / s is the integral of
+    u^(s - 1): so both are integrals from 0 to the reach, of polynomials in u, exact by as many
+    points of Gauss.
+    """
+    points, weights = np.polynomial.legendre.leggauss(regions // 2 + 1)
+    u = reach * (points + 1) / 2
+    # in units of the variance of a pair; in logarithms, as powers of many regions overflow
+    decay = (1 - reach) / (1 + reach)
+    unit = regions * math.log1p(reach) + math.log1p(-(decay**regions))
+    others = np.arange(regions)[:, None]
+    logs = others * np.log1p(u) + others[::-1] * np.log1p(-u) - unit
+    one_way = np.exp(logs) @ (reach * weights)
+    ends = np.exp(regions * np.log1p(u) - unit) - np.exp(regions * np.log1p(-u) - unit)
+    variance = ends / u @ (reach * weights) * 2 / regions
+    return (one_way + one_way[::-1]).tolist(), float(variance)
 
 
 def coefficients(signs: torch.Tensor) -> torch.Tensor:
@@ -254,8 +281,8 @@ class KernelSHAP(ShapleyMethod):
     this is a condition of the regression, not a sample with a large weight. Coalitions come in
     pairs with their opposites (Covert and Lee, 2021), none twice. Where ``samples`` are enough for
     all coalitions, these are run, and the values are exact. With fewer, the published regression
-    takes all that regions do together for noise; here, what they do in threes is a random part of
-    the regression (generalised least squares), which makes the error smaller.
+    takes all that regions do together for noise; here, it is a random function, alike in coalitions
+    that differ in few regions (generalised least squares), which makes the error smaller.
 
     Args:
         samples: how many covered photos, at most; the photo itself and the blank one are not

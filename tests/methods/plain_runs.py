@@ -131,11 +131,12 @@ def pair_regression(
 ) -> tuple[Tensor, Tensor]:
     """The best linear estimates of Shapley values, and their errors, by a table of all coalitions.
 
-    The score is a sum over sets of regions of a random number times a product of signs. Sets of one
-    region have the variance 1 in all, sets of three ``threes``, and each pair of a coalition and
-    the rest has a variance ``rest`` of its own. Of the ``variances``, the most likely ones are
-    taken. The square of an error is the mean over all that are hardly less likely, by their
-    likelihood, of the variance that is left.
+    The score is a sum over sets of an odd number of regions of a random number times a product of
+    signs. Sets of one region have the variance 1 in all; beside these, all sets have the variance
+    ``together`` in all, those of s regions in proportion to ``reach ** s``; and each pair of a
+    coalition and the rest has a variance of a millionth of its own. Of the ``variances``, the most
+    likely ones are taken. The square of an error is the mean over all that are hardly less likely,
+    by their likelihood, of the variance that is left.
     """
     count = int(labels.max()) + 1
     signs = 2 * shown_in_each(count) - 1
@@ -146,12 +147,15 @@ def pair_regression(
     half = (scores_of(score, x, labels, every) - scores_of(score, x, labels, without)) / 2
     numbers = [sum(1 << r for r in coalition) for coalition in every]
     fits = []
-    for threes, rest in variances:
-        prior = rest * pairs
-        for size, variance in ((1, 1.0), (3, threes)):
+    odd = range(1, count + 1, 2)
+    for reach, together in variances:
+        total = sum(reach**size * math.comb(count, size) for size in odd)
+        prior = 1e-6 * pairs
+        for size in odd:
             sets = itertools.combinations(range(count), size)
             products = torch.stack([signs[:, list(regions)].prod(1) for regions in sets], 1)
-            prior = prior + variance * products @ products.T / math.comb(count, size)
+            variance = together * reach**size / total + (size == 1) / count
+            prior = prior + variance * products @ products.T
         rows = prior[numbers]
         covariance = rows[:, numbers]
         solved = torch.linalg.solve(covariance, half)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -174,9 +173,6 @@ def test_lime_is_weighted_ridge_regression(curved: nn.Module) -> None:
     assert attribution.r2.item() == pytest.approx(r2, rel=1e-8)
 
 
-VARIANCES = list(itertools.product(pair_regression.THREES, pair_regression.REST))
-
-
 @pytest.mark.parametrize("samples", [6, 12, 40, 42])
 def test_kernelshap_is_the_best_linear_estimate_from_its_pairs(
     samples: int, curved: nn.Module
@@ -185,7 +181,9 @@ def test_kernelshap_is_the_best_linear_estimate_from_its_pairs(
     labels = torch.arange(30).reshape(SIZE) % 7
     shown = [row.nonzero()[:, 0].tolist() for row in drawn_pairs(7, samples // 2, 2)]
     score = score_of(curved)
-    values, errors = plain_runs.pair_regression(score, photos()[0], labels, shown, VARIANCES)
+    values, errors = plain_runs.pair_regression(
+        score, photos()[0], labels, shown, pair_regression.CHOICES
+    )
     attribution = explained(curved, KernelSHAP(samples=samples, regions=labels, seed=2))
     assert_close(attribution.values[0], plain_runs.on_pixels(labels, values), **EXACT)
     if samples < 40:
