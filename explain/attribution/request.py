@@ -60,7 +60,7 @@ _NUDGES = ((1e-6, 0), (3e-6, 1e-6), (5e-6, 2e-6), (7e-6, 3e-6), (9e-6, 4e-6), (9
 """By what share inputs and scores are made smaller, and what share of the largest value is added to
 inputs, to get other rounding errors. Those from 0 to 1, or from -1 to 1, stay there, since models
 may insist on it."""
-_SAME = 0.99995
+_SAME = 0.99999
 """The cosine down to which maps say the same. Of real ones as small as rounding errors of the
 score, it was 0.9999 at least."""
 _OTHER = 0.88
