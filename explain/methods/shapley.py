@@ -164,8 +164,8 @@ def _value_covariances(regions: int, reach: float) -> tuple[list[float], float]:
     # in units of the variance of a pair; in logarithms, as powers of many regions overflow
     decay = (1 - reach) / (1 + reach)
     unit = regions * math.log1p(reach) + math.log1p(-(decay**regions))
-    others = np.arange(regions)[:, None]
-    logs = others * np.log1p(u) + others[::-1] * np.log1p(-u) - unit
+    seen_beside = np.arange(regions)[:, None]
+    logs = seen_beside * np.log1p(u) + seen_beside[::-1] * np.log1p(-u) - unit
     one_way = np.exp(logs) @ (reach * weights)
     ends = np.exp(regions * np.log1p(u) - unit) - np.exp(regions * np.log1p(-u) - unit)
     variance = ends / u @ (reach * weights) * 2 / regions
