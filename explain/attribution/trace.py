@@ -3,6 +3,7 @@ estimate."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import product
 from typing import Any, get_args
 
@@ -23,13 +24,20 @@ from explain.engine.plan import Plan
 from explain.engine.settings import Progress, RuntimeSettings
 from explain.hooks import HookGroup, Intervention, capture, preserve
 from explain.hooks.capturing import Capture
-from explain.hooks.layer_names import Where, find_places, name_of_call, place_of, select_places
+from explain.hooks.layer_names import (
+    LayerPlace,
+    Where,
+    find_places,
+    name_of_call,
+    place_of,
+    select_places,
+)
 from explain.hooks.units import Axes
 from explain.hooks.unwrap import unwrapped
 from explain.layers import default_layer
 from explain.layers.frames import with_layout
 from explain.layers.grids import PhotoGrids
-from explain.layers.layouts import Grid, frames_in_batch
+from explain.layers.layouts import frames_in_batch
 from explain.layers.summary import summary_of
 from explain.targets import labels, resolve
 
@@ -234,6 +242,11 @@ class _SiteFinder:
     corrupted: Capture
     named: bool
 
+    @cached_property
+    def _grids(self) -> PhotoGrids:
+        """How what layers give lies on the photo."""
+        return PhotoGrids(self.model, self.inputs)
+
     def __call__(self, names: Sequence[str]) -> list[_Site]:
         """The places to be patched in these layers, numbered one after the other, in the order of
         the patches. Layers without such units are left out, unless the caller named them.
@@ -268,10 +281,11 @@ class _SiteFinder:
             if self.named:
                 raise LayerError(must)
             return None
-        grid = PhotoGrids(self.model, self.inputs)(name, shape[-2]) if len(shape) == 3 else None
+        place = find_places(self.model, name)[name]
+        grid = self._grids(place, shape) if len(shape) == 3 else None
         image_dim = 0 if grid is None else grid.of_images
         clean = record.activation.movedim(image_dim, 0)
-        masks, cells = self._masks(name, clean)
+        masks, cells = self._masks(name, place, clean)
         change = record.activation - corrupted.activation
         gradient = torch.zeros_like(change) if corrupted.gradient is None else corrupted.gradient
         products = (change * gradient).movedim(image_dim, 0)[0]
@@ -282,7 +296,7 @@ class _SiteFinder:
         return _Site(call_name, clean, masks, first_patch, image_dim, estimates, cells)
 
     def _masks(
-        self, name: str, values: torch.Tensor
+        self, name: str, place: LayerPlace, values: torch.Tensor
     ) -> tuple[torch.Tensor, tuple[int, int] | None]:
         """The mask of each unit of a layer ``(units, ...)``, which broadcasts to ``values`` (its
         clean output, images first), and the rows and columns if these are places of the photo.
@@ -290,29 +304,14 @@ class _SiteFinder:
         if self.at == "layers":
             return torch.ones([1] * values.ndim, dtype=torch.bool, device=values.device), None
         size = tuple(self.inputs.x.shape[2:])
-        place = find_places(self.model, name)[name]
-
-        def find_grid() -> Grid | None:
-            grid = PhotoGrids(self.model, self.inputs)(name, values.shape[-2])
-            # images are in the first dimension here
-            return None if grid is None else replace(grid, layout="tokens")
-
-        axes = Axes(
-            values,
-            place,
-            self.model,
-            size,
-            name,
-            find_grid=find_grid,
-            find_placement=lambda: PhotoGrids(self.model, self.inputs).placement(name),
-        )
+        axes = Axes(values, place, name, size=size, find_grids=lambda: self._grids)
 
         def masks_of(field_name: str, units: Iterable[Any]) -> torch.Tensor:
             masks = [axes.mask(Intervention(name, **{field_name: unit})) for unit in units]
             return torch.cat([mask for mask in masks if mask is not None])
 
         if self.at in ("channels", "heads", "tokens"):
-            dim = {"channels": axes.channel_dim, "heads": 1, "tokens": values.ndim - 2}[self.at]
+            dim = {"channels": axes.channel_dim, "heads": 1, "tokens": axes.places[-1]}[self.at]
             return masks_of(self.at, ([unit] for unit in range(values.shape[dim]))), None
         rows, columns = axes.grid()
         if self.at == "positions":

@@ -203,21 +203,16 @@ def _apply(
                 f"{intervention} must be on a layer of {model_calls.images} samples, got {shape}; "
                 "take one around it"
             )
-        dim_of_tokens = 0 if tokens_first else -2
-        length = shape[dim_of_tokens] if values.ndim >= 3 else 0
-        find_grids = partial(_grids_on_image, grids_of_image, model, model_calls.inputs)
         axes = Axes(
             values,
             place,
-            model,
-            model_calls.size,
             str(intervention),
             intervention.channel_dim,
+            size=model_calls.size,
             image_dim=int(tokens_first),
-            find_grid=lambda: (grids := find_grids()) and grids(intervention.layer, length),
-            find_placement=lambda: (grids := find_grids()) and grids.placement(intervention.layer),
+            find_grids=partial(_grids_on_image, grids_of_image, model, model_calls.inputs),
         )
-        replacement_values = intervention.replacement(values, axes.channel_dim, axes.places)
+        replacement_values = intervention.replacement(values, axes)
         mask = axes.mask(intervention)
         if mask is not None or not isinstance(intervention, Replace):
             try:

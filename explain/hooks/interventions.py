@@ -23,7 +23,7 @@ from explain._utils.signals import came_by_signal, temporarily
 from explain.hooks.capturing import read_outputs
 from explain.hooks.group import HookGroup
 from explain.hooks.preserve import is_under_way, untouched
-from explain.hooks.units import Units
+from explain.hooks.units import Axes, Units
 
 
 class _SampleImages(threading.local):
@@ -88,15 +88,13 @@ class Intervention(Units):
                 f"layer must be a name such as 'layer3' or 'layer3@1', got {self.layer!r:.60}"
             )
 
-    def replacement(
-        self, values: torch.Tensor, channel_dim: int, over: Sequence[int]
-    ) -> torch.Tensor:
+    def replacement(self, values: torch.Tensor, axes: Axes) -> torch.Tensor:
         """Return the values that take the place of a layer's ``values`` ``(N, ...)``, in their
         shape or one that broadcasts to it.
 
         Called for each call of the layer, with all of its units; only those that are chosen are
-        replaced. ``over`` are the dimensions of positions: rows and columns of a map, or tokens.
-        ``values`` must not be changed in place.
+        replaced. ``axes`` has the dimensions of channels and positions. ``values`` must not be
+        changed in place.
         """
         raise NotImplementedError
 
@@ -175,9 +173,7 @@ class Patch(Intervention):
             )
         return replace(self, values=values, from_input=False)
 
-    def replacement(
-        self, values: torch.Tensor, channel_dim: int, over: Sequence[int]
-    ) -> torch.Tensor:
+    def replacement(self, values: torch.Tensor, axes: Axes) -> torch.Tensor:
         """The patch's values, for each sample of the batch."""
         new_values = self.values.to(values)
         return (
@@ -231,9 +227,7 @@ class Ablate(Intervention):
             self, reference=None, values=activations_of(model, self.layer, self.reference)
         )
 
-    def replacement(
-        self, values: torch.Tensor, channel_dim: int, over: Sequence[int]
-    ) -> torch.Tensor:
+    def replacement(self, values: torch.Tensor, axes: Axes) -> torch.Tensor:
         """Values without information, of the kind that ``by`` says: zeros, means, values of other
         positions, or a baseline's."""
         if self.by == "zero":
@@ -241,24 +235,25 @@ class Ablate(Intervention):
         if self.values is not None and not callable(self.by):
             reference = self.values.to(values)
             if self.by == "mean":
-                return reference.mean([0, *over], keepdim=True)
+                return reference.mean([0, *axes.places], keepdim=True)
             image = torch.randint(len(reference), (1,), generator=seeded(self.seed))
             return reference[image.to(reference.device)]
+        over = axes.places
         if not over or math.prod(values.shape[dim] for dim in over) < 2:
             raise HookError(
                 f"{self} must be on a layer with positions, got one vector; give a reference"
             )
         if self.by == "mean":
-            return values.mean(list(over), keepdim=True)
+            return values.mean(over, keepdim=True)
         if self.by == "resample":
             return self._resampled(values, over)
         if values.ndim < 4 or len(over) < 2:
             raise HookError(
                 f"{self} by a baseline must be on a map (N, C, H, W), got {tuple(values.shape)}"
             )
-        maps = values.movedim(channel_dim, 1)
+        maps = values.movedim(axes.channel_dim, 1)
         covered: torch.Tensor = self.by(maps, torch.zeros_like(maps[:1, :1]))
-        return covered.to(values).movedim(1, channel_dim)
+        return covered.to(values).movedim(1, axes.channel_dim)
 
     def _resampled(self, values: torch.Tensor, position_dims: Sequence[int]) -> torch.Tensor:
         """Values of other positions, drawn at random with replacement, the same positions for all
@@ -290,20 +285,18 @@ class Steer(Intervention):
     direction: Any = None
     strength: float = 1.0
 
-    def replacement(
-        self, values: torch.Tensor, channel_dim: int, over: Sequence[int]
-    ) -> torch.Tensor:
+    def replacement(self, values: torch.Tensor, axes: Axes) -> torch.Tensor:
         """The layer's values plus ``strength`` times the direction, laid along the channels."""
         direction = torch.as_tensor(self.direction).to(values)
         if direction.ndim == 1:
             direction = direction.reshape(
-                [-1 if dim == channel_dim else 1 for dim in range(values.ndim)]
+                [-1 if dim == axes.channel_dim else 1 for dim in range(values.ndim)]
             )
         try:
             direction = direction.expand(values.shape)
         except RuntimeError:
             raise HookError(
-                f"direction of {self} must have the layer's {values.shape[channel_dim]} "
+                f"direction of {self} must have the layer's {values.shape[axes.channel_dim]} "
                 f"channels, got {tuple(direction.shape)}"
             ) from None
         return values + self.strength * direction
@@ -334,9 +327,7 @@ class Project(Intervention):
     strength: float = 1.0
     towards: Any = field(default=None, kw_only=True)
 
-    def replacement(
-        self, values: torch.Tensor, channel_dim: int, over: Sequence[int]
-    ) -> torch.Tensor:
+    def replacement(self, values: torch.Tensor, axes: Axes) -> torch.Tensor:
         """The layer's values without their part in the span of the directions.
 
         Almost parallel directions count as one.
@@ -345,9 +336,10 @@ class Project(Intervention):
         # half precision would change the directions
         directions = torch.as_tensor(self.directions).to(values.device, wide)
         directions = directions.reshape(-1, directions.shape[-1])
-        if directions.shape[1] != values.shape[channel_dim] or not directions.any():
+        channels = values.shape[axes.channel_dim]
+        if directions.shape[1] != channels or not directions.any():
             raise HookError(
-                f"directions of {self} must have the layer's {values.shape[channel_dim]} "
+                f"directions of {self} must have the layer's {channels} "
                 f"channels and not be zero, got {tuple(directions.shape)}"
             )
         _, sizes, right_vectors = torch.linalg.svd(
@@ -356,12 +348,12 @@ class Project(Intervention):
         basis = right_vectors[
             sizes > sizes.max() * torch.finfo(wide).eps * max(directions.shape)
         ].to(values)
-        vectors = values.movedim(channel_dim, -1)
+        vectors = values.movedim(axes.channel_dim, -1)
         offsets = (
             vectors if self.towards is None else vectors - torch.as_tensor(self.towards).to(values)
         )
         projected: torch.Tensor = vectors - self.strength * ((offsets @ basis.T) @ basis)
-        return projected.movedim(-1, channel_dim)
+        return projected.movedim(-1, axes.channel_dim)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -393,9 +385,7 @@ class Replace(Intervention):
         if not re.fullmatch(r"\w+", self.name):
             raise HookError(f"name must be a word without dots, got {self.name!r}")
 
-    def replacement(
-        self, values: torch.Tensor, channel_dim: int, over: Sequence[int]
-    ) -> torch.Tensor:
+    def replacement(self, values: torch.Tensor, axes: Axes) -> torch.Tensor:
         """What the function or module makes of the layer's values; of a tuple, the first tensor of
         their shape."""
         output = self.by(values)

@@ -250,6 +250,8 @@ class _WrittenState:
         for tensor, copied, earlier in self._copies:
             if not _is_same(tensor, copied, earlier):
                 with torch.no_grad():
+                    if tensor.grad_fn is not None:
+                        tensor.detach_()
                     tensor.resize_(copied.shape).copy_(copied)
 
 

@@ -8,10 +8,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from explain._utils.errors import HookError
-from explain._utils.modules import modules_of, submodule
 from explain.hooks.layer_names import LayerPlace
 
 
@@ -88,39 +86,63 @@ class Axes:
         self,
         values: torch.Tensor,
         place: LayerPlace,
-        model: nn.Module,
-        size: tuple[int, ...],
         what: str,
         channel_dim: int | None = None,
         *,
+        size: tuple[int, ...] = (),
         image_dim: int = 0,
-        find_grid: Callable[[], Any] = lambda: None,
-        find_placement: Callable[[], Any] = lambda: None,
+        find_grids: Callable[[], Any] = lambda: None,
     ) -> None:
-        """Find both from the place's name, the shape and the modules near it, or from
+        """Begin to find both from where the values of a place lie on the image, or from
         ``channel_dim``. ``size`` is the image's; ``what`` names the layer in errors."""
         self._shape = tuple(values.shape)
         self._device = values.device
-        self._size = size
+        self._place = place
         self._what = what
-        self._find_grid = find_grid
-        """Tells how tokens lie on the image: a `Grid` of `explain.layers`, or None."""
-        self._find_placement = find_placement
-        """Tells where the cells of a map look: a `Placement`, or None for evenly."""
+        self._channel_dim = channel_dim
+        self._size = size
+        self._image_dim = image_dim
+        self._find_grids = find_grids
+        """Finds the `PhotoGrids` of `explain.layers`; None where they are not known."""
         self._of_attention = place.of_attention
         self._of_tokens = self._of_attention or values.ndim == 3
-        last_dim = values.ndim - 1
-        if channel_dim is not None:
-            self.channel_dim = channel_dim % values.ndim
-        elif self._of_tokens or (values.ndim > 3 and _is_channels_last(values, place, model)):
-            self.channel_dim = last_dim
-        else:
-            self.channel_dim = min(1, last_dim)
+
+    @cached_property
+    def _grids(self) -> Any:
+        """What tells how layers lie on the image; None if there is no image, or it is not known."""
+        return self._find_grids() if self._size else None
+
+    @cached_property
+    def _grid(self) -> Any:
+        """The `Grid` that the values lie on; None if on none."""
+        return None if self._grids is None else self._grids(self._place, self._shape)
+
+    @cached_property
+    def channel_dim(self) -> int:
+        """The dimension of channels."""
+        dims = range(len(self._shape))
+        if self._channel_dim is not None:
+            return dims[self._channel_dim]
+        if not self._of_attention and len(dims) > 2 and self._grid is not None:
+            of_channels: int = self._grid.of_channels
+            return dims[of_channels]
+        if self._of_tokens or len(dims) < 2:
+            return dims[-1]
+        wide = [dim for dim in dims[1:] if self._shape[dim] > 1]
+        if self._grids is not None and len(wide) > 1:
+            raise HookError(
+                f"channels of {self._what} must be in a dimension that is clear, got "
+                f"{self._shape}; give channel_dim="
+            )
+        return wide[0] if len(wide) == 1 else 1
+
+    @cached_property
+    def places(self) -> list[int]:
+        """The dimensions of positions: rows and columns of a map, or tokens."""
+        dims = range(len(self._shape))
         if self._of_attention:
-            self.places = [last_dim - 1]
-        else:
-            no_places = {image_dim, self.channel_dim}
-            self.places = [dim for dim in range(values.ndim) if dim not in no_places]
+            return [dims[-2]]
+        return [dim for dim in dims if dim not in (self._image_dim, self.channel_dim)]
 
     def mask(self, units: Units) -> torch.Tensor | None:
         """Return a boolean mask that broadcasts to the layer's values and is true at the chosen
@@ -169,10 +191,10 @@ class Axes:
         rows, columns = self.places[-2:]
         return self._shape[rows], self._shape[columns]
 
-    @cached_property
+    @property
     def _grid_of_tokens(self) -> Any:
         """The `Grid` of `explain.layers` that the layer's tokens lie on."""
-        grid = self._find_grid()
+        grid = self._grid
         if grid is None or grid.frames is not None:
             raise HookError(
                 f"{self._what} must be on tokens that lie on a grid of the image, which these "
@@ -203,12 +225,13 @@ class Axes:
             )
         height, width = self.grid()
         x0, y0, x1, y1 = region
-        placement = self._find_placement()
+        placement = self._grids and self._grids.placement(self._place)
+        size = self._grids.size[-2:] if self._grids else self._size
         if placement is not None and tuple(placement.centres.shape[1:3]) == (height, width):
             ys, xs = placement.centres[0].to(self._device).unbind(-1)
         else:
-            rows = (torch.arange(height, device=self._device) + 0.5) * self._size[0] / height
-            columns = (torch.arange(width, device=self._device) + 0.5) * self._size[1] / width
+            rows = (torch.arange(height, device=self._device) + 0.5) * size[0] / height
+            columns = (torch.arange(width, device=self._device) + 0.5) * size[1] / width
             ys, xs = torch.meshgrid(rows, columns, indexing="ij")
         in_region: torch.Tensor = (ys >= y0) & (ys < y1) & (xs >= x0) & (xs < x1)
         return self.on_grid(in_region)
@@ -219,7 +242,7 @@ class Axes:
         if not self._of_tokens:
             return self._laid_along(self.places[-2:], grid)
         tokens = self._grid_of_tokens
-        dim = self.places[-1] if self._of_attention else tokens.of_tokens
+        dim = self.places[-1]
         mask = grid.new_zeros(self._shape[dim])
         mask[list(tokens.tokens)] = grid.flatten()
         return self._laid_along([dim], mask)
@@ -240,38 +263,3 @@ class Axes:
     def _laid_along(self, dims: Sequence[int], mask: torch.Tensor) -> torch.Tensor:
         """Reshape a mask over dimensions ``dims`` so that it broadcasts to the layer's values."""
         return mask.reshape([n if dim in dims else 1 for dim, n in enumerate(self._shape)])
-
-
-def _is_channels_last(values: torch.Tensor, place: LayerPlace, model: nn.Module) -> bool:
-    """Whether a layer's map is ``(N, H, W, C)`` rather than ``(N, C, H, W)``, from the kinds of
-    modules nearest to it: inside the layer, then before it. Without any that tells, it is not."""
-    module = submodule(model, place.module)
-    of_input = place.part == "input"
-    modules = list(modules_of(model))
-    modules_before = modules[: modules.index(module)]
-    inner_modules = list(module.modules())
-    nearest_first = [*(inner_modules if of_input else inner_modules[::-1]), *modules_before[::-1]]
-    for candidate in [module, *nearest_first]:
-        data_format = getattr(candidate, "data_format", None)  # of layers that take either
-        if isinstance(data_format, str):
-            return data_format == "channels_last"
-    for candidate in nearest_first:
-        dims: Any = getattr(candidate, "dims", None)
-        if isinstance(dims, (list, tuple)) and len(dims) == values.ndim:  # a permutation
-            return bool(dims[1] == values.ndim - 1) if of_input else bool(dims[-1] == 1)
-        if (
-            isinstance(candidate, (nn.modules.conv._ConvNd, nn.modules.batchnorm._BatchNorm))
-            or "BatchNorm2d" in type(candidate).__name__
-        ):
-            return False
-        if isinstance(candidate, nn.Linear) and values.shape[-1] in (
-            candidate.in_features,
-            candidate.out_features,
-        ):
-            return True
-        normalises_tokens = (
-            isinstance(candidate, nn.LayerNorm) and "2d" not in type(candidate).__name__
-        )
-        if normalises_tokens and values.shape[-1] == candidate.normalized_shape[-1]:  # type: ignore[index]
-            return True
-    return False

@@ -16,6 +16,7 @@ from explain.data.inputs import Inputs
 from explain.hooks.intervening import active_interventions
 from explain.hooks.layer_names import LayerPlace, name_of_place, place_of
 from explain.hooks.unwrap import sharded
+from explain.layers.frames import with_layout
 from explain.layers.layouts import (
     Grid,
     Grids,
@@ -23,16 +24,15 @@ from explain.layers.layouts import (
     Size,
     find_grid,
     frames_in_batch,
-    has_aspect,
-    layout_of,
     read_map,
+    read_shape,
 )
 from explain.layers.located import (
     FOLDED,
     PLACES,
     Places,
+    first_reads,
     folded_by_time,
-    input_of,
     locate_tensors,
     record_calls,
     stays_in,
@@ -139,6 +139,9 @@ class NetworkGrids(Grids):
     def of_layer(self, layer: str) -> Grid | None:
         """The grid that a layer's output covers the input with, as the network's summary has it;
         None if it is no map."""
+        place = self._place(layer)
+        if place.part == "input":
+            return self._of_input(place)
         call = self._call(layer)
         grid = None if call is None else call.grid
         if call is None or grid is None or not grid.folded or self.count == 1:
@@ -271,8 +274,8 @@ class NetworkGrids(Grids):
     ) -> CellLooks | None:
         """Follow where the cells of a layer's map look in a recorded pass."""
         if place.part == "input":
-            value = input_of(recorder.steps, place.module, place.call or 0)
-            grid = None if value is None else self._of_input((self.count, *value.shape[1:]))
+            value = first_reads(recorder.steps).get((place.module, place.call or 0))
+            grid = self._of_input(place)
         else:
             call = self._call(layer)
             value = None if call is None else values.get(call.key)
@@ -337,15 +340,8 @@ class NetworkGrids(Grids):
         the address of a ``constant`` added to them), or by its shape; None if not."""
         frames = frames_in_batch(shape, self.size, self.count) if len(self.size) == 3 else None
         if layer is not None:
-            place = self._place(layer)
-            if place.part == "input" and not frames:
-                return self._of_input(shape)
-            if len(shape) != len(self.size) + 2:
-                return self.of_layer(layer)
-            reading = read_map(
-                shape, self.size, layout_of(submodule(self._model, place.module), shape, self.size)
-            )
-            if reading.open:
+            reading = read_map(shape, self.size)
+            if len(shape) != len(self.size) + 2 or reading.open:
                 return self.of_layer(layer)
             return reading.likeliest if shape[0] == self.count else None
         if frames and (constant is None or self.count not in shape[:2]):
@@ -381,22 +377,25 @@ class NetworkGrids(Grids):
         )
 
     def _call(self, layer: str) -> ModuleCall | None:
-        """The call in the network's summary that a layer's name stands for; None if it did not run.
-        A module with several names is recorded under its first."""
+        """The call in the network's summary that a layer's name stands for; None if it did not
+        run."""
         place = self._place(layer)
-        name = modules_of(self._model)[submodule(self._model, place.module)]
-        return self._summary.call_of(place._replace(module=name))
+        return self._summary.call_of(place._replace(module=self._first_name(place)))
 
-    def _of_input(self, shape: Size) -> Grid | None:
-        """The grid of the first tensor that a layer is given (``name:input``): by its shape, since
-        summaries have outputs alone."""
-        if len(shape) == 3:
-            return self._places.of_sequence(shape, self.count)
-        if len(shape) != len(self.size) + 2 or shape[0] != self.count:
+    def _first_name(self, place: LayerPlace) -> str:
+        """The first name of a place's module, which its calls are recorded under."""
+        return modules_of(self._model)[submodule(self._model, place.module)]
+
+    def _of_input(self, place: LayerPlace) -> Grid | None:
+        """The grid of the first tensor that a layer is given (``name:input``)."""
+        places = self._places
+        at_input = places.of_inputs.get((self._first_name(place), place.call or 0))
+        if at_input is None:
             return None
-        reading = read_map((1, *shape[1:]), self.size, None)
-        fitting = [grid for grid in reading.grids if has_aspect(grid.size, self.size)]
-        return fitting[0] if len(fitting) == 1 else None
+        shape, state = at_input
+        frames = frames_in_batch(shape, self.size, places.rows)
+        reading = read_shape((frames or 1, *shape[1:]), self.size)
+        return places.grid_of(shape, state, reading.grids)
 
 
 def _laid_out(looks: Looks, value: Value, grid: Grid) -> Tensor:
@@ -419,23 +418,36 @@ class PhotoGrids:
     def __init__(self, model: nn.Module, inputs: Inputs) -> None:
         """Begin to tell it of the layers of a network on these inputs."""
         self._model = model
-        self._grids = NetworkGrids(model, inputs.detached())
+        self._grids = NetworkGrids(model, with_layout(model, inputs).detached())
 
-    def __call__(self, layer: str, length: int) -> Grid | None:
-        """The grid on which the ``length`` tokens of a layer, or of an attention in it, lie on the
-        photo; None if on none."""
-        return (
-            self._grids.of_layer(layer) if self._is_output(layer) else self._grids.of_tokens(length)
-        )
+    @property
+    def size(self) -> Size:
+        """The height and width of the photos; of videos, frames before them."""
+        return self._grids.size
 
-    def placement(self, layer: str) -> Placement | None:
+    def __call__(self, place: LayerPlace, shape: Size) -> Grid | None:
+        """The grid on which what a layer, or a part of an attention in it, gives lies on the photo;
+        None if on none."""
+        layer = self._name_of_layer(place)
+        if layer is not None:
+            return self._grids.grid((self._grids.count, *shape[1:]), layer)
+        if place.of_attention or len(shape) == 3:
+            return self._grids.of_tokens(shape[-2])
+        reading = read_map((1, *shape[1:]), self.size)
+        return None if reading.open else reading.likeliest
+
+    def placement(self, place: LayerPlace) -> Placement | None:
         """Where the cells of a layer's map look in the photo; None for evenly."""
-        return self._grids.placement(layer) if self._is_output(layer) else None
+        return self._grids.placement(self._name_of_layer(place))
 
-    def _is_output(self, layer: str) -> bool:
-        """Whether a name means what a module gives, and no part of an attention."""
-        place = place_of(layer, self._model)
-        return not place.of_attention and place.module in dict(self._model.named_modules())
+    def _name_of_layer(self, place: LayerPlace) -> str | None:
+        """The name of a layer; None of a part of an attention, or of what an intervention
+        inserts."""
+        try:
+            submodule(self._model, place.module)
+        except AttributeError:
+            return None
+        return None if place.of_attention else name_of_place(place, self._model)
 
 
 def window_calls(model: Stitched, inputs: Inputs, layer: str) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from explain._utils.errors import LayerError
 from explain.layers.positions import Positions, averaged
@@ -166,44 +166,21 @@ class Grid:
 
 # one class token, a distillation token, and the four to eight registers that are in use
 MAX_EXTRA_TOKENS = 8
-_CHANNELS_FIRST = (
-    *(
-        nn.modules.conv._ConvNd,
-        nn.modules.batchnorm._BatchNorm,
-        nn.modules.instancenorm._InstanceNorm,
-        nn.GroupNorm,
-    ),
-    *(nn.modules.pooling._MaxPoolNd, nn.modules.pooling._AvgPoolNd, nn.Upsample),
-    *(nn.modules.pooling._AdaptiveMaxPoolNd, nn.modules.pooling._AdaptiveAvgPoolNd),
-)
 
 
 @dataclass(frozen=True)
 class LayoutReading:
     """The ways in which a shape may be read, the most likely first; ``open`` unless the first one
-    is certain. ``believed``: it is right unless the network clearly says otherwise."""
+    is certain. ``convolved``: a convolution has put the channels first, wherever its values lie."""
 
     grids: tuple[Grid, ...] = ()
     open: bool = False
-    believed: bool = False
+    convolved: bool = False
 
     @property
     def likeliest(self) -> Grid | None:
         """The grid that the shape most likely has; None if it cannot be read as a map."""
         return self.grids[0] if self.grids else None
-
-
-def layout_of(module: nn.Module, shape: Size, size: Size) -> Layout | None:
-    """The layout of the maps that a module gives, if its class says where it puts the channels.
-    ``shape`` is that of the output, ``size`` that of the input in pixels."""
-    if isinstance(module, _CHANNELS_FIRST):
-        return "NCHW"
-    if type(module) is nn.LayerNorm:  # subclasses may transpose the map and back
-        return "NHWC" if len(module.normalized_shape) == 1 else "NCHW"
-    if isinstance(module, nn.Linear) and len(shape) > 3:
-        # a linear layer may also mix positions along the width
-        return "NCHW" if is_plain(shape, size) else "NHWC"
-    return None
 
 
 def find_grid(shape: Size, size: Size, layout: Layout | None = None) -> Grid | None:
@@ -224,30 +201,32 @@ def find_grid(shape: Size, size: Size, layout: Layout | None = None) -> Grid | N
 
 
 @lru_cache(maxsize=256)
-def read_map(shape: Size, size: Size, layout: Layout | None) -> LayoutReading:
+def read_map(shape: Size, size: Size) -> LayoutReading:
     """The readings of a map's shape ``(N, C, h, w)`` or ``(N, h, w, C)``; of a video with frames
     before the height."""
-    # A known layout is believed, unless height and width look exchanged. Without one, the shape of
-    # a picture whose last dimensions alone have the input's aspect ratio has its channels first,
-    # and everything else is open.
-    likeliest = find_grid(shape, size, layout=layout)
-    if layout is None and len(size) == 2 and is_plain(shape, size):
-        layout = "NCHW"
-    if likeliest is not None and layout is not None:
-        height, width = likeliest.size[-2:]
-        looks_turned = has_aspect((width, height), size) and not has_aspect((height, width), size)
-        if not looks_turned:
-            return LayoutReading((likeliest,))
+    # The shape of a picture whose last dimensions alone have the input's aspect ratio has its
+    # channels first, and everything else is open.
     if len(shape) != len(size) + 2:
         return LayoutReading()
-    layouts = [
-        possible_layout for possible_layout in CHANNEL_DIMS if layout in (None, possible_layout)
-    ]
-    if len(size) == 2:
-        layouts = [possible_layout for possible_layout in layouts if possible_layout != "NTCHW"]
-    readings = [_grid_of(possible_layout, shape) for possible_layout in layouts]
-    grids = [grid for grid in (likeliest, *readings) if grid is not None]
-    return LayoutReading(tuple(dict.fromkeys(grids)), open=bool(grids), believed=layout is not None)
+    certain = len(size) == 2 and is_plain(shape, size)
+    layouts: list[Layout] = ["NCHW"] if certain else ["NCHW", "NHWC"]
+    if len(size) > 2:
+        layouts.append("NTCHW")
+    grids = [find_grid(shape, size), *(_grid_of(layout, shape) for layout in layouts)]
+    possible = [grid for grid in dict.fromkeys(grids) if grid is not None]
+    return LayoutReading(tuple(possible), open=bool(possible) and not certain)
+
+
+def read_shape(shape: Size, size: Size) -> LayoutReading:
+    """How a tensor for one image may be read as a map. Sequences of tokens stay open, and so do
+    frames of a video that may be in the batch."""
+    if len(shape) == 3:  # or the values of a signal
+        return LayoutReading(open=len(size) > 1)
+    frames = frames_in_batch(shape, size)
+    if not frames:
+        return read_map(shape, size) if shape[0] == 1 else LayoutReading()
+    grids = [grid.folded_from(frames) for grid in read_map((1, *shape[1:]), size[1:]).grids]
+    return LayoutReading(tuple(grids), open=True)
 
 
 def is_plain(shape: Size, size: Size) -> bool:
@@ -283,13 +262,18 @@ def _main_dims(position: Tensor) -> list[int]:
     """The dimension that explains most of the variance of positions, if there is one. Branches that
     are joined along the channels look at slightly other places."""
     dims = range(position.ndim)
-    values = position.double()
+    variance = _variance(position)
     main = []
     for dim in dims:
-        means = values.mean([other for other in dims if other != dim])
-        if means.var(correction=0) > 0.5 * values.var(correction=0):
+        means = averaged(position, [other for other in dims if other != dim])
+        if _variance(means) > 0.5 * variance:
             main.append(dim)
     return main
+
+
+def _variance(position: Tensor) -> float:
+    """The variance of positions, without values that lie nowhere, such as padding."""
+    return float(position[position > 0].double().var(correction=0))
 
 
 def token_grid(positions: Positions, shape: Size, count: int) -> Grid | None:

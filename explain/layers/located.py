@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +14,23 @@ from explain._utils.signals import came_by_signal
 from explain.data.inputs import Inputs
 from explain.layers import layouts
 from explain.layers.layouts import Grid, LayoutReading, Size
-from explain.layers.positions import EVERYWHERE, NOWHERE, UNKNOWN, Positions, State, positions_of
+from explain.layers.positions import (
+    EVERYWHERE,
+    NOWHERE,
+    UNKNOWN,
+    Lost,
+    Positions,
+    State,
+    positions_of,
+)
 from explain.layers.recording import CallKey, ModuleCall, RecordedCalls, run_noting_calls
 from explain.recording import Step, Value
 from explain.recording.modes import Watcher
 from explain.recording.recorder import PassRecorder
 from explain.relevance.constants import storage_of
 
+StateOfCalls: TypeAlias = Mapping[CallKey, tuple[Size, State]]
+"""The shape of a tensor of each call, and where its values lie."""
 PLACES = "where in the photo the values of tensors lie"
 
 
@@ -29,8 +39,10 @@ class Places:
     """Where in the photo the values of tensors lie, as a run of so many ``rows`` (images) shows."""
 
     rows: int
-    of_calls: Mapping[CallKey, tuple[Size, State]]
+    of_calls: StateOfCalls
     """The shape of what each call gives, and where its values lie."""
+    of_inputs: StateOfCalls
+    """The same of the first tensor that each call reads."""
     sequences: Mapping[Size, Sequence[Positions]]
     """The positions of sequences of tokens, by their shape."""
     added: Mapping[int, Sequence[tuple[Size, Positions]]]
@@ -87,6 +99,16 @@ class Places:
         grids_by_length = self._grids(self.added.get(storage, ()))
         return grids_by_length.get(length) or self._grids_of_all.get(length, set())
 
+    def grid_of(self, shape: Size, state: State, grids: Sequence[Grid]) -> Grid | None:
+        """The grid on which the values of a tensor lie, of a map one of these ``grids``; None if
+        they lie on none."""
+        if isinstance(state, Lost):
+            is_open = len(shape) == 3 and state is not NOWHERE
+            return self.of_sequence(shape, self.rows) if is_open else None
+        if len(shape) == 3:
+            return layouts.token_grid(state, shape, self.rows)
+        return layouts.map_grid(state, shape, grids)
+
     def of_sequence(self, shape: Size, rows: int, constant: int | None = None) -> Grid | None:
         """The grid of a sequence of tokens of ``rows`` images, None if it has no row for each. With
         ``constant``, that of the sequences that this is added to, which may lie otherwise."""
@@ -132,7 +154,7 @@ def locate_tensors(
         except Exception as error:  # the network may take only one image at a time
             if came_by_signal(error):
                 raise
-    return Places(len(inputs), {}, {}, {})
+    return Places(len(inputs), {}, {}, {}, {})
 
 
 FOLDED = "calls with the first frames of all videos after each other"
@@ -184,20 +206,26 @@ def _same_in_both(places: Places, places_again: Places) -> Places:
         same = [all(map(torch.equal, *pair)) for pair in pairs]
         return len(positions) == len(other_positions) and all(same)
 
-    of_calls = {}
-    for key, (shape, state) in places.of_calls.items():
-        other_state = places_again.of_calls.get(key, (shape, UNKNOWN))[1]
-        is_same = state is other_state
-        if isinstance(state, tuple) and isinstance(other_state, tuple):
-            is_same = in_both([state], [other_state])
-        of_calls[key] = shape, state if is_same else UNKNOWN
+    def of_both(calls: StateOfCalls, calls_again: StateOfCalls) -> StateOfCalls:
+        states = {}
+        for key, (shape, state) in calls.items():
+            other_state = calls_again.get(key, (shape, UNKNOWN))[1]
+            is_same = state is other_state
+            if isinstance(state, tuple) and isinstance(other_state, tuple):
+                is_same = in_both([state], [other_state])
+            states[key] = shape, state if is_same else UNKNOWN
+        return states
+
     sequences = {
         shape: positions
         for shape, positions in places.sequences.items()
         if in_both(positions, places_again.sequences.get(shape, []))
     }
     is_moved = len(sequences) < len(places.sequences)
-    return Places(places.rows, of_calls, sequences, {} if is_moved else places.added)
+    of_calls = of_both(places.of_calls, places_again.of_calls)
+    of_inputs = of_both(places.of_inputs, places_again.of_inputs)
+    added = {} if is_moved else places.added
+    return Places(places.rows, of_calls, of_inputs, sequences, added)
 
 
 def record_calls(
@@ -223,12 +251,17 @@ def record_calls(
     return recorder, photo, values
 
 
-def input_of(steps: Iterable[Step], module: str, call: int) -> Value | None:
-    """The first tensor that a call of a module reads, of those that are computed from the photo."""
-    steps_of_call = [
-        step for step in steps if f"{step.module}.".startswith(f"{module}.") and step.call == call
-    ]
-    return next((value for step in steps_of_call for value in step.inputs if value.depends), None)
+def first_reads(steps: Iterable[Step]) -> dict[CallKey, Value]:
+    """The first tensor that each call of a module reads, of those that are computed from the
+    photo."""
+    first: dict[CallKey, Value] = {}
+    for step in steps:
+        name = step.module
+        read = [value for value in step.inputs if value.depends]
+        while read and name:
+            first.setdefault((name, step.call), read[0])
+            name = name.rpartition(".")[0]
+    return first
 
 
 def stays_in(
@@ -236,13 +269,12 @@ def stays_in(
 ) -> dict[Value, Value]:
     """What recurrent layers give, ``(..., C)``, and what they are given: each of their states
     belongs to the place of its input, whatever it remembers of others."""
-    stays = {}
-    for (name, call), value in values.items():
-        if isinstance(submodule(model, name), nn.RNNBase):
-            source = input_of(steps, name, call)
-            if source is not None:
-                stays[value] = source
-    return stays
+    inputs = first_reads(steps)
+    return {
+        value: inputs[key]
+        for key, value in values.items()
+        if key in inputs and isinstance(submodule(model, key[0]), nn.RNNBase)
+    }
 
 
 def _locate_once(model: nn.Module, inputs: Inputs) -> tuple[Places, bool]:
@@ -260,14 +292,17 @@ def _places_in(
     """Follow from where in the photo the values of a recorded pass of ``count`` images come."""
     stays = stays_in(model, recorder.steps, values)
     states = positions_of(recorder.steps, recorder.inputs[0], stays)
-    of_calls = {key: (value.shape, states.get(value, NOWHERE)) for key, value in values.items()}
+    of_calls, of_inputs = (
+        {key: (value.shape, states.get(value, NOWHERE)) for key, value in values_by_call.items()}
+        for values_by_call in (values, first_reads(recorder.steps))
+    )
     sequences: dict[Size, list[Positions]] = {}
     for value, state in states.items():
         if isinstance(state, tuple) and len(value.shape) == 3:
             of_shape = sequences.setdefault(value.shape, [])
             if not any(all(map(torch.equal, state, other)) for other in of_shape):
                 of_shape.append(state)
-    return Places(count, of_calls, sequences, _added_constants(states))
+    return Places(count, of_calls, of_inputs, sequences, _added_constants(states))
 
 
 def _added_constants(states: Mapping[Value, State]) -> dict[int, list[tuple[Size, Positions]]]:
@@ -293,18 +328,11 @@ def laid_out(call: ModuleCall, reading: LayoutReading | None, located: Places) -
     shape allows (``reading``, None where nothing is open), or else a ``doubt`` in words."""
     if reading is None:
         return call
-    shape, positions = located.of_calls.get(call.key, (call.shape, UNKNOWN))
-    if len(shape) == 3 and positions in (EVERYWHERE, UNKNOWN):
-        grid = located.of_sequence(shape, located.rows)
-        return replace(call, grid=grid, doubt="" if grid else "tokens in any order")
-    grid = None
-    if isinstance(positions, tuple):
-        if len(shape) == 3:
-            return replace(call, grid=layouts.token_grid(positions, shape, located.rows))
-        grid = layouts.map_grid(positions, shape, reading.grids)
-    elif len(shape) == 3:
-        return call
-    if grid is None and reading.believed:
-        grid = reading.likeliest
-    doubt = "" if grid else " or ".join(reading_grid.described for reading_grid in reading.grids)
-    return replace(call, grid=grid, doubt=doubt)
+    shape, state = located.of_calls.get(call.key, (call.shape, UNKNOWN))
+    grid = located.grid_of(shape, state, reading.grids)
+    if grid is None and reading.convolved:
+        grid = next((possible for possible in reading.grids if possible.layout == "NCHW"), None)
+    doubts = [possible.described for possible in reading.grids]
+    if len(shape) == 3 and state in (EVERYWHERE, UNKNOWN):
+        doubts = ["tokens in any order"]
+    return replace(call, grid=grid, doubt="" if grid else " or ".join(doubts))

@@ -218,7 +218,10 @@ def _resampled(
     resampled = []
     for position in mean:
         values = position.double().expand((len(position), 1, *x.shape[2:]))
-        resampled.append(_quotient(resample(values), resample((values > 0).double())))
+        centres = _quotient(resample(values), resample((values > 0).double()))
+        # windows that are wider than the map have the same mean
+        stays = centres.numel() == 1 and result.shape[2:] == x.shape[2:]
+        resampled.append(position if stays else centres)
     return _first([tuple(resampled)], result)
 
 

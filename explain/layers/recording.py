@@ -19,7 +19,8 @@ from explain.hooks.layer_names import LayerPlace
 from explain.hooks.preserve import calculating, untouched, without_proxy
 from explain.hooks.unwrap import hookable, leaves, runs_in_order
 from explain.layers import layouts
-from explain.layers.layouts import Grid, Layout, LayoutReading, Size
+from explain.layers.layouts import Grid, LayoutReading, Size
+from explain.layers.receptive_fields import is_by_value
 from explain.recording import Value
 from explain.recording.record import record_until
 from explain.recording.recorder import PassRecorder
@@ -89,19 +90,6 @@ def run_noting_calls(
         return inputs.call(model), ran
 
 
-_BY_ELEMENT = (
-    nn.modules.dropout._DropoutNd,
-    nn.Identity,
-    nn.ReLU,
-    nn.GELU,
-    nn.SiLU,
-    nn.Hardswish,
-    nn.Sigmoid,
-    nn.Tanh,
-)
-"""Modules that keep the layout of their input."""
-
-
 def executed_modules(group: HookGroup, model: nn.Module) -> list[str]:
     """The names of the modules without parts that run while ``group`` is alive: the path of inputs
     through a network. The list fills up during the pass."""
@@ -146,10 +134,6 @@ class RecordedCalls:
         self._count = len(inputs)
         self._previous: Any = None
         """What the latest call returned: a value, or without a record its tensor."""
-        self._layouts: dict[Size, Layout] = {}
-        """The latest layout that a module's class told, by the shape of its output."""
-        self._takes_frames = False
-        """Whether a convolution has taken each frame of a video as an image."""
         with ExitStack() as stack:
             if self.recorder is not None:
                 with calculating(inputs.x.device.type, create_graph=True):
@@ -188,9 +172,9 @@ class RecordedCalls:
         elif len(shape) == 3 and shape[1] == self._count:
             shape = (shape[0], 1, shape[2])
         # the values of a spectrum lie nowhere
-        reading = LayoutReading() if tensor.is_complex() else self._read(module, shape)
+        reading = LayoutReading() if tensor.is_complex() else layouts.read_shape(shape, self._size)
         if reading.open:
-            self.open[key] = reading
+            self.open[key] = replace(reading, convolved=_is_convolved(returned))
         grid = None if reading.open else reading.likeliest  # open layouts are decided later
         self.calls.append(
             ModuleCall(
@@ -205,41 +189,17 @@ class RecordedCalls:
             )
         )
 
-    def _read(self, module: nn.Module, shape: Size) -> LayoutReading:
-        """How the output of a module's call may be read as a map; frames of a video alone, once a
-        convolution took them so. Changes `_takes_frames`, so it depends on the order of the calls.
-        """
-        frames = layouts.frames_in_batch(shape, self._size)
-        if frames and len(shape) == 4 and layouts.layout_of(module, shape, self._size) == "NCHW":
-            self._takes_frames = True
-        if not frames or not self._takes_frames:
-            return self._read_image(module, shape, self._size)
-        reading = self._read_image(module, (1, *shape[1:]), self._size[1:])
-        return replace(reading, grids=tuple(grid.folded_from(frames) for grid in reading.grids))
 
-    def _read_image(self, module: nn.Module, shape: Size, size: Size) -> LayoutReading:
-        """How a module's output for one image may be read as a map: with channels first or last.
-        ``size`` is the input's. Sequences of tokens stay open here."""
-        layout = layouts.layout_of(module, shape, size)
-        if len(shape) <= 3:
-            # a sequence of tokens, or of the values of a signal; of no image, if the module puts
-            # channels first, as a one-dimensional convolution
-            is_signal = len(size) == 2 and size[0] == 1
-            may_be_tokens = len(shape) == 3 and (layout != "NCHW" or is_signal)
-            return LayoutReading(open=may_be_tokens and len(size) > 1)
-        if layout is not None:
-            self._layouts[shape] = layout
-        if shape[0] != 1:
-            return LayoutReading()
-        # most modules keep the layout of the last one whose class says its layout
-        latest = self._layouts.get(shape)
-        # a map with its dimensions exchanged would have this shape too
-        may_be_turned = len(set(shape[1:])) == 1 or (len(shape) == 5 and shape[1] == shape[2])
-        if layout is not None or latest is None or not may_be_turned:
-            return layouts.read_map(shape, size, latest)
-        reading = layouts.read_map(shape, size, None)
-        grids = sorted(reading.grids, key=lambda grid: grid.layout != latest)
-        return replace(reading, grids=tuple(grids), believed=isinstance(module, _BY_ELEMENT))
+def _is_convolved(value: Any) -> bool:
+    """Whether a value was computed by a convolution, and by what keeps its layout."""
+    while isinstance(value, Value) and value.step is not None:
+        step = value.step
+        if step.operation.kind == "convolution":
+            return True
+        keeps = is_by_value(step) or step.operation.kind == "batchnorm"
+        alike = [read for read in step.inputs if keeps and read.shape == value.shape]
+        value = alike[0] if alike else None
+    return False
 
 
 def record(model: nn.Module, inputs: Inputs) -> RecordedCalls:

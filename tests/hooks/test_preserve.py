@@ -98,3 +98,24 @@ def test_what_passes_write_into_a_model_is_put_back(writer: type[nn.Module]) -> 
     assert all(vars(model[0])[key] is value for key, value in attributes.items())
     assert model[0]._buffers.keys() == buffers.keys()
     assert all(model[0]._buffers[name] is buffer for name, buffer in buffers.items())
+
+
+class Scaled(nn.Module):
+    """Writes the brightness of the photos, with its gradient, into a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("brightness", torch.ones((), dtype=torch.float64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.brightness.fill_(x.square().mean())
+        return x * self.brightness
+
+
+def test_a_buffer_that_is_written_with_a_gradient_is_put_back() -> None:
+    model = nn.Sequential(Scaled(), nn.Conv2d(3, 4, 3), nn.ReLU()).double().eval()
+    x = torch.rand(1, 3, 8, 8, dtype=torch.float64)
+    before = snapshot(model)
+    explain.list_layers(model, x)
+    assert snapshot(model) == before
+    assert not model[0].brightness.requires_grad

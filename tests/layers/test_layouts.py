@@ -4,6 +4,7 @@ refused."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import explain
-from explain import LayerError
+from explain import HookError, LayerError
 from explain.data.inputs import as_inputs
 from explain.layers import layouts, list_layers
 from explain.layers.summary import channels_of
@@ -122,6 +123,154 @@ def test_a_map_is_found_in_whatever_layout_a_module_gives_it(name: str) -> None:
     # maps are put back as they lay
     assert maps["ablationcam"].values.shape == maps["gradcam"].values.shape
     assert channels_of(model, as_inputs(x), ["own"]) == {"own": channels}
+
+
+class ConvNorm(nn.Linear):
+    """Mixes the channels of a map that has them last."""
+
+
+class PatchEmbedding(nn.Conv2d):
+    """Gives its map with the channels last."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).permute(0, 2, 3, 1)
+
+
+class GroupNormLast(nn.GroupNorm):
+    """Takes and gives maps with the channels last."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.movedim(-1, 1)).movedim(1, -1)
+
+
+class LayerNorm2d(nn.LayerNorm):
+    """Normalises the channels of a map that has them first."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.movedim(1, -1)).movedim(-1, 1)
+
+
+class Wide(nn.Conv2d):
+    """A depthwise convolution that sees all of a small map from each of its cells."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.movedim(-1, 1)).movedim(1, -1)
+
+
+def windows(x: torch.Tensor) -> torch.Tensor:
+    """Cut a map with its channels last into windows of 4 x 4, let the tokens of each attend to each
+    other, and put them together again, as Swin does."""
+    cut = x.unflatten(2, (-1, 4)).unflatten(1, (-1, 4)).transpose(2, 3)
+    tokens = cut.flatten(3, 4).flatten(0, 2)
+    weights = (tokens @ tokens.mT / 8).softmax(-1)
+    mixed = (weights @ tokens).view(len(x), 2, 2, 4, 4, -1)
+    return x + mixed.transpose(2, 3).flatten(3, 4).flatten(1, 2)
+
+
+def behind(module: nn.Module, *, last: bool) -> nn.Module:
+    """A module behind a convolution whose map it is given with its channels first or last."""
+
+    def forward(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        maps = model.conv(x).tanh()
+        return model.head(model.own(maps.movedim(1, -1) if last else maps).flatten(1))
+
+    return Made(forward, conv=nn.Conv2d(3, 8, 4, 4), own=module, head=nn.Linear(512, 3))
+
+
+# A module whose class or name says something else than what it does with a map of 8 channels and
+# 8 x 8 positions, and whether the channels are last in what it gives.
+MISLEADING: dict[str, tuple[Callable[[], nn.Module], bool]] = {
+    "a linear layer that is called a convolution": (lambda: ConvNorm(8, 8), True),
+    "a norm that transposes inside": (lambda: LayerNorm2d(8), False),
+    "a norm of groups with channels last": (lambda: GroupNormLast(2, 8), True),
+    "a norm along the width": (lambda: nn.LayerNorm(8), False),
+    "a wrapped linear layer": (lambda: Made(lambda m, x: m.part(x), part=ConvNorm(8, 8)), True),
+    "windows of attention": (lambda: Own(windows), True),
+    "an activation": (nn.ReLU, True),
+    "a convolution as wide as the map": (lambda: Wide(8, 8, 15, 1, 7, groups=8), True),
+    "a product that a function computes": (
+        lambda: Own(lambda x: x @ torch.linspace(-1, 1, 64, dtype=x.dtype).view(8, 8)),
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISLEADING)
+def test_what_a_module_computes_says_its_layout_not_its_class(name: str) -> None:
+    """A cube of 8 x 8 x 8 leaves the layout open."""
+    make, last = MISLEADING[name]
+    torch.manual_seed(0)
+    model = behind(make(), last=last).double().eval()
+    x = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    found = explain.attribute(model, x, SIGNED, target=1, layer="own").values
+    back = (lambda maps: maps.movedim(-1, 1)) if last else unchanged
+    assert_close(found, plain_gradcam(model, x, 1, back))
+    for layer, its_last in (("own", last), ("own:input", last)):
+        at = explain.hooks.Ablate(layer, channels=[3])
+        with explain.hooks.intervene(model, [at]):
+            scores = model(x)
+        assert_close(scores, without_channel(model, x, layer, -1 if its_last else 1))
+
+
+def without_channel(model: nn.Module, x: torch.Tensor, layer: str, dim: int) -> torch.Tensor:
+    """The scores of a model if channel 3 of the output or input of its own module is zero."""
+
+    def zeroed(maps: torch.Tensor) -> torch.Tensor:
+        return maps.index_fill(dim, torch.tensor([3]), 0)
+
+    if layer == "own":
+        handle = model.own.register_forward_hook(lambda module, args, output: zeroed(output))
+    else:
+        handle = model.own.register_forward_pre_hook(lambda module, args: zeroed(args[0]))
+    with handle, torch.no_grad():
+        return model(x)
+
+
+def test_a_convolution_may_give_its_channels_last() -> None:
+    embed = PatchEmbedding(3, 16, 4, 4)
+    head = nn.Sequential(nn.Flatten(), nn.Linear(1024, 3))
+    model = Made(lambda model, x: model.head(model.own(x).tanh()), own=embed, head=head)
+    model = model.double().eval()
+    x = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    found = explain.attribute(model, x, SIGNED, target=1, layer="own").values
+    assert_close(found, plain_gradcam(model, x, 1, lambda maps: maps.movedim(-1, 1)))
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["a linear layer", "a pooling"])
+def test_a_layer_that_mixes_positions_and_channels_is_refused(last: bool) -> None:
+    """A linear layer along the width, and a pooling of maps with their channels last."""
+    module = nn.MaxPool2d((1, 3), 1, (0, 1)) if last else nn.Linear(8, 8)
+    model = behind(module, last=last).eval()
+    x = torch.randn(2, 3, 32, 32)
+    with pytest.raises(LayerError, match="layout"):
+        explain.attribute(model, x, SIGNED, target=1, layer="own")
+    ablate = explain.hooks.Ablate("own", channels=[3])
+    with explain.hooks.intervene(model, ablate), pytest.raises(HookError, match="channel_dim"):
+        model(x)
+    with explain.hooks.intervene(model, replace(ablate, channel_dim=1)):
+        assert_close(model(x), without_channel(model, x, "own", 1))
+
+
+@pytest.mark.parametrize("given", [2, 5])
+def test_frames_in_the_batch_are_found_without_a_convolution(given: int) -> None:
+    """Patches of frames that a linear layer takes, each frame an image of its own."""
+
+    def forward(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        frames = x.transpose(1, 2).flatten(0, 1)
+        patches = frames.unflatten(3, (-1, 4)).unflatten(2, (-1, 4)).permute(0, 2, 4, 1, 3, 5)
+        maps = model.own(patches.flatten(3)).tanh()
+        return model.head(maps.flatten(1)).unflatten(0, (len(x), -1)).sum(1)
+
+    model = Made(forward, own=nn.Linear(48, 4), head=nn.Linear(64, 3)).double().eval()
+    x = torch.randn(given, 3, 6, 16, 16, dtype=torch.float64)
+    found = explain.attribute(model, x, SIGNED, target=1, layer="own", layout="NCTHW").values
+    kept: list[torch.Tensor] = []
+    with model.own.register_forward_hook(lambda module, args, output: kept.append(output)):
+        score = model(x)[:, 1].sum()
+    (gradient,) = torch.autograd.grad(score, kept)
+    maps, gradient = (part.view(given, 6, 4, 4, 4).movedim(-1, 1) for part in (kept[0], gradient))
+    weights = gradient.mean((3, 4), keepdim=True)
+    assert_close(found, (weights * maps).sum(1).detach())
 
 
 @pytest.mark.parametrize("order", [(0, 1, 3, 2), (0, 3, 2, 1), (0, 3, 1, 2)], ids=str)
@@ -261,8 +410,8 @@ def test_a_shape_tells_its_likeliest_layout() -> None:
     of_video = layouts.find_grid((1, 512, 2, 7, 7), video)
     assert of_video is not None
     assert of_video.size == (2, 7, 7)
-    assert layouts.read_map((1, 8, 8, 2), (32, 32), None).open
-    assert not layouts.read_map((1, 16, 8, 8), (32, 32), None).open
+    assert layouts.read_map((1, 8, 8, 2), (32, 32)).open
+    assert not layouts.read_map((1, 16, 8, 8), (32, 32)).open
     assert layouts.frames_in_batch((16, 64, 7, 7), (8, 224, 224), 2) == 8
     assert layouts.frames_in_batch((2, 64, 8, 7, 7), (8, 224, 224), 2) is None
 
