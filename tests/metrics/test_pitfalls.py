@@ -7,9 +7,9 @@ test_evaluation.
 from __future__ import annotations
 
 import contextlib
-import math
 import re
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -212,15 +212,41 @@ def test_a_baseline_that_the_model_takes_for_the_class_is_told() -> None:
     assert explain.evaluate(model, x, maps, Deletion(4), target=0).notes == ()
 
 
-@pytest.mark.parametrize(("share", "is_told"), [(0.6, False), (0.65, True)])
+def of_classes(share: float) -> torch.Tensor:
+    """Probabilities of four classes, of which the second has ``share``."""
+    others = (1 - share) / 3
+    return torch.tensor([others, share, others, others])
+
+
+def of_labels(share: float) -> torch.Tensor:
+    """Probabilities of four labels, each true or not."""
+    return torch.full((4,), share)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "share", "is_told"),
+    [
+        (of_classes, 0.6, False),
+        (of_classes, 0.65, True),
+        (of_labels, 0.7, False),
+        (of_labels, 0.8, True),
+    ],
+)
 def test_a_baseline_keeps_the_class_from_half_way_to_certainty_on(
-    share: float, is_told: bool
+    outputs: Callable[[float], torch.Tensor], share: float, is_told: bool
 ) -> None:
-    """Of four classes, from (1 + 1/4) / 2 on, whatever the original has."""
-    scores = torch.tensor([0.0, math.log(3 * share / (1 - share)), 0.0, 0.0])
-    model = Made(lambda net, x: scores + 0 * x.sum((1, 2, 3))[:, None])
+    """Of four classes, from (1 + 1/4) / 2 on, whatever the original has; of labels, from 3/4."""
+    probabilities = outputs(share)
+    is_of_labels = outputs is of_labels
+    scores = probabilities.logit() if is_of_labels else probabilities.log()
+
+    def answer(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        given = scores + 0 * x.sum((1, 2, 3))[:, None]
+        return given.sigmoid() if is_of_labels else given
+
     x = torch.ones(2, 1, 4, 4, dtype=torch.float64)
-    table = explain.evaluate(model, x, torch.rand(2, 4, 4), Deletion(4), target=1)
+    maps = torch.rand(2, 4, 4)
+    table = explain.evaluate(Made(answer), x, maps, Deletion(4), target=1)
     assert bool(table.notes) == is_told
 
 
