@@ -224,7 +224,7 @@ def read_shape(shape: Size, size: Size) -> LayoutReading:
         return LayoutReading(open=len(size) > 1)
     frames = frames_in_batch(shape, size)
     if not frames:
-        return read_map(shape, size) if shape[0] == 1 else LayoutReading()
+        return read_map(shape, size) if shape[:1] == (1,) else LayoutReading()
     grids = [grid.folded_from(frames) for grid in read_map((1, *shape[1:]), size[1:]).grids]
     return LayoutReading(tuple(grids), open=True)
 

@@ -330,6 +330,16 @@ def test_a_layout_that_no_corner_shows_is_refused_in_one_line() -> None:
     assert "8 x 2 in the layout NCHW" in own.doubt
 
 
+def test_a_module_may_give_a_number() -> None:
+    brightness = Own(lambda x: x.mean())
+    model = Made(
+        lambda model, x: model.conv(x) * model.own(x), own=brightness, conv=nn.Conv2d(3, 6, 3)
+    )
+    of_conv, of_own = list_layers(model.eval(), torch.rand(1, 3, 12, 12))
+    assert (of_own.name, of_own.shape, of_own.grid) == ("own", (), None)
+    assert str(of_conv.grid) == "10 x 10"
+
+
 def test_a_network_that_takes_one_photo_alone_is_followed_on_it() -> None:
     x = torch.randn(1, 3, 32, 32)
 
