@@ -325,12 +325,12 @@ def measured(manipulated: Iterable[Case], method: str, certified: int) -> Iterat
 
 
 def percent(values: list[float]) -> str:
-    """The mean of some shares and its 95 % interval, in per cent; Wilson's, if all are 0 or 1."""
+    """The mean of some shares and its 95 % interval, in per cent; Wilson's, of truth values."""
     count = len(values)
     if not count:
         return "–"
     mean = sum(values) / count
-    if not set(values) <= {0, 1}:
+    if not isinstance(values[0], bool):
         interval = MeanInterval.of(torch.tensor(values))
         return f"{100 * mean:.0f} ± {100 * interval.half:.0f}"
     middle = (mean + 1.92 / count) / (1 + 3.84 / count)
@@ -356,7 +356,7 @@ def table(rows: list[dict[str, Any]]) -> Iterator[str]:
     yield "|" + "---|" * len(head)
     for method in dict.fromkeys(row["method"] for row in rows):
         group = [row for row in rows if row["method"] == method]
-        shares = [[float(row["false"]) for row in group if row["case"] == name] for name in names]
+        shares = [[row["false"] for row in group if row["case"] == name] for name in names]
         sure = [row for row in group if "opposite" in row and row["case"] == "photo, plain"]
         cells = [percent(share) for share in shares]
         cells += [percent([row[figure] for row in sure]) for figure in figures.values()]
@@ -373,7 +373,7 @@ def table(rows: list[dict[str, Any]]) -> Iterator[str]:
         false = [row for row in group if row["false"]]
         others = [row for row in group if not row["false"]]
         marks = [percent([row[w] for row in of]) for of in (false, others) for w in WHEN]
-        kept = percent([row["same answer"] for row in group])
+        kept = percent([bool(row["same answer"]) for row in group])
         yield f"| {' | '.join((name, kept, str(len(false)), *marks))} |"
 
 
