@@ -29,6 +29,8 @@ def main(file: Path) -> None:
     scene = draw(SEED, guesses=True)
     side = SCALE * scene.image.width
     photo = scene.image.resize((side, side), Image.Resampling.NEAREST)
+    if not GUESSES.exists():
+        raise SystemExit(f"{GUESSES.name} must be there; run shapes.py --guesses, which trains it")
     answered = AnswerExplainer(load_shapes(GUESSES))(
         scene.image, "what is there ?", words="circle, blue, triangle"
     )

@@ -94,6 +94,11 @@ def lens(
     inputs = with_layout(model, x).detached()
     all_blocks = blocks(model, inputs, include_top_level=False)
     names = all_blocks if layers is None else select_places(model, layers)
+    no_blocks = LayerError(
+        "model must have blocks to be read by its last layers, got none; name the layers"
+    )
+    if not names:
+        raise no_blocks
     with preserve.untouched(model), torch.no_grad(), reading(model, inputs, None, categories):
         with capture(model, list(dict.fromkeys([*names, *all_blocks])), gradients=False) as records:
             output = inputs.call(model)
@@ -105,9 +110,7 @@ def lens(
                 outputs[layer] = last_call.activation
         block_outputs = {name: values for name, values in outputs.items() if name in names}
         if not block_outputs:
-            raise LayerError(
-                "model must have blocks to be read by its last layers, got none; name the layers"
-            )
+            raise no_blocks
         shape = list(block_outputs.values())[-1].shape
         odd_shape = next(
             (values.shape for values in block_outputs.values() if values.shape != shape), None

@@ -431,7 +431,9 @@ def sentence(attribution: Attribution, label: str, categories: Sequence[str] | N
         empty = "stays when all is absent" if sufficient else "is no answer for the whole photo"
         return f"{label} {empty}"
     has_scores = first.alone == first.alone  # NaN: after an interrupt no scores were computed
-    details = [f"{first.alone:.2f} alone, {first.without:.2f} without"] if has_scores else []
+    details = []
+    if has_scores:
+        details = [f"score {first.alone:.2f} with these alone, {first.without:.2f} without them"]
     text = (
         f"These {percent(first.size)} of {of_what} {verb} {role} "
         f"({'; '.join([*details, PROVED[first.proof]])})"

@@ -421,7 +421,12 @@ def to_spatial(tensor: Tensor, grids: Grids, layer: str) -> Tensor:
         "which have one)"
     )
     doubt = grids.doubt_about(layer)
-    if doubt:
+    if shape[:1] == (1,) and grids.count > 1:
+        must = (
+            f"a map for each of {grids.count} images at once, got shape {shape}; give the model "
+            "its images together, or explain one image"
+        )
+    elif doubt:
         must = (
             f"a map whose layout is clear, got shape {shape}, which may be {doubt}; choose a "
             "convolution near it"

@@ -118,10 +118,10 @@ class MapCheck:
 NUMBERS = ("value", "reference")
 
 REFERENCES = {
-    "model": "where the upper half of the model is random (a map that reads no weights",
-    "class": "to the maps of other classes (a map that reads no class",
+    "model": "to the maps of copies with a random upper half",
+    "class": "to the maps of other classes",
 }
-"""What similarities are to, and what they are compared with."""
+"""What maps are correlated to."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -341,7 +341,7 @@ class _InWords:
             return result
         value = float(result.value[0])
         mark: Mark = "✓" if value < LITTLE else "?" if value < SIMILAR else "✗"
-        text = f"{value:.2f} alike {REFERENCES[name]}: 1)"
+        text = f"a correlation of {value:.2f} {REFERENCES[name]} (1: the same map)"
         return CheckResult(name, value, 1.0, mark, text)
 
     def covering(self) -> CheckResult:

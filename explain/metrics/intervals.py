@@ -45,7 +45,10 @@ class MeanInterval:
         """The mean ± half of the interval, or the mean alone where there is none."""
         if self.count < 2:
             return rounded(self.mean)
-        return f"{rounded(self.mean)} ± {rounded(self.half, digits=1)}"
+        if not 0 < self.half < 5e-4:
+            return f"{rounded(self.mean)} ± {rounded(self.half)}"
+        decimals = math.ceil(-math.log10(self.half))  # down to the first digit of the half
+        return f"{self.mean:.{decimals}f} ± {self.half:.{decimals}f}"
 
 
 def quantile(freedom: int) -> float:
@@ -58,9 +61,9 @@ def quantile(freedom: int) -> float:
     return Z + first / freedom + second / freedom**2 + third / freedom**3
 
 
-def rounded(value: float, *, digits: int = 4) -> str:
-    """The text of a figure in a printed table: three decimals, ``digits`` of tiny ones, a dash for
+def rounded(value: float) -> str:
+    """The text of a figure in a printed table: three decimals, four digits of tiny ones, a dash for
     NaN."""
     if math.isnan(value):
         return "–"
-    return f"{value:.{digits}g}" if value and abs(value) < 1e-3 else f"{value:.3f}"
+    return f"{value:.4g}" if value and abs(value) < 1e-3 else f"{value:.3f}"

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from explain._utils.errors import ModelError, quiet, raised
+from explain._utils.errors import ModelError, optional, quiet, raised
 from explain.models.files import TIMM
 from explain.models.from_code import made_by_code
 
@@ -26,8 +26,8 @@ def load_image_text(name: str) -> tuple[nn.Module, Any]:
         raise _unsuitable(name, f"it gives a {type(module).__name__}")
     if not is_folder and (name.count("/") != 1 or name.startswith((TIMM, "."))):
         raise _unsuitable(name, "it is neither a folder nor a name on the Hugging Face Hub")
+    transformers = optional("transformers", f"for the model {name!r}", "transformers", ModelError)
     try:
-        transformers = importlib.import_module("transformers")
         auto = importlib.import_module("transformers.models.auto.modeling_auto")
 
         def loaded(kind: str, **options: Any) -> Any:

@@ -150,6 +150,7 @@ def test_what_cannot_be_traced_is_one_line() -> None:
         (lambda: trace(model, clean, other_size), "shape"),
         (lambda: trace(model, clean, corrupted, "heads"), "heads"),
         (lambda: lens(model, clean, layers=["conv1", "layer2"]), "shape"),
+        (lambda: lens(nn.Sequential(nn.Flatten(), nn.Linear(360, 3)), clean.float()), "blocks"),
     ):
         with pytest.raises(explain.ExplainError, match=word):
             work()

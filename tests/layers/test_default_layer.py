@@ -247,6 +247,14 @@ def test_the_layer_is_the_same_where_the_network_switches_gradients_off(switch: 
     )
 
 
+def test_a_model_that_runs_its_images_one_by_one_is_told_so() -> None:
+    net = small(lambda f: f)
+    model = Made(lambda outer, x: torch.cat([outer.net(image[None]) for image in x]), net=net)
+    x = torch.rand(2, 3, 64, 64)
+    with pytest.raises(explain.LayerError, match="each of 2 images"):
+        explain.attribute(model.eval(), x, "gradcam", target=1, layer="net.body")
+
+
 # --- precision
 
 

@@ -221,6 +221,18 @@ def test_intervals_are_those_of_students_t(figures: list[float], mean: float, ha
     assert interval.half == pytest.approx(half, rel=2e-4, nan_ok=True)
 
 
+@pytest.mark.parametrize(
+    ("mean", "half", "text"),
+    [
+        (0.2, 0.248, "0.200 ± 0.248"),
+        (9.458e-05, 0.0002, "0.0001 ± 0.0002"),
+        (0.131, 7e-05, "0.13100 ± 0.00007"),
+    ],
+)
+def test_a_mean_has_the_decimals_of_its_interval(mean: float, half: float, text: str) -> None:
+    assert str(MeanInterval(mean, half, 10)) == text
+
+
 def test_metrics_have_options_in_their_names(model: nn.Module, photos: torch.Tensor) -> None:
     assert get_metric("pointinggame(tolerance=0)") == PointingGame(0)
     assert get_metric(" LERF(steps=3, baseline=blur)") == replace(
