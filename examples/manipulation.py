@@ -132,6 +132,8 @@ WANTED: dict[str, tuple[str, Callable[[int, int], Tensor]]] = {
     "corner": ("gradcam(relu=False)", corner),
 }
 """What networks are trained to show, and in whose maps."""
+SHIFT = "shift"
+"""The network whose logits are shifted."""
 
 
 def strengths(
@@ -173,6 +175,17 @@ def fooled(
             told = f"off the wanted map {off.item():.3f}, off the answers {kept.item():.4f}"
             print(f"{name}, step {step + 1}: {told}", flush=True)
     return false.requires_grad_(False)
+
+
+def shifted(model: nn.Module) -> nn.Module:
+    """A copy whose logits are all lower by the same weighted sum of the last features, so that
+    probabilities stay. The weight of each feature is below zero then for every class, and Grad-CAM
+    of a logit shows nothing; without any training."""
+    false = deepcopy(model)
+    last = [module for module in false.modules() if isinstance(module, nn.Linear)][-1]
+    with torch.no_grad():
+        last.weight -= last.weight.amax(0) + last.weight.abs().mean()
+    return false
 
 
 def smooth(model: nn.Module) -> nn.Module:
@@ -245,8 +258,9 @@ class Case:
 def cases(networks: dict[str, nn.Module], x: Tensor, method: str, steps: int) -> Iterator[Case]:
     """The manipulations of a method's maps; of photos only where maps have a gradient."""
     plain = networks["plain"]
-    for name, (_, shape) in WANTED.items():
-        wanted = shape(*x.shape[2:]).expand(len(x), -1, -1)
+    shapes = {name: shape for name, (_, shape) in WANTED.items()} | {SHIFT: torch.zeros}
+    for name in [name for name in shapes if name in networks]:
+        wanted = shapes[name](*x.shape[2:]).expand(len(x), -1, -1)
         yield Case(name, (plain, x), (networks[name], x), wanted)
     if method.startswith("occlusion"):
         return
@@ -383,10 +397,10 @@ def copies(
     steps: dict[str, int],
     rate: float,
 ) -> dict[str, nn.Module]:
-    """The networks, and copies of the plain one that show what is wanted."""
+    """The networks, and copies of the plain one that show what is wanted, or have other logits."""
     plain = networks["plain"]
     false = {name: fooled(plain, name, batch, steps[name], rate) for name in WANTED}
-    return networks | false
+    return networks | false | {SHIFT: shifted(plain)}
 
 
 def synthetic(count: int, steps: int) -> tuple[dict[str, nn.Module], Tensor]:

@@ -136,3 +136,27 @@ def test_a_network_that_comes_along_is_measured_on_photos_of_a_folder(
     assert [row["case"] for row in rows] == names
     first, *_ = told("table", str(tmp_path / "figures.jsonl"))
     assert first == f"| method | {' | '.join(names)} |"
+
+
+@pytest.mark.filterwarnings("ignore:gradcam is zero everywhere")
+def test_shifted_logits_leave_probabilities_and_what_explains_them(
+    manipulation: Any, model: Any
+) -> None:
+    x, _ = manipulation.photos(8, 3)
+    honest = model.double()
+    false = manipulation.shifted(honest)
+    x = x.double()
+    torch.testing.assert_close(false(x).softmax(1), honest(x).softmax(1), rtol=1e-10, atol=1e-12)
+    target = honest(x).argmax(1)
+    assert explain.attribute(honest, x, "gradcam", target=target).values.any()
+    assert not explain.attribute(false, x, "gradcam", target=target).values.any()
+
+    def probability(output: torch.Tensor) -> torch.Tensor:
+        return output.softmax(1).gather(1, target[:, None])[:, 0]
+
+    maps = [
+        explain.attribute(network, x, "gradcam", target=probability).values
+        for network in (honest, false)
+    ]
+    assert maps[0].any()
+    torch.testing.assert_close(maps[0], maps[1], rtol=1e-8, atol=1e-12)
