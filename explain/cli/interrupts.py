@@ -1,4 +1,4 @@
-"""Ctrl-C on the command line: it waits while a library is being imported."""
+"""Ctrl-C and SIGTERM on the command line: they wait while a library is being imported."""
 
 import _thread
 import signal
@@ -8,19 +8,28 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+INTERRUPTED = 130
+TERMINATED = 143
 POLL = 0.05
 """Seconds until an interrupt that came during an import comes again."""
 LONGEST = 20.0
 """Seconds for which an interrupt waits at most: a model's own module may do anything."""
 
 
+class TerminatedError(KeyboardInterrupt):
+    """An interrupt by SIGTERM."""
+
+
 @contextmanager
 def after_imports() -> Iterator[None]:
     """Within this block, an interrupt waits until the running import has ended: libraries in C++
-    abort where a `KeyboardInterrupt` is raised while they load. Other handlers stay.
+    abort where a `KeyboardInterrupt` is raised while they load. SIGTERM is one too, as what a run
+    has locked is to be released. Other handlers stay.
     """
     is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+    defaults = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    ours = {number: old for number, old in defaults.items() if signal.getsignal(number) is old}
+    if not is_main or signal.SIGINT not in ours:
         yield
         return
     first = 0.0
@@ -32,18 +41,25 @@ def after_imports() -> Iterator[None]:
         first = first or time.monotonic()
         if not _is_importing(frame) or time.monotonic() - first > LONGEST:
             first = 0.0
-            signal.default_int_handler(number, frame)
+            raise TerminatedError if number == signal.SIGTERM else KeyboardInterrupt
         timers[:] = [threading.Timer(POLL, _thread.interrupt_main, [number])]
         timers[0].daemon = True
         timers[0].start()
 
-    signal.signal(signal.SIGINT, handle)
+    for number in ours:
+        signal.signal(number, handle)
     try:
         yield
     finally:
         for timer in timers:
             timer.cancel()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number, old in ours.items():
+            signal.signal(number, old)
+
+
+def code_of(interrupt: KeyboardInterrupt) -> int:
+    """The exit code of an interrupted command, by the signal."""
+    return TERMINATED if isinstance(interrupt, TerminatedError) else INTERRUPTED
 
 
 def _is_importing(frame: FrameType | None) -> bool:

@@ -15,7 +15,6 @@ from explain._utils.progress import StatusLine, duration
 DONE = 0
 FAILED = 1
 USAGE = 2
-INTERRUPTED = 130
 
 
 class OutputClosedError(OutputError):

@@ -13,8 +13,8 @@ import click
 from explain._utils.errors import ArgumentError, ExplainError, raised, typed
 from explain.cli import lists, photos, runs, server, views  # noqa: F401  # which add their commands to the group
 from explain.cli.commands import UsageError, commands
-from explain.cli.interrupts import after_imports
-from explain.cli.output import DONE, FAILED, INTERRUPTED, USAGE, Output, OutputClosedError, tell
+from explain.cli.interrupts import after_imports, code_of
+from explain.cli.output import DONE, FAILED, USAGE, Output, OutputClosedError, tell
 
 
 def exit_code(arguments: Sequence[str] | None = None) -> int:
@@ -69,9 +69,9 @@ def _answered(words: list[str], answer: Output) -> int:
         return answer.complain(
             "memory must hold the model and the photo, but it ran out; close other programs"
         )
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         answer.complain("interrupted")
-        return INTERRUPTED
+        return code_of(interrupt)
     # a fault of this package: results so far are printed, and the traceback is shown
     except BaseException as error:
         answer.errors.append(raised(error))

@@ -27,9 +27,9 @@ from explain.cli.commands import (
     option,
     refuse_without_effect,
 )
+from explain.cli.interrupts import code_of
 from explain.cli.output import (
     FAILED,
-    INTERRUPTED,
     Output,
     RunProgress,
     in_brackets,
@@ -162,9 +162,9 @@ def run(context: click.Context, /, **values: Any) -> int:
             hushed() if answer.quiet else nullcontext(),
         ):
             finished = runner(source, explainer, output=options.output, progress=line, **call)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         answer.complain(f"interrupted{_so_far(options.output)}")
-        return INTERRUPTED
+        return code_of(interrupt)
     for change in changes_in_words(earlier, finished.manifest) if earlier else ():
         answer.note(f"{change}; what the photos of {options.output} lacked is added")
     document = _summary(options.output, finished, line, time.monotonic() - begun, answer)

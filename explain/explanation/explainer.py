@@ -4,7 +4,7 @@ import io
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any, TypeAlias, Unpack, overload
@@ -20,6 +20,7 @@ from explain._utils.errors import (
     PhotoError,
     TargetError,
     keywords,
+    muted,
     naming,
     shown,
 )
@@ -29,7 +30,7 @@ from explain.attribution.api import attribute
 from explain.attribution.concepts import find_concepts
 from explain.attribution.options import PhotoOptions
 from explain.attribution.result import Attribution
-from explain.attribution.selection import GROUPS, select
+from explain.attribution.selection import GROUPS, requested, select
 from explain.baselines.base import range_of
 from explain.baselines.replacements import Black, get_baseline
 from explain.data.bands import Bands, as_read
@@ -52,10 +53,12 @@ from explain.explanation.photo_concepts import PhotoConcepts
 from explain.explanation.photos import (
     AREA,
     AT_ONCE,
+    PASSES,
     BatchAnswers,
     Photo,
     collected,
     converted,
+    each_tried,
     explained,
     photos_for_targets,
     reported,
@@ -437,11 +440,9 @@ class Explainer:
 
         def at_once(photo: Any) -> int:
             """Return how many photos of this size make a batch: as many as fit into `AREA` pixels,
-            one where the session or the input (frames, tiles) does not allow batches."""
-            if session.alone or photo.x.ndim != 4:
-                return 1
+            and as the session allows."""
             area: int = photo.image.width * photo.image.height
-            return min(largest_batch, max(1, AREA // area))
+            return session.at_once(photo.x, min(largest_batch, max(1, AREA // area)))
 
         every_image = enumerate(photos_for_targets(images, session.of_each))
         batches = explained(
@@ -761,6 +762,7 @@ class Session:
     targets: list[Target]
     options: Mapping[str, Any]
     of_each: list[Target] | None = None
+    _costs: dict[torch.Size, float] = field(default_factory=dict, init=False, repr=False)
 
     def __call__(self, x: torch.Tensor, seen: Sequence[Box] = ()) -> BatchAnswers:
         """Return the attributions, class scores and probabilities of inputs ``x`` ``(N, C, H, W)``,
@@ -848,6 +850,37 @@ class Session:
             categories=self.explainer.categories,
         )
         return self.explainer._methods(selection.methods)
+
+    def at_once(self, x: torch.Tensor, most: int) -> int:
+        """Return how many photos with inputs like ``x`` ``(1, C, H, W)`` make a batch: at most
+        ``most``, as many as take about `PASSES` passes, and one where a batch could change maps.
+
+        >>> explainer = Explainer("tiny")
+        >>> x = torch.rand(1, 3, 80, 80)
+        >>> [explainer.session(method).at_once(x, 8) for method in ("gradcam", "rise")]
+        [8, 1]
+        """
+        if most == 1 or self.alone or x.ndim != 4:
+            return 1
+        if x.shape not in self._costs:
+            # where it fails, so does the photo, which says why
+            (cost,) = each_tried([x], lambda inputs: map(self._cost, inputs))
+            self._costs[x.shape] = 0.0 if isinstance(cost, Exception) else cost
+        return max(1, min(most, int(PASSES // max(1.0, self._costs[x.shape]))))
+
+    def _cost(self, x: torch.Tensor) -> float:
+        """About how many passes an input ``x`` ``(1, C, H, W)`` takes, by the plan; infinite for
+        searches."""
+        explainer = self.explainer
+        x = explainer.batch(x)
+        methods = self.methods_for(x)
+        targets = self.targets if self.of_each is None else self.of_each[:1]
+        settings: dict[str, Any] = {**self.options, "categories": explainer.categories}
+        with muted(), intervene(explainer.model, self.options["interventions"]):
+            request = requested(
+                explainer.model, explainer._inputs(x), methods, None, targets, None, **settings
+            )
+            return request.cost(request.plan())
 
     @cached_property
     def alone(self) -> bool:

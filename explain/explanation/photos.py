@@ -29,6 +29,7 @@ from explain.targets.outputs import Prediction
 
 # photos in a batch: on a CPU, larger ones are no faster, and their activations have to fit
 AT_ONCE = 8
+PASSES = 512  # for one image each, of a batch: results of costly methods come photo by photo
 AREA = 64_000_000  # pixels that the photos of one batch may have together, for the memory
 WAITING = 2  # how many batches of photos may wait for others of their shape
 NAMED = 3  # how many failures one message names

@@ -174,12 +174,13 @@ class Job:
             yield [preparing.answer_of(photo, result) for photo, result in batch]
 
     def _at_once(self, photo: Any) -> int:
-        """How many photos like this one make a batch: ``batch_size``, or what suits the input's
-        size; 1 for a model whose photos influence each other.
+        """How many photos like this one make a batch: at most ``batch_size``, or what suits the
+        input's size; 1 for a model whose photos influence each other.
         """
         if self._independent is False:
             return 1
-        return self.session.options.get("batch_size") or preparing.at_once(photo.x, self.device)
+        most = self.session.options.get("batch_size") or preparing.at_once(photo.x, self.device)
+        return self.session.at_once(photo.x[None], most)
 
     def _kind(self, photo: Ready) -> object:
         """What photos must have in common to be explained in one batch: shape and type of the

@@ -114,7 +114,8 @@ def run(
         boxes: a file with the labels and boxes of the photos: annotations as COCO has them, or a
             list. Of boxes with labels, those of the explained class count.
         batch_size: photos, and altered inputs of methods that run the model many times, at once; by
-            default as many photos as suit the size of the input.
+            default as many photos as suit the size of the input. Of costly methods, photos are
+            fewer, so that each is stored soon.
         ask, answer, words: as for calling an `AnswerExplainer`: there is a row for each word, in
             whose metrics are the shares of the photo ("image"), the prompt and the words before,
             and whether it is grounded.

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import explain
+from explain.store.writing import Store
 from tests.cli.conftest import Typed
 from tests.runs.networks import folder_of, read_csv
 
@@ -48,6 +52,29 @@ def test_a_run_is_made_continued_and_exported(typed: Typed) -> None:
     assert (code, out, len(err)) == (1, [], 1)
     assert "--force" in err[0]
     assert typed(*export, "--force")[0] == 0
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_a_run_with_one_line_and_leaves_only_its_file(
+    number: signal.Signals, code: int, typed: Typed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is done by then is there, and the rest is done later."""
+    write = Store.write
+    before = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
+
+    def interrupted(store: Store, answers: Any) -> None:
+        write(store, answers)
+        os.kill(os.getpid(), number)
+
+    words = ["run", "photos", "--output", "out.sqlite", "--method", "rise(samples=600)", *QUICK]
+    with monkeypatch.context() as patched:
+        patched.setattr(Store, "write", interrupted)
+        done = typed(*words)
+    message = "explain: interrupted; 1 photos are in out.sqlite, and the same command goes on"
+    assert done == (code, [], [f"{message} from there"])
+    assert sorted(path.name for path in Path().iterdir()) == ["out.sqlite", "photos"]
+    assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)] == before
+    assert typed(*words)[1][0].endswith(" (1 were there); 3 rows in out.sqlite")
 
 
 def test_bad_files_are_told_and_the_rest_is_counted(

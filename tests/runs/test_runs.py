@@ -172,6 +172,25 @@ def test_what_is_done_before_an_interruption_is_kept_and_the_rest_is_done_later(
     assert run.ended
 
 
+def test_photos_of_a_costly_method_are_stored_one_by_one(tmp_path: Path) -> None:
+    """Of a cheap one, they are kept when their batch is complete."""
+    model = explainer().model
+    second = as_it_is(picture(1))
+
+    def interrupted(module: torch.nn.Module, arguments: Any) -> None:
+        if any(torch.equal(x, second) for x in arguments[0]):
+            raise KeyboardInterrupt
+
+    for method, stored in (("rise", 1), ("sufficient", 1), ("saliency", 0)):
+        hook = model.register_forward_pre_hook(interrupted)
+        file = f"{method}.sqlite"
+        photos = [picture(number) for number in range(3)]
+        with pytest.raises(KeyboardInterrupt):
+            stored_run(tmp_path, photos, explainer(model), [method], target=1, name=file)
+        hook.remove()
+        assert explain.open_run(tmp_path / file).photos == stored
+
+
 OTHER_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"methods": ["lrp"]}, "methods: .* now; .* name the methods gradcam, saliency and lrp to add"),
     ({"methods": [GradCAM(relu=False), "saliency"]}, "methods, gradcam, relu: true before, false"),
