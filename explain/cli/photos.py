@@ -5,6 +5,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from glob import escape
 from itertools import zip_longest
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from explain._utils.errors import ExplainError, printable
+from explain._utils.errors import ExplainError, MethodError, printable
 from explain.cli import answers
 from explain.cli import commands as cli
 from explain.cli.commands import (
@@ -35,6 +36,7 @@ from explain.cli.questions import (
     with_baseline,
 )
 from explain.cli.several import (
+    SHEET,
     PhotoResult,
     Photos,
     Sheet,
@@ -210,6 +212,7 @@ def explain_photos(context: click.Context, /, **values: Any) -> int:
         raise UsageError(
             f"--figure must be of at most {MOST_ROWS} photos, got {len(photos[0])}; name fewer"
         )
+    _refuse_common(options, len(photos[0]))
     sheet = ContactSheet(options, answer, len(photos[0]), has_models=len(models) > 1)
     annotations = None
     if options.boxes:
@@ -280,8 +283,7 @@ def _write_boxes(
 
     if annotations is None or not annotations.images:
         return DONE
-    folder = Path(options.output)
-    files = Files(folder.parent if _is_picture(options.output) else folder, overwrite=options.force)
+    files = Files(_folder_of(options.output), overwrite=options.force)
     files.add_json(BOXES, annotations.to_dict())
     try:
         [path] = files.write()
@@ -314,6 +316,19 @@ def _check_together(
         raise UsageError(
             f"--model {models[-1]} is one too many; name one model with --skip-existing"
         )
+
+
+def _refuse_common(options: SimpleNamespace, count: int) -> None:
+    """Refuse the files of all photos together, of which there are ``count``, where they exist."""
+    from explain.data.files import Files
+
+    files = Files(_folder_of(options.output), overwrite=options.force)
+    files.refuse([BOXES] * options.boxes + [SHEET] * (options.html and count > 1))
+
+
+def _folder_of(output: str) -> Path:
+    """The folder that --output names, or that of the picture that it names."""
+    return Path(output).parent if _is_picture(output) else Path(output)
 
 
 def _is_picture(output: str) -> bool:
@@ -431,7 +446,6 @@ class PhotoWork:
         """Explain the photo at ``path`` with one model, save files that begin with ``stem`` (plus
         names of model and target), and return what is printed.
         """
-        from explain.data.files import slug
         from explain.metrics.photos import tables_of
 
         options = self.options
@@ -444,6 +458,8 @@ class PhotoWork:
         stored = self._stored(path, stem, photo) if options.skip_existing else None
         if stored is not None:
             return stored
+        if not options.force:
+            self._refuse_existing(stem, photo)
         with blaming(self.model):
             explanation = self.explainer(
                 photo,
@@ -458,8 +474,7 @@ class PhotoWork:
                 settings = {name: call[name] for name in ("layer", "fuse", "batch_size")}
                 tables = tables_of(explanation, self.metrics, self.methods, **settings)
             checks = self._checked(explanation, bar) if options.check else []
-        if (options.target or options.text) and len(explanation.targets) == 1:
-            stem += f"-{slug(explanation.targets[0])}"
+        stem = self._with_target(stem, explanation)
         html = None
         if options.html:
             html = self.sheet.page(explanation, f"{stem}.html", tables, str(self.model), bar)
@@ -485,6 +500,42 @@ class PhotoWork:
             self.explained.append(explanation)
         written = list(map(str, files))
         return _result(path, explanation, written, tables, checks)
+
+    def _with_target(self, stem: str, explanation: "Explanation") -> str:
+        """The beginning of a photo's files, with the label of a single target that was typed."""
+        from explain.data.files import slug
+
+        if (self.options.target or self.options.text) and len(explanation.targets) == 1:
+            stem += f"-{slug(explanation.targets[0])}"
+        return stem
+
+    def _refuse_existing(self, stem: str, photo: "Image.Image") -> None:
+        """Refuse a photo whose files are there before the work for them. If any in the folder begin
+        like them, the model runs once, for the labels in their names."""
+        from explain._utils.options import by_name
+        from explain.data.files import Files, slug
+        from explain.explanation.explanation import file_names
+        from explain.explanation.loading import Unexplained
+        from explain.methods.base import get_method
+
+        options = self.options
+        if _is_picture(options.output):
+            place = Path(options.output)
+            Files(place.parent).refuse([place.name])
+            return
+        if not any(Path(options.output).glob(f"{escape(slug(stem))}*")):
+            return
+        question: Any = {"targets": self.targets, "top_k": options.top_k}
+        try:
+            with blaming(self.model):
+                predicted = self.explainer(photo, Unexplained(), **question)
+        except ExplainError:  # which the explanation has as well, and tells
+            return
+        methods = by_name(self.methods, get_method, MethodError, "method", tell_apart=True)
+        formats = (options.picture_format, options.map_format)
+        stem = self._with_target(stem, predicted)
+        names = file_names(stem, predicted.targets, list(methods), formats, options.html)
+        Files(options.output).refuse(names)
 
     def _keys(self) -> dict[str, str]:
         """For each method, by name, a digest of everything asked but the batch size, to compare
@@ -575,6 +626,10 @@ def _compare(works: Sequence[PhotoWork], path: str, stem: str, bar: ProgressBar)
     from explain.explanation.comparison import compare
 
     options = works[0].options
+    endings = [options.picture_format, *["html"] * options.html]
+    names = [f"{stem}-models.{ending}" for ending in endings]
+    files = Files(options.output, overwrite=options.force)
+    files.refuse(names)
     is_free = not (options.target or options.text or options.top_k)
     results: list[PhotoResult] = []
     explanations: dict[str, Explanation] = {}
@@ -589,10 +644,9 @@ def _compare(works: Sequence[PhotoWork], path: str, stem: str, bar: ProgressBar)
         assert work.explanation is not None
         explanations[work.name] = work.explanation
     comparison = compare(explanations)
-    files = Files(options.output, overwrite=options.force)
-    files.add_picture(f"{stem}-models.{options.picture_format}", comparison.picture())
+    files.add_picture(names[0], comparison.picture())
     if options.html:
-        files.add_text(f"{stem}-models.html", comparison.to_html())
+        files.add_text(names[1], comparison.to_html())
     written = list(map(str, files.write()))
     by_model = [result.document for result in results]
     document = {**comparison.summary, "image": path, "files": written, "by_model": by_model}

@@ -172,6 +172,12 @@ class Files:
                     part.unlink()
         return paths
 
+    def refuse(self, names: Iterable[str]) -> None:
+        """Refuse names as `write` would, before the work for what is in the files; what else keeps
+        the folder from being written is left to it."""
+        with suppress(OSError):
+            self._check([self.folder / name for name in names])
+
     def _check(self, paths: list[Path]) -> None:
         """Refuse paths that exist (unless ``overwrite``), are folders, or that the file system does
         not take.

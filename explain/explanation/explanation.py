@@ -539,32 +539,28 @@ class Explanation(Reportable):
         means that all maps are complete. "npz" rounds to float16, whose digest the record has.
         """
         source = stem_of(self.source) if self.source else "image"
-        photo = slug(str(stem) if stem else source)
-        several = len(self.results) > 1
+        formats = (picture_format, map_format)
+        beginning = str(stem) if stem else source
+        names = iter(file_names(beginning, self.targets, self.methods, formats, html is not None))
         look = self._look(self._all_attributions, **options)
-        stems = distinct(f"{photo}-{slug(label)}" if several else photo for label in self.targets)
         for index, result in enumerate(self.results):
             for name, attribution in result.items():
-                # options among them, where several methods have one name
-                file = f"{stems[index]}-{method_slug(name)}"
                 values = array(attribution.values[0])
                 record = self.record(name, index)
                 if map_format == "npz":
                     halves, scale = halved(values)
                     in_file = records.shape_and_digest(restored(halves, scale))
                     record["values"] |= {**in_file, "format": map_format}
-                picture = f"{file}.{picture_format}"
-                self._add_picture(files, picture, attribution, index, look, largest_side)
-                files.add_array(f"{file}.{map_format}", values)
-                files.add_json(f"{file}.json", record)
-        sheet = f"{photo}-sheet.{picture_format}"
-        has_sheet = several or len(self.methods) > 1
+                self._add_picture(files, next(names), attribution, index, look, largest_side)
+                files.add_array(next(names), values)
+                files.add_json(next(names), record)
+        has_sheet = len(self._all_attributions) > 1
         if has_sheet and picture_format in FIGURE_FORMATS:
-            files.add_bytes(sheet, figures.as_file(self.figure(**options), picture_format))
+            files.add_bytes(next(names), figures.as_file(self.figure(**options), picture_format))
         elif has_sheet:
-            files.add_picture(sheet, self.sheet(**options))
+            files.add_picture(next(names), self.sheet(**options))
         if html is not None:
-            files.add_text(f"{photo}.html", html)
+            files.add_text(next(names), html)
         return files
 
     def record(self, method: str | None = None, target: int | str = 0) -> dict[str, Any]:
@@ -721,6 +717,20 @@ class Explanation(Reportable):
         these may change the maps."""
         hooks = f" with hooks ({', '.join(self.origin.hooks)})" if self.origin.hooks else ""
         return self.origin.name.split(" ")[0] + hooks
+
+
+def file_names(
+    photo: str, labels: Sequence[str], methods: Sequence[str], formats: tuple[str, str], html: bool
+) -> list[str]:
+    """Return the names of all files of an explanation, which begin with that of the ``photo``, in
+    their order: picture, values (in their ``formats``) and record of each map, sheet and page."""
+    photo = slug(photo)
+    stems = distinct(f"{photo}-{slug(label)}" if len(labels) > 1 else photo for label in labels)
+    # options are among the names of methods, where several have one name
+    maps = [f"{stem}-{method_slug(method)}" for stem in stems for method in methods]
+    names = [f"{name}.{ending}" for name in maps for ending in (*formats, "json")]
+    names += [f"{photo}-sheet.{formats[0]}"] * (len(maps) > 1)
+    return names + [f"{photo}.html"] * html
 
 
 def method_slug(name: str) -> str:

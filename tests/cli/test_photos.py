@@ -21,6 +21,8 @@ import explain
 from explain.attribution.pictures import sentence
 from explain.cli.output import ProgressBar
 from explain.cli.several import find_photos
+from explain.engine import Evidence
+from explain.methods import Saliency
 from explain.models import CenterCrop
 from tests.cli.conftest import Typed
 from tests.runs.networks import picture
@@ -177,6 +179,65 @@ def test_what_is_wrong_for_all_photos_is_told_once(typed: Typed) -> None:
     assert "must be a class from 0 to 199" in told
     assert stopped.endswith("same way, as every photo would; stopped, 2 more not looked at")
     assert out[-1].endswith("(2 failed, 2 not looked at)")
+
+
+ONE = ["a.png", "--method", "saliency"]
+SEVERAL = [*ONE, "--method", "gradcam"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "existing"),
+    [
+        (ONE, ONE, "a-tiny-saliency.png"),
+        (ONE, SEVERAL, "a-tiny-saliency.json"),
+        (SEVERAL, SEVERAL, "a-tiny-sheet.png"),
+        ([*ONE, "--html"], [*ONE, "--html"], "a-tiny.html"),
+        ([*ONE, "--top-k", "2"], [*ONE, "--top-k", "3"], None),
+        ([*ONE, "--target", "goldfish"], [*SEVERAL, "--target", "goldfish"], None),
+        ([*ONE, "--output", "map.png"], [*ONE, "--output", "map.png"], "map.png"),
+        ([*ONE, "in/b.png", "--html"], [*ONE, "in/deep", "--html"], "contact-sheet.html"),
+        ([*ONE, "--boxes"], ["in/b.png", *ONE[1:], "--boxes"], "boxes.json"),
+        (
+            [*ONE, "--model", "tiny", "--model", "tiny-transformer"],
+            [*ONE, "--model", "tiny-transformer", "--model", "tiny"],
+            "a-models.png",
+        ),
+    ],
+)
+def test_files_that_are_there_are_refused_before_the_work_for_them(
+    first: list[str],
+    second: list[str],
+    existing: str | None,
+    typed: Typed,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each alone: a map, its record, a sheet, a page, and what is of several photos or models."""
+    made: list[int] = []
+    explained = Saliency.__call__
+
+    def counted(method: Saliency, evidence: Evidence) -> torch.Tensor:
+        made.append(len(evidence.inputs))
+        return explained(method, evidence)
+
+    monkeypatch.setattr(Saliency, "__call__", counted)
+    assert typed(*first)[0] == 0
+    count = len(made)
+    written = [path for path in Path().rglob("*") if path.is_file() and path.name == existing]
+    for path in Path("explained").glob("*"):
+        if written and path not in written:
+            path.unlink()
+    code, _, err = typed(*second)
+    assert (code, len(made)) == (1, count)
+    assert "exists already" in err[-1]
+    assert existing is None or existing in err[-1]
+    assert typed(*second, "--force")[0] == 0
+    assert len(made) > count
+
+
+def test_other_files_that_begin_alike_are_no_reason_to_refuse(typed: Typed) -> None:
+    assert typed(*ONE, "--target", "goldfish")[0] == 0
+    assert typed(*ONE)[0] == 0
+    assert typed(*SEVERAL[:1], "--method", "gradcam")[0] == 0
 
 
 @pytest.mark.long
