@@ -282,6 +282,17 @@ def test_an_interrupt_keeps_the_sets_of_earlier_images_and_leaves_later_ones_emp
     assert partial.sets[2] == ()
 
 
+def test_an_interrupt_is_raised_unless_what_was_found_is_asked_for() -> None:
+    model = network(5)
+
+    def stop(done: int, total: int) -> None:
+        if done > 40:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        explain.attribute(model, photo(5, model), Sufficient(SIDE, Zero()), progress=stop)
+
+
 def test_a_record_of_regions_of_a_layer_is_loaded_and_repeated(tmp_path: Path) -> None:
     model = mapped(0, 2, channels=3)
     draw = np.random.default_rng(0)
