@@ -716,7 +716,7 @@ def _predictions(explanation: "Explanation") -> tuple[str, list[str]]:
     lines = []
     for prediction in predicted[:MOST_PREDICTIONS]:
         box = (
-            f"  box {','.join(f'{edge:.0f}' for edge in prediction.box)}" if prediction.box else ""
+            f"  box {','.join(f'{round(edge)}' for edge in prediction.box)}" if prediction.box else ""
         )
         lines.append(f"  {printable(prediction.label):<{width}}  {prediction.amount:>7}{box}")
     if len(predicted) > MOST_PREDICTIONS:

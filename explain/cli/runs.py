@@ -258,7 +258,8 @@ def _so_far(file: str) -> str:
 
     with suppress(RunError):
         photos = explain.open_run(file).photos
-        return f"; {photos} photos are in {file}, and the same command goes on from there"
+        are = "photo is" if photos == 1 else "photos are"
+        return f"; {photos} {are} in {file}, and the same command goes on from there"
     return ""
 
 
