@@ -62,7 +62,7 @@ def test_budgets_are_those_of_every_method_that_estimates(typed: Typed) -> None:
         )
         assert record["estimate"]["samples"] <= 24
     for wrong in ("0", "nan"):
-        code, _, (line,) = typed(*common.split(), f"--max-seconds={wrong}")
+        code, _, (line,) = typed(*common.split(), "--output", "new", f"--max-seconds={wrong}")
         assert (code, "max_seconds" in line or wrong in line) == (2, True)
 
 
