@@ -715,9 +715,8 @@ def _predictions(explanation: "Explanation") -> tuple[str, list[str]]:
     width = max((len(printable(prediction.label)) for prediction in predicted), default=0)
     lines = []
     for prediction in predicted[:MOST_PREDICTIONS]:
-        box = (
-            f"  box {','.join(f'{round(edge)}' for edge in prediction.box)}" if prediction.box else ""
-        )
+        edges = ",".join(str(round(edge)) for edge in prediction.box or ())
+        box = f"  box {edges}" if edges else ""
         lines.append(f"  {printable(prediction.label):<{width}}  {prediction.amount:>7}{box}")
     if len(predicted) > MOST_PREDICTIONS:
         lines.append(f"  and {len(predicted) - MOST_PREDICTIONS} more")

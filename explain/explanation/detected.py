@@ -166,7 +166,7 @@ def _box(
     box = seen_part.to_photo(corners.tolist(), size)
     rank = resolved.ranks[0]
     same = [item.label for item in detections if item.category == category and item.box == box]
-    name = f"{label} box {','.join(f'{round(edge)}' for edge in box)}"
+    name = f"{label} box {','.join(str(round(edge)) for edge in box)}"
     if same:
         name = same[min(rank, len(same) - 1)]
     if resolved.of != "score":

@@ -338,7 +338,7 @@ class Detections(CheckedTarget):
         the model's input."""
         in_photo = self._in_photo
         shown_corners = corners if in_photo is None else in_photo(image, corners)
-        return ",".join(f"{round(edge)}" for edge in shown_corners)
+        return ",".join(str(round(edge)) for edge in shown_corners)
 
     @property
     def _unit(self) -> str:
