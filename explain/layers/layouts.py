@@ -273,7 +273,8 @@ def _main_dims(position: Tensor) -> list[int]:
 
 def _variance(position: Tensor) -> float:
     """The variance of positions, without values that lie nowhere, such as padding."""
-    return float(position[position > 0].double().var(correction=0))
+    known = position[position > 0].double()
+    return float(known.var(correction=0)) if len(known) else math.nan
 
 
 def token_grid(positions: Positions, shape: Size, count: int) -> Grid | None:

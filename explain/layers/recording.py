@@ -191,13 +191,20 @@ class RecordedCalls:
 
 
 def _is_convolved(value: Any) -> bool:
-    """Whether a value was computed by a convolution, and by what keeps its layout."""
+    """Whether a value was computed by a convolution or an interpolation, and by what keeps its
+    layout."""
     while isinstance(value, Value) and value.step is not None:
         step = value.step
-        if step.operation.kind == "convolution":
+        operation = step.operation
+        if operation.kind == "convolution" or operation.has("resizes"):
             return True
-        keeps = is_by_value(step) or step.operation.kind == "batchnorm"
-        alike = [read for read in step.inputs if keeps and read.shape == value.shape]
+        keeps = is_by_value(step) or operation.kind == "batchnorm"
+        same = slice(None)
+        if operation.has("reshapes") and len(value.shape) > 3:
+            # instance normalisation takes the channels of all images for those of one
+            keeps = True
+            same = slice(2, None)
+        alike = [read for read in step.inputs if keeps and read.shape[same] == value.shape[same]]
         value = alike[0] if alike else None
     return False
 

@@ -132,7 +132,7 @@ def test_a_network_that_comes_along_is_measured_on_photos_of_a_folder(
     lines = told("measure", file, "--methods", "gradcam", "--certified", "0", "--moves", "1")
     (tmp_path / "figures.jsonl").write_text("\n".join(lines))
     rows = [json.loads(line) for line in lines]
-    names = ["frame", "nothing", "corner", "photo, plain"]
+    names = ["frame", "nothing", "corner", "shift", "photo, plain"]
     assert [row["case"] for row in rows] == names
     first, *_ = told("table", str(tmp_path / "figures.jsonl"))
     assert first == f"| method | {' | '.join(names)} |"
