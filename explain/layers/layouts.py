@@ -273,8 +273,8 @@ def _main_dims(position: Tensor) -> list[int]:
 
 def _variance(position: Tensor) -> float:
     """The variance of positions, without values that lie nowhere, such as padding."""
-    known = position[position > 0].double()
-    return float(known.var(correction=0)) if len(known) else math.nan
+    on_photo = position[position > 0].double()
+    return float(on_photo.var(correction=0)) if len(on_photo) else math.nan
 
 
 def token_grid(positions: Positions, shape: Size, count: int) -> Grid | None:
