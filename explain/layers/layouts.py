@@ -171,11 +171,11 @@ MAX_EXTRA_TOKENS = 8
 @dataclass(frozen=True)
 class LayoutReading:
     """The ways in which a shape may be read, the most likely first; ``open`` unless the first one
-    is certain. ``convolved``: a convolution has put the channels first, wherever its values lie."""
+    is certain. ``channels_first``: by what computed the values, wherever these lie."""
 
     grids: tuple[Grid, ...] = ()
     open: bool = False
-    convolved: bool = False
+    channels_first: bool = False
 
     @property
     def likeliest(self) -> Grid | None:

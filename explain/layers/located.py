@@ -269,12 +269,9 @@ def stays_in(
 ) -> dict[Value, Value]:
     """What recurrent layers give, ``(..., C)``, and what they are given: each of their states
     belongs to the place of its input, whatever it remembers of others."""
-    inputs = first_reads(steps)
-    return {
-        value: inputs[key]
-        for key, value in values.items()
-        if key in inputs and isinstance(submodule(model, key[0]), nn.RNNBase)
-    }
+    recurrent = [key for key in values if isinstance(submodule(model, key[0]), nn.RNNBase)]
+    inputs = first_reads(steps) if recurrent else {}
+    return {values[key]: inputs[key] for key in recurrent if key in inputs}
 
 
 def _locate_once(model: nn.Module, inputs: Inputs) -> tuple[Places, bool]:
@@ -330,7 +327,7 @@ def laid_out(call: ModuleCall, reading: LayoutReading | None, located: Places) -
         return call
     shape, state = located.of_calls.get(call.key, (call.shape, UNKNOWN))
     grid = located.grid_of(shape, state, reading.grids)
-    if grid is None and reading.convolved:
+    if grid is None and reading.channels_first:
         grid = next((possible for possible in reading.grids if possible.layout == "NCHW"), None)
     doubts = [possible.described for possible in reading.grids]
     if len(shape) == 3 and state in (EVERYWHERE, UNKNOWN):

@@ -174,7 +174,7 @@ class RecordedCalls:
         # the values of a spectrum lie nowhere
         reading = LayoutReading() if tensor.is_complex() else layouts.read_shape(shape, self._size)
         if reading.open:
-            self.open[key] = replace(reading, convolved=_is_convolved(returned))
+            self.open[key] = replace(reading, channels_first=_has_channels_first(returned))
         grid = None if reading.open else reading.likeliest  # open layouts are decided later
         self.calls.append(
             ModuleCall(
@@ -190,7 +190,7 @@ class RecordedCalls:
         )
 
 
-def _is_convolved(value: Any) -> bool:
+def _has_channels_first(value: Any) -> bool:
     """Whether a value was computed by a convolution or an interpolation, and by what keeps its
     layout."""
     while isinstance(value, Value) and value.step is not None:
