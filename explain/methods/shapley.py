@@ -58,13 +58,19 @@ def regress_pairs(seen: torch.Tensor, scores: torch.Tensor, whole: float, blank:
     if len(half_differences) == 2 ** (regions - 1):
         values = half_differences @ coefficients(signs)
         return Estimate(values, torch.zeros_like(values))
-    fits = [_fit(signs[:ENOUGH], half_differences[:ENOUGH], *choice) for choice in CHOICES]
+    # the covariance of two pairs depends on how many regions they agree in
+    agreement = signs @ signs.T
+    first_agreement = agreement[:ENOUGH, :ENOUGH]
+    first_differences = half_differences[:ENOUGH]
+    fits = [_fit(first_agreement, first_differences, regions, *choice) for choice in CHOICES]
     best_likelihood = max(fit.likelihood for fit in fits)
     plausible = [fit for fit in fits if best_likelihood - fit.likelihood < PLAUSIBLE]
     plausible.sort(key=lambda fit: -fit.likelihood)
     # variances are compared by the first pairs; the fit is then made with all
     if len(half_differences) > ENOUGH:
-        plausible = [_fit(signs, half_differences, fit.reach, fit.together) for fit in plausible]
+        plausible = [
+            _fit(agreement, half_differences, regions, fit.reach, fit.together) for fit in plausible
+        ]
     best = plausible[0]
     freedom = len(half_differences) - regions
     values = (
@@ -76,7 +82,7 @@ def regress_pairs(seen: torch.Tensor, scores: torch.Tensor, whole: float, blank:
     error = None
     if freedom > max(regions, TESTED):
         likelihoods = signs.new_tensor([fit.likelihood - best.likelihood for fit in plausible])
-        squares = torch.stack([fit.error(signs, half_differences).square() for fit in plausible])
+        squares = torch.stack([fit.error(signs).square() for fit in plausible])
         error = student_factor(freedom) * (likelihoods.softmax(0) @ squares).sqrt()
     return Estimate(values + (whole_gain - values.sum()) / regions, error)
 
@@ -90,6 +96,8 @@ class _Fit:
     reach: float
     together: float
     factor: torch.Tensor
+    scale: torch.Tensor
+    """The variance of single regions that the scores show."""
 
     def across(self, signs: torch.Tensor) -> torch.Tensor:
         """The prior covariance of each pair's half difference with each region's value ``(n, M)``,
@@ -105,13 +113,11 @@ class _Fit:
         like = (signs * signs.sum(1, keepdim=True) + regions) / 2
         return signs * signs.new_tensor(by_like)[like.round().long() - 1]
 
-    def error(self, signs: torch.Tensor, half: torch.Tensor) -> torch.Tensor:
-        """The posterior standard deviation of each value ``(M,)`` from pairs ``signs`` ``(n, M)``
-        and ``half`` ``(n,)``, in the unit that these show.
-        """
+    def error(self, signs: torch.Tensor) -> torch.Tensor:
+        """The posterior standard deviation of each value ``(M,)`` from pairs ``signs``
+        ``(n, M)``."""
         solved = torch.linalg.solve_triangular(self.factor, self.across(signs), upper=False)
         explained = solved.square().sum(0)
-        whitened = torch.linalg.solve_triangular(self.factor, half[:, None], upper=False)
         regions = signs.shape[1]
         _, of_reach = _value_covariances(regions, self.reach)
         _, of_rest = _value_covariances(regions, 1.0)
@@ -119,23 +125,23 @@ class _Fit:
         prior = 4 / regions + self.together * of_reach + REST * of_rest
         # what the observed pairs leave of it
         unexplained = (prior - explained).clamp(min=0)
-        return torch.sqrt(whitened.square().mean() * unexplained)
+        return torch.sqrt(self.scale * unexplained)
 
 
-def _fit(signs: torch.Tensor, half: torch.Tensor, reach: float, together: float) -> _Fit:
-    """Fit half differences ``(n,)`` of pairs ``(n, M)`` under prior variances of what regions do
-    alone, 1, and ``together``."""
-    regions = signs.shape[1]
-    # the covariance of two pairs depends on how many regions they agree in
-    inner_products = signs @ signs.T
+def _fit(
+    inner_products: torch.Tensor, half: torch.Tensor, regions: int, reach: float, together: float
+) -> _Fit:
+    """Fit half differences ``(n,)`` of pairs, whose signs have these ``inner_products`` ``(n, n)``,
+    under prior variances of what regions do alone, 1, and ``together``."""
     covariance = inner_products / regions + together * _together(inner_products, regions, reach)
     covariance.diagonal().add_(REST)
     factor = torch.linalg.cholesky(covariance)
     whitened = torch.linalg.solve_triangular(factor, half[:, None], upper=False)
-    log_scale = whitened.square().mean().clamp(min=1e-300).log()
+    scale = whitened.square().mean()
+    log_scale = scale.clamp(min=1e-300).log()
     log_determinant = factor.diagonal().log().sum()
     likelihood = -float(0.5 * len(half) * log_scale + log_determinant)
-    return _Fit(likelihood, reach, together, factor)
+    return _Fit(likelihood, reach, together, factor, scale)
 
 
 def _together(inner_products: torch.Tensor, regions: int, reach: float) -> torch.Tensor:
