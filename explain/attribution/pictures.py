@@ -22,7 +22,7 @@ from explain.render.styles import Style, StyleLike
 from explain.targets.labels import class_label
 from explain.targets.outputs import percent
 
-AREAS = ("contour", "mask")  # styles with outlines
+OUTLINES = ("contour", "mask")  # styles
 LARGEST_SIDE = 2000  # pixels of an overlay, unless asked: at 12 megapixels, each has 15 MB
 MANY = 4  # methods, from which on they are grouped by family
 Order: TypeAlias = Literal["family", "given"]
@@ -239,8 +239,9 @@ class Look:
 def map_for(
     attribution: Attribution, style: Style, slices: Sequence[tuple[slice, slice]] = ()
 ) -> np.ndarray[Any, Any]:
-    """Return the array that a style's ``reads`` wants of a batch's first image: sets, raw values,
-    signed map or heatmap. Maps of a layer stay cell by cell for outlines."""
+    """Return the array that a style's ``reads`` wants of a batch's first image: sets, certified
+    answers, raw values, signed map or heatmap. ``slices`` are where those of a volume lie. Maps of
+    cells that are spread evenly stay cell by cell for styles with outlines."""
     if style.reads == "sets":
         sets = attribution.sets
         return array(attribution.values[:1] > 0 if sets is None else sets.masks[0])
@@ -263,7 +264,7 @@ def map_for(
     in_pixels = _in_pixels(attribution)
     placement = attribution.placement
     is_placed = placement is not None and not placement.is_even
-    if in_pixels or is_placed or style.name not in AREAS:
+    if in_pixels or is_placed or style.name not in OUTLINES:
         values = _on_input(attribution, style, slices)
     else:
         values = array(attribution.contributions[0] if with_sign else attribution.cells[0])

@@ -209,10 +209,7 @@ class Attribution(Outcome):
     @property
     def stopped(self) -> str:
         """The words that say that an interrupt or the time ended the runs early; empty if all that
-        were wanted ran.
-
-        A record is then written with the samples that ran.
-        """
+        were wanted ran."""
         if self.spent is None or self.planned is None:
             return ""
         if not bool((self.spent < self.planned).any()):

@@ -248,7 +248,7 @@ def _check_run(context: click.Context, options: SimpleNamespace) -> None:
         )
     if draws:
         with as_usage(ExplainError):
-            choice(options.pictures)
+            choice(options.pictures)  # which raises where it is malformed
 
 
 def _so_far(file: str) -> str:

@@ -333,6 +333,7 @@ class _Passes:
     def answer(self, resolved: ResolvedTarget, *, last: bool) -> None:
         """Run the backward passes for one target and write the answers to ``resolved.answers``; the
         ``last`` target's passes free the graph and DeepLIFT's references."""
+        # gradients in the inputs may miss what the score does; for training, a graph is as it is
         if self.plan.whole and any(self.plan.wanted) and not self._create_graph:
             self._check_branches(resolved)
         # Needs without a backward pass come first, since the last backward pass frees the graph.

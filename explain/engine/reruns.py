@@ -172,7 +172,7 @@ def _run_in_batches(
         batch_length = math.ceil(count / math.ceil(count / most_at_once))
         batch = indices[:batch_length]
         try:
-            with reading_once():
+            with reading_once():  # the boxes of a detector, for all targets
                 results = rerun.run(batch)
         except Exception as error:
             if came_by_signal(error) or not lacks_memory(error) or batch_length == 1:
@@ -181,6 +181,7 @@ def _run_in_batches(
             continue
         for add in results:
             add()
+        # after all of the work: that an image still has its score in a batch of the last length
         state.confirm = partial(rerun.confirm, batch_length)
         indices = indices[batch_length:]
         if batch_length < count:

@@ -83,6 +83,7 @@ class HookGroup(SignalSafe["HookGroup"]):
         """By module; those of every module under None."""
         self._closed = False
         self._plain_sequences: Shared | None = None
+        """What keeps padded sequences plain tensors while the block runs; see `plain_sequences`."""
         self._signs_at_first_hook: Any = None
         """See `_signs_of_work`; None as long as no hook has been registered that should fire."""
         self._has_run = False

@@ -146,7 +146,7 @@ def _time_calls(group: HookGroup, names: Iterable[str], rows: Sequence[CallRow])
 
     def begin(module: nn.Module, args: Any) -> None:
         """Start the clock of the row whose call begins."""
-        row = next(remaining_rows, replace(rows[-1]))
+        row = next(remaining_rows, replace(rows[-1]))  # a call too many has a row of its own
         row.seconds = -time.perf_counter()
         running_rows.append(row)
 

@@ -256,7 +256,7 @@ class Ablate(Intervention):
         return covered.to(values).movedim(1, axes.channel_dim)
 
     def _resampled(self, values: torch.Tensor, position_dims: Sequence[int]) -> torch.Tensor:
-        """Values of other positions, drawn at random with replacement, the same positions for all
+        """Values of positions, drawn at random with replacement, the same positions for all
         channels and images."""
         last_dims = list(range(values.ndim - len(position_dims), values.ndim))
         moved = values.movedim(list(position_dims), last_dims)

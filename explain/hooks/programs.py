@@ -2,7 +2,7 @@
 layer of what they compute."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import groupby
 from typing import Any
@@ -110,7 +110,7 @@ class OpenProgram(nn.Module):
             args, kwargs = nested.replace((args, kwargs), lambda _, tensor: tensor.detach())
             return record(self.program, *args, **kwargs)
 
-    def _replayed(self, recording: Recording, inputs: Any) -> Any:
+    def _replayed(self, recording: Recording, inputs: Sequence[tuple[nested.Path, Tensor]]) -> Any:
         """Compute the steps of a recording again, as calls of the layers."""
         tensors: Tensors = {}
         for value, (_, tensor) in zip(recording.inputs, inputs, strict=True):

@@ -225,7 +225,7 @@ def channels(
     target_score: Target = TopClass() if number is None else ClassTarget(number)
     model = photos.explainer.model
     rows: list[Row] = []
-    peaks = torch.zeros(0)
+    peaks = torch.zeros(0)  # then (value, photo, place), patches, channels: see `strongest`
     weights = torch.zeros(())
     count_of_class = 0
     where = ""
@@ -269,8 +269,8 @@ def channels(
             box = _part_seen(row, divmod(int(place), places[1]), places, middle_field)
             channel_patches.append(ChannelPatch(row, value, box))
         reports.append(Channel(channel, float(weights[channel]), tuple(channel_patches)))
-    field = (round(middle_field.width), round(middle_field.height))
-    return ChannelReport(where, label, field, len(rows), tuple(reports))
+    field_size = (round(middle_field.width), round(middle_field.height))
+    return ChannelReport(where, label, field_size, len(rows), tuple(reports))
 
 
 def _part_seen(row: Row, place: tuple[int, int], places: Sequence[int], middle_field: Box) -> Box:

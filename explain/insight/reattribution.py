@@ -125,7 +125,8 @@ def _check_explainer(explainer: Explainer, manifest: Mapping[str, Any]) -> None:
             "explainer must have the weights that the run was made with; give the same model"
         )
     now = preprocessing_identity(explainer)
-    # a function and options may do the same to the photos of the run, and not to the test pictures
+    # of a caller's function, nothing is known but what it makes of some test pictures; it may do
+    # the same as options do to the photos of the run alone
     comparable = _is_own(now) == _is_own(manifest)
     if comparable and not alike("test_inputs", manifest["test_inputs"], now["test_inputs"]):
         stored = {name: manifest[name] for name in now}

@@ -153,12 +153,12 @@ class Placement:
         return pixels.reshape(*maps.shape[:2], *self.size)
 
     def _smoothly(self, maps: Tensor) -> Tensor:
-        """The values of maps at all pixels, along cubics where the cells lie on a grid of their
-        own."""
+        """The values of maps at all pixels, along cubics where cells lie in rows and columns."""
         if self.is_even or self._curves is None:
             return self._spread(maps)
         turned, rows, columns = self._curves
         maps = maps.mT if turned else maps
+        # apart and clamped, so that no cubic gives a pixel a sign that its cells do not have
         above = rows.to(maps) @ maps.clamp(min=0) @ columns.to(maps).mT
         below = rows.to(maps) @ (-maps).clamp(min=0) @ columns.to(maps).mT
         return above.clamp(min=0) - below.clamp(min=0)

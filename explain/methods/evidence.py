@@ -79,14 +79,14 @@ class EvidenceSets:
 
     @classmethod
     def stored(
-        cls, values: torch.Tensor, reasons: int, records: Sequence[Mapping[str, Any]]
+        cls, values: torch.Tensor, set_count: int, records: Sequence[Mapping[str, Any]]
     ) -> "EvidenceSets":
         """One image's evidence sets from a saved record: the masks from its map ``(H, W)``, whose
-        values code ``reasons`` sets (`RegionSearch.map`), the rest from ``records`` (`described`).
-        """
-        # times ``reasons``, set i has values from reasons - i - 0.5 to reasons - i, or a little
-        # beyond where they were saved in half precision
-        set_numbers = torch.where(values > 0, reasons - (values * reasons + 0.25).round(), -1)
+        values code ``set_count`` sets (`RegionSearch.map`), the rest from ``records``
+        (`described`)."""
+        # within a set, values fall with the region's rank; times ``set_count``, those of set i lie
+        # from set_count - i - 0.5 to set_count - i, or a little beyond after half precision
+        set_numbers = torch.where(values > 0, set_count - (values * set_count + 0.25).round(), -1)
         masks = set_numbers == torch.arange(len(records)).to(values)[:, None, None]
         alone_and_without = [
             [math.nan if record[name] is None else record[name] for record in records]

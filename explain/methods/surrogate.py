@@ -441,18 +441,18 @@ class HSIC(GridSensitivity):
         self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float
     ) -> Estimate:
         """The HSIC of each cell with the score ``(M,)``, with a Gaussian kernel as wide as the
-        median distance of two scores; its error from leaving out one group of masks in turn, from
-        three groups on."""
+        median distance of two scores; its error from leaving out one part of the masks in
+        turn, from three parts on."""
         distances = (scores[:, None] - scores).abs()
         # the same mask, drawn twice, scores the same but for rounding
         differ = distances > 1e-6 * distances.max()
         width = float(distances[differ].median()) if bool(differ.any()) else 1.0
         kernel = torch.exp(-((distances / width) ** 2) / 2)
         values = hsic(seen, kernel)
-        groups = min(10, len(seen) // GROUP)
-        if groups < FEWEST_PARTS or not bool(differ.any()):
+        parts = min(10, len(seen) // GROUP)
+        if parts < FEWEST_PARTS or not bool(differ.any()):
             return Estimate(values)
-        group = torch.arange(len(seen), device=seen.device) // GROUP % groups
-        stays = [group != k for k in range(groups)]
+        part = torch.arange(len(seen), device=seen.device) // GROUP % parts
+        stays = [part != k for k in range(parts)]
         without = (hsic(seen[rows], kernel[rows][:, rows]) for rows in stays)
         return Estimate(values, left_out_error(without))

@@ -360,7 +360,7 @@ def evaluate(
             maps_by_name[name] = _map_of(source)
     if len(maps_by_name) == len(sources) and all(
         isinstance(metric, MapMetric) for metric in named.values()
-    ):
+    ):  # of maps alone: the model does not run
         images = photos_of(inputs)
         data = {
             name: MetricInput(Maps.of(name, source, images), images, **truth)
@@ -371,6 +371,7 @@ def evaluate(
     model, inputs, _ = with_texts(model, inputs, [wanted])
     evaluation = _Evaluation(model, inputs, named, sources, target, options)
     settings = evaluation.settings
+    # outputs become probabilities in the same way throughout
     reader = reading(model, inputs, settings.activation, settings.categories)
     with intervene(model, settings.interventions), reader:
         if settings.progress is True:

@@ -100,8 +100,8 @@ class Maps:
 
     def per_pixel(self, sign: Sign = "own") -> torch.Tensor:
         """One number for each pixel ``(N, H, W)``: maps ``(N, h, w)`` as they are drawn, channels
-        summed; "own" takes the largest channel of magnitudes or colours, as heatmaps do.
-        """
+        summed, of which "absolute" takes the magnitude; "own" is the largest magnitude of a pixel's
+        channels for maps of intensities, colours or heat, as heatmaps have it."""
         values = self.values
         if self.of_channels and sign == "own" and self.style in ("intensity", "color", "heat"):
             return values.abs().amax(1)

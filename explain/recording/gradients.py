@@ -171,6 +171,8 @@ def is_by_batch(step: Step) -> bool:
 
 
 def _of_batch_norm(step: Step, gradient: Tensor, through: AbstractSet[Value]) -> OfInputs | None:
+    """None, for the general derivative, if statistics are those of the batch, or a weight is among
+    the values ``through`` which gradients are wanted."""
     if is_by_batch(step) or not through.isdisjoint(step.inputs[1:]):
         return None
     weight, _, mean, variance = (value and value.tensor for value in step.args[1:5])

@@ -159,7 +159,7 @@ def _convolution(*args: Any) -> Tensor:
 
 
 def _dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
-    """Dropout as a product with a mask that the kernel has drawn."""
+    """Dropout as a product with a mask that the kernel has drawn, which relevance can follow."""
     scale = 1 if train is False else 1 / (1 - p) if p < 1 else 0
     result = torch.empty_like(x)
     mask = torch.empty_like(x, dtype=torch.bool)

@@ -234,13 +234,14 @@ class _AtInput(_Stabilised):
             copied = copied.step.inputs[0]
         is_source = copied in flow.sources
         prefix = None
-        if step.nearest and not is_source:
+        if step.nearest and not is_source:  # no other map lies before this one
             prefix = Prefix.to(linear.x, flow.recorded, flow.sources, flow.signals)
         shares = self.shares(step, gradient * step.result.tensor, flow, prefix)
         if is_source:
             flow.deposit(copied, shares)
             return torch.zeros_like(x)
         if prefix is not None:
+            # what belongs to padding comes from no input
             flow.take("biases", shares * prefix.outside)
             for source, relevance in prefix.back(shares).items():
                 flow.deposit(source, relevance)

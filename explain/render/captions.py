@@ -301,11 +301,13 @@ def caption(
     colors = space(0, 0)
     room = width - 2 * pad
     if legend is not None:
+        # the labels of a ramp say what it means; those of steps are only names
         colors = bar(
             legend, max(70, min(width // 4, 13 * small)), small, with_meaning=not legend.ramp
         )
         room -= colors.width + pad
     lines = [line_of(title, room, large, bold=True, end=end)]
+    # an empty line, so that pictures beside each other are equally high
     details = wrapped(detail, room, font(small).getlength, 3) or [""]
     lines += [text_picture(line, small, FAINT) for line in details]
     if marks:

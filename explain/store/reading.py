@@ -185,6 +185,7 @@ class Row:
         """Draw the map on the photo, at most 2,000 pixels a side, in a style of `explain.render`.
         ``photo`` is needed where its file has moved; it must be the one that was explained."""
         picture = self.picture(photo)
+        # the picture of a volume is a sheet, which says where on it each slice lies
         slices = getattr(picture, "cells", {})
         seen = tuple(Box(*cell) for cell in slices.values()) or (self.box,)
         boxes = () if self.detection is None else (self.detection.box,)

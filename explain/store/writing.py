@@ -315,9 +315,9 @@ class Store:
     def insert(
         self, table: str, row: Mapping[str, Any], *owner: str, conflict: str = "REPLACE"
     ) -> int:
-        """Insert a row, in place of one with the same key unless ``conflict="IGNORE"``; returns its
-        id. Tables in `DIGESTED` get a digest, with ``owner`` so that photos cannot be exchanged.
-        """
+        """Insert a row, in place of one with the same key unless ``conflict="IGNORE"``; returns the
+        id of the row that was inserted last. Tables in `DIGESTED` get a digest, with ``owner`` so
+        that photos cannot be exchanged."""
         if table in DIGESTED:
             cells = [*owner, *(row[name] for name in DIGESTED[table])]
             row = {**row, "digest": digest_of_cells(cells)}

@@ -291,6 +291,7 @@ class Predicted(Target):
             limits = {from_start(int(i), count): value for i, value in self.threshold.items()}
         elif self.threshold is not None:
             usual = self.threshold
+        # an index counts the detections of a class above one threshold: the least of all classes
         least = min([usual, *limits.values()])
         chosen: list[Target] = []
         counts: Counter[int] = Counter()

@@ -167,6 +167,7 @@ def _from_numbers(numbers: Any, target: object, categories: Labels) -> Target:
         return ClassTarget(_whole([numbers], target)[0])
     if not numbers:
         raise _no_classes(target)
+    # (3, 5) is a place in the output, or a class for each of two images: the output decides
     if isinstance(target, tuple) and _is_place(target):
         return per_image.Element(_whole(target, target), or_classes=True)
     targets = tuple(_for_one_image(item, target, categories) for item in numbers)

@@ -243,10 +243,11 @@ def _scores(
     /,
     **words: torch.Tensor,
 ) -> dict[str, torch.Tensor]:
-    """Logits of labels ``(N, K)``, and of each text ``(N, 1, 1)``, which is no class;
-    ``text_features`` has ``(D,)`` for each text's name, ``words`` other token embeddings of some.
-    """
-    photos = F.normalize(_pooled(_functions(scorer)[0](x)), dim=-1)  # type: ignore[index]
+    """Logits of labels ``(N, K)``, and of each text ``(N, 1, 1)``, a shape that is not taken for
+    scores of classes; ``text_features`` has ``(D,)`` for each text's name, ``words`` other token
+    embeddings of some."""
+    image_features, _ = _functions(scorer)  # type: ignore[misc]
+    photos = F.normalize(_pooled(image_features(x)), dim=-1)
     labels: Any = scorer.features_of_labels
     output = {} if labels is None else {"logits": _similarity(scorer, photos @ labels.to(photos).T)}
     for name, features in text_features.items():
