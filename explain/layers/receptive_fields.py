@@ -99,7 +99,7 @@ def leading_to(value: Value) -> list[Step]:
             continue
         steps[step] = max(result.number for result in step.outputs)
         alike = [read for read in step.inputs if read.shape == step.outputs[0].shape]
-        has_gates = is_by_value(step) and any(read.depends for read in alike)
+        has_gates = step.is_pointwise and any(read.depends for read in alike)
         waiting += alike if has_gates else step.inputs
     return sorted(steps, key=lambda step: steps[step])
 
@@ -181,14 +181,9 @@ def _carried(
     ):
         rows, columns = (_run_on(step, along) for along in fields[step.args[0]])
         return {result: (rows, columns)}
-    if not operation.has("stays") and not is_by_value(step):
+    if not operation.has("stays") and not step.is_pointwise:
         raise ValueError(step.name)
     return {result: _by_value(step, result, fields, size)}
-
-
-def is_by_value(step: Step) -> bool:
-    """Whether a step computes value by value; functions that are no operators do not say."""
-    return torch.Tag.pointwise in getattr(step.operator, "tags", ())
 
 
 def _moved(step: Step, fields: Mapping[Value, Field]) -> dict[Value, Field]:
@@ -507,7 +502,7 @@ def _squared_slope(step: Step, signal: Value, field: Field) -> float | Tensor:
     channels = changing[0] & changing[1]
     averaged = [d for d in range(x.ndim) if channels != {d}]
     sampled = [slice(None)] * x.ndim
-    if is_by_value(step):  # some are enough
+    if step.is_pointwise:  # some are enough
         long = sum(x.shape[d] > 1 for d in averaged)
         some = max(1, round((x.numel() / _SAMPLED) ** (1 / max(long, 1))))
         sampled = [slice(None, None, some if d in averaged else 1) for d in range(x.ndim)]

@@ -20,7 +20,6 @@ from explain.hooks.preserve import calculating, untouched, without_proxy
 from explain.hooks.unwrap import hookable, leaves, runs_in_order
 from explain.layers import layouts
 from explain.layers.layouts import Grid, LayoutReading, Size
-from explain.layers.receptive_fields import is_by_value
 from explain.recording import Value
 from explain.recording.record import record_until
 from explain.recording.recorder import PassRecorder
@@ -198,7 +197,7 @@ def _has_channels_first(value: Any) -> bool:
         operation = step.operation
         if operation.kind == "convolution" or operation.has("resizes"):
             return True
-        keeps = is_by_value(step) or operation.kind == "batchnorm"
+        keeps = step.is_pointwise or operation.kind == "batchnorm"
         same = slice(None)
         if operation.has("reshapes") and len(value.shape) > 3:
             # instance normalisation takes the channels of all images for those of one

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from explain.layers.receptive_fields import Looks, centres, is_by_value
+from explain.layers.receptive_fields import Looks, centres
 from explain.recording import Step, Value
 from explain.recording.moves import is_move
 
@@ -22,7 +22,7 @@ def copy_of(steps: Iterable[Step], photo: Value) -> Value:
             readers.setdefault(read, []).append(step)
     while len(readers.get(value, [])) == 1:
         (step,) = readers[value]
-        is_copied = is_move(step) or is_by_value(step)
+        is_copied = is_move(step) or step.is_pointwise
         signals = [read for read in step.inputs if read.depends]
         if not is_copied or signals != [value] or len(step.outputs) != 1:
             break
@@ -44,7 +44,7 @@ def seen_pixels(steps: Iterable[Step], photo: Value, looks: Looks) -> Tensor | N
         for value in pixels.intersection(step.inputs):
             signals = [other for other in step.inputs if other in looks.fields]
             is_shifted = is_move(step) or step.operation.has("resizes")
-            if is_shifted or (is_by_value(step) and len(signals) == 1):
+            if is_shifted or (step.is_pointwise and len(signals) == 1):
                 pixels.update(looks.fields.keys() & set(step.outputs))
                 continue
             rows, columns = centres(looks.fields[value])

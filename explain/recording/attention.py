@@ -218,18 +218,17 @@ def _from_arguments(value: Value, memo: dict[Value, Labels | None]) -> Labels | 
         return _numbered(value, [1])
     if operation.kind == "matrixproduct" or step.name == "embedding":
         return _numbered(value, [len(value.shape) - 1])
-    is_pointwise = torch.Tag.pointwise in getattr(step.operator, "tags", ())
     labels: dict[Value, Labels] = {}
     for source in step.inputs:
         of_source = _tokens_of(source, memo) if source.depends == value.depends else None
         if of_source is not None:
             labels[source] = of_source
-        elif source.depends == value.depends and not is_pointwise:
+        elif source.depends == value.depends and not step.is_pointwise:
             return None
     if not labels:
         return None
     of_value = follow(step, labels).get(value)
-    if of_value is None and is_pointwise:
+    if of_value is None and step.is_pointwise:
         # tokens of two maps are added up, and are new ones
         ndim = len(value.shape)
         parts = [part for part in labels.values() if part.ndim == ndim]
@@ -337,8 +336,7 @@ def _reduced_over(value: object, source: Value, name: str) -> int | None:
             dims = [dims] if isinstance(dims, int) else list(dims)
             return dims[0] % len(source.shape) if len(dims) == 1 else None
         depending = [part for part in step.inputs if part.depends]
-        is_pointwise = torch.Tag.pointwise in getattr(step.operator, "tags", ())
-        if len(depending) != 1 or not (is_pointwise or is_move(step)):
+        if len(depending) != 1 or not (step.is_pointwise or is_move(step)):
             return None
         value = depending[0]
     return None

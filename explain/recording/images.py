@@ -162,9 +162,8 @@ def _labels_of_results(
     are mixed in them."""
     operation = step.operation
     labels = [labels_of(value) for value in dependent]
-    is_pointwise = torch.Tag.pointwise in getattr(step.operator, "tags", ())
     is_filled = operation.has("fills") or operation.kind == "activation"
-    if is_pointwise or is_filled or operation.has("elementwise"):
+    if step.is_pointwise or is_filled or operation.has("elementwise"):
         return dict.fromkeys(results, _joined(labels, results[0]))
     is_sum = step.options.get("accumulate") or step.options.get("reduce")
     if (is_move(step) and not is_sum) or step.name == "embedding":

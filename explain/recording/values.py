@@ -1,8 +1,8 @@
 """What a recording is made of: values, and the steps that computed them."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
@@ -107,6 +107,12 @@ class Step:
         is_of_library = "::" in self.name and self.operation.kind is None
         return is_of_library or isinstance(self.operator, type)
 
+    @property
+    def is_pointwise(self) -> bool:
+        """Whether it computes value by value, as PyTorch says; functions that are no operators do
+        not say."""
+        return torch.Tag.pointwise in getattr(self.operator, "tags", ())
+
     @cached_property
     def inputs(self) -> list[Value]:
         """The values among the arguments, in their order."""
@@ -149,6 +155,19 @@ class Step:
             )
         returned = self.operator(*args, **kwargs)
         return self._named([*tensors_of(returned), *written])
+
+    def given(self, tensors: Mapping[Value, Tensor]) -> "Step":
+        """The same operation of other tensors in the place of some values."""
+
+        def changed(part: Any) -> Any:
+            """An argument, a new value in the place of one with another tensor."""
+            if not (isinstance(part, Value) and part in tensors):
+                return part
+            tensor = tensors[part]
+            return replace(part, kept=tensor, shape=tuple(tensor.shape), dtype=tensor.dtype)
+
+        args, kwargs = mapped((self.args, self.kwargs), changed)
+        return replace(self, args=args, kwargs=kwargs)
 
     def _named(self, tensors: list[Tensor]) -> dict[Value, Tensor]:
         """The tensors that the operator has given, by their values."""

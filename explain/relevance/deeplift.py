@@ -45,7 +45,7 @@ class StepPair(NamedTuple):
         return self.step.output.tensor, self.of_reference.output.tensor
 
 
-BackOfPair: TypeAlias = Callable[[StepPair, Tensor], Sequence[Tensor]]
+BackOfPair: TypeAlias = Callable[[StepPair, Tensor], Sequence[Tensor | None]]
 """The multipliers of a step's signals, from those of its result."""
 
 
@@ -96,12 +96,11 @@ def _rule_of(step: Step) -> BackOfPair | None:
         return _BACK[step.kind]
     if step.kind in ("softmax", "deviation", "maximum") and tuple(step.signals) == (0,):
         return _BACK[step.kind]
-    is_pointwise = torch.Tag.pointwise in getattr(step.recorded.operator, "tags", ())
     is_linear = step.kind in ("sum", "product", "choice") or (
         step.kind == "quotient" and tuple(step.signals) == (0,)
     )
     is_of_one = len(step.signals) == 1 and step.x.shape == step.output.shape
-    is_function = is_pointwise or step.kind in ("activation", "rectifier")
+    is_function = step.recorded.is_pointwise or step.kind in ("activation", "rectifier")
     return _rescale if is_function and is_of_one and not is_linear else None
 
 
@@ -157,43 +156,22 @@ def _rescale(pair: StepPair, gradient: Tensor) -> list[Tensor]:
     return [torch.where(is_same_point, plain, gradient * slopes)]
 
 
-def _product(pair: StepPair, gradient: Tensor) -> list[Tensor]:
-    """DeepLIFT at a product a b: each factor's gradient is that of the result, times the mean of
-    the other factor in image and reference."""
-    a, a0 = pair.inputs_at(0)
-    b, b0 = pair.inputs_at(1)
-    return [_meeting(gradient * _mean(b, b0), a), _meeting(gradient * _mean(a, a0), b)]
+def _midway(pair: StepPair, gradient: Tensor) -> Sequence[Tensor | None]:
+    """DeepLIFT at a product of two numbers or matrices: each factor's gradient is by the mean of
+    the other one in image and reference, as in the derivative midway between the two."""
+    step = pair.step
+    pairs = zip(step.inputs, pair.of_reference.inputs, strict=True)
+    middle = step.recorded.given({v: (v.tensor + v0.tensor) / 2 for v, v0 in pairs})
+    return derivative(middle, {step.output: gradient}, set(middle.inputs))
 
 
 def _quotient(pair: StepPair, gradient: Tensor) -> list[Tensor]:
     """DeepLIFT at a quotient a / b, as a product of a and 1 / b."""
     a, a0 = pair.inputs_at(0)
     b, b0 = pair.inputs_at(1)
-    of_a = gradient * _mean(1 / b, 1 / b0)
-    of_b = -gradient * _mean(a, a0) / (b * b0).conj()
-    return [_meeting(of_a, a), _meeting(of_b, b)]
-
-
-def _matrix_product(pair: StepPair, gradient: Tensor) -> list[Tensor]:
-    """DeepLIFT at a matrix product: as for a product, each matrix by the mean of the other one."""
-    a, a0 = pair.inputs_at(0)
-    b, b0 = pair.inputs_at(1)
-    of_a = gradient @ _mean(b, b0).transpose(-2, -1)
-    of_b = _mean(a, a0).transpose(-2, -1) @ gradient
-    return [_meeting(of_a, a), _meeting(of_b, b)]
-
-
-def _mean(factor: Tensor, of_reference: Tensor) -> Tensor:
-    """The mean of a factor in image and reference, to multiply gradients with (conjugate if
-    complex)."""
-    return (factor + of_reference).conj() / 2
-
-
-def _meeting(gradient: Tensor, value: Tensor) -> Tensor:
-    """A gradient summed to the shape of the factor ``value``, which was broadcast; real if
-    ``value`` is."""
-    summed = gradient.sum_to_size(value.shape)
-    return summed.real if summed.is_complex() and not value.is_complex() else summed
+    of_a = gradient * ((1 / b + 1 / b0) / 2).conj()
+    of_b = -gradient * ((a + a0) / (2 * b * b0)).conj()
+    return [of_a.sum_to_size(a.shape), of_b.sum_to_size(b.shape)]
 
 
 def _of_softmax(x: Tensor, x0: Tensor, dim: int, gradient: Tensor) -> Tensor:
@@ -300,9 +278,9 @@ def _to_holders(
 
 
 _BACK: dict[str, BackOfPair] = {
-    "product": _product,
+    "product": _midway,
     "quotient": _quotient,
-    "matrixproduct": _matrix_product,
+    "matrixproduct": _midway,
     "softmax": _softmax,
     "deviation": _deviation,
     "maximum": _maximum,

@@ -14,75 +14,55 @@ its name.
 
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from explain.recording import Step, Value
-
-Values = dict[Value, Tensor]
+from explain.recording.gradients import Gradients, derivative, walk_back
 
 
 class _Unknown(Exception):  # noqa: N818 (no error: it is answered otherwise)
     """An operation that cannot be followed."""
 
 
-@dataclass(eq=False)
 class _Operation:
     """One step, and the ``positions`` of those of its inputs that lead to the sources."""
 
-    step: Step
-    positions: list[int]
-    slopes: dict[int, Tensor] = field(default_factory=dict)
-    """The derivatives in inputs that it changes value by value."""
-    sizes: dict[int, Tensor] = field(default_factory=dict)
-    """Their absolute values, once `forward` has found them."""
-
-    def __post_init__(self) -> None:
+    def __init__(self, step: Step, positions: list[int]) -> None:
         """Compute the derivative in each input that it changes value by value. Constants beside a
         signal, such as means and deviations that are spread over it, are dropped."""
-        self._differentiated = list(self.positions)
-        self.results = self.step.outputs
-        inputs = self.step.inputs
-        with torch.enable_grad():
-            self._given = [
-                inputs[position].tensor.detach().requires_grad_() for position in self.positions
-            ]
-            by_position = dict(zip(self.positions, self._given, strict=True))
-            arguments = iter(
-                [by_position.get(position, v.tensor) for position, v in enumerate(inputs)]
-            )
-            computed = self.step.run(lambda _: next(arguments))
-        self._computed = [computed[value] for value in self.results]
-        slopes = {position: self._slope(position) for position in self.positions}
+        self.step = step
+        slopes = {position: self._slope(position) for position in positions}
         self.slopes = {position: slope for position, slope in slopes.items() if slope is not None}
-        signals = [position for position in self.slopes if not self._is_spread(position)]
-        # an input that was spread over the picture counts as a constant beside a signal
-        if len(self.positions) > 1 and signals:
-            is_pointwise = torch.Tag.pointwise in getattr(self.step.operator, "tags", ())
-            kept: list[int] = []
-            for position in self.positions:
-                is_by_place = position in self.slopes or is_pointwise
-                if position in signals or not (is_by_place and self._is_spread(position)):
-                    kept.append(position)
-            self.positions = kept
+        """The derivatives in inputs that it changes value by value."""
+        self.sizes: dict[int, Tensor] = {}
+        """Their absolute values, once `forward` has found them."""
+        if len(positions) > 1 and any(not self._is_spread(position) for position in self.slopes):
+            by_place = set(positions if step.is_pointwise else self.slopes)
+            positions = [
+                position
+                for position in positions
+                if position not in by_place or not self._is_spread(position)
+            ]
+        self.positions = positions
 
     def _slope(self, position: int) -> Tensor | None:
         """The derivative of this step in one input, if each value of the result depends on the
         value in its place alone; else None."""
-        ones = _ones(self.results[0])
+        result = self.step.output
+        ones = _ones(result)
         if self.step.operation.has("copies"):
             return ones
         # statistics of a normalisation are constants: it counts as the identity
         slope_if_mixed = ones if "_norm" in self.step.name else None
-        if len(self.results) != 1:
+        if len(self.step.outputs) != 1:
             return slope_if_mixed
         generator = torch.Generator().manual_seed(0)
         numbers = (torch.rand(ones.shape, generator=generator, dtype=torch.float64) + 0.5).to(ones)
         # a test with two gradients: the derivative of another operation would mix their places
-        slope = self._back([ones])[position]
-        scaled = self._back([numbers])[position]
+        slope = self._derivative({result: ones}, position)
+        scaled = self._derivative({result: numbers}, position)
         if slope is None or scaled is None or slope.shape != ones.shape:
             return slope_if_mixed
         expected = slope * numbers
@@ -94,67 +74,50 @@ class _Operation:
         or deviation is."""
         value = self.step.inputs[position]
         is_expanded = value.step is not None and value.step.name == "expand"
-        return value.shape != self.results[0].shape or is_expanded
+        return value.shape != self.step.output.shape or is_expanded
 
-    def _back(self, arrived: Sequence[Tensor | None]) -> dict[int, Tensor | None]:
-        """The gradients in the inputs of this step by their places, from those in its results."""
-        pairs = [
-            (result, gradient)
-            for result, gradient in zip(self._computed, arrived, strict=True)
-            if gradient is not None and result.requires_grad
-        ]
-        if not pairs:
-            return dict.fromkeys(self._differentiated)
-        gradients = torch.autograd.grad(
-            [result for result, _ in pairs],
-            self._given,
-            [gradient for _, gradient in pairs],
-            retain_graph=True,
-            create_graph=torch.is_grad_enabled(),
-            allow_unused=True,
-        )
-        return dict(zip(self._differentiated, gradients, strict=True))
+    def _derivative(self, arrived: Gradients, position: int) -> Tensor | None:
+        """The gradient in one input of this step, from those in its results."""
+        return derivative(self.step, arrived, {self.step.inputs[position]})[position]
 
-    def forward(self, values: Values, *, sizes: bool) -> Iterator[tuple[Value, Tensor]]:
+    def forward(self, values: Gradients, *, sizes: bool) -> Gradients:
         """Pass values through the derivative of this step, from its inputs to its results; with
         ``sizes``, by absolute slopes. Raises _Unknown without a second derivative."""
-        total = [torch.zeros_like(_ones(value)) for value in self.results]
+        total = {value: torch.zeros_like(_ones(value)) for value in self.step.outputs}
         for position in self.positions:
             value = values[self.step.inputs[position]]
             if position in self.slopes:
                 slope = self._size(position, value) if sizes else self.slopes[position]
-                total[0] = total[0] + slope * value
+                total[self.step.output] = total[self.step.output] + slope * value
                 continue
             # The gradient is linear in `arriving`: its derivative is that of the operation itself.
             with torch.enable_grad():
-                arriving = [torch.zeros_like(t).requires_grad_() for t in total]
-                gradient = self._back(arriving)[position]
+                arriving = {v: torch.zeros_like(t).requires_grad_() for v, t in total.items()}
+                gradient = self._derivative(arriving, position)
             if gradient is None or not gradient.requires_grad:
                 raise _Unknown
             direction = value.expand_as(gradient).to(gradient.dtype)
-            products = torch.autograd.grad(gradient, arriving, direction, materialize_grads=True)
+            products = torch.autograd.grad(
+                gradient, list(arriving.values()), direction, materialize_grads=True
+            )
             rounding_error = _rounding(value)
             if sizes and any(
                 bool(((f != 0) & (f.abs() <= rounding_error)).any()) for f in products
             ):
                 raise _Unknown  # weights of both signs cancel out, as those of a softmax
-            total = [t + f for t, f in zip(total, products, strict=True)]
-        return zip(self.results, total, strict=True)
+            for result, product in zip(arriving, products, strict=True):
+                total[result] = total[result] + product
+        return total
 
-    def back(self, arrived: Values) -> Iterator[tuple[Value, Tensor]]:
+    def back(self, arrived: Gradients) -> Iterator[tuple[Value, Tensor | None]]:
         """The relevance of each input, from what arrived at the results: the transpose of `forward`
         with ``sizes``, which must have run before."""
-        of_results = [arrived.get(value) for value in self.results]
-        if all(gradient is None for gradient in of_results):
-            return
-        needs_derivative = len(self.slopes) < len(self.positions)
-        mixed = self._back(of_results) if needs_derivative else {}
         for position in self.positions:
             value = self.step.inputs[position]
-            share = mixed.get(position)
-            if position in self.slopes and of_results[0] is not None:
-                share = self.sizes[position] * of_results[0]
-            if share is not None:
+            if position not in self.slopes:
+                yield value, self._derivative(arrived, position)
+            elif self.step.output in arrived:
+                share = self.sizes[position] * arrived[self.step.output]
                 yield value, share.sum_to_size(value.shape)
 
     def _size(self, position: int, weights: Tensor) -> Tensor:
@@ -177,9 +140,7 @@ class _Operation:
 class Prefix:
     """What lies between the explained inputs and what a map is given."""
 
-    def __init__(
-        self, end: Value, sources: Sequence[Value], operations: Sequence[_Operation]
-    ) -> None:
+    def __init__(self, end: Value, sources: Sequence[Value], operations: list[_Operation]) -> None:
         """Measure the prefix by running ones forward, which gives the weight of each value and
         fills the operations' sizes. ``operations`` are in the order of the forward pass."""
         self._end = end
@@ -206,24 +167,21 @@ class Prefix:
         except (_Unknown, RuntimeError, NotImplementedError):
             return None
 
-    def back(self, relevance: Tensor) -> Values:
+    def back(self, relevance: Tensor) -> Gradients:
         """The relevance of the explained inputs, from that of the first linear map's input, in its
         shape; values outside (of padding) send nothing."""
         share = torch.where(
             self.outside, 0, relevance / torch.where(self.outside, 1, self._weights)
         )
-        arrived: Values = {self._end: share}
-        for operation in reversed(self._operations):
-            for value, share_of_value in operation.back(arrived):
-                earlier = arrived.get(value)
-                arrived[value] = share_of_value if earlier is None else earlier + share_of_value
-        return {source: arrived[source] for source in self._sources if source in arrived}
+        rules = {operation.step: operation.back for operation in self._operations}
+        on_the_way = {value for step in rules for value in step.inputs}
+        return walk_back([*rules], {self._end: share}, set(self._sources), on_the_way, rules)
 
     def range(self, x: Tensor, ends: Mapping[Value, Sequence[Tensor]]) -> tuple[Tensor, Tensor]:
         """The least and largest value that each element of the first linear map's input ``x`` can
         have; ``ends`` are those of each explained input."""
-        middles: Values = {}
-        halves: Values = {}
+        middles: Gradients = {}
+        halves: Gradients = {}
         for source in self._sources:
             low, high = ends[source]
             middles[source] = (low + high) / 2 - source.tensor.detach()
@@ -232,13 +190,12 @@ class Prefix:
         half_of_x = self._forward(halves, sizes=True)
         return middle_of_x - half_of_x, middle_of_x + half_of_x
 
-    def _forward(self, values: Values, *, sizes: bool) -> Tensor:
+    def _forward(self, values: Gradients, *, sizes: bool) -> Tensor:
         """Bring values of the explained inputs forward to the first linear map's input by the
         derivatives on the path, or by their sizes."""
-        by_value = dict(values)
         for operation in self._operations:
-            by_value.update(operation.forward(by_value, sizes=sizes))
-        return by_value[self._end]
+            values = values | operation.forward(values, sizes=sizes)
+        return values[self._end]
 
 
 def operations_between(

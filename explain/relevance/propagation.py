@@ -109,8 +109,6 @@ class RelevanceFlow:
         (parameters, for one) is divided evenly among them."""
         if self.count == 1:
             return tensor.sum().reshape(1)
-        if self.images is None and tensor.ndim and len(tensor) % self.count == 0:
-            return tensor.reshape(self.count, -1).sum(1)
         numbers = numbers_of(tensor, self.count, self.images)
         if numbers is None:
             return tensor.sum().expand(self.count) / self.count
@@ -119,19 +117,11 @@ class RelevanceFlow:
     def mean(self, tensor: Tensor) -> Tensor:
         """The mean of a step's tensor over each image, in a shape that broadcasts to it; one mean
         for all where it is not known which image a value belongs to."""
-        if self.count == 1:
-            return tensor.mean()
-        if self.images is None and tensor.ndim and len(tensor) and len(tensor) % self.count == 0:
-            means = tensor.reshape(self.count, -1).mean(1)
-            if len(tensor) != self.count:
-                means = means.repeat_interleave(len(tensor) // self.count)
-            return along(means, tensor.ndim)
-        numbers = numbers_of(tensor, self.count, self.images)
+        numbers = None if self.count == 1 else numbers_of(tensor, self.count, self.images)
         if numbers is None:
             return tensor.mean()
-        sums, counts = (
-            summed(summand, numbers, self.count) for summand in (tensor, torch.ones_like(tensor))
-        )
+        ones = tensor.new_ones(()).expand_as(tensor)
+        sums, counts = (summed(summand, numbers, self.count) for summand in (tensor, ones))
         return (sums / counts)[numbers.long()]
 
     def images_in(self, tensor: Tensor) -> int | None:

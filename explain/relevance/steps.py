@@ -4,7 +4,7 @@ inputs are signals, and the linear map that it is."""
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -19,19 +19,6 @@ LINEAR = ("convolution", "dense", "matrixproduct", "batchnorm")
 _LINEAR_TRAITS = frozenset(["linear", "moves", "permutes", "resizes"])
 _POSITIONS = {"offset": "position", "rois": "position", "grid": "position", "mask": "gate"}
 """What the inputs of deformed convolutions and sampling are that are no signal."""
-
-
-@dataclass(eq=False)
-class Reshaped:
-    """A value of a recording in another shape."""
-
-    value: Value
-    shape: Sequence[int]
-
-    @property
-    def tensor(self) -> Tensor:
-        """The tensor of the value, in this shape."""
-        return self.value.tensor.reshape(tuple(self.shape))
 
 
 @dataclass(eq=False)
@@ -74,11 +61,6 @@ class Step:
         return self.recorded.name.lstrip("_")
 
     @property
-    def module(self) -> str:
-        """The path of the module that ran it."""
-        return self.recorded.module
-
-    @property
     def inputs(self) -> Sequence[Value]:
         """The tensors among its arguments."""
         return self.recorded.inputs
@@ -108,11 +90,13 @@ class Step:
         return self.recorded.output
 
     @property
-    def result(self) -> Value | Reshaped:
+    def result(self) -> Value:
         """The result as it was computed, in the shape of the map; behind a rectifier what that
         gives, since no gradient arrives elsewhere."""
         value = self.rectified or self.output
-        return value if value.shape == self.shape else Reshaped(value, self.shape)
+        if value.shape == self.shape:
+            return value
+        return replace(value, shape=self.shape, kept=value.tensor.reshape(self.shape))
 
     @property
     def first(self) -> bool:
@@ -326,7 +310,9 @@ def _followed_by(
     shape = step.shape
     if reader.operation.kind == "batchnorm" and value.shape == shape:
         norm = linear_map(reader, {value})
-        return None if norm is None else step.linear.then(norm.step_weight, norm.bias)
+        if norm is None or norm.bias is None:
+            return None
+        return step.linear.then(norm.step_weight, norm.bias)
     if reader.name != "add" or len(reader.inputs) != 2 or step.kind == "batchnorm":
         return None
     added = [other for other in reader.inputs if other is not value]
