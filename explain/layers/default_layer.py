@@ -1,7 +1,7 @@
 """Which layer to explain by default."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -62,7 +62,8 @@ def default_layer(
         LayerError: no layer gives a spatial map.
     """
     model = with_layers(model)
-    return _default_branches(model, x, score, of_class=of_class, refresh=refresh).layers[0]
+    branches = _branches(model, x, score, _last_feature_maps, of_class=of_class, refresh=refresh)
+    return branches.layers[0]
 
 
 def branch_layers(
@@ -76,7 +77,7 @@ def branch_layers(
 ) -> list[str]:
     """Name the layers to explain together: `default_layer`, and that of each branch beside it, as
     in an ensemble. Warns of branches that see the image elsewhere and cannot be drawn."""
-    branches = _default_branches(model, x, score, of_class=of_class, refresh=refresh)
+    branches = _branches(model, x, score, _last_feature_maps, of_class=of_class, refresh=refresh)
     if branches.placed and placement == "cells":
         return [*branches.layers, *branches.left_out]
     if branches.left_out:
@@ -93,31 +94,36 @@ def _some(layers: Sequence[str]) -> str:
     return ", ".join(map(repr, layers[:4])) + ("…" if len(layers) > 4 else "")
 
 
-def _default_branches(
-    model: nn.Module, x: InputsLike, score: Score | None, *, of_class: bool, refresh: bool
+def _branches(
+    model: nn.Module,
+    x: InputsLike,
+    score: Score | None,
+    choose: Callable[[LayerSearch], tuple[Branches, bool]],
+    *,
+    of_class: bool,
+    refresh: bool,
 ) -> Branches:
-    """The layers of `branch_layers`, the default layer first, and those that are left out."""
+    """The layers that ``choose`` finds for a score, and those that are left out; kept in the
+    network's summary if other scores or images share them."""
     inputs = with_layout(model, x)
     if inputs.x.is_meta:
         raise LayerError(
             "x must hold values for a layer to be found, got one on the meta device; load it first"
         )
     if isinstance(model, Stitched):
-        branches = _default_branches(
-            model.model, model.first(inputs), model.energy(inputs), of_class=False, refresh=refresh
-        )
-        return branches.within("model")
+        energy = model.energy(inputs)
+        first = model.first(inputs)
+        inner = _branches(model.model, first, energy, choose, of_class=False, refresh=refresh)
+        return inner.within("model")
     summary = summary_of(model, inputs, with_record=True)
     shared_by = _shared_with(summary, score, of_class, refresh)
-    if shared_by in summary.chosen:
-        return summary.chosen[shared_by]  # type: ignore[no-any-return]
-    with _begin(model, inputs, summary, score, shared_by) as search:
-        if score is not None and not summary.gives_scores:
-            return _maps_of_one_answer(search)
-        branches, is_certain = _last_feature_maps(search)
-    if is_certain and shared_by is not None:
-        summary.chosen[shared_by] = branches
-    return branches
+    chosen: Branches | None = summary.chosen.get((shared_by, choose))
+    if chosen is None:
+        with _begin(model, inputs, summary, score, shared_by) as search:
+            chosen, is_certain = choose(search)
+        if is_certain and shared_by is not None:
+            summary.chosen[shared_by, choose] = chosen
+    return chosen
 
 
 def stage_layers(model: nn.Module, x: InputsLike) -> list[str]:
@@ -154,23 +160,10 @@ def _stages(
     model: nn.Module, x: InputsLike, score: Score | None, *, of_class: bool, refresh: bool
 ) -> Branches:
     """The layers of `stage_layers`, and branches beside them whose maps can't be added."""
-    inputs = with_layout(model, x)
-    if isinstance(model, Stitched):
-        energy = model.energy(inputs)
-        first = model.first(inputs)
-        inner = _stages(model.model, first, energy, of_class=False, refresh=refresh)
-        return inner.within("model")
-    summary = summary_of(model, inputs, with_record=True)
-    shared_by = _shared_with(summary, score, of_class, refresh)
-    stages: Branches | None = summary.chosen.get((shared_by, "stages"))
-    if stages is None:
-        with _begin(model, inputs, summary, score, shared_by) as search:
-            stages, is_certain = _last_of_each_size(search)
-        if is_certain and shared_by is not None:
-            summary.chosen[shared_by, "stages"] = stages
+    stages = _branches(model, x, score, _last_of_each_size, of_class=of_class, refresh=refresh)
     if stages.layers:
         return stages
-    return Branches([default_layer(model, inputs, score, of_class=of_class, refresh=refresh)])
+    return Branches([default_layer(model, x, score, of_class=of_class, refresh=refresh)])
 
 
 def _shared_with(
@@ -381,6 +374,8 @@ def _last_of_each_size(search: LayerSearch) -> tuple[Branches, bool]:
 def _last_feature_maps(search: LayerSearch) -> tuple[Branches, bool]:
     """The last feature map that the scores depend on, in each branch; of transformers, the last
     tokens with an attention after them. Also whether it is the same for other images."""
+    if search.score is not None and not search.summary.gives_scores:
+        return _maps_of_one_answer(search), False
     candidates = _candidates(search)
     maps = _maps_as_the_input(search, candidates)
     tokens = [candidate for candidate in candidates if candidate.is_tokens]
