@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from explain._utils.errors import warn
@@ -34,6 +33,7 @@ from explain.layers.located import (
     first_reads,
     folded_by_time,
     locate_tensors,
+    other_random_numbers,
     record_calls,
     stays_in,
 )
@@ -238,9 +238,7 @@ class NetworkGrids(Grids):
             return looks
         if not looks.draws:  # each photo has its own
             return self._look_once(layer, inputs, cut=cut)
-        with torch.random.fork_rng([inputs.x.device] if inputs.x.is_cuda else []):
-            torch.rand(1, device="cpu")  # the next run draws other numbers
-            torch.rand(1, device=inputs.x.device)
+        with other_random_numbers(inputs.x):
             again = self._look_once(layer, first, cut=cut)
         placement = again and again.placement
         if looks.placement and placement and looks.placement.is_beside(placement):

@@ -1,6 +1,7 @@
 """Where in the photo the values of a network's tensors lie, where shapes leave it open."""
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -25,6 +26,7 @@ from explain.layers.positions import (
 )
 from explain.layers.recording import CallKey, ModuleCall, RecordedCalls, run_noting_calls
 from explain.recording import Step, Value
+from explain.recording.images import image_numbers
 from explain.recording.modes import Watcher
 from explain.recording.recorder import PassRecorder
 from explain.relevance.constants import storage_of
@@ -141,20 +143,25 @@ def locate_tensors(
     if len(inputs) == 1 and any(len(call.shape) == 3 and call.shape[0] != 1 for call in calls):
         inputs_to_try = [inputs.rows(torch.zeros(2, dtype=torch.long, device="cpu")), inputs]
     elif recorded and recorded.recorder and not recorded.recorder.draws:
-        return _places_in(model, recorded.recorder, recorded.values, len(inputs))
+        states = _states_in(model, recorded.recorder, recorded.values)
+        return _places_in(recorded.recorder, recorded.values, states, len(inputs))
     for images in inputs_to_try:
         try:
-            places, draws = _locate_once(model, images)
-            if not draws:
-                return places
-            with torch.random.fork_rng([inputs.x.device] if inputs.x.is_cuda else []):
-                torch.rand(1, device="cpu")  # the next run draws other numbers
-                torch.rand(1, device=inputs.x.device)
-                return _same_in_both(places, _locate_once(model, images)[0])
+            return _locate_once(model, images)
         except Exception as error:  # the network may take only one image at a time
             if came_by_signal(error):
                 raise
     return Places(len(inputs), {}, {}, {}, {})
+
+
+@contextmanager
+def other_random_numbers(x: Tensor) -> Iterator[None]:
+    """Within this block, draw other random numbers on the device of ``x`` than one would before and
+    behind it."""
+    with torch.random.fork_rng([x.device] if x.is_cuda else []):
+        torch.rand(1, device="cpu")
+        torch.rand(1, device=x.device)
+        yield
 
 
 FOLDED = "calls with the first frames of all videos after each other"
@@ -164,68 +171,23 @@ def folded_by_time(
     model: nn.Module, inputs: Inputs, calls: Iterable[ModuleCall]
 ) -> frozenset[CallKey]:
     """The calls in which the first frames of all videos come before the second ones in the batch,
-    from runs of two videos and of the first alone. Empty if the network refuses two."""
-    folded = {
-        call.key: call.shape[0] for call in calls if call.grid is not None and call.grid.folded
-    }
-
-    def outputs_of(videos: Inputs) -> dict[CallKey, Tensor]:
-        """The outputs, by call, of a run on these videos, of the calls whose batch holds frames; in
-        float64. Rows of two such runs are compared to see the order of frames."""
-        outputs: dict[CallKey, Tensor] = {}
-
-        def note(key: CallKey, module: nn.Module, output: Any, tensor: Tensor) -> None:
-            if key in folded:
-                outputs[key] = tensor.detach().double()
-
-        run_noting_calls(model, videos, note)
-        return outputs
-
+    from a run of two videos. Empty if the network refuses two."""
+    folded = {call.key for call in calls if call.grid is not None and call.grid.folded}
     try:
-        outputs_of_one = outputs_of(inputs.first())
-        outputs_of_two = outputs_of(inputs.rows(torch.tensor([0, 1], device="cpu")))
+        of_two = inputs.rows(torch.tensor([0, 1], device="cpu"))
+        recorder, videos, values = record_calls(model, of_two)
     except Exception as error:  # the network may take only one video, or a fixed number
         if came_by_signal(error):
             raise
         return frozenset()
+    numbers = image_numbers(recorder.steps, [videos], 2)
+    recorder.release()
     by_time = set()
-    for key in folded.keys() & outputs_of_one.keys() & outputs_of_two.keys():
-        off_by_video = (outputs_of_two[key][: folded[key]] - outputs_of_one[key]).abs().sum()
-        off_by_time = (outputs_of_two[key][::2] - outputs_of_one[key]).abs().sum()
-        if off_by_video > off_by_time:
+    for key in folded & values.keys():
+        of_call = numbers.get(values[key])
+        if of_call is not None and of_call.flatten()[:2].tolist() == [0, 1]:
             by_time.add(key)
     return frozenset(by_time)
-
-
-def _same_in_both(places: Places, places_again: Places) -> Places:
-    """What two runs with other random numbers say alike of where tensors lie: tokens that a network
-    puts in a random order lie elsewhere in each run."""
-
-    def in_both(positions: Sequence[Positions], other_positions: Sequence[Positions]) -> bool:
-        pairs = zip(positions, other_positions, strict=False)
-        same = [all(map(torch.equal, *pair)) for pair in pairs]
-        return len(positions) == len(other_positions) and all(same)
-
-    def of_both(calls: StateOfCalls, calls_again: StateOfCalls) -> StateOfCalls:
-        states = {}
-        for key, (shape, state) in calls.items():
-            other_state = calls_again.get(key, (shape, UNKNOWN))[1]
-            is_same = state is other_state
-            if isinstance(state, tuple) and isinstance(other_state, tuple):
-                is_same = in_both([state], [other_state])
-            states[key] = shape, state if is_same else UNKNOWN
-        return states
-
-    sequences = {
-        shape: positions
-        for shape, positions in places.sequences.items()
-        if in_both(positions, places_again.sequences.get(shape, []))
-    }
-    is_moved = len(sequences) < len(places.sequences)
-    of_calls = of_both(places.of_calls, places_again.of_calls)
-    of_inputs = of_both(places.of_inputs, places_again.of_inputs)
-    added = {} if is_moved else places.added
-    return Places(places.rows, of_calls, of_inputs, sequences, added)
 
 
 def record_calls(
@@ -274,21 +236,51 @@ def stays_in(
     return {values[key]: inputs[key] for key in recurrent if key in inputs}
 
 
-def _locate_once(model: nn.Module, inputs: Inputs) -> tuple[Places, bool]:
-    """Where in the photo the values of a network's tensors come from, in one run that leaves it as
-    it was, and whether it draws random numbers."""
+def _locate_once(model: nn.Module, inputs: Inputs) -> Places:
+    """Where in the photo the values of a network's tensors come from, in a run that leaves it as it
+    was. Tokens that it puts in a random order lie elsewhere in another run, and so nowhere known.
+    """
     recorder, _, values = record_calls(model, inputs)
-    places = _places_in(model, recorder, values, len(inputs))
+    states = _states_in(model, recorder, values)
+    if recorder.draws:
+        with other_random_numbers(inputs.x):
+            other_recorder, _, other_values = record_calls(model, inputs)
+        other_states = _states_in(model, other_recorder, other_values)
+        by_number = {value.number: state for value, state in other_states.items()}
+        moved = {
+            value.shape
+            for value, state in states.items()
+            if not _is_same(state, by_number.get(value.number))
+        }
+        states = {value: UNKNOWN if value.shape in moved else states[value] for value in states}
+        other_recorder.release()
+    places = _places_in(recorder, values, states, len(inputs))
     recorder.release()
-    return places, recorder.draws
+    return places
+
+
+def _is_same(state: State, other: State | None) -> bool:
+    """Whether values lie at the same positions in two runs, or are lost in the same way."""
+    if isinstance(state, tuple) and isinstance(other, tuple):
+        return all(map(torch.equal, state, other))
+    return state is other
+
+
+def _states_in(
+    model: nn.Module, recorder: PassRecorder, values: Mapping[CallKey, Value]
+) -> dict[Value, State]:
+    """Follow from where in the photo the values of a recorded pass come."""
+    stays = stays_in(model, recorder.steps, values)
+    return positions_of(recorder.steps, recorder.inputs[0], stays)
 
 
 def _places_in(
-    model: nn.Module, recorder: PassRecorder, values: Mapping[CallKey, Value], count: int
+    recorder: PassRecorder,
+    values: Mapping[CallKey, Value],
+    states: Mapping[Value, State],
+    count: int,
 ) -> Places:
-    """Follow from where in the photo the values of a recorded pass of ``count`` images come."""
-    stays = stays_in(model, recorder.steps, values)
-    states = positions_of(recorder.steps, recorder.inputs[0], stays)
+    """Where the calls of a recorded pass of ``count`` images, and its sequences, lie."""
     of_calls, of_inputs = (
         {key: (value.shape, states.get(value, NOWHERE)) for key, value in values_by_call.items()}
         for values_by_call in (values, first_reads(recorder.steps))
@@ -297,7 +289,7 @@ def _places_in(
     for value, state in states.items():
         if isinstance(state, tuple) and len(value.shape) == 3:
             of_shape = sequences.setdefault(value.shape, [])
-            if not any(all(map(torch.equal, state, other)) for other in of_shape):
+            if not any(_is_same(state, other) for other in of_shape):
                 of_shape.append(state)
     return Places(count, of_calls, of_inputs, sequences, _added_constants(states))
 
