@@ -291,7 +291,7 @@ def _uninspected(
     whole = forward.whole
     assert whole is not None
     steps = whole.recording.steps
-    return uninspected(steps, paths_to(steps, whole.recording.outputs.values()))
+    return uninspected(steps, paths_to(whole.recording.outputs.values()))
 
 
 def _attention(

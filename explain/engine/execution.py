@@ -552,7 +552,7 @@ class _Passes:
                     asked,
                 )
             else:
-                leading = paths_to(steps, gradients)
+                leading = paths_to(gradients)
                 through = {value for value in leading if value.depends}
                 of_values = walk_back(steps, gradients, asked, through)
         for record, value in zip(resolved.attention, attended, strict=True):
@@ -630,7 +630,7 @@ class _Passes:
                 f"{must}, which was called {len(calls)} times; --list-layers shows them"
             )
         value = calls[-1 if call_number is None else call_number]
-        if value not in paths_to(whole.recording.steps, gradients):
+        if value not in paths_to(gradients):
             raise LayerError(
                 f"{must}, which does not lead to target {resolved.name}; choose a layer on the "
                 "path to it"

@@ -111,7 +111,7 @@ def _rectifiers(
     whole = forward.whole
     assert whole is not None
     steps = whole.recording.steps
-    leading = paths_to(steps, whole.gradients_of(resolved.total, create_graph=False))
+    leading = paths_to(whole.gradients_of(resolved.total, create_graph=False))
     for operation in operations_of(steps, whole.signals, leading):
         if not rule.covers(operation):
             continue

@@ -51,7 +51,7 @@ class _Branch:
     @cached_property
     def upstream(self) -> set[Value]:
         """What the layer is computed from, and its own value."""
-        return paths_to(self.steps, [self.value])
+        return paths_to([self.value])
 
     @cached_property
     def downstream(self) -> set[Value]:
@@ -144,7 +144,7 @@ def _possible(
     key = ("beside", layer, *candidates, None, *from_image)
     possible: list[str] | None = search.summary.chosen.get(key)
     if possible is None:
-        leading = paths_to(search.scored.steps, search.scored.outputs)
+        leading = paths_to(search.scored.outputs)
         chosen = _branches(search, [layer], leading).get(layer)
         branches = {} if chosen is None else _branches(search, candidates, leading)
         possible = [

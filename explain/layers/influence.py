@@ -28,7 +28,6 @@ from explain.recording import Step, Value
 from explain.recording.attention import RecordedAttention, attentions_in
 from explain.recording.gradients import (
     Gradients,
-    passes_gradient,
     paths_to,
     reached_from,
     walk_back,
@@ -60,7 +59,7 @@ class ScoredPass:
     @cached_property
     def to_score(self) -> set[Value]:
         """The values through which a gradient comes from the score."""
-        return set() if self.score is None else paths_to(self.steps, [self.score])
+        return set() if self.score is None else paths_to([self.score])
 
     @cached_property
     def attentions(self) -> dict[str, Value]:
@@ -75,11 +74,9 @@ class ScoredPass:
         of_heads = set[Value]()
         for attention in self._attentions:
             factors = [attention.query.value, attention.key.value, attention.value.value]
-            of_heads |= _upstream(factors, lambda value: mixes(value.step))
-            of_heads |= reached_from(self.steps, factors) & paths_to(
-                self.steps, [attention.weights.value]
-            )
-            to_result = paths_to(self.steps, [attention.result.value])
+            of_heads |= paths_to(factors, lambda value: mixes(value.step))
+            of_heads |= reached_from(self.steps, factors) & paths_to([attention.weights.value])
+            to_result = paths_to([attention.result.value])
             of_heads |= to_result & reached_from(self.steps, [attention.weights.value])
         for step in self.steps:
             if is_move(step) and not of_heads.isdisjoint(step.inputs):
@@ -255,7 +252,7 @@ def _answers(scored: ScoredPass) -> set[Value]:
             behind += sources
         else:
             near.update(sources)
-    return {value for value in near if value is not None} - paths_to(scored.steps, behind)
+    return {value for value in near if value is not None} - paths_to(behind)
 
 
 def mixes(step: Step | None) -> bool:
@@ -288,26 +285,11 @@ def _values_that_weigh(scored: ScoredPass, layers: AbstractSet[Value]) -> set[Va
             continue
         for factor in parents:
             cofactors = parents - {factor}
-            weighed = layers & _upstream(
+            weighed = layers & paths_to(
                 cofactors, lambda value: value in layers or mixes(value.step)
             )
-            if weighed and not weighed.isdisjoint(paths_to(scored.steps, [factor])):
+            if weighed and not weighed.isdisjoint(paths_to([factor])):
                 results = set(product.results)
-                elsewhere = _upstream([scored.score], results.__contains__)
-                factors |= layers - paths_to(scored.steps, cofactors) - elsewhere
+                elsewhere = paths_to(filter(None, [scored.score]), results.__contains__)
+                factors |= layers - paths_to(cofactors) - elsewhere
     return factors
-
-
-def _upstream(starts: Iterable[Value | None], until: Callable[[Value], bool]) -> set[Value]:
-    """The values that some are computed from, and these; nothing behind one for which ``until`` is
-    true."""
-    waiting = list(starts)
-    upstream = set[Value]()
-    while waiting:
-        value = waiting.pop()
-        if value is None or value in upstream:
-            continue
-        upstream.add(value)
-        if value.step is not None and passes_gradient(value.step) and not until(value):
-            waiting += value.step.inputs
-    return upstream

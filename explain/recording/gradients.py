@@ -31,12 +31,20 @@ def reached_from(steps: Iterable[Step], sources: Iterable[Value]) -> set[Value]:
     return reached
 
 
-def paths_to(steps: Sequence[Step], results: Iterable[Value]) -> set[Value]:
-    """The results, and all values through which a gradient comes from one of them."""
-    leading = set(results)
-    for step in reversed(steps):
-        if passes_gradient(step) and not leading.isdisjoint(step.results):
-            leading.update(_of_numbers(step.inputs))
+def paths_to(
+    results: Iterable[Value], until: Callable[[Value], bool] = lambda value: False
+) -> set[Value]:
+    """The results, and all values through which a gradient comes from one of them; nothing behind
+    one for which ``until`` is true."""
+    waiting = list(results)
+    leading: set[Value] = set()
+    while waiting:
+        value = waiting.pop()
+        if value in leading:
+            continue
+        leading.add(value)
+        if value.step is not None and passes_gradient(value.step) and not until(value):
+            waiting += _of_numbers(value.step.inputs)
     return leading
 
 

@@ -308,7 +308,7 @@ def propagate(
     score in the output; with ``channels``, relevance passes through these alone."""
     # `signals` are the values that a gradient leads from to the explained inputs (`sources`);
     # `image_labels` says which image each value belongs to, where the images do not come first
-    leading = paths_to(recorded, gradients)
+    leading = paths_to(gradients)
     keep = {*wanted, channels.value} if channels else set(wanted)
     steps = relevance_steps(recorded, signals, leading, keep)
     chosen = automatic_composite(steps) if composite == AUTOMATIC else composite

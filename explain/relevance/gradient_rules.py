@@ -130,7 +130,7 @@ def walk_by_rule(
     covered = Counter[str]()
     missed = Counter[str]()
     rules: dict[Step, Rule] = {}
-    for operation in operations_of(steps, signals, paths_to(steps, gradients)):
+    for operation in operations_of(steps, signals, paths_to(gradients)):
         if rule.covers(operation):
             rules[operation.step] = _walk_rule(rule, operation, signals)
             covered[operation.kind] += 1
