@@ -76,6 +76,12 @@ Field: TypeAlias = tuple[Along, Along]
 """What values look at, along the rows of the image and along its columns."""
 
 
+def _each(field: Field, change: Callable[[Along], Along]) -> Field:
+    """A field that is changed along the rows of the image, and along its columns."""
+    rows, columns = field
+    return change(rows), change(columns)
+
+
 @dataclass(frozen=True, eq=False)
 class Looks:
     """Where the values of a recorded pass look in an image."""
@@ -133,11 +139,10 @@ def receptive_fields(
         staying = stays.keys() & set(step.outputs)
         for result in staying:
             if stays[result] in fields:
-                rows, columns = (
-                    along.summed(lambda part: part.mean(-1, keepdim=True))
-                    for along in fields[stays[result]]
+                fields[result] = _each(
+                    fields[stays[result]],
+                    lambda along: along.summed(lambda part: part.mean(-1, keepdim=True)),
                 )
-                fields[result] = rows, columns
         if staying or not any(value in fields for value in step.inputs):
             continue
         if is_move(step) or step.operation.has("samples"):
@@ -179,8 +184,7 @@ def _carried(
         "sum",
         "mean",
     ):
-        rows, columns = (_run_on(step, along) for along in fields[step.args[0]])
-        return {result: (rows, columns)}
+        return {result: _each(fields[step.args[0]], partial(_run_on, step))}
     if not operation.has("stays") and not step.is_pointwise:
         raise ValueError(step.name)
     return {result: _by_value(step, result, fields, size)}
@@ -212,13 +216,12 @@ def _moved(step: Step, fields: Mapping[Value, Field]) -> dict[Value, Field]:
 def _padded(step: Step, field: Field, *, cut: bool) -> Field:
     """The field behind a padding with a constant, along the dimensions in which it changes."""
     ends = step.args[1]
-    rows, columns = field
     for i in range(len(ends) // 2):
         dim = len(step.args[0].shape) - 1 - i
         left, right = ends[2 * i : 2 * i + 2]
-        rows = _extended(rows, dim, left, right, cut=cut)
-        columns = _extended(columns, dim, left, right, cut=cut)
-    return rows, columns
+        extended = partial(_extended, dim=dim, left=left, right=right, cut=cut)
+        field = _each(field, extended)
+    return field
 
 
 def _extended(along: Along, dim: int, left: int, right: int, *, cut: bool) -> Along:
@@ -309,17 +312,18 @@ def _of_windows(step: Step, field: Field, size: tuple[int, int], *, cut: bool) -
     """The field behind a convolution or a pooling, on images of a ``size``: that of its window,
     weighted by the squared weights."""
     windows = _Windows.of(step)
-    gaps = [gap for gap in map(_gap, field) if gap is not None]
     lengths = step.outputs[0].shape[2:]
-    if len(gaps) == len(field) and not (cut or windows.is_transposed):
-        return _of_first_window(windows, field, gaps, lengths)
-    for along, length in zip(field, size, strict=True):
+
+    def of_windows(along: Along, length: int) -> Along:
+        """What the windows look at along an axis of this length."""
+        gap = _gap(along)
+        if gap is not None and not (cut or windows.is_transposed):
+            return _of_first_window(windows, along, gap, lengths)
         if step.operation.kind == "convolution" and along.shape[1] > 1:
             _must_be_together(along, length, step.name)
-    rows, columns = (
-        _of_all_windows(windows, along, step.args[0].shape[1], lengths, cut=cut) for along in field
-    )
-    return rows, columns
+        return _of_all_windows(windows, along, lengths, cut=cut)
+
+    return of_windows(field[0], size[0]), of_windows(field[1], size[1])
 
 
 def _gap(along: Along) -> float | None:
@@ -336,34 +340,18 @@ def _gap(along: Along) -> float | None:
     return gap if bool(((gaps - gap).abs() <= _SAME * abs(gap)).all()) else None
 
 
-def _of_first_window(
-    windows: _Windows, field: Field, gaps: Sequence[float], lengths: Sequence[int]
-) -> Field:
-    """The field behind the windows of a regular map: the first one tells all of them."""
-    squares = windows.squares
-    sides = squares.shape[2:]
-    dims = [max(range(len(sides)), key=along.at.shape[2:].__getitem__) for along in field]
-    parts = []
-    for along, gap, dim in zip(field, gaps, dims, strict=True):
-        first = -windows.padding[dim] * gap
-        apart = windows.dilation[dim] * gap
-        taps = [first + tap * apart for tap in range(sides[dim])]
-        taps_of_window = _line(along.at.new_tensor(taps), dim, len(sides))
-        parts += [along.mass, along.beside + along.mass * taps_of_window]
-    images = max(len(part) for part in parts)
-    channels = squares.shape[1] * windows.groups
-    window = torch.stack([part.expand(images, channels, *sides) for part in parts]).to(squares)
-    weights = squares.reshape(windows.groups, -1, squares[0].numel())
-    of_groups = window.reshape(len(parts) * images, windows.groups, -1).permute(1, 2, 0)
-    outputs = (weights @ of_groups).flatten(0, 1).T.to(parts[0])
-    moments = outputs.reshape(len(parts), images, -1, *[1] * len(sides))
-    results = []
-    for i, (along, gap, dim) in enumerate(zip(field, gaps, dims, strict=True)):
-        numbers = torch.arange(lengths[dim], device=squares.device, dtype=along.at.dtype)
-        at = along.at.flatten()[0] + gap * windows.stride[dim] * numbers
-        at = _line(at, dim, len(sides))[None, None]
-        results.append(Along(moments[2 * i], moments[2 * i + 1], at))
-    return results[0], results[1]
+def _of_first_window(windows: _Windows, along: Along, gap: float, lengths: Sequence[int]) -> Along:
+    """What the windows of a regular map look at along one axis of the image: the first one tells
+    all of them."""
+    dims = len(lengths)
+    dim = max(range(dims), key=along.at.shape[2:].__getitem__)
+    numbers = windows.dilation[dim] * torch.arange(windows.squares.shape[dim + 2])
+    taps = _line(gap * (numbers - windows.padding[dim]).to(along.at), dim, dims)
+    first = windows._replace(stride=[1] * dims, padding=[0] * dims, dilation=[1] * dims)
+    window = _of_all_windows(first, along._replace(at=taps[None, None]), [1] * dims)
+    cells = torch.arange(lengths[dim]).to(along.at)
+    at = along.at.flatten()[0] + gap * windows.stride[dim] * cells
+    return window._replace(at=_line(at, dim, dims)[None, None])
 
 
 def _line(numbers: Tensor, dim: int, dims: int) -> Tensor:
@@ -372,11 +360,12 @@ def _line(numbers: Tensor, dim: int, dims: int) -> Tensor:
 
 
 def _of_all_windows(
-    windows: _Windows, along: Along, channels: int, lengths: Sequence[int], *, cut: bool
+    windows: _Windows, along: Along, lengths: Sequence[int], *, cut: bool = False
 ) -> Along:
     """What the windows of any map look at along one axis of the image."""
     squares, stride, padding, dilation, is_transposed, output_padding, groups = windows
     kernel = squares
+    channels = squares.shape[0] if is_transposed else squares.shape[1] * groups
     options: list[list[int]] = [[], [], [], []]
     for i, side in enumerate(squares.shape[2:]):
         length = along.shape[i + 2]
@@ -420,15 +409,17 @@ def _of_product(step: Step, result: Value, fields: Mapping[Value, Field]) -> dic
         return {}
     if first in fields:
         scale = second.tensor.detach().square().sum(0).mean().to(fields[first][0].mass)
-        rows, columns = (
-            along.summed(lambda part: part.mean(1, keepdim=True) * scale) for along in fields[first]
+        mean = _each(
+            fields[first],
+            lambda along: along.summed(lambda part: part.mean(1, keepdim=True) * scale),
         )
-        return {result: (rows, columns)}
+        return {result: mean}
     squares = first.tensor.detach().square().to(fields[second][0].mass)
-    rows, columns = (
-        along.summed(lambda part: squares @ part.expand(second.shape)) for along in fields[second]
+    sums = _each(
+        fields[second],
+        lambda along: along.summed(lambda part: squares @ part.expand(second.shape)),
     )
-    return {result: (rows, columns)}
+    return {result: sums}
 
 
 def _by_value(
@@ -447,11 +438,10 @@ def _by_value(
         )
         return rows, columns
     slope = _squared_slope(step, alike[0], fields[alike[0]])
-    rows, columns = (
-        along._replace(mass=along.mass * slope, beside=along.beside * slope)
-        for along in fields[alike[0]]
+    return _each(
+        fields[alike[0]],
+        lambda along: along._replace(mass=along.mass * slope, beside=along.beside * slope),
     )
-    return rows, columns
 
 
 def _added(parts: Sequence[Along], length: int, name: str) -> Along:
