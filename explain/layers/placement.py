@@ -11,6 +11,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -71,7 +72,7 @@ class Placement:
         # is above zero and what is below are drawn apart then, since a cubic falls below zero
         # beside a peak. For cells on no grid, each pixel takes the nearest ones, weighted by how
         # near they are.
-        pixels = self._smoothly(maps) if smooth else self._spread(maps)
+        pixels = self._spread(maps, smooth=smooth)
         return pixels if self.seen is None else pixels * self.seen.to(pixels)
 
     def at_cells(self, pixels: Tensor) -> Tensor:
@@ -134,17 +135,24 @@ class Placement:
             for of in (self, other)
         ]
         cell = torch.tensor([self.size[0] / rows, self.size[1] / columns], device="cpu")
-        off = (places[0] - places[1]).abs().nan_to_num()
+        off = (places[0] - places[1]).abs()
         return bool((off > _APART * cell[:, None, None]).any())
 
-    def _spread(self, maps: Tensor) -> Tensor:
-        """The values of maps at all pixels, whether they are seen or not."""
+    def _spread(self, maps: Tensor, *, smooth: bool) -> Tensor:
+        """The values of maps at all pixels, whether they are seen or not; if ``smooth``, along
+        cubics where cells lie in rows and columns."""
         if self.is_even:
             return enlarge(maps, self.size)
-        if self._along_axes is not None:
-            turned, rows, columns = self._along_axes
-            maps = maps.mT if turned else maps
-            return rows.to(maps) @ maps @ columns.to(maps).mT
+        if self.lines is not None:
+            maps = maps.mT if self.lines[0] else maps
+            rows, columns = (matrix.to(maps) for matrix in self._matrices[smooth])
+            if not smooth:
+                return rows @ maps @ columns.mT
+            # apart and clamped, so that no cubic gives a pixel a sign that its cells do not have
+            above, below = (
+                (rows @ (sign * maps).clamp(min=0) @ columns.mT).clamp(min=0) for sign in (1, -1)
+            )
+            return above - below
         indices, weights = self.nearest
         flat = maps.flatten(2)
         pixels = maps.new_zeros((*maps.shape[:2], math.prod(self.size)))
@@ -152,35 +160,24 @@ class Placement:
             pixels = pixels + flat[..., index.to(maps.device)] * weight.to(maps)
         return pixels.reshape(*maps.shape[:2], *self.size)
 
-    def _smoothly(self, maps: Tensor) -> Tensor:
-        """The values of maps at all pixels, along cubics where cells lie in rows and columns."""
-        if self.is_even or self._curves is None:
-            return self._spread(maps)
-        turned, rows, columns = self._curves
-        maps = maps.mT if turned else maps
-        # apart and clamped, so that no cubic gives a pixel a sign that its cells do not have
-        above = rows.to(maps) @ maps.clamp(min=0) @ columns.to(maps).mT
-        below = rows.to(maps) @ (-maps).clamp(min=0) @ columns.to(maps).mT
-        return above.clamp(min=0) - below.clamp(min=0)
+    @cached_property
+    def _cell(self) -> Tensor:
+        """The height and width that a cell has where cells are spread evenly, in pixels."""
+        cells = torch.tensor(self.centres.shape[1:3], device="cpu")
+        return torch.tensor(self.size, device="cpu") / cells
 
     @cached_property
     def is_even(self) -> bool:
         """Whether the cells are spread evenly over the image."""
         even = _even_centres(tuple(self.centres.shape[1:3]), self.size)
-        cell = torch.tensor(
-            [n / c for n, c in zip(self.size, even.shape[:2], strict=True)], device="cpu"
-        )
-        return bool(((self.centres - even).abs() <= _EVEN * cell).all())
+        return bool(((self.centres - even).abs() <= _EVEN * self._cell).all())
 
     def is_beside(self, other: "Placement") -> bool:
         """Whether each cell lies less than half a cell beside that of another placement."""
         if self.centres.shape != other.centres.shape or self.size != other.size:
             return False
-        cell = torch.tensor(
-            [n / c for n, c in zip(self.size, self.centres.shape[1:3], strict=True)], device="cpu"
-        )
-        off = (self.centres - other.centres).abs().nan_to_num()
-        return bool((off < 0.5 * cell).all())
+        off = (self.centres - other.centres).abs()
+        return not bool((off >= 0.5 * self._cell).any())
 
     @cached_property
     def lines(self) -> tuple[bool, Tensor, Tensor] | None:
@@ -236,18 +233,9 @@ class Placement:
         """The placement that `described` has described."""
         height, width = map(int, description["size"])
         if "cells" in description:
-            nan_for_none = [
-                [[torch.nan if place is None else float(place) for place in cell] for cell in row]
-                for row in description["cells"]
-            ]
-            centres = torch.tensor(nan_for_none, device="cpu")
+            centres = _placed(description["cells"])
         else:
-            lines = [
-                torch.tensor(
-                    [torch.nan if place is None else float(place) for place in line], device="cpu"
-                )
-                for line in (description["rows"], description["columns"])
-            ]
+            lines = [_placed(description[axis]) for axis in ("rows", "columns")]
             centres = torch.stack(torch.meshgrid(lines, indexing="ij"), -1)
             centres = centres.transpose(0, 1) if description["turned"] else centres
         seen = None
@@ -260,25 +248,15 @@ class Placement:
         return cls((height, width), centres.reshape(1, *centres.shape[-3:]), seen)
 
     @cached_property
-    def _along_axes(self) -> tuple[bool, Tensor, Tensor] | None:
-        """The matrices that interpolate along the rows and the columns of the image, and whether
-        the map is turned beside it, for `lines`."""
-        return self._interpolating_along(smooth=False)
-
-    @cached_property
-    def _curves(self) -> tuple[bool, Tensor, Tensor] | None:
-        """The same for cubics."""
-        return self._interpolating_along(smooth=True)
-
-    def _interpolating_along(self, *, smooth: bool) -> tuple[bool, Tensor, Tensor] | None:
-        if self.lines is None:
-            return None
-        turned, *lines = self.lines
-        rows, columns = (
-            _interpolating(line, length, smooth=smooth)
-            for line, length in zip(lines, self.size, strict=True)
-        )
-        return turned, rows, columns
+    def _matrices(self) -> list[list[Tensor]]:
+        """The matrices that interpolate along the rows and the columns of the image, for `lines`:
+        linearly, and by cubics."""
+        assert self.lines is not None
+        pairs = list(zip(self.lines[1:], self.size, strict=True))
+        return [
+            [_interpolating(line, length, smooth=smooth) for line, length in pairs]
+            for smooth in (False, True)
+        ]
 
     @cached_property
     def nearest(self) -> tuple[Tensor, Tensor]:
@@ -350,6 +328,11 @@ def shared_out(
 def _listed(places: Tensor) -> list[float | None]:
     """Places as numbers, None for those that are nowhere."""
     return [None if math.isnan(place) else place for place in places.tolist()]
+
+
+def _placed(places: Any) -> Tensor:
+    """Places that `_listed` has listed, however deep in lists."""
+    return torch.from_numpy(np.array(places, np.float32))
 
 
 def _even_centres(cells: Size, size: Size) -> Tensor:
