@@ -94,31 +94,21 @@ def lens(
     inputs = with_layout(model, x).detached()
     all_blocks = blocks(model, inputs, include_top_level=False)
     names = all_blocks if layers is None else select_places(model, layers)
-    no_blocks = LayerError(
-        "model must have blocks to be read by its last layers, got none; name the layers"
-    )
-    if not names:
-        raise no_blocks
     with preserve.untouched(model), torch.no_grad(), reading(model, inputs, None, categories):
         with capture(model, list(dict.fromkeys([*names, *all_blocks])), gradients=False) as records:
             output = inputs.call(model)
         find_logits(output, len(inputs))  # refuses a model without class scores
-        outputs = {}
-        # in the order of the pass
-        for layer in dict.fromkeys(record.layer for record in records.records):
-            if (last_call := records.of(layer)) is not None:
-                outputs[layer] = last_call.activation
+        outputs = {record.layer: record.activation for record in records.records}
         block_outputs = {name: values for name, values in outputs.items() if name in names}
         if not block_outputs:
-            raise no_blocks
-        shape = list(block_outputs.values())[-1].shape
-        odd_shape = next(
-            (values.shape for values in block_outputs.values() if values.shape != shape), None
-        )
-        if odd_shape is not None and layers is not None:
             raise LayerError(
-                f"layers must give tensors of one shape, got {tuple(odd_shape)} and {tuple(shape)}"
+                "model must have blocks to be read by its last layers, got none; name the layers"
             )
+        shapes = {name: values.shape for name, values in block_outputs.items()}
+        shape = list(shapes.values())[-1]
+        if layers is not None and len(set(shapes.values())) > 1:
+            got = ", ".join(str(tuple(other)) for other in set(shapes.values()))
+            raise LayerError(f"layers must give tensors of one shape, got {got}")
         block_outputs = {
             name: values for name, values in block_outputs.items() if values.shape == shape
         }
@@ -130,10 +120,7 @@ def lens(
         token_scores = None
         if tokens and len(shape) == 3:
             token_scores = torch.stack(
-                [
-                    _read_tokens(model, inputs, last_block, values)
-                    for values in block_outputs.values()
-                ]
+                [_read_tokens(model, inputs, last_block, v) for v in block_outputs.values()]
             )
     return Lens(tuple(block_outputs), scores, token_scores, categories)
 

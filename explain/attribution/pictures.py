@@ -84,13 +84,10 @@ class Scene:
 
     def _slices_in(self, size: Sequence[int]) -> list[tuple[slice, slice]]:
         """The rows and columns of each slice of a volume in a map of this (height, width)."""
-        down = size[0] / self.box.height
-        across = size[1] / self.box.width
         places = []
-        for left, top, right, bottom in self.slices.values():
-            rows = slice(*(round((edge - self.box.top) * down) for edge in (top, bottom)))
-            columns = slice(*(round((edge - self.box.left) * across) for edge in (left, right)))
-            places.append((rows, columns))
+        for cell in self.slices.values():
+            left, top, right, bottom = map(round, self.box.to_input(cell, size))
+            places.append((slice(top, bottom), slice(left, right)))
         return places
 
     def _seen_by(self, attribution: Attribution) -> Sequence[Box]:
@@ -99,16 +96,9 @@ class Scene:
         placement = attribution.placement
         if placement is None or placement.seen is None or len(self.seen) > 1:
             return self.seen
-        rows, columns = (placement.seen.any(axis).nonzero()[:, 0] for axis in (1, 0))
-        down = self.box.height / placement.size[0]
-        across = self.box.width / placement.size[1]
-        part = Box(
-            self.box.left + across * int(columns.min()),
-            self.box.top + down * int(rows.min()),
-            self.box.left + across * (int(columns.max()) + 1),
-            self.box.top + down * (int(rows.max()) + 1),
-        )
-        return (part,)
+        rows, columns = (placement.seen.any(axis).nonzero()[:, 0].tolist() for axis in (1, 0))
+        corners = (columns[0], rows[0], columns[-1] + 1, rows[-1] + 1)
+        return (Box(*self.box.to_photo(corners, placement.size)),)
 
     def legend(self, style: Style) -> Legend | None:
         """The legend of a style on the part of this photo that the model saw; kept, so each is
@@ -136,12 +126,7 @@ class Scene:
     def cropped(self) -> "Scene":
         """Return the scene of what the model saw alone."""
         edges = self._seen_edges
-        left, top = edges[:2]
-
-        def moved(corners: Edges) -> Edges:
-            return corners[0] - left, corners[1] - top, corners[2] - left, corners[3] - top
-
-        return self._with(self.photo.crop(edges), moved)
+        return self._with(self.photo.crop(edges), Box(*edges))
 
     def enlarged(self, times: int) -> "Scene":
         """Return the scene, a photo with its boxes, with each pixel as a square of ``times`` by
@@ -164,20 +149,18 @@ class Scene:
 
     def _resized(self, scale: float, resampling: Image.Resampling) -> "Scene":
         """The scene with the photo scaled, and all boxes with it."""
-        size = [max(1, round(length * scale)) for length in self.photo.size]
-        across = size[0] / self.photo.width
-        down = size[1] / self.photo.height
+        width, height = (max(1, round(length * scale)) for length in self.photo.size)
+        photo = self.photo.resize((width, height), resampling)
+        return self._with(photo, Box.whole(self.photo.size))
 
-        def scaled(corners: Edges) -> Edges:
-            left, top, right, bottom = corners
-            return left * across, top * down, right * across, bottom * down
-
-        return self._with(self.photo.resize(size, resampling), scaled)
-
-    def _with(self, photo: Image.Image, changed: Callable[[Edges], Edges]) -> "Scene":
-        """The scene with another photo, and the edges of all boxes ``changed`` to lie on it.
-        Legends and smaller scenes are not taken over, since they are made for a size.
+    def _with(self, photo: Image.Image, part: Box) -> "Scene":
+        """The scene with another photo, which shows a part of this one, and all boxes where they
+        lie on it. Legends and smaller scenes are not taken over, since they are made for a size.
         """
+
+        def changed(corners: Edges) -> Edges:
+            left, top, right, bottom = part.to_input(corners, (photo.height, photo.width))
+            return left, top, right, bottom
 
         def on_photo(box: Box) -> Box:
             return Box(*changed((box.left, box.top, box.right, box.bottom)))
@@ -226,12 +209,14 @@ class Look:
         """The style in which a map is drawn whose method's own style is ``method_style``.
         Outlines of signed maps have the colours of their sign.
         """
-        if self.style is None:
-            return styles.get_style(
-                method_style, strict=False, colormap=self.colormap, alpha=self.alpha
-            )
-        style = styles.get_style(self.style, colormap=self.colormap, alpha=self.alpha)
-        if method_style == "signed" and isinstance(style, render.Contour):
+        is_chosen = self.style is not None
+        style = styles.get_style(
+            self.style or method_style,
+            strict=is_chosen,
+            colormap=self.colormap,
+            alpha=self.alpha,
+        )
+        if is_chosen and method_style == "signed" and isinstance(style, render.Contour):
             return style.signed()
         return style
 

@@ -10,7 +10,7 @@ from typing import Any, get_args
 import torch
 from torch import nn
 
-from explain._utils.errors import HookError, LayerError, keywords
+from explain._utils.errors import HookError, LayerError, check_choice, keywords
 from explain._utils.modules import submodule
 from explain._utils.nested import first_tensor, replace_first
 from explain.attribution.effects import At, Effects
@@ -161,8 +161,7 @@ def trace(
     >>> [(row["layer"], row["unit"]) for row in effects.rows()]
     [('0', 0), ('0', 1)]
     """
-    if at not in get_args(At):
-        raise HookError(f"at must be one of {', '.join(get_args(At))}, got {at!r}")
+    check_choice("at", at, get_args(At), error=HookError)
     model = unwrapped(model)
     clean_inputs = with_layout(model, clean).detached()
     corrupted_inputs = replace(as_inputs(corrupted).detached(), layout=clean_inputs.layout)

@@ -10,18 +10,15 @@ from torch import Tensor
 from explain.layers.receptive_fields import Looks, centres
 from explain.recording import Step, Value
 from explain.recording.moves import is_move
+from explain.relevance.steps import Readers
 
 
 def copy_of(steps: Iterable[Step], photo: Value) -> Value:
     """The moved copy of an image, such as a crop, that all of these steps read; the image itself if
     there is none."""
     copy = value = photo
-    readers: dict[Value, list[Step]] = {}
-    for step in steps:
-        for read in step.inputs:
-            readers.setdefault(read, []).append(step)
-    while len(readers.get(value, [])) == 1:
-        (step,) = readers[value]
+    readers = Readers(steps)
+    while (step := readers.only(value)) is not None:
         is_copied = is_move(step) or step.is_pointwise
         signals = [read for read in step.inputs if read.depends]
         if not is_copied or signals != [value] or len(step.outputs) != 1:
