@@ -10,13 +10,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
-from types import NoneType
-from typing import Any
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from explain._utils.errors import MethodError, did_you_mean, shown
+from explain._utils.options import CheckedFields, register_reader
 from explain.recording import Step as RecordedStep
 from explain.recording import Value
 from explain.recording.gradients import Gradients, Rule, paths_to, reached_from, walk_back
@@ -42,7 +42,7 @@ loses."""
 
 
 @dataclass(frozen=True)
-class When:
+class When(CheckedFields):
     """A condition on steps: their kinds (all, if none is given), their module's name, and whether
     they come first.
 
@@ -50,26 +50,21 @@ class When:
     meets first.
     """
 
+    name: ClassVar[str] = "When"
+
     kinds: tuple[str, ...] = ()
     module: str | None = None
     first: bool = False
 
     def __post_init__(self) -> None:
-        """Check the condition, and turn its kinds into a tuple. Raises MethodError if a kind is
-        unknown, or an option has another type."""
-        if not isinstance(self.kinds, (tuple, list)):
-            raise MethodError(
-                f"kinds of When must be several, as in ('dense',), got {shown(self.kinds)}"
-            )
+        """Check the condition. Raises MethodError if a kind is unknown, or an option has another
+        type."""
+        super().__post_init__()
         for kind in self.kinds:
             if kind not in KINDS:
                 raise MethodError(
-                    f"kind of When {shown(kind)} is unknown; {did_you_mean(str(kind), KINDS)}"
+                    f"kind of When {shown(kind)} is unknown; {did_you_mean(kind, KINDS)}"
                 )
-        if not isinstance(self.module, (str, NoneType)):
-            raise MethodError(
-                f"module of When must be a pattern such as 'layer4.*', got {shown(self.module)}"
-            )
         # an attention, fused or not, is a softmax between two products
         kinds = ["softmax" if kind == "attention" else kind for kind in self.kinds]
         object.__setattr__(self, "kinds", tuple(kinds))
@@ -86,6 +81,8 @@ class When:
         )
 
 
+register_reader(When, "a When", lambda value: value)
+register_reader(RelevanceRule, "a rule", lambda value: value)
 Rules = tuple[tuple[When, RelevanceRule], ...]
 _FACTORS = When(("product", "quotient", "sampling", *LINEAR))
 _OTHERS: Rules = (
@@ -107,7 +104,7 @@ _TAYLOR: Rules = (
 
 
 @dataclass(frozen=True)
-class Composite:
+class Composite(CheckedFields):
     """Rules for the steps of a network: the first whose condition is met, and that fits, covers a
     step.
 
@@ -122,21 +119,6 @@ class Composite:
 
     name: str
     rules: Rules = field(repr=False)
-
-    def __post_init__(self) -> None:
-        """Check the rules, and turn them into tuples of (condition, rule). Raises MethodError if
-        they are no such pairs."""
-        rules: Any = self.rules  # a caller may have passed anything
-        for pair in rules if isinstance(rules, (tuple, list)) else [rules]:
-            when, rule = (
-                pair if isinstance(pair, (tuple, list)) and len(pair) == 2 else (None, None)
-            )
-            if not isinstance(when, When) or not isinstance(rule, RelevanceRule):
-                raise MethodError(
-                    f"rules of composite {self.name!r} must be pairs (When, rule), got "
-                    f"{shown(pair)}"
-                )
-        object.__setattr__(self, "rules", tuple((when, rule) for when, rule in rules))
 
     @property
     def is_open(self) -> bool:

@@ -35,8 +35,6 @@ class LinearMap:
     known."""
     groups: int = 1
     """How many groups the first dimension of the weight has, each with channels of its own."""
-    alike: bool = False
-    """Whether every input and output channel of a convolution sees the others in the same way."""
     factor: Tensor | None = None
     """What a normalisation behind the map multiplies its channels by, ``(K,)``."""
 
@@ -138,7 +136,6 @@ def _convolution(step: Step, x: Value) -> LinearMap | None:
         channels,
         int(is_transposed),
         groups if is_transposed else 1,
-        alike=groups == 1,
     )
 
 

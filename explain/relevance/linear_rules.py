@@ -276,44 +276,34 @@ class _ByWeights(_AtInput):
     epsilon: float = 1e-6
     absolute: bool = False
 
-    def _by_weights(
-        self, step: Step, weight: Tensor, relevance: Tensor, flow: RelevanceFlow
+    def shares(
+        self, step: Step, relevance: Tensor, flow: RelevanceFlow, prefix: Prefix | None
     ) -> Tensor:
-        """The relevance of each value of x in proportion to ``weight``, whatever the values; this
-        is not negative, and has the shape of the map's own."""
+        """The relevance of each value of x in proportion to its `sizes`, whatever the value."""
+        weight = self.sizes(step.linear.weight)
         z = step.linear.run(torch.ones_like(step.x.tensor), weight, None)
         return step.linear.backward(self._quotient(relevance, z, flow), step.x.tensor, weight)
+
+    def sizes(self, weight: Tensor) -> Tensor:
+        """What each weight of the map counts, in its shape, and never negative."""
+        raise NotImplementedError
 
 
 class Flat(_ByWeights):
     """The flat rule (Bach et al., 2016): every input of a unit gets the same share, whatever x and
     w."""
 
-    def shares(
-        self, step: Step, relevance: Tensor, flow: RelevanceFlow, prefix: Prefix | None
-    ) -> Tensor:
-        """The relevance of each value of x by the flat rule: equal shares of the relevance of each
-        unit that x feeds."""
-        linear = step.linear
-        x = step.x.tensor
-        if not linear.alike:
-            return self._by_weights(step, torch.ones_like(linear.weight), relevance, flow)
-        # All channels see each other alike: one input and one output channel are enough.
-        weight = torch.ones_like(linear.weight[:1, :1])
-        one_channel = torch.ones_like(x[:1, :1])
-        z = linear.run(one_channel, weight, None).mul_(x.shape[1])
-        share = self._quotient(relevance.sum(1, keepdim=True), z, flow)
-        return linear.backward(share, x[:, :1], weight).expand_as(x)
+    def sizes(self, weight: Tensor) -> Tensor:
+        """One for each weight."""
+        return torch.ones_like(weight)
 
 
 class WSquare(_ByWeights):
     """The w² rule (Montavon et al., 2017): in proportion to the squared weights."""
 
-    def shares(
-        self, step: Step, relevance: Tensor, flow: RelevanceFlow, prefix: Prefix | None
-    ) -> Tensor:
-        """The relevance of each value of x by the w² rule: in proportion to the squared weights."""
-        return self._by_weights(step, step.linear.weight.square(), relevance, flow)
+    def sizes(self, weight: Tensor) -> Tensor:
+        """The squared weights."""
+        return weight.square()
 
 
 @dataclass(frozen=True)

@@ -140,11 +140,11 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "epsilon of gamma must": lambda: Gamma(epsilon=True),
     "bias of alphabeta must": lambda: ZPlus(bias=1),  # type: ignore[arg-type]
     "alpha - beta of AlphaBeta must": lambda: AlphaBeta(2, 2),
-    "kinds of When must": lambda: When("dense"),  # type: ignore[arg-type]
+    "kinds of When must": lambda: When(3),  # type: ignore[arg-type]
     "did you mean 'convolution'": lambda: When(("convolutions",)),
     "module of When must": lambda: When(module=3),  # type: ignore[arg-type]
-    "rules of composite 'a' must": lambda: Composite("a", ((When(), Epsilon),)),  # type: ignore[arg-type]
-    "rules of composite 'b' must": lambda: Composite("b", Epsilon()),  # type: ignore[arg-type]
+    "rules of composite must": lambda: Composite("a", ((When(), Epsilon),)),  # type: ignore[arg-type]
+    "must be a list, each item": lambda: Composite("b", Epsilon()),  # type: ignore[arg-type]
 }
 
 
