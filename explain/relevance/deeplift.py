@@ -21,7 +21,6 @@ from explain.recording import Step as RecordedStep
 from explain.recording.gradients import Gradients, Rule, derivative, walk_back
 from explain.relevance.nonlinear_rules import (
     epsilon_of,
-    is_centred,
     normalised_rows,
     parameter_of,
 )
@@ -202,14 +201,11 @@ def _deviation(pair: StepPair, gradient: Tensor) -> list[Tensor]:
     root of the mean square."""
     step = pair.step
     x, x0 = pair.inputs_at(0)
-    shape, dims = normalised_rows(step, x)
     weight = parameter_of(step, "weight")
     epsilon = epsilon_of(step, x)
-    arrived = (gradient if weight is None else gradient * weight).reshape(shape)
-    rows = x.reshape(shape)
-    rows0 = x0.reshape(shape)
-    if is_centred(step):
-        rows, rows0 = (r - r.mean(dims, keepdim=True) for r in (rows, rows0))
+    rows, dims = normalised_rows(step, x)
+    rows0, _ = normalised_rows(step, x0)
+    arrived, _ = normalised_rows(step, gradient if weight is None else gradient * weight)
     square, square0 = (r.square().mean(dims, keepdim=True) + epsilon for r in (rows, rows0))
     inverse = square.rsqrt()
     inverse0 = square0.rsqrt()
@@ -218,8 +214,6 @@ def _deviation(pair: StepPair, gradient: Tensor) -> list[Tensor]:
     count = rows.numel() // square.numel()
     of_square = (arrived * (rows + rows0) / 2).sum(dims, keepdim=True) * slope
     of_rows = arrived * (inverse + inverse0) / 2 + of_square * (rows + rows0) / count
-    if is_centred(step):
-        of_rows = of_rows - of_rows.mean(dims, keepdim=True)
     return [of_rows.reshape(x.shape)]
 
 

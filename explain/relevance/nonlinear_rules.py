@@ -147,7 +147,11 @@ class ConstantDeviation(_OfOneSignal):
         bias = parameter_of(step, "bias")
         if bias is not None:
             flow.take("biases", gradient * bias)
-        return _through(step, gradient if weight is None else gradient * weight)
+        x = step.x.tensor
+        rows, dims = normalised_rows(step, x)
+        arrived, _ = normalised_rows(step, gradient if weight is None else gradient * weight)
+        square = rows.square().mean(dims, keepdim=True)
+        return (arrived * (square + epsilon_of(step, x)).rsqrt()).reshape(x.shape)
 
 
 def parameter_of(step: Step, name: str) -> Tensor | None:
@@ -161,20 +165,19 @@ def parameter_of(step: Step, name: str) -> Tensor | None:
     return along(parameter.tensor, len(step.x.shape) - 1)
 
 
-def is_centred(step: Step) -> bool:
-    """Whether a step that normalises subtracts the mean."""
-    return "rms_norm" not in step.name
-
-
-def normalised_rows(step: Step, x: Tensor) -> tuple[torch.Size, tuple[int, ...]]:
-    """The shape to which a normalisation's input is reshaped (for groups, ``(N, groups, rest)``),
-    and the dimensions of it that the statistics are taken over."""
-    if "normalized_shape" in step.recorded.options:
-        return x.shape, tuple(range(-len(step.recorded.options["normalized_shape"]), 0))
-    if "group" in step.recorded.options:
-        groups = step.recorded.options["group"]
-        return torch.Size((len(x), groups, x.numel() // len(x) // groups)), (-1,)
-    return x.shape, (0, *range(2, x.ndim))
+def normalised_rows(step: Step, values: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """Values of a normalisation's input as it sees them: reshaped (for groups, to ``(N, groups,
+    rest)``), and less their mean if it subtracts that; and the dimensions of its statistics."""
+    options = step.recorded.options
+    dims: tuple[int, ...] = (0, *range(2, values.ndim))
+    if "normalized_shape" in options:
+        dims = tuple(range(-len(options["normalized_shape"]), 0))
+    elif "group" in options:
+        values = values.reshape(len(values), options["group"], -1)
+        dims = (-1,)
+    if "rms_norm" not in step.name:
+        values = values - values.mean(dims, keepdim=True)
+    return values, dims
 
 
 def epsilon_of(step: Step, x: Tensor) -> float:
@@ -182,31 +185,6 @@ def epsilon_of(step: Step, x: Tensor) -> float:
     for x."""
     epsilon: float | None = step.recorded.options.get("eps")
     return torch.finfo(x.dtype).eps if epsilon is None else epsilon
-
-
-def _through(step: Step, gradient: Tensor) -> Tensor:
-    """The gradient in a normalisation's input, from that in the normalised values: its deviation is
-    a constant, (gradient - mean gradient) / deviation."""
-    x = step.x.tensor
-    epsilon = epsilon_of(step, x)
-    shape, dims = normalised_rows(step, x)
-    if not is_centred(step):
-        return gradient * (x.square().mean(dims, keepdim=True) + epsilon).rsqrt()
-    rows = x.reshape(shape)
-    arrived = gradient.reshape(shape)
-    inverse = _inverse_deviation(rows, dims, epsilon)
-    gradient_of_x: Tensor = (
-        (arrived - arrived.mean(dims, keepdim=True)).mul_(inverse).reshape(x.shape)
-    )
-    return gradient_of_x
-
-
-def _inverse_deviation(rows: Tensor, dims: tuple[int, ...], epsilon: float) -> Tensor:
-    """One over the deviation of ``rows`` along ``dims``, of size 1 there: that of PyTorch's kernel,
-    which is a constant to autograd, or a formula where a graph is created."""
-    if torch.is_grad_enabled() or dims[0] == 0:
-        return (rows.var(dims, correction=0, keepdim=True) + epsilon).rsqrt()
-    return torch.native_layer_norm(rows, [rows.shape[d] for d in dims], None, None, epsilon)[2]
 
 
 class ConstantTerms(RelevanceRule):
