@@ -8,7 +8,6 @@ et al., CVPR 2021).
 """
 
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 import torch
@@ -19,12 +18,11 @@ from explain.recording import Value
 from explain.relevance.constants import constant_part, constant_terms, has_constant_part
 from explain.relevance.linear_maps import along
 from explain.relevance.propagation import (
-    Answer,
     RelevanceFlow,
     RelevanceRule,
     Sent,
     numbers_of,
-    send_nothing,
+    plain_gradient,
 )
 from explain.relevance.steps import Step
 
@@ -51,8 +49,10 @@ class Uniform(RelevanceRule):
         get none."""
         scales = self._scales(step)
         factors = max(1, len(step.signals) - len(scales))
-        sent: dict[int | None, Tensor | Answer] = {None: gradient / factors}
-        return sent | dict.fromkeys(scales, send_nothing)
+        sent = plain_gradient(step, gradient / factors, flow.signals)
+        for position in scales:
+            sent[position] = None
+        return sent
 
 
 class _OfOneSignal(RelevanceRule):
@@ -77,20 +77,15 @@ class ActivationPassThrough(_OfOneSignal):
         if at_zero is not None:
             flow.take("activations", gradient * at_zero)
 
-        def from_zero(plain: Tensor) -> Tensor:
-            """What arrives, times the slope of the line from zero; at zero, the plain gradient."""
-            line = torch.div(y if at_zero is None else y - at_zero, torch.where(x == 0, 1, x))
-            sent = torch.where(
-                x == 0,
-                plain,
-                line.mul_(gradient) if line.dtype == gradient.dtype else line * gradient,
-            )
-            # an infinite value times a gradient of 0 is NaN: 0 is sent instead
-            if not bool(sent.sum().isfinite()):
-                sent = torch.where(gradient == 0, 0, sent)
-            return sent
-
-        return {0: from_zero}
+        plain = plain_gradient(step, gradient, {step.x})[0]
+        assert plain is not None
+        # the slope of the line from zero
+        line = torch.div(y if at_zero is None else y - at_zero, torch.where(x == 0, 1, x))
+        sent = torch.where(x == 0, plain, line * gradient)
+        # an infinite value times a gradient of 0 is NaN: 0 is sent instead
+        if not bool(sent.sum().isfinite()):
+            sent = torch.where(gradient == 0, 0, sent)
+        return sent
 
 
 def _at_zero(step: Step, x: Tensor) -> Tensor | None:
@@ -124,12 +119,9 @@ class Taylor(RelevanceRule):
     def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Sent:
         """LRP at a softmax: its derivative; the cause "softmax" takes the relevance that is not
         conserved."""
-        return {0: partial(self._of_softmax, step.result.tensor, gradient, flow)}
-
-    @staticmethod
-    def _of_softmax(s: Tensor, gradient: Tensor, flow: RelevanceFlow, plain: Tensor) -> Tensor:
-        """Autograd's gradient ``plain`` in the input of a softmax with result ``s``; the flow takes
-        what it does not conserve."""
+        s = step.result.tensor
+        plain = plain_gradient(step, gradient, {step.x})[0]
+        assert plain is not None
         # log s stands for x: they differ by one number in each row, whose gradients add up to zero.
         flow.take("softmax", s * gradient - torch.where(s > 0, s, 1).log() * plain)
         return plain
@@ -256,7 +248,7 @@ class Balanced(RelevanceRule):
         total_over_size = total / torch.where(sum_of_sizes == 0, 1, sum_of_sizes)
         of_first = of_first * _spread(first_sum.sign() * total_over_size, of_first, step)
         of_second = of_second * _spread(second_sum.sign() * total_over_size, of_second, step)
-        return {0: of_first, 1: of_second}
+        return [of_first, of_second]
 
 
 def _spread(factors: Tensor, like: Tensor, step: Step) -> Tensor:

@@ -7,10 +7,10 @@ linear. What a rule does not pass on (what biases and stabilisers take, what a s
 added up by its cause, for each image.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
@@ -25,12 +25,9 @@ from explain.recording.moves import fits
 from explain.relevance.linear_maps import along
 from explain.relevance.steps import Step
 
-Answer: TypeAlias = Callable[[Tensor], Tensor]
-Sent: TypeAlias = Tensor | Mapping[Any, Tensor | Answer] | None
-"""What leaves a step in the place of its derivative, by the places of its inputs: a tensor, or a
-function of what the derivative gives. Places that are not named keep the derivative. With None for
-a place, it says what is differentiated with in the place of what arrived. A tensor alone is for all
-signals, and spares the derivative; None alone changes nothing."""
+Sent: TypeAlias = Tensor | Sequence[Tensor | None] | None
+"""What leaves a step in the place of its derivative: a tensor for all of its signals, or one for
+each of its inputs. None changes nothing."""
 
 
 @dataclass(eq=False)
@@ -209,10 +206,11 @@ def relevance_of(gradient: Tensor, value: Tensor | float) -> Tensor:
     return (gradient.conj() * value).real if gradient.is_complex() else gradient * value
 
 
-def send_nothing(plain: Tensor) -> Tensor:
-    """Zeros in the place of a derivative: what an LRP rule sends to an input that gets no
-    relevance."""
-    return torch.zeros_like(plain)
+def plain_gradient(
+    step: Step, gradient: Tensor, signals: AbstractSet[Value]
+) -> list[Tensor | None]:
+    """The gradients in the inputs of a step that are ``signals``, by its own derivative."""
+    return list(derivative(step.recorded, {step.output: gradient}, signals))
 
 
 def walk_rule(step: Step, rule: "RelevanceRule", flow: RelevanceFlow) -> Rule:
@@ -230,7 +228,9 @@ def walk_rule(step: Step, rule: "RelevanceRule", flow: RelevanceFlow) -> Rule:
         if isinstance(sent, Tensor):
             signals = [position for position in step.signals if position not in step.scales]
             return [(step.inputs[position], sent) for position in signals]
-        return _replaced(step, arrived, sent or {}, flow.signals)
+        if sent is None:
+            sent = plain_gradient(step, gradient, flow.signals)
+        return zip(step.inputs, sent, strict=True)
 
     return back
 
@@ -257,32 +257,6 @@ def walk_with_account(step: Step, flow: RelevanceFlow) -> Rule:
         return zip(step.inputs, plain, strict=True)
 
     return back
-
-
-def _replaced(
-    step: Step,
-    arrived: Gradients,
-    sent: Mapping[Any, Tensor | Answer],
-    signals: AbstractSet[Value],
-) -> list[tuple[Value, Tensor | None]]:
-    """The gradients that leave a step: what a rule ``sent``, and its derivative elsewhere."""
-    to_differentiate = arrived
-    if None in sent:
-        to_differentiate = {**arrived, step.output: sent[None]}  # type: ignore[dict-item]
-    needs_derivative = any(not isinstance(sent.get(position), Tensor) for position in step.signals)
-    plain: Sequence[Tensor | None] = [None] * len(step.inputs)
-    if needs_derivative:
-        plain = derivative(step.recorded, to_differentiate, signals)
-    gradients: list[tuple[Value, Tensor | None]] = []
-    for position in step.signals:
-        gradient = plain[position]
-        answer = sent.get(position)
-        if isinstance(answer, Tensor):
-            gradient = answer
-        elif answer is not None and gradient is not None:
-            gradient = answer(gradient)
-        gradients.append((step.inputs[position], gradient))
-    return gradients
 
 
 def numbers_of(tensor: Tensor, count: int, images: Tensor | None) -> Tensor | None:
