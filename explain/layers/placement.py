@@ -248,15 +248,15 @@ class Placement:
         return cls((height, width), centres.reshape(1, *centres.shape[-3:]), seen)
 
     @cached_property
-    def _matrices(self) -> list[list[Tensor]]:
-        """The matrices that interpolate along the rows and the columns of the image, for `lines`:
-        linearly, and by cubics."""
+    def _matrices(self) -> dict[bool, list[Tensor]]:
+        """The matrices that interpolate along the rows and the columns of the image, for `lines`,
+        by whether they are smooth."""
         assert self.lines is not None
         pairs = list(zip(self.lines[1:], self.size, strict=True))
-        return [
-            [_interpolating(line, length, smooth=smooth) for line, length in pairs]
+        return {
+            smooth: [_interpolating(line, length, smooth=smooth) for line, length in pairs]
             for smooth in (False, True)
-        ]
+        }
 
     @cached_property
     def nearest(self) -> tuple[Tensor, Tensor]:
