@@ -162,11 +162,8 @@ class CoveredRegion(CheckedFields):
         """
         # without the name of a file: no record must claim that it is the photo
         covered = photo.copy()
-        x0, y0, x1, y1 = self.region
-        left = round(box.left + x0 * box.width)
-        top = round(box.top + y0 * box.height)
-        right = round(box.left + x1 * box.width)
-        bottom = round(box.top + y1 * box.height)
+        corners = [round(edge) for edge in box.to_photo(self.region, (1, 1))]
+        left, top, right, bottom = corners
         small = photo
         if max(photo.size) > SIDE:
             small = ImageOps.contain(photo, (SIDE, SIDE), Image.Resampling.BOX)
@@ -178,7 +175,6 @@ class CoveredRegion(CheckedFields):
         keep[..., rows, columns] = 0
         levels = (get_baseline(self.fill)(x, keep)[0].clamp(0, 1) * 255).round().byte()
         filled = to_pil_image(levels).resize(photo.size, Image.Resampling.BICUBIC)
-        corners = (left, top, right, bottom)
         covered.paste(filled.crop(corners), corners)
         return covered
 

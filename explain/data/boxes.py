@@ -67,9 +67,10 @@ class Box:
             self.top + bottom * down,
         )
 
-    def to_input(self, corners: Sequence[float], size: Sequence[int]) -> tuple[float, ...]:
-        """Bring a point (x, y) or a box (x0, y0, x1, y1) from pixels of the photo to pixels of the
-        input, whose ``size`` ends in (height, width): the reverse of `to_photo`.
+    def to_input(self, corners: Sequence[Any], size: Sequence[int]) -> tuple[Any, ...]:
+        """Bring a point (x, y), the x and y of many, or a box (x0, y0, x1, y1) from pixels of the
+        photo to pixels of the input, whose ``size`` ends in (height, width): the reverse of
+        `to_photo`.
 
         >>> Box(10, 10, 50, 50).to_input((10, 10, 30, 50), (4, 4))
         (0.0, 0.0, 2.0, 4.0)

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from explain.data.boxes import Array, Box
+from explain.data.boxes import Array
 from explain.explanation.explanation import Explanation
+from explain.render.styles import cells_on_photo
 
 
 def to_coco(explanations: Iterable[Explanation], threshold: float = 0.5) -> dict[str, Any]:
@@ -55,7 +56,7 @@ class Annotations:
                 heatmap = attribution.heatmap[0].detach().cpu().numpy()
                 [parts] = attribution[:1].connected_parts(self.threshold)
                 for _, part in parts:
-                    mask = _on_photo(part, explanation.box, (width, height))
+                    mask = cells_on_photo(part, explanation.photo.size, explanation.box)
                     if not mask.any():  # it lies in the padding
                         continue
                     annotation = {
@@ -77,18 +78,6 @@ class Annotations:
             "annotations": self.entries,
             "categories": [{"id": index, "name": name} for name, index in self.categories.items()],
         }
-
-
-def _on_photo(mask: Array, box: Box, size: tuple[int, int]) -> Array:
-    """A mask ``(h, w)`` over a box of a photo of ``size`` (width, height), at its pixels ``(H,
-    W)``: by the input's pixel under the centre of each."""
-    columns = (np.arange(size[0]) + 0.5 - box.left) / box.width * mask.shape[1]
-    rows = (np.arange(size[1]) + 0.5 - box.top) / box.height * mask.shape[0]
-    padded = np.pad(mask, 1)  # what lies outside of the box is in no part
-    across = np.clip(np.floor(columns) + 1, 0, mask.shape[1] + 1).astype(int)
-    down = np.clip(np.floor(rows) + 1, 0, mask.shape[0] + 1).astype(int)
-    on_photo: Array = padded[down[:, None], across]
-    return on_photo
 
 
 def _region(mask: Array) -> dict[str, Any]:

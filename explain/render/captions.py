@@ -283,6 +283,22 @@ def title_size(size: tuple[int, int]) -> int:
     return max(13, round(min(size[0] / 28, sqrt(size[0] * size[1]) / 22)))
 
 
+Entry: TypeAlias = tuple[RGB, str, str]
+"""A colour, a share as text ("38 %" or empty) and a label."""
+
+
+def _listed(entries: Sequence[Entry], room: int, size: int) -> list[Image.Image]:
+    """Draw a line for each entry, ``room`` pixels wide: a square in its colour, share and label."""
+    shares = [text_picture(share, size, bold=True, line=1.2) for _, share, _ in entries]
+    left = 3 * size + max((share.width for share in shares), default=0)
+    lines = []
+    for (color, _, label), share in zip(entries, shares, strict=True):
+        square = Image.new("RGB", (size + 1, size + 1), color)
+        text = line_of(label, room - left, size, line=1.7)
+        lines.append(placed([(0, square), (2 * size, share), (left, text)], room))
+    return lines
+
+
 def caption(
     picture: Image.Image,
     title: str,
@@ -291,9 +307,10 @@ def caption(
     *,
     end: str = "",
     marks: Sequence[Mark] = (),
+    entries: Sequence[Entry] = (),
 ) -> Image.Image:
     """A picture above a strip (at least 260 pixels wide): a bold title, whose ``end`` is never cut,
-    up to three lines of detail, the legend at the right, and ``marks`` below."""
+    up to three lines of detail, the legend at the right, and ``marks`` and ``entries`` below."""
     width = max(NARROWEST, picture.width)
     large = title_size((width, picture.height))
     small = max(11, round(large * 0.78))
@@ -312,6 +329,7 @@ def caption(
     lines += [text_picture(line, small, FAINT) for line in details]
     if marks:
         lines += [space(0, small // 2), draw_marks(marks, room, small)]
+    lines += _listed(entries, room, small)
     texts = stacked(lines, room)
     strip = space(width, max(texts.height, colors.height) + 2 * pad)
     strip.paste(texts, (pad, pad))

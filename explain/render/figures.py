@@ -17,7 +17,7 @@ from explain._utils.errors import ExplainError, ImageError, shown
 from explain._utils.html import picture_html
 from explain.render.captions import FAINT, INK, RGB, Legend, ramp, wrapped
 from explain.render.sheets import ABREAST, REMARK, Layout, Places, Tile, groups_of
-from explain.render.styles import HEAT, SIGNED, Array, lookup_table, one_sided
+from explain.render.styles import HEAT, SIGNED, Array, as_floats, lookup_table, one_sided
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -326,12 +326,7 @@ def plot(signal: Any, heatmap: Any, *, names: Sequence[str] = (), width_cm: floa
 def _rows_of(name: str, values: Any) -> Array:
     """A tensor or an array ``(C, L)`` or ``(L,)`` as finite float32 rows ``(C, L)``; ``name`` is
     that of the argument."""
-    tensor = values.detach().float().cpu() if hasattr(values, "detach") else values
-    try:
-        rows = np.atleast_2d(np.asarray(tensor, dtype=np.float32))
-    except (TypeError, ValueError):
-        got = type(values).__name__
-        raise ImageError(f"{name} must be a tensor or an array of numbers, got {got}") from None
+    rows = np.atleast_2d(as_floats(name, values, "take one of a batch"))
     if rows.ndim != 2 or not rows.size or not np.isfinite(rows).all():
         raise ImageError(
             f"{name} must be finite numbers (C, L) or (L,), got shape {rows.shape}; take one of a "

@@ -20,19 +20,12 @@ from explain.data.images import ImageLike, load_image
 from explain.data.inputs import InputLayout, check_layout
 from explain.render.captions import (
     COLORS,
-    FAINT,
     INK,
-    NARROWEST,
     PAPER,
     caption,
     enlargement,
     fit,
     font,
-    line_of,
-    placed,
-    space,
-    stacked,
-    text_picture,
     title_size,
 )
 from explain.render.sheets import Group, Layout, Tile, contact_sheet, evenly_spread
@@ -45,6 +38,7 @@ from explain.render.styles import (
     Reading,
     Style,
     StyleLike,
+    as_floats,
     curve,
     get_style,
     lookup_table,
@@ -202,12 +196,7 @@ def _checked_map(heatmap: Any, style: Style) -> Array:
     """Return the ``heatmap`` argument of `overlay` as a float32 array; refuse one whose shape or
     values the style cannot draw, by what `_NEEDS` says of the kind of map that it reads."""
     least, most, dimensions, remedy = _NEEDS[style.reads]
-    tensor = heatmap.detach().float().cpu() if hasattr(heatmap, "detach") else heatmap
-    try:
-        values = np.asarray(tensor, dtype=np.float32)
-    except (TypeError, ValueError):
-        got = type(heatmap).__name__
-        raise ImageError(f"heatmap must be a tensor or an array, got {got}; {remedy}") from None
+    values = as_floats("heatmap", heatmap, remedy)
     must = f"heatmap for style {style.name!r} must"
     if values.ndim != dimensions or not values.size:
         raise ImageError(f"{must} be the map of one image, got shape {values.shape}; {remedy}")
@@ -256,34 +245,8 @@ def concepts(
     colored = Image.composite(colors, LIFTED.below(photo), Image.fromarray(opacity[largest]))
     colored = mark_unseen(colored, photo, [region])
     percentages = percents(shares) or [""] * len(labels)
-    entries = list(zip(palette.tolist(), percentages, labels, strict=True))
-    return _with_lines(colored, entries, title, detail)
-
-
-def _with_lines(
-    picture: Image.Image, entries: Sequence[tuple[Any, str, str]], title: str, detail: str
-) -> Image.Image:
-    """Return a picture with lines below it: a bold title, a fainter detail, and a line for each
-    entry: a square in its colour (RGB), its share as text ("38 %" or empty) and its label."""
-    width = max(NARROWEST, picture.width)
-    large = title_size((width, picture.height))
-    size = max(11, round(large * 0.85))
-    pad = round(large * 0.7)
-    room = width - 2 * pad
-    lines = []
-    if title:
-        lines.append(line_of(title, room, large, bold=True, line=1.45))
-    if detail:
-        lines.append(line_of(detail, room, size, FAINT, line=1.6))
-    shares = [text_picture(share, size, bold=True, line=1.2) for _, share, _ in entries]
-    column = max((share.width + size for share in shares if share.width), default=0)
-    left = 2 * size + column
-    for (color, _, label), share in zip(entries, shares, strict=True):
-        square = Image.new("RGB", (size + 1, size + 1), tuple(color))
-        text = line_of(label, room - left, size, line=1.7)
-        lines.append(placed([(0, square), (2 * size, share), (left, text)], room))
-    strip = space(width, pad)
-    return stacked([picture, strip, stacked(lines, room), strip], width, align=0.5)
+    entries = list(zip(map(tuple, palette.tolist()), percentages, labels, strict=True))
+    return caption(colored, title, detail, entries=entries)
 
 
 FORMATS: dict[str, dict[str, Any]] = {

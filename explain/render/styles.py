@@ -23,7 +23,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from PIL import Image, ImageChops, ImageDraw
 
-from explain._utils.errors import ExplainError, did_you_mean, option_name, shown
+from explain._utils.errors import ExplainError, ImageError, did_you_mean, option_name, shown
 from explain._utils.options import CheckedFields
 from explain._utils.resources import packaged_text
 from explain.data.boxes import Box
@@ -88,28 +88,24 @@ def mask_above(values: Array, threshold: float, size: tuple[int, int], region: B
 
 def cells_on_photo(mask: Array, size: tuple[int, int], region: Box) -> Array:
     """A mask ``(h, w)`` on the pixels of a photo of ``size`` (width, height), bool ``(height,
-    width)``, with the corners of its cells; False outside ``region``, which it covers."""
-    # first enlarged by repetition: a linear scaling of the cells would round their corners
-    times = -(-max(size) // min(mask.shape))
-    fine_mask = mask.astype(np.float32).repeat(times, 0).repeat(times, 1)
-    return mask_above(fine_mask, 0.5, size, region)
+    width)``: by the cell under the centre of each; False outside ``region``, which it covers."""
+    centres = (np.arange(size[0]) + 0.5, np.arange(size[1]) + 0.5)
+    columns, rows = region.to_input(centres, mask.shape)
+    padded = np.pad(mask, 1)  # for what lies outside
+    across = np.floor(columns + 1).clip(0, mask.shape[1] + 1).astype(int)
+    down = np.floor(rows + 1).clip(0, mask.shape[0] + 1).astype(int)
+    on_photo: Array = padded[down[:, None], across]
+    return on_photo
 
 
 def part_on_photo(values: Array, size: tuple[int, int], region: Box) -> Array:
     """The cells of a map over ``region`` (in pixels) that lie on a photo of ``size`` (width,
     height): evidence in padding must not count in `thresholds`.
     """
-
-    def part(cells: int, start: float, end: float, length: int) -> slice:
-        """Return the cells along one axis that lie within the ``length`` pixels of the photo; the
-        map's ``cells`` reach from the pixel ``start`` to ``end``."""
-        span = end - start
-        first = min(max(round(-start / span * cells), 0), cells - 1)
-        return slice(first, max(first + 1, round((length - start) / span * cells)))
-
-    rows = part(values.shape[0], region.top, region.bottom, size[1])
-    columns = part(values.shape[1], region.left, region.right, size[0])
-    return values[rows, columns]
+    height, width = values.shape
+    on_map = Box(*region.to_input((0, 0, *size), values.shape))
+    left, top, right, bottom = edges(on_map, (width, height))
+    return values[top:bottom, left:right]
 
 
 def edges(region: Box, size: tuple[int, int]) -> tuple[int, int, int, int]:
@@ -160,8 +156,6 @@ def mark_unseen(picture: Image.Image, photo: Image.Image, seen: Sequence[Box]) -
     """The ``picture`` with what the model did not see pale and hatched, and a line around what it
     has ``seen``; itself where the model saw everything."""
     parts = [edges(part, photo.size) for part in seen]
-    if any(part == (0, 0, *photo.size) for part in parts):
-        return picture
     seen_mask = Image.new("L", photo.size, 0)
     draw = ImageDraw.Draw(seen_mask)
     for left, top, right, bottom in parts:
@@ -197,6 +191,16 @@ def _rim(seen_mask: Image.Image, line: int) -> Image.Image:
     seen: Array = np.asarray(seen_mask)
     core = cv2.erode(seen, np.ones((2 * line + 1, 2 * line + 1), np.uint8), borderValue=255)
     return Image.fromarray(np.ascontiguousarray(seen - core))
+
+
+def as_floats(name: str, values: Any, remedy: str) -> Array:
+    """The argument ``name``, a tensor or an array, as an array of float32."""
+    tensor = values.detach().float().cpu() if hasattr(values, "detach") else values
+    try:
+        return np.asarray(tensor, dtype=np.float32)
+    except (TypeError, ValueError):
+        got = type(values).__name__
+        raise ImageError(f"{name} must be a tensor or an array, got {got}; {remedy}") from None
 
 
 FINE = 100  # cells along the longer side of a map, from which on its areas look round

@@ -20,7 +20,6 @@ from explain.attribution.encoding import decode
 from explain.attribution.pictures import array, certainty, layer_of, remark, sentence
 from explain.attribution.result import Attribution
 from explain.baselines.base import scale_of
-from explain.data.boxes import Box
 from explain.engine.output_kinds import reading
 from explain.engine.settings import Progress
 from explain.hooks.preserve import untouched
@@ -212,7 +211,7 @@ def marked_region(subject: Subject, index: int, *, live: bool = False) -> dict[s
     """
     box = subject.boxes[index] if index < len(subject.boxes) else None
     if box is not None and box.box is not None:
-        return {"box": _shares(box.box, subject.box)}
+        return {"box": subject.box.to_input(box.box, ONE)}
     if subject.asked[index] is None or subject.crops:
         return None
     with suppress(ExplainError):
@@ -231,6 +230,8 @@ def marked_region(subject: Subject, index: int, *, live: bool = False) -> dict[s
     return None
 
 
+ONE = (1, 1)
+"""The size of what the model saw, in which boxes are shares of it."""
 # the mean colour of ImageNet, where the zero of a model's input is not known
 GREY = [124, 117, 104]
 
@@ -299,7 +300,7 @@ def item(
             for prediction in subject.predicted
         ],
         "boxes": [
-            _shares(detection.box, subject.box)
+            subject.box.to_input(detection.box, ONE)
             for detection in subject.detections
             if detection.box is not None
         ],
@@ -443,15 +444,6 @@ def _zero(subject: Subject) -> list[int]:
     levels = (-black / torch.where(span == 0, 1, span)).clamp(0, 1) * 255
     colors = [round(level) for level in levels.tolist()]
     return colors if len(colors) == 3 else [colors[0]] * 3
-
-
-def _shares(box: Sequence[float], seen: Box) -> list[float]:
-    """A box x0, y0, x1, y1 in pixels of the photo as shares of ``seen``, the part that the model
-    saw; outside of it they are below 0 or above 1."""
-    x0, y0, x1, y1 = box
-    x_shares = [(x - seen.left) / seen.width for x in (x0, x1)]
-    y_shares = [(y - seen.top) / seen.height for y in (y0, y1)]
-    return [x_shares[0], y_shares[0], x_shares[1], y_shares[1]]
 
 
 def _target(subject: Subject, index: int, live: bool) -> dict[str, Any]:
