@@ -4,7 +4,7 @@ begun."""
 import hashlib
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,6 @@ from torch import nn
 from explain._utils.errors import RunError
 from explain.attribution.encoding import class_name, encode_fields, unknown
 from explain.methods import Method
-from explain.targets.labels import class_label
 
 TOLERANCES = {"test_inputs": 1e-4, "test_scores": 5e-3}  # devices differ in the last digits
 MAY_DIFFER = frozenset(["begun", "ended", "device", "batch_size"])
@@ -81,41 +80,17 @@ def must_agree(
             )
     changes = changes_in_words(stored, now, more=more)
     if changes:
-        most = "; ".join(changes[:MOST_CHANGES])
+        told = "; ".join(changes[:MOST_CHANGES])
         rest = len(changes) - MOST_CHANGES
         raise RunError(
-            f"run {file!r} must be continued as it was begun, but {most}"
+            f"run {file!r} must be continued as it was begun, but {told}"
             f"{f'; and {rest} more changes' if rest > 0 else ''}; ask for the same again"
-            f"{_names_to_add(stored, now) if more else ''}, or give another output"
+            f"{', and for more methods or metrics if you like' if more else ''}, or give another "
+            "output"
         )
 
 
-def _names_to_add(stored: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """A clause for messages: which methods or metrics, old and new, to ask for, so that the run
-    only adds new ones. Empty where something else differs too.
-    """
-    old_and_new = {
-        name: {**stored[name], **now[name]}
-        for name in ("methods", "metrics")
-        if isinstance(stored.get(name), Mapping) and isinstance(now.get(name), Mapping)
-    }
-    if changes_in_words(stored, {**now, **old_and_new}, more=True):
-        return ""
-    phrases = [
-        f"the {name} {_in_words([*all_of_them], None)}"
-        for name, all_of_them in old_and_new.items()
-        if all_of_them.keys() > stored[name].keys() and all_of_them.keys() > now[name].keys()
-    ]
-    return f", name {' and '.join(phrases)} to add what is new" if phrases else ""
-
-
 MOST_CHANGES = 3  # that a message names
-IMPLIED_CHANGES = (
-    ("model", "network", "weights", "structure", "weights_from", "categories", "temperature"),
-    ("model", "explainer", "preprocess", "test_inputs"),
-    ("model", "weights", "structure", "temperature", "explainer", "test_inputs", "test_scores"),
-)
-"""Properties of which a change of one changes those that follow it: only the first is told."""
 DIGESTS = ("weights", "structure", "test_inputs", "test_scores")
 """Numbers that say only whether something is the same."""
 WORDS = {"test_inputs": "preprocessed photos", "test_scores": "answers of the model"}
@@ -124,76 +99,44 @@ WORDS = {"test_inputs": "preprocessed photos", "test_scores": "answers of the mo
 def changes_in_words(
     stored: Mapping[str, Any], now: Mapping[str, Any], *, more: bool = False
 ) -> list[str]:
-    """Say what differs between two manifests, a phrase for each key; empty where the run can be
+    """Say what differs between two manifests, a phrase for each value; empty where the run can be
     continued. ``more`` allows further methods and metrics."""
-    old = dict(_leaves("", stored))
-    new = dict(_leaves("", now))
-    changed: dict[str, list[str]] = {}
-    for key in {**old, **new}:
-        first, *rest = key.split(", ")
-        added = more and rest and first in ("methods", "metrics") and key not in old
-        if not (added or first in MAY_DIFFER or alike(first, old.get(key), new.get(key))):
-            changed.setdefault(first, []).append(key)
-    for group in IMPLIED_CHANGES:
-        for name in [name for name in group if name in changed][1:]:
-            del changed[name]
-    categories = now.get("categories")
-    lines = []
-    for name, keys in changed.items():
-        if name in DIGESTS:
-            lines.append(f"{WORDS.get(name, name)}: others than before")
+    phrases: list[str] = []
+    for key in {**stored, **now}:
+        earlier = stored.get(key)
+        later = now.get(key)
+        if more and key in ("methods", "metrics") and isinstance(later, Mapping):
+            later = {name: later[name] for name in later if name in earlier}
+        if key in MAY_DIFFER or alike(key, earlier, later):
             continue
-        collections = ("methods", "metrics")
-        if name in collections and list(stored.get(name) or ()) != list(now.get(name) or ()):
-            keys = [name]  # not what belongs to each of them
-        for key in keys:
-            earlier = _in_words(old.get(key, stored.get(key)), categories)
-            later = _in_words(new.get(key, now.get(key)), categories)
-            shown_key = key.replace(", options", "").replace("explainer, arguments, ", "")
-            lines.append(f"{shown_key}: {earlier} before, {later} now")
-    return lines
+        if key in DIGESTS:
+            phrases.append(f"{WORDS.get(key, key)}: others than before")
+        else:
+            phrases += _changes(key, earlier, later)
+    return phrases
 
 
-def _in_words(value: Any, categories: Sequence[str] | None) -> str:
-    """A value of a manifest in words for a message: "none" for nothing, methods and targets by
-    their names, at most five of several; a long text, such as a path, keeps its beginning and end.
+def _changes(key: str, earlier: Any, later: Any) -> Iterator[str]:
+    """Yield a phrase for each value that differs, with the keys that lead to it."""
+    if isinstance(earlier, Mapping) and isinstance(later, Mapping):
+        for name in {**earlier, **later}:
+            whole_key = key if name == "options" else f"{key}, {name}"
+            yield from _changes(whole_key, earlier.get(name), later.get(name))
+    elif earlier != later:
+        yield f"{key}: {_in_words(earlier)} before, {_in_words(later)} now"
+
+
+def _in_words(value: Any) -> str:
+    """A value of a manifest in words for a message: "none" for nothing, a class with its options; a
+    long text, such as a path, keeps its beginning and end.
     """
-    if value is None or value in ([], {}):
-        return "none"
-    if isinstance(value, Mapping) and value.keys() == {"class", "options"}:
-        return _target_in_words(value["class"], value["options"], categories)
-    if isinstance(value, (list, Mapping)):
-        words = [_in_words(item, categories) for item in value]
-        if len(words) > 5:
-            return f"{', '.join(words[:5])} and {len(words) - 5} more"
-        return " and ".join([", ".join(words[:-1]), words[-1]] if words[1:] else words)
-    plain = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return plain if len(plain) <= 80 else f"{plain[:39]}…{plain[-40:]}"
-
-
-def _target_in_words(
-    name: str | None, options: Mapping[str, Any], categories: Sequence[str] | None
-) -> str:
-    """A target, or another class with options, in words: "the top class", the label of a class, or
-    the class with its options.
-    """
-    if name == "TopClass":
-        rank = options.get("rank", 0)
-        return "the top class" if not rank else f"class {rank + 1} from the top"
-    index = options.get("index")
-    if name == "ClassTarget" and isinstance(index, Mapping) and "label" in index:
-        return str(index["label"])
-    if name == "ClassTarget" and isinstance(index, int):
-        return class_label(categories, index)
-    listed = ", ".join(f"{key}={_in_words(value, None)}" for key, value in options.items())
-    return f"{name}({listed})"
-
-
-def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Flatten nested dictionaries: each value with the keys that lead to it, joined by ", ";
-    `changes_in_words` splits them there."""
     if isinstance(value, Mapping):
-        for name, nested_value in value.items():
-            yield from _leaves(f"{key}, {name}" if key else name, nested_value)
+        options = value.get("options", value)
+        listed = ", ".join(f"{name}={_in_words(option)}" for name, option in options.items())
+        words = f"{value.get('class', '')}({listed})"
+    elif isinstance(value, list):
+        words = ", ".join(map(_in_words, value))
     else:
-        yield key, value
+        words = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    words = "none" if words in ("", "null") else words
+    return words if len(words) <= 80 else f"{words[:39]}…{words[-40:]}"

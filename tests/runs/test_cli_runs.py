@@ -125,7 +125,7 @@ def test_a_table_of_a_row_a_photo_is_written_and_what_a_changed_request_adds_is_
     assert typed(*words)[0] == 2
     code, out, err = typed(*words, "--force")
     assert (code, read_csv(Path("t.csv"))) == (0, table)
-    assert err[0].startswith("note: methods: saliency before, saliency and inputxgradient now;")
+    assert err[0].startswith("note: methods, inputxgradient: none before, InputXGradient")
 
 
 @pytest.mark.long
