@@ -13,7 +13,7 @@ from explain._utils.random_numbers import seeded
 from explain.baselines.replacements import BaselineLike, get_baseline
 from explain.insight.maps import GRID, in_percent
 from explain.methods.base import MethodLike
-from explain.methods.estimates import NORMAL, student_factor
+from explain.metrics.intervals import MeanInterval
 from explain.testing.regions import RegionLike, masks_elsewhere
 from explain.testing.subject import LEAST, ModelLike, ModelUnderTest
 
@@ -21,32 +21,14 @@ AT_MOST = 10_000  # photos that are asked for
 BASELINES = ("mean", "neighbours", "noise")
 
 
-@dataclass(frozen=True)
-class Interval:
-    """The mean of a figure over photos, and its 95 % interval (Student's t)."""
-
-    mean: float
-    low: float
-    high: float
-    photos: int
-
-    @classmethod
-    def of(cls, values: torch.Tensor) -> "Interval":
-        """Return the mean of the values ``(N,)`` of N photos with its 95 % interval."""
-        values = values.double()
-        count = len(values)
-        mean = float(values.mean())
-        error = student_factor(count - 1) * float(values.std()) / math.sqrt(count)
-        reach = NORMAL * error
-        return cls(mean, mean - reach, mean + reach, count)
-
-    def __str__(self) -> str:
-        return f"{points(self.mean)} points (95 %: {points(self.low)} to {points(self.high)})"
-
-
 def points(share: float) -> str:
     """Write a share, or a difference of shares, in hundredths ("points") with one decimal place."""
     return f"{100 * share:.1f}".replace("-0.0", "0.0")
+
+
+def in_points(figure: MeanInterval) -> str:
+    """Write the mean of a figure over photos with its 95 % interval."""
+    return f"{points(figure.mean)} points (95 %: {points(figure.low)} to {points(figure.high)})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,14 +37,14 @@ class RegionUse:
     probability changes without it than without an equal area elsewhere."""
 
     photos: int
-    change: Interval
+    change: MeanInterval
     # the mean change without the region, and without the area elsewhere
     without: float
     control: float
     # of the map, and of the photo, in the region; ``excess`` is the first less the second
     share: float
     area: float
-    excess: Interval | None
+    excess: MeanInterval | None
     limit: float
     method: str
     settings: str = field(repr=False)
@@ -71,13 +53,14 @@ class RegionUse:
         """The figures in one line, in points (hundredths)."""
         covered = (
             f"without the region, the probability changes by {points(self.without)} points, "
-            f"without an equal area elsewhere by {points(self.control)}: more by {self.change}"
+            f"without an equal area elsewhere by {points(self.control)}: more by "
+            f"{in_points(self.change)}"
         )
         lies = ""
         if self.excess is not None:
             lies = (
                 f"; {in_percent(self.share, 1)} of the {self.method} maps lie in it, and "
-                f"{in_percent(self.area, 1)} of the area: more by {self.excess}"
+                f"{in_percent(self.area, 1)} of the area: more by {in_points(self.excess)}"
             )
         return f"{covered}{lies}; limit {points(self.limit)}; {self.photos} photos, {self.settings}"
 
@@ -88,8 +71,8 @@ class Agreement:
     ``moved`` the share of the map that lies elsewhere, None where no map was asked for."""
 
     photos: int
-    change: Interval
-    moved: Interval | None
+    change: MeanInterval
+    moved: MeanInterval | None
     # the share that lies elsewhere between maps of different photos
     usual: float
     # the number of photos with another best class
@@ -101,13 +84,13 @@ class Agreement:
     def __str__(self) -> str:
         """The figures in one line, in points (hundredths)."""
         answers = (
-            f"the largest probability changes by {self.change}, limit {points(self.limit)}, and "
-            f"{self.other_answers} answers are others"
+            f"the largest probability changes by {in_points(self.change)}, limit "
+            f"{points(self.limit)}, and {self.other_answers} answers are others"
         )
         maps = ""
         if self.moved is not None:
             maps = (
-                f"; {self.moved} of the {self.method} maps lie elsewhere, limit "
+                f"; {in_points(self.moved)} of the {self.method} maps lie elsewhere, limit "
                 f"{points(self.map_limit)} (between different photos {points(self.usual)})"
             )
         return f"{answers}{maps}; {self.photos} photos"
@@ -272,8 +255,8 @@ def assert_agrees(
     name = _name(method)
     agreement = Agreement(
         photos=len(old.photos),
-        change=Interval.of(torch.cat(changes)),
-        moved=Interval.of(_defined(torch.cat(moved_shares), name)) if moved_shares else None,
+        change=MeanInterval.of(torch.cat(changes)),
+        moved=_interval(torch.cat(moved_shares), name) if moved_shares else None,
         usual=float(torch.cat(usual_shares).nanmean()) if usual_shares else math.nan,
         other_answers=other_answers,
         limit=limit,
@@ -296,21 +279,20 @@ def _name(method: MethodLike | None) -> str:
     return method if isinstance(method, str) else getattr(method, "name", "")
 
 
-def _check_decided(figure: Interval, limit: float, result: object) -> None:
+def _check_decided(figure: MeanInterval, limit: float, result: object) -> None:
     """Refuse to decide if the limit lies within the figure's interval; says how many photos would
     do, as the interval shrinks with the root of their number.
     """
     if not figure.low <= limit < figure.high:
         return
-    reach = (figure.high - figure.low) / 2
     distance = abs(figure.mean - limit)
-    needed = figure.photos * (reach / distance) ** 2 if distance else math.inf
+    needed = figure.count * (figure.half / distance) ** 2 if distance else math.inf
     remedy = "take another limit"
     if needed < AT_MOST:
         remedy = f"about {math.ceil(1.2 * needed)} would do"
     raise ExplainError(
-        f"photos must be more to decide, got {figure.photos}: the limit {points(limit)} lies "
-        f"within the interval of {figure}; {remedy} ({result})"
+        f"photos must be more to decide, got {figure.count}: the limit {points(limit)} lies "
+        f"within the interval of {in_points(figure)}; {remedy} ({result})"
     )
 
 
@@ -352,10 +334,10 @@ def _region_use(
     without, control, shares, area = torch.cat(figures, 1).unbind()
     excess = None
     if method is not None:
-        excess = Interval.of(_defined(shares - area, _name(method)))
+        excess = _interval(shares - area, _name(method))
     return RegionUse(
         photos=len(area),
-        change=Interval.of(without - control),
+        change=MeanInterval.of(without - control),
         without=float(without.mean()),
         control=float(control.mean()),
         share=float(shares.nanmean()),
@@ -367,17 +349,17 @@ def _region_use(
     )
 
 
-def _defined(values: torch.Tensor, method: str) -> torch.Tensor:
-    """Return those of the values ``(N,)`` of N photos that are not NaN, as they are where a map is
-    zero all over; ``method`` is the name of its method.
+def _interval(values: torch.Tensor, method: str) -> MeanInterval:
+    """Return the mean of the values ``(N,)`` of N photos with its interval, without those that are
+    NaN, as they are where a map is zero all over; ``method`` is the name of its method.
     """
-    defined = values[~values.isnan()]
-    if len(defined) < LEAST:
+    interval = MeanInterval.of(values)
+    if interval.count < LEAST:
         raise ExplainError(
-            f"method {method} must give {LEAST} maps that are not zero, got {len(defined)} for "
+            f"method {method} must give {LEAST} maps that are not zero, got {interval.count} for "
             f"{len(values)} photos; take another method, or method=None"
         )
-    return defined
+    return interval
 
 
 def _shares(heatmaps: torch.Tensor) -> torch.Tensor:

@@ -3,6 +3,7 @@ elsewhere."""
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -11,6 +12,7 @@ from PIL import Image
 
 from explain._utils.errors import ArgumentError, shown
 from explain.data.boxes import Box
+from explain.render.styles import as_floats
 
 PartOfPhoto: TypeAlias = Sequence[float] | torch.Tensor | np.ndarray[Any, Any] | Image.Image
 """A box x0 y0 x1 y1, or a mask ``(H, W)``."""
@@ -29,10 +31,6 @@ def region_for(region: RegionLike, photo: Any, place: int) -> PartOfPhoto:
         return region(photo)
     if is_one_region(region):
         return region  # type: ignore[return-value]
-    if place >= len(region):  # type: ignore[arg-type]
-        raise ArgumentError(
-            f"region must be {MUST}, got {len(region)} for more photos"  # type: ignore[arg-type]
-        )
     return region[place]  # type: ignore[index,return-value]
 
 
@@ -50,13 +48,7 @@ def is_one_region(region: Any) -> bool:
 def mask_on_photo(region: PartOfPhoto, size: tuple[int, int]) -> torch.Tensor:
     """Return the pixels ``(H, W)``, bool, of a photo of ``size`` that a region holds: a mask, or a
     box in pixels, or in shares where no edge is above 1."""
-    try:
-        if isinstance(region, torch.Tensor):
-            values = region.detach().cpu().double()
-        else:
-            values = torch.from_numpy(np.array(region, np.float64))
-    except (TypeError, ValueError):
-        raise ArgumentError(f"region must be {MUST}, got {shown(region)}") from None
+    values = torch.from_numpy(as_floats("region", region, f"give {MUST}"))
     height, width = size
     if tuple(values.shape) == size:
         return values != 0
@@ -81,25 +73,19 @@ def mask_on_photo(region: PartOfPhoto, size: tuple[int, int]) -> torch.Tensor:
 def mask_on_input(mask: torch.Tensor, seen: Box, size: tuple[int, int]) -> torch.Tensor:
     """Return which pixels of an input of ``size`` (height, width) show anything of a region
     ``mask`` ``(H, W)`` of the photo, whose part ``seen`` the input shows."""
-    counts = torch.zeros(mask.shape[0] + 1, mask.shape[1] + 1, dtype=torch.long)
-    counts[1:, 1:] = mask.long().cumsum(0).cumsum(1)
-    tops, bottoms = _pixels_between(seen.top, seen.height, size[0], mask.shape[0])
-    lefts, rights = _pixels_between(seen.left, seen.width, size[1], mask.shape[1])
-    above = counts[tops][:, rights] - counts[tops][:, lefts]
-    below = counts[bottoms][:, rights] - counts[bottoms][:, lefts]
-    return below > above
+    rows = _any_between(mask, seen.top, seen.height, size[0])
+    return _any_between(rows.T, seen.left, seen.width, size[1]).T
 
 
-def _pixels_between(
-    start: float, length: float, input_length: int, photo_length: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The first pixel of the photo and the one behind the last, ``(input_length,)``, that each
-    input pixel along one axis shows of the part from ``start`` of ``length``.
-    """
-    edges = start + torch.arange(input_length + 1, dtype=torch.float64) * length / input_length
-    first = (edges[:-1] + 1e-6).floor().clamp(0, photo_length).long()
-    last = (edges[1:] - 1e-6).ceil().clamp(0, photo_length).long()
-    return first, last
+def _any_between(mask: torch.Tensor, start: float, length: float, count: int) -> torch.Tensor:
+    """Divide the part from ``start`` of ``length`` pixels along the first axis of a mask into
+    ``count`` pixels of the input, and return what each shows any of."""
+    edges = [start + number * length / count for number in range(count + 1)]
+    shown_parts = []
+    for first, last in pairwise(edges):
+        pixels = slice(max(0, math.floor(first + 1e-6)), max(0, math.ceil(last - 1e-6)))
+        shown_parts.append(mask[pixels].any(0))
+    return torch.stack(shown_parts)
 
 
 def masks_elsewhere(mask: torch.Tensor, count: int, generator: torch.Generator) -> torch.Tensor:

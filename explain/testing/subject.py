@@ -55,11 +55,8 @@ class ModelUnderTest:
         of the photo, a list with one for each, or None for assertions without.
         """
         self.explainer = _explainer(model, photos)
-        self.photos = [
-            self._photo(image, region, place)
-            for place, image in enumerate(images_of(photos, "photos"))
-        ]
-        count = len(self.photos)
+        images = images_of(photos, "photos")
+        count = len(images)
         if count < LEAST:
             raise ArgumentError(f"photos must be {LEAST} or more to decide, got {count}; give more")
         is_listed = region is not None and not callable(region) and not is_one_region(region)
@@ -67,6 +64,7 @@ class ModelUnderTest:
             raise ArgumentError(
                 f"region must be {MUST}, got {len(region)} for {count} photos"  # type: ignore[arg-type]
             )
+        self.photos = [self._photo(image, region, place) for place, image in enumerate(images)]
 
     def _photo(self, image: Any, region: RegionLike | None, place: int) -> PhotoUnderTest:
         """The preprocessed photo (a path, PIL image or input ``(C, H, W)``) at this place, and its

@@ -249,7 +249,7 @@ def test_methods_and_metrics_are_added_to_a_run_and_nothing_is_computed_twice(
     assert_same(run, whole)
     figures = [[row.metrics["complexity"] for row in of_run.rows()] for of_run in (run, whole)]
     assert sorted(figures[0]) == pytest.approx(sorted(figures[1]))
-    with pytest.raises(RunError, match="methods, saliency: Saliency.* before, none now"):
+    with pytest.raises(RunError, match=r"methods, saliency: Saliency.* before, none now"):
         stored_run(tmp_path, folder, methods="gradcam", target=1)
 
 

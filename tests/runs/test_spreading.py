@@ -144,7 +144,7 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert sorted(map(len, cluster.pieces)) == [1, 5]
     assert len(by_key(maps)) == run.photos == 10
     assert (run.ended, states[-1].there, states[-1].done) == (True, 4, 6)
-    with pytest.raises(RunError, match="methods, gradcam: GradCAM.* before, none now"):
+    with pytest.raises(RunError, match=r"methods, gradcam: GradCAM.* before, none now"):
         spread(photos, maps, "saliency")
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 from PIL import Image
 
-from explain.testing.assertions import Interval, points
+from explain.metrics import MeanInterval
+from explain.testing.assertions import in_points, points
 from explain.testing.regions import is_one_region, mask_on_photo, region_for
 
 
 def test_shares_in_hundredths() -> None:
     assert [points(0.123), points(-0.0001)] == ["12.3", "0.0"]
-    interval = str(Interval.of(torch.tensor([0.0, 1.0] * 8)))
+    interval = in_points(MeanInterval.of(torch.tensor([0.0, 1.0] * 8)))
     # 1.96 times the factor of Student for 15 degrees, 2.131, and the error 0.5164 / 4
     assert all(number in interval for number in ("50.0", "22.5", "77.5"))
 
