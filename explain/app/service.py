@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeVar
 
 from PIL import Image
 
@@ -46,7 +46,6 @@ from explain.report.pages import page_with
 from explain.targets import text
 
 T = TypeVar("T")
-ServiceTask: TypeAlias = ExplainTask | CheckTask | AskTask | EvidenceTask
 
 
 class ExpiredError(ExplainError):
@@ -202,11 +201,7 @@ class Service:
 
     def upload_example(self, name: str) -> dict[str, Any]:
         """Upload the example photo of this name, and return what `upload` does."""
-        if name not in self.examples:
-            raise ExplainError(
-                f"example must be one of {', '.join(self.examples) or 'none'}; choose one of them"
-            )
-        path = self.examples[name]
+        path = self._example(name)
         return self.upload(path.read_bytes(), path.name)
 
     def add_photo(self, photo: Image.Image) -> dict[str, Any]:
@@ -227,9 +222,13 @@ class Service:
 
     def example_picture(self, name: str) -> bytes:
         """An example photo as a JPEG of at most `THUMBNAIL` pixels a side."""
+        return jpeg(load_image(self._example(name)), THUMBNAIL)
+
+    def _example(self, name: str) -> Path:
+        """The file of an example photo."""
         if name not in self.examples:
             raise ExpiredError(f"example {shown(name)} is unknown; choose one on the page")
-        return jpeg(load_image(self.examples[name]), THUMBNAIL)
+        return self.examples[name]
 
     # --- models ---
 
@@ -278,7 +277,7 @@ class Service:
             earlier = self._answers[request.earlier]
         if earlier is not None and not earlier.fits(request):
             earlier = None
-        job = ExplainTask(request, served, send, photo, self._answers.add, earlier)
+        job = ExplainTask(served, send, request, photo, self._answers.add, earlier)
         return self._begin(job, served.quick)
 
     def check(self, values: Any, send: SendStep) -> str:
@@ -287,7 +286,7 @@ class Service:
         request = read_request(CheckRequest, values)
         answer = self._answers[request.answer]
         served = self.models[answer.request.model]
-        return self._begin(CheckTask(request, served, send, answer), served.slow)
+        return self._begin(CheckTask(served, send, request, answer), served.slow)
 
     @property
     def asker_name(self) -> str | None:
@@ -306,7 +305,7 @@ class Service:
         `explain`."""
         request = read_request(AskRequest, values)
         photo = self._photos[request.photo]
-        job = AskTask(request, self.asked, send, photo, self._answered.add)
+        job = AskTask(self.asked, send, request, photo, self._answered.add)
         return self._begin(job, self.asked.worker)
 
     def evidence(self, values: Any, send: SendStep) -> str:
@@ -314,10 +313,10 @@ class Service:
         name of the job; ``send`` is as for `explain`."""
         request = read_request(EvidenceRequest, values)
         answered = self._answered[request.answered]
-        job = EvidenceTask(request, self.asked, send, answered)
+        job = EvidenceTask(self.asked, send, request, answered)
         return self._begin(job, self.asked.worker)
 
-    def _begin(self, job: ServiceTask, worker: WorkerThread) -> str:
+    def _begin(self, job: PageTask, worker: WorkerThread) -> str:
         """Queue a job in a worker thread, and return its name. Its first step (``work``, its name;
         ``before``, the tasks before it) is sent before, so that none comes first.
         """

@@ -280,27 +280,42 @@ class AbandonedError(Exception):
     """Nobody waits for the answer any more."""
 
 
+@dataclass(eq=False)
 class PageTask:
     """One request that is being answered. ``stopped`` ends slow methods with what they have, and
     ``dropped`` everything, since nobody waits for the answer.
     """
 
-    def __init__(self, served: ServedModel | ServedAnswers, send: SendStep) -> None:
-        """``send`` passes a step to the page, from any thread; ``notes`` are warnings for the next
-        step, and ``_sent`` is when progress was sent last.
-        """
-        self.served = served
-        self.send = send
-        self.stopped = False
-        self.dropped = False
-        self.notes: list[str] = []
-        self._sent = -math.inf
+    served: Any
+    send: SendStep
+    """Passes a step to the page, from any thread."""
+    notes: list[str] = field(default_factory=list, init=False)
+    """Warnings for the next step."""
 
-    @property
-    def running(self) -> str:
-        """What the task is computing, for the page's message when it is stopped: the name of a
-        method, or a few words; empty before anything has begun. Subclasses override it."""
-        return ""
+    stopped = False
+    dropped = False
+    running = ""
+    """What is computed, for the page's message when it is stopped: the name of a method, or a few
+    words; empty before anything has begun."""
+    _sent = -math.inf
+    """When progress was sent last."""
+
+    def begin(self) -> None:
+        """Compute the answer, and send it as the only step; runs in a worker thread."""
+        with self.served.scheduler.slow(), collect_warnings(self.notes):
+            self.check_wanted()
+            values = self.answer()
+        self.send({**values, "notes": self.taken_notes(), "end": True})
+
+    def answer(self) -> dict[str, Any]:
+        """Compute the keys of the only step."""
+        raise NotImplementedError
+
+    def taken_notes(self) -> list[str]:
+        """The warnings since the last step, each once."""
+        notes = [printable(note) for note in dict.fromkeys(self.notes)]
+        self.notes.clear()
+        return notes
 
     def attempt(self, step: Callable[[], None]) -> None:
         """Run a part of the task in a worker thread and raise nothing: an error is sent as the step
@@ -424,40 +439,29 @@ def photo_name(photo: Image.Image) -> str:
     return printable(getattr(photo, "filename", "") or "photo")
 
 
+@dataclass(eq=False)
 class ExplainTask(PageTask):
     """Answers one request for a photo; the maps of an ``earlier`` answer are reused.
     ``keep`` stores each answer, and returns its name.
     """
 
-    def __init__(
-        self,
-        request: ExplainRequest,
-        served: ServedModel,
-        send: SendStep,
-        photo: Image.Image,
-        keep: Callable[[ShownAnswer], str],
-        earlier: ShownAnswer | None,
-    ) -> None:
-        """Prepare to explain a request's photo, covered if asked for, with maps and curves of an
-        earlier answer that fits (`ShownAnswer.fits`). Refused without such a crop.
-        """
-        super().__init__(served, send)
-        self.served: ServedModel = served
-        self.request = request
-        self.photo = photo
-        self.explainer = served.explainer_for(request.crop)
-        if request.cover is not None:
-            self.photo = request.cover.apply(photo, locate(self.explainer.preprocess, photo.size))
-        self.photo_name = photo_name(photo)
-        self.method_key = ""
-        self.keep = keep
-        self.curves = {} if earlier is None else earlier.curves
-        self.explanation = None if earlier is None else earlier.explanation
-        self.notes += getattr(photo, "notes", ())
+    request: ExplainRequest
+    photo: Image.Image
+    keep: Callable[[ShownAnswer], str]
+    earlier: ShownAnswer | None
 
-    @property
-    def running(self) -> str:
-        return self.method_key
+    def __post_init__(self) -> None:
+        """Prepare the photo, covered if asked for, with maps and curves of an earlier answer that
+        fits (`ShownAnswer.fits`). Refused without such a crop."""
+        request = self.request
+        self.explainer = self.served.explainer_for(request.crop)
+        self.photo_name = photo_name(self.photo)
+        self.notes += getattr(self.photo, "notes", ())
+        self.curves = {} if self.earlier is None else self.earlier.curves
+        self.explanation = None if self.earlier is None else self.earlier.explanation
+        if request.cover is not None:
+            seen = locate(self.explainer.preprocess, self.photo.size)
+            self.photo = request.cover.apply(self.photo, seen)
 
     def begin(self) -> None:
         """In the quick thread, explain with the quick methods that the earlier answer lacks, send
@@ -499,7 +503,7 @@ class ExplainTask(PageTask):
         assert self.explanation is not None
         targets = classes_of(self.explanation)
         for method in methods:
-            self.method_key = method.name
+            self.running = method.name
             start = time.perf_counter()
             seconds = self.request.seconds if "max_seconds" in options(method) else None
             with self.served.scheduler.slow():
@@ -533,11 +537,9 @@ class ExplainTask(PageTask):
                 layer=self.request.layer,
                 **explainer_options,
             )
-        self.explanation = (
-            new_explanation
-            if self.explanation is None
-            else merged(self.explanation, new_explanation)
-        )
+        if self.explanation is not None:
+            new_explanation = merged(self.explanation, new_explanation)
+        self.explanation = new_explanation
 
     def partial_maps(
         self, done: int, total: int, maps: Mapping[str, torch.Tensor]
@@ -545,17 +547,17 @@ class ExplainTask(PageTask):
         """A progress step's keys: the running method and its map ``(N, h, w)`` or ``(N, C, h, w)``
         of the first target, empty for the others; the name alone before there is one.
         """
-        values = maps.get(self.method_key)
+        values = maps.get(self.running)
         if values is None or values.ndim not in (3, 4):
-            return {"method": self.method_key}
+            return {"method": self.running}
         assert self.explanation is not None
         empty = map_info(
             "heat", plane(np.zeros((1, 1), np.float32)), remark="not computed yet", samples=0
         )
         rest = [empty] * (len(self.explanation.results) - 1)
-        method = self.request.chosen[self.method_key]
+        method = self.request.chosen[self.running]
         maps_now = [unfinished(method, values[0], done, total), *rest]
-        return {"method": self.method_key, "about": method_info(self.method_key), "maps": maps_now}
+        return {"method": self.running, "about": method_info(self.running), "maps": maps_now}
 
     def _send_answer(self, start: float, *, last: bool) -> None:
         """Keep the answer and send it with maps and notes; ``start`` is when the newest maps began,
@@ -579,14 +581,12 @@ class ExplainTask(PageTask):
         values["classes"] = [
             one.label if one.box else one.category for one in explanation.predicted
         ]
-        notes = [printable(note) for note in dict.fromkeys(self.notes)]
-        self.notes.clear()
         self.send(
             {
                 "item": values,
                 "answer": self.keep(answer),
                 "seconds": round(time.perf_counter() - start, 4),
-                "notes": notes,
+                "notes": self.taken_notes(),
                 "end": last,
             }
         )
@@ -616,39 +616,30 @@ def classes_of(explanation: Explanation) -> list[Any]:
     return [target if isinstance(target, str) else int(target[0]) for target in explained_targets]
 
 
+@dataclass(eq=False)
 class CheckTask(PageTask):
     """Computes the curve or the checks of a map, and adds them to the answer that has the map."""
 
-    def __init__(
-        self, request: CheckRequest, served: ServedModel, send: SendStep, answer: ShownAnswer
-    ) -> None:
-        """Prepare the curve or the checks of one map of an answer; an `ExplainError` where the
-        answer has no such map."""
-        super().__init__(served, send)
-        self.request = request
-        self._answer = answer
-        results = answer.explanation.results
+    request: CheckRequest
+    shown: ShownAnswer
+
+    def __post_init__(self) -> None:
+        """Refuse a map that the answer does not have."""
+        request = self.request
+        self.running = f"The {request.what} of {request.method}"
+        results = self.shown.explanation.results
         if request.target >= len(results) or request.method not in results[request.target]:
             raise ExplainError(
                 "map must be one of the answer's, got another; choose one that is shown"
             )
 
-    @property
-    def running(self) -> str:
-        return f"The {self.request.what} of {self.request.method}"
-
-    def begin(self) -> None:
-        """Compute the curve or the checks, and send them as the only step of the answer; runs in
-        the slow thread."""
-        with self.served.scheduler.slow(), collect_warnings(self.notes):
-            self.check_wanted()
-            values = self._check() if self.request.what == "check" else self._curve()
-        self.send({**values, "end": True})
+    def answer(self) -> dict[str, Any]:
+        return self._check() if self.request.what == "check" else self._curve()
 
     def _check(self) -> dict[str, Any]:
         """The results of `Explanation.check` for the map, as plain values for the page."""
         method = self.request.method
-        check = self._answer.explanation.check(method, self.request.target, progress=self.progress)
+        check = self.shown.explanation.check(method, self.request.target, progress=self.progress)
         return {"check": check[method].to_dict()}
 
     def _curve(self) -> dict[str, Any]:
@@ -657,9 +648,9 @@ class CheckTask(PageTask):
         """
         target = self.request.target
         method = self.request.method
-        computed_curves = self._answer.curves
+        computed_curves = self.shown.curves
         if (target, method) not in computed_curves:
-            explanation = self._answer.explanation
+            explanation = self.shown.explanation
             maps = {method: explanation.results[target][method]}
             computed = curves(explanation, target, maps, STEPS, self.progress)
             if not computed:
@@ -671,59 +662,41 @@ class CheckTask(PageTask):
         return {"curve": computed_curves[target, method]}
 
 
+@dataclass(eq=False)
 class AskTask(PageTask):
-    """Answers a question about a photo, and explains the words."""
+    """Answers a question about a photo, and explains the words; ``keep`` stores the answer, and
+    returns its name."""
+
+    request: AskRequest
+    photo: Image.Image
+    keep: Callable[[Answered], str]
 
     running = "The answer"
 
-    def __init__(
-        self,
-        request: AskRequest,
-        served: ServedAnswers,
-        send: SendStep,
-        photo: Image.Image,
-        keep: Callable[[Answered], str],
-    ) -> None:
-        """Prepare to answer; ``keep`` stores the answer, and returns its name."""
-        super().__init__(served, send)
-        self.asker = served.asker
-        self.request = request
-        self.photo = photo
-        self.keep = keep
-
-    def begin(self) -> None:
-        """Answer and explain, and send the part of the page that shows it."""
-        with self.served.scheduler.slow(), collect_warnings(self.notes):
-            self.check_wanted()
-            ask = self.request.ask.strip() or None
-            answered = self.asker(self.photo, ask, progress=self.progress)
-        notes = [printable(note) for note in dict.fromkeys(self.notes)]
-        name = self.keep(answered)
-        words = part_of_answer(answered)
-        said = printable(answered.answer)
-        self.send({"words": words, "said": said, "answered": name, "notes": notes, "end": True})
+    def answer(self) -> dict[str, Any]:
+        """Answer and explain; the part of the page that shows it."""
+        ask = self.request.ask.strip() or None
+        answered = self.served.asker(self.photo, ask, progress=self.progress)
+        return {
+            "words": part_of_answer(answered),
+            "said": printable(answered.answer),
+            "answered": self.keep(answered),
+        }
 
 
+@dataclass(eq=False)
 class EvidenceTask(PageTask):
-    """Finds the smallest evidence of a word."""
+    """Finds the smallest evidence of a word of what was ``answered``."""
+
+    request: EvidenceRequest
+    answered: Answered
 
     running = "The evidence"
 
-    def __init__(
-        self, request: EvidenceRequest, served: ServedAnswers, send: SendStep, answered: Answered
-    ) -> None:
-        """Prepare the evidence of one word of what was ``answered``."""
-        super().__init__(served, send)
-        self.request = request
-        self.answered = answered
-
-    def begin(self) -> None:
-        """Find it, and send a picture and a sentence."""
-        word = self.request.word
-        with self.served.scheduler.slow():
-            self.check_wanted()
-            evidence = self.answered.evidence(
-                word, self.request.kind, budget=BUDGET, progress=self.progress
-            )
+    def answer(self) -> dict[str, Any]:
+        """Find it; a picture and a sentence."""
+        evidence = self.answered.evidence(
+            self.request.word, self.request.kind, budget=BUDGET, progress=self.progress
+        )
         picture = picture_of(self.answered, evidence.attribution)
-        self.send({"evidence": picture, "text": evidence.text, "end": True})
+        return {"evidence": picture, "text": evidence.text}

@@ -215,8 +215,10 @@ def application(service: Service, access: Access | None = None) -> Any:
         "check": handlers.steps(service.check),
         "ask": handlers.steps(service.ask),
         "evidence": handlers.steps(service.evidence),
-        "save": handlers.call(handlers.archive),
-        "report": handlers.call(handlers.report),
+        "save": handlers.download(
+            lambda name: service.answer(name).packed(service.stem(name)), "zip", "application/zip"
+        ),
+        "report": handlers.download(service.report, "html", "text/html"),
     }
     routes = [
         routing.Route(path, handlers.guarded(handler), methods=["GET"])
@@ -423,26 +425,17 @@ class Handlers:
 
         return handle
 
-    def archive(self, values: Any) -> Any:
-        """A response with the files of `Explanation.save` of a kept answer as one ZIP archive,
-        which the browser saves; ``values`` name the answer."""
-        name = str(values.get("answer"))
-        stem = self._service.stem(name)
-        return _download(stem, self._service.answer(name).packed(stem), "zip", "application/zip")
+    def download(self, content_of: Callable[[str], str | bytes], ending: str, kind: str) -> Handler:
+        """A handler whose reply the browser saves as the file ``STEM-explained.ENDING``: what
+        ``content_of`` returns for the name of a kept answer; ``kind`` is the media type."""
 
-    def report(self, values: Any) -> Any:
-        """A response with the HTML report of a kept answer, which the browser saves; ``values``
-        name the answer."""
-        name = str(values.get("answer"))
-        stem = self._service.stem(name)
-        return _download(stem, self._service.report(name), "html", "text/html")
+        def respond(values: Any) -> Any:
+            name = str(values.get("answer"))
+            file = quote(f"{self._service.stem(name)}-explained.{ending}")
+            disposition = f"attachment; filename*=UTF-8''{file}"
+            return _reply(content_of(name), kind, headers={"content-disposition": disposition})
 
-
-def _download(stem: str, content: str | bytes, ending: str, kind: str) -> Any:
-    """A response that the browser saves as the file ``STEM-explained.ENDING``; ``kind`` is the
-    media type."""
-    disposition = f"attachment; filename*=UTF-8''{quote(f'{stem}-explained.{ending}')}"
-    return _reply(content, kind, headers={"content-disposition": disposition})
+        return self.call(respond)
 
 
 BACKLOG = 128
