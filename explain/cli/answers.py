@@ -17,7 +17,15 @@ from explain._utils.errors import ExplainError, ImageError, ModelError, printabl
 from explain._utils.progress import duration
 from explain.cli.commands import UsageError, as_usage, is_typed, refuse_without_effect
 from explain.cli.output import Output, ProgressBar, notes
-from explain.cli.several import PhotoResult, Sheet, blaming, find_photos, for_all, read_photo
+from explain.cli.several import (
+    PhotoResult,
+    Sheet,
+    blaming,
+    find_photos,
+    for_all,
+    read_photo,
+    skipped,
+)
 
 if TYPE_CHECKING:
     from explain.answers import Answered, AnswerExplainer
@@ -195,10 +203,7 @@ class AnswerWork:
         pairs = zip(probabilities, stored, strict=True)
         if not all(math.isclose(a, b, rel_tol=1e-3, abs_tol=1e-6) for a, b in pairs):
             return None
-        written = [str(record_file.with_name(name)) for name in files]
-        document = {"image": path, "files": written, "records": [record], "skipped": True}
-        message = "skipped: its results are there"
-        return PhotoResult(document, [f"  {message}"], skipped=True, summary=message)
+        return skipped(path, [str(record_file.with_name(name)) for name in files], [record])
 
     def _next(self, path: str) -> Any:
         """The photo after this one, in whose place words are tried too; None without one that can

@@ -296,33 +296,17 @@ def option(words: str, help: str, **settings: Any) -> Callable[[F], F]:
     return click.option(*names, help=help, **settings)
 
 
-def numbers(text: Any) -> Any:
-    """The number in a text such as --mean's, or the list of one for each channel ("0.5,0.4,0.3");
-    any other text as it is, which `Explainer` takes or refuses.
+def numbers(
+    text: Any, kind: Callable[[str], Any] = float, separators: str = ",", *, several: bool = False
+) -> Any:
+    """The number in a text such as --mean's, or one for each part of it ("0.5,0.4,0.3"), always
+    with ``several``; any other text as it is, which `Explainer` takes or refuses.
     """
-    if not isinstance(text, str):
-        return text
     try:
-        values = [float(part) for part in text.split(",")]
-    except ValueError:
+        values = tuple(map(kind, re.split(separators, text)))
+    except (TypeError, ValueError):  # of a file of defaults, it may be a number already
         return text
-    return values if len(values) > 1 else values[0]
-
-
-def numbers_of_bands(text: Any) -> tuple[Any, ...]:
-    """The numbers in a text such as --bands'; what is none stays a text, which is refused."""
-    parts = text.split(",") if isinstance(text, str) else text
-    return tuple(int(part) if str(part).isdecimal() else part for part in parts if part != "")
-
-
-def sides(text: Any) -> Any:
-    """The side in a text such as --size's, or the height and width ("256x128"); any other text as
-    it is, which `Explainer` refuses."""
-    parts = re.split("[x×,]", text) if isinstance(text, str) else []
-    if not parts or not all(part.isdecimal() for part in parts):
-        return text
-    numbers = tuple(map(int, parts))
-    return numbers if len(numbers) > 1 else numbers[0]
+    return values if several or len(values) > 1 else values[0]
 
 
 def _tell_output(context: click.Context, option: click.Parameter, value: bool) -> None:
@@ -537,7 +521,11 @@ def model_options(*, several: bool = False, colours: bool = True) -> Callable[[F
             show_default="detected",
         ),
         option("--unit TEXT", "the unit of a model's number, as years"),
-        option("--size PIXELS", "side of the model's input, or its HEIGHTxWIDTH", type=sides),
+        option(
+            "--size PIXELS",
+            "side of the model's input, or its HEIGHTxWIDTH",
+            type=lambda text: numbers(text, int, "[x×,]"),
+        ),
         option(
             "--crop PART",
             "the part of a photo that the model sees: center, whole, or the centre's share",
@@ -561,7 +549,7 @@ def model_options(*, several: bool = False, colours: bool = True) -> Callable[[F
         option(
             "--bands NUMBERS",
             "of images of several bands, which are red, green and blue in pictures, as 4,3,2",
-            type=numbers_of_bands,
+            type=lambda text: numbers(text, int, several=True),
             default="",
             show_default="1,2,3",
         ),

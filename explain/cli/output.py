@@ -235,20 +235,12 @@ class RunProgress(StatusLine):
         self.there = state.there
         stored = state.there + state.done
         ended = stored + state.failed
-        parts = [
-            f"{ended}/{state.total} photos" if state.total else f"{ended} photos",
-            f"{state.rate:.3g} a second",
-        ]
-        if state.left is not None and state.seconds >= SURE:
-            parts.append(f"about {duration(state.left)} left")
-        if state.failed:
-            parts.append(f"{state.failed} failed")
-        self.draw(ended / state.total if state.total else None, ", ".join(parts))
         left = "" if state.total is None else f", {max(0, state.total - ended)} left"
         rest = f", about {duration(state.left)} to go" if state.left else ""
         self._line = (
             f"{stored} photos done{left}, {state.failed} failed, {state.rate:.3g} a second{rest}"
         )
+        self.draw(ended / state.total if state.total else None, self._line)
 
     def _tell(self) -> None:
         """Print the progress line once a minute until the run has ended; the body of the thread."""

@@ -45,6 +45,8 @@ from explain.cli.several import (
     for_all,
     load_explainer,
     read_photo,
+    skipped,
+    write_of_all,
 )
 
 if TYPE_CHECKING:
@@ -252,8 +254,7 @@ def _sheet_of(entries: Sequence[Any]) -> str:
 def _write_figure(
     by_model: "Sequence[Sequence[Explanation]]", options: SimpleNamespace, answer: Output
 ) -> int:
-    """Write the figure of all photos (--figure), if any was explained; return the exit code. A file
-    that cannot be written is reported, not raised."""
+    """Write the figure of all photos (--figure), if any was explained; return the exit code."""
     rows = [row for of_photo in zip_longest(*by_model) for row in of_photo if row is not None]
     if not rows:
         return DONE
@@ -263,34 +264,24 @@ def _write_figure(
 
     path = Path(options.figure)
     drawing = {name: getattr(options, name) for name in ("style", "alpha", "colormap")}
-    try:
-        of_all = figure(rows, width_cm=options.figure_width, crop="seen", **drawing)
-        files = Files(path.parent, overwrite=options.force)
-        files.add_bytes(path.name, as_file(of_all, path.suffix[1:].lower()))
-        files.write()
-    except ExplainError as error:
-        return answer.complain(str(error))
-    answer.add({"image": None, "files": [str(path)], "records": []}, [f"wrote {path}"])
-    return DONE
+    of_all = figure(rows, width_cm=options.figure_width, crop="seen", **drawing)
+    files = Files(path.parent, overwrite=options.force)
+    files.add_bytes(path.name, as_file(of_all, path.suffix[1:].lower()))
+    return write_of_all(files, answer)
 
 
 def _write_boxes(
     annotations: "Annotations | None", options: SimpleNamespace, answer: Output
 ) -> int:
     """Write the parts of all maps as COCO JSON (--boxes), if any photo was explained; return the
-    exit code. A file that cannot be written is reported, not raised."""
+    exit code."""
     from explain.data.files import Files
 
     if annotations is None or not annotations.images:
         return DONE
     files = Files(_folder_of(options.output), overwrite=options.force)
     files.add_json(BOXES, annotations.to_dict())
-    try:
-        [path] = files.write()
-    except ExplainError as error:
-        return answer.complain(str(error))
-    answer.add({"image": None, "files": [str(path)], "records": []}, [f"wrote {path}"])
-    return DONE
+    return write_of_all(files, answer)
 
 
 def _check_together(
@@ -584,9 +575,7 @@ class PhotoWork:
         if stored is None:
             return None
         records, files = stored
-        document = {"image": path, "files": files, "records": records, "skipped": True}
-        message = "skipped: its results are there"
-        return PhotoResult(document, [f"  {message}"], skipped=True, summary=message)
+        return skipped(path, files, records)
 
     def _of_group(self, photo: "Image.Image") -> "list[Method]":
         """Return the methods of the group ("all" or "everything") that fit the model, chosen by the

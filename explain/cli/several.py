@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
     from explain import Explainer
+    from explain.data.files import Files
     from explain.hooks.interventions import Ablate
 
 STDIN = "-"
@@ -229,6 +230,13 @@ class PhotoResult:
     summary: str = ""
 
 
+def skipped(path: str, files: list[str], records: list[dict[str, Any]]) -> PhotoResult:
+    """The result for a photo that --skip-existing skips."""
+    document = {"image": path, "files": files, "records": records, "skipped": True}
+    message = "skipped: its results are there"
+    return PhotoResult(document, [f"  {message}"], skipped=True, summary=message)
+
+
 Work = Callable[[str, str, ProgressBar], PhotoResult]
 """The work of a command on one photo: of its path, of the beginning of its files' names, and of the
 bar that shows its passes."""
@@ -306,23 +314,27 @@ class Sheet:
             self.entries.append(entry)
 
     def write(self, page_of: Callable[[list[Any]], str]) -> int:
-        """Write the HTML page with all photos, if there are at least two; return the exit code.
-        A page that cannot be written is reported, not raised.
-        """
+        """Write the HTML page with all photos, if there are at least two; return the exit code."""
         if len(self.entries) < 2:
             return DONE
-        from explain.report.pages import write_page
+        from explain.data.files import Files
 
         if self.count > MOST:
             self.answer.note(f"{SHEET} has the first {MOST} of {self.count} photos")
-        place = Path(self.options.output) / SHEET
-        try:
-            path = write_page(page_of(self.entries), place, overwrite=self.options.force)
-        except ExplainError as error:
-            return self.answer.complain(str(error))
-        self.answer.add({"image": None, "files": [str(path)], "records": []})
-        self.answer.say(f"wrote {path}, a page with all of them")
-        return DONE
+        files = Files(self.options.output, overwrite=self.options.force)
+        files.add_text(SHEET, page_of(self.entries))
+        return write_of_all(files, self.answer)
+
+
+def write_of_all(files: "Files", answer: Output) -> int:
+    """Write a file of all photos together, and return the exit code. A file that cannot be written
+    is reported, not raised."""
+    try:
+        [path] = files.write()
+    except ExplainError as error:
+        return answer.complain(str(error))
+    answer.add({"image": None, "files": [str(path)], "records": []}, [f"wrote {path}"])
+    return DONE
 
 
 @dataclass

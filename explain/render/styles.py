@@ -91,7 +91,7 @@ def cells_on_photo(mask: Array, size: tuple[int, int], region: Box) -> Array:
     width)``: by the cell under the centre of each; False outside ``region``, which it covers."""
     centres = (np.arange(size[0]) + 0.5, np.arange(size[1]) + 0.5)
     columns, rows = region.to_input(centres, mask.shape)
-    padded = np.pad(mask, 1)  # for what lies outside
+    padded = np.pad(mask > 0, 1)  # for what lies outside
     across = np.floor(columns + 1).clip(0, mask.shape[1] + 1).astype(int)
     down = np.floor(rows + 1).clip(0, mask.shape[0] + 1).astype(int)
     on_photo: Array = padded[down[:, None], across]

@@ -84,9 +84,8 @@ def must_agree(
         rest = len(changes) - MOST_CHANGES
         raise RunError(
             f"run {file!r} must be continued as it was begun, but {told}"
-            f"{f'; and {rest} more changes' if rest > 0 else ''}; ask for the same again"
-            f"{', and for more methods or metrics if you like' if more else ''}, or give another "
-            "output"
+            f"{f'; and {rest} more changes' if rest > 0 else ''}; ask for the same again, "
+            f"or give another output{' (methods and metrics can be added)' if more else ''}"
         )
 
 

@@ -170,7 +170,7 @@ def test_the_curves_of_a_map_are_those_of_the_report(
     of_map = {"answer": answer, "what": "curve", "method": "saliency", "target": 1}
     progress, *_, last = steps_of(service, begin=service.check, **of_map)
     expected = item(explainer(photo(), **question), Detail(steps=20))["maps"][1][1]["curve"]
-    assert last == {"curve": expected, "end": True}
+    assert last == {"curve": expected, "notes": [], "end": True}
     assert "work" in progress
     saved = Read(service.report(answer)).data["item-0"]["maps"]
     assert [[one["curve"] for one in row] for row in saved] == [[None, None], [None, expected]]

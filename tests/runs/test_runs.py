@@ -192,7 +192,7 @@ def test_photos_of_a_costly_method_are_stored_one_by_one(tmp_path: Path) -> None
 
 
 OTHER_OPTIONS: list[tuple[dict[str, Any], str]] = [
-    ({"methods": ["lrp"]}, "methods, gradcam: GradCAM.* before, none now; .*more methods"),
+    ({"methods": ["lrp"]}, "methods, gradcam: GradCAM.* before, none now; .*can be added"),
     ({"methods": [GradCAM(relu=False), "saliency"]}, "methods, gradcam, relu: true before, false"),
     ({"target": 2}, "targets: ClassTarget.*1.* before, .*2.* now; .*give another output"),
     ({"top_k": 2, "target": None}, "targets: ClassTarget.* before, TopClass.*1.* now"),
