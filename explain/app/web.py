@@ -143,7 +143,7 @@ def app_page(service: Service) -> str:
             for name in ("upload", "pixels", "seconds", "targets")
         },
     }
-    return page(index, [], title="explain", front=PageTemplate("report app", style, script, POLICY))
+    return page(index, [], title="explain", front=PageTemplate(style, script, POLICY, "report app"))
 
 
 HEADERS = {

@@ -63,25 +63,15 @@ class Section:
 def document(title: str, introduction: str, sections: Sequence[Section]) -> str:
     """Return a static HTML page of texts, tables and pictures, without any script. Nothing in the
     texts can become markup, and the page loads nothing: its pictures are in it."""
-    style = static(("look.css", "document.css"))
-    policy = _policy("img-src data:", f"style-src {_hash(style)}")
-    return _filled(
-        "document.html",
-        title=title,
-        introduction=introduction,
-        sections=sections,
-        style=style,
-        policy=policy,
-    )
+    front = PageTemplate(static(("look.css", "document.css")))
+    return _page("document.html", front, title, introduction=introduction, sections=sections)
 
 
 def page_of_words(title: str, **values: Any) -> str:
     """Return the page of an answer, whose words are buttons that show their maps; without scripts
     and in print, all are shown. ``values`` are for ``answer.html``, and are escaped."""
-    style = static(("look.css", "answer.css"))
-    script = static(("words.js", "answer.js"))
-    policy = _policy("img-src data:", f"style-src {_hash(style)}", f"script-src {_hash(script)}")
-    return _filled("answer.html", title=title, style=style, script=script, policy=policy, **values)
+    front = PageTemplate(static(("look.css", "answer.css")), static(("words.js", "answer.js")))
+    return _page("answer.html", front, title, **values)
 
 
 def words_of_page(**values: Any) -> str:
@@ -151,13 +141,13 @@ CONTRIBUTIONS = ("RdBu_r", "PuOr_r", PRINT)
 
 @dataclass(frozen=True)
 class PageTemplate:
-    """The parts of a page besides its data: its ``kind``, style, script, and what its policy allows
-    besides these."""
+    """The parts of a page besides its data: its style, script, what its policy allows besides
+    these, and its ``kind``."""
 
-    kind: str
     style: str
-    script: str
-    policy: str = "img-src data: blob:"
+    script: str = ""
+    policy: str = "img-src data:"
+    kind: str = "report"
 
 
 def static(names: Sequence[str]) -> str:
@@ -177,12 +167,9 @@ def page(
     """Return an interactive HTML page of explained photos. ``index`` is the page in short, with the
     `summary` of each photo as ``photos``; ``items`` are from `explain.report.item.item`."""
     if front is None:
-        front = PageTemplate(
-            "widget" if widget else "report", static(STYLES), static((*SCRIPTS, "begin.js"))
-        )
-    style_source = f"style-src {_hash(front.style)}"
-    script_source = f"script-src {_hash(front.script)}"
-    policy = _policy(front.policy, style_source, script_source)
+        kind = "widget" if widget else "report"
+        script = static((*SCRIPTS, "begin.js"))
+        front = PageTemplate(static(STYLES), script, "img-src data: blob:", kind)
     shared = {
         "version": __version__,
         "drawing": _drawing(),
@@ -198,13 +185,11 @@ def page(
     lines = [{key: photo[key] for key in photo if key != "still"} for photo in index["photos"]]
     # Nothing in the values can become markup or a script: they are JSON, in which "<" is an escape,
     # scripts put them into texts only, and the policy allows no script or style but the page's own.
-    return _filled(
+    return _page(
         "page.html",
-        title=title,
-        policy=policy,
+        front,
+        title,
         kind=front.kind,
-        style=front.style,
-        script=front.script,
         index={**shared, **index, "photos": lines},
         stills=stills,
         items=items,
@@ -263,10 +248,16 @@ SMALL = 200  # pixels of the longer side of a photo among many
 QUALITY = 80
 
 
-def _policy(*allowed: str) -> str:
-    """The Content-Security-Policy of a page that allows these sources and nothing else: no network,
-    no forms, no other script."""
-    return "; ".join(["default-src 'none'", *allowed, "base-uri 'none'", "form-action 'none'"])
+def _page(template: str, front: PageTemplate, title: str, **values: Any) -> str:
+    """Fill the template of a whole page, whose Content-Security-Policy allows its own style and
+    script and nothing else: no network, no forms, no other script."""
+    sources = [front.policy, f"style-src {_hash(front.style)}"]
+    if front.script:
+        sources.append(f"script-src {_hash(front.script)}")
+    policy = "; ".join(["default-src 'none'", *sources, "base-uri 'none'", "form-action 'none'"])
+    return _filled(
+        template, title=title, policy=policy, style=front.style, script=front.script, **values
+    )
 
 
 def _hash(text: str) -> str:

@@ -158,9 +158,7 @@ def _to_maps(run: StoredRun, ending: str, path: Path) -> int:
                 columns |= {name: columns[name] or None for name in ("boxes", "labels")}
             yield columns, _probabilities(row.columns, "labels")
 
-    if ending == ".csv":
-        return _write_csv(path, [*COLUMNS, "boxes", "labels", *metrics, *labels], rows())
-    return _write_json_lines(path, labels, rows())
+    return _write(path, ending, [*COLUMNS, "boxes", "labels", *metrics], labels, rows())
 
 
 PHOTO_COLUMNS = ("name", "path", "label", "label_probability", "prediction", "probability")
@@ -186,21 +184,27 @@ def _to_photos(run: StoredRun, ending: str, path: Path) -> int:
                 columns["labels"] = true_label_names(photo["labels"])
             yield columns, _probabilities(photo, kind)
 
-    if ending == ".csv":
-        return _write_csv(path, [*PHOTO_COLUMNS, "labels", *labels], rows())
-    return _write_json_lines(path, labels, rows())
+    return _write(path, ending, [*PHOTO_COLUMNS, "labels"], labels, rows())
 
 
-def _write_csv(path: Path, head: Iterable[str], rows: Iterable[TableRow]) -> int:
-    """Write rows of cells, then probabilities, under the head ``head``; lists become JSON. Return
-    the number of rows."""
+def _write(
+    path: Path, ending: str, head: Iterable[str], labels: Sequence[str], rows: Iterable[TableRow]
+) -> int:
+    """Write rows of cells, then the probabilities of ``labels``: as CSV under a head, where lists
+    become JSON, or each as a JSON object on a line of its own. Return the number of rows."""
     count = 0
     with path.open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
-        table.writerow(map(as_cell, head))
+        if ending == ".csv":
+            table.writerow(map(as_cell, [*head, *labels]))
         for columns, probabilities in rows:
             count += 1
-            table.writerow(map(_in_cell, [*columns.values(), *probabilities]))
+            if ending == ".csv":
+                table.writerow(map(_in_cell, [*columns.values(), *probabilities]))
+                continue
+            by_label = dict(zip(labels, probabilities, strict=False))
+            document = {**columns, "probabilities": by_label} if by_label else columns
+            file.write(json.dumps(document, ensure_ascii=False) + "\n")
     return count
 
 
@@ -208,19 +212,6 @@ def _in_cell(value: Any) -> Any:
     """A value as a cell of CSV: lists as JSON, all else as `as_cell`, which keeps spreadsheets from
     taking text for a formula."""
     return json.dumps(value, ensure_ascii=False) if isinstance(value, list) else as_cell(value)
-
-
-def _write_json_lines(path: Path, labels: Sequence[str], rows: Iterable[TableRow]) -> int:
-    """Write each row as a JSON object on a line of its own, with its probabilities by the names
-    ``labels``. Return the number of rows."""
-    count = 0
-    with path.open("w", encoding="utf-8", newline="") as file:
-        for columns, probabilities in rows:
-            count += 1
-            by_label = dict(zip(labels, probabilities, strict=False))
-            document = {**columns, "probabilities": by_label} if by_label else columns
-            file.write(json.dumps(document, ensure_ascii=False) + "\n")
-    return count
 
 
 def _probabilities(photo: Mapping[str, Any], kind: str) -> list[float]:

@@ -2,8 +2,8 @@
 
 import os
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache, partial
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -14,45 +14,39 @@ from explain.attribution.result import Attribution
 from explain.data.boxes import Box
 from explain.explanation.explanation import Explanation
 from explain.render.styles import get_style, resampled_on_photo
-from explain.store.reading import PhotoReader, StoredRun
+from explain.store.reading import PhotoReader, Row, StoredRun
 
 LONGEST = 640  # pixels along the longer side of a map in FiftyOne
 
 
 class ShownMap(NamedTuple):
-    """A map with what it is of; ``probability`` is None where the target has none. ``picture`` is
-    the photo with the map on it, where it was asked for."""
-
-    method: str
-    target: str
-    probability: float | None
-    attribution: Attribution
-    picture: Image.Image | None
-
-
-@dataclass(frozen=True, eq=False)
-class ShownPhoto:
-    """A photo's file, its size (width, height), the part that its maps cover, what it shows and
-    what is predicted (label and probability, None where it is not known), and its maps."""
+    """A map with what it is of, and with what is known of the photo: its file, its size (width,
+    height), the part that maps cover, its label, and the prediction with its probability. What is
+    not known is None. ``draw`` returns the photo with the map on it."""
 
     path: str | None
     size: tuple[int, int]
     box: Box
     label: str | None
-    prediction: tuple[str, float | None] | None
-    maps: list[ShownMap] = field(repr=False)
+    prediction: str | None
+    prediction_probability: float | None
+    method: str
+    target: str
+    probability: float | None
+    attribution: Attribution
+    draw: Callable[[], Image.Image]
 
 
 def shown_photos(
-    maps: StoredRun | Explanation | Iterable[Explanation],
-    *,
-    with_pictures: bool,
-    source: Any = None,
-) -> Iterator[ShownPhoto]:
-    """The photos of a run, of one explanation or of several, with their maps, also drawn on the
-    photos. ``source`` is where the photos of a run are, if they have moved."""
+    maps: StoredRun | Explanation | Iterable[Explanation], source: Any = None
+) -> Iterator[list[ShownMap]]:
+    """The maps of each photo of a run, of one explanation or of several. ``source`` is where the
+    photos of a run are, if they have moved."""
     if isinstance(maps, StoredRun):
-        yield from _of_run(maps, PhotoReader(maps, source), with_pictures)
+        reader = PhotoReader(maps, source)
+        for _, (*rows,) in groupby(maps.rows(), key=lambda row: row.name):
+            photo = cache(partial(reader.picture, rows[0]))  # read once, where it is needed
+            yield [_of_row(row, photo) for row in rows]
         return
     for one in [maps] if isinstance(maps, Explanation) else maps:
         if not isinstance(one, Explanation):
@@ -60,30 +54,23 @@ def shown_photos(
                 f"maps must be a run, an explanation or a list of these, got {shown(one)}; open a "
                 "file with explain.open_run"
             )
-        best = next(iter(one.predicted), None)
-        prediction = None if best is None else (best.label, best.probability)
-        rows = []
+        best = next(((best.label, best.probability) for best in one.predicted), (None, None))
+        shown_maps = []
         for number, (target, by_method) in enumerate(zip(one.targets, one.results, strict=True)):
             probability = one.answer(number).probability
             for method, attribution in by_method.items():
-                picture = one.overlay(method, number) if with_pictures else None
-                rows.append(ShownMap(method, target, probability, attribution, picture))
-        yield ShownPhoto(one.source, one.photo.size, one.box, None, prediction, rows)
+                draw = partial(one.overlay, method, number)
+                of_map = (method, target, probability, attribution, draw)
+                shown_maps.append(
+                    ShownMap(one.source, one.photo.size, one.box, None, *best, *of_map)
+                )
+        yield shown_maps
 
 
-def _of_run(run: StoredRun, reader: PhotoReader, with_pictures: bool) -> Iterator[ShownPhoto]:
-    """The photos of a run with their maps."""
-    for _, (*rows,) in groupby(run.rows(), key=lambda row: row.name):
-        first = rows[0]
-        photo = reader.picture(first) if with_pictures else None
-        maps = []
-        for row in rows:
-            picture = None if photo is None else row.overlay(get_style(row.style), photo)
-            maps.append(ShownMap(row.method, row.target, row.probability, row.attribution, picture))
-        prediction = None
-        if first.prediction is not None:
-            prediction = (first.prediction, first.prediction_probability)
-        yield ShownPhoto(first.path, first.size, first.box, first.label, prediction, maps)
+def _of_row(row: Row, photo: Callable[[], Image.Image]) -> ShownMap:
+    """A map of a run."""
+    known = {name: getattr(row, name) for name in ShownMap._fields if name != "draw"}
+    return ShownMap(**known, draw=lambda: row.overlay(get_style(row.style), photo()))
 
 
 def to_fiftyone(
@@ -108,20 +95,22 @@ def to_fiftyone(
     """
     fo = optional("fiftyone", "for its data sets", "fiftyone", RunError)
     samples = []
-    for photo in shown_photos(maps, with_pictures=False):
+    for shown_maps in shown_photos(maps):
+        photo = shown_maps[0]
         if photo.path is None:
             raise RunError("photos must be files for FiftyOne, got one without; save it first")
         sample = fo.Sample(filepath=os.path.abspath(photo.path))
         if photo.label is not None:
             sample["ground_truth"] = fo.Classification(label=photo.label)
         if photo.prediction is not None:
-            label, confidence = photo.prediction
-            sample["prediction"] = fo.Classification(label=label, confidence=confidence)
+            sample["prediction"] = fo.Classification(
+                label=photo.prediction, confidence=photo.prediction_probability
+            )
         scale = min(1.0, LONGEST / max(photo.size))
         size = (max(1, round(photo.size[0] * scale)), max(1, round(photo.size[1] * scale)))
         region = Box(*(edge * scale for edge in vars(photo.box).values()))
         counts: dict[str, int] = {}
-        for one in photo.maps:
+        for one in shown_maps:
             name = re.sub(r"\W+", "_", one.method.replace("+", "p")).strip("_")
             counts[name] = counts.get(name, 0) + 1
             name += f"_{counts[name]}" if counts[name] > 1 else ""
@@ -176,11 +165,10 @@ def to_wandb(
     if current is None:
         raise RunError("run must be one of Weights & Biases, got none; call wandb.init() first")
     table = wandb.Table(columns=list(COLUMNS))
-    for photo in shown_photos(maps, with_pictures=True, source=source):
-        name = os.path.basename(photo.path or "") or "photo"
-        prediction = None if photo.prediction is None else photo.prediction[0]
-        for one in photo.maps:
-            picture = wandb.Image(one.picture, caption=f"{one.target}, {one.method}")
+    for shown_maps in shown_photos(maps, source):
+        for one in shown_maps:
+            name = os.path.basename(one.path or "") or "photo"
+            picture = wandb.Image(one.draw(), caption=f"{one.target}, {one.method}")
             score = float(one.attribution.score[0])
             table.add_data(
                 name,
@@ -188,8 +176,8 @@ def to_wandb(
                 one.method,
                 one.target,
                 one.probability,
-                photo.label,
-                prediction,
+                one.label,
+                one.prediction,
                 score,
             )
     current.log({key: table})
