@@ -162,8 +162,7 @@ class CoveredRegion(CheckedFields):
         """
         # without the name of a file: no record must claim that it is the photo
         covered = photo.copy()
-        corners = [round(edge) for edge in box.to_photo(self.region, (1, 1))]
-        left, top, right, bottom = corners
+        left, top, right, bottom = map(round, box.to_photo(self.region, (1, 1)))
         small = photo
         if max(photo.size) > SIDE:
             small = ImageOps.contain(photo, (SIDE, SIDE), Image.Resampling.BOX)
@@ -175,6 +174,7 @@ class CoveredRegion(CheckedFields):
         keep[..., rows, columns] = 0
         levels = (get_baseline(self.fill)(x, keep)[0].clamp(0, 1) * 255).round().byte()
         filled = to_pil_image(levels).resize(photo.size, Image.Resampling.BICUBIC)
+        corners = (left, top, right, bottom)
         covered.paste(filled.crop(corners), corners)
         return covered
 

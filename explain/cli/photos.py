@@ -446,11 +446,9 @@ class PhotoWork:
             stem += f"-{self.name}"
         if not self.methods:
             self.methods = self._of_group(photo)
-        stored = self._stored(path, stem, photo) if options.skip_existing else None
+        stored = None if options.force else self._stored(path, stem, photo)
         if stored is not None:
             return stored
-        if not options.force:
-            self._refuse_existing(stem, photo)
         with blaming(self.model):
             explanation = self.explainer(
                 photo,
@@ -500,40 +498,46 @@ class PhotoWork:
             stem += f"-{slug(explanation.targets[0])}"
         return stem
 
-    def _refuse_existing(self, stem: str, photo: "Image.Image") -> None:
-        """Refuse a photo whose files are there before the work for them. If any in the folder begin
-        like them, the model runs once, for the labels in their names."""
-        from explain._utils.options import by_name
+    def _stored(self, path: str, stem: str, photo: "Image.Image") -> PhotoResult | None:
+        """Refuse a photo whose files are there before the work for them; with --skip-existing,
+        return what is printed where they are those of this request. If any in the folder begin
+        like them, the model runs once, for the labels in their names and for its scores."""
         from explain.data.files import Files, slug
         from explain.explanation.explanation import file_names
-        from explain.explanation.loading import Unexplained
-        from explain.methods.base import get_method
+        from explain.explanation.loading import Unexplained, stored_records
 
         options = self.options
         if _is_picture(options.output):
             place = Path(options.output)
             Files(place.parent).refuse([place.name])
-            return
+            return None
         if not any(Path(options.output).glob(f"{escape(slug(stem))}*")):
-            return
+            return None
         question: Any = {"targets": self.targets, "top_k": options.top_k}
         try:
             with blaming(self.model):
                 predicted = self.explainer(photo, Unexplained(), **question)
         except ExplainError:  # which the explanation has as well, and tells
-            return
-        methods = by_name(self.methods, get_method, MethodError, "method", tell_apart=True)
+            return None
+        keys = self._keys()
         formats = (options.picture_format, options.map_format)
         stem = self._with_target(stem, predicted)
-        names = file_names(stem, predicted.targets, list(methods), formats, options.html)
-        Files(options.output).refuse(names)
+        names = file_names(stem, predicted.targets, list(keys), formats, options.html)
+        if not options.skip_existing:
+            Files(options.output).refuse(names)
+            return None
+        files = [Path(options.output, name) for name in names]
+        records = stored_records(files, predicted, keys)
+        return None if records is None else skipped(path, list(map(str, files)), records)
 
     def _keys(self) -> dict[str, str]:
         """For each method, by name, a digest of everything asked but the batch size, to compare
         with records: another order or entry in ``asked`` would recognise no saved results.
         """
+        from explain._utils.options import by_name
         from explain.attribution.encoding import encode, name_of_callable
         from explain.attribution.records import sha256_of
+        from explain.methods.base import get_method
 
         explainer = self.explainer
         options = self.options
@@ -552,30 +556,11 @@ class PhotoWork:
             options.baseline,
         ]
         keys = {}
-        for method in self.methods:
+        methods = by_name(self.methods, get_method, MethodError, "method", tell_apart=True)
+        for name, method in methods.items():
             described_method = self.group or encode(method)
-            keys[method.name] = sha256_of(json.dumps([asked, described_method]).encode())
+            keys[name] = sha256_of(json.dumps([asked, described_method]).encode())
         return keys
-
-    def _stored(self, path: str, stem: str, photo: "Image.Image") -> PhotoResult | None:
-        """Return what is printed for a photo whose results are all in the folder already, which
-        --skip-existing skips; None if any are missing or are of another request."""
-        from explain.explanation.loading import stored_results
-
-        options = self.options
-        session = self.explainer.session(self.methods, targets=self.targets)
-        targets = session.of_photo(self.explainer.as_input(photo)).targets
-        count = options.top_k or len(targets)
-        formats = (options.picture_format, options.map_format)
-        keys = self._keys()
-        with blaming(self.model):
-            stored = stored_results(
-                options.output, stem, photo, self.explainer, keys, count, formats
-            )
-        if stored is None:
-            return None
-        records, files = stored
-        return skipped(path, files, records)
 
     def _of_group(self, photo: "Image.Image") -> "list[Method]":
         """Return the methods of the group ("all" or "everything") that fit the model, chosen by the

@@ -9,13 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from glob import escape
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 
 from explain._utils.errors import (
     ExplainError,
@@ -28,7 +27,6 @@ from explain._utils.errors import (
 )
 from explain.attribution import records, result
 from explain.attribution.encoding import decode, method_of, name_of_callable
-from explain.attribution.selection import requested
 from explain.data.bands import as_read
 from explain.data.files import restored
 from explain.data.images import ImageLike, load_image
@@ -36,10 +34,8 @@ from explain.data.opening import open_for_reading
 from explain.data.scans import npy_header
 from explain.engine import Evidence
 from explain.explanation.explainer import Explainer
-from explain.explanation.explanation import Explanation, method_slug
-from explain.hooks import preserve
+from explain.explanation.explanation import Explanation
 from explain.hooks.interventions import Intervention
-from explain.layers.intervening import intervene
 from explain.layers.placement import Placement
 from explain.methods.base import Method, MethodLike
 from explain.methods.evidence import EvidenceSets
@@ -388,45 +384,35 @@ CLOSE = 5e-3
 """By how much the scores of one photo may differ between devices, as a share of the score."""
 
 
-def stored_results(
-    folder: str,
-    stem: str,
-    photo: Image.Image,
-    explainer: Explainer,
-    keys: Mapping[str, str],
-    count: int,
-    formats: tuple[str, str] = ("png", "npy"),
-) -> tuple[list[dict[str, Any]], list[str]] | None:
-    """The records of a photo whose maps are all in a folder with their files, sheet and the scores
-    that the model still gives (a forward pass), and all files; None if any are missing.
-    """
-    pixels = records.size_and_digest(photo)
-    results: list[Saved] = []
-    # by their names, no other files are opened but records of photos with longer names
-    for method, key in keys.items():
-        for path in sorted(
-            Path(folder).glob(f"{escape(stem)}*-{escape(method_slug(method))}*.json")
-        ):
-            beside = [path.with_suffix(f".{ending}") for ending in formats]
-            if not all(map(Path.is_file, beside)):
-                continue
-            with suppress(RecordError):
-                record = _read_record(path)
-                request = record.request if isinstance(record.request, dict) else {}
-                asked = (record.method, record.image.pixels, record.values.format)
-                if asked == (method, pixels, formats[1]) and request.get(method) == key:
-                    results.append(_with_values(path, record))
-    if len(results) < count * len(keys) or not _still_hold(results, photo, explainer):
+def stored_records(
+    files: Sequence[Path], predicted: Explanation, keys: Mapping[str, str]
+) -> list[dict[str, Any]] | None:
+    """The records among all ``files`` of a photo, if all are there, and of the same pixels and
+    requests, whose ``keys`` are by method, and have the scores that the model still gives: those
+    of ``predicted``, whose maps are `Unexplained`. None otherwise."""
+    if not all(map(Path.is_file, files)):
         return None
-    files = [
-        saved.path.with_suffix(f".{suffix}") for saved in results for suffix in (*formats, "json")
-    ]
-    if len(results) > 1:
-        sheets = sorted(Path(folder).glob(f"{escape(stem)}*-sheet.{formats[0]}"))[:1]
-        if not sheets:
+    pixels = records.size_and_digest(predicted.photo)
+    record_files = [path for path in files if path.suffix == ".json"]
+    found = []
+    for path, (number, method) in zip(
+        record_files, product(range(len(predicted.targets)), keys), strict=True
+    ):
+        try:
+            saved = load(path)
+        except RecordError:
             return None
-        files += sheets
-    return [dict(saved.record) for saved in results], list(map(str, files))
+        record = saved.content
+        request = record.request if isinstance(record.request, dict) else {}
+        of_photo = (record.image.pixels, record.label, request.get(method))
+        [now] = predicted.results[number].values()
+        is_close = math.isclose(
+            record.score or 0, float(now.score[0]), rel_tol=CLOSE, abs_tol=CLOSE / 100
+        )
+        if of_photo != (pixels, predicted.targets[number], keys[method]) or not is_close:
+            return None
+        found.append(dict(saved.record))
+    return found
 
 
 @dataclass(frozen=True)
@@ -435,27 +421,3 @@ class Unexplained(Method):
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         return evidence.inputs.sum(1)
-
-
-def _still_hold(results: list[Saved], photo: Image.Image, explainer: Explainer) -> bool:
-    """Whether the model gives the scores that the records have, up to differences between devices
-    (`CLOSE`); one forward pass, without gradients, which leaves the model as it is."""
-    contents = [saved.content for saved in results]
-    targets = [
-        record.target if record.asked is None else decode(record.asked) for record in contents
-    ]
-    x = explainer._inputs(explainer.as_input(photo))
-    settings: Any = {"categories": explainer.categories, "activation": explainer.activation}
-    with intervene(explainer.model, explainer.interventions):
-        # any method will do: the request resolves the targets
-        request = requested(explainer.model, x, "saliency", None, targets, None, **settings)
-        with request.reading(), preserve.untouched(request.model), torch.no_grad():
-            output = request.inputs.call(request.model)
-            scores = [
-                float(target.resolved(output, 1).pick(output, 1)[0]) for target in request.targets
-            ]
-    pairs = zip(contents, scores, strict=True)
-    return all(
-        math.isclose(record.score or 0, score, rel_tol=CLOSE, abs_tol=CLOSE / 100)
-        for record, score in pairs
-    )

@@ -245,7 +245,8 @@ def concepts(
     colored = Image.composite(colors, LIFTED.below(photo), Image.fromarray(opacity[largest]))
     colored = mark_unseen(colored, photo, [region])
     percentages = percents(shares) or [""] * len(labels)
-    entries = list(zip(map(tuple, palette.tolist()), percentages, labels, strict=True))
+    colors_of_lines = [(red, green, blue) for red, green, blue in palette.tolist()]
+    entries = list(zip(colors_of_lines, percentages, labels, strict=True))
     return caption(colored, title, detail, entries=entries)
 
 

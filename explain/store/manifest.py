@@ -102,8 +102,8 @@ def changes_in_words(
     continued. ``more`` allows further methods and metrics."""
     phrases: list[str] = []
     for key in {**stored, **now}:
-        earlier = stored.get(key)
-        later = now.get(key)
+        earlier: Any = stored.get(key)
+        later: Any = now.get(key)
         if more and key in ("methods", "metrics") and isinstance(later, Mapping):
             later = {name: later[name] for name in later if name in earlier}
         if key in MAY_DIFFER or alike(key, earlier, later):
