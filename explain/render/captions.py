@@ -159,16 +159,10 @@ class Legend:
     """Whether the colours pass into each other."""
 
 
-def bar(legend: Legend, width: int, size: int, *, with_meaning: bool = False) -> Image.Image:
+def bar(legend: Legend, width: int, size: int) -> Image.Image:
     """A legend ``width`` pixels wide with text of ``size``: the colours, below them the labels, and
-    ``with_meaning`` the meaning, between a ramp's labels if it fits, else below."""
+    the meaning of separate colours."""
     labels = [text_picture(label, size, FAINT, line=1.4) for label in legend.labels]
-    meaning = text_picture(legend.meaning, size, FAINT, line=1.4)
-    room = width - meaning.width - 2 * size
-    widest = max((label.width for label in labels), default=0)
-    fits_between = legend.ramp and len(labels) == 2 and 2 * widest < room
-    if with_meaning and fits_between:
-        labels.insert(1, meaning)
     places = []
     for i, label in enumerate(labels):
         if legend.ramp:  # the first at the left end, the last at the right end
@@ -179,9 +173,9 @@ def bar(legend: Legend, width: int, size: int, *, with_meaning: bool = False) ->
     thick = max(6, round(size * 0.8))
     colors = ramp(legend, width, thick) if legend.ramp else _steps(legend, width, thick)
     parts = [colors, space(width, max(2, size // 5)), placed(places, width)]
-    if with_meaning and not fits_between:
-        parts.append(meaning)
-    return stacked(parts, max(width, meaning.width if with_meaning else 0), align=0.5)
+    if not legend.ramp:  # the labels of a ramp say what it means; those of steps are only names
+        parts.append(text_picture(legend.meaning, size, FAINT, line=1.4))
+    return stacked(parts, max(part.width for part in parts), align=0.5)
 
 
 def ramp(legend: Legend, width: int, height: int) -> Image.Image:
@@ -318,10 +312,7 @@ def caption(
     colors = space(0, 0)
     room = width - 2 * pad
     if legend is not None:
-        # the labels of a ramp say what it means; those of steps are only names
-        colors = bar(
-            legend, max(70, min(width // 4, 13 * small)), small, with_meaning=not legend.ramp
-        )
+        colors = bar(legend, max(70, min(width // 4, 13 * small)), small)
         room -= colors.width + pad
     lines = [line_of(title, room, large, bold=True, end=end)]
     # an empty line, so that pictures beside each other are equally high

@@ -2,27 +2,24 @@
 needs."""
 
 import io
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache, partial
+from collections.abc import Sequence
+from functools import cache
 from importlib import import_module
 from math import ceil
-from string import ascii_lowercase
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from PIL import Image
 
 from explain._utils.errors import ExplainError, ImageError, shown
 from explain._utils.html import picture_html
-from explain.render.captions import FAINT, INK, RGB, Legend, ramp, wrapped
-from explain.render.sheets import ABREAST, REMARK, Layout, Places, Tile, groups_of
+from explain.render.captions import FAINT
+from explain.render.sheets import ABREAST, Layout, Page, Tile
 from explain.render.styles import HEAT, SIGNED, Array, as_floats, lookup_table, one_sided
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Align: TypeAlias = Literal["left", "center", "right"]
 DPI = 120  # dots per inch of figures for a screen
 PRINTED = 300  # dots per inch of the images of a figure for print
 CM = 1 / 2.54  # inches
@@ -30,7 +27,6 @@ USUAL = 4.5  # cm of a picture, unless a width is asked for
 LEAST = 1.9  # cm of a picture in a table, which has its texts once
 ROOMY = 2.6  # cm of any other, below which there are fewer in a row
 WIDEST = 32.0  # cm, unless asked for
-LINE = 1.3  # height of a line of text, in font sizes
 MARKS = {True: "passed", False: "failed", None: "open"}
 
 
@@ -62,208 +58,52 @@ def figure_of(
     if width_cm is None:
         width_cm = min(WIDEST, USUAL * layout.columns)
     page = _Page(width_cm * CM, layout, letters)
-    if heading:
-        page.head()
-    rows = zip(layout.places(), layout.legends(), layout.names(), strict=True)
-    for places, legends, names in rows:
-        page.row(places, legends, names)
+    page.fill(layout, heading=heading)
     return page.figure(alternative)
 
 
-@dataclass
-class _Page:
-    """The texts and images of a figure with their positions, in inches from the left and the top.
-    They are put on the figure at the end, when its height is known."""
+class _Page(Page):
+    """A contact sheet as a figure; lengths are in inches."""
 
-    width: float
-    layout: Layout
-    letters: bool
-    top: float = 0.04
-    """How far it is filled: where the next row begins."""
-    texts: list[tuple[float, float, str, dict[str, Any]]] = field(default_factory=list)
-    images: list[tuple[float, float, float, float, Image.Image]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        """Set the measures of a figure page: font sizes in points, the gap between pictures and the
-        width of a column (``cell``) in inches."""
+    def __init__(self, width: float, layout: Layout, letters: bool) -> None:
+        """Fit the measures to the font size of figures."""
         from matplotlib import rcParams
 
-        self.size = float(rcParams["font.size"])  # points
-        self.small = 0.8 * self.size
-        self.gap = 0.4 * self.size / 72
-        columns = self.layout.columns
-        self.cell = (self.width - (columns - 1) * self.gap) / columns
-        self.letter = 0  # how many pictures have one
+        size = float(rcParams["font.size"]) / 72
+        super().__init__(width, layout.columns, layout.stretch, size, 0.4 * size)
+        self.top = 0.04
+        self.letters = letters
 
-    def head(self) -> None:
-        """Write the layout's title and its detail, a fainter line, at the top of the figure; move
-        ``top`` below them."""
-        title = self.layout.title
-        self.top += self.write(title, 0, self.width, 1.2 * self.size, weight="bold", ha="left")
-        detail = self.layout.detail
-        self.top += self.write(detail, 0, self.width, self.small, color=FAINT, ha="left")
-        self.top += self.gap
+    def text_width(self, text: str, size: float, bold: bool) -> float:
+        return _text_width(text, 72 * size, "bold" if bold else "normal")
 
-    def row(
-        self, places: Places, legends: Mapping[int, Legend], names: Mapping[int, Tile] | None
-    ) -> None:
-        """Put a row of pictures with texts and legends by column on the figure, and move ``top``
-        below it. In a table, ``names`` are the tiles named above the row, else None.
-        """
-        if names:
-            self.top += self._texts({c: _named(tile) for c, tile in names.items()}) + self.gap
-        self._headings(places)
-        if self.letters:
-            self._letters(places)
-        self.top += self._pictures(places)
-        below = {}
-        for column, (_, tile) in places.items():
-            lines = _named(tile) if names is None else []
-            # in words: not every font has the signs
-            checks = ", ".join(f"{mark.word} {MARKS[mark.passed]}" for mark in tile.marks)
-            below[column] = [*lines, (tile.remark, REMARK, 1.0), (checks, FAINT, 0.8)]
-        self.top += self._texts(below)
-        self.top += max((self._bar(c, legend) for c, legend in legends.items()), default=0.0)
-        self.top += 2 * self.gap
-
-    def _texts(self, columns: Mapping[int, list[tuple[str, RGB, float]]]) -> float:
-        """Write each column's texts ``(text, color, size)`` below each other (sizes are multiples
-        of the font's); returns the tallest column's height in inches. ``top`` stays.
-        """
-        tallest = 0.0
-        for column, lines in columns.items():
-            height = 0.0
-            for text, color, size in lines:
-                height += self.write(
-                    text, self._left(column), self.cell, size * self.size, color=color, top=height
-                )
-            tallest = max(tallest, height)
-        return tallest
-
-    def _headings(self, places: Places) -> None:
-        """Write the heading of each group of pictures over its first tile in the row, fainter where
-        the group began in a row above; move ``top`` below the headings."""
-        tallest = 0.0
-        for group, first, count in groups_of(places):
-            color = INK if places[first][1] is group.tiles[0] else FAINT
-            width = count * (self.cell + self.gap) - self.gap
-            left = self._left(first)
-            height = self.write(
-                group.heading, left, width, self.size, color=color, weight="bold", ha="left"
-            )
-            tallest = max(tallest, height)
-        self.top += tallest
-
-    def _letters(self, places: Places) -> None:
-        """Write (a), (b), … above the pictures of a row, counted on through the whole figure; move
-        ``top`` below the letters."""
-        for column in places:
-            name = f"({_letter(self.letter)})"
-            self.write(name, self._left(column), self.cell, self.size, weight="bold", ha="left")
-            self.letter += 1
-        self.top += LINE * self.size / 72
-
-    def _pictures(self, places: Places) -> float:
-        """Add a row's pictures, scaled into their columns, with middles at one height; returns the
-        tallest's height in inches with a gap. ``top`` stays.
-        """
-        wide, high = self.layout.stretch
-        max_height = self.cell * high / wide
-        sizes = {}
-        for column, (_, tile) in places.items():
-            scale = min(self.cell / tile.picture.width, max_height / tile.picture.height)
-            sizes[column] = tile.picture.width * scale, tile.picture.height * scale
-        tallest = max(height for _, height in sizes.values())
-        for column, (_, tile) in places.items():
-            width, height = sizes[column]
-            left = self._left(column) + (self.cell - width) / 2
-            down = self.top + (tallest - height) / 2
-            self.images.append((left, down, width, height, _printed(tile.picture, width)))
-        return tallest + self.gap / 2
-
-    def _bar(self, column: int, legend: Legend) -> float:
-        """Add a legend to a column: colours as images, labels and meaning as texts (between a
-        ramp's two labels if there is room); returns its height in inches. ``top`` stays.
-        """
-        # narrower than the pictures, so that labels do not touch those of the next column
-        bar_width = 0.92 * self.cell
-        left = self._left(column) + (self.cell - bar_width) / 2
-        thick = 0.5 * self.small / 72
-        count = len(legend.labels)
-        step = bar_width / max(1, count)
-        top = self.gap / 2
-        colors_top = self.top + top
-        top += thick + self.gap / 2
-        write = partial(self.write, size=self.small, color=FAINT, top=top)
-        if legend.ramp:
-            self.images.append((left, colors_top, bar_width, thick, ramp(legend, 256, 1)))
-            inner: list[Align] = ["center"] * (count - 2)
-            aligned: list[Align] = ["left", *inner, "right"]
-            heights = [
-                write(label, left, bar_width, ha=align)
-                for label, align in zip(legend.labels, aligned, strict=False)
-            ]
-        else:
-            for number, color in enumerate(legend.colors):
-                patch = Image.new("RGB", (1, 1), color)
-                place = left + (number + 0.1) * step
-                self.images.append((place, colors_top, 0.8 * step, thick, patch))
-            heights = [write(label, left + i * step, step) for i, label in enumerate(legend.labels)]
-        texts = [*legend.labels, legend.meaning]
-        *label_widths, width = [_text_width(text, self.small, "normal") for text in texts]
-        # the meaning then stands in the line of the labels, and needs no height of its own
-        room = bar_width - 2 * (max(label_widths, default=0.0) + self.gap)
-        in_a_line = legend.ramp and count == 2 and width < room
-        if not in_a_line:
-            top += max(heights, default=0.0)
-        return top + write(legend.meaning, left, bar_width, top=top)
-
-    def write(
-        self,
-        text: str,
-        left: float,
-        width: float,
-        size: float,
-        *,
-        color: RGB = INK,
-        weight: str = "normal",
-        ha: Align = "center",
-        top: float = 0.0,
-    ) -> float:
-        """Add a text of ``size`` points in up to three lines of ``width`` inches, ``top`` inches
-        below what is filled; returns its height in inches. ``self.top`` stays.
-        """
-        place = left + {"left": 0.0, "center": width / 2, "right": width}[ha]
-        style = {
-            "fontsize": size,
-            "color": tuple(channel / 255 for channel in color),
-            "fontweight": weight,
-            "ha": ha,
-        }
-        lines = wrapped(text, width, partial(_text_width, size=size, weight=weight), 3)
-        for number, line in enumerate(lines):
-            self.texts.append((place, self.top + top + number * LINE * size / 72, line, style))
-        return len(lines) * LINE * size / 72
-
-    def _left(self, column: int) -> float:
-        """Return where a column of the figure begins, in inches from the left."""
-        return column * (self.cell + self.gap)
+    def checks(self, tile: Tile, left: float) -> float:
+        # in words: not every font has the signs
+        words = ", ".join(f"{mark.word} {MARKS[mark.passed]}" for mark in tile.marks)
+        return self.write(words, left, self.cell, 0.8, color=FAINT)
 
     def figure(self, alternative: str) -> "Figure":
-        """The matplotlib figure with all texts and images, as high as these need; to be made last,
-        since places are shares of the height. ``alternative`` describes it.
-        """
+        """The matplotlib figure with all texts and images; ``alternative`` describes it."""
         shown_figure = empty((self.width, self.top), alternative, PRINTED)
         shown_figure.set_layout_engine("none")
         for left, top, width, height, picture in self.images:
             edges = (left / self.width, 1 - (top + height) / self.top)
             size = (width / self.width, height / self.top)
             axes = shown_figure.add_axes((*edges, *size))
-            axes.imshow(np.asarray(picture), interpolation="none", aspect="auto")
+            axes.imshow(np.asarray(_printed(picture, width)), interpolation="none", aspect="auto")
             axes.set_axis_off()
-        for left, top, text, style in self.texts:
-            place = (left / self.width, 1 - top / self.top)
-            shown_figure.text(place[0], place[1], text, va="top", parse_math=False, **style)
+        for line in self.texts:
+            shown_figure.text(
+                line.left / self.width,
+                1 - line.top / self.top,
+                line.text,
+                va="top",
+                parse_math=False,
+                fontsize=72 * line.size,
+                color=[channel / 255 for channel in line.color],
+                fontweight="bold" if line.bold else "normal",
+                ha=line.align,
+            )
         return shown_figure
 
 
@@ -335,21 +175,11 @@ def _rows_of(name: str, values: Any) -> Array:
     return rows
 
 
-def _named(tile: Tile) -> list[tuple[str, RGB, float]]:
-    """Return the texts (text, colour, size) of a tile's name and detail; a size is a multiple of
-    the font's."""
-    return [(tile.name, INK, 1.0), (tile.detail, FAINT, 0.8)]
-
-
-def _letter(number: int) -> str:
-    """Return the letters of a picture by its number from 0: a to z, then aa, ab, …"""
-    first, last = divmod(number, len(ascii_lowercase))
-    return (_letter(first - 1) if first else "") + ascii_lowercase[last]
-
-
 def _printed(picture: Image.Image, width: float) -> Image.Image:
     """Return a picture resized to the pixels that it needs when it is ``width`` inches wide at 300
-    dots per inch (`PRINTED`)."""
+    dots per inch (`PRINTED`); colours of a legend are stretched by the viewer."""
+    if picture.height == 1:
+        return picture
     scale = width * PRINTED / picture.width
     size = [max(1, ceil(scale * side)) for side in picture.size]
     return picture.resize(size, Image.Resampling.LANCZOS)

@@ -1,10 +1,14 @@
 """Contact sheets: tiles in groups, how they are laid out, and the picture of them."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, groupby
 from math import ceil
 from statistics import median_high
+from string import ascii_lowercase
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -16,14 +20,10 @@ from explain.render.captions import (
     RGB,
     Legend,
     Mark,
-    bar,
     draw_marks,
     font,
-    line_of,
-    placed,
+    ramp,
     space,
-    stacked,
-    text_picture,
     wrapped,
 )
 
@@ -176,16 +176,14 @@ def _balanced(count: int, most: int) -> int:
 
 SMALLEST = 20  # pixels along the side of a tile
 REMARK = (176, 60, 20)
-RULE = (214, 216, 222)
 
 
 def contact_sheet(layout: Layout, tile: int = 300) -> Image.Image:
     """Draw a contact sheet with each picture fitted into a square of ``tile`` pixels, or for very
     long photos more."""
-    sheet = _Sheet(tile, layout.columns, layout.stretch)
-    strips = [sheet.head(layout)] if layout.title or layout.detail else []
-    strips += map(sheet.row, layout.places(), layout.legends(), layout.names())
-    return sheet.spaced(strips)
+    page = _Sheet(tile, layout.columns, layout.stretch)
+    page.fill(layout, heading=bool(layout.title or layout.detail))
+    return page.picture()
 
 
 def table(
@@ -193,136 +191,275 @@ def table(
 ) -> Image.Image:
     """Draw a table of pictures: names over the columns, if there are any, and the texts of the
     tiles below them."""
-    sheet = _Sheet(tile, max(map(len, rows)))
-    strips = [sheet.names(columns)] if columns else []
+    page = _Sheet(tile, max(map(len, rows)))
+    page.top += page.lines({i: [(name, INK, 1.0)] for i, name in enumerate(columns)}, bold=True)
     for tiles in rows:
         group = Group("", tuple(tiles))
-        strips.append(sheet.row({i: (group, cell) for i, cell in enumerate(tiles)}, {}))
-    return sheet.spaced(strips)
+        page.row({i: (group, cell) for i, cell in enumerate(tiles)}, {}, None)
+    return page.picture()
 
 
-class _Sheet:
-    """The measures of a sheet in pixels, and its parts as strips of its full width."""
+Align: TypeAlias = Literal["left", "center", "right"]
+LINE = 1.35  # height of a line of text, in font sizes
+TITLE = 1.2  # size of the title, in font sizes
 
-    def __init__(self, tile: int, columns: int, stretch: tuple[float, float] = (1.0, 1.0)) -> None:
-        """Set the measures of a contact sheet in pixels: the width (``tile``) and height (``high``)
-        of a picture's space, the size of texts, the height of a line, the gap and the whole width.
-        """
-        check_whole_number("tile", tile, SMALLEST, optional=False, error=ExplainError)
-        self.tile = round(tile * stretch[0])
-        self.high = round(tile * stretch[1])
-        self.text = max(10, tile // 16)
-        self.line = round(self.text * 1.45)
-        self.gap = max(8, tile // 20)
-        self.width = self.gap + columns * (self.tile + self.gap)
 
-    def spaced(self, strips: Sequence[Image.Image]) -> Image.Image:
-        """Return strips of the sheet's width below each other as one picture, with a gap before,
-        between and after them."""
-        gap = space(self.width, self.gap)
-        return stacked([gap, *chain.from_iterable((strip, gap) for strip in strips)], self.width)
+class Written(NamedTuple):
+    """A line of text at a place on a page."""
 
-    def across(self, pictures: Mapping[int, Image.Image], align: float = 0.5) -> Image.Image:
-        """Return a strip of the sheet's width with a picture in each given column: in its middle
-        (``align`` 0.5) or at its left (0)."""
-        step = self.tile + self.gap
-        places = []
-        for column, picture in pictures.items():
-            indent = round((self.tile - picture.width) * align)
-            places.append((self.gap + column * step + indent, picture))
-        return placed(places, self.width)
+    left: float
+    top: float
+    text: str
+    size: float
+    color: RGB
+    bold: bool
+    align: Align
 
-    def head(self, layout: Layout) -> Image.Image:
-        """Return the strip at the top of a contact sheet: the title, and the detail as a fainter
-        line."""
-        room = self.width - 2 * self.gap
-        title = line_of(layout.title, room, round(self.text * 1.5), bold=True, line=1.4)
-        detail = line_of(layout.detail, room, self.text, FAINT)
-        return self.across({0: stacked([title, detail], room)}, align=0)
 
-    def names(self, columns: Sequence[str]) -> Image.Image:
-        """Return the strip with the names of a table's columns, each over its column."""
-        names = [line_of(name, self.tile, self.text, bold=True) for name in columns]
-        return self.across(dict(enumerate(names)))
+class Page(ABC):
+    """The texts and images of a layout with their places, from the left and the top. Lengths are
+    in pixels or inches, and so is the font's ``size``. They are drawn at the end, when it is known
+    how high the page is: ``top`` is how far it is filled, where the next row begins."""
+
+    letters = False
+    """Whether (a), (b), ... stand above the pictures."""
+
+    def __init__(
+        self,
+        width: float,
+        columns: int,
+        stretch: tuple[float, float],
+        size: float,
+        gap: float,
+        margin: float = 0.0,
+    ) -> None:
+        """Set the measures: the width of the page and the gap between pictures, from which a
+        column's follows (``cell``); ``stretch`` is that of `Layout`."""
+        self.width = width
+        self.stretch = stretch
+        self.size = size
+        self.gap = gap
+        self.margin = margin
+        self.cell = (width - 2 * margin - (columns - 1) * gap) / columns
+        self.top = margin
+        self.texts: list[Written] = []
+        self.images: list[tuple[float, float, float, float, Image.Image]] = []
+        self._lettered = 0  # how many pictures have a letter
+
+    @abstractmethod
+    def text_width(self, text: str, size: float, bold: bool) -> float:
+        """The width of a text."""
+
+    @abstractmethod
+    def checks(self, tile: Tile, left: float) -> float:
+        """Show the results of a tile's checks below ``top``; returns their height."""
+
+    def fill(self, layout: Layout, *, heading: bool) -> None:
+        """Put a contact sheet on the page: its title and detail, and its rows."""
+        if heading:
+            width = self.width - 2 * self.margin
+            for text, size, color in ((layout.title, TITLE, INK), (layout.detail, 0.8, FAINT)):
+                self.top += self.write(
+                    text, self.margin, width, size, color=color, bold=size > 1, align="left"
+                )
+            self.top += self.gap
+        rows = zip(layout.places(), layout.legends(), layout.names(), strict=True)
+        for places, legends, names in rows:
+            self.row(places, legends, names)
 
     def row(
-        self,
-        places: Places,
-        legends: Mapping[int, Legend],
-        names: Mapping[int, Tile] | None = None,
-    ) -> Image.Image:
-        """A row as a strip: tiles and legends by column, above them each group's heading. In a
-        table, ``names`` are the tiles named above the row; else None, with names below.
+        self, places: Places, legends: Mapping[int, Legend], names: Mapping[int, Tile] | None
+    ) -> None:
+        """Put a row of pictures with texts and legends by column on the page, and move ``top``
+        below it. In a table, ``names`` are the tiles named above the row, else None.
         """
-        small = {column: self._fitted(tile.picture) for column, (_, tile) in places.items()}
-        tallest = max((picture.height for picture in small.values()), default=1)
-        cells = {}
-        for column, (_, tile) in places.items():
-            margin = (tallest - small[column].height) // 2
-            above = space(0, margin)
-            below = space(0, tallest - small[column].height - margin)
-            texts = self._texts(tile, with_name=names is None)
-            cells[column] = stacked([above, small[column], below, *texts], self.tile, align=0.5)
-        parts = [self.across(cells)]
-        if any(group.heading for group, _ in places.values()):
-            parts.insert(0, self.across(self._headings(places), align=0))
-        gap = space(0, self.gap // 2)
         if names:
-            titles = {}
-            for column, tile in names.items():
-                titles[column] = stacked(self._named(tile), self.tile, align=0.5)
-            parts = [self.across(titles), gap, *parts]
-        if legends:
-            size = max(9, round(self.text * 0.8))
-            bars = {}
-            for column, legend in legends.items():
-                bars[column] = bar(legend, self.tile, size, with_meaning=True)
-            parts += [gap, self.across(bars)]
-        return stacked(parts, self.width)
+            self.top += self.lines({c: _named(tile) for c, tile in names.items()}) + self.gap
+        self._headings(places)
+        if self.letters:
+            self._letters(places)
+        self.top += self._pictures(places)
+        below = {}
+        for column, (_, tile) in places.items():
+            lines = _named(tile) if names is None else []
+            below[column] = [*lines, (tile.remark, REMARK, 1.0)]
+        self.top += self.lines(below)
+        checked = (self.checks(tile, self._left(c)) for c, (_, tile) in places.items())
+        self.top += max(checked, default=0.0)
+        self.top += max((self._bar(c, legend) for c, legend in legends.items()), default=0.0)
+        self.top += max(self.gap, 0.8 * self.size)
 
-    def _headings(self, places: Places) -> dict[int, Image.Image]:
-        """The headings of a row's groups as pictures, by their first tile's column: the name,
-        fainter where the group began above, and a line over the group's tiles.
+    def lines(
+        self, columns: Mapping[int, Sequence[tuple[str, RGB, float]]], *, bold: bool = False
+    ) -> float:
+        """Write each column's texts ``(text, color, size)`` below each other (sizes are multiples
+        of the font's); returns the tallest column's height. ``top`` stays.
         """
-        headings = {}
+        tallest = 0.0
+        for column, lines in columns.items():
+            height = 0.0
+            for text, color, size in lines:
+                height += self.write(
+                    text, self._left(column), self.cell, size, color=color, bold=bold, top=height
+                )
+            tallest = max(tallest, height)
+        return tallest
+
+    def _headings(self, places: Places) -> None:
+        """Write the heading of each group of pictures over its first tile in the row, fainter where
+        the group began in a row above; move ``top`` below the headings."""
+        tallest = 0.0
         for group, first, count in groups_of(places):
-            width = count * (self.tile + self.gap) - self.gap
             color = INK if places[first][1] is group.tiles[0] else FAINT
-            name = line_of(group.heading, width, self.text, color, bold=True)
-            heading = space(width, round(self.line * 1.5))
-            heading.paste(name)
-            start = name.width + self.gap
-            if group.heading and start < width:
-                middle = round(self.text * 0.65)
-                thick = max(1, self.text // 10)
-                ImageDraw.Draw(heading).line((start, middle, width, middle), RULE, thick)
-            headings[first] = heading
-        return headings
+            width = count * (self.cell + self.gap) - self.gap
+            height = self.write(
+                group.heading, self._left(first), width, 1.0, color=color, bold=True, align="left"
+            )
+            tallest = max(tallest, height)
+        self.top += tallest
 
-    def _texts(self, tile: Tile, with_name: bool) -> list[Image.Image]:
-        """Return the texts below a tile's picture as pictures: name and detail (unless they stand
-        above the row), the remark, which warns, and the marks of checks."""
-        lines = self._named(tile) if with_name else []
-        lines += self._lines(tile.remark, REMARK, 2)
-        if tile.marks:
-            lines.append(draw_marks(tile.marks, self.tile, round(self.text * 0.9)))
-        return [space(0, round(self.line * 0.3)), *lines] if lines else []
+    def _letters(self, places: Places) -> None:
+        """Write (a), (b), ... above the pictures of a row, counted on through the whole page; move
+        ``top`` below the letters."""
+        for column in places:
+            name = f"({_letter(self._lettered)})"
+            self.write(name, self._left(column), self.cell, 1.0, bold=True, align="left")
+            self._lettered += 1
+        self.top += LINE * self.size
 
-    def _named(self, tile: Tile) -> list[Image.Image]:
-        """Return a tile's name as a picture of one line, and its detail as up to two."""
-        return self._lines(tile.name, INK, 1) + self._lines(tile.detail, FAINT, 2)
+    def _pictures(self, places: Places) -> float:
+        """Add a row's pictures, scaled into their columns, with middles at one height; returns the
+        tallest's height with a gap. ``top`` stays.
+        """
+        wide, high = self.stretch
+        max_height = self.cell * high / wide
+        sizes = {}
+        for column, (_, tile) in places.items():
+            scale = min(self.cell / tile.picture.width, max_height / tile.picture.height)
+            sizes[column] = tile.picture.width * scale, tile.picture.height * scale
+        tallest = max((height for _, height in sizes.values()), default=0.0)
+        for column, (_, tile) in places.items():
+            width, height = sizes[column]
+            left = self._left(column) + (self.cell - width) / 2
+            down = self.top + (tallest - height) / 2
+            self.images.append((left, down, width, height, tile.picture))
+        return tallest + self.gap / 2
 
-    def _lines(self, text: str, color: RGB, most: int) -> list[Image.Image]:
-        """Return a text as pictures of up to ``most`` lines, each at most as wide as a tile."""
-        lines = wrapped(text, self.tile, font(self.text).getlength, most)
-        return [text_picture(line, self.text, color, line=1.45) for line in lines]
+    def _bar(self, column: int, legend: Legend) -> float:
+        """Add a legend to a column: colours as images, labels and meaning as texts (between a
+        ramp's two labels if there is room); returns its height. ``top`` stays.
+        """
+        # narrower than the pictures, so that labels do not touch those of the next column
+        bar_width = 0.92 * self.cell
+        left = self._left(column) + (self.cell - bar_width) / 2
+        thick = 0.5 * self.size
+        count = len(legend.labels)
+        step = bar_width / max(1, count)
+        top = self.gap / 2
+        colors_top = self.top + top
+        top += thick + self.gap / 2
+        write = partial(self.write, size=0.8, color=FAINT, top=top)
+        if legend.ramp:
+            self.images.append((left, colors_top, bar_width, thick, ramp(legend, 256, 1)))
+            inner: list[Align] = ["center"] * (count - 2)
+            aligned: list[Align] = ["left", *inner, "right"]
+            heights = [
+                write(label, left, bar_width, align=align)
+                for label, align in zip(legend.labels, aligned, strict=False)
+            ]
+        else:
+            for number, color in enumerate(legend.colors):
+                patch = Image.new("RGB", (1, 1), color)
+                place = left + (number + 0.1) * step
+                self.images.append((place, colors_top, 0.8 * step, thick, patch))
+            heights = [write(label, left + i * step, step) for i, label in enumerate(legend.labels)]
+        texts = [*legend.labels, legend.meaning]
+        *label_widths, width = [self.text_width(text, 0.8 * self.size, False) for text in texts]
+        # the meaning then stands in the line of the labels, and needs no height of its own
+        room = bar_width - 2 * (max(label_widths, default=0.0) + self.gap)
+        in_a_line = legend.ramp and count == 2 and width < room
+        if not in_a_line:
+            top += max(heights, default=0.0)
+        return top + write(legend.meaning, left, bar_width, top=top)
 
-    def _fitted(self, picture: Image.Image) -> Image.Image:
-        """Return a picture scaled into the space of a tile, smaller or larger, in its own
-        proportions."""
-        scale = min(self.tile / picture.width, self.high / picture.height)
-        sides = [max(1, round(side * scale)) for side in picture.size]
-        return picture.resize(sides, Image.Resampling.LANCZOS)
+    def write(
+        self,
+        text: str,
+        left: float,
+        width: float,
+        size: float,
+        *,
+        color: RGB = INK,
+        bold: bool = False,
+        align: Align = "center",
+        top: float = 0.0,
+    ) -> float:
+        """Add a text, ``size`` times the font's size, in up to three lines of ``width``, ``top``
+        below what is filled; returns its height. ``self.top`` stays.
+        """
+        size = size * self.size
+        place = left + {"left": 0.0, "center": width / 2, "right": width}[align]
+        lines = wrapped(text, width, partial(self.text_width, size=size, bold=bold), 3)
+        for number, line in enumerate(lines):
+            down = self.top + top + number * LINE * size
+            self.texts.append(Written(place, down, line, size, color, bold, align))
+        return len(lines) * LINE * size
+
+    def _left(self, column: int) -> float:
+        """Return where a column of the page begins."""
+        return self.margin + column * (self.cell + self.gap)
+
+
+def _named(tile: Tile) -> list[tuple[str, RGB, float]]:
+    """Return the texts (text, colour, size) of a tile's name and detail; a size is a multiple of
+    the font's."""
+    return [(tile.name, INK, 1.0), (tile.detail, FAINT, 0.8)]
+
+
+def _letter(number: int) -> str:
+    """Return the letters of a picture by its number from 0: a to z, then aa, ab, ..."""
+    first, last = divmod(number, len(ascii_lowercase))
+    return (_letter(first - 1) if first else "") + ascii_lowercase[last]
+
+
+class _Sheet(Page):
+    """A contact sheet as a picture; lengths are in pixels."""
+
+    def __init__(self, tile: int, columns: int, stretch: tuple[float, float] = (1.0, 1.0)) -> None:
+        """Fit the measures to a square of ``tile`` pixels for each picture."""
+        check_whole_number("tile", tile, SMALLEST, optional=False, error=ExplainError)
+        gap = max(8, tile // 20)
+        width = gap + columns * (round(tile * stretch[0]) + gap)
+        super().__init__(width, columns, stretch, max(10, tile // 16), gap, gap)
+
+    def text_width(self, text: str, size: float, bold: bool) -> float:
+        return font(round(size), bold).getlength(text)
+
+    def checks(self, tile: Tile, left: float) -> float:
+        if not tile.marks:
+            return 0.0
+        marks = draw_marks(tile.marks, int(self.cell), round(0.9 * self.size))
+        left += (self.cell - marks.width) / 2
+        self.images.append((left, self.top, marks.width, marks.height, marks))
+        return marks.height
+
+    def picture(self) -> Image.Image:
+        """Draw the page."""
+        canvas = space(round(self.width), round(self.top))
+        for left, top, width, height, picture in self.images:
+            size = (max(1, round(width)), max(1, round(height)))
+            resized = picture.resize(size, Image.Resampling.LANCZOS)
+            canvas.paste(resized, (round(left), round(top)))
+        draw = ImageDraw.Draw(canvas)
+        for line in self.texts:
+            face = font(round(line.size), line.bold)
+            place = (round(line.left), round(line.top))
+            draw.text(place, line.text, line.color, face, anchor=ANCHORS[line.align])
+        return canvas
+
+
+ANCHORS: dict[Align, str] = {"left": "la", "center": "ma", "right": "ra"}
+"""Pillow's names."""
 
 
 def evenly_spread(count: int, most: int) -> list[int]:

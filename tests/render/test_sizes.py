@@ -80,10 +80,12 @@ def test_small_photos_are_enlarged_before_they_get_a_caption() -> None:
 
 def test_a_legend_has_its_meaning_below_where_it_does_not_fit_between() -> None:
     steps = Legend(((0, 0, 0), (255, 0, 0)), ("50 %", "90 %"), "evidence inside", ramp=False)
-    assert bar(steps, 120, 10).width == 120
-    assert bar(steps, 120, 10, with_meaning=True).height > bar(steps, 120, 10).height
     ramp = Legend(((0, 0, 0), (255, 0, 0)), ("0", "1"), "heat")
-    assert bar(ramp, 200, 10, with_meaning=True).height == bar(ramp, 200, 10).height
+    assert bar(ramp, 120, 10).width == 120
+    assert bar(steps, 120, 10).height > bar(ramp, 120, 10).height
+    tile = Tile(picture(40, 40), legend=ramp)
+    heights = [contact_sheet(sheet_of(tile, 1), side).height - side for side in (400, 100)]
+    assert heights[0] < 4 * heights[1]
 
 
 def test_marks_are_at_most_as_wide_as_they_may_be() -> None:
