@@ -54,15 +54,17 @@ def shown_photos(
                 f"maps must be a run, an explanation or a list of these, got {shown(one)}; open a "
                 "file with explain.open_run"
             )
-        best = next(((best.label, best.probability) for best in one.predicted), (None, None))
+        best = next(iter(one.predicted), None)
+        label = None if best is None else best.label
+        confidence = None if best is None else best.probability
+        of_photo = (one.source, one.photo.size, one.box, None, label, confidence)
         shown_maps = []
         for number, (target, by_method) in enumerate(zip(one.targets, one.results, strict=True)):
             probability = one.answer(number).probability
             for method, attribution in by_method.items():
                 draw = partial(one.overlay, method, number)
-                of_map = (method, target, probability, attribution, draw)
                 shown_maps.append(
-                    ShownMap(one.source, one.photo.size, one.box, None, *best, *of_map)
+                    ShownMap(*of_photo, method, target, probability, attribution, draw)
                 )
         yield shown_maps
 
