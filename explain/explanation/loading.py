@@ -394,7 +394,7 @@ def stored_records(
         return None
     pixels = records.size_and_digest(predicted.photo)
     record_files = [path for path in files if path.suffix == ".json"]
-    found = []
+    stored = []
     for path, (number, method) in zip(
         record_files, product(range(len(predicted.targets)), keys), strict=True
     ):
@@ -411,8 +411,8 @@ def stored_records(
         )
         if of_photo != (pixels, predicted.targets[number], keys[method]) or not is_close:
             return None
-        found.append(dict(saved.record))
-    return found
+        stored.append(dict(saved.record))
+    return stored
 
 
 @dataclass(frozen=True)

@@ -71,8 +71,8 @@ def shown_photos(
 
 def _of_row(row: Row, photo: Callable[[], Image.Image]) -> ShownMap:
     """A map of a run."""
-    known = {name: getattr(row, name) for name in ShownMap._fields if name != "draw"}
-    return ShownMap(**known, draw=lambda: row.overlay(get_style(row.style), photo()))
+    columns = {name: getattr(row, name) for name in ShownMap._fields if name != "draw"}
+    return ShownMap(**columns, draw=lambda: row.overlay(get_style(row.style), photo()))
 
 
 def to_fiftyone(

@@ -80,10 +80,10 @@ def must_agree(
             )
     changes = changes_in_words(stored, now, more=more)
     if changes:
-        told = "; ".join(changes[:MOST_CHANGES])
+        listed = "; ".join(changes[:MOST_CHANGES])
         rest = len(changes) - MOST_CHANGES
         raise RunError(
-            f"run {file!r} must be continued as it was begun, but {told}"
+            f"run {file!r} must be continued as it was begun, but {listed}"
             f"{f'; and {rest} more changes' if rest > 0 else ''}; ask for the same again, "
             f"or give another output{' (methods and metrics can be added)' if more else ''}"
         )
