@@ -156,7 +156,7 @@ class Step:
         returned = self.operator(*args, **kwargs)
         return self._named([*tensors_of(returned), *written])
 
-    def given(self, tensors: Mapping[Value, Tensor]) -> "Step":
+    def replaced(self, tensors: Mapping[Value, Tensor]) -> "Step":
         """The same operation of other tensors in the place of some values."""
 
         def changed(part: Any) -> Any:

@@ -160,7 +160,7 @@ def _midway(pair: StepPair, gradient: Tensor) -> Sequence[Tensor | None]:
     the other one in image and reference, as in the derivative midway between the two."""
     step = pair.step
     pairs = zip(step.inputs, pair.of_reference.inputs, strict=True)
-    middle = step.recorded.given({v: (v.tensor + v0.tensor) / 2 for v, v0 in pairs})
+    middle = step.recorded.replaced({v: (v.tensor + v0.tensor) / 2 for v, v0 in pairs})
     return derivative(middle, {step.output: gradient}, set(middle.inputs))
 
 

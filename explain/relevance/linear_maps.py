@@ -74,14 +74,14 @@ class LinearMap:
         x, weight, bias = in_one_type(x, weight, bias)
         tensors = {self.x: x, self.constant: weight}
         for step in self.steps:
-            tensors |= step.given(tensors).run(lambda value: value.tensor)
+            tensors |= step.replaced(tensors).run(lambda value: value.tensor)
         result = tensors[self.steps[-1].output]
         return result if bias is None else result.add_(bias)
 
     def backward(self, gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
         """The gradient in x of the sum of ``gradient * run(x, weight)``, in the shape of x."""
         gradient, x, weight = in_one_type(gradient, x, weight)
-        first = self.steps[0].given({self.x: x, self.constant: weight})
+        first = self.steps[0].replaced({self.x: x, self.constant: weight})
         source = first.inputs[self.steps[0].inputs.index(self.x)]
         arrived = {self.steps[-1].output: gradient}
         steps = [first, *self.steps[1:]]
@@ -145,7 +145,7 @@ def _deformed_convolution(step: Step, x: Value) -> LinearMap | None:
     signal, constant, _, mask, bias = step.args[:5]
     if x is not signal or bool((mask.tensor < 0).any()):
         return None  # signs of weights would not be those of contributions
-    unbiased = step.given({bias: torch.zeros_like(bias.tensor)})
+    unbiased = step.replaced({bias: torch.zeros_like(bias.tensor)})
     return LinearMap(x, constant, [unbiased], constant.tensor, along(bias.tensor, 3), -3, 0)
 
 
