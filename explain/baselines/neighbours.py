@@ -9,8 +9,6 @@ from explain.baselines.replacements import in_single_or_double, normal_draw
 IN_CACHE = 2**18
 """How many values are worked on at once on a CPU: more of them would leave its cache between one
 step and the next."""
-COARSEST = 256
-"""How many cells the coarsest grid has at most, which is solved at once."""
 ROUNDS = 200  # some ten are enough; what is met then is as near as rounding lets it
 
 
@@ -62,10 +60,10 @@ class _Level:
 
 def _levels(unknown: torch.Tensor, held: torch.Tensor) -> list[_Level]:
     """The equations on grids from fine to coarse, for multigrid: a cell is four of the level
-    before, unknown if one is. The last has at most `COARSEST` cells, to be inverted.
+    before, unknown if one is. The last is a single cell.
     """
     levels = [_Level(unknown, held)]
-    while levels[-1].unknown[0].numel() > COARSEST:
+    while levels[-1].unknown[0].numel() > 1:
         last = levels[-1]
         levels.append(
             _Level(F.max_pool2d(_even(last.unknown), 2), 4 * F.avg_pool2d(_even(last.held), 2))
@@ -73,32 +71,14 @@ def _levels(unknown: torch.Tensor, held: torch.Tensor) -> list[_Level]:
     return levels
 
 
-def _inverse(level: _Level) -> torch.Tensor:
-    """The inverse ``(b, h w, h w)`` of the coarsest grid's matrix, of which rows and columns of
-    known cells are zero; multigrid solves its last level with it.
-    """
-    cells = level.unknown[0].numel()
-    units = torch.eye(cells).to(level.unknown).reshape([cells, *level.unknown.shape[1:]])
-    neighbour_weights = _around(units).reshape(cells, cells)
-    unknown = level.unknown.flatten(1)
-    matrix = -neighbour_weights * unknown[:, :, None] * unknown[:, None]
-    # where nothing is known, it is 0
-    diagonal = torch.where(level.diagonal > 0, level.diagonal * (1 + 1e-6), 1).flatten(1)
-    # By Cholesky: the matrix is symmetric, and LU of several at once fails or hangs in some builds
-    # with two threads. In double precision, in which the smallest eigenvalue stays positive.
-    factor = torch.linalg.cholesky((matrix + torch.diag_embed(diagonal)).double())
-    return torch.cholesky_inverse(factor).to(unknown) * unknown[:, :, None]
-
-
 def _solved(right: torch.Tensor, levels: list[_Level]) -> torch.Tensor:
     """Solve for covered pixels ``(b, C, h, w)`` by conjugate gradients with multigrid; images and
     channels stop each for themselves, so that results do not depend on the batch.
     """
     finest = levels[0]
-    coarsest = _inverse(levels[-1])
     solution = torch.zeros_like(right)
     residue = right
-    direction = preconditioned = _cycle(residue, levels, coarsest)
+    direction = preconditioned = _cycle(residue, levels)
     residue_norm = _dot(residue, preconditioned)
     enough = 16 * torch.finfo(right.dtype).eps * preconditioned.abs().amax((2, 3), keepdim=True)
     for _ in range(ROUNDS):
@@ -110,23 +90,22 @@ def _solved(right: torch.Tensor, levels: list[_Level]) -> torch.Tensor:
         step = torch.where(unsolved, residue_norm / _dot(direction, times_direction), 0)
         solution = torch.addcmul(solution, step, direction)
         residue = torch.addcmul(residue, step, times_direction, value=-1)
-        preconditioned = _cycle(residue, levels, coarsest)
+        preconditioned = _cycle(residue, levels)
         next_norm = _dot(residue, preconditioned)
         direction = preconditioned + torch.where(unsolved, next_norm / residue_norm, 0) * direction
         residue_norm = next_norm
     return solution
 
 
-def _cycle(right: torch.Tensor, levels: list[_Level], coarsest: torch.Tensor) -> torch.Tensor:
+def _cycle(right: torch.Tensor, levels: list[_Level]) -> torch.Tensor:
     """Solve roughly by one multigrid cycle: smooth, correct from the coarser grid, smooth.
     Symmetric, as a preconditioner of conjugate gradients has to be.
     """
     level = levels[0]
-    coarser = levels[1:]
-    if not coarser:
-        return (right.flatten(2) @ coarsest.mT).reshape(right.shape)
     smooth = level.inverse * right
-    correction = _cycle(_coarser(right - level.times(smooth)), coarser, coarsest)
+    if len(levels) == 1:
+        return smooth
+    correction = _cycle(_coarser(right - level.times(smooth)), levels[1:])
     finer = F.interpolate(correction, scale_factor=2, mode="bilinear", align_corners=False)
     finer = finer[..., : right.shape[2], : right.shape[3]]
     return level.smoothed(torch.addcmul(smooth, level.unknown, finer), right)
