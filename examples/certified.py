@@ -124,11 +124,12 @@ def shares(network: str, photo: str, samples: int) -> Iterator[dict[str, Any]]:
             for name, attribution in zip(names, maps.values(), strict=True):
                 seconds[name] += took / len(names)
                 top = in_top(attribution.heatmap, certified[name].share)
-                votes[name].add(top)
+                for copy in top:
+                    if not votes[name].decided:
+                        votes[name].take(votes[name].taken, copy[None])
                 counts[name] = counts[name] + top.sum(0)
     for name, method in certified.items():
         answers = votes[name].answers
-        assert answers is not None
         yield {
             "kind": "share",
             "network": network,

@@ -3,14 +3,14 @@ the image."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from explain.engine import Accumulator, Attributions, Evidence, Need
+from explain.engine import Evidence, Need
 from explain.engine.needs import applied
 from explain.methods.base import (
     Citation,
@@ -21,7 +21,8 @@ from explain.methods.base import (
     register_wrapper,
     uses_layer,
 )
-from explain.methods.wrappers import NoisyCopies, WrapperMethod, span
+from explain.methods.estimates import Estimate, EstimateMethod, Estimator
+from explain.methods.wrappers import NoisyCopies, span
 
 LOOKS = ((0.25, 0.05), (0.5, 0.1), (1.0, 0.85))
 """After which shares of the copies places are decided, and each time's share of the error."""
@@ -102,12 +103,16 @@ class InTop:
         return shown > over_all(border, shown)
 
 
-class Votes:
+class Votes(Estimator):
     """How many noisy copies of one image have each place in the top share, and what is decided by
     them: 1 in the top share, -1 not, 0 open."""
 
+    votes: torch.Tensor
+    answers: torch.Tensor
+
     def __init__(self, method: "Certified") -> None:
         self._method = method
+        self.count = method.samples
         # neighbours in a map of single pixels have little in common
         self._has_squares = uses_layer(method)
         self._looks = [
@@ -115,39 +120,40 @@ class Votes:
             for share, part in LOOKS
         ]
         self.taken = 0
-        self.votes: torch.Tensor | None = None
-        self.answers: torch.Tensor | None = None
 
     @property
-    def done(self) -> bool:
+    def decided(self) -> bool:  # type: ignore[override]
         return not self._looks
 
-    def add(self, in_top: torch.Tensor) -> None:
-        """Take the next copies ``(b, ...)``, and decide at fixed numbers of these; those after the
-        end are left."""
-        while len(in_top) and self._looks:
-            copies, error = self._looks[0]
-            some = in_top[: copies - self.taken]
-            votes = some.sum(0)
-            self.votes = votes if self.votes is None else self.votes + votes
-            self.taken += len(some)
-            in_top = in_top[len(some) :]
-            if self.taken == copies:
-                self._look(self.votes, error)
+    @property
+    def next_look(self) -> int:
+        return self._looks[0][0]
 
-    def _look(self, votes: torch.Tensor, error: float) -> None:
+    def take(self, first: int, scores: torch.Tensor) -> None:
+        """Take which places the next copies ``(b, ...)`` have in the top share, and decide at fixed
+        numbers of copies."""
+        if not first:
+            self.votes = torch.zeros_like(scores[0])
+            self.answers = self.votes
+        self.taken = first + len(scores)
+        self.votes = self.votes + scores.sum(0)
+        if self.taken == self.next_look:
+            self._look()
+
+    def estimate(self) -> Estimate:
+        return Estimate(self.answers)
+
+    def _look(self) -> None:
         """Decide what can be; end where the copies to come would decide little more."""
-        copies = self.taken
+        votes = self.votes
+        copies, error = self._looks.pop(0)
         against = torch.minimum(votes, copies - votes)
         agreement = self._method.agreement
         side = max(LEAST_SIDE, max(votes.shape) // ACROSS)
         sides = (1, side) if self._has_squares else (1,)
         is_new = decided(against, copies, agreement, error, sides)
-        if self.answers is None:
-            self.answers = torch.zeros_like(votes)
         is_open = self.answers == 0
         self.answers = torch.where(is_open & is_new, (2 * votes - copies).sign(), self.answers)
-        del self._looks[0]
         if not self._looks:
             return
         last, last_error = self._looks[-1]
@@ -157,52 +163,8 @@ class Votes:
             self._looks.clear()
 
 
-class _Certifying(Accumulator):
-    """Decides the places of each image as the maps of its noisy copies come."""
-
-    def __init__(self, method: "Certified", evidence: Evidence) -> None:
-        x = evidence.inputs
-        self._images = [Votes(method) for _ in x]
-        self._samples = method.samples
-        self._like = x
-        self._radius = method.radius(x)
-
-    def add(self, images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> None:
-        """Take maps of truth values ``(b, ...)``, which come in order for each image."""
-        for image in dict.fromkeys(images.tolist()):
-            self._images[image].add(values[images == image])
-
-    def done(self) -> torch.Tensor:
-        return self._of_images([image.done for image in self._images])
-
-    def enough(self) -> bool:
-        return all(image.done for image in self._images)
-
-    def result(self) -> tuple[torch.Tensor, Outcome]:
-        """The answers ``(N, ...)``, with the radius within which they hold."""
-        answers = [
-            torch.zeros_like(image.votes) if image.answers is None else image.answers
-            for image in self._images
-            if image.votes is not None
-        ]
-        outcome = Outcome(
-            spent=self._of_images([image.taken for image in self._images]),
-            planned=self._of_images([self._samples for _ in self._images]),
-            finished=self.done(),
-            radius=self._radius,
-        )
-        return torch.stack(answers).to(self._like), outcome
-
-    def partial(self) -> tuple[torch.Tensor, Outcome] | None:
-        has_votes = all(image.taken for image in self._images)
-        return self.result() if has_votes else None
-
-    def _of_images(self, figures: list[Any]) -> torch.Tensor:
-        return torch.tensor(figures, device=self._like.device)
-
-
 @dataclass(frozen=True)
-class Certified(WrapperMethod):
+class Certified(EstimateMethod):
     r"""Which places of a method's map stay in its top share, or out of it, however the photo is
     changed within a radius; a guarantee by randomised smoothing.
 
@@ -257,6 +219,7 @@ class Certified(WrapperMethod):
     below = {"share": 1, "confidence": 1, "agreement": 1}
     style = "certified"
     one_input = True
+    references = frozenset[Need[Any]]()
     differentiable = False
 
     @property
@@ -272,23 +235,23 @@ class Certified(WrapperMethod):
         return cited("anani2025certified")
 
     @property
-    def attributions(self) -> Attributions:
-        noisy = NoisyCopies(self.samples, self.sigma, self.seed)
-        return Attributions(noisy, InTop(self.method, self.share), self)
+    def perturbation(self) -> NoisyCopies:
+        return NoisyCopies(self.samples, self.sigma, self.seed)
 
-    def begin(self, evidence: Evidence) -> Accumulator:
-        return _Certifying(self, evidence)
+    @property
+    def read(self) -> InTop:
+        return InTop(self.method, self.share)
+
+    def estimators(self, evidence: Evidence) -> list[Estimator]:
+        return [Votes(self) for _ in evidence.inputs]
 
     def radius(self, x: torch.Tensor) -> torch.Tensor:
         """The L2 norm of a change below which the answers hold, ``(N,)``, for inputs ``x``."""
         quantile = math.sqrt(2) * torch.erfinv(torch.tensor(2 * self.agreement - 1).double())
         return self.sigma * span(x).flatten() * quantile.to(x)
 
-    def __call__(self, evidence: Evidence) -> torch.Tensor:
-        return super().__call__(evidence)[0]
-
     def outcome(self, evidence: Evidence) -> Outcome:
-        return evidence[self.attributions][1]  # type: ignore[no-any-return]
+        return replace(super().outcome(evidence), radius=self.radius(evidence.inputs))
 
 
 register_wrapper("certified", Certified)

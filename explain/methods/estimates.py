@@ -17,6 +17,7 @@ import torch
 
 from explain.engine import Accumulator, Attributions, Evidence, Need, Perturbation, PerturbedRows
 from explain.engine.perturbations import (
+    Attributor,
     ByImage,
     ScoreOf,
     Scores,
@@ -79,17 +80,24 @@ class Estimator(ABC):
 
     count: int
     unit: int = 1
+    decided: bool = False
+    """Whether it needs no more scores."""
 
     @abstractmethod
     def take(self, first: int, scores: torch.Tensor) -> None:
-        """Take the scores of perturbed inputs from the ``first`` on."""
+        """Take the scores of perturbed inputs from the ``first`` on, up to `next_look` at most."""
+
+    @property
+    def next_look(self) -> int:
+        """The number of scores after which it may be ``decided``."""
+        return self.count
 
     @abstractmethod
     def estimate(self) -> Estimate: ...
 
 
 class _ImageScores:
-    """The scores of one image that wait, and the estimate from those taken. With a tolerance, the
+    """Hands the scores of one image to its estimator, and keeps the estimate. With a tolerance, the
     error is checked at fixed numbers of scores, whatever the batch size."""
 
     def __init__(self, estimator: Estimator, tolerance: float | None, like: torch.Tensor) -> None:
@@ -108,22 +116,23 @@ class _ImageScores:
 
     @property
     def has_estimate(self) -> bool:
-        return self.done or self.taken + len(self._waiting) >= self.estimator.unit
+        return self.done or self.taken > 0
 
     def add(self, scores: torch.Tensor) -> None:
-        """Put the ``scores`` ``(b,)`` of the next perturbed inputs of the image in line, and hand
-        them to the estimator up to the next check of the error, or to the last one.
+        """Hand the ``scores`` ``(b, ...)`` of the next perturbed inputs to the estimator, up to the
+        next check of the error. Those whose unit is not complete wait.
         """
+        unit = self.estimator.unit
         self._waiting = torch.cat([self._waiting, scores])
-        while not self.done and len(self._waiting) >= (wanted := self._next_check() - self.taken):
-            self._take(wanted)
-            self.done = self.taken >= self.estimator.count or self._check_error()
-
-    def take_rest(self) -> None:
-        """Hand the waiting scores to the estimator, but for those whose unit (such as a mask and
-        its opposite) is not complete. For maps before the end."""
-        if not self.done:
-            self._take(len(self._waiting) // self.estimator.unit * self.estimator.unit)
+        while not self.done and len(self._waiting) >= unit:
+            next_check = self._next_check()
+            count = min(len(self._waiting) // unit * unit, next_check - self.taken)
+            self.estimator.take(self.taken, self._waiting[:count])
+            self._waiting = self._waiting[count:]
+            self.taken += count
+            if self.taken == next_check:
+                is_last = self.taken == self.estimator.count
+                self.done = is_last or self.estimator.decided or self._check_error()
 
     def estimate(self, *, recent: bool = False) -> Estimate:
         """The estimate from the scores taken, in the image's precision. It is kept; with
@@ -141,16 +150,9 @@ class _ImageScores:
         """The number of scores after which the error is checked next: a whole number of rounds, and
         about an eighth more than at the last check."""
         if self._tolerance is None:
-            return self.estimator.count
+            return self.estimator.next_look
         rounds = max(1, math.ceil(self._checked // NEW / self._round_length))
         return min(self._checked + rounds * self._round_length, self.estimator.count)
-
-    def _take(self, count: int) -> None:
-        """Give the first scores that wait to the estimator."""
-        if count:
-            self.estimator.take(self.taken, self._waiting[:count])
-            self._waiting = self._waiting[count:]
-            self.taken += count
 
     def _check_error(self) -> bool:
         """Whether the relative error of the estimate is within the tolerance; notes the number of
@@ -175,7 +177,7 @@ class _Estimating(Accumulator):
         self._device = x.device
 
     def add(self, images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> None:
-        """Take the scores ``values`` ``(b,)`` of perturbed inputs, which come in order for each
+        """Take the scores ``values`` ``(b, ...)`` of perturbed inputs, which come in order for each
         image.
         """
         for image in dict.fromkeys(images.tolist()):
@@ -193,8 +195,6 @@ class _Estimating(Accumulator):
     def so_far(self) -> torch.Tensor | None:
         """The maps ``(N, ...)`` by now, for progress callbacks: zeros for an image without a score,
         None if no image has one."""
-        for image in self._images:
-            image.take_rest()
         maps = [
             image.estimate(recent=True).values if image.taken else None for image in self._images
         ]
@@ -214,8 +214,6 @@ class _Estimating(Accumulator):
         """The maps ``(N, ...)`` of all images, and the `Outcome` with errors and runs. ``finished``
         is false after an interrupt, or where time was up."""
         ended = [finished or image.done for image in self._images]
-        for image in self._images:
-            image.take_rest()
         estimates = [image.estimate() for image in self._images]
         unknown = torch.full_like(estimates[0].values, torch.nan)
         errors = None
@@ -398,7 +396,7 @@ class EstimateMethod(PerturbationMethod):
         raise NotImplementedError
 
     @property
-    def read(self) -> ScoreOf:
+    def read(self) -> Attributor:
         """The number that is read from the model's output for each perturbed image, and that
         estimators take."""
         return ScoreOf(self.score)

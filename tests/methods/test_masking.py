@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -36,6 +37,7 @@ from explain.methods import (
 )
 from explain.methods import shapley as pair_regression
 from explain.methods.coalitions import RegionMethod
+from explain.methods.estimates import Estimator
 from explain.methods.occlusion import BLOCK, SmoothGridMethod
 from explain.methods.regions import GivenRegions
 from explain.methods.shapley import drawn_pairs
@@ -406,3 +408,32 @@ def test_videos_are_covered_in_time_too(method: Method) -> None:
     expected[1, 2:4, 2:4] = x[0, :, 1, 2:4, 2:4].sum(0)
     values = explain.attribute(clip, x, method, target=0).values
     assert_close(values[0], expected, **EXACT)
+
+
+@dataclass(frozen=True)
+class CountedRISE(RISE):
+    """RISE that notes how many of its masks are worked on at once."""
+
+    lengths: ClassVar[list[int]] = []
+
+    def estimators(self, evidence: Evidence) -> list[Estimator]:
+        estimators = super().estimators(evidence)
+        for estimator in estimators:
+            take = estimator.take
+
+            def noted(
+                first: int, scores: Tensor, take: Callable[[int, Tensor], None] = take
+            ) -> None:
+                self.lengths.append(len(scores))
+                take(first, scores)
+
+            estimator.take = noted  # type: ignore[method-assign]
+        return estimators
+
+
+def test_masks_of_one_batch_at_most_are_in_memory_at_once() -> None:
+    x = torch.rand(2, 3, 8, 8)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 3))
+    explain.attribute(model, x, CountedRISE(samples=50, grid=3), target=1, batch_size=8)
+    assert sum(CountedRISE.lengths) == 2 * 50
+    assert max(CountedRISE.lengths) <= 8
