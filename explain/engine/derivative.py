@@ -1,7 +1,7 @@
 """Finds out whether a gradient is the derivative of the score, by moving along it; custom functions
 may bring another gradient."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -61,28 +61,41 @@ def is_derivative(
         or gradient.dtype in (torch.float16, torch.bfloat16)
     ):
         return True
-    norms = gradient.flatten(1).norm(dim=1)
-    scale = forward.scale(resolved).to(norms).maximum(resolved.score.abs().to(norms))
+    squares = gradient.flatten(1).square().sum(1)
+    scale = forward.scale(resolved).to(squares).maximum(resolved.score.abs().to(squares))
+    expected = torch.where(squares > 0, scale, 0)
+    step = (gradient.movedim(0, -1) * (expected / squares).nan_to_num(0)).movedim(-1, 0)
+
+    def scores(share: float) -> Tensor:
+        """The score of each image with a share of the step added to the input or the layer."""
+        return resolved.scores_in(images, _output(forward, layer, share * step))
+
+    return _are_expected(
+        scores, _STEPS, resolved.score.detach(), expected, lambda change: _TOLERANCE * expected
+    )
+
+
+def _are_expected(
+    scores: Callable[[float], Tensor],
+    shares: Sequence[float],
+    unchanged: Tensor,
+    expected: Tensor,
+    allowed: Callable[[Tensor], Tensor],
+) -> bool:
+    """Whether ``scores`` change with the share of a step by about as much as ``expected``: by a
+    difference that is ``allowed`` at one of the ``shares``, or where they change by themselves."""
+    unlike = torch.ones_like(expected, dtype=torch.bool)
     with torch.no_grad():
-        repeated = resolved.scores_in(images, _output(forward, layer, torch.zeros_like(gradient)))
-    wrong = norms > 0
-    for share in _STEPS:
-        expected = share * scale
-        step_length = torch.where(norms > 0, expected / norms.square(), 0)
-        step_along = (gradient.movedim(0, -1) * step_length).movedim(-1, 0)
-        with torch.no_grad():
-            forward_scores, backward_scores = [
-                resolved.scores_in(images, _output(forward, layer, sign * step_along))
-                for sign in (1, -1)
-            ]
-        # scores also change where the model draws random numbers
-        repeats = (repeated - resolved.score).abs() <= 0.01 * expected
-        wrong &= repeats & (
-            ((forward_scores - backward_scores) / 2 - expected).abs() > _TOLERANCE * expected
-        )
-        if not wrong.any():
-            return True
-    return False
+        for share in shares:
+            change = (scores(share) - scores(-share)) / (2 * share)
+            difference = (change - expected).abs()
+            unlike &= difference > allowed(change)
+            if not unlike.any():
+                return True
+        # where the model draws random numbers, or keeps something between its passes
+        by_itself = (scores(0.0) - unchanged).abs()
+    repeats = by_itself <= 0.01 * share * torch.maximum(difference, expected.abs())
+    return not (unlike & repeats).any()
 
 
 _CONTRASTS = (0.03, 0.003, 0.0003)
@@ -98,7 +111,7 @@ def follows_contrast(
     forward: Forward, resolved: ResolvedTarget, gradients: Mapping[Path, Tensor | None]
 ) -> bool:
     """Whether the scores change with the contrast of the inputs by about as much as the
-    ``gradients`` in them say; true also where nothing can be seen. Runs two to six passes."""
+    ``gradients`` in them say; true also where nothing can be seen. Runs two to seven passes."""
     inputs = forward.inputs
     images = torch.arange(forward.count, device=inputs.x.device)
     if forward.logits is None or inputs.x.dtype in (torch.float16, torch.bfloat16):
@@ -116,28 +129,22 @@ def follows_contrast(
         if gradient is not None:
             expected += (gradient.detach() * moves[path]).sum()
     explained = slice(None) if resolved.image is None else resolved.image
-    size = resolved.score.detach()[explained].abs().sum()
+    score = resolved.score.detach()[explained]
+    size = score.abs().sum()
     rounding = _ROUNDING * torch.finfo(size.dtype).eps
 
-    def score(share: float) -> Tensor:
+    def total(share: float) -> Tensor:
         """The sum of the scores with another contrast."""
         start_over(written=False)
         moved = {path: inputs.tensor(path).detach() + share * moves[path] for path in moves}
         output = inputs.replaced(moved).call(forward.model)
         return resolved.scores_in(images, output)[explained].sum()
 
-    for share in _CONTRASTS:
-        with torch.no_grad():
-            change = (score(share) - score(-share)) / (2 * share)
-        unseen = (change - expected).abs()
-        least = torch.maximum(_UNSEEN * torch.maximum(change.abs(), expected.abs()), 0.1 * size)
-        least = least.clamp(min=rounding)
-        if not unseen > least:
-            return True
-    # scores also change where the model keeps something between its passes
-    with torch.no_grad():
-        by_itself = (score(0.0) - resolved.score.detach()[explained].sum()).abs()
-    return bool(by_itself > 0.01 * share * unseen)
+    def allowed(change: Tensor) -> Tensor:
+        largest = torch.maximum(change.abs(), expected.abs())
+        return torch.maximum(_UNSEEN * largest, 0.1 * size).clamp(min=rounding)
+
+    return _are_expected(total, _CONTRASTS, score.sum(), expected, allowed)
 
 
 def _output(forward: Forward, layer: str | None, move: Tensor) -> Any:
