@@ -29,6 +29,7 @@ from explain.targets.tokenizer import (
     image_ids_of,
     named_text,
     need_tokenizer,
+    special_ids,
     token_names,
     tokenizer_of,
     words_of,
@@ -67,15 +68,12 @@ class Answer(CheckedTarget):
     word: int | None = None
     words: bool = False
 
+    minimums = {"word": 0}
+
     def __post_init__(self) -> None:
         """Check the options of an answer as the target, and turn token ids into a tuple."""
         if self.text is not None:
             object.__setattr__(self, "text", check_text(self.text))
-        if self.word is not None and (type(self.word) is not int or self.word < 0):
-            raise TargetError(
-                f"word must be the number of a word from 0, got {shown(self.word)}; None is all of "
-                "them"
-            )
         super().__post_init__()
 
     @property
@@ -196,15 +194,11 @@ def decodes(model: nn.Module) -> bool:
 
 def _start(model: nn.Module) -> int | None:
     """The token that answers start with, where there is no prompt; None if nothing says it."""
-    config = getattr(model, "config", None)
-    parts = [getattr(config, name, None) for name in ("decoder", "text_config")]
-    holders = [getattr(model, "generation_config", None), *parts, config, tokenizer_of(model)]
-    for name in ("decoder_start_token_id", "bos_token_id"):
-        for holder in holders:
-            token = getattr(holder, name, None)
-            if isinstance(token, int):
-                return token
-    return None
+    tokens = [
+        *special_ids(model, "decoder_start_token_id"),
+        *special_ids(model, "bos_token_id"),
+    ]
+    return next((token for token in tokens if isinstance(token, int)), None)
 
 
 def _decode(

@@ -3,7 +3,6 @@ what of it counts; and a place on the image as text: the second cup, the person 
 in a box."""
 
 import re
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -117,17 +116,13 @@ class Detections(CheckedTarget):
     size: Size | None = field(default=None, repr=False, compare=False)
     categories: Labels = field(default=None, repr=False, compare=False)
 
+    minimums = {"overlap": 0, "index": 0}
+    maximums = {"overlap": 1}
     __repr__ = short_repr
 
     def __post_init__(self) -> None:
         """Check the options of a detection as the target, and convert ``box`` to a tensor."""
         super().__post_init__()
-        if not 0 <= self.overlap <= 1:
-            raise TargetError(
-                f"overlap must be a share from 0 to 1, got {self.overlap}; 0.5 is usual"
-            )
-        if self.index != "all" and self.index < 0:
-            raise TargetError(f"index must be 0 or more, or 'all', got {self.index}; 0 is the best")
         if self.box is None:
             return
         if self.index == "all":
@@ -228,15 +223,9 @@ class Detections(CheckedTarget):
 
     def _counted(self, boxes: Boxes) -> "Detections":
         """The target with classes that count from the last one as indices from 0 on."""
-        if boxes.dense:
-            return replace(self, label=from_start(self.label, boxes.scores[0].shape[1]))
-        label = from_start(self.label, len(self.categories or ()))
-        if label != from_start(label, sys.maxsize):
-            raise TargetError(
-                "label must count from 0 for boxes after suppression, which do not say how many "
-                f"classes there are, got {label}; give categories= for that"
-            )
-        return replace(self, label=label)
+        # boxes after suppression do not say how many classes there are
+        classes = boxes.scores[0].shape[1] if boxes.dense else len(self.categories or ())
+        return replace(self, label=from_start(self.label, classes))
 
     def _label(self, image: int) -> int | None:
         """The class index that the target asks for in one image; None for any class."""
@@ -257,29 +246,11 @@ class Detections(CheckedTarget):
             boxes.detections[key] = tee(detections, 1)[0]
         return copy(boxes.detections[key])
 
-    def _check_in_image(self, wanted: torch.Tensor | None, image: int) -> None:
-        """Refuse a box or point that lies beside the image; ``wanted`` is the box, or None."""
-        if self.size is None:
-            return
-        height, width = self.size[-2:]
-        place = self.point if wanted is None else tuple(wanted.tolist())
-        if place is None:
-            return
-        left, top, right, bottom = (*place, *place)[:4]  # a point is a box without an area
-        if right > 0 and bottom > 0 and left < width and top < height:
-            return
-        edges = self._edges((0.0, 0.0, float(width), float(height)), image)
-        raise TargetError(
-            f"target {self.name} must lie in what the model sees of {_photo(image)}, box {edges} "
-            f"(in {self._unit}); give a place there"
-        )
-
     def _find(self, boxes: Boxes, image: int, wanted: torch.Tensor | None) -> list[tuple[int, int]]:
         """The positions among ``boxes`` and classes of the target's boxes in one image: the best
         overlap with ``wanted``, else the detection with the target's number, or all.
         """
         label = self._label(image)
-        self._check_in_image(wanted, image)
         if wanted is not None:
             return [self._nearest(boxes, image, label, wanted)]
         detected = self._detected(boxes, image, label)
@@ -293,17 +264,9 @@ class Detections(CheckedTarget):
             chosen = candidates[self.index :]
         if chosen:
             return chosen
-        count = len(candidates)
-        classes = boxes.scores[image].shape[1]
-        if boxes.dense and label is not None and label >= classes:
-            raise TargetError(
-                f"target {self.name} must have a class from 0 to {classes - 1}, got {label}; give "
-                "another"
-            )
-        shortage = "is not" if count == 0 else f"only {count} {'is' if count == 1 else 'are'}"
         raise NotDetectedError(
-            f"target {self.name} must be detected in {_photo(image)}, but {shortage}; "
-            f"{self._remedy(boxes, image, label)}"
+            f"target {self.name} must be detected in {_photo(image)}, got {len(candidates)} of "
+            f"them; {self._remedy(boxes, image)}"
         )
 
     def _is_around_point(self, corners: torch.Tensor) -> bool:
@@ -314,43 +277,25 @@ class Detections(CheckedTarget):
         left, top, right, bottom = corners.tolist()
         return bool(left <= x <= right and top <= y <= bottom)
 
-    def _remedy(self, boxes: Boxes, image: int, label: int | None) -> str:
+    def _remedy(self, boxes: Boxes, image: int) -> str:
         """The end of an error message: what is detected in an image instead, and a place that can
         be asked for."""
         corners = boxes.boxes[image].detach()
         detected = islice(self._detected(boxes, image, None), LISTED)
         words = [self._words(corners[cell], category, image) for cell, category in detected]
         advice = f"take what is: {', '.join(words)}" if words else "nothing is detected"
-        label_words = "" if label is None else f"{self._called(label)} "
-        place = f"{label_words}box 120,40,300,380".strip()
-        return f"{advice}; or, for what opposes it, a place such as {place!r}"
+        return f"{advice}; or, for what opposes it, a place such as 'box 120,40,300,380'"
 
     def _words(self, corners: torch.Tensor, label: int, image: int) -> str:
-        """A detection as a user would type it: "cup box 120,40,300,380"."""
-        return f"{self._called(label)} box {self._edges(corners.tolist(), image)}"
-
-    def _called(self, label: int) -> str:
-        """The name of a class in messages: its label, or its index without one."""
-        return class_label(self.categories, label).removeprefix("class ")
-
-    def _edges(self, corners: Sequence[float], image: int) -> str:
-        """A box in messages, "120,40,300,380": in pixels of the photo where they are known, else of
-        the model's input."""
-        in_photo = self._in_photo
-        shown_corners = corners if in_photo is None else in_photo(image, corners)
-        return ",".join(str(round(edge)) for edge in shown_corners)
-
-    @property
-    def _unit(self) -> str:
-        """What boxes in messages are measured in."""
-        return "pixels of the photo" if self._in_photo else "pixels of the model's input"
-
-    @property
-    def _in_photo(self) -> InPhoto | None:
-        """The function that converts boxes for messages to pixels of the photo; None for a target
-        in pixels of the model's input."""
+        """A detection as a user would type it, "cup box 120,40,300,380": in pixels of the photo
+        where they are known and the target is in them, else of the model's input."""
+        edges = corners.tolist()
+        in_photo = _in_photo.get()
         has_place = self.box is not None or self.point is not None
-        return None if has_place and not isinstance(self, Place) else _in_photo.get()
+        if in_photo is not None and (isinstance(self, Place) or not has_place):
+            edges = in_photo(image, edges)
+        label_words = class_label(self.categories, label).removeprefix("class ")
+        return f"{label_words} box {','.join(str(round(edge)) for edge in edges)}"
 
     def _nearest(
         self, boxes: Boxes, image: int, label: int | None, wanted: torch.Tensor
@@ -369,16 +314,12 @@ class Detections(CheckedTarget):
             category = int(scores[cell].argmax()) if label is None else label
             if overlap_share >= self.overlap:
                 return cell, category
-            overlap = (
-                f"overlaps it by {overlap_share:.2f}"
-                if overlap_share > 0
-                else "does not overlap it"
-            )
             words = self._words(corners[cell], category, image)
-            nearest = f"the nearest, {words}, {overlap}; give that"
+            overlap = max(overlap_share, 0.0)
+            nearest = f"the nearest, {words}, overlaps it by {overlap:.2f}; give that"
         raise TargetError(
             f"target {self.name} must overlap a box that the model gives for {_photo(image)} by "
-            f"{self.overlap:g} or more (in {self._unit}), but {nearest}"
+            f"{self.overlap:g} or more, but {nearest}"
         )
 
 

@@ -325,10 +325,10 @@ def _at(point: Sequence[float], masks: torch.Tensor) -> Any:
     """The index into masks ``(N, H, W)`` or ``(N, D, H, W)`` that selects one point in all of them.
     ``point`` is x, y (and z), in shares of the width, height (and depth).
     """
-    if len(point) != masks.ndim - 1:
+    if len(point) != masks.ndim - 1 or not all(0 <= share <= 1 for share in point):
         raise TargetError(
-            f"point must be (x, y), or (x, y, z) in a volume, got {len(point)} for "
-            f"{masks.ndim - 1} dimensions; give a share for each"
+            f"point must be {masks.ndim - 1} shares from 0 to 1 of the model's input, got {point}; "
+            "give x and y, and z in a volume"
         )
     places = zip(reversed(point), masks.shape[1:], strict=True)
     return slice(None), *(min(int(share * length), length - 1) for share, length in places)

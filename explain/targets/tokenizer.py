@@ -136,15 +136,19 @@ def is_punctuation(token: str) -> bool:
 def ids_of(model: nn.Module, name: str) -> set[int]:
     """Return all ids of a special token, such as "eos_token_id", in a model's configurations and
     tokenizer."""
-    config = getattr(model, "config", None)
-    parts = (getattr(config, name, None) for name in ("text_config", "decoder"))
-    holders = [config, *parts, tokenizer_of(model)]
-    holders.append(getattr(model, "generation_config", None))
     ids = set()
-    for holder in holders:
-        value = getattr(holder, name, None)
+    for value in special_ids(model, name):
         ids |= set(value if isinstance(value, list) else [value])
     return ids - {None}
+
+
+def special_ids(model: nn.Module, name: str) -> list[Any]:
+    """What the configurations of a model and its tokenizer have under the ``name`` of a special
+    token, the likeliest first: an id, a list of them, or None."""
+    config = getattr(model, "config", None)
+    parts = [getattr(config, part, None) for part in ("decoder", "text_config")]
+    holders = [getattr(model, "generation_config", None), *parts, config, tokenizer_of(model)]
+    return [getattr(holder, name, None) for holder in holders]
 
 
 def image_ids_of(model: nn.Module) -> set[int]:

@@ -125,11 +125,11 @@ def test_what_is_not_there_is_refused_in_pixels_of_the_photo(detector: explain.E
     """What is there can be typed as it is written, and no option is named that there is not."""
     refusals: dict[Any, str] = {
         "cat": "cat",
-        "tie@5": "only 1 is",
-        Detections(index=7): "only 2 are",
-        "@9999,5": "must lie in",
-        "box 2000,3000,2100,3100": "box 0,0,",
-        99: "0 to 79",
+        "tie@5": "got 1",
+        Detections(index=7): "got 2",
+        "@9999,5": "got 0",
+        "box 2000,3000,2100,3100": "overlaps it by 0.00",
+        99: "got 0",
     }
     for target, expected in refusals.items():
         with pytest.raises(TargetError, match=expected) as refused:

@@ -315,7 +315,7 @@ def test_what_is_no_detection_is_refused_in_one_line(rand: Any) -> None:
         ({"decode": "yolo99"}, rand(2, 5), "one of results, cells"),
         ({"decode": lambda output: (output, output)}, rand(2, 5), "decode must return"),
         ({"of": "area"}, None, "of of detections must be one of"),
-        ({"overlap": 2}, None, "overlap must be"),
+        ({"overlap": 2}, None, "overlap of detections must be"),
         ({"box": (3, 3, 2, 4)}, None, "box must be"),
     ]
     for options, output, message in cases:
@@ -356,7 +356,7 @@ def test_fillers_are_no_detections_and_a_box_without_an_area_is_itself() -> None
     output["labels"] = torch.tensor([-1, 0, 1])  # what fills up a list
     assert float(Detections().pick([output], 1)[0]) == pytest.approx(0.8)
     assert len(Detections().detected([output], 1, 0)) == 2
-    with pytest.raises(TargetError, match="categories"):
+    with pytest.raises(TargetError, match="detected"):
         Detections(-1).pick([output], 1)
 
 
@@ -655,7 +655,7 @@ def test_detections_are_numbered_and_named_by_the_index() -> None:
     for text, score in scores.items():
         settled = as_target(text, labels).resolved([output], 1)
         assert float(settled.pick([output], 1)[0]) == pytest.approx(score)
-    with pytest.raises(TargetError, match=r"only 2 are; take what is: tie box 20,0,29,9, "):
+    with pytest.raises(TargetError, match=r"got 2 of them; take what is: tie box 20,0,29,9, "):
         as_target("cup@3", labels).resolved([output], 1)
 
 

@@ -89,6 +89,17 @@ def segmenter(layout: str) -> tuple[nn.Module, Tensor]:
     )
 
 
+def test_a_point_beside_the_input_is_refused() -> None:
+    maps = torch.ones(1, 1, 4, 4)
+    for point in ((-0.2, 0.5), (0.5, 1.2)):
+        with pytest.raises(explain.TargetError, match="point"):
+            Segmentation(0, point=point).resolved(maps, 1)
+        place = as_place(f"@{point[0] * 40},{point[1] * 40}")
+        assert place is not None
+        with pytest.raises(explain.TargetError, match="point"):
+            place.for_input_size((40, 40)).resolved(maps, 1)
+
+
 @pytest.mark.parametrize("layout", ["out", "logits", "queries", "detr", "prompts", "volume"])
 @pytest.mark.parametrize("kind", ["predicted", "mask", "point", "chosen"])
 def test_every_layout_target_and_method_equals_the_plain_computation(

@@ -108,7 +108,7 @@ DETECTED = [{"boxes": CORNERS, "labels": torch.zeros(2), "scores": torch.ones(2)
         (Segmentation(0, torch.zeros(3, 2)), MAPS, "mask must be true"),
         (Segmentation(0, torch.ones(2, 3)), MAPS, "mask must cover"),
         (Segmentation(0, torch.ones(3, 3, 2)), MAPS, "mask must have one"),
-        (Segmentation(0, point=(0.5, 0.5, 0.5)), MAPS, r"point must be \(x, y\)"),
+        (Segmentation(0, point=(0.5, 0.5, 0.5)), MAPS, "point must be 2"),
         (Segmentation(1), MAPS - 9 * torch.eye(4)[1, None, :, None, None], "class 1 must"),
         (Segmentation(0), LOGITS, "class maps"),
         (Detections(0), MAPS, "boxes with scores"),
