@@ -194,7 +194,7 @@ def plan(
     >>> print(plan(model, torch.rand(1, 3, 4, 4), ["gradcam", "scorecam"]))
     1 forward pass of 1 image, recorded from 1 on: gradcam, scorecam
     1 backward pass from the score to 1: gradcam
-    1 perturbed input (a blank photo) forward: scorecam
+    1 perturbed input (the baseline) forward: scorecam
     4 perturbed inputs (the photo seen through each map) forward: scorecam
     in all: 1 forward pass, 1 backward pass, 5 perturbed inputs forward
     """

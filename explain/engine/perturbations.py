@@ -414,18 +414,6 @@ class Unperturbed(OneForEach):
         return evidence.activations if self.of_layer else evidence.inputs
 
 
-@dataclass(frozen=True)
-class ZeroInput(OneForEach):
-    """An image of zeros, which is what preprocessing makes of the training data's mean colour."""
-
-    is_reference = True
-
-    words = "a blank photo"
-
-    def perturbed(self, evidence: Evidence) -> Tensor:
-        return torch.zeros_like(evidence.inputs)
-
-
 @dataclass(frozen=True, eq=False)
 class GivenSamples(Perturbation):
     """Samples that are there already, made of ``inputs`` or, where these are None, of a layer's

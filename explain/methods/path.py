@@ -28,7 +28,6 @@ from explain.engine.perturbations import (
     OneForEach,
     Scores,
     SumOfSamples,
-    ZeroInput,
     one_by_one,
     samples_of,
 )
@@ -80,6 +79,7 @@ class PathStart(OneForEach):
 
     baseline: PathBaseline = 0.0
 
+    is_reference = True
     words = "the baseline"
 
     def perturbed(self, evidence: Evidence) -> torch.Tensor:
@@ -247,11 +247,8 @@ class CompleteMethod(Method):
 
     @property
     def baseline_score(self) -> Scores:
-        """The need for the scores of the baselines of each image; for a baseline of 0, the same
-        need that other methods have, so that it is run once."""
-        # the need of a blank image, which other methods have, too
-        is_blank = isinstance(self.baseline, (int, float)) and self.baseline == 0
-        return Scores(ZeroInput() if is_blank else self.start)
+        """The need for the scores of the baselines of each image."""
+        return Scores(self.start)
 
     @cached_property
     def gradient_sum(self) -> Attributions:

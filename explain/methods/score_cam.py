@@ -13,13 +13,14 @@ from explain._utils.random_numbers import permutation
 from explain.baselines.replacements import to_unit
 from explain.engine import Activations, Evidence, Need, PerturbedRows
 from explain.engine.needs import BlockTokens
-from explain.engine.perturbations import Scores, ZeroInput, one_sample_each, samples_of
+from explain.engine.perturbations import Scores, one_sample_each, samples_of
 from explain.layers.placement import Placement, draw
 from explain.methods.base import Outcome, Style, over_all, ratio, register
 from explain.methods.cam import unless_rounding, weighted_maps
 from explain.methods.estimates import ScoredSamplesMethod
 from explain.methods.masking import Score
 from explain.methods.occlusion import enlarging
+from explain.methods.path import PathStart
 from explain.methods.wrappers import noises, span
 
 
@@ -87,14 +88,14 @@ class ScoreWeightedMethod(ScoredSamplesMethod):
         """As for all perturbation methods, and the score of a blank image, for maps that mask
         everything.
         """
-        return super().needs | {Scores(ZeroInput())}
+        return super().needs | {Scores(PathStart())}
 
     def map(self, evidence: Evidence, scores: Sequence[torch.Tensor]) -> torch.Tensor:
         """The positive part ``(N, h, w)`` of the feature maps' sum, weighted by the softmax over
         channels of their mean scores; a map that masks everything has a blank image's score.
         """
         seen = self.seen(evidence)
-        map_scores = evidence[Scores(ZeroInput())][:, None].repeat(1, seen.shape[1])
+        map_scores = evidence[Scores(PathStart())][:, None].repeat(1, seen.shape[1])
         map_scores[seen] = torch.cat(list(scores)).reshape(-1, self.times).mean(1)
         return weighted_maps(map_scores.softmax(1), evidence, relu=True)
 

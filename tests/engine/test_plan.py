@@ -146,7 +146,7 @@ PRINTED = """\
 1 forward pass of 2 images: smooth(integratedgradients)
 50 perturbed inputs (noisy copies of the photo) forward: smooth(integratedgradients)
   made of these: 2500 perturbed inputs (points on the path from the baseline to the photo) forward and back
-  made of these: 50 perturbed inputs (a blank photo) forward
+  made of these: 50 perturbed inputs (the baseline) forward
 in all: 1 forward pass, 0 backward passes, 2600 perturbed inputs forward, 2500 back"""
 
 
