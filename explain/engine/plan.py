@@ -267,10 +267,8 @@ class Plan:
 
     @property
     def _own_passes(self) -> int:
-        """The number of needs that run the model forward and back once more for each target:
-        LeGrad's blocks, full-backward hooks."""
-        kinds = [need.kind for need in self.needs]
-        return sum(isinstance(kind, BlockAttention) + kind.hooked for kind in kinds)
+        """The number of needs that run the model forward and back once more for each target."""
+        return sum(map(_has_own_pass, self.needs))
 
     @property
     def rows(self) -> int:
@@ -342,17 +340,10 @@ class Plan:
         """The plan in words: a line for each kind of pass with its number and methods, then the
         sums and costs."""
         lines = [self._forward(), *map(self._back, self.backwards)]
-        blocks = [need for need in self.needs if isinstance(need.kind, BlockAttention)]
-        if blocks:
-            count = _counted(len(blocks) * self.targets, "backward pass", "es")
-            lines.append(
-                f"{count} from the score of every transformer block to its "
-                f"attention{self._for(blocks)}"
-            )
-        hooked = [need for need in self.needs if need.kind.hooked]
-        if hooked:
-            count = _counted(len(hooked) * self.targets, "of these passes", "")
-            lines.append(f"{count} forward and back with full-backward hooks{self._for(hooked)}")
+        own = [need for need in self.needs if _has_own_pass(need)]
+        if own:
+            count = _counted(len(own) * self.targets, "of these passes", "")
+            lines.append(f"{count} forward and back for one method{self._for(own)}")
         for stream, inner in self._perturbed():
             lines += [f"{self._run(stream, inner)}{self._for(stream.needs)}", *inner._nested()]
         lines += [self._in_all()] if len(lines) > 2 else []
@@ -437,6 +428,12 @@ class Plan:
         for methods without names."""
         names = self.names_of(needs)
         return f": {', '.join(names)}" if names else ""
+
+
+def _has_own_pass(need: NeedAtLayer) -> bool:
+    """Whether a need runs the model forward and back once more: LeGrad's blocks, full-backward
+    hooks."""
+    return isinstance(need.kind, BlockAttention) or need.kind.hooked
 
 
 def _counted(count: int, thing: str, plural: str) -> str:

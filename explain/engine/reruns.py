@@ -312,22 +312,12 @@ class InputRerun:
         sample_images = images[:FEW_IN_TRIAL]
 
         def agree(output: Any, sample_output: Any) -> bool:
-            scores = [
-                (
-                    resolved,
-                    resolved.scores_in(images, output),
-                    resolved.scores_in(sample_images, sample_output),
-                )
-                for resolved in context.targets
-            ]
-            return all(
-                bool(
-                    context.same_scores(
-                        resolved, scores_of_batch[: len(sample_images)], sample_scores
-                    )
-                )
-                for resolved, scores_of_batch, sample_scores in scores
-            )
+            for resolved in context.targets:
+                scores = resolved.scores_in(images, output)[: len(sample_images)]
+                sample_scores = resolved.scores_in(sample_images, sample_output)
+                if not context.same_scores(resolved, scores, sample_scores):
+                    return False
+            return True
 
         with context.runs_model(), intervening_on_samples(images, sample_images):
             return incremental.faster_call(images, inputs, agree)

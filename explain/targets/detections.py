@@ -6,9 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from copy import copy
 from dataclasses import dataclass, field, replace
-from itertools import islice, tee
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -219,7 +217,7 @@ class Detections(CheckedTarget):
         position among the output's boxes and class."""
         boxes = read(output, count, self.size, self.decode, self.name)
         target = self._counted(boxes)
-        return list(target._detected(boxes, image, target._label(image)))
+        return target._detected(boxes, image, target._label(image))
 
     def _counted(self, boxes: Boxes) -> "Detections":
         """The target with classes that count from the last one as indices from 0 on."""
@@ -233,18 +231,16 @@ class Detections(CheckedTarget):
         index: int | None = find_category(label, None)
         return index
 
-    def _detected(self, boxes: Boxes, image: int, label: int | None) -> Iterator[tuple[int, int]]:
-        """Yield the detections with a class (None for any) in one image, best first: (position,
-        class). Each is computed when needed, and kept in ``boxes.detections`` for other targets.
-        """
+    def _detected(self, boxes: Boxes, image: int, label: int | None) -> list[tuple[int, int]]:
+        """The detections with a class (None for any) in one image, best first: (position, class);
+        kept in ``boxes.detections`` for other targets."""
         threshold = self.threshold if boxes.dense else -torch.inf
         key = image, label, threshold
         if key not in boxes.detections:
             scores = _of_label(boxes.scores[image].detach(), label)
-            detections = suppressed(scores, boxes.boxes[image].detach(), threshold, boxes.dense)
-            # a copy of it repeats what other copies have yielded
-            boxes.detections[key] = tee(detections, 1)[0]
-        return copy(boxes.detections[key])
+            corners = boxes.boxes[image].detach()
+            boxes.detections[key] = suppressed(scores, corners, threshold, boxes.dense)
+        return boxes.detections[key]
 
     def _find(self, boxes: Boxes, image: int, wanted: torch.Tensor | None) -> list[tuple[int, int]]:
         """The positions among ``boxes`` and classes of the target's boxes in one image: the best
@@ -254,14 +250,12 @@ class Detections(CheckedTarget):
         if wanted is not None:
             return [self._nearest(boxes, image, label, wanted)]
         detected = self._detected(boxes, image, label)
-        fitting = (one for one in detected if self._is_around_point(boxes.boxes[image][one[0]]))
+        candidates = [one for one in detected if self._is_around_point(boxes.boxes[image][one[0]])]
         if self.index == "all":
-            candidates = list(fitting)
             scores = boxes.scores[image].detach()
             chosen = [one for one in candidates if scores[one] > self.threshold] or candidates[:1]
         else:
-            candidates = list(islice(fitting, self.index + 1))
-            chosen = candidates[self.index :]
+            chosen = candidates[self.index : self.index + 1]
         if chosen:
             return chosen
         raise NotDetectedError(
@@ -281,7 +275,7 @@ class Detections(CheckedTarget):
         """The end of an error message: what is detected in an image instead, and a place that can
         be asked for."""
         corners = boxes.boxes[image].detach()
-        detected = islice(self._detected(boxes, image, None), LISTED)
+        detected = self._detected(boxes, image, None)[:LISTED]
         words = [self._words(corners[cell], category, image) for cell, category in detected]
         advice = f"take what is: {', '.join(words)}" if words else "nothing is detected"
         return f"{advice}; or, for what opposes it, a place such as 'box 120,40,300,380'"
@@ -498,23 +492,23 @@ def suppressed(
     dense: bool = True,
     iou: float = 0.6,
     most: int = 1000,
-) -> Iterator[tuple[int, int]]:
-    """Yield (position, class) of the ``most`` best scores ``(Q, K)`` above the threshold, best
+) -> list[tuple[int, int]]:
+    """Return (position, class) of the ``most`` best scores ``(Q, K)`` above the threshold, best
     first; if ``dense``, only those of ``boxes`` ``(Q, 4)`` that non-maximum suppression keeps."""
+    from torchvision.ops import batched_nms
+
     is_candidate = scores > threshold
     if int(is_candidate.sum()) > most:  # sorting all of them would take longer than the model
         is_candidate &= scores >= scores.flatten().topk(most).values[-1]
     cells, labels = is_candidate.nonzero(as_tuple=True)
-    remaining = scores[cells, labels].sort(descending=True, stable=True).indices[:most]
-    while len(remaining):
-        best = remaining[0]
-        remaining = remaining[1:]
-        yield int(cells[best]), int(labels[best])
-        if dense:
-            has_same_label = labels[remaining] == labels[best]
-            remaining = remaining[
-                ~(has_same_label & (overlaps(boxes[cells[remaining]], boxes[cells[best]]) > iou))
-            ]
+    order = scores[cells, labels].sort(descending=True, stable=True).indices[:most]
+    cells = cells[order]
+    labels = labels[order]
+    if dense:
+        kept = batched_nms(boxes[cells].float(), scores[cells, labels].float(), labels, iou)
+        cells = cells[kept]
+        labels = labels[kept]
+    return list(zip(cells.tolist(), labels.tolist(), strict=True))
 
 
 def overlaps(boxes: torch.Tensor, box: torch.Tensor) -> torch.Tensor:

@@ -67,9 +67,9 @@ class Boxes:
     layout: str = ""
     # what else the output may mean
     doubt: str = ""
-    detections: dict[Any, Iterator[tuple[int, int]]] = field(init=False, default_factory=dict)
-    """Positions and labels of detections, best first, as far as a target has asked for them: by
-    image, label and least score."""
+    detections: dict[Any, list[tuple[int, int]]] = field(init=False, default_factory=dict)
+    """Positions and labels of detections, best first, by image, label and least score, once a
+    target has asked for them."""
 
 
 _readings: ContextVar[dict[Any, Any] | None] = ContextVar("readings", default=None)
