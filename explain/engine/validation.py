@@ -112,10 +112,6 @@ def _check_weights(model: nn.Module, inputs: Inputs, name: str) -> None:
             "first"
         )
     weight = parameters[0]
-    if weight.is_meta and not x.is_meta:
-        raise ModelError(
-            "model must hold values, got one on the meta device; load its weights first"
-        )
     images_by_name = {name: x}
     for path, tensor in inputs.other_tensors.items():
         if tensor.ndim > 3:
@@ -126,7 +122,3 @@ def _check_weights(model: nn.Module, inputs: Inputs, name: str) -> None:
                 f"{image_name} must be on {weight.device}, the model's device, got "
                 f"{tensor.device}; move it"
             )
-    if any(map(torch.is_inference, parameters)):
-        raise ModelError(
-            "model must have weights made outside torch.inference_mode(), got others; load it again"
-        )

@@ -52,11 +52,10 @@ def image_tokens(
         or grid is None
         or any(len(m) != len(evidence.inputs) or m.shape[-1] != tokens[1] for m in maps)
     ):
-        all_shapes = sorted({tuple(weights.shape[-2:]) for weights in maps})
-        got = "of shapes " + ", ".join(map(str, all_shapes[:4])) if all_shapes else "none"
+        got = sorted({tuple(weights.shape[-2:]) for weights in maps})
         raise MethodError(
-            f"{method} must have attention among all tokens, got {got}; use it for vision "
-            "transformers"
+            f"{method} must have attention among all tokens, got {got or 'none'}; use it for "
+            "vision transformers"
         )
     return list(grid.tokens), grid.size
 
@@ -480,7 +479,7 @@ class CheferBimodal(AttentionMethod):
             or not image_size
             or any(len(attention.weights) != count for attention in maps)
         ):
-            got = ", ".join(str(shape) for shape in dict.fromkeys(shapes)) or "none"
+            got = sorted(set(shapes)) or "none"
             raise MethodError(
                 f"{self.name} must have attention of an image and one other, got {got}; take legrad"
             )

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, dataclass_transfo
 
 import torch
 
-from explain._utils.errors import ArgumentError, MethodError, did_you_mean, either, keywords, shown
+from explain._utils.errors import ArgumentError, MethodError, did_you_mean, keywords, shown
 from explain._utils.options import CheckedFields, SpecError, enter, read_written, register_reader
 from explain._utils.plugins import load_plugins
 from explain._utils.resources import packaged_text
@@ -445,11 +445,6 @@ def get_method(method: MethodLike) -> Method:
             if len(_texts) > _TEXTS:  # the latest are kept
                 _texts.pop(next(iter(_texts)), None)
         return read
-    if isinstance(method, type):
-        raise MethodError(
-            f"method must be a name or an object, got the class {method.__name__}; make an object "
-            "of it"
-        )
     if not isinstance(method, Method):
         raise MethodError(
             f"method must be a name or a method object, got {shown(method)}; see "
@@ -477,10 +472,8 @@ def _by_text(text: str) -> Method:
     if read.name in _wrappers:
         inner, *surplus = read.values or (read.options.pop("method", None),)
         if surplus or not isinstance(inner, str):
-            wrong = surplus[0] if surplus else inner
-            got = shown(wrong) if read.values else "none"
             raise MethodError(
-                f"method {read.name} must have one method in its brackets, got {got}; name one"
+                f"method {read.name} must have one method in its brackets, got {shown(text)}"
             )
         make = partial(_wrappers[read.name], _by_text(inner.strip()))
     else:
@@ -505,15 +498,6 @@ def _known_as(name: str, text: str) -> Method:
     if name not in _known:
         load_plugins()
     if name not in _known:
-        names = [part.strip() for part in text.lower().split(",")]
-        if len(names) > 1 and set(names) <= _known.keys():
-            remedy = either(
-                f"give a list, {names}",
-                f"write {' '.join(f'--method {part}' for part in names)}",
-            )
-            raise MethodError(
-                f"method must be one name, got {len(names)} in {shown(text)}; {remedy}"
-            )
         guess, _, inner = text.lower().partition("(")
         forms = []
         if inner and "=" not in inner:  # a method within another, it seems

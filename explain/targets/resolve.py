@@ -91,15 +91,8 @@ def as_targets(
     the ``top_k`` best classes."""
     if targets is None and top_k is None:
         return [as_target(target, categories)]
-    given_names = [
-        name
-        for name, value in (("target", target), ("targets", targets), ("top_k", top_k))
-        if value is not None
-    ]
-    if len(given_names) > 1:
-        raise TargetError(
-            f"{given_names[0]} and {given_names[1]} cannot both be given; leave one out"
-        )
+    if target is not None or (targets is not None and top_k is not None):
+        raise TargetError("only one of target, targets and top_k can be given; leave the others")
     if top_k is not None:
         if isinstance(top_k, bool) or not hasattr(top_k, "__index__") or operator.index(top_k) < 1:
             raise TargetError(
