@@ -10,12 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from explain._utils.errors import MethodError, note, raised
+from explain._utils.errors import MethodError
 from explain._utils.modules import submodule
 from explain._utils.nested import first_tensor, replace_first
 from explain.data.inputs import Inputs
 from explain.engine.recorded_pass import RecordedPass
-from explain.engine.settings import raise_unless_of_network
 from explain.hooks import HookGroup
 from explain.hooks.attention import joined_heads
 from explain.hooks.graph import Reach, differentiate, graph, normalises_over_batch
@@ -102,27 +101,6 @@ def attention_gradients(model: nn.Module, inputs: Inputs, target: Any) -> list[T
     # way into what comes after the last block; so whichever token the network reads, it reads the
     # mean. One forward and one backward pass do for all blocks: the last block returns a batch with
     # the outputs of all of them, and each block starts a graph of its own.
-    try:
-        return _read_out(model, inputs, target, blocks, range(len(blocks)))
-    except MethodError:
-        raise
-    # layers behind the blocks may combine their output with tensors that have one value for each
-    # image
-    except Exception as error:
-        raise_unless_of_network(error)
-        note(f"legrad runs the model once for each block: {raised(error)}")
-    return [
-        gradient
-        for i in range(len(blocks))
-        for gradient in _read_out(model, inputs, target, blocks, [i])
-    ]
-
-
-def _read_out(
-    model: nn.Module, inputs: Inputs, target: Any, blocks: Sequence[str], chosen: Sequence[int]
-) -> list[Tensor]:
-    """The gradients of `attention_gradients` for the blocks with the indices ``chosen``, in one
-    forward pass, in which their averaged tokens, as one batch, are the last block's output."""
     grids = NetworkGrids(model, inputs)
     # a layer that is known by its name has its grid whatever the shape
     block_grids = [grids.grid((len(inputs), 0, 0), name) for name in blocks]
@@ -143,8 +121,8 @@ def _read_out(
         return starts[-1]
 
     def end(value: Any) -> Tensor | None:
-        """Note the mean token that a block gives; at the last block, the means of all chosen ones,
-        each repeated for all tokens, in one batch."""
+        """Note the mean token that a block gives; at the last block, the means of all, each
+        repeated for all tokens, in one batch."""
         tokens = _tokens(value)
         if means and tokens.shape != means[0].shape:
             raise MethodError(
@@ -153,7 +131,7 @@ def _read_out(
         nodes.append(tokens.grad_fn)
         means.append(tokens.mean(1 - image_dim, keepdim=True).expand_as(tokens))
         is_last = len(means) == len(blocks)
-        return torch.cat([means[i] for i in chosen], image_dim) if is_last else None
+        return torch.cat(means, image_dim) if is_last else None
 
     def leave(module: nn.Module, args: Any, output: Any) -> Any:
         new = end(first_tensor(output))
@@ -172,10 +150,9 @@ def _read_out(
             explained = {path: inputs.tensor(path) for path in inputs.paths}
             whole = RecordedPass.begin(stack, group, model, inputs, explained)
             output = inputs.replaced(explained).call(model)
-        wanted: Target = target(
-            torch.arange(len(inputs), device=inputs.x.device).repeat(len(chosen))
-        )
-        total = wanted.pick(output, len(inputs) * len(chosen))[0].sum()
+        images = torch.arange(len(inputs), device=inputs.x.device).repeat(len(blocks))
+        wanted: Target = target(images)
+        total = wanted.pick(output, len(images))[0].sum()
     whole.finish(output, attention=True)
     records = whole.attention
     whole.close()
@@ -188,21 +165,20 @@ def _read_out(
     with HookGroup() as group:
         for record in records:
             record.watch(group)
-        chosen_means = [means[i] for i in chosen]
-        of_means = differentiate(total, chosen_means, retain_graph=True)
+        of_means = differentiate(total, means, retain_graph=True)
         # one block after the other: in a block that is no module, shortcuts lead past its start
-        for i, gradient_of_mean in zip(chosen, of_means, strict=True):
+        for start_tokens, mean, of_mean in zip(starts, means, of_means, strict=True):
             for record in records:
                 record.gradient = None
-            differentiate(means[i], [starts[i]], gradient_of_mean, retain_graph=True)
+            differentiate(mean, [start_tokens], of_mean, retain_graph=True)
             # none reaches the attention of a text tower, as it does not depend on the blocks
             reached = [record for record in records if record.gradient is not None]
             for heads in heads_together(reached)[:1]:
                 of_heads = [head.gradient for head in heads if head.gradient is not None]
                 gradients.append(joined_heads(heads, of_heads, len(inputs)))
-    if len(gradients) != len(chosen):
+    if len(gradients) != len(blocks):
         raise MethodError(
-            f"legrad must see the attention of each of the {len(chosen)} blocks, got "
+            f"legrad must see the attention of each of the {len(blocks)} blocks, got "
             f"{len(gradients)}"
         )
     return gradients

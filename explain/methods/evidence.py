@@ -3,7 +3,7 @@ without."""
 
 import math
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 import torch
@@ -69,13 +69,11 @@ class EvidenceSet:
 
 @dataclass(frozen=True, eq=False)
 class EvidenceSets:
-    """The sets of N images, R at most: ``masks`` ``(N, R, H, W)``, the others ``(N, R)``, as in
-    `EvidenceSet`; ``proofs`` has positions in `PROOFS`. ``sets[0]`` is the first image's."""
+    """The sets of N images, R at most: ``masks`` ``(N, R, H, W)``, and ``figures`` ``(N, R, 3)``:
+    alone, without, and the position of the proof in `PROOFS`. ``sets[0]`` is the first image's."""
 
     masks: torch.Tensor
-    alone: torch.Tensor
-    without: torch.Tensor
-    proofs: torch.Tensor
+    figures: torch.Tensor
 
     @classmethod
     def stored(
@@ -88,13 +86,12 @@ class EvidenceSets:
         # from set_count - i - 0.5 to set_count - i, or a little beyond after half precision
         set_numbers = torch.where(values > 0, set_count - (values * set_count + 0.25).round(), -1)
         masks = set_numbers == torch.arange(len(records)).to(values)[:, None, None]
-        alone_and_without = [
-            [math.nan if record[name] is None else record[name] for record in records]
-            for name in ("alone", "without")
-        ]
-        proofs = [PROOFS.index(record["proof"]) for record in records]
-        scores = torch.tensor(alone_and_without, dtype=torch.float64)
-        return cls(masks[None], scores[:1], scores[1:], torch.tensor([proofs], dtype=torch.long))
+        figures = []
+        for record in records:
+            scores = (record["alone"], record["without"])
+            known_scores = [math.nan if score is None else score for score in scores]
+            figures.append([*known_scores, PROOFS.index(record["proof"])])
+        return cls(masks[None], torch.tensor([figures], dtype=torch.float64))
 
     def described(self, image: int) -> list[dict[str, Any]]:
         """One JSON entry for each evidence set of an image: ``alone`` and ``without``, None where
@@ -111,11 +108,12 @@ class EvidenceSets:
     def __getitem__(self, image: int) -> tuple[EvidenceSet, ...]:
         """The evidence sets of one image, without the places of ``proof`` "none" that pad the
         tensors."""
-        proofs = [PROOFS[proof] for proof in self.proofs[image].tolist()]
-        alone = self.alone[image].tolist()
-        without = self.without[image].tolist()
-        sets = map(EvidenceSet, self.masks[image], alone, without, proofs)
-        return tuple(evidence_set for evidence_set in sets if evidence_set.proof != "none")
+        sets = []
+        for mask, figures in zip(self.masks[image], self.figures[image].tolist(), strict=False):
+            alone, without, proof = figures
+            if proof:
+                sets.append(EvidenceSet(mask, alone, without, PROOFS[int(proof)]))
+        return tuple(sets)
 
 
 @dataclass(frozen=True)
@@ -157,10 +155,6 @@ class SmallestSet(SearchMethod):
         super().__post_init__()
         if isinstance(self.baseline, tuple) and len(self.baseline) == 1:
             object.__setattr__(self, "baseline", self.baseline[0])
-        if not self.baselines:
-            raise MethodError(
-                f"baseline of {self.name} must be one of explain.baselines, or several, got none"
-            )
         if isinstance(self.keep, float) and not 0 < self.keep <= 1:
             raise MethodError(
                 f"keep of {self.name} must be 'class', or a share up to 1, got {self.keep}; take "
@@ -190,11 +184,9 @@ class SmallestSet(SearchMethod):
         """The outcome of `Sufficient` or `Necessary`: the runs spent, and the evidence sets of all
         images in one `EvidenceSets` ``(N, R, ...)``."""
         of_images = [search.sets() for search in evidence[Searches(self)]]  # type: ignore[attr-defined]
-        joined = {
-            column.name: torch.cat([getattr(sets, column.name) for sets in of_images])
-            for column in fields(EvidenceSets)
-        }
-        return replace(super().outcome(evidence), sets=EvidenceSets(**joined))
+        masks = torch.cat([sets.masks for sets in of_images])
+        figures = torch.cat([sets.figures for sets in of_images])
+        return replace(super().outcome(evidence), sets=EvidenceSets(masks, figures))
 
     def good(self, values: torch.Tensor) -> torch.Tensor:
         """Which of P sets keep the answer (`Sufficient`) or lose it (`Necessary`): ``(P,)``, from
@@ -408,12 +400,9 @@ class RegionSearch(Search):
         baseline = self._method.baselines[0]
         probability = ScoreOf("probability")
         for region_set in self._sets:
-            region_set.alone = float(
-                (yield self._scores_of_shown(region_set.regions[None], baseline, probability))
-            )
-            region_set.lost = float(
-                (yield self._scores_of_shown(~region_set.regions[None], baseline, probability))
-            )
+            both = torch.stack([region_set.regions, ~region_set.regions])
+            scores = yield self._scores_of_shown(both, baseline, probability)
+            region_set.alone, region_set.lost = scores.tolist()
 
     def sets(self) -> EvidenceSets:
         """The evidence sets of this image ``(1, R, ...)`` after the search, filled up to
@@ -421,15 +410,9 @@ class RegionSearch(Search):
         no_regions = torch.zeros_like(self._levels[-1], dtype=torch.bool)
         missing_set = RegionSet(no_regions, self._levels[-1], "none")
         sets = self._sets + [missing_set] * (self._method.reasons - len(self._sets))
-        like = self._evidence.inputs
-        return EvidenceSets(
-            masks=torch.stack([region_set.regions[self._labels] for region_set in sets])[None],
-            alone=like.new_tensor([[region_set.alone for region_set in sets]]),
-            without=like.new_tensor([[region_set.lost for region_set in sets]]),
-            proofs=torch.tensor(
-                [[PROOFS.index(region_set.proof) for region_set in sets]], device=like.device
-            ),
-        )
+        masks = [region_set.regions[self._labels] for region_set in sets]
+        figures = [(found.alone, found.lost, PROOFS.index(found.proof)) for found in sets]
+        return EvidenceSets(torch.stack(masks)[None], self._evidence.inputs.new_tensor([figures]))
 
     def map(self) -> torch.Tensor:
         """The map of `Sufficient` or `Necessary` ``(1, H, W)``: set number ``i`` of R has values
