@@ -340,10 +340,10 @@ class Plan:
         """The plan in words: a line for each kind of pass with its number and methods, then the
         sums and costs."""
         lines = [self._forward(), *map(self._back, self.backwards)]
-        own = [need for need in self.needs if _has_own_pass(need)]
-        if own:
-            count = _counted(len(own) * self.targets, "of these passes", "")
-            lines.append(f"{count} forward and back for one method{self._for(own)}")
+        separate = [need for need in self.needs if _has_own_pass(need)]
+        if separate:
+            count = _counted(len(separate) * self.targets, "of these passes", "")
+            lines.append(f"{count} forward and back for one method{self._for(separate)}")
         for stream, inner in self._perturbed():
             lines += [f"{self._run(stream, inner)}{self._for(stream.needs)}", *inner._nested()]
         lines += [self._in_all()] if len(lines) > 2 else []

@@ -411,7 +411,10 @@ class RegionSearch(Search):
         missing_set = RegionSet(no_regions, self._levels[-1], "none")
         sets = self._sets + [missing_set] * (self._method.reasons - len(self._sets))
         masks = [region_set.regions[self._labels] for region_set in sets]
-        figures = [(found.alone, found.lost, PROOFS.index(found.proof)) for found in sets]
+        figures = [
+            (region_set.alone, region_set.lost, PROOFS.index(region_set.proof))
+            for region_set in sets
+        ]
         return EvidenceSets(torch.stack(masks)[None], self._evidence.inputs.new_tensor([figures]))
 
     def map(self) -> torch.Tensor:

@@ -425,5 +425,5 @@ class DRISE(SmoothGridMethod):
 
     only_for = "detected boxes"
 
-    read = perturbations.AnswerTo(needs.DetectionSimilarity())  # type: ignore[assignment]
+    read = perturbations.AnswerTo(needs.DetectionSimilarity())
     references = frozenset[Need[Any]]()

@@ -283,7 +283,7 @@ class Detections(CheckedTarget):
     def _words(self, corners: torch.Tensor, label: int, image: int) -> str:
         """A detection as a user would type it, "cup box 120,40,300,380": in pixels of the photo
         where they are known and the target is in them, else of the model's input."""
-        edges = corners.tolist()
+        edges: Sequence[float] = corners.tolist()
         in_photo = _in_photo.get()
         has_place = self.box is not None or self.point is not None
         if in_photo is not None and (isinstance(self, Place) or not has_place):
