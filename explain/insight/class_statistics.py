@@ -7,6 +7,7 @@ from typing import Any, Self
 import torch
 
 from explain.insight.maps import RunMaps, fields_of, json_value
+from explain.metrics.intervals import mean_and_error
 
 SURE = 1.96  # standard errors within which the true mean lies in 95 of 100 cases
 FILLED = 0.9
@@ -27,10 +28,8 @@ class MeanWithError:
     @classmethod
     def of(cls, values: torch.Tensor) -> "MeanWithError":
         """Return the mean of those values ``(N,)`` that are not NaN, and its standard error."""
-        defined = values[~values.isnan()].double()
-        count = len(defined)
-        error = float(defined.std() / math.sqrt(count)) if count > 1 else math.nan
-        return cls(float(defined.mean()) if count else math.nan, error)
+        mean, error, _ = mean_and_error(values)
+        return cls(mean, error)
 
     def __format__(self, spec: str) -> str:
         """In a template of ``sections.toml``: the mean alone."""

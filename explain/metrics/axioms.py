@@ -20,7 +20,7 @@ from explain.metrics.base import (
     MapMetric,
     MetricInput,
     MetricResult,
-    covered_softly,
+    covered_by_masks,
     register,
 )
 from explain.metrics.faithfulness import SMALL
@@ -232,7 +232,7 @@ class ADCC(ReattributionMetric):
 
     def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
         data.need_probability(OTHER)
-        yield Variant(covered_softly(data.maps.heatmap, self.baseline))
+        yield Variant(covered_by_masks(data.maps.heatmap[:, None], self.baseline))
 
     def compare(self, data: MetricInput, variant: VariantResult) -> torch.Tensor:
         """What `ADCC` keeps of the photo masked by its heatmap ``(N, 2)``: the probability of the

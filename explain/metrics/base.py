@@ -26,7 +26,7 @@ from explain._utils.plugins import load_plugins
 from explain.attribution.diagnostics import image_names
 from explain.baselines.base import Baseline
 from explain.engine import Evidence, Perturbation, PerturbedRows
-from explain.engine.perturbations import ScoreKind, ScoreOf, Scores, one_sample_each, samples_of
+from explain.engine.perturbations import ScoreKind, ScoreOf, Scores, samples_of
 from explain.layers.layouts import Size
 from explain.methods.base import over_all
 from explain.methods.masking import MaskedInputs, Score, blank_score, whole_score
@@ -48,15 +48,6 @@ NO_SCORE = torch.tensor(torch.nan)
 ZERO = "its map is zero everywhere"
 CONSTANT = "its map is constant"
 NOTHING = "its map has no positive value"
-
-
-def loss_of(original: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-    """What perturbing takes from the scores ``(N, K)``: ``original`` ``(N, 1)`` less those of
-    perturbed images; zero within rounding errors, which must not decide a figure.
-    """
-    loss = original - scores
-    largest = torch.maximum(original.abs(), scores.abs().amax(1, keepdim=True))
-    return torch.where(loss.abs() <= ROUNDING * torch.finfo(scores.dtype).eps * largest, 0, loss)
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +114,11 @@ class MetricInput:
 
         Rounding errors depend on the other photos of a batch, and must not decide a figure.
         """
-        return loss_of(self.original(score)[:, None], scores)
+        original = self.original(score)[:, None]
+        loss = original - scores
+        largest = torch.maximum(original.abs(), scores.abs().amax(1, keepdim=True))
+        rounding = ROUNDING * torch.finfo(scores.dtype).eps * largest
+        return torch.where(loss.abs() <= rounding, 0, loss)
 
     def undefined(
         self, metric: "Metric", value: torch.Tensor, wrong: torch.Tensor, why: str
@@ -182,12 +177,10 @@ class Metric(CheckedFields):
         the name of the class, and from the citation in its docstring."""
         super().__init_subclass__()
         cited = PAPER.search(" ".join((cls.__doc__ or "").split()))
-        derived = {
-            "name": cls.__name__.lower(),
-            "paper": ", ".join(cited.groups()) if cited else cls.paper,
-        }
-        for name in derived.keys() - vars(cls).keys():
-            setattr(cls, name, derived[name])
+        if "name" not in vars(cls):
+            cls.name = cls.__name__.lower()
+        if cited and "paper" not in vars(cls):
+            cls.paper = ", ".join(cited.groups())
 
     def __post_init__(self) -> None:
         """Check the options, and set the attributes that depend on them (`described`) on the frozen
@@ -254,10 +247,9 @@ def get_metric(metric: MetricLike) -> Metric:
     if isinstance(metric, str):
         return _known.get(metric) or _by_text(metric)
     if not isinstance(metric, Metric):
-        remedy = (
-            f"use {metric.__name__}()" if isinstance(metric, type) else "see explain.list_metrics()"
+        raise MetricError(
+            f"metric must be a name or an object, got {shown(metric)}; see explain.list_metrics()"
         )
-        raise MetricError(f"metric must be a name or a metric, got {shown(metric)}; {remedy}")
     return metric
 
 
@@ -267,9 +259,7 @@ def _by_text(text: str) -> Metric:
         read = read_written(text.strip())
     except SpecError as error:
         raise MetricError(f"metric {error}; write it like deletion(steps=32)") from None
-    if read.name not in _known:
-        load_plugins()
-    if read.name not in _known:
+    if read.name not in list_metrics():
         raise MetricError(
             f"metric {shown(text)} is unknown; {did_you_mean(read.name, list_metrics())}"
         )
@@ -407,23 +397,28 @@ def cover_ranks(
 
 
 @dataclass(frozen=True)
-class CoveredSoftly(MaskedInputs):
-    """Images mixed with a baseline by masks ``(N, H, W)`` in [0, 1], which ``content``
-    identifies."""
+class CoveredByMasks(MaskedInputs):
+    """P copies of each image, mixed with a baseline by masks ``kept`` ``(N, P, H, W)`` in [0, 1],
+    which ``content`` identifies."""
 
     baseline: Baseline
     content: bytes = field(repr=False)
-    keep: torch.Tensor = field(compare=False, repr=False)
+    kept: torch.Tensor = field(compare=False, repr=False)
 
     covered_by = "a map"
 
     def masks(self, evidence: Evidence) -> PerturbedRows:
-        return one_sample_each(self.keep[:, None])
+        count, masks = self.kept.shape[:2]
+
+        def of_samples(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+            return self.kept[images, numbers][:, None]
+
+        return samples_of([masks] * count, self.kept.device, of_samples)
 
 
-def covered_softly(mask: torch.Tensor, baseline: Baseline) -> CoveredSoftly:
-    """One copy of each image, mixed with a baseline by a mask ``(N, H, W)`` in [0, 1]."""
-    return CoveredSoftly(baseline, digest_of_tensor(mask), mask)
+def covered_by_masks(kept: torch.Tensor, baseline: Baseline) -> CoveredByMasks:
+    """P copies of each image, mixed with a baseline by masks ``(N, P, H, W)`` in [0, 1]."""
+    return CoveredByMasks(baseline, digest_of_tensor(kept), kept)
 
 
 def cover_softly(mask: torch.Tensor, baseline: Baseline, score: ScoreKind) -> ScoreRequest:
@@ -433,7 +428,7 @@ def cover_softly(mask: torch.Tensor, baseline: Baseline, score: ScoreKind) -> Sc
     places = torch.arange(len(mask), device=mask.device)
     places = torch.where((flat == 1).all(1), UNCHANGED, places)
     places = torch.where((flat == 0).all(1), COVERED, places)
-    return ScoreRequest(covered_softly(mask, baseline), score, places[:, None])
+    return ScoreRequest(covered_by_masks(mask[:, None], baseline), score, places[:, None])
 
 
 def digest_of_tensor(tensor: torch.Tensor) -> bytes:

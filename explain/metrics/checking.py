@@ -203,14 +203,12 @@ def check_maps(
         RandomLogit(seed=seed),
         Sensitivity(samples=4, seed=seed),
     )
-    results: Found = {}
     notes: dict[str, str] = {}
     varying = {name: pair for name, pair in maps.items() if not _maps_of(name, pair[1]).constant[0]}
     with muted():  # the texts contain it
-        is_probability = True
-        results |= _evaluated(run, varying, covering) if varying else {}
-        if varying and all(isinstance(result, ExplainError) for result in results.values()):
-            is_probability = False
+        results = _evaluated(run, varying, covering)
+        is_probability = any(isinstance(result, MetricResult) for result in results.values())
+        if not is_probability:
             of_score = [replace(metric, score="logit") for metric in covering]
             results = _evaluated(run, varying, of_score)
         repeated = {}
@@ -232,11 +230,10 @@ def check_maps(
                 words = ", ".join(f"{key}={value}" for key, value in counts.items())
                 notes[name] = f"run again with {words}, for a map takes {cost(method):,.0f} passes"
             repeated[name] = (fewer, attribution)
-        if repeated:
-            results |= _evaluated(run, repeated, again)
+        results |= _evaluated(run, repeated, again)
     checks = {}
     for name, (_, attribution) in maps.items():
-        in_words = _InWords(name, attribution, results, label, is_probability)
+        in_words = _InWords(_maps_of(name, attribution), results, label, is_probability)
         checks[name] = MapCheck(
             name,
             in_words.similarity("model", "mprt-upper"),
@@ -256,6 +253,8 @@ def _maps_of(name: str, attribution: Attribution) -> Maps:
 def _evaluated(run: Callable[..., Table], maps: Pairs, metrics: Sequence[Metric]) -> Found:
     """Evaluate maps by metrics together; if this fails, metric by metric and map by map, so that
     the others have a result."""
+    if not maps:
+        return {}
     try:
         table = run(maps, metrics)
     except ExplainError as error:
@@ -312,24 +311,18 @@ def _cost(model: nn.Module, x: Any, place: Any, method: Method) -> float:
 class _InWords:
     """Makes the results of one map from the results of the metrics."""
 
-    name: str
-    attribution: Attribution
+    maps: Maps
     results: Found
     label: str
     is_probability: bool
 
-    @property
-    def maps(self) -> Maps:
-        return _maps_of(self.name, self.attribution)
-
     def _result(self, name: str, metric: str) -> MetricResult | CheckResult:
         """The result of a metric; or that of the check, where the map is constant or there is
         none."""
-        maps = self.maps
-        if maps.constant[0]:
-            what = "constant" if bool(maps.values.any()) else "zero everywhere"
+        if self.maps.constant[0]:
+            what = "zero everywhere" if self.maps.zero[0] else "constant"
             return CheckResult(name, math.nan, math.nan, "✗", f"the map is {what}")
-        result = self.results[self.name, metric]
+        result = self.results[self.maps.name, metric]
         if isinstance(result, ExplainError):
             return CheckResult(name, math.nan, math.nan, "?", f"not measured: {result}")
         return result
@@ -346,21 +339,24 @@ class _InWords:
 
     def covering(self) -> CheckResult:
         """The result of `Covering`: the marked part has to matter more than in the other places."""
-        result = self._result("covering", "covering")
-        alone = self._result("covering", "uncovering")
-        if isinstance(result, CheckResult) or isinstance(alone, CheckResult):
-            return result if isinstance(result, CheckResult) else alone  # type: ignore[return-value]
-        marked = result.parts["marked"][0]
-        elsewhere = result.parts["others"][0]
+        found = []
+        for metric in ("covering", "uncovering"):
+            result = self._result("covering", metric)
+            if isinstance(result, CheckResult):
+                return result
+            found.append(result.parts)
+        covered, alone = found
+        marked = covered["marked"][0]
+        elsewhere = covered["others"][0]
         ahead = float((marked < elsewhere).double().mean())
         mark: Mark = "✓" if ahead >= AHEAD else "?" if ahead >= 0.5 else "✗"
-        whole = self._amount(result.parts["original"][0])
+        whole = self._amount(covered["original"][0])
         unit = " %" if self.is_probability else ""
         text = (
             f"covering the marked fifth: {self.label} {whole} → {self._amount(marked)}{unit}; "
             f"as much elsewhere: {whole} → {self._elsewhere(elsewhere)}; the marked fifth alone: "
-            f"{self._amount(alone.parts['marked'][0])}{unit}; as much elsewhere: "
-            f"{self._elsewhere(alone.parts['others'][0])}"
+            f"{self._amount(alone['marked'][0])}{unit}; as much elsewhere: "
+            f"{self._elsewhere(alone['others'][0])}"
         )
         return CheckResult("covering", float(marked), float(elsewhere.mean()), mark, text)
 

@@ -177,8 +177,31 @@ class SensitivityN(_SubsetCorrelation):
         return self.shares
 
 
+class _GroupCorrelation(ScoreMetric):
+    """A correlation over groups of pixels that neighbour in the map's order, by the ``order`` of
+    its values."""
+
+    groups: int
+    score: Score
+    seed: int
+
+    order: ClassVar[Sign]
+
+    def without_groups(self, data: MetricInput, baseline: Baseline) -> ScoreRequest:
+        """The scores ``(N, groups)`` of the photos without one group each."""
+        ranks = data.ranks(self.order, self.seed)
+        ends = steps_of(data.pixels, self.groups)
+        return base.cover_ranks(ranks, ends[:-1], ends[1:], baseline, self.score)
+
+    def group_sums(self, data: MetricInput) -> torch.Tensor:
+        """The sums ``(N, groups)`` of contributions over the groups."""
+        ranks = data.ranks(self.order, self.seed)
+        ends = torch.tensor(steps_of(data.pixels, self.groups)[1:], device=ranks.device)
+        return by_region(data.maps.contributions, torch.bucketize(ranks, ends, right=True))
+
+
 @register
-class FaithfulnessEstimate(ScoreMetric):
+class FaithfulnessEstimate(_GroupCorrelation):
     r"""Correlation of groups' sums, in the map's order, with the drop of the score without each.
 
     The pixels are cut into groups in the order of the map. Pearson's
@@ -203,24 +226,21 @@ class FaithfulnessEstimate(ScoreMetric):
     seed: int = 0
 
     units = CORRELATION
+    order = "signed"
     minimums: ClassVar = {"groups": 2}
 
     def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
-        """The photos without one group of pixels each; groups are neighbours in the map's order."""
-        ends = steps_of(data.pixels, self.groups)
-        ranks = data.ranks("signed", self.seed)
-        return [base.cover_ranks(ranks, ends[:-1], ends[1:], self.baseline, self.score)]
+        return [self.without_groups(data, self.baseline)]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
         """The figure of `FaithfulnessEstimate`: Pearson's correlation ``(N,)`` of the groups' sums
         of the map with the loss of score without each group."""
-        sums = _group_sums(data, "signed", self.seed, self.groups)
-        value = correlation(sums, data.loss(self.score, scores[0]))
+        value = correlation(self.group_sums(data), data.loss(self.score, scores[0]))
         return MetricResult(_defined(self, data, value))
 
 
 @register
-class MonotonicityCorrelation(ScoreMetric):
+class MonotonicityCorrelation(_GroupCorrelation):
     r"""Rank correlation of groups' magnitudes with how much noise in each changes the score.
 
     Spearman's
@@ -247,22 +267,21 @@ class MonotonicityCorrelation(ScoreMetric):
     seed: int = 0
 
     units = "rank correlation"
+    order = "absolute"
     minimums: ClassVar = {"groups": 2, "samples": 1}
 
     def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
         """For each of ``samples`` noises, the photos with one group of pixels replaced by that
         noise.
         """
-        ranks = data.ranks("absolute", self.seed)
-        ends = steps_of(data.pixels, self.groups)
-        noises = [Noise(seed) for seed in range(self.seed, self.seed + self.samples)]
-        return [base.cover_ranks(ranks, ends[:-1], ends[1:], noise, self.score) for noise in noises]
+        seeds = range(self.seed, self.seed + self.samples)
+        return [self.without_groups(data, Noise(seed)) for seed in seeds]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
         """Spearman's correlation ``(N,)`` of the magnitude of each group's sum in the map with the
         mean squared change of the score that noise in the group makes."""
         change = torch.stack([data.loss(self.score, sample) ** 2 for sample in scores]).mean(0)
-        sums = _group_sums(data, "absolute", self.seed, self.groups).abs()
+        sums = self.group_sums(data).abs()
         return MetricResult(_defined(self, data, correlation(mid_ranks(sums), mid_ranks(change))))
 
 
@@ -314,15 +333,6 @@ class NonSensitivity(ScoreMetric):
     def _is_nothing(self, sizes: torch.Tensor) -> torch.Tensor:
         """Which squares ``(N, R)`` are nothing beside the largest one."""
         return sizes <= self.threshold * sizes.amax(1, keepdim=True)
-
-
-def _group_sums(data: MetricInput, sign: Sign, seed: int, groups: int) -> torch.Tensor:
-    """The sums ``(N, groups)`` of contributions over groups of pixels that neighbour in the ranks
-    by ``sign``, the groups that `cover_ranks` covers with the same ranks.
-    """
-    ranks = data.ranks(sign, seed)
-    ends = torch.tensor(steps_of(data.pixels, groups)[1:], device=ranks.device)
-    return by_region(data.maps.contributions, torch.bucketize(ranks, ends, right=True))
 
 
 def _defined(metric: Metric, data: MetricInput, value: torch.Tensor) -> torch.Tensor:

@@ -1,24 +1,20 @@
 """`Covering`: does the part of an image that a map marks matter more than equal parts elsewhere?"""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import torch
 
 from explain._utils.random_numbers import seeded
-from explain.baselines.base import Baseline
 from explain.baselines.replacements import Blur, Mean, blurred
-from explain.engine import Evidence, PerturbedRows
-from explain.engine.perturbations import samples_of
 from explain.methods.base import spatial_dims
-from explain.methods.masking import MaskedInputs, Score
+from explain.methods.masking import Score
 from explain.metrics.base import (
     MetricInput,
     MetricResult,
     ScoreMetric,
     ScoreRequest,
-    digest_of_tensor,
+    covered_by_masks,
     register,
 )
 from explain.metrics.maps import Sign, ranks_of
@@ -54,27 +50,6 @@ def elsewhere(areas: torch.Tensor, count: int, seed: int) -> torch.Tensor:
         moves = [int(share * length) for share, length in zip(shares, size, strict=True)]
         placed.append(area.roll(moves, tuple(range(1, area.ndim))))
     return torch.stack(placed, 1)
-
-
-@dataclass(frozen=True)
-class CoveredAreas(MaskedInputs):
-    """Images of which all but one of some areas ``kept`` ``(N, P, H, W)`` is covered: P images for
-    each.
-    """
-
-    baseline: Baseline
-    content: bytes = field(repr=False)
-    kept: torch.Tensor = field(compare=False, repr=False)
-
-    covered_by = "areas"
-
-    def masks(self, evidence: Evidence) -> PerturbedRows:
-        count, places = self.kept.shape[:2]
-
-        def of_samples(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-            return self.kept[images, numbers][:, None]
-
-        return samples_of([places] * count, self.kept.device, of_samples)
 
 
 @register(uncover=True)
@@ -125,20 +100,14 @@ class Covering(ScoreMetric):
 
     def described(self) -> Mapping[str, str]:
         """The name and the summary for what is covered, and what that is compared with."""
-        there = {
-            "elsewhere": "as much elsewhere",
-            "edges": "as much at edges",
-            "middle": "as much in the middle",
-        }
+        there = {"elsewhere": "elsewhere", "edges": "at edges", "middle": "in the middle"}
         name = "uncovering" if self.uncover else "covering"
         if self.against != "elsewhere":
             name += f"-{self.against}"
-        what = (
-            "probability of the marked fifth alone"
-            if self.uncover
-            else ("fall of the probability without the marked fifth")
-        )
-        return {"name": name, "summary": f"{what}, less that of {there[self.against]}"}
+        what = "fall of the probability without the marked fifth"
+        if self.uncover:
+            what = "probability of the marked fifth alone"
+        return {"name": name, "summary": f"{what}, less that of as much {there[self.against]}"}
 
     def marked(self, data: MetricInput, maps: torch.Tensor | None = None) -> torch.Tensor:
         """The part ``(N, H, W)`` of each photo that its map marks, or one of ``maps``."""
@@ -160,17 +129,15 @@ class Covering(ScoreMetric):
         strong_blur = Blur(2 * (side // 8) + 1, max(1.0, side / 12))
         kept = [areas if self.uncover else ~areas for areas in self.areas(data)]
         return [
-            ScoreRequest(CoveredAreas(baseline, digest_of_tensor(areas), areas), self.score)
+            ScoreRequest(covered_by_masks(areas, baseline), self.score)
             for areas in kept
             for baseline in (Mean(), strong_blur)
         ]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
         marked = (scores[0] + scores[1])[:, 0] / 2
-        elsewhere_scores = (scores[2] + scores[3]) / 2
-        difference = elsewhere_scores.mean(1) - marked
+        others = (scores[2] + scores[3]) / 2
+        difference = others.mean(1) - marked
         value = -difference if self.uncover else difference
-        original = data.original(self.score)
-        return MetricResult(
-            value, parts={"original": original, "marked": marked, "others": elsewhere_scores}
-        )
+        parts = {"original": data.original(self.score), "marked": marked, "others": others}
+        return MetricResult(value, parts=parts)

@@ -8,9 +8,9 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, Unpack
@@ -23,6 +23,7 @@ from explain._utils.errors import MetricError, did_you_mean, keywords
 from explain._utils.html import aligned, lines_html, table_html
 from explain._utils.options import by_name
 from explain._utils.progress import duration
+from explain._utils.random_numbers import seeded
 from explain._utils.rounding import finite_or_none
 from explain.attribution.api import attribute, plan
 from explain.attribution.diagnostics import image_names
@@ -267,6 +268,7 @@ def _latex(text: str) -> str:
 
 MapSource: TypeAlias = MethodLike | MapsLike | tuple[Method, Attribution]
 M = TypeVar("M", bound=Metric)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -346,37 +348,22 @@ def evaluate(
     >>> table["gradcam"]["deletion"].shape, list(table)
     (torch.Size([2]), ['gradcam', 'saliency'])
     """
-    model = unwrap.unwrapped(model)
-    inputs = _photos(model, x, options)
-    named = by_name(with_check(metrics), base.get_metric, MetricError, "metric")
-    sources = _named(methods)
-    size = tuple(inputs.x.shape[2:])
-    known_boxes = None if boxes is None else localisation.boxes_per_image(boxes, len(inputs), size)
-    regions = localisation.as_regions(masks, known_boxes, len(inputs), size)
+    evaluation = _begun(model, x, methods, metrics, target, options)
+    count = len(evaluation.inputs)
+    size = tuple(evaluation.inputs.x.shape[2:])
+    known_boxes = None if boxes is None else localisation.boxes_per_image(boxes, count, size)
+    regions = localisation.as_regions(masks, known_boxes, count, size)
     truth: dict[str, Any] = {"boxes": known_boxes, "regions": regions}
-    maps_by_name = {}
-    for name, source in sources.items():
-        if not isinstance(source, (str, Method)):
-            maps_by_name[name] = _map_of(source)
-    if len(maps_by_name) == len(sources) and all(
-        isinstance(metric, MapMetric) for metric in named.values()
-    ):  # of maps alone: the model does not run
-        images = photos_of(inputs)
+    only_maps = len(evaluation.given) == len(evaluation.sources)
+    # of maps alone: the model does not run
+    if only_maps and all(isinstance(metric, MapMetric) for metric in evaluation.metrics.values()):
+        images = photos_of(evaluation.inputs)
         data = {
-            name: MetricInput(Maps.of(name, source, images), images, **truth)
-            for name, source in maps_by_name.items()
+            name: MetricInput(Maps.of(name, maps, images), images, **truth)
+            for name, maps in evaluation.given.items()
         }
-        return _table(named, _by_maps(named, data), data)
-    wanted = as_target(target, options.get("categories"))
-    model, inputs, _ = with_texts(model, inputs, [wanted])
-    evaluation = _Evaluation(model, inputs, named, sources, target, options)
-    settings = evaluation.settings
-    # outputs become probabilities in the same way throughout
-    reader = reading(model, inputs, settings.activation, settings.categories)
-    with intervene(model, settings.interventions), reader:
-        if settings.progress is True:
-            print(evaluation.planned(), file=sys.stderr)
-        return evaluation.table(truth)
+        return evaluation.tabled(evaluation.by_maps(data), data)
+    return evaluation.run(partial(evaluation.table, truth))
 
 
 @keywords(AttributeOptions)
@@ -400,26 +387,8 @@ def plan_evaluation(
     >>> plan.maps, plan.perturbed, plan.again
     (4.0, 6.0, 8.0)
     """
-    model = unwrap.unwrapped(model)
-    inputs = _photos(model, x, options)
-    named = by_name(with_check(metrics), base.get_metric, MetricError, "metric")
-    model, inputs, _ = with_texts(model, inputs, [as_target(target, options.get("categories"))])
-    evaluation = _Evaluation(model, inputs, named, _named(methods), target, options)
-    settings = evaluation.settings
-    reader = reading(model, inputs, settings.activation, settings.categories)
-    with intervene(model, settings.interventions), reader:
-        return evaluation.planned()
-
-
-def _photos(model: nn.Module, x: Any, options: AttributeOptions) -> Inputs:
-    """The model's inputs, which must contain photos, volumes or videos."""
-    inputs = validation.check_inputs(model, x, options.get("layout"))
-    if inputs.x.ndim not in (4, 5):
-        raise MetricError(
-            "x must be images (N, C, H, W), volumes or videos (N, C, T, H, W) for metrics, got "
-            f"shape {tuple(inputs.x.shape)}; explain another of the inputs"
-        )
-    return inputs
+    evaluation = _begun(model, x, methods, metrics, target, options)
+    return evaluation.run(evaluation.planned)
 
 
 def with_check(metrics: MetricLike | Iterable[MetricLike]) -> list[MetricLike]:
@@ -431,25 +400,6 @@ def with_check(metrics: MetricLike | Iterable[MetricLike]) -> list[MetricLike]:
     for metric in wanted:
         listed += CHECK if metric == "check" else [metric]
     return listed
-
-
-def _by_maps(metrics: Mapping[str, Metric], data: Mapping[str, MetricInput]) -> Results:
-    """The results, by map and metric, of those metrics that see the map alone; nothing is run."""
-    results: Results = {}
-    for metric in metrics.values():
-        if isinstance(metric, MapMetric):
-            for name, map_data in data.items():
-                results[name, metric.name] = metric(map_data)
-    return results
-
-
-def _table(
-    metrics: Mapping[str, Metric], results: Results, names: Iterable[str], notes: Sequence[str] = ()
-) -> Table:
-    """Put results, by map and metric, into a table in the order of ``names`` (of methods or maps)
-    and ``metrics``."""
-    ordered = {name: {metric: results[name, metric] for metric in metrics} for name in names}
-    return Table(dict(metrics), ordered, tuple(notes))
 
 
 def scored(
@@ -466,6 +416,23 @@ def scored(
     return [evidence_of(None) for evidence_of in gather(model, inputs, plan, targets, settings)]
 
 
+@dataclass(frozen=True, eq=False)
+class _Source:
+    """What is evaluated under one name: a method, maps, or maps and the method that made them."""
+
+    method: Method | None
+    maps: Any = None
+
+    @classmethod
+    def of(cls, source: Any) -> "_Source":
+        """One of the values that `evaluate` takes for ``methods``."""
+        if isinstance(source, tuple):
+            return cls(*source)
+        if isinstance(source, (str, Method)):
+            return cls(get_method(source))
+        return cls(None, source)
+
+
 @dataclass(eq=False)
 class _Evaluation:
     """One call of `evaluate`."""
@@ -473,7 +440,7 @@ class _Evaluation:
     model: nn.Module
     inputs: Inputs
     metrics: Mapping[str, Metric]
-    methods: Mapping[str, MapSource]
+    sources: Mapping[str, _Source]
     target: TargetLike
     options: AttributeOptions
     notes: list[str] = field(default_factory=list)
@@ -481,37 +448,67 @@ class _Evaluation:
     def __post_init__(self) -> None:
         self.settings = Settings(**self.options)
 
+    @property
+    def given(self) -> dict[str, Any]:
+        """The maps that are there already, by name."""
+        return {
+            name: source.maps for name, source in self.sources.items() if source.maps is not None
+        }
+
+    def run(self, work: Callable[[], T]) -> T:
+        """What ``work`` returns, which runs the model as the options say."""
+        wanted = as_target(self.target, self.settings.categories)
+        self.model, self.inputs, _ = with_texts(self.model, self.inputs, [wanted])
+        settings = self.settings
+        # outputs become probabilities in the same way throughout
+        reader = reading(self.model, self.inputs, settings.activation, settings.categories)
+        with intervene(self.model, settings.interventions), reader:
+            return work()
+
     def table(self, truth: Mapping[str, Any]) -> Table:
         """Run the whole evaluation, in this order: maps, the explained score, metrics of maps
         alone, of perturbed scores, and of methods run again.
         """
+        if self.settings.progress is True:
+            print(self.planned(), file=sys.stderr)
         maps = self._maps()
-        self.resolved = as_target(self.target, self.settings.categories).for_input_size(
-            tuple(self.inputs.x.shape[2:])
-        )
         score = self._explained(maps)
         with preserve.calculating(self.inputs.x.device.type):
             data = {
                 name: self.context.data(name, source, score, **truth)
                 for name, source in maps.items()
             }
-            results = _by_maps(self.metrics, data)
+            results = self.by_maps(data)
         results |= self._by_scores(data)
         results |= self._by_reattribution(data, maps)
-        return _table(self.metrics, results, data, self.notes)
+        return self.tabled(results, data)
+
+    def tabled(self, results: Results, names: Iterable[str]) -> Table:
+        """The table of results, by map and metric, in the order of ``names`` (of methods or maps)
+        and metrics."""
+        ordered = {
+            name: {metric: results[name, metric] for metric in self.metrics} for name in names
+        }
+        return Table(self.metrics, ordered, tuple(self.notes))
+
+    def by_maps(self, data: Mapping[str, MetricInput]) -> Results:
+        """The results, by map and metric, of those metrics that see the map alone; nothing is
+        run."""
+        return {
+            (name, metric.name): metric(map_data)
+            for metric, (name, map_data) in product(self._of_kind(MapMetric), data.items())
+        }
 
     def planned(self) -> EvaluationPlan:
         """The passes of all photos, counted for the first one, with random numbers for its maps."""
         photos = len(self.inputs)
         first = torch.zeros(1, dtype=torch.long, device=self.inputs.x.device)
-        inputs = self.inputs.first()
         target = as_target(self.target, self.settings.categories).rows(first)
-        one = _Evaluation(self.model, inputs, self.metrics, {}, target, self.options)
-        one.resolved = target.for_input_size(tuple(inputs.x.shape[2:]))
+        one = replace(self, inputs=self.inputs.first(), target=target)
         begun = time.perf_counter()
         score = one._explained({})
         seconds = time.perf_counter() - begun
-        stand_in = torch.rand(inputs.x[:, 0].shape, generator=torch.Generator().manual_seed(0))
+        stand_in = torch.rand(one.inputs.x[:, 0].shape, generator=seeded(0))
         data = one.context.data("map", stand_in, score)
         samples = 0
         for metric in one._of_kind(ScoreMetric):
@@ -520,21 +517,15 @@ class _Evaluation:
         variants: dict[Variant, None] = {}
         for again in one._of_kind(ReattributionMetric):
             variants |= dict.fromkeys(again.variants(one.context, data))
-        methods = {
-            name: get_method(source[0] if isinstance(source, tuple) else source)
-            for name, source in self.methods.items()
-            if isinstance(source, (str, Method, tuple))
-        }
         options: Any = {**self.options, "progress": None}
         costs = {
-            name: photos * plan(self.model, inputs, method, target=target, **options).cost()
-            for name, method in methods.items()
+            name: photos * plan(self.model, one.inputs, method, target=target, **options).cost()
+            for name, source in self.sources.items()
+            if (method := source.method) is not None
         }
-        perturbed = float(photos * len(self.methods) * samples)
+        perturbed = float(photos * len(self.sources) * samples)
         made_again = len(variants) * sum(costs.values())
-        maps = sum(
-            cost for name, cost in costs.items() if not isinstance(self.methods[name], tuple)
-        )
+        maps = sum(cost for name, cost in costs.items() if name not in self.given)
         passes = maps + perturbed + made_again
         return EvaluationPlan(maps, perturbed, made_again, passes * seconds)
 
@@ -542,10 +533,13 @@ class _Evaluation:
         """The score ``(N,)`` that is explained, from an attribution or a forward pass; also fixes
         the target to the explained classes, and makes the ``context``.
         """
+        self.resolved = as_target(self.target, self.settings.categories).for_input_size(
+            tuple(self.inputs.x.shape[2:])
+        )
         by_this_call = [
             source
             for name, source in maps.items()
-            if isinstance(source, Attribution) and isinstance(self.methods[name], (str, Method))
+            if isinstance(source, Attribution) and name not in self.given
         ]
         explained: Attribution | Evidence
         if by_this_call:
@@ -574,17 +568,14 @@ class _Evaluation:
         """The maps to evaluate, by name: given ones are checked before methods run, together.
         Without a target, the attributions' common one is taken.
         """
-        methods = self.methods
-        waiting = {
-            name: get_method(source)
-            for name, source in methods.items()
-            if isinstance(source, (str, Method))
-        }
-        maps: dict[str, Any] = {
-            name: _map_of(source) for name, source in methods.items() if name not in waiting
-        }
+        maps = self.given
         for name, source in maps.items():
             Maps.of(name, source, self.inputs.x)  # refused before anything is run
+        waiting = {
+            name: method
+            for name, source in self.sources.items()
+            if (method := source.method) is not None and name not in maps
+        }
         attributions = [source for source in maps.values() if isinstance(source, Attribution)]
         if self.target is None and attributions:
             self.target = _common_target(attributions)
@@ -595,7 +586,7 @@ class _Evaluation:
                 self.model, self.inputs, objects, target=self.target, **self.options
             )
             maps |= {turn[name]: source for name, source in explained.items()}
-        return {name: maps[name] for name in methods}
+        return {name: maps[name] for name in self.sources}
 
     def _by_reattribution(
         self, data: Mapping[str, MetricInput], maps: Mapping[str, MapsLike]
@@ -608,19 +599,13 @@ class _Evaluation:
             return {}
         evaluated: dict[str, EvaluatedMethod] = {}
         for name, map_data in data.items():
-            source = self.methods[name]
             attribution = maps[name]
             if not isinstance(attribution, Attribution):
                 raise MetricError(
                     f"metric {metrics[0].name!r} needs a method, got the map {name!r}; give its "
                     "method"
                 )
-            if isinstance(source, tuple):
-                method = source[0]
-            elif isinstance(source, (str, Method)):
-                method = get_method(source)
-            else:
-                method = attribution.applied()
+            method = self.sources[name].method or attribution.applied()
             evaluated[name] = EvaluatedMethod(method, attribution, map_data)
         options: AttributeOptions = {**self.options, "activation": self.context.outputs.activation}
         return reattribute(metrics, evaluated, self.context, self.resolved, options)
@@ -687,31 +672,36 @@ class _Evaluation:
                 )
 
 
-def _map_of(source: Any) -> Any:
-    """The map of a source that is no method: that of a pair, or the source itself."""
-    return source[1] if isinstance(source, tuple) else source
+def _begun(
+    model: nn.Module, x: Any, methods: Any, metrics: Any, target: Any, options: AttributeOptions
+) -> _Evaluation:
+    """The evaluation that a call asks for, with its arguments checked."""
+    model = unwrap.unwrapped(model)
+    inputs = validation.check_inputs(model, x, options.get("layout"))
+    if inputs.x.ndim not in (4, 5):
+        raise MetricError(
+            "x must be images (N, C, H, W), volumes or videos (N, C, T, H, W) for metrics, got "
+            f"shape {tuple(inputs.x.shape)}; explain another of the inputs"
+        )
+    named = by_name(with_check(metrics), base.get_metric, MetricError, "metric")
+    return _Evaluation(model, inputs, named, _named(methods), target, options)
 
 
-def _named(methods: Any) -> dict[str, MapSource]:
+def _named(methods: Any) -> dict[str, _Source]:
     """Read the argument ``methods`` of `evaluate` as methods and maps by name: a mapping, a single
     one, or several, whose names come from the methods."""
+    named: dict[str, Any] = {}
     if isinstance(methods, Mapping):
-        named = dict(zip(map(str, methods), methods.values(), strict=True))
+        named = {str(name): source for name, source in methods.items()}
     elif isinstance(methods, (torch.Tensor, np.ndarray)):
         named = {"map": methods}
     else:
         single = isinstance(methods, (str, Attribution, Method)) or not isinstance(
             methods, Iterable
         )
-        named = {}
         for source in [methods] if single else methods:
-            if isinstance(source, (torch.Tensor, np.ndarray)):
-                raise MetricError(
-                    "maps must have names, got several arrays without; give a mapping from names "
-                    "to maps"
-                )
             name = source.method if isinstance(source, Attribution) else get_method(source).name
-            if named.setdefault(name, source) is not source and named[name] != source:
+            if named.setdefault(name, source) != source:
                 raise MetricError(
                     f"methods must have different names, got two of {name!r}; give a mapping from "
                     "names"
@@ -720,22 +710,20 @@ def _named(methods: Any) -> dict[str, MapSource]:
         raise MetricError(
             "methods must name at least one method or map, got none; see explain.list_methods()"
         )
-    return named
+    return {name: _Source.of(source) for name, source in named.items()}
 
 
 def _common_target(attributions: Sequence[Attribution]) -> TargetLike:
     """The classes ``(N,)`` that all attributions explain; refused where they differ, or explain
     something that is no class."""
     first = attributions[0].target
-    for attribution in attributions:
-        if isinstance(attribution.target, str):
-            raise MetricError(
-                f"target must be given for attributions of {attribution.target}, which is no "
-                "class; add target="
-            )
-        if isinstance(first, torch.Tensor) and attribution.target.tolist() != first.tolist():
-            raise MetricError(
-                f"attributions must be of one target, got classes {first.tolist()} and classes "
-                f"{attribution.target.tolist()}; take them in turn"
-            )
+    explained = {
+        target if isinstance(target, str) else tuple(target.tolist())
+        for target in (attribution.target for attribution in attributions)
+    }
+    if isinstance(first, str) or len(explained) > 1:
+        got = " and ".join(map(str, explained))
+        raise MetricError(
+            f"attributions must be of the same classes without a target, got {got}; add target="
+        )
     return first

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import ClassVar, Literal
 
+import numpy as np
 import torch
 
 from explain.baselines import Blur, Mean, Neighbours, Noise, Zero
@@ -542,21 +543,20 @@ def _of_image(photo: torch.Tensor, count: int, compactness: float, rounds: int) 
     """
     size = tuple(photo.shape[1:])
     side = max(1.0, (math.prod(size) / count) ** (1 / len(size)))
-    axes = [torch.arange(length, device=photo.device) for length in size]
-    places = torch.stack(torch.meshgrid(axes, indexing="ij"))
+    places = np.indices(size)
     pieces_along = [max(1, round(length / side)) for length in size]
+    over_places = (-1, *[1] * len(size))
+    own_piece = places * np.reshape(pieces_along, over_places) // np.reshape(size, over_places)
     pieces_around = []  # the pieces that each pixel may belong to
     for steps in product((-1, 0, 1), repeat=len(size)):
-        piece = torch.zeros_like(places[0])
-        for place, length, pieces, step in zip(places, size, pieces_along, steps, strict=True):
-            along = (place * pieces // length + step).clamp(0, pieces - 1)
-            piece = piece * pieces + along
-        pieces_around.append(piece.flatten())
-    piece_choices = torch.stack(pieces_around)
+        around = own_piece + np.reshape(steps, over_places)
+        pieces_around.append(np.ravel_multi_index(tuple(around), pieces_along, mode="clip"))
+    piece_choices = torch.from_numpy(np.stack(pieces_around)).to(photo.device).flatten(1)
     centred = photo - over_all(photo.flatten(1).mean(1), photo)
     colours = centred / centred.pow(2).mean().sqrt().clamp(min=torch.finfo(photo.dtype).tiny)
     # (F, H * W)
-    features = torch.cat([colours, places.to(photo) * (compactness / side)]).flatten(1)
+    positions = torch.from_numpy(places).to(photo) * (compactness / side)
+    features = torch.cat([colours, positions]).flatten(1)
     labels = piece_choices[len(piece_choices) // 2]  # without a step
     for _ in range(rounds):
         sizes = torch.bincount(labels, minlength=math.prod(pieces_along))

@@ -5,9 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-Z = 1.959964
-T = (12.706, 4.303, 3.182, 2.776)
-"""The 97.5 % quantiles of Student's t with 1 to 4 degrees of freedom."""
+from explain.methods.estimates import NORMAL, student_factor
 
 
 @dataclass(frozen=True)
@@ -26,12 +24,9 @@ class MeanInterval:
     @classmethod
     def of(cls, figures: torch.Tensor) -> "MeanInterval":
         """The interval of figures ``(N,)``; those that are NaN are left out."""
-        defined = figures.double()[~figures.isnan()]
-        count = len(defined)
-        mean = float(defined.mean()) if count else math.nan
-        if count < 2:
-            return cls(mean, math.nan, count)
-        return cls(mean, quantile(count - 1) * float(defined.std()) / math.sqrt(count), count)
+        mean, error, count = mean_and_error(figures)
+        half = NORMAL * student_factor(count - 1) * error if count > 1 else math.nan
+        return cls(mean, half, count)
 
     @property
     def low(self) -> float:
@@ -51,14 +46,13 @@ class MeanInterval:
         return f"{self.mean:.{decimals}f} ± {self.half:.{decimals}f}"
 
 
-def quantile(freedom: int) -> float:
-    """Return the 97.5 % quantile of Student's t, by Abramowitz and Stegun's expansion (26.7.5)."""
-    if freedom <= len(T):
-        return T[freedom - 1]
-    first = (Z**3 + Z) / 4
-    second = (5 * Z**5 + 16 * Z**3 + 3 * Z) / 96
-    third = (3 * Z**7 + 19 * Z**5 + 17 * Z**3 - 15 * Z) / 384
-    return Z + first / freedom + second / freedom**2 + third / freedom**3
+def mean_and_error(figures: torch.Tensor) -> tuple[float, float, int]:
+    """The mean of those figures ``(N,)`` that are not NaN, its standard error, and how many they
+    are; NaN without any, and the error with a single one."""
+    defined = figures[~figures.isnan()].double()
+    count = len(defined)
+    error = float(defined.std()) / math.sqrt(count) if count > 1 else math.nan
+    return float(defined.mean()), error, count
 
 
 def rounded(value: float) -> str:

@@ -7,9 +7,11 @@ from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from explain._utils.errors import MetricError, image_name, shown
+from explain.attribution.diagnostics import image_names
 from explain.baselines.replacements import to_unit
 from explain.data.boxes import connected_parts
 from explain.layers.layouts import Size
@@ -170,12 +172,8 @@ class PointingGame(LocalisationMetric):
         is_largest = maps == over_all(maps.flatten(1).amax(1), maps)
         value = (is_largest & near).flatten(1).sum(1) / is_largest.flatten(1).sum(1)
         centre = [slice((length - 1) // 2, length // 2 + 1) for length in data.size]
-        near_centre = near[:, *centre]
         # the chance of a random point, and of the centre
-        parts = {
-            "random": near.flatten(1).to(maps).mean(1),
-            "centre": near_centre.flatten(1).to(maps).mean(1),
-        }
+        parts = {"random": _share_of(near).to(maps), "centre": _share_of(near[:, *centre]).to(maps)}
         return MetricResult(value.to(maps), parts=parts)
 
 
@@ -205,7 +203,7 @@ class EnergyPointingGame(LocalisationMetric):
         """The figure of `EnergyPointingGame`: the share of the positive values on the object,
         ``(N,)``."""
         value = self.share_on_object(data, data.maps.per_pixel(self.sign).clamp(min=0))
-        return MetricResult(value, parts={"random": self.region(data).flatten(1).to(value).mean(1)})
+        return MetricResult(value, parts={"random": _share_of(self.region(data)).to(value)})
 
 
 @register
@@ -293,7 +291,7 @@ class AttributionLocalisation(LocalisationMetric):
         value = self.share_on_object(data, data.maps.per_pixel(self.sign).clamp(min=0))
         figure = value
         if self.weighted:
-            figure = value / self.region(data).flatten(1).to(value).mean(1)
+            figure = value / _share_of(self.region(data)).to(value)
         return MetricResult(figure, parts={"share": value.nan_to_num(0)})
 
 
@@ -398,19 +396,21 @@ class IoU(LocalisationMetric):
         return MetricResult(best.values.to(values), parts={"threshold": threshold})
 
 
+def _share_of(region: torch.Tensor) -> torch.Tensor:
+    """The share ``(N,)`` of the pixels that regions ``(N, H, W)`` hold."""
+    return region.double().flatten(1).mean(1)
+
+
 def pixels_near(region: torch.Tensor, by: float) -> torch.Tensor:
     """Grow regions ``(N, H, W)`` of truth values by all pixels no farther than ``by`` pixels from
     them."""
     squared = torch.where(region, 0.0, torch.inf)  # distances, along one axis after the other
+    reach = int(by)
     for dim in range(1, region.ndim):
-        reach = min(int(by), region.shape[dim] - 1)
-        along = squared
-        squared = along.clone()
-        for step in range(1, reach + 1):
-            length = region.shape[dim] - step
-            for start, other in ((0, step), (step, 0)):
-                part = squared.narrow(dim, start, length)
-                part.copy_(torch.minimum(part, along.narrow(dim, other, length) + step**2))
+        along = F.pad(squared.movedim(dim, -1), (reach, reach), value=torch.inf)
+        for step in range(-reach, reach + 1):
+            shifted = along.narrow(-1, reach + step, region.shape[dim]).movedim(-1, dim)
+            squared = torch.minimum(squared, shifted + step**2)
     return squared.sqrt() <= by
 
 
@@ -431,11 +431,7 @@ def boxes_per_image(boxes: Boxes, count: int, size: Size) -> list[torch.Tensor]:
     sides = " x ".join(map(str, lengths))
     edges = "x0 y0 x1 y1" if len(size) == 2 else "x0 y0 z0 x1 y1 z1"
     must = f"boxes must be numbers {edges} within the image of {sides} pixels"
-    if (
-        not isinstance(boxes, (Sequence, torch.Tensor, np.ndarray))
-        or isinstance(boxes, str)
-        or len(boxes) != count
-    ):
+    if len(boxes) != count:
         raise MetricError(
             f"{must}, some for each of the {count} images, got {shown(boxes)}; see evaluate"
         )
@@ -447,15 +443,12 @@ def boxes_per_image(boxes: Boxes, count: int, size: Size) -> list[torch.Tensor]:
             is_tensor = isinstance(image_boxes, torch.Tensor)
             numbers = image_boxes if is_tensor else np.array(image_boxes, dtype=np.float64)
             corners = torch.as_tensor(numbers).double().reshape(-1, len(image_ends))
-        cut = torch.minimum(
-            corners.nan_to_num().round().clamp(min=0), image_ends.to(corners)
-        ).long()
-        is_finite = len(corners) > 0 and bool(corners.isfinite().all())
-        if not is_finite or not (cut[:, : len(size)] < cut[:, len(size) :]).all():
+        cut = torch.minimum(corners.round().clamp(min=0), image_ends.to(corners))
+        if not len(cut) or not (cut[:, : len(size)] < cut[:, len(size) :]).all():
             raise MetricError(
                 f"{must}, got {shown(image_boxes)} for image {image_name(image)}; mend them"
             )
-        checked.append(cut)
+        checked.append(cut.long())
     return checked
 
 
@@ -473,22 +466,22 @@ def as_regions(
     values = None
     with suppress(TypeError, ValueError, RuntimeError):  # a list of lists of other lengths
         values = as_tensor(masks if isinstance(masks, torch.Tensor) else np.asarray(masks))
-    fits = False
-    if values is not None and tuple(values.shape) == (count, *size):
-        is_number = values.is_floating_point()
-        fits = not is_number or bool(torch.isin(values, torch.tensor([0.0, 1.0]).to(values)).all())
-    if values is None or not fits:
+    regions = None if values is None or tuple(values.shape) != (count, *size) else values > 0
+    if regions is None or (
+        values.is_floating_point() and not torch.equal(regions.to(values), values)
+    ):
         raise MetricError(
             f"masks must be truth values {(count, *size)}, got {shown(masks)}; resize, or give "
             "masks > 0.5"
         )
-    empty = ~(values > 0).flatten(1).any(1)
+    regions = values > 0
+    empty = ~regions.flatten(1).any(1)
     if empty.any():
-        first = image_name(int(empty.nonzero()[0]))
         raise MetricError(
-            f"masks must have a pixel of the object in every image, got none in image {first}"
+            "masks must have a pixel of the object in every image, got none in image "
+            f"{image_names(empty)}"
         )
-    return values > 0
+    return regions
 
 
 def in_boxes(boxes: Sequence[torch.Tensor], size: Size) -> torch.Tensor:

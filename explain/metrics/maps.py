@@ -10,8 +10,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from explain._utils.errors import MetricError, image_name, shown
+from explain._utils.errors import MetricError, shown
 from explain._utils.random_numbers import permutation
+from explain.attribution.diagnostics import image_names
 from explain.attribution.result import Attribution, by_maximum
 from explain.baselines.replacements import blurred, to_unit
 from explain.layers.layouts import Size
@@ -54,7 +55,6 @@ class Maps:
         """A checked attribution or array (``name`` in errors) for ``images`` ``(N, C, H, W)``, on
         their device in at least single precision; refused with NaN or another size.
         """
-        style = source.style if isinstance(source, Attribution) else None
         values = as_tensor(source.values if isinstance(source, Attribution) else source)
         if values is None:
             raise MetricError(
@@ -65,15 +65,11 @@ class Maps:
         size = tuple(images.shape[2:])
         if isinstance(source, Attribution) and source.frames_first:
             values = values.transpose(1, 2)
-        is_of_signal = size[0] == 1 and values.ndim in (2, 3) and values.shape[1] != 1
-        if is_of_signal:  # (N, l) or (N, C, L)
-            values = values.unsqueeze(-2)
+        if size[0] == 1 and values.ndim in (2, 3) and values.shape[1] != 1:
+            values = values.unsqueeze(-2)  # of signals (N, l) or (N, C, L)
         of_channels = tuple(values.shape[2:]) == size
-        if (
-            not (values.ndim == images.ndim - 1 or of_channels)
-            or len(values) != count
-            or 0 in values.shape
-        ):
+        is_map = values.ndim == images.ndim - 1 or of_channels
+        if not is_map or len(values) != count or 0 in values.shape:
             cells = "h, w" if len(size) == 2 else "t, h, w"
             pixels = ", ".join(map(str, size))
             raise MetricError(
@@ -86,12 +82,13 @@ class Maps:
             values = values.double()  # sums over the channels are beyond single precision
         wrong = (~torch.isfinite(values)).flatten(1).any(1)
         if wrong.any():
-            image = image_name(int(wrong.nonzero()[0]))
             raise MetricError(
-                f"map {name!r} must hold finite values, got NaN or infinity for image {image}"
+                f"map {name!r} must hold finite values, got NaN or infinity for image "
+                f"{image_names(wrong)}"
             )
-        placement = source.placement if isinstance(source, Attribution) else None
-        return cls(name, values, size, style, placement)
+        if isinstance(source, Attribution):
+            return cls(name, values, size, source.style, source.placement)
+        return cls(name, values, size)
 
     @property
     def of_channels(self) -> bool:

@@ -1,8 +1,6 @@
 """Copies of a model with reinitialised layers."""
 
-import sys
-import types
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -41,12 +39,11 @@ class Layer:
     def tensors(self) -> list[torch.Tensor]:
         """The layer's own parameters and buffers, those of its parametrizations too; `write` and
         the stored values of `Randomised` are in this order."""
-        parts = _own_parts(self.module)
-        return [
-            tensor
-            for part in parts
-            for tensor in (*part.parameters(recurse=False), *part.buffers(recurse=False))
-        ]
+        tensors: list[torch.Tensor] = []
+        for part in _own_parts(self.module):
+            tensors += part.parameters(recurse=False)
+            tensors += part.buffers(recurse=False)
+        return tensors
 
     def write(self, values: Sequence[torch.Tensor]) -> None:
         for tensor, value in zip(self.tensors, values, strict=True):
@@ -59,11 +56,7 @@ def layers_with_weights(model: nn.Module, inputs: Inputs) -> list[Layer]:
     uses = _Uses()
     with untouched(model), OperatorCalls(uses.run):
         inputs.detached().call(model)
-    names = dict(modules_of(model))
-    used_modules = dict.fromkeys(part for module in uses.modules for part in module.modules())
-    unregistered = [part for part in used_modules if part not in names]
-    for number, part in enumerate(unregistered):
-        names[part] = f"unregistered {type(part).__name__} {number}"
+    names = modules_of(model)
     parametrizing = {part for module in names for part in _own_parts(module)[1:]}
     layers: dict[tuple[int, ...], Layer] = {}  # by the numbers of first use of their tensors
     for module, name in names.items():
@@ -71,38 +64,30 @@ def layers_with_weights(model: nn.Module, inputs: Inputs) -> list[Layer]:
         if tensors and module not in parametrizing:
             layers.setdefault(tuple(tensors), Layer(name, module, tuple(tensors.values())))
     used = {number for numbers in layers for number in numbers}
-    loose = [
-        parameter
-        for parameter in uses.parameters.values()
-        if used.isdisjoint(uses.in_order([parameter]))
-    ]
-    for number, parameter in enumerate(loose):
-        numbers = tuple(uses.in_order([parameter]))
-        layers[numbers] = Layer(
-            f"parameter {number} of no module", nn.ParameterList([parameter]), (parameter,)
-        )
+    loose = uses.in_order(uses.parameters.values())
+    for number in loose.keys() - used:
+        parameter = loose[number]
+        name = f"parameter {number} of no module"
+        layers[number,] = Layer(name, nn.ParameterList([parameter]), (parameter,))
     return [layers[numbers] for numbers in sorted(layers)]
 
 
 def _trained(module: nn.Module) -> list[torch.Tensor]:
     """The trained values that a module itself holds, without its submodules: parameters, also of
     its parametrizations, and the running statistics of normalisations."""
-    parameters = [
-        parameter for part in _own_parts(module) for parameter in part.parameters(recurse=False)
-    ]
-    return [
-        *parameters,
-        *(module.buffers(recurse=False) if hasattr(module, "reset_running_stats") else ()),
-    ]
+    trained: list[torch.Tensor] = []
+    for part in _own_parts(module):
+        trained += part.parameters(recurse=False)
+    if hasattr(module, "reset_running_stats"):
+        trained += module.buffers(recurse=False)
+    return trained
 
 
 def _own_parts(module: nn.Module) -> list[nn.Module]:
     """The module itself, and all modules that parametrize its tensors."""
-    return (
-        [module, *_parametrizations(module).modules()]
-        if parametrize.is_parametrized(module)
-        else [module]
-    )
+    if not parametrize.is_parametrized(module):
+        return [module]
+    return [module, *_parametrizations(module).modules()]
 
 
 def _parametrizations(module: nn.Module) -> nn.ModuleDict:
@@ -116,29 +101,14 @@ def _memory(tensor: torch.Tensor) -> int:
     return (tensor.data_ptr() if tensor.layout == torch.strided else 0) or id(tensor)
 
 
-_MODULE_CALL = nn.Module._call_impl.__code__
-
-
-def _running_modules(frame: types.FrameType | None) -> Iterator[nn.Module]:
-    """Yield the modules whose calls led to a frame of Python's stack, the innermost first."""
-    while frame is not None:
-        if frame.f_code is _MODULE_CALL:
-            yield frame.f_locals["self"]
-        frame = frame.f_back
-
-
 class _Uses:
-    """The order in which operations first use tensors, and which of these are parameters.
-    The modules that run them are read from Python's stack, where those in plain lists are too.
-    """
+    """The order in which operations first use tensors, and which of these are parameters."""
 
     def __init__(self) -> None:
         """``order`` is the number of first use by a tensor's memory (`_memory`), ``parameters`` the
-        used ones by id, ``modules`` an ordered set, outermost first.
-        """
+        used ones by id."""
         self.order: dict[int, int] = {}
         self.parameters: dict[int, nn.Parameter] = {}
-        self.modules: dict[nn.Module, None] = {}
 
     def in_order(self, tensors: Iterable[torch.Tensor]) -> dict[int, torch.Tensor]:
         """Those of ``tensors`` that an operation has used, by the number of their first use, in
@@ -151,10 +121,8 @@ class _Uses:
         return dict(sorted(used.items()))
 
     def run(self, operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Run an operator, and note the modules that run, and the tensors that it has used."""
+        """Run an operator, and note the tensors that it has used."""
         result = operator(*args, **kwargs)
-        outermost_first = reversed(list(_running_modules(sys._getframe(1))))
-        self.modules |= dict.fromkeys(outermost_first)
         for _, tensor in nested.paths((args, kwargs)):
             self.order.setdefault(_memory(tensor), len(self.order))
             if isinstance(tensor, nn.Parameter):

@@ -78,14 +78,13 @@ class Sensitivity(_NoisyCopies):
     def described(self) -> Mapping[str, str]:
         """The name and the summary for the largest ("maxsensitivity") or the mean change
         ("avgsensitivity")."""
-        name = "avgsensitivity" if self.of == "mean" else "maxsensitivity"
-        which = "mean" if self.of == "mean" else "largest"
+        name, which = {"mean": ("avg", "mean"), "max": ("max", "largest")}[self.of]
         summary = f"{which} change of the map, relative to its norm, over noisy copies of the photo"
-        return {"name": name, "summary": summary}
+        return {"name": f"{name}sensitivity", "summary": summary}
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
         value = numbers.amax(1) if self.of == "max" else numbers.mean(1)
-        return MetricResult(data.undefined(self, value, norm(data.maps.values) == 0, ZERO))
+        return MetricResult(data.undefined(self, value, data.maps.zero, ZERO))
 
 
 @register
@@ -113,8 +112,7 @@ class LocalLipschitz(_NoisyCopies):
         return norm(variant.maps.values - data.maps.values) / norm(variant.images - data.images)
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
-        is_zero = norm(data.maps.values) == 0
-        return MetricResult(data.undefined(self, numbers.amax(1), is_zero, ZERO))
+        return MetricResult(data.undefined(self, numbers.amax(1), data.maps.zero, ZERO))
 
 
 @register(by="output")
@@ -180,19 +178,14 @@ class RelativeStability(_NoisyCopies):
         noisy = numbers[:, 1:]
         keeps_class = noisy[..., 2:].argmax(2) == logits.argmax(1, keepdim=True)
         denominators = noisy[..., 1]
-        unit: torch.Tensor | float = 1.0  # changes of the input are relative
+        unit = torch.ones_like(denominators)  # changes of the input are relative
         if self.by == "output":
             denominators = (noisy[..., 2:] - logits[:, None]).norm(dim=2)
             unit = logits.norm(dim=1, keepdim=True)
-        floor = (
-            torch.as_tensor(1e-6 * unit)
-            .to(denominators)
-            .clamp(min=torch.finfo(denominators.dtype).tiny)
-        )
-        ratios = torch.where(
-            keeps_class, noisy[..., 0] / torch.maximum(denominators, floor), -torch.inf
-        )
-        value = data.undefined(self, ratios.amax(1), norm(data.maps.values) == 0, ZERO)
+        floor = (1e-6 * unit).clamp(min=torch.finfo(unit.dtype).tiny)
+        ratios = noisy[..., 0] / torch.maximum(denominators, floor)
+        largest = torch.where(keeps_class, ratios, -torch.inf).amax(1)
+        value = data.undefined(self, largest, data.maps.zero, ZERO)
         why = "no noisy copy keeps its class"
         return MetricResult(data.undefined(self, value, ~keeps_class.any(1), why))
 

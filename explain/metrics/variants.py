@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from functools import cached_property
 from itertools import groupby, islice, product
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import nn
@@ -298,7 +298,12 @@ def _run(
         inputs = inputs.rows(owners, {inputs.path: images.to(inputs.x)})
         target = target.rows(owners) if len(changed) > 1 else target
     results: list[dict[str, VariantResult]] = [{} for _ in variants]
-    for (layers, fuse), names in _by_layers(methods).items():
+    groups: dict[tuple[tuple[str, ...] | None, Fusion | None], list[str]] = {}
+    for name, method in methods.items():
+        layer = method.attribution.layer
+        layers = (layer,) if isinstance(layer, str) else layer
+        groups.setdefault((layers, method.attribution.fuse), []).append(name)
+    for (layers, fuse), names in groups.items():
         objects = [methods[name].method for name in names]
         if first.wrap is not None:
             objects = [replace(first.wrap, method=method) for method in objects]
@@ -310,36 +315,12 @@ def _run(
             request = requested(model, inputs, objects, None, classes or [target], None, **settings)
             # rounding errors are as unlike the map as zeros are
             attributions = replace(request, finds_rounding=False).attributions()
-        for name, method in zip(names, objects, strict=True):
+        for name, wrapped in zip(names, objects, strict=True):
             for number, result in enumerate(results):
                 samples = slice(None) if classes else slice(number * count, (number + 1) * count)
-                attribution = attributions[number if classes else 0][method.name][samples]
+                attribution = attributions[number if classes else 0][wrapped.name][samples]
                 maps = Maps.of(name, attribution, images[samples])
                 result[name] = VariantResult(
                     variants[number], maps, images[samples], attribution.score, attribution.logits
                 )
     return results
-
-
-_Fused: TypeAlias = tuple[tuple[str, ...] | None, Fusion | None]
-"""Layers that are explained together, and how their maps become one; None for a method of the
-input."""
-
-
-def _by_layers(methods: Mapping[str, EvaluatedMethod]) -> dict[_Fused, list[str]]:
-    """Group methods that can run in one call by their layers and fusion; those without a layer run
-    with any, and one that would explain a layer where one is named runs alone.
-    """
-    of_input: _Fused = (None, None)
-    groups: dict[_Fused, list[str]] = {}
-    for name, method in methods.items():
-        layer = method.attribution.layer
-        layers = (layer,) if isinstance(layer, str) else layer
-        groups.setdefault((layers, method.attribution.fuse), []).append(name)
-    without_layer = groups.pop(of_input, [])
-    first = next(iter(groups), None)
-    for name in without_layer:
-        is_alone = methods[name].method.layer_optional
-        group = of_input if first is None or is_alone else first
-        groups.setdefault(group, []).append(name)
-    return groups

@@ -144,14 +144,14 @@ def test_masks_maps_and_boxes_may_be_arrays_of_any_numbers_and_layout(kind: str)
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"metrics": "delition"}, "did you mean 'deletion'"),
-    ({"metrics": Deletion}, r"use Deletion\(\)"),
+    ({"metrics": Deletion}, r"must be a name .*list_metrics\(\)"),
     ({"metrics": [Deletion(3), Deletion(4)]}, "metrics must have different names"),
     ({"metrics": []}, "metrics must"),
     ({"methods": []}, "methods must"),
     ({"metrics": "auc"}, "'auc' needs to"),
     ({"metrics": "maxboxaccv2", "masks": torch.ones(1, 12, 10)}, "'maxboxaccv2' needs the"),
     ({"metrics": "maxsensitivity"}, "needs a method, got the map 'm'"),
-    ({"methods": [MAP]}, "maps must"),
+    ({"methods": [MAP]}, "method must be a name"),
     ({"methods": [Saliency(), Saliency(absolute=False)]}, "methods must have different names"),
     ({"methods": {"m": MAP.expand(2, 12, 10)}}, "map 'm' must have the shape"),
     ({"methods": {"m": torch.full((1, 12, 10), torch.nan)}}, "map 'm' must hold finite"),

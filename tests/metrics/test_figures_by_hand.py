@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from explain.data.inputs import Inputs
+from explain.methods.estimates import NORMAL, student_factor
 from explain.metrics.covering import elsewhere
 from explain.metrics.evaluation import EvaluationPlan
-from explain.metrics.intervals import quantile
 from explain.metrics.localisation import boxes_per_image, pixels_near
 from explain.metrics.maps import (
     area_under_curve,
@@ -38,7 +38,7 @@ def test_a_plan_names_its_passes() -> None:
 
 @pytest.mark.parametrize(("freedom", "tabled"), [(1, 12.706), (9, 2.262), (99, 1.984)])
 def test_quantiles_are_those_of_tables(freedom: int, tabled: float) -> None:
-    assert quantile(freedom) == pytest.approx(tabled, abs=1e-3)
+    assert NORMAL * student_factor(freedom) == pytest.approx(tabled, abs=1e-3)
 
 
 def test_pixels_near_a_region() -> None:
