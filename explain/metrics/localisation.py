@@ -466,10 +466,10 @@ def as_regions(
     values = None
     with suppress(TypeError, ValueError, RuntimeError):  # a list of lists of other lengths
         values = as_tensor(masks if isinstance(masks, torch.Tensor) else np.asarray(masks))
-    regions = None if values is None or tuple(values.shape) != (count, *size) else values > 0
-    if regions is None or (
-        values.is_floating_point() and not torch.equal(regions.to(values), values)
-    ):
+    fits = values is not None and tuple(values.shape) == (count, *size)
+    if values is not None and fits and values.is_floating_point():
+        fits = torch.equal(values, (values > 0).to(values))
+    if values is None or not fits:
         raise MetricError(
             f"masks must be truth values {(count, *size)}, got {shown(masks)}; resize, or give "
             "masks > 0.5"
