@@ -406,6 +406,13 @@ def raised(error: BaseException) -> str:
     return f"raised {type(error).__name__}: {(str(error).splitlines() or ['no message'])[0]}"
 
 
+def reason_of(error: BaseException) -> str:
+    """Return the message of an error in one line of at most 100 letters: only the reason of a
+    system error, and the name of its class if there is no message."""
+    words = " ".join(str(getattr(error, "strerror", None) or error).split())
+    return words[:100] or type(error).__name__
+
+
 def shown(value: object, width: int = 60) -> str:
     """Return an argument's value as error messages print it: its ``repr`` on one line of at most
     ``width`` characters; of arrays and tensors, the kind and shape.

@@ -10,11 +10,9 @@ import torch.nn.functional as F
 from PIL import Image
 
 from explain._utils.errors import ModelError
-from explain.data.boxes import Array
+from explain.data.boxes import Array, along_ramp, ramp
 
 SHIFTS = 4  # ramps along a side, each a part of a level higher, since levels are whole numbers
-LOWEST = 16
-HIGHEST = 240  # resampling would clip at black and white
 SHOWN = 0.1  # share of the largest contrast from which on a value shows the photo
 LEAST = 0.01  # share of the photo that is shown, at least
 FIELDS = (4, 4)  # rows and columns of a coarse picture that sampling is tried on
@@ -96,15 +94,13 @@ def sampling_of(photo: Image.Image, process: Callable[[Image.Image], torch.Tenso
 
     def positions(side: int, along: int) -> torch.Tensor:
         """Where each value lies along one side of the photo, ``(E,)`` from -1 to 1."""
-        rising = np.linspace(LOWEST, HIGHEST, side)
         level = torch.zeros_like(contrast)
         for number in range(SHIFTS):
             shift = (number + 0.5) / SHIFTS - 0.5
-            ramp = np.round(rising + shift)
-            picture = ramp[None] if along else ramp[:, None]
+            rising = np.round(ramp(side) + shift)
+            picture = rising[None] if along else rising[:, None]
             level += (seen(picture) - black) / divisor * 255 / SHIFTS
-        pixel = (level - LOWEST) / (HIGHEST - LOWEST) * (side - 1) + 0.5
-        position = (pixel / side * 2 - 1).clamp(-1, 1)
+        position = (along_ramp(level, side) / side * 2 - 1).clamp(-1, 1)
         return torch.where(is_shown, position, 0.0)
 
     grid = torch.stack([positions(width, 1), positions(height, 0)], 1)

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from explain._utils.errors import ImageError, either, option_name, optional, shown
+from explain._utils.errors import ImageError, either, option_name, optional, reason_of, shown
 from explain.data.greys import Array, Window, to_levels
 from explain.data.limits import Limit
-from explain.data.scans import is_npy, npy_header
+from explain.data.scans import check_numbers, checked_header, is_npy
 
 TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 STRETCHED = (2, 98)
@@ -86,13 +86,8 @@ def read_values(file: Any, name: str, size: int, limit: Limit) -> Array:
     """The values of an open file of ``size`` bytes: of NumPy, of TIFF with any number of bands, or
     of another image as Pillow stores it. Sizes are checked before anything is decoded."""
     if is_npy(file):
-        shape, dtype = npy_header(file)
+        shape, dtype = checked_header(file, name, size)
         _check(name, shape, dtype, limit)
-        if int(np.prod(shape, dtype=object)) * dtype.itemsize > size:
-            raise ImageError(
-                f"image {name} is damaged or truncated (too short); get the file again"
-            )
-        file.seek(0)
         values: Array = np.load(file, allow_pickle=False)
         return values
     file.seek(0)
@@ -115,17 +110,15 @@ def _from_tiff(file: Any, name: str, limit: Limit) -> Array:
         try:
             values: Array = image.asarray()
         except ValueError as error:  # of a compression that needs another package
-            reason = " ".join(str(error).split())[:120]
             raise ImageError(
-                f"image {name} cannot be unpacked ({reason}); run pip install imagecodecs"
+                f"image {name} cannot be unpacked ({reason_of(error)}); run pip install imagecodecs"
             ) from None
     return values
 
 
 def _check(name: str, shape: tuple[int, ...], dtype: Any, limit: Limit) -> None:
     """Refuse values that are no numbers, and images that are too large once unpacked."""
-    if dtype.hasobject or dtype.kind not in "biuf":
-        raise ImageError(f"image {name} must hold numbers, got {dtype}; save it as floats")
+    check_numbers(name, dtype)
     pixels = int(np.prod(shape, dtype=object))
     limit.check_bytes(name, pixels * max(4, dtype.itemsize))
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -112,27 +111,7 @@ def locate(preprocess: Preprocess, size: tuple[int, int]) -> Box:
     box_of: Callable[[tuple[int, int]], Box] | None = getattr(preprocess, "box", None)
     if callable(box_of):
         return box_of(size)
-    width, height = size
-    across = down = None
-    try:
-        black, white = (_seen(preprocess, np.full((height, width), level)) for level in (0, 255))
-        rightwards = np.broadcast_to(_ramp(width), (height, width))
-        across = _extent(preprocess, rightwards, 1, black, white)
-        downwards = np.broadcast_to(_ramp(height)[:, None], (height, width))
-        down = _extent(preprocess, downwards, 0, black, white)
-    except ExplainError:
-        raise
-    except (RuntimeError, TypeError, ValueError, AttributeError):
-        pass
-    if (across is None and width >= SMALLEST) or (down is None and height >= SMALLEST):
-        warn(
-            "preprocess must keep a rectangle of the photo for overlays, but which one is not "
-            "clear; the overlay assumes the whole photo. Give preprocess a method box(size) "
-            "-> Box"
-        )
-    left, right = across or (0.0, float(width))
-    top, bottom = down or (0.0, float(height))
-    return Box(left, top, right, bottom)
+    return locate_tiles(lambda image: preprocess(image)[None], size, 1)[0]
 
 
 def input_of_slices(preprocess: Preprocess, photo: Any) -> torch.Tensor:
@@ -152,47 +131,69 @@ def boxes_of_slices(preprocess: Preprocess, photo: Any) -> tuple[Box, ...]:
 def locate_tiles(preprocess: Preprocess, size: tuple[int, int], count: int) -> list[Box]:
     """Find which part of a photo of ``size`` (width, height) each tile shows, for a preprocessing
     that makes ``count`` tiles ``(T, C, H, W)`` of a photo."""
-    tiles: dict[bytes, torch.Tensor] = {}  # by the bytes of each picture that `locate` tries
+    width, height = size
 
-    def tile(number: int, image: Image.Image) -> torch.Tensor:
-        """What the preprocessing makes of a picture in tile ``number``; each picture is
-        preprocessed once for all tiles."""
-        key = image.tobytes()
-        if key not in tiles:
-            tiles[key] = preprocess(image)
-        return tiles[key][number]
+    def seen(levels: Array) -> Array:
+        """What the preprocessing makes of a grey picture, ``(T, C, H, W)``."""
+        grey = np.broadcast_to(levels.round(), (height, width)).astype(np.uint8)
+        return preprocess(Image.fromarray(grey).convert("RGB")).double().numpy()
 
-    return [locate(partial(tile, number), size) for number in range(count)]
+    across: list[Any] = [None] * count
+    down: list[Any] = [None] * count
+    try:
+        black = seen(np.zeros((1, 1)))
+        contrast = seen(np.full((1, 1), 255)) - black
+        rightwards = seen(ramp(width)[None]) - black
+        downwards = seen(ramp(height)[:, None]) - black
+        for number in range(count):
+            across[number] = _extent(rightwards[number], contrast[number], 1, width)
+            down[number] = _extent(downwards[number], contrast[number], 0, height)
+    except ExplainError:
+        raise
+    except (RuntimeError, TypeError, ValueError, AttributeError):
+        pass
+    boxes = []
+    for columns, rows in zip(across, down, strict=True):
+        if (columns is None and width >= SMALLEST) or (rows is None and height >= SMALLEST):
+            warn(
+                "preprocess must keep a rectangle of the photo for overlays, but which one is not "
+                "clear; the overlay assumes the whole photo. Give preprocess a method box(size) "
+                "-> Box"
+            )
+        left, right = columns or (0.0, float(width))
+        top, bottom = rows or (0.0, float(height))
+        boxes.append(Box(left, top, right, bottom))
+    return boxes
 
 
-def _ramp(length: int) -> Array:
+LOWEST = 16
+HIGHEST = 240  # resampling would clip at black and white
+
+
+def ramp(length: int) -> Array:
     """Grey levels that rise along so many pixels."""
-    return np.linspace(16, 240, length).round()  # resampling would clip at black and white
+    return np.linspace(LOWEST, HIGHEST, length)
 
 
-def _seen(preprocess: Preprocess, grey: Array) -> Array:
-    """Return what a preprocessing makes of a grey picture, ``(C, H, W)``."""
-    return preprocess(Image.fromarray(grey.astype(np.uint8)).convert("RGB")).double().numpy()
+def along_ramp(level: Any, length: int) -> Any:
+    """Where on a ramp along so many pixels a level lies, in pixels from its beginning."""
+    return (level - LOWEST) / (HIGHEST - LOWEST) * (length - 1) + 0.5
 
 
-def _extent(
-    preprocess: Preprocess, picture: Array, axis: int, black: Array, white: Array
-) -> tuple[float, float] | None:
-    """Where on the photo the input's first and last edge lie along ``axis``, in pixels, by what
-    became of a ``picture`` of rising levels, ``black`` and ``white``; None if not linear.
+def _extent(change: Array, contrast: Array, axis: int, length: int) -> tuple[float, float] | None:
+    """Where on the photo the input's first and last edge lie along ``axis``, which has ``length``
+    pixels, by how a picture of rising levels, and a white one, differ from black; None if not
+    linear.
     """
-    length = picture.shape[axis]
     if length < SMALLEST:
         return None
-    contrast = white - black
     shows_photo = np.abs(contrast) > 0.5 * np.abs(contrast).max()  # and no padding
-    level = (_seen(preprocess, picture) - black) / np.where(shows_photo, contrast, 1) * 255
-    photo_levels = np.where(shows_photo, level, np.nan)
+    photo_levels = np.where(shows_photo, change / np.where(shows_photo, contrast, 1) * 255, np.nan)
     lines = np.moveaxis(photo_levels, axis + 1, 0).reshape(photo_levels.shape[axis + 1], -1)
     filled = np.flatnonzero(np.isfinite(lines).any(1))
     if len(filled) < 2:
         return None
-    position = (np.nanmean(lines[filled], axis=1) - 16) / (240 - 16) * (length - 1) + 0.5
+    position = along_ramp(np.nanmean(lines[filled], axis=1), length)
     slope, start = np.polyfit(filled + 0.5, position, 1)
     error = np.abs(slope * (filled + 0.5) + start - position).max()
     fits = slope > 0 and error <= max(2.0, 0.03 * length)

@@ -1,6 +1,5 @@
 """Files that appear complete or not at all, and never replace another without permission."""
 
-import errno
 import io
 import json
 import os
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from explain._utils.errors import FolderError, OutputError, either, printable, shown
+from explain._utils.errors import FolderError, OutputError, either, printable, reason_of, shown
 from explain._utils.html import png
 from explain._utils.signals import deferring_signals
 
@@ -26,6 +25,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
+LONGEST = 255  # bytes of a name, which file systems take
 PATIENCE = 10.0  # seconds to wait for others that put files in place, which takes them milliseconds
 
 
@@ -126,6 +126,9 @@ class Files:
     def add_bytes(self, name: str, content: bytes) -> None:
         if name in self._contents:
             raise OutputError(f"output {name!r} would be written twice; choose different names")
+        if len(os.fsencode(name)) > LONGEST:
+            remedy = either("pass stem=", "rename the photo")
+            raise OutputError(f"output {name!r} must have a shorter name; {remedy}")
         self._contents[name] = content
 
     @property
@@ -159,7 +162,7 @@ class Files:
                 self._check(paths)
                 _put_in_place(parts, paths)
         except OSError as error:
-            reason = error.strerror or str(error)
+            reason = reason_of(error)
             if isinstance(error, FileExistsError):
                 reason = "a file is in its place"
             raise FolderError(
@@ -175,14 +178,11 @@ class Files:
     def refuse(self, names: Iterable[str]) -> None:
         """Refuse names as `write` would, before the work for what is in the files; what else keeps
         the folder from being written is left to it."""
-        with suppress(OSError):
-            self._check([self.folder / name for name in names])
+        self._check([self.folder / name for name in names])
 
     def _check(self, paths: list[Path]) -> None:
-        """Refuse paths that exist (unless ``overwrite``), are folders, or that the file system does
-        not take.
-        """
-        taken = [path for path in paths if _exists(path)]
+        """Refuse paths that exist, even as a broken link (unless ``overwrite``), or are folders."""
+        taken = [path for path in paths if os.path.lexists(path)]
         for path in taken:
             if path.is_dir():
                 raise OutputError(
@@ -202,23 +202,6 @@ def _put_in_place(parts: Sequence[Path], paths: Sequence[Path]) -> None:
     """Give finished files their names."""
     for part, path in zip(parts, paths, strict=True):
         part.replace(path)
-
-
-def _exists(path: Path) -> bool:
-    """Whether a file, folder or link, even a broken one, has this path; a name that is too long is
-    refused."""
-    try:
-        path.lstat()
-    except FileNotFoundError:
-        return False
-    except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:
-            raise
-        remedy = either("pass stem=", "rename the photo")
-        raise OutputError(
-            f"output {str(path)!r} must have a shorter name for this file system; {remedy}"
-        ) from None
-    return True
 
 
 @contextmanager

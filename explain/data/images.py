@@ -4,7 +4,6 @@ import io
 import os
 import re
 import stat
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,10 +16,11 @@ from PIL import Image, ImageOps, TiffImagePlugin, UnidentifiedImageError
 
 from explain._utils.errors import (
     ExplainError,
-    ExplainWarning,
     ImageError,
     collect_warnings,
+    optional,
     quiet,
+    reason_of,
     warn,
 )
 from explain.data.bands import Bands, read_values
@@ -105,12 +105,14 @@ def load_image(
             return image
         if bands is not None:
             return bands.picture(np.asarray(image), "given")
-        return _Reading("image", window, limit).decode(image, window)
+        reading = _Reading("image", window, limit)
+        return reading.guarded(lambda: reading.decode(image, window))
     if isinstance(image, np.ndarray):
         if bands is not None:
             return bands.picture(image, "given")
         scan = Scan("the array", as_slices(image))
-        return _Reading("array", window, limit, stack).slices_of(scan)
+        reading = _Reading("array", window, limit, stack)
+        return reading.guarded(lambda: reading.slices_of(scan))
     if isinstance(image, (str, os.PathLike)):
         path = os.fsdecode(image)
         return _Reading(repr(path), window, limit, stack, bands).path(path)
@@ -184,7 +186,7 @@ class _Reading:
         except NoFileError as error:
             reason = f"must be a file, {error.strerror}; save what it gives to a file first"
         except (OSError, ValueError) as error:
-            reason = f"cannot be read: {_reason(error)}"
+            reason = f"cannot be read: {reason_of(error)}"
         raise self.error(reason)
 
     def _chosen(self, file: Any, path: str, stamp: tuple[int, int], chosen: Chosen) -> Image.Image:
@@ -235,7 +237,7 @@ class _Reading:
         return image
 
     def damaged(self, error: BaseException) -> ImageError:
-        return self.error(f"is damaged or truncated ({_reason(error)}); get the file again")
+        return self.error(f"is damaged or truncated ({reason_of(error)}); get the file again")
 
     def error(self, message: str) -> ImageError:
         """The error that says this of the image."""
@@ -251,10 +253,12 @@ class _Reading:
         scan = read_scan(file, self.name, size, self.limit)
         if scan is not None:
             return self.slices_of(scan)
-        head = _unpacked_head(file)
-        for kind, beginning, remedy in _OTHERS:
-            if beginning.match(head):
-                raise self.error(f"must be a photo, got {kind}; {remedy}")
+        file.seek(0)
+        if _VIDEO.match(file.read(_HEAD)):
+            raise self.error(
+                "must be a photo, got a video; save its frames as photos, as ffmpeg -i film.mp4 "
+                "frame-%04d.png does"
+            )
         file.seek(0)
         try:
             with self._opened(file, size) as image:
@@ -339,9 +343,7 @@ class _Reading:
         else:
             pixels = cv2.imdecode(content, cv2.IMREAD_UNCHANGED)
         if pixels is not None and pixels.ndim > 2:  # OpenCV has blue first
-            blue = pixels[:, :, 0].copy()
-            pixels[:, :, 0] = pixels[:, :, 2]
-            pixels[:, :, 2] = blue
+            pixels[:, :, [0, 2]] = pixels[:, :, [2, 0]]
         decoded: Array | None = pixels
         return decoded
 
@@ -363,22 +365,11 @@ class _Reading:
     def _from_heic(self, file: Any) -> Image.Image:
         """Open a HEIC photo with the optional package pillow-heif; the error says how to install
         it."""
-        try:
-            from pillow_heif import open_heif
-        except ImportError:
-            raise self.error(
-                "is a HEIC photo, which needs the package pillow-heif; run pip "
-                "install pillow-heif, or convert it to JPEG"
-            ) from None
+        heif = optional("pillow_heif", f"for the HEIC photo {self.name}", "heic", ImageError)
         file.seek(0)
-        try:
-            photo = open_heif(file)
-            self.limit.check(self.name, *photo.size)
-            picture: Image.Image = photo.to_pillow()
-        except ImageError:
-            raise
-        except Exception as error:
-            raise self.damaged(error) from None
+        photo = heif.open_heif(file)
+        self.limit.check(self.name, *photo.size)
+        picture: Image.Image = photo.to_pillow()
         return picture
 
     def slices_of(
@@ -421,14 +412,7 @@ class _Reading:
         ``is_upright``; ``file`` and its ``page`` are for deep colours.
         """
         self.limit.check(self.name, *image.size)
-        try:
-            picture = _to_rgb(image, window, lambda: self._with_opencv(file, page))
-        except (ImageError, ExplainWarning):  # a warning may be an error for the caller
-            raise
-        except MemoryError:
-            raise self.error("is too large for the memory; resize it first") from None
-        except Exception as error:  # decoders raise nearly anything on damaged files
-            raise self.damaged(error) from None
+        picture = _to_rgb(image, window, lambda: self._with_opencv(file, page))
         # nothing is left to do: it is upright, and nothing in it is transparent
         picture.info.clear()
         picture.is_upright = True  # type: ignore[attr-defined]
@@ -447,29 +431,13 @@ def _is_tiff(file: Any) -> bool:
     return file.read(4) in (b"II*\0", b"MM\0*")
 
 
-_HEAD = 352  # bytes
-_OTHERS = (
-    (
-        "a video",
-        re.compile(
-            rb".{4}ftyp(iso|mp4|M4|qt|avc|3g|dash|MSNV)|.{4}moov|\x1aE\xdf\xa3|RIFF.{4}AVI|"
-            rb"\x00\x00\x01[\xb3\xba]",
-            re.DOTALL,
-        ),
-        "save its frames as photos, as ffmpeg -i film.mp4 frame-%04d.png does",
-    ),
+_HEAD = 16  # bytes
+_VIDEO = re.compile(
+    rb".{4}ftyp(iso|mp4|M4|qt|avc|3g|dash|MSNV)|.{4}moov|\x1aE\xdf\xa3|RIFF.{4}AVI|"
+    rb"\x00\x00\x01[\xb3\xba]",
+    re.DOTALL,
 )
-"""Files that people have beside photos, how they begin, and what to do with them."""
-
-
-def _unpacked_head(file: Any) -> bytes:
-    """The first bytes of an open file, or of what is packed in it by gzip."""
-    file.seek(0)
-    head: bytes = file.read(_HEAD)
-    if head[:2] == b"\x1f\x8b":
-        with suppress(zlib.error):
-            return zlib.decompressobj(31).decompress(head, _HEAD)
-    return head
+"""How videos begin, which people have beside photos."""
 
 
 def _to_rgb(
@@ -509,10 +477,3 @@ def _to_rgb(
     if image.has_transparency_data:
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
     return image.convert("RGB")
-
-
-def _reason(error: BaseException) -> str:
-    """What an ``error`` says, on one line of at most 120 characters, for the message of ours that
-    quotes it."""
-    text = str(getattr(error, "strerror", None) or error)
-    return " ".join(text.split())[:120] or type(error).__name__

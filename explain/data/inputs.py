@@ -188,8 +188,6 @@ class Inputs:
     def constants(self) -> tuple[Any, ...]:
         """All arguments that are no tensors, such as switches, in order; part of the key under
         which a network's layers are remembered."""
-        if not self._has_containers and len(self._tensors) == len(self._arguments):
-            return tuple(self._arguments)
         return tuple(nested.constants(self._arguments))
 
     def goes_with_images(self, path: Path) -> bool:
@@ -250,9 +248,8 @@ class Inputs:
         turned ones are made contiguous, since the model may use ``view`` on them."""
         if self.layout is None or self.as_taken:
             return dict(tensors)
-        turned = {path: self._turned(path, new, back=True) for path, new in tensors.items()}
         return {
-            path: new if new is tensors[path] else new.contiguous() for path, new in turned.items()
+            path: self._turned(path, new, back=True).contiguous() for path, new in tensors.items()
         }
 
     def in_single_precision(self) -> "Inputs":
@@ -342,14 +339,8 @@ class Inputs:
             return (
                 f"x must be given by name to {name}, whose first argument is {names[0]}; {remedy}"
             )
-        positional = [
-            parameter
-            for parameter in parameters.values()
-            if parameter.kind < parameter.VAR_POSITIONAL
-        ]
-        required = [
-            parameter.name for parameter in positional if parameter.default is parameter.empty
-        ]
+        positional = [one for one in parameters.values() if one.kind < one.VAR_POSITIONAL]
+        required = [one.name for one in positional if one.default is one.empty]
         missing = ", ".join(key for key in required[len(self.args) :] if key not in self.kwargs)
         if not missing:
             return None
@@ -456,7 +447,7 @@ def check_dimensions(model: nn.Module, x: torch.Tensor, name: str) -> None:
     signals, for a network without convolutions of images."""
     if x.ndim in (4, 5):
         return
-    _, first = _first_convolution(model)
+    _, first = first_convolution(model)
     if x.ndim == 3 and first is None:
         return
     remedy = "use explainer.preprocess(image)[None]"
@@ -471,7 +462,7 @@ def check_dimensions(model: nn.Module, x: torch.Tensor, name: str) -> None:
     raise ImageError(f"{name} must have the shape (N, C, H, W), got {tuple(x.shape)}; {remedy}")
 
 
-def _first_convolution(model: nn.Module) -> tuple[str, nn.Conv2d | nn.Conv3d | None]:
+def first_convolution(model: nn.Module) -> tuple[str, nn.Conv2d | nn.Conv3d | None]:
     """The first plain convolution in two or three dimensions, with its name; None without one."""
     for name, module in model.named_modules():
         if isinstance(module, (nn.Conv2d, nn.Conv3d)):
@@ -500,7 +491,7 @@ def _misfits(model: nn.Module, x: torch.Tensor, name: str) -> Iterator[tuple[re.
     if weight is not None and weight.dtype != x.dtype:
         message = f"{name} must be {weight.dtype} as the weights are, got {x.dtype}"
         yield _PRECISION, f"{message}; use x.to({weight.dtype})"
-    layer, first = _first_convolution(model)
+    layer, first = first_convolution(model)
     if first is None:
         return
     for_convolution = f"for the model's first convolution ({layer})"

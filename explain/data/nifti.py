@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from explain._utils.errors import ImageError, optional
+from explain._utils.errors import ImageError, optional, reason_of
 from explain.data.files import Files
 from explain.data.greys import Array
 from explain.data.limits import Limit
@@ -77,8 +77,9 @@ def read_nifti(path: str | os.PathLike[str]) -> Array:
     except ImageError:
         raise
     except Exception as error:  # headers, too, may hold anything
-        reason = " ".join(str(error).split())[:100]
-        raise ImageError(f"image {name} cannot be read as NIfTI ({reason}); check it") from None
+        raise ImageError(
+            f"image {name} cannot be read as NIfTI ({reason_of(error)}); check it"
+        ) from None
 
 
 def write_nifti(
@@ -96,17 +97,18 @@ def write_nifti(
         OutputError: the file exists already, unless ``overwrite``.
     """
     nibabel = _nibabel(repr(os.fspath(path)))
+    like = os.fspath(like)
     values = np.asarray(maps.detach().cpu() if hasattr(maps, "detach") else maps, np.float32)
     if ending_of(os.fspath(path)) not in ENDINGS:
         raise ImageError(f"path must end with .nii or .nii.gz, got {os.fspath(path)!r}")
     with open(like, "rb") as file:
-        source = _opened(file, repr(os.fspath(like)))
+        source = _opened(file, repr(like))
         upright = nibabel.as_closest_canonical(source)
-        size = _upright(source, repr(os.fspath(like)))[::-1]
+        size = _upright(source, repr(like))[::-1]
     if values.shape != size:
         raise ImageError(
-            f"maps must have a value for each voxel of {os.fspath(like)!r}, {size}, got "
-            f"{values.shape}; enlarge them first"
+            f"maps must have a value for each voxel of {like!r}, {size}, got {values.shape}; "
+            "enlarge them first"
         )
     orientations = nibabel.orientations
     turned = nibabel.Nifti1Image(values.T[::-1, ::-1].copy(), upright.affine)

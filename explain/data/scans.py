@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from PIL import Image
 
-from explain._utils.errors import ImageError, optional, quiet
+from explain._utils.errors import ImageError, optional, quiet, reason_of
 from explain.data.greys import Array, Window, to_8_bits
 from explain.data.limits import MAX_SLICES, Limit
 from explain.data.nifti import is_nifti, slice_count, slices_in
@@ -220,27 +220,37 @@ def as_slices(array: Array) -> Array:
 def npy_header(file: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """The shape and the type of the array in an open file of NumPy; its values are not read."""
     file.seek(0)
-    version = np.lib.format.read_magic(file)
-    read = np.lib.format.read_array_header_1_0
-    if version != (1, 0):
-        read = np.lib.format.read_array_header_2_0
+    is_first = np.lib.format.read_magic(file) == (1, 0)
+    header = np.lib.format
+    read = header.read_array_header_1_0 if is_first else header.read_array_header_2_0
     shape, _, dtype = read(file)
     return shape, dtype
 
 
-def _from_npy(file: Any, name: str, size: int, limit: Limit) -> Scan:
-    """Read a file of NumPy as a scan; objects, truncated files and those beyond the ``limit`` are
-    refused by the header, before anything is loaded."""
-    shape, dtype = npy_header(file)
+def check_numbers(name: str, dtype: np.dtype[Any]) -> None:
+    """Refuse the values of an image that are no numbers."""
     if dtype.hasobject or dtype.kind not in "biuf":
-        kind = "objects" if dtype.hasobject else f"an array of {dtype}"
-        raise ImageError(f"image {name} must hold numbers, got {kind}; save it as floats")
+        raise ImageError(f"image {name} must hold numbers, got {dtype}; save it as floats")
+
+
+def checked_header(file: Any, name: str, size: int) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """The shape and the type of the array in an open file of NumPy, which goes back to its
+    beginning; objects and truncated files are refused."""
+    shape, dtype = npy_header(file)
+    check_numbers(name, dtype)
     if int(np.prod(shape, dtype=object)) * dtype.itemsize > size:
         raise ImageError(f"image {name} is damaged or truncated (too short); get the file again")
+    file.seek(0)
+    return shape, dtype
+
+
+def _from_npy(file: Any, name: str, size: int, limit: Limit) -> Scan:
+    """Read a file of NumPy as a scan; those beyond the ``limit`` are refused by the header, before
+    anything is loaded."""
+    shape, _ = checked_header(file, name, size)
     count, height, width = as_slices(np.broadcast_to(np.uint8(0), shape)).shape[:3]
     limit.check(name, width, height)
     limit.check_slices(name, count)
-    file.seek(0)
     return Scan(name, as_slices(np.load(file, allow_pickle=False)))
 
 
@@ -278,10 +288,9 @@ def _from_dicom(file: Any, name: str, limit: Limit) -> Scan:
     try:
         pixels = decoding.pixel_array(data)
     except (RuntimeError, NotImplementedError, ImportError) as error:
-        reason = " ".join(str(error).split())[:120]
         raise ImageError(
             f"image {name} is compressed in a way that needs another package of pydicom's "
-            f"({reason}); install it, or convert the file"
+            f"({reason_of(error)}); install it, or convert the file"
         ) from None
     if is_palette:
         pixels = decoding.apply_color_lut(pixels, data)
@@ -300,12 +309,11 @@ def _rescaled(slices: Array, data: Any) -> Array:
     if "ModalityLUTSequence" in data:
         units: Array = importlib.import_module("pydicom.pixels").apply_modality_lut(slices, data)
         return units
-    slopes = np.ones((len(slices), 1, 1), np.float32)
-    intercepts = np.zeros((len(slices), 1, 1), np.float32)
+    lines = []
     for number in range(len(slices)):
         part = _part(data, "PixelValueTransformationSequence", number)
-        slopes[number] = float(part.get("RescaleSlope", 1))
-        intercepts[number] = float(part.get("RescaleIntercept", 0))
+        lines.append([part.get("RescaleSlope", 1), part.get("RescaleIntercept", 0)])
+    slopes, intercepts = np.array(lines, np.float32).T[..., None, None]
     if (slopes == 1).all() and (intercepts == 0).all():
         return slices
     values: Array = slices * slopes + intercepts

@@ -45,7 +45,14 @@ from explain.data.boxes import (
 )
 from explain.data.greys import Window, check_window
 from explain.data.images import ImageLike, image_path, load_image
-from explain.data.inputs import InputLayout, Inputs, InputsLike, as_inputs, check_layout
+from explain.data.inputs import (
+    InputLayout,
+    Inputs,
+    InputsLike,
+    as_inputs,
+    check_layout,
+    first_convolution,
+)
 from explain.engine.validation import check_inputs
 from explain.explanation.detected import Located, located
 from explain.explanation.explanation import Explanation
@@ -206,7 +213,7 @@ class Explainer:
         self.sees_volumes = (
             layout is None
             and huggingface.config_of(self.model) is None
-            and isinstance(attached.first_convolution(self.model), nn.Conv3d)
+            and isinstance(first_convolution(self.model)[1], nn.Conv3d)
         )
         callers_preprocess = None if preprocess is None else attached.as_preprocess(preprocess)
         self.preprocess = attached.resolve_preprocessing(loaded, callers_preprocess, **view)

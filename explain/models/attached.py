@@ -13,6 +13,7 @@ from torch import nn
 from explain._utils.errors import ModelError, either, muted, option_name, warn
 from explain._utils.modules import parameters_of
 from explain.data.boxes import Preprocess
+from explain.data.inputs import first_convolution
 from explain.hooks.preserve import untouched
 from explain.hooks.programs import OpenProgram
 from explain.hooks.unwrap import unwrapped
@@ -113,17 +114,8 @@ def _input_channels(model: nn.Module) -> int | None:
     None where neither says it."""
     if isinstance(model, (BlackBox, OpenProgram)):
         return model.shape[1]
-    convolution = first_convolution(model)
+    _, convolution = first_convolution(model)
     return None if convolution is None else convolution.in_channels
-
-
-def first_convolution(model: nn.Module) -> nn.Conv2d | nn.Conv3d | None:
-    """The first convolution of a model in two or three dimensions, in the order of its modules;
-    None without one."""
-    for module in model.modules():
-        if isinstance(module, (nn.Conv2d, nn.Conv3d)):
-            return module
-    return None
 
 
 def _attribute(model: nn.Module, inner: nn.Module, name: str) -> Any:

@@ -17,7 +17,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from explain._utils.errors import ExplainError, ImageError, RunError, shown, warn
+from explain._utils.errors import ExplainError, ImageError, RunError, reason_of, shown, warn
 from explain.data.opening import EXTENSIONS, SCANS, ending_of
 from explain.data.scans import slice_names
 from explain.store.sources import (
@@ -38,7 +38,6 @@ from explain.store.sources import (
     labels_in,
     path_text,
     plain_key,
-    reason_of,
     stamp_of,
 )
 

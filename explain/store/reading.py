@@ -14,7 +14,14 @@ import numpy as np
 import torch
 from PIL import Image
 
-from explain._utils.errors import ExplainError, RunError, did_you_mean, either, printable
+from explain._utils.errors import (
+    ExplainError,
+    RunError,
+    did_you_mean,
+    either,
+    printable,
+    reason_of,
+)
 from explain._utils.html import table_html
 from explain.attribution.encoding import decode
 from explain.attribution.pictures import LARGEST_SIDE, Scene
@@ -34,7 +41,6 @@ from explain.store.sources import (
     entries_of,
     path_of,
     path_text,
-    reason_of,
     stamp_of,
     true_label_names,
 )

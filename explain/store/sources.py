@@ -211,13 +211,6 @@ def path_text(name: str | os.PathLike[str]) -> str:
     return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
-def reason_of(error: BaseException) -> str:
-    """Return the message of an error in one line of at most 100 letters: only the reason of a
-    system error, and the name of its class if there is no message."""
-    words = " ".join(str(getattr(error, "strerror", None) or error).split())
-    return words[:100] or type(error).__name__
-
-
 def path_of(stored: str) -> str:
     """Return the path that can be opened from the stored text of `path_text`: its escapes become
     bytes again, unless a file is called like the text."""

@@ -73,10 +73,8 @@ def test_a_failure_half_way_leaves_nothing_behind(
 
 
 def test_a_name_that_is_too_long_is_no_fault_of_the_folder(tmp_path: Path) -> None:
-    files = Files(tmp_path)
-    files.add_json("x" * 300, {})
     with pytest.raises(OutputError, match="shorter") as caught:
-        files.write()
+        Files(tmp_path).add_json("x" * 300, {})
     assert not isinstance(caught.value, FolderError)
     assert list(tmp_path.iterdir()) == []
 

@@ -227,7 +227,7 @@ def test_what_is_no_scan_is_refused_and_never_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     arrays = {
-        "objects": np.array([Evil()], object),
+        "got object": np.array([Evil()], object),
         "numbers": np.array([["a", "b"]]),
         r"shape \(2, 2, 2, 2, 2\)": np.zeros((2, 2, 2, 2, 2)),
         r"shape \(0, 4\)": np.zeros((0, 4)),

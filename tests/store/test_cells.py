@@ -9,6 +9,7 @@ import pytest
 from torch import nn
 from torch.utils.data import Subset
 
+from explain._utils.errors import reason_of
 from explain.data.boxes import Box
 from explain.store.lists import PathIndex, class_columns, coco_rows, shard_names
 from explain.store.manifest import alike, changes_in_words, digest_of_model
@@ -26,7 +27,6 @@ from explain.store.sources import (
     labels_in,
     path_text,
     plain_key,
-    reason_of,
     true_label_names,
 )
 from explain.store.writing import content_digest, digest_of_cells, quoted
