@@ -7,6 +7,7 @@ import stat
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -106,13 +107,13 @@ def load_image(
         if bands is not None:
             return bands.picture(np.asarray(image), "given")
         reading = _Reading("image", window, limit)
-        return reading.guarded(lambda: reading.decode(image, window))
+        return reading.guarded(partial(reading.decode, image, window))
     if isinstance(image, np.ndarray):
         if bands is not None:
             return bands.picture(image, "given")
         scan = Scan("the array", as_slices(image))
         reading = _Reading("array", window, limit, stack)
-        return reading.guarded(lambda: reading.slices_of(scan))
+        return reading.guarded(partial(reading.slices_of, scan))
     if isinstance(image, (str, os.PathLike)):
         path = os.fsdecode(image)
         return _Reading(repr(path), window, limit, stack, bands).path(path)

@@ -3,15 +3,14 @@ change."""
 
 import math
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from explain._utils.errors import RunError, muted, shown
-from explain.attribution.api import attribute
+from explain._utils.errors import RunError, check_choice, shown
 from explain.baselines.replacements import BaselineLike, get_baseline
-from explain.insight.maps import fields_of, in_percent, json_value, object_of
+from explain.insight.maps import chosen_from, fields_of, in_percent, json_value, object_of
 from explain.insight.mistakes import Confusion
 from explain.insight.reattribution import Batch, RunPhotos, class_tensor, one_for_each_photo
 from explain.methods.base import MethodLike
@@ -31,7 +30,7 @@ NOTHING = (
     "choose others"
 )
 Masks = Callable[[Batch], torch.Tensor]
-"""Returns which pixels of the photos of a batch to cover, a bool tensor ``(N, 1, H, W)``."""
+"""Returns which pixels of the photos of a batch to cover, a bool tensor ``(N, H, W)``."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,14 +112,7 @@ class AblationResult:
         chosen = [number for number, key in enumerate(self.keys) if key in keys]
         if not chosen:
             raise RunError(NOTHING)
-        return replace(
-            self,
-            keys=tuple(self.keys[number] for number in chosen),
-            wanted=self.wanted[chosen],
-            labels=self.labels[chosen],
-            answers=self.answers[chosen],
-            covered=self.covered[chosen],
-        )
+        return chosen_from(self, chosen, "keys wanted labels answers covered")
 
     def to_dict(self) -> dict[str, Any]:
         """The figures of an ablation in plain values of JSON, without those of single photos;
@@ -176,10 +168,7 @@ def removed(
             or has a box.
         BaselineError: there is no such baseline.
     """
-    if what not in ("evidence", "object", "background"):
-        raise RunError(
-            f"what must be evidence, object or background, got {shown(what)}; evidence is usual"
-        )
+    check_choice("what", what, ("evidence", "object", "background"), error=RunError)
     if what != "evidence" and share is not None:
         raise RunError(
             f"share must be left out for the {what}, whose size the boxes give, got {share}"
@@ -200,9 +189,10 @@ def removed(
         """The class that is asked about; None counts as a class that the model never gives."""
         return row.target_class if as_predicted or row.label_class is None else row.label_class
 
-    return _ablated(
-        photos, rows, what, lambda batch: _as_masks(map(mask, batch.rows)), class_of, baseline
-    )
+    def masks(batch: Batch) -> torch.Tensor:
+        return torch.stack([mask(row) for row in batch.rows])
+
+    return _ablated(photos, rows, what, masks, class_of, baseline)
 
 
 def corrected(
@@ -235,9 +225,8 @@ def corrected(
     def masks(batch: Batch) -> torch.Tensor:
         """The pixels that support the wrong class most over the right one, for a batch of
         photos."""
-        with muted():  # of maps that are zero, of which the first pixels are covered
-            heatmaps = attribute(photos.explainer.model, batch.x, method, target=lead).heatmap
-        return _as_masks(_highest_pixels(heatmap, share) for heatmap in heatmaps)
+        heatmaps = photos.attributed(batch, method, lead).heatmap
+        return torch.stack([_highest_pixels(heatmap, share) for heatmap in heatmaps])
 
     wrong = one_for_each_photo(
         photos.run, label=pair.label, prediction=pair.prediction, correct=False
@@ -264,7 +253,7 @@ def _ablated(
     answers: list[torch.Tensor] = []
     covered: list[torch.Tensor] = []
     for batch in photos.batches(rows):
-        mask = masks(batch).to(batch.x.device)
+        mask = masks(batch).to(batch.x.device)[:, None]
         elsewhere = mask.roll([side // 2 for side in mask.shape[2:]], [2, 3])
         cover = filling.covering(batch.x)
         owners = torch.arange(len(batch.x), device=batch.x.device)
@@ -296,18 +285,11 @@ def _checked_share(share: float | None) -> float:
     return float(share)
 
 
-def _as_masks(masks: Iterable[torch.Tensor]) -> torch.Tensor:
-    """Join the masks ``(H, W)`` of the photos of a batch to ``(N, 1, H, W)``."""
-    return torch.stack([*masks])[:, None]
-
-
 def _highest_pixels(heatmap: torch.Tensor, share: float) -> torch.Tensor:
     """Mark the ``share`` of the pixels of a heatmap ``(H, W)`` with the highest values, at least
     one; of equal ones, the first. A bool tensor ``(H, W)``."""
-    count = max(1, round(share * heatmap.numel()))
-    covered = torch.zeros(heatmap.numel(), dtype=torch.bool, device=heatmap.device)
-    covered[heatmap.flatten().argsort(descending=True, stable=True)[:count]] = True
-    return covered.reshape(heatmap.shape)
+    ranks = heatmap.flatten().argsort(descending=True, stable=True).argsort()
+    return (ranks < max(1, round(share * len(ranks)))).reshape(heatmap.shape)
 
 
 def sign_test(first: torch.Tensor, second: torch.Tensor) -> float:

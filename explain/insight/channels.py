@@ -71,7 +71,7 @@ def placement_of(model: nn.Module, x: torch.Tensor, layer: str) -> Placement | N
 def receptive_field(model: nn.Module, x: torch.Tensor, layer: str) -> Box:
     """Return the part of an input like ``x`` ``(1, C, H, W)`` that the middle of a layer's feature
     maps depends on, by gradients in noise; all of it for layers that are not ``(N, C, h, w)``."""
-    height, width = x.shape[-2:]
+    whole = Box.whole((x.shape[-1], x.shape[-2]))
     generator = seeded(0)
     noise = (
         x[:1].mean() + x[:1].std() * normal((DRAWS, *x.shape[1:]), generator).to(x)
@@ -79,14 +79,13 @@ def receptive_field(model: nn.Module, x: torch.Tensor, layer: str) -> Box:
     with torch.enable_grad():
         features = FeatureExtractor(model, layer, graph=True)(noise)[layer]
         if not isinstance(features, torch.Tensor) or features.ndim != 4:
-            return Box.whole((width, height))
+            return whole
         middle = features[:, :, features.shape[2] // 2, features.shape[3] // 2]
         signs = normal(middle.shape, generator).to(middle)  # so that channels do not cancel
         (gradient,) = torch.autograd.grad((middle * signs).sum(), noise)
-    seen = gradient.abs().amax((0, 1)) > 0
-    if not seen.any():
-        return Box.whole((width, height))
-    places = seen.nonzero()
+    places = gradient.abs().amax((0, 1)).nonzero()
+    if not len(places):
+        return whole
     top, left = places.amin(0).tolist()
     bottom, right = places.amax(0).tolist()
     return Box(left, top, right + 1, bottom + 1)
@@ -228,16 +227,13 @@ def channels(
     peaks = torch.zeros(0)  # then (value, photo, place), patches, channels: see `strongest`
     weights = torch.zeros(())
     count_of_class = 0
-    where = ""
-    input_size: tuple[int, ...] = ()
+    first = photos.first().x
+    where = one_layer(model, as_inputs(first), layer)
+    middle_field = receptive_field(model, first, where)
+    input_size = tuple(first.shape[2:])
     places: tuple[int, ...] = ()
-    middle_field = Box(0, 0, 0, 0)
     for batch in photos.batches():
         batch_size = tuple(batch.x.shape[2:])
-        if not where:
-            where = one_layer(model, as_inputs(batch.x[:1]), layer)
-            input_size = batch_size
-            middle_field = receptive_field(model, batch.x[:1], where)
         if batch_size != input_size:
             raise RunError(
                 f"photos must have inputs of one size, got {input_size} and {batch_size}; "

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import torch
 import torch.nn.functional as F
 
+from explain._utils.random_numbers import permutation
 from explain.insight.class_statistics import MapStatistics
 from explain.insight.maps import Names, RunMaps
 from explain.methods.score_cam import means
@@ -138,11 +139,7 @@ def clusters_of(maps: RunMaps, rows: torch.Tensor, seed: int = 0) -> list[Cluste
     mean map shows the same places as the others' has no reason of its own, and is left out.
     """
     if len(rows) > AT_ONCE:
-        rows = rows[
-            torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[:AT_ONCE]
-            .sort()
-            .values
-        ]
+        rows = rows[permutation(len(rows), seed)[:AT_ONCE].sort().values]
     apart = distances(maps.values[rows])
     values, vectors = spectrum(apart, min(MOST, len(rows) - 1))
     count, gap = number_of_groups(values)

@@ -133,7 +133,7 @@ def shared_concepts(
     """
     check_whole_number("count", count, 1, optional=False)
     model = photos.explainer.model
-    name = ""
+    name = one_layer(model, as_inputs(photos.first().x), layer)
     # the concepts (K, C); and sums over all places so far, from which they are updated: products of
     # the strengths of concepts (K, K), and of strengths and activations (K, C)
     concepts: torch.Tensor | None = None
@@ -143,7 +143,6 @@ def shared_concepts(
         strength_products = strength_products * KEPT
         activation_products = activation_products * KEPT
         for batch in photos.batches():
-            name = name or one_layer(model, as_inputs(batch.x[:1]), layer)
             rows = _rows(feature_maps(model, batch.x, name))
             if not rows.any():
                 continue

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from explain._utils.errors import RunError, check_whole_number
+from explain._utils.random_numbers import seeded
 from explain.attribution.concepts import one_layer
 from explain.data.images import ImageLike
 from explain.data.inputs import as_inputs
@@ -217,7 +218,7 @@ def concept_direction(
     example_means = example_means / scale
     other_means = other_means / scale
     slopes = slopes * scale
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     all_others = torch.arange(len(other_means))
     score, gain, told_apart = _trial(
         example_means[None], other_means, [all_others], slopes, draws, generator

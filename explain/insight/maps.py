@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -15,10 +15,13 @@ from PIL import Image
 from explain._utils.errors import RunError, printable
 from explain._utils.html import aligned
 from explain.data.boxes import Box
+from explain.metrics.localisation import in_boxes
 from explain.render import overlays, styles
 from explain.store.reading import LabelledPhoto, Row, StoredRun, Threshold
 from explain.store.sources import boxes_on_input
 from explain.targets.outputs import THRESHOLD
+
+T = TypeVar("T")
 
 
 def json_value(value: Any) -> Any:
@@ -97,6 +100,17 @@ def most_frequent(rows: Sequence[Row], most: int) -> str:
     return ", ".join(name for name, _ in Counter(map(caption_of_row, rows)).most_common(most))
 
 
+def chosen_from(table: T, numbers: Sequence[int], columns: str) -> T:
+    """Return a dataclass with some of the rows of its ``columns``, which are tensors and tuples;
+    their names are separated by spaces."""
+    changes: dict[str, Any] = {}
+    for name in columns.split():
+        column = getattr(table, name)
+        is_tensor = isinstance(column, torch.Tensor)
+        changes[name] = column[numbers] if is_tensor else tuple(column[i] for i in numbers)
+    return replace(table, **changes)  # type: ignore[type-var]
+
+
 GRID = 16
 """Places along each side of a map that is compared with others: a map takes a kilobyte."""
 EDGE = 2
@@ -155,17 +169,8 @@ class RunMaps:
     def __getitem__(self, which: torch.Tensor) -> "RunMaps":
         """Return the maps with these numbers, an integer tensor; ``empty`` and ``repeated`` stay
         those of the run."""
-        rows = which.tolist()
-        return replace(
-            self,
-            names=tuple(self.names[row] for row in rows),
-            targets=tuple(self.targets[row] for row in rows),
-            values=self.values[which],
-            on_object=self.on_object[which],
-            object_size=self.object_size[which],
-            correct=self.correct[which],
-            findings=tuple(self.findings[row] for row in rows),
-        )
+        columns = "names targets values on_object object_size correct findings"
+        return chosen_from(self, which.tolist(), columns)
 
 
 def read_maps(
@@ -199,8 +204,10 @@ def read_maps(
             continue
         region = object_of(row)
         on_grid = F.adaptive_avg_pool2d(heatmap[None], GRID)[0]
-        on_object = float(heatmap[region].sum() / heatmap.sum()) if region.any() else math.nan
-        covered = float(region.float().mean()) if region.any() else math.nan
+        on_object = covered = math.nan
+        if region.any():
+            on_object = float(heatmap[region].sum() / heatmap.sum())
+            covered = float(region.float().mean())
         names.append(row.name)
         targets.append(row.target)
         values.append(on_grid / on_grid.sum())
@@ -247,10 +254,9 @@ def _finding(row: Row, threshold: Threshold) -> tuple[str, bool | None]:
 def object_of(row: Row) -> torch.Tensor:
     """Return which pixels ``(H, W)`` of the model's input lie on the object; none where no box is
     known."""
-    region = torch.zeros(row.input_size, dtype=torch.bool)
-    for x0, y0, x1, y1 in boxes_on_input(row.boxes, row.box, row.input_size):
-        region[round(y0) : round(y1), round(x0) : round(x1)] = True
-    return region
+    boxes = boxes_on_input(row.boxes, row.box, row.input_size)
+    corners = torch.tensor(boxes, dtype=torch.float64).round().long()
+    return in_boxes([corners], row.input_size)[0]
 
 
 def heated(photo: Image.Image, heatmap: torch.Tensor, box: Box) -> Image.Image:

@@ -13,9 +13,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from explain._utils.errors import muted
 from explain._utils.resources import packaged_text
-from explain.attribution.api import attribute
 from explain.attribution.encoding import decode
 from explain.insight.maps import GRID, Names, fields_of, object_of, short
 from explain.insight.reattribution import Batch, RunPhotos, one_for_each_photo
@@ -120,13 +118,10 @@ def _spoken(
 ) -> list[ClassEvidence]:
     """Explain the mistake ``pair`` in each photo of a batch: a map of what raises the wrong class
     over the right one, and a map of the opposite, both `ClassEvidence`."""
-    model = photos.explainer.model
     wrong = ClassTarget(pair.prediction_class)
     right = ClassTarget(pair.label_class)
-    # of maps that are zero: nothing supports one of the classes, as the picture shows
-    with muted():
-        for_wrong = attribute(model, batch.x, method, target=Difference(wrong, right))
-        for_right = attribute(model, batch.x, method, target=Difference(right, wrong))
+    for_wrong = photos.attributed(batch, method, Difference(wrong, right))
+    for_right = photos.attributed(batch, method, Difference(right, wrong))
     wrong_maps = for_wrong.heatmap.cpu()
     right_maps = for_right.heatmap.cpu()
     leads = for_wrong.score.tolist()
@@ -270,11 +265,9 @@ def with_label_maps(
         rows = (row for row in one_for_each_photo(photos.run) if row.name in wanted)
         maps: dict[str, torch.Tensor] = {}
         for batch in photos.batches(rows) if wanted else ():
-            with muted():
-                target = ClassTarget(label.label_class)
-                of_label = attribute(photos.explainer.model, batch.x, method, target=target)
-            heatmaps = of_label.heatmap.cpu()
-            maps |= {row.name: heatmaps[number] for number, row in enumerate(batch.rows)}
+            of_label = photos.attributed(batch, method, ClassTarget(label.label_class))
+            names = [row.name for row in batch.rows]
+            maps |= dict(zip(names, of_label.heatmap.cpu(), strict=True))
         explained.append(replace(label, maps=maps))
     return explained
 

@@ -7,17 +7,20 @@ from typing import Any
 
 import torch
 
-from explain._utils.errors import ExplainError, RunError, shown, warn
+from explain._utils.errors import ExplainError, RunError, muted, shown, warn
+from explain.attribution.api import attribute
 from explain.attribution.encoding import method_of
+from explain.attribution.result import Attribution
 from explain.data.boxes import as_input
 from explain.explanation.explainer import Explainer
 from explain.explanation.photos import in_batches
 from explain.methods import Method
+from explain.methods.base import MethodLike
 from explain.store.identity import preprocessing_identity
 from explain.store.lists import source_of
 from explain.store.manifest import alike, changes_in_words, digest_of_model
 from explain.store.reading import PhotoReader, Row, StoredRun
-from explain.targets import ClassTarget, as_target
+from explain.targets import ClassTarget, Target, as_target
 
 BATCH = 32
 
@@ -85,6 +88,23 @@ class RunPhotos(PhotoReader):
             x = self.explainer.batch([x for _, x in alike_pairs])
             yield Batch(tuple(row for row, _ in alike_pairs), x)
         self.tell_missing()
+
+    def first(self) -> Batch:
+        """The first photo of the run that can be read, in a batch of its own.
+
+        Raises:
+            RunError: there is none.
+        """
+        batch = next(self.batches(self.run.rows(), 1), None)
+        if batch is None:
+            raise RunError("run must have a photo that can be read, got none; give source=")
+        return batch
+
+    def attributed(self, batch: Batch, method: MethodLike, target: Target) -> Attribution:
+        """The maps of a batch for a target. Nothing is told of maps that are zero, where nothing
+        supports it."""
+        with muted():
+            return attribute(self.explainer.model, batch.x, method, target=target)
 
     def tell_missing(self) -> None:
         """Warn of photos that could not be read again, once of each."""

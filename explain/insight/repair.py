@@ -4,15 +4,16 @@ result is measured."""
 import copy
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from explain._utils.errors import LayerError, RunError, keywords, option_name
+from explain._utils.errors import LayerError, RunError, check_choice, keywords, option_name
 from explain._utils.modules import submodule
+from explain._utils.random_numbers import seeded
 from explain.hooks import FeatureExtractor
 from explain.hooks.preserve import untouched
 from explain.insight.channels import Channel, feature_maps
@@ -264,7 +265,7 @@ def _trained(
     optimiser = torch.optim.AdamW(
         [parameter.requires_grad_() for parameter in parameters], rate, weight_decay=0.0
     )
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     end = time.monotonic() + max_seconds
     best = copy.deepcopy(new.state_dict())
     least = choose.loss(run(new, choose.x))
@@ -338,11 +339,7 @@ def repair(
     Anders et al., "Finding and removing Clever Hans: using explanation methods to debug and improve
     deep models", Information Fusion 2022 (ClArC).
     """
-    if how not in ("project", "train"):
-        raise RunError(
-            f"{option_name('how')} must be 'project' or 'train', got {how!r}; "
-            "project needs no training"
-        )
+    check_choice(option_name("how"), how, ("project", "train"), error=RunError)
     begun = time.monotonic()
     model = photos.explainer.model
     channel_layer = layer if layer is None or isinstance(layer, str) else None
@@ -390,11 +387,9 @@ def repair(
 def _joined(parts: Sequence[WantedAnswers]) -> WantedAnswers:
     """Join sets of wanted answers one after the other: here, two draws of pasted patterns to train
     on."""
-    return WantedAnswers(
-        torch.cat([part.x for part in parts]),
-        torch.cat([part.wanted for part in parts]),
-        torch.cat([part.allowed for part in parts]),
-    )
+    names = [column.name for column in fields(WantedAnswers)]
+    joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
+    return WantedAnswers(**joined)
 
 
 def _layers(

@@ -191,25 +191,18 @@ class Insight:
             )
         if self.looks and self.looks[0].striking > 0:
             look = self.looks[0]
-            lines.append(
-                _sentence("looks", look, "headline" if look.on_object.value >= 0 else "otherwise")
-            )
+            lines.append(_sentence("looks", look, look.on_object.value >= 0))
         if self.reasons:
             cluster = self.reasons[0]
-            lines.append(
-                _sentence(
-                    "reasons", cluster, "headline" if cluster.stands_out >= NOTABLE else "otherwise"
-                )
-            )
+            lines.append(_sentence("reasons", cluster, cluster.stands_out >= NOTABLE))
         frequent = [pair for pair in self.pairs if pair.of >= class_statistics.LEAST]
         if frequent:
-            lines.append(_sentence("mistakes", frequent[0], "headline"))
+            lines.append(_sentence("mistakes", frequent[0]))
         if self.labels:
-            lines.append(_sentence("labels", self.labels[0], "headline"))
+            lines.append(_sentence("labels", self.labels[0]))
         if self.answers:
             answer = self.answers[0]
-            which = "headline" if answer.guessed else "otherwise"
-            lines.append(_sentence("answers", answer, which))
+            lines.append(_sentence("answers", answer, bool(answer.guessed)))
         return [printable(line) for line in lines]
 
     def parts(self, most: int = 10) -> dict[str, Section]:
@@ -361,10 +354,10 @@ def _in_words(run: StoredRun, threshold: np.ndarray[Any, Any]) -> str:
     return f"{usual} %" + (f" ({', '.join(other_labels)})" if other_labels else "")
 
 
-def _sentence(table: str, row: Any, which: str) -> str:
-    """Fill a sentence about a result, its template ``which`` ("headline" or "otherwise") of a table
-    in ``sections.toml``, with the fields of ``row``."""
-    return filled(SECTIONS[table][which], row)
+def _sentence(table: str, row: Any, is_remarkable: bool = True) -> str:
+    """Fill a sentence about a result, the "headline" of its table in ``sections.toml`` (or what is
+    said otherwise), with the fields of ``row``."""
+    return filled(SECTIONS[table]["headline" if is_remarkable else "otherwise"], row)
 
 
 def _check_requested(
@@ -378,14 +371,13 @@ def _check_requested(
     """Refuse options of `insight` that lack another one, or have no effect. ``channels`` and
     ``concepts`` are counts, 0 if they were not requested.
     """
-    requested = [name for name, value in (("channels", channels), ("concepts", concepts)) if value]
-    if examples is not None:
-        requested.append("examples")
-    for name, value in (("target", target), ("layer", layer)):
-        if value is not None and not requested:
+    counts = {"channels": channels, "concepts": concepts, "examples": examples is not None}
+    requested = [name for name, count in counts.items() if count]
+    of_a_class = [name for name in requested if name != "concepts"]
+    for name, value, users in (("target", target, of_a_class), ("layer", layer, requested)):
+        if value is not None and not users:
             raise ArgumentError(
-                f"{option_name(name)} has no effect without channels, concepts or examples; "
-                "leave it out"
+                f"{option_name(name)} has no effect on what is requested; leave it out"
             )
     if requested and explainer is None:
         remedy = either("give the explainer of the run", "give --model")
@@ -394,11 +386,6 @@ def _check_requested(
         raise ArgumentError(
             f"{option_name('target')} must say of which class the examples may be a reason; "
             "give a class"
-        )
-    if target is not None and requested == ["concepts"]:
-        raise ArgumentError(
-            f"{option_name('target')} has no effect with concepts, which all photos share; "
-            "leave it out"
         )
 
 

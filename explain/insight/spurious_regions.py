@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 
 from explain._utils.errors import LayerError, RunError
-from explain._utils.random_numbers import permutation
+from explain._utils.random_numbers import permutation, seeded
 from explain.insight.channels import Channel, feature_maps, placement_of
 from explain.insight.class_statistics import FILLED, ClassStatistics
 from explain.insight.clusters import Cluster
 from explain.insight.directions import Direction
-from explain.insight.maps import object_of
+from explain.insight.maps import chosen_from, object_of
 from explain.insight.reattribution import RunPhotos, class_of, class_tensor, one_for_each_photo
 from explain.layers.placement import draw
 from explain.store.reading import Row, StoredRun
@@ -25,9 +25,8 @@ STRONGEST = 32  # photos that count as bearing a direction: those in which it is
 LEAST = 2  # photos of each of the parts to fit, to choose and to prove
 FIT = 0.5
 CHOOSE = 0.25
-PROVE = 0.25
-"""The shares of the photos from which the pattern is learnt, the repair is chosen, and the result
-is measured."""
+"""The shares of the photos from which the pattern is learnt, and the repair is chosen; the result
+is measured on the rest."""
 Finding = Cluster | ClassStatistics | Channel | Direction
 
 
@@ -48,9 +47,7 @@ class PhotosWithRegions:
     def __getitem__(self, which: torch.Tensor | slice) -> "PhotosWithRegions":
         """Return the photos with these numbers, a tensor of indices or a slice."""
         numbers = torch.arange(len(self))[which].tolist()
-        return PhotosWithRegions(
-            [self.rows[i] for i in numbers], self.x[which], self.classes[which], self.regions[which]
-        )
+        return chosen_from(self, numbers, "rows x classes regions")
 
 
 ReadSome = Callable[[list[Row]], PhotosWithRegions]
@@ -88,33 +85,23 @@ class PatternPhotos:
 
     def parts(self, seed: int) -> "Iterator[PatternPhotos]":
         """Split the photos at random, by the seed, into three parts without a photo in common: to
-        fit a repair (`FIT`), to choose it (`CHOOSE`), and to measure the result (`PROVE`).
+        fit a repair (`FIT`), to choose it (`CHOOSE`), and to measure the result (the rest).
         """
-        generator = torch.Generator().manual_seed(seed)
-        kinds = {
-            "of_finding": self.of_finding,
-            "of_class": self.of_class,
-            "other_classes": self.other_classes,
-        }
-        orders = {
-            name: torch.randperm(len(of_kind), generator=generator)
-            for name, of_kind in kinds.items()
-        }
-        begin_share = 0.0
-        for share in (FIT, CHOOSE, PROVE):
-            end_share = begin_share + share
-            part: dict[str, Any] = {}
-            for name, of_kind in kinds.items():
-                start = round(begin_share * len(of_kind))
-                end = round(end_share * len(of_kind))
-                part[name] = of_kind[orders[name][start:end]]
+        generator = seeded(seed)
+        parts: list[dict[str, Any]] = [{}, {}, {}]
+        for name in ("of_finding", "of_class", "other_classes"):
+            photos = getattr(self, name)
+            order = torch.randperm(len(photos), generator=generator)
+            ends = [round(share * len(photos)) for share in (FIT, FIT + CHOOSE)]
+            for part, numbers in zip(parts, order.tensor_split(ends), strict=True):
+                part[name] = photos[numbers]
+        for part in parts:
             yield replace(self, **part)
-            begin_share = end_share
 
     def exchanged(self, seed: int = 0) -> ExchangedRegions:
         """Paste the region of a random photo of the finding into each photo of other classes, and,
         as a control, the same region of another of these. The seed fixes the draws."""
-        generator = torch.Generator().manual_seed(seed)
+        generator = seeded(seed)
         donors = torch.randint(len(self.of_finding), (len(self),), generator=generator)
         shifts = torch.randint(1, len(self), (len(self),), generator=generator)
         control_donors = (torch.arange(len(self)) + shifts) % len(self)
@@ -128,9 +115,7 @@ class PatternPhotos:
     def without(self, seed: int = 0) -> torch.Tensor:
         """The inputs ``(N, C, H, W)`` of the photos of the finding without its pattern: its region
         has the pixels of random photos of other classes."""
-        donors = torch.randint(
-            len(self), (len(self.of_finding),), generator=torch.Generator().manual_seed(seed)
-        )
+        donors = torch.randint(len(self), (len(self.of_finding),), generator=seeded(seed))
         return torch.where(self.of_finding.regions, self.other_classes.x[donors], self.of_finding.x)
 
 
