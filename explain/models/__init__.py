@@ -29,7 +29,7 @@ from torch import nn
 from explain._utils.errors import ModelError, option_name, shown, warn
 from explain.layers.stitched import Stitched
 from explain.models import bundled
-from explain.models.attached import as_classifier
+from explain.models.attached import as_classifier, fixed_size
 from explain.models.classifier import Classifier
 from explain.models.files import SUFFIXES, TIMM, as_module, load_file
 from explain.models.from_code import load_custom
@@ -114,10 +114,7 @@ def classifier_of(
     if size is not None:
         size = checked_side(size)
         if isinstance(model, Classifier):
-            raise ModelError(
-                f"{option_name('size')} cannot be changed for a classifier with preprocessing; "
-                "leave it out"
-            )
+            raise fixed_size(model.name)
     if isinstance(model, Classifier):
         return model
     module = as_module(network_in(model))

@@ -96,9 +96,12 @@ def _usual(model: nn.Module, size: Side | None) -> Preprocess:
 def _channels_of_photos(model: nn.Module, size: Side | None) -> int:
     """The number of channels of a model's photos: that of its first convolution if it is 1 or the
     model runs with it, else 3 (it may rearrange photos first)."""
-    channels = _input_channels(model)
-    if channels in (None, 1, 3) or isinstance(model, (BlackBox, OpenProgram)):
-        return channels or 3
+    if isinstance(model, (BlackBox, OpenProgram)):
+        return model.shape[1] or 3
+    _, convolution = first_convolution(model)
+    channels = 3 if convolution is None else convolution.in_channels
+    if channels in (1, 3):
+        return channels
     parameter = parameters_of(model)[0]
     x = torch.zeros(1, channels, *sides_of(size or 224), dtype=parameter.dtype)
     try:
@@ -107,15 +110,6 @@ def _channels_of_photos(model: nn.Module, size: Side | None) -> int:
     except Exception:  # whatever a model raises of inputs that are none of its own
         return 3
     return channels
-
-
-def _input_channels(model: nn.Module) -> int | None:
-    """The number of channels that a model takes, by its first convolution or the shape in its file;
-    None where neither says it."""
-    if isinstance(model, (BlackBox, OpenProgram)):
-        return model.shape[1]
-    _, convolution = first_convolution(model)
-    return None if convolution is None else convolution.in_channels
 
 
 def _attribute(model: nn.Module, inner: nn.Module, name: str) -> Any:
@@ -204,16 +198,7 @@ def _what_is_assumed(name: str, preprocess: Preprocess, said: Collection[str] = 
     if origin is None:
         with suppress(ModelError):  # a function of the caller's
             preprocess = as_plain(preprocess, "it")
-    words = {"mean": "mean", "std": "standard deviation"}
-    assumed_values = [value for value in missing if value in words]
-    if isinstance(preprocess, CenterCrop) and all(map(preprocess.is_imagenets, assumed_values)):
-        grey = " in grey" if len(preprocess.mean) == 1 else ""
-        imagenet_values = " and ".join(words[value] for value in assumed_values)
-        size = " × ".join(map(str, dict.fromkeys(sides_of(preprocess.side))))
-        assumed = f"a centre crop of {size} pixels{grey}"
-        assumed += f", ImageNet's {imagenet_values}" if imagenet_values else ""
-    else:
-        assumed = str(preprocess) if origin is None else f"{origin}, {preprocess}"
+    assumed = str(preprocess) if origin is None else f"{origin}, {preprocess}"
     arguments = ", ".join(f"{value}=" for value in missing)
     flags = ", ".join(f"--{value}" for value in missing)
     remedy = either(f"pass {arguments} or preprocess=", f"give {flags}")

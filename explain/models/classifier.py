@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from explain._utils.errors import LabelsError, ModelError, either, note, warn
+from explain._utils.errors import LabelsError, ModelError, either, note, reason_of, warn
 from explain.data.boxes import Preprocess
 from explain.data.inputs import InputsLike
 from explain.engine import validation
@@ -58,11 +58,9 @@ def on_device(model: nn.Module, device: str | torch.device) -> nn.Module:
     try:
         return model.to(torch.device(device))
     except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
-        reason = str(error).splitlines()[0].split(". ")[0]
-        # torch lists all that might exist
-        reason = reason if len(reason) < 100 else "torch knows no such device"
         raise ModelError(
-            f"device {str(device)!r} cannot be used ({reason}); use 'cpu', or 'cuda' with a GPU"
+            f"device {str(device)!r} cannot be used ({reason_of(error)}); use 'cpu', or 'cuda' "
+            "with a GPU"
         ) from None
 
 

@@ -1,7 +1,7 @@
 """Models in files: TorchScript, exported programs and ONNX, of which the scores alone are known;
 checkpoints of ultralytics."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
-from explain._utils.errors import ImageError, ModelError, either, optional, quiet
+from explain._utils.errors import ImageError, ModelError, either, optional, quiet, reason_of
 from explain.data.inputs import BRIGHT, COLOURS
 from explain.hooks.programs import OpenProgram, is_program
 from explain.models.from_ultralytics import load_checkpoint
@@ -58,11 +58,6 @@ def as_module(model: Any) -> Any:
     return OpenProgram(program) if is_program(program) else model
 
 
-def _fixed(shape: Iterable[Any]) -> tuple[int | None, ...]:
-    """A shape in a file, with None for the lengths that may vary."""
-    return tuple(side if isinstance(side, int) else None for side in shape)
-
-
 def load_file(path: Path) -> nn.Module:
     """Read a TorchScript file, a checkpoint of ultralytics, an exported program (.pt2) or an ONNX
     model (.onnx)."""
@@ -80,13 +75,9 @@ def load_file(path: Path) -> nn.Module:
         network = None if suffix in (".onnx", ".pt2") else _pickled(path)
         if network is not None:
             return network
-        kind = {".onnx": "an ONNX model", ".pt2": "an exported program"}.get(
-            suffix, "a TorchScript file"
-        )
-        reason = " ".join(str(error).split())[:100]
         raise ModelError(
-            f"model {str(path)!r} must be {kind}, but cannot be read ({reason}); a state dict "
-            "is given as weights of a model"
+            f"model {str(path)!r} cannot be read as {suffix} ({reason_of(error)}); a state dict is "
+            "given as weights of a model"
         ) from None
 
 
@@ -132,7 +123,7 @@ def _onnx(path: Path) -> BlackBox:
     session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     x_info, *more_inputs = session.get_inputs()
     numbers = _NUMBERS.get(x_info.type)
-    shape = _fixed(x_info.shape)
+    shape = tuple(side if isinstance(side, int) else None for side in x_info.shape)
     if more_inputs or numbers is None or len(shape) != 4:
         inputs = ", ".join(f"{x.name} {x.type} {x.shape}" for x in (x_info, *more_inputs))
         raise ModelError(

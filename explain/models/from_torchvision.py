@@ -7,7 +7,7 @@ from types import ModuleType
 
 import torch
 
-from explain._utils.errors import ModelError, did_you_mean
+from explain._utils.errors import ModelError, did_you_mean, reason_of
 from explain.models.bundled import LOADERS
 from explain.models.classifier import Classifier
 from explain.models.preprocessing import Side, adjusted
@@ -33,9 +33,8 @@ def torchvision_models() -> ModuleType:
 def no_torchvision(error: Exception) -> ModelError:
     """Return (not raise) the error that says why torchvision cannot be used, from the error of its
     import."""
-    reason = (str(error).splitlines() or [type(error).__name__])[0]
     return ModelError(
-        f"torchvision cannot be used with torch {torch.__version__} ({reason}); run 'pip "
+        f"torchvision cannot be used with torch {torch.__version__} ({reason_of(error)}); run 'pip "
         "install --upgrade torch torchvision', or use a model that comes along or your own"
     )
 
@@ -90,7 +89,7 @@ def load_torchvision(
 def not_downloaded(name: str, where: str, error: Exception) -> ModelError:
     """Return (not raise) the error that says why the weights of the model called ``name`` could not
     be downloaded; ``where`` says where they would lie, or is empty."""
-    reason = " ".join(str(getattr(error, "reason", error)).split())[:100].strip()
+    reason = reason_of(getattr(error, "reason", error))
     return ModelError(
         f"model {name!r} needs its weights{where}, which could not be downloaded ({reason}); "
         "go online once, copy the file there, give your own with --weights, or use the model "

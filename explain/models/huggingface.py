@@ -59,9 +59,8 @@ class Processed:
         """Return the `CenterCrop` or `StretchedPhoto` that the image processor amounts to, or None
         where it does anything else, such as another scale or a size that is no square."""
         scale = 1 / 255 if self._value("do_rescale") else 1.0
-        if not math.isclose(scale, self._value("rescale_factor") or 1.0):
-            return None
-        if not self._value("do_resize"):
+        is_usual = math.isclose(scale, self._value("rescale_factor") or 1.0)
+        if not is_usual or not self._value("do_resize"):
             return None
         is_normalized = self._value("do_normalize")
         resample = Image.Resampling(int(self._value("resample") or Image.Resampling.BILINEAR))
@@ -71,7 +70,7 @@ class Processed:
             "interpolation": resample.name.lower(),
         }
         size = self._sides("size")
-        crop = self._sides("crop_size") if self._value("do_center_crop") else {}
+        crop = self._crop
         sides = crop or size
         is_square = "height" in sides and sides["height"] == sides.get("width")
         if not is_square or values["interpolation"] not in get_args(Interpolation):
@@ -87,7 +86,7 @@ class Processed:
         before.
         """
         size = self._sides("size")
-        crop = self._sides("crop_size") if self._value("do_center_crop") else {}
+        crop = self._crop
         sides = {"height": height, "width": width}
         options = dict(self.options)
         if crop:
@@ -107,6 +106,11 @@ class Processed:
                 f"{remedy}"
             )
         return Processed(self.processor, options)
+
+    @property
+    def _crop(self) -> dict[str, int]:
+        """The sides of what is cut out in the end; empty where nothing is."""
+        return self._sides("crop_size") if self._value("do_center_crop") else {}
 
     def _sides(self, name: str) -> dict[str, int]:
         """The processor's "size" or "crop_size" in pixels, by edge ("height", "shortest_edge",
@@ -165,9 +169,7 @@ def preprocessing(
     """
     processed = as_processed(getattr(model, "image_processor", None))
     processed = processed or as_processed(getattr(model, "processor", None))
-    if processed is None:
-        processor = beside_weights(config, "AutoImageProcessor")
-        processed = None if processor is None else Processed(processor)
+    processed = processed or as_processed(beside_weights(config, "AutoImageProcessor"))
     is_own = processed is not None
     processed = processed or _usual(config)
     if size is None and not is_own:

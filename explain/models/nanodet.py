@@ -7,9 +7,9 @@ The weights come with batch normalisation folded into the convolutions, so that 
 from collections.abc import Mapping, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
+from explain.models.small_networks import resized
 from explain.targets import detections, detector_outputs
 
 STAGES = ((32, 1, 1), (64, 2, 2), (128, 2, 2), (256, 3, 2))  # channels, blocks, stride
@@ -102,15 +102,10 @@ class Neck(nn.Module):
         mixed = [reduce(x) for reduce, x in zip(self.reduce, maps, strict=True)]
         last = len(mixed) - 1
         for i in reversed(range(last)):
-            mixed[i] = mixed[i] + _resized(mixed[i + 1], mixed[i])
+            mixed[i] = mixed[i] + resized(mixed[i + 1], mixed[i])
         for i in range(last):
-            mixed[i + 1] = mixed[i + 1] + _resized(mixed[i], mixed[i + 1])
+            mixed[i + 1] = mixed[i + 1] + resized(mixed[i], mixed[i + 1])
         return mixed
-
-
-def _resized(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """A map at the resolution of another one."""
-    return F.interpolate(x, size=like.shape[-2:], mode="bilinear", align_corners=False)
 
 
 class Head(nn.Sequential):

@@ -14,7 +14,14 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import nn
 
-from explain._utils.errors import ModelError, either, option_name, shown
+from explain._utils.errors import (
+    ModelError,
+    check_choice,
+    check_whole_number,
+    either,
+    option_name,
+    shown,
+)
 from explain.data.boxes import Box, Preprocess
 
 Interpolation: TypeAlias = Literal["bilinear", "bicubic"]
@@ -68,11 +75,6 @@ class CenterCrop:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "side", checked_side(self.side))
-
-    def is_imagenets(self, name: str) -> bool:
-        """Whether the "mean" or the "std" is ImageNet's, in colours or in grey."""
-        usual = IMAGENET_MEAN if name == "mean" else IMAGENET_STD
-        return getattr(self, name) in (usual, (fmean(usual),))
 
     def box(self, size: tuple[int, int]) -> Box:
         """Return the part that is cut out of a photo of ``size`` (width, height), in pixels of the
@@ -277,17 +279,10 @@ def adjusted(
     names = [option_name(name) for name, value in values.items() if value is not None]
     if not names:
         return preprocess
-    is_count = isinstance(channels, int) and not isinstance(channels, bool) and channels >= 1
-    if channels is not None and not is_count:
-        raise ModelError(
-            f"{option_name('channels')} must be 1 for photos in grey, 3 for photos in colour, or "
-            f"the number of bands, got {shown(channels)}; leave it out"
-        )
-    if interpolation is not None and interpolation not in get_args(Interpolation):
-        raise ModelError(
-            f"{option_name('interpolation')} must be 'bilinear' or 'bicubic', got "
-            f"{shown(interpolation)}; leave it out"
-        )
+    check_whole_number(option_name("channels"), channels, 1, error=ModelError)
+    if interpolation is not None:
+        kinds = get_args(Interpolation)
+        check_choice(option_name("interpolation"), interpolation, kinds, error=ModelError)
     channel_values = std if mean is None else mean
     if channels is None and isinstance(channel_values, (list, tuple)):
         channels = 1 if len(channel_values) == 1 else None
@@ -313,20 +308,17 @@ def _of_channels(values: Any, name: str, channels: int) -> tuple[float, ...]:
     stands for all. ``name`` is "mean", from 0 to 1, or "std", above 0.
     """
     numbers = list(values) if isinstance(values, (list, tuple)) else [values] * channels
-    if len(numbers) != channels:
-        must = f"be one number, or one for each of the model's {channels} channels"
-        if channels == 1:
-            must = "be one number, since the model takes one channel"
-        raise ModelError(f"{option_name(name)} must {must}, got {shown(values)}")
-    least = 0 if name == "mean" else 1e-6
-    most = 1 if name == "mean" else sys.float_info.max
+    is_mean = name == "mean"
+    least = 0 if is_mean else 1e-6
+    most = 1 if is_mean else sys.float_info.max
+    fits = len(numbers) == channels
     for number in numbers:
         is_number = isinstance(number, (int, float)) and not isinstance(number, bool)
-        if not is_number or not least <= number <= most:
-            wanted = "from 0 to 1" if name == "mean" else "above 0"
-            alternative = "" if channels == 1 else ", or one for each of the three channels"
-            raise ModelError(
-                f"{option_name(name)} must be a number {wanted}{alternative}, got "
-                f"{shown(values)}; divide by 255 what was computed from pixels from 0 to 255"
-            )
+        fits = fits and is_number and least <= number <= most
+    if not fits:
+        wanted = "from 0 to 1" if is_mean else "above 0"
+        raise ModelError(
+            f"{option_name(name)} must be a number {wanted}, or one for each channel ({channels}), "
+            f"got {shown(values)}; divide by 255 what was computed from pixels from 0 to 255"
+        )
     return tuple(map(float, numbers))

@@ -328,6 +328,11 @@ class InvertedResidual(nn.Module):
         return out + x if self.shortcut else out
 
 
+def resized(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Maps at the resolution of others."""
+    return F.interpolate(x, size=like.shape[-2:], mode="bilinear", align_corners=False)
+
+
 class DecoderStep(nn.Module):
     """Enlarge a map to the size of a finer one, weight the channels of that, and add them."""
 
@@ -343,9 +348,7 @@ class DecoderStep(nn.Module):
     def forward(self, x: torch.Tensor, finer: torch.Tensor) -> torch.Tensor:
         """Enlarge a coarse map ``x`` ``(N, inputs, h, w)`` to the size of a finer one of the
         encoder ``(N, width, H, W)``, and mix both: ``(N, width, H, W)``."""
-        x = self.reduce(
-            F.interpolate(x, size=finer.shape[-2:], mode="bilinear", align_corners=False)
-        )
+        x = self.reduce(resized(x, finer))
         x = self.mix(finer * self.gate(finer + x) + x)
         return x + self.filter(x)
 

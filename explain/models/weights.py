@@ -3,7 +3,6 @@
 import hashlib
 import os
 import pickle
-import re
 import zipfile
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,7 +13,7 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from explain._utils.errors import ModelError, quiet
+from explain._utils.errors import ModelError, quiet, reason_of
 from explain.models.classifier import Classifier
 
 
@@ -36,11 +35,9 @@ def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
         with quiet():  # no warnings of old formats: what cannot be read is refused below
             content = _read(path)
     except Exception as error:  # a damaged file may break the reader anywhere
-        reason = " ".join(str(error).split())[:100]
+        reason = reason_of(error)
         if isinstance(error, pickle.UnpicklingError):
             reason = "it must hold nothing but tensors, and no code"
-        elif not re.search("[a-z]{3}", reason):  # the error may be no more than a number
-            reason = "it is not a file of PyTorch"
         raise ModelError(
             f"weights {str(path)!r} cannot be read ({reason}); save model.state_dict()"
         ) from None
@@ -75,9 +72,8 @@ def fit_weights(model: nn.Module, state: Mapping[str, torch.Tensor], path: str |
     try:
         model.load_state_dict(state)
     except RuntimeError as error:
-        differences = " ".join(str(error).split())[:200]
         raise ModelError(
-            f"weights {str(path)!r} must fit the model, but {differences}; take its own"
+            f"weights {str(path)!r} must fit the model, but {reason_of(error)}; take its own"
         ) from None
 
 
