@@ -3,11 +3,11 @@ do without."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 
-from explain._utils.errors import MethodError, check_whole_number, muted, shown
+from explain._utils.errors import MethodError, check_choice, check_whole_number, muted
 from explain.answers.scoring import Scorer
 from explain.attribution.api import attribute
 from explain.attribution.result import Attribution
@@ -24,10 +24,11 @@ KEPT = 0.9  # share of the word's probability that has to stay
 @dataclass(frozen=True, eq=False)
 class WordEvidence:
     """A set of regions of the photo for a word, found by ``passes`` of at most ``budget`` altered
-    photos; ``attribution`` has its map, and the set in ``sets``."""
+    photos; ``attribution`` has its map, and ``smallest`` is the set, None without one."""
 
     kind: Kind
     attribution: Attribution
+    smallest: EvidenceSet | None
     # the word's; ``alone`` is that with the set alone, ``without`` that with only the set covered
     probability: float
     budget: int
@@ -36,9 +37,9 @@ class WordEvidence:
     @property
     def mask(self) -> torch.Tensor:
         """Which part of the photo is in the set, ``(h, w)``, laid over the whole photo."""
-        if self._set is None:
+        if self.smallest is None:
             return torch.zeros(self.attribution.size, dtype=torch.bool)
-        return self._set.mask
+        return self.smallest.mask
 
     @property
     def size(self) -> float:
@@ -47,21 +48,15 @@ class WordEvidence:
 
     @property
     def alone(self) -> float | None:
-        return None if self._set is None else float(self._set.alone)
+        return None if self.smallest is None else float(self.smallest.alone)
 
     @property
     def without(self) -> float | None:
-        return None if self._set is None else float(self._set.without)
+        return None if self.smallest is None else float(self.smallest.without)
 
     @property
     def proof(self) -> Proof:
-        return "none" if self._set is None else self._set.proof
-
-    @property
-    def _set(self) -> EvidenceSet | None:
-        """The set that was found; None without one."""
-        sets = () if self.attribution.sets is None else self.attribution.sets[0]
-        return sets[0] if sets else None
+        return "none" if self.smallest is None else self.smallest.proof
 
     @property
     def text(self) -> str:
@@ -97,8 +92,7 @@ def evidence_of(
 ) -> WordEvidence:
     """The smallest set of ``squares`` across that is sufficient or necessary for word number
     ``word``."""
-    if kind not in get_args(Kind):
-        raise MethodError(f"kind must be one of {', '.join(KINDS)}, got {shown(kind)}")
+    check_choice("kind", kind, tuple(KINDS), error=MethodError)
     check_whole_number("budget", budget, 1, error=MethodError)
     check_whole_number("squares", squares, 1, error=MethodError)
     method = KINDS[kind](Squares(squares), baseline, KEPT, samples=budget)
@@ -117,6 +111,7 @@ def evidence_of(
             batch_size=scorer.batch_size,
             progress=progress,
         )
-    return WordEvidence(
-        kind, attribution, float(attribution.score), budget, attribution.samples or 0
-    )
+    sets = attribution.sets[0] if attribution.sets else ()
+    smallest = sets[0] if sets else None
+    score = float(attribution.score)
+    return WordEvidence(kind, attribution, smallest, score, budget, attribution.samples or 0)

@@ -24,7 +24,7 @@ from explain.answers.maps import WordMap, maps_of
 from explain.answers.occlusion import Altered, altered, count_of
 from explain.answers.reading import Reader
 from explain.answers.result import Answered, ExplainedWord
-from explain.answers.scoring import Scorer, answer_ids, text_of
+from explain.answers.scoring import Scorer, answer_ids, numbers_of, text_of
 from explain.baselines.base import Baseline
 from explain.baselines.replacements import BaselineLike, get_baseline
 from explain.data.images import ImageLike, image_path, load_image
@@ -287,21 +287,8 @@ def _numbers_of(words: str | Sequence[str | int] | None, texts: Sequence[str]) -
     """The numbers of the words that are asked for, in their order in the answer."""
     if words is None:
         return list(range(len(texts)))
-    wanted = [part.strip() for part in words.split(",")] if isinstance(words, str) else list(words)
-    folded = [text.casefold() for text in texts]
-    numbers = set()
-    for word in wanted:
-        places = []
-        if isinstance(word, str):
-            places = [place for place, text in enumerate(folded) if text == word.casefold()]
-        elif type(word) is int and 0 <= word < len(texts):
-            places = [word]
-        if not places:
-            raise TargetError(
-                f"words must be of the answer {' '.join(texts)!r}, got {shown(word)}; name them, "
-                "or give their numbers from 0"
-            )
-        numbers.update(places)
+    wanted = [part.strip() for part in words.split(",")] if isinstance(words, str) else words
+    numbers = {number for word in wanted for number in numbers_of(word, texts)}
     if not numbers:
         raise TargetError("words must name at least one word of the answer, got none")
     return sorted(numbers)

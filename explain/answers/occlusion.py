@@ -3,10 +3,11 @@ set of altered inputs, from which all words are read."""
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 
 import torch
 
-from explain._utils.random_numbers import seeded
+from explain._utils.random_numbers import normal, seeded
 from explain.answers.scoring import Scorer, Word
 from explain.baselines.base import Baseline
 from explain.methods.regions import Squares
@@ -95,8 +96,7 @@ def blank_of(photo: torch.Tensor) -> torch.Tensor:
     pixels = photo.flatten(2)
     median = pixels.median(2, keepdim=True).values
     deviation = DEVIATION * (pixels - median).abs().median(2, keepdim=True).values
-    generator = seeded(0)
-    noise = torch.randn(pixels.shape, generator=generator, device=generator.device).to(photo)
+    noise = normal(pixels.shape, seeded(0)).to(photo)
     return (median + deviation * noise).clamp(0, 1).reshape(photo.shape)
 
 
@@ -105,9 +105,8 @@ def _windows(rows: int, columns: int) -> torch.Tensor:
     high = min(ACROSS, rows)
     wide = min(ACROSS, columns)
     windows = []
-    for top in range(rows - high + 1):
-        for left in range(columns - wide + 1):
-            window = torch.zeros(rows, columns, dtype=torch.bool)
-            window[top : top + high, left : left + wide] = True
-            windows.append(window)
+    for top, left in product(range(rows - high + 1), range(columns - wide + 1)):
+        window = torch.zeros(rows, columns, dtype=torch.bool)
+        window[top : top + high, left : left + wide] = True
+        windows.append(window)
     return torch.stack(windows)

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from PIL import Image
 
-from explain._utils.errors import TargetError, shown
 from explain._utils.html import picture_html
 from explain._utils.version import __version__
 from explain.answers.evidence import Kind, WordEvidence, evidence_of
 from explain.answers.grounding import Grounding
 from explain.answers.page import MEANINGS, page_of_answer
-from explain.answers.scoring import Scorer
+from explain.answers.scoring import Scorer, numbers_of
 from explain.attribution.pictures import LARGEST_SIDE, Scene, array
 from explain.attribution.result import Attribution
 from explain.baselines.base import Baseline
@@ -146,14 +145,7 @@ class Answered:
         Raises:
             TargetError: there is none.
         """
-        if isinstance(word, str):
-            for number, explained in enumerate(self.words):
-                if explained.text.casefold() == word.casefold():
-                    return number
-        elif type(word) is int and -len(self.words) <= word < len(self.words):
-            return word % len(self.words)
-        names = ", ".join(explained.text for explained in self.words)
-        raise TargetError(f"word must be one of {names}, got {shown(word)}; or its number from 0")
+        return numbers_of(word, [explained.text for explained in self.words])[0]
 
     @property
     def probability(self) -> float:

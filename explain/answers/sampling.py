@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from PIL import Image
 
 from explain._utils.errors import ModelError
-from explain.data.boxes import Array, along_ramp, ramp
+from explain.data.boxes import Array, along_ramp, rising_levels
 
 SHIFTS = 4  # ramps along a side, each a part of a level higher, since levels are whole numbers
 SHOWN = 0.1  # share of the largest contrast from which on a value shows the photo
@@ -97,7 +97,7 @@ def sampling_of(photo: Image.Image, process: Callable[[Image.Image], torch.Tenso
         level = torch.zeros_like(contrast)
         for number in range(SHIFTS):
             shift = (number + 0.5) / SHIFTS - 0.5
-            rising = np.round(ramp(side) + shift)
+            rising = np.round(rising_levels(side) + shift)
             picture = rising[None] if along else rising[:, None]
             level += (seen(picture) - black) / divisor * 255 / SHIFTS
         position = (along_ramp(level, side) / side * 2 - 1).clamp(-1, 1)

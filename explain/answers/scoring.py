@@ -92,20 +92,15 @@ class Scorer:
     def words(self) -> tuple[Word, ...]:
         """The words of the answer, which have a log-probability each."""
         names = self.token_names[self.prompt_length :]
-        places_of_words = (
-            words_of(names) if any(names) else [[place] for place in range(len(names))]
-        )
-        return tuple(self._word(places, self.prompt_length) for places in places_of_words)
+        in_words = words_of(names) if any(names) else [[place] for place in range(len(names))]
+        return tuple(self._word(places, self.prompt_length) for places in in_words)
 
     @cached_property
     def prompt_words(self) -> tuple[Word, ...]:
         """The words of the prompt, without tokens that stand for the photo or mark its parts."""
-        words = [self._word(places, 0) for places in words_of(self.names_of_prompt)]
+        names = self.token_names[: self.prompt_length]
+        words = [self._word(places, 0) for places in words_of(names)]
         return tuple(word for word in words if word.text)
-
-    @property
-    def names_of_prompt(self) -> Sequence[str]:
-        return self.token_names[: self.prompt_length]
 
     def _word(self, places: Sequence[int], first: int) -> Word:
         """A word by the places of its tokens from ``first`` on."""
@@ -137,6 +132,23 @@ class Scorer:
         is_word = torch.tensor([bool(name) for name in self.token_names])
         average = self.embedded[:, is_word.to(self.embedded.device)].mean(1, keepdim=True)
         return torch.where(left_out[..., None], average, self.embedded)
+
+
+def numbers_of(word: str | int, texts: Sequence[str]) -> list[int]:
+    """The numbers of the words among ``texts`` that a caller means by a text, or a number from 0;
+    a `TargetError` if there is none."""
+    numbers: list[int] = []
+    if isinstance(word, str):
+        numbers = [
+            number for number, text in enumerate(texts) if text.casefold() == word.casefold()
+        ]
+    elif type(word) is int and -len(texts) <= word < len(texts):
+        numbers = [word % len(texts)]
+    if not numbers:
+        raise TargetError(
+            f"word must be one of {', '.join(texts)}, got {shown(word)}; or its number from 0"
+        )
+    return numbers
 
 
 def text_of(tokenizer: object, ids: Sequence[int]) -> str:

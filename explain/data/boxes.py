@@ -143,8 +143,8 @@ def locate_tiles(preprocess: Preprocess, size: tuple[int, int], count: int) -> l
     try:
         black = seen(np.zeros((1, 1)))
         contrast = seen(np.full((1, 1), 255)) - black
-        rightwards = seen(ramp(width)[None]) - black
-        downwards = seen(ramp(height)[:, None]) - black
+        rightwards = seen(rising_levels(width)[None]) - black
+        downwards = seen(rising_levels(height)[:, None]) - black
         for number in range(count):
             across[number] = _extent(rightwards[number], contrast[number], 1, width)
             down[number] = _extent(downwards[number], contrast[number], 0, height)
@@ -170,7 +170,7 @@ LOWEST = 16
 HIGHEST = 240  # resampling would clip at black and white
 
 
-def ramp(length: int) -> Array:
+def rising_levels(length: int) -> Array:
     """Grey levels that rise along so many pixels."""
     return np.linspace(LOWEST, HIGHEST, length)
 

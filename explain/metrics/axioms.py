@@ -255,9 +255,7 @@ class ADCC(ReattributionMetric):
         complexity = heatmaps.double().mean(1)
         drop = (original - seen).clamp(min=0) / original.clamp(min=SMALL)
         qualities = torch.stack([coherency, 1 - complexity, 1 - drop], 1)
-        value = torch.where(
-            (qualities <= 0).any(1), 0, 3 / torch.where(qualities > 0, 1 / qualities, 1).sum(1)
-        )
+        value = 3 / (1 / qualities.clamp(min=0)).sum(1)  # 0 where one of them is
         value = data.undefined(self, value, original < SMALL, f"the probability is below {SMALL:g}")
         value = data.undefined(self, value, heatmaps.amax(1) == 0, NOTHING)
         parts = {"coherency": coherency, "complexity": complexity, "averagedrop": drop}

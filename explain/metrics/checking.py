@@ -339,13 +339,13 @@ class _InWords:
 
     def covering(self) -> CheckResult:
         """The result of `Covering`: the marked part has to matter more than in the other places."""
-        found = []
+        of_metrics = []
         for metric in ("covering", "uncovering"):
             result = self._result("covering", metric)
             if isinstance(result, CheckResult):
                 return result
-            found.append(result.parts)
-        covered, alone = found
+            of_metrics.append(result.parts)
+        covered, alone = of_metrics
         marked = covered["marked"][0]
         elsewhere = covered["others"][0]
         ahead = float((marked < elsewhere).double().mean())

@@ -354,13 +354,13 @@ def evaluate(
     known_boxes = None if boxes is None else localisation.boxes_per_image(boxes, count, size)
     regions = localisation.as_regions(masks, known_boxes, count, size)
     truth: dict[str, Any] = {"boxes": known_boxes, "regions": regions}
-    only_maps = len(evaluation.given) == len(evaluation.sources)
+    only_maps = len(evaluation.given_maps) == len(evaluation.sources)
     # of maps alone: the model does not run
     if only_maps and all(isinstance(metric, MapMetric) for metric in evaluation.metrics.values()):
         images = photos_of(evaluation.inputs)
         data = {
             name: MetricInput(Maps.of(name, maps, images), images, **truth)
-            for name, maps in evaluation.given.items()
+            for name, maps in evaluation.given_maps.items()
         }
         return evaluation.tabled(evaluation.by_maps(data), data)
     return evaluation.run(partial(evaluation.table, truth))
@@ -449,7 +449,7 @@ class _Evaluation:
         self.settings = Settings(**self.options)
 
     @property
-    def given(self) -> dict[str, Any]:
+    def given_maps(self) -> dict[str, Any]:
         """The maps that are there already, by name."""
         return {
             name: source.maps for name, source in self.sources.items() if source.maps is not None
@@ -525,7 +525,7 @@ class _Evaluation:
         }
         perturbed = float(photos * len(self.sources) * samples)
         made_again = len(variants) * sum(costs.values())
-        maps = sum(cost for name, cost in costs.items() if name not in self.given)
+        maps = sum(cost for name, cost in costs.items() if name not in self.given_maps)
         passes = maps + perturbed + made_again
         return EvaluationPlan(maps, perturbed, made_again, passes * seconds)
 
@@ -539,7 +539,7 @@ class _Evaluation:
         by_this_call = [
             source
             for name, source in maps.items()
-            if isinstance(source, Attribution) and name not in self.given
+            if isinstance(source, Attribution) and name not in self.given_maps
         ]
         explained: Attribution | Evidence
         if by_this_call:
@@ -568,7 +568,7 @@ class _Evaluation:
         """The maps to evaluate, by name: given ones are checked before methods run, together.
         Without a target, the attributions' common one is taken.
         """
-        maps = self.given
+        maps = self.given_maps
         for name, source in maps.items():
             Maps.of(name, source, self.inputs.x)  # refused before anything is run
         waiting = {

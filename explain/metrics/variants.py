@@ -221,12 +221,12 @@ def reattribute(
     with untouched(context.model):
         output = context.inputs.detached().call(context.model)
         target = target.resolved(output, len(context.inputs))
-    # for each variant, the metrics that compare it, by method; and the variants of each metric
-    comparisons: dict[Variant, dict[str, list[ReattributionMetric]]] = {}
+    # the variants of each metric, by method; and for each variant, the metrics that compare it
     variants: dict[tuple[str, str], list[Variant]] = {}
+    comparisons: dict[Variant, dict[str, list[ReattributionMetric]]] = {}
     for metric, (name, method) in product(metrics, methods.items()):
-        for variant in metric.variants(context, method.data):
-            variants.setdefault((name, metric.name), []).append(variant)
+        variants[name, metric.name] = list(metric.variants(context, method.data))
+        for variant in variants[name, metric.name]:
             comparisons.setdefault(variant, {}).setdefault(name, []).append(metric)
     numbers: dict[tuple[str, str, Variant], torch.Tensor] = {}
     finished = 0
@@ -245,8 +245,8 @@ def reattribute(
     figures: Results = {}
     for metric, (name, method) in product(metrics, methods.items()):
         key = (name, metric.name)
-        variant_numbers = [numbers[*key, variant] for variant in variants[key]]
-        figures[key] = metric(method.data, torch.stack(variant_numbers, 1))
+        of_metric = [numbers[name, metric.name, variant] for variant in variants[key]]
+        figures[key] = metric(method.data, torch.stack(of_metric, 1))
     return figures
 
 

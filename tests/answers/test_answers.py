@@ -79,8 +79,8 @@ def test_what_does_not_fit_is_refused_in_one_line() -> None:
         ({"ask": "what is a <image> cup?"}, "<image>"),
         ({"ask": "what is a <image> cup?", "answer": "a cup"}, "<image>"),
         ({"ask": ""}, "ask"),
-        ({"answer": ANSWER, "words": "dog"}, "words"),
-        ({"answer": ANSWER, "words": [9]}, "words"),
+        ({"answer": ANSWER, "words": "dog"}, "word must"),
+        ({"answer": ANSWER, "words": [9]}, "word must"),
         ({"answer": ANSWER, "method": "nonsense"}, "nonsense"),
     ]
     for options, message in cases:

@@ -218,7 +218,7 @@ def test_code_of_ones_own_is_asked_too(typed: Typed) -> None:
         ("--ask what --model MODEL --method lrp --method saliency", "one too many"),
         ("--ask what --model MODEL --answer ×", "answer must be words"),
         ("--ask what --model MODEL --answer ''", "answer must be the words"),
-        ("--ask what --model MODEL --answer cup --words red", "words must be of the answer"),
+        ("--ask what --model MODEL --answer cup --words red", "word must be one of"),
         ("--ask what --model MODEL --output a.png", "--output must be a folder"),
         ("--ask what --model MODEL --baseline none", "baseline"),
     ],

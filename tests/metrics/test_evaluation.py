@@ -99,12 +99,12 @@ def test_the_table_prints_itself_and_comes_as_plain_values(
     values = table["two"]["deletion"].tolist()
     head, _, second, difference = str(table).splitlines()
     assert head.split()[-4:] == ["deletion", "↓", "insertion", "↑"]
-    half = 4.303 * torch.tensor(values).std() / 3**0.5  # Student's t of 2 degrees of freedom
+    half = 4.302653 * torch.tensor(values).std() / 3**0.5  # Student's t of 2 degrees of freedom
     assert second.split()[:4] == ["two", f"{sum(values) / 3:.3f}", "±", f"{half:.3f}"]
     apart = table["two"]["deletion"] - table["one"]["deletion"]
     assert difference.split()[:4] == ["two", "less", "one", f"{apart.mean():.3f}"]
     assert table.difference("two", "one", "deletion").half == pytest.approx(
-        float(4.303 * apart.std() / 3**0.5), rel=1e-6
+        float(4.302653 * apart.std() / 3**0.5), rel=1e-6
     )
     assert json.loads(table.to_json())["values"]["two"]["deletion"] == values
     rows = [*csv.DictReader(io.StringIO(table.to_csv()))]
