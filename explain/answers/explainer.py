@@ -24,7 +24,7 @@ from explain.answers.maps import WordMap, maps_of
 from explain.answers.occlusion import Altered, altered, count_of
 from explain.answers.reading import Reader
 from explain.answers.result import Answered, ExplainedWord
-from explain.answers.scoring import Scorer, answer_ids, numbers_of, text_of
+from explain.answers.scoring import Scorer, answer_ids, numbers_of_word, text_of
 from explain.baselines.base import Baseline
 from explain.baselines.replacements import BaselineLike, get_baseline
 from explain.data.images import ImageLike, image_path, load_image
@@ -288,7 +288,7 @@ def _numbers_of(words: str | Sequence[str | int] | None, texts: Sequence[str]) -
     if words is None:
         return list(range(len(texts)))
     wanted = [part.strip() for part in words.split(",")] if isinstance(words, str) else words
-    numbers = {number for word in wanted for number in numbers_of(word, texts)}
+    numbers = {number for word in wanted for number in numbers_of_word(word, texts)}
     if not numbers:
         raise TargetError("words must name at least one word of the answer, got none")
     return sorted(numbers)

@@ -15,7 +15,7 @@ from explain._utils.version import __version__
 from explain.answers.evidence import Kind, WordEvidence, evidence_of
 from explain.answers.grounding import Grounding
 from explain.answers.page import MEANINGS, page_of_answer
-from explain.answers.scoring import Scorer, numbers_of
+from explain.answers.scoring import Scorer, numbers_of_word
 from explain.attribution.pictures import LARGEST_SIDE, Scene, array
 from explain.attribution.result import Attribution
 from explain.baselines.base import Baseline
@@ -145,7 +145,7 @@ class Answered:
         Raises:
             TargetError: there is none.
         """
-        return numbers_of(word, [explained.text for explained in self.words])[0]
+        return numbers_of_word(word, [explained.text for explained in self.words])[0]
 
     @property
     def probability(self) -> float:

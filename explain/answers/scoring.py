@@ -134,7 +134,7 @@ class Scorer:
         return torch.where(left_out[..., None], average, self.embedded)
 
 
-def numbers_of(word: str | int, texts: Sequence[str]) -> list[int]:
+def numbers_of_word(word: str | int, texts: Sequence[str]) -> list[int]:
     """The numbers of the words among ``texts`` that a caller means by a text, or a number from 0;
     a `TargetError` if there is none."""
     numbers: list[int] = []

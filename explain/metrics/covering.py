@@ -136,8 +136,12 @@ class Covering(ScoreMetric):
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
         marked = (scores[0] + scores[1])[:, 0] / 2
-        others = (scores[2] + scores[3]) / 2
-        difference = others.mean(1) - marked
+        elsewhere_scores = (scores[2] + scores[3]) / 2
+        difference = elsewhere_scores.mean(1) - marked
         value = -difference if self.uncover else difference
-        parts = {"original": data.original(self.score), "marked": marked, "others": others}
+        parts = {
+            "original": data.original(self.score),
+            "marked": marked,
+            "others": elsewhere_scores,
+        }
         return MetricResult(value, parts=parts)
