@@ -9,13 +9,14 @@ name with options.
 """
 
 import ast
+import fnmatch
 import math
 import operator
 import re
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from numbers import Real
 from types import NoneType, UnionType
 from typing import Any, ClassVar, NamedTuple, Self, TypeVar
@@ -33,6 +34,7 @@ from explain._utils.errors import (
     either,
     shown,
 )
+from explain._utils.plugins import load_plugins
 
 T = TypeVar("T")
 _REFUSED = object()
@@ -285,6 +287,34 @@ def enter(registry: dict[str, Any], it: Any, what: str, **options: Any) -> Any:
             f"{what} {registered.name!r} is already registered by {other}; choose another name"
         )
     return it
+
+
+def names_like(registry: Mapping[str, Any], pattern: str, error: type[ExplainError]) -> list[str]:
+    """The names in a registry, those of plug-ins too, that match a glob pattern, in alphabetical
+    order; ``error`` is raised of a pattern that is no text."""
+    if not isinstance(pattern, str):
+        raise error(f"pattern must be a text such as '*cam*', got {shown(pattern)}")
+    load_plugins()
+    return sorted(name for name in registry if fnmatch.fnmatchcase(name, pattern))
+
+
+def named_in(
+    registry: Mapping[str, T], text: str, what: str, error: type[ExplainError], example: str
+) -> T:
+    """The object of a registry that a text names, with the options in its brackets, as in the
+    ``example``; ``what`` is its word in messages, and ``error`` is raised where there is none."""
+    try:
+        read = read_written(text)
+        if read.name not in registry:
+            load_plugins()
+        if read.name not in registry:
+            names = sorted(registry)
+            raise error(f"{what} {shown(text)} is unknown; {did_you_mean(read.name, names)}")
+        if read.values:
+            raise error(f"{what} {read.name} must get options by name, got {shown(read.values[0])}")
+        return replace(registry[read.name], **read.options)  # type: ignore[type-var]
+    except (SpecError, ArgumentError) as wrong:
+        raise error(f"{what} {wrong}; write it like {example}") from None
 
 
 def _kinds(cls: type) -> dict[str, Any]:

@@ -1,15 +1,13 @@
 """Baselines that replace pixels by colours, blur, noise or another photo."""
 
-import fnmatch
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar, TypeAlias
 
 import torch
 
-from explain._utils.errors import ArgumentError, BaselineError, did_you_mean, shown
-from explain._utils.options import MethodSpec, SpecError, read_written, register_reader
-from explain._utils.plugins import load_plugins
+from explain._utils.errors import BaselineError, shown
+from explain._utils.options import named_in, names_like, register_reader
 from explain._utils.random_numbers import normal, seeded
 from explain.baselines.base import (
     Baseline,
@@ -356,8 +354,7 @@ BaselineLike: TypeAlias = str | float | torch.Tensor | Baseline
 
 def list_baselines(pattern: str = "*") -> list[str]:
     """Return the names of the baselines that match a glob pattern, in alphabetical order."""
-    load_plugins()
-    return sorted(name for name in registered if fnmatch.fnmatchcase(name, pattern))
+    return names_like(registered, pattern, BaselineError)
 
 
 def get_baseline(baseline: BaselineLike, preprocess: Preprocess | None = None) -> Baseline:
@@ -384,7 +381,7 @@ def get_baseline(baseline: BaselineLike, preprocess: Preprocess | None = None) -
     if isinstance(baseline, torch.Tensor):
         return OtherPhoto(baseline)
     if isinstance(baseline, str):
-        baseline = _by_text(baseline)
+        baseline = named_in(registered, baseline, "baseline", BaselineError, "blur(sigma=3)")
     if not isinstance(baseline, Baseline):
         remedy = f"{baseline.__name__}()" if isinstance(baseline, type) else "'blur'"
         raise BaselineError(
@@ -394,27 +391,3 @@ def get_baseline(baseline: BaselineLike, preprocess: Preprocess | None = None) -
 
 
 register_reader(Baseline, "a baseline", get_baseline)
-
-
-def _by_text(text: str) -> Baseline:
-    """The baseline of a name, which may have options."""
-    try:
-        spec = read_written(text) if "(" in text else MethodSpec(text.strip().lower())
-        if spec.name == "photo":
-            raise BaselineError(
-                "baseline 'photo' must be given as an object; use "
-                "explain.baselines.OtherPhoto(tensor)"
-            )
-        if spec.name not in registered:
-            load_plugins()
-        if spec.name not in registered:
-            raise BaselineError(
-                f"baseline {shown(text)} is unknown; {did_you_mean(spec.name, list_baselines())}"
-            )
-        if spec.values:
-            raise BaselineError(
-                f"baseline {spec.name} must be given options by name, got {shown(spec.values[0])}"
-            )
-        return replace(registered[spec.name], **spec.options)
-    except (SpecError, ArgumentError) as error:
-        raise BaselineError(f"baseline {error}; write it like blur(sigma=3)") from None

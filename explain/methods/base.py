@@ -1,7 +1,6 @@
 """What a method is: a frozen value with a name, needs, mathematics and a source to cite; methods by
 name."""
 
-import fnmatch
 import json
 import re
 from collections.abc import Callable
@@ -13,7 +12,14 @@ from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, dataclass_transfo
 import torch
 
 from explain._utils.errors import ArgumentError, MethodError, did_you_mean, keywords, shown
-from explain._utils.options import CheckedFields, SpecError, enter, read_written, register_reader
+from explain._utils.options import (
+    CheckedFields,
+    SpecError,
+    enter,
+    names_like,
+    read_written,
+    register_reader,
+)
 from explain._utils.plugins import load_plugins
 from explain._utils.resources import packaged_text
 from explain.engine import Evidence, Need
@@ -428,10 +434,7 @@ def list_methods(pattern: str = "*") -> list[str]:
     >>> list_methods("guided*")
     ['guidedbackprop', 'guidedgradcam', 'guidedintegratedgradients']
     """
-    if not isinstance(pattern, str):
-        raise MethodError(f"pattern must be a text such as 'guided*', got {shown(pattern)}")
-    load_plugins()
-    return sorted(name for name in _known if fnmatch.fnmatchcase(name, pattern))
+    return names_like(_known, pattern, MethodError)
 
 
 def get_method(method: MethodLike) -> Method:

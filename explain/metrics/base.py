@@ -1,28 +1,24 @@
 """What a metric is, its input and its result; metrics that score perturbed images, each distinct
 one run once; metrics by name."""
 
-import fnmatch
 import hashlib
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Literal, TypeAlias, dataclass_transform
 
 import torch
 
 from explain._utils.errors import (
-    ArgumentError,
     MetricError,
     TargetError,
-    did_you_mean,
     keywords,
     shown,
     warn,
 )
-from explain._utils.options import CheckedFields, SpecError, enter, read_written
-from explain._utils.plugins import load_plugins
+from explain._utils.options import CheckedFields, enter, named_in, names_like
 from explain.attribution.diagnostics import image_names
 from explain.baselines.base import Baseline
 from explain.engine import Evidence, Perturbation, PerturbedRows
@@ -229,10 +225,7 @@ def list_metrics(pattern: str = "*") -> list[str]:
     >>> list_metrics("delet*")
     ['deletion']
     """
-    if not isinstance(pattern, str):
-        raise MetricError(f"pattern must be a text such as 'delet*', got {shown(pattern)}")
-    load_plugins()
-    return sorted(name for name in _known if fnmatch.fnmatchcase(name, pattern))
+    return names_like(_known, pattern, MetricError)
 
 
 def get_metric(metric: MetricLike) -> Metric:
@@ -245,32 +238,12 @@ def get_metric(metric: MetricLike) -> Metric:
     ('more', 8)
     """
     if isinstance(metric, str):
-        return _known.get(metric) or _by_text(metric)
+        return named_in(_known, metric, "metric", MetricError, "deletion(steps=32)")
     if not isinstance(metric, Metric):
         raise MetricError(
             f"metric must be a name or an object, got {shown(metric)}; see explain.list_metrics()"
         )
     return metric
-
-
-def _by_text(text: str) -> Metric:
-    """The registered metric that a text names, with the options in its brackets."""
-    try:
-        read = read_written(text.strip())
-    except SpecError as error:
-        raise MetricError(f"metric {error}; write it like deletion(steps=32)") from None
-    if read.name not in list_metrics():
-        raise MetricError(
-            f"metric {shown(text)} is unknown; {did_you_mean(read.name, list_metrics())}"
-        )
-    if read.values:
-        raise MetricError(
-            f"metric {read.name} must get options by name, got {shown(read.values[0])}"
-        )
-    try:
-        return replace(_known[read.name], **read.options)
-    except ArgumentError as error:  # the error calls the metric by its class
-        raise MetricError(f"metric {read.name} {str(error).partition(' ')[2]}") from None
 
 
 UNCHANGED = -1
