@@ -102,6 +102,12 @@ def submodule(model: nn.Module, name: str) -> nn.Module:
         raise
 
 
+def floating_parameter(model: nn.Module) -> nn.Parameter | None:
+    """The first floating-point parameter of a model, whose device and type inputs must have; None
+    where there is none."""
+    return next((part for part in parameters_of(model) if part.is_floating_point()), None)
+
+
 def parameters_of(model: nn.Module) -> list[nn.Parameter]:
     """Return a model's parameters, each once, as ``parameters()`` does, but faster: every
     explanation asks for them."""

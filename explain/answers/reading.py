@@ -13,7 +13,7 @@ from PIL import Image
 from torch import nn
 
 from explain._utils.errors import ExplainError, ModelError, TargetError, quiet, shown
-from explain._utils.modules import parameters_of
+from explain._utils.modules import floating_parameter
 from explain.answers.sampling import Sampling, sampling_of
 from explain.data.inputs import Inputs
 from explain.models.image_text import PairedProcessor, processor_of
@@ -171,13 +171,11 @@ class Reader:
                 f"processor must make {PIXELS} of a photo, {type(self.processor).__name__} makes "
                 f"{', '.join(inputs) or 'nothing'}; give another processor="
             )
-        parameter = next(
-            weight for weight in parameters_of(self.model) if weight.is_floating_point()
-        )
+        weight = floating_parameter(self.model)
         for name, value in inputs.items():
-            if isinstance(value, torch.Tensor):
-                dtype = parameter.dtype if value.is_floating_point() else value.dtype
-                inputs[name] = value.to(parameter.device, dtype)
+            if weight is not None and isinstance(value, torch.Tensor):
+                dtype = weight.dtype if value.is_floating_point() else value.dtype
+                inputs[name] = value.to(weight.device, dtype)
         return inputs
 
     def _tokens(self, inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:

@@ -20,14 +20,13 @@ from explain.attribution.pictures import LARGEST_SIDE, Scene, array
 from explain.attribution.result import Attribution
 from explain.baselines.base import Baseline
 from explain.data.boxes import Box
-from explain.data.files import Files, distinct, slug
+from explain.data.files import Files, distinct, slug, write_file
 from explain.data.scans import stem_of
 from explain.engine.settings import Progress
 from explain.methods.base import title_of
 from explain.render import captions, figures
 from explain.render.sheets import ABREAST, Group, Layout, Tile, contact_sheet
 from explain.render.styles import StyleLike, get_style
-from explain.report.pages import write_page
 from explain.targets.tokenizer import is_punctuation
 
 if TYPE_CHECKING:
@@ -280,7 +279,7 @@ class Answered:
             OutputError: the file exists and ``overwrite`` is not set, or it cannot be written.
         """
         text = page_of_answer(self)
-        return text if path is None else write_page(text, path, overwrite=overwrite)
+        return text if path is None else write_file(path, text, overwrite=overwrite)
 
     def to_dict(self) -> dict[str, Any]:
         """All of it in plain values, which JSON can hold, but for the maps: what pages, the app and

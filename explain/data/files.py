@@ -197,6 +197,17 @@ class Files:
             )
 
 
+def write_file(
+    path: str | os.PathLike[str], content: str | bytes, *, overwrite: bool = False
+) -> Path:
+    """Write a single file, complete or not at all, and return its path. Raises `OutputError` if it
+    exists and ``overwrite`` is not set, or cannot be written."""
+    place = Path(path)
+    files = Files(place.parent, overwrite=overwrite)
+    files.add_bytes(place.name, content.encode("utf-8") if isinstance(content, str) else content)
+    return files.write()[0]
+
+
 @deferring_signals  # so that an interruption leaves all files in place or none
 def _put_in_place(parts: Sequence[Path], paths: Sequence[Path]) -> None:
     """Give finished files their names."""

@@ -14,7 +14,7 @@ from torch import nn
 
 from explain._utils import nested
 from explain._utils.errors import ExplainError, ImageError, either, shown
-from explain._utils.modules import parameters_of
+from explain._utils.modules import floating_parameter
 
 Path: TypeAlias = tuple[int | str, ...]
 InputLayout: TypeAlias = Literal["NCHW", "NHWC", "NTCHW", "NCTHW", "NTHWC", "NCL", "NLC"]
@@ -485,9 +485,7 @@ def _misfits(model: nn.Module, x: torch.Tensor, name: str) -> Iterator[tuple[re.
     """Yield what does not fit between the input ``x`` and the model that has just failed on it: a
     pattern of torch's message for it, and a message of ours, in which the input is called ``name``.
     """
-    weight = next(
-        (parameter for parameter in parameters_of(model) if parameter.is_floating_point()), None
-    )
+    weight = floating_parameter(model)
     if weight is not None and weight.dtype != x.dtype:
         message = f"{name} must be {weight.dtype} as the weights are, got {x.dtype}"
         yield _PRECISION, f"{message}; use x.to({weight.dtype})"

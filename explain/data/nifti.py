@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from explain._utils.errors import ImageError, optional, reason_of
-from explain.data.files import Files
+from explain.data.files import write_file
 from explain.data.greys import Array
 from explain.data.limits import Limit
 from explain.data.opening import ending_of
@@ -117,12 +117,9 @@ def write_nifti(
         orientations.axcodes2ornt("RAS"), orientations.io_orientation(source.affine)
     )
     content = turned.as_reoriented(back).to_bytes()
-    target = Path(path)
-    is_packed = ending_of(target.name) == ".nii.gz"
-    files = Files(target.parent, overwrite=overwrite)
-    files.add_bytes(target.name, gzip.compress(content, mtime=0) if is_packed else content)
-    (written,) = files.write()
-    return written
+    if ending_of(os.fspath(path)) == ".nii.gz":
+        content = gzip.compress(content, mtime=0)
+    return write_file(path, content, overwrite=overwrite)
 
 
 def _opened(file: Any, name: str) -> Any:

@@ -23,7 +23,7 @@ from torch import nn
 
 from explain._utils.errors import HookError, ModelError, quiet, raised
 from explain._utils.version import __version__
-from explain.data.files import Files
+from explain.data.files import write_file
 from explain.data.opening import open_for_reading
 from explain.hooks.guard import Hook
 
@@ -144,9 +144,7 @@ def export_package(
     archive, report = _written(
         model, labels, {"mock": mock, "extern": extern, "intern": intern}, callbacks
     )
-    files = Files(Path(path).parent, overwrite=overwrite)
-    files.add_bytes(Path(path).name, archive)
-    files.write()
+    write_file(path, archive, overwrite=overwrite)
     return report
 
 

@@ -24,7 +24,7 @@ from explain._utils.errors import (
     naming,
     shown,
 )
-from explain._utils.modules import parameters_of
+from explain._utils.modules import floating_parameter
 from explain.attribution import encoding, records
 from explain.attribution.api import attribute
 from explain.attribution.concepts import find_concepts
@@ -743,7 +743,7 @@ class Explainer:
         torch.float32
         """
         x = inputs if isinstance(inputs, torch.Tensor) else torch.stack(list(inputs))
-        parameter = next((p for p in parameters_of(self.model) if p.is_floating_point()), None)
+        parameter = floating_parameter(self.model)
         return x if parameter is None else x.to(parameter.device, parameter.dtype)
 
 

@@ -173,6 +173,13 @@ class RunMaps:
         return chosen_from(self, which.tolist(), columns)
 
 
+def shares_of(heatmaps: torch.Tensor) -> torch.Tensor:
+    """Return heatmaps ``(N, H, W)`` averaged to the cells of `GRID`, each divided by its sum, so
+    that maps of different sizes can be compared; a map that is zero becomes NaN."""
+    small = F.adaptive_avg_pool2d(heatmaps, GRID)
+    return small / small.sum((1, 2), keepdim=True)
+
+
 def read_maps(
     run: StoredRun, method: str | None = None, threshold: Threshold = THRESHOLD
 ) -> RunMaps:
@@ -203,14 +210,13 @@ def read_maps(
             empty += 1
             continue
         region = object_of(row)
-        on_grid = F.adaptive_avg_pool2d(heatmap[None], GRID)[0]
         on_object = covered = math.nan
         if region.any():
             on_object = float(heatmap[region].sum() / heatmap.sum())
             covered = float(region.float().mean())
         names.append(row.name)
         targets.append(row.target)
-        values.append(on_grid / on_grid.sum())
+        values.append(shares_of(heatmap[None])[0])
         finding, is_right = _finding(row, threshold)
         findings.append(finding)
         figures.append((on_object, covered, math.nan if is_right is None else float(is_right)))

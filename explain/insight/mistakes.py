@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from explain._utils.resources import packaged_text
 from explain.attribution.encoding import decode
-from explain.insight.maps import GRID, Names, fields_of, object_of, short
+from explain.insight.maps import Names, fields_of, object_of, shares_of, short
 from explain.insight.reattribution import Batch, RunPhotos, one_for_each_photo
 from explain.methods.base import MethodLike
 from explain.store.reading import Row, StoredRun, Threshold
@@ -41,12 +40,8 @@ class ClassEvidence:
     def common(self) -> float:
         """How much the two maps overlap: 0 to 1, NaN where one is zero. Near 1, both classes were
         read from the same places."""
-        wrong, right = (
-            F.adaptive_avg_pool2d(heatmap[None], GRID)[0] for heatmap in (self.wrong, self.right)
-        )
-        if not (wrong.any() and right.any()):
-            return float("nan")
-        return float(torch.minimum(wrong / wrong.sum(), right / right.sum()).sum())
+        wrong, right = shares_of(torch.stack([self.wrong, self.right]))
+        return float(torch.minimum(wrong, right).sum())
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import product
-from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, Unpack
 
 import numpy as np
@@ -29,7 +28,7 @@ from explain.attribution.api import attribute, plan
 from explain.attribution.diagnostics import image_names
 from explain.attribution.options import AttributeOptions, Settings
 from explain.attribution.result import Attribution
-from explain.data.files import Files, as_cell
+from explain.data.files import as_cell, write_file
 from explain.data.inputs import Inputs, InputsLike
 from explain.engine import Evidence, validation
 from explain.engine.execution import gather
@@ -182,10 +181,7 @@ class Table(Mapping[str, Mapping[str, torch.Tensor]]):
             writer.writerow([as_cell(method), image, *cells])
         text = out.getvalue()
         if path is not None:
-            place = Path(path)
-            files = Files(place.parent, overwrite=True)
-            files.add_text(place.name, text)
-            files.write()
+            write_file(path, text, overwrite=True)
         return text
 
     def to_frame(self) -> Any:

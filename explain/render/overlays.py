@@ -15,7 +15,7 @@ from PIL import Image, ImageDraw
 from explain._utils.errors import ImageError, keywords, shown
 from explain._utils.html import png
 from explain.data.boxes import Box
-from explain.data.files import Files
+from explain.data.files import write_file
 from explain.data.images import ImageLike, load_image
 from explain.data.inputs import InputLayout, check_layout
 from explain.render.captions import (
@@ -291,9 +291,7 @@ class MovingOverlay:
         path = Path(path)
         pairs = zip(self.pictures, self.names, strict=True)
         captioned = [caption(picture, name, "") for picture, name in pairs]
-        files = Files(path.parent, overwrite=overwrite)
-        files.add_bytes(path.name, moving(captioned, path.name, seconds))
-        return files.write()[0]
+        return write_file(path, moving(captioned, path.name, seconds), overwrite=overwrite)
 
     def _repr_png_(self) -> bytes:
         """Return what a notebook displays of a film of overlays: its contact sheet as a PNG."""

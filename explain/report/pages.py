@@ -21,7 +21,7 @@ from explain._utils.version import __version__
 from explain.attribution import pictures
 from explain.attribution.pictures import Look, Scene
 from explain.attribution.result import set_figures
-from explain.data.files import Files
+from explain.data.files import write_file
 from explain.engine.settings import Progress
 from explain.render.sheets import Layout, contact_sheet
 from explain.render.styles import (
@@ -377,16 +377,6 @@ def _ascii(text: str) -> str:
     return text.encode("ascii", "xmlcharrefreplace").decode("ascii")
 
 
-def write_page(text: str, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
-    """Write the HTML text of a page to a file, complete or not at all, and return its path. Raises
-    `OutputError` if the file exists and ``overwrite`` is not set, or it cannot be written.
-    """
-    place = Path(path)
-    files = Files(place.parent, overwrite=overwrite)
-    files.add_text(place.name, text)
-    return files.write()[0]
-
-
 class Reportable(Subject):
     """A subject with `to_html`."""
 
@@ -439,7 +429,7 @@ class Reportable(Subject):
             OutputError: the file exists and ``overwrite`` is not set, or it cannot be written.
         """
         text = page_of(self, steps=steps, progress=progress)
-        return text if path is None else write_page(text, path, overwrite=overwrite)
+        return text if path is None else write_file(path, text, overwrite=overwrite)
 
 
 Entry = tuple[dict[str, Any], dict[str, Any]]
@@ -506,7 +496,7 @@ def sheet(
         )
         for subject, true_class in zip(subjects, truth or [None] * len(subjects), strict=True)
     ]
-    return write_page(sheet_of(entries, title), path, overwrite=overwrite)
+    return write_file(path, sheet_of(entries, title), overwrite=overwrite)
 
 
 def sheet_of(entries: Sequence[Entry], title: str | None = None) -> str:

@@ -17,10 +17,10 @@ from PIL import Image
 from explain._utils.errors import ExplainError, RunError, keywords, printable, shown
 from explain.attribution import pictures, records
 from explain.attribution.result import Attribution
-from explain.data.files import Files, distinct, slug
+from explain.data.files import Files, distinct, slug, write_file
 from explain.data.scans import stem_of
 from explain.render.styles import StyleLike
-from explain.report.pages import entry, sheet_of, write_page
+from explain.report.pages import entry, sheet_of
 from explain.report.reproduce import Reproduction, Subject
 from explain.runs.exporting import export
 from explain.runs.parts import index_of
@@ -114,7 +114,7 @@ def to_html(
             f"run {str(run.path)!r} must have photos that can be shown, but has not: {reason}"
         )
     page = sheet_of(items, title or f"{run.path.stem}: {len(items)} photos")
-    return write_page(page, path, overwrite=overwrite), failures
+    return write_file(path, page, overwrite=overwrite), failures
 
 
 def _by_label(run: StoredRun, photo: LabelledPhoto, threshold: Threshold) -> dict[str, Any]:

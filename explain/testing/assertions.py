@@ -6,12 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from explain._utils.errors import ArgumentError, ExplainError, ModelError, keywords
 from explain._utils.random_numbers import seeded
 from explain.baselines.replacements import BaselineLike, get_baseline
-from explain.insight.maps import GRID, in_percent
+from explain.insight.maps import in_percent, shares_of
 from explain.methods.base import MethodLike
 from explain.metrics.intervals import MeanInterval
 from explain.testing.regions import RegionLike, masks_elsewhere
@@ -248,8 +247,8 @@ def assert_agrees(
         classes = probabilities.argmax(1)
         other_answers += int((new_probabilities.argmax(1) != classes).sum())
         if method is not None:
-            maps = _shares(old.heatmaps(x, method, classes))
-            new_maps = _shares(new.heatmaps(new_x, method, classes))
+            maps = shares_of(old.heatmaps(x, method, classes))
+            new_maps = shares_of(new.heatmaps(new_x, method, classes))
             moved_shares.append((maps - new_maps).abs().sum((1, 2)) / 2)
             usual_shares.append((maps - maps.roll(1, 0)).abs().sum((1, 2)) / 2)
     name = _name(method)
@@ -360,11 +359,3 @@ def _interval(values: torch.Tensor, method: str) -> MeanInterval:
             f"{len(values)} photos; take another method, or method=None"
         )
     return interval
-
-
-def _shares(heatmaps: torch.Tensor) -> torch.Tensor:
-    """Return heatmaps ``(N, H, W)`` averaged to the cells of `GRID`, each divided by its sum, so
-    that maps of models with different input sizes can be compared; a map that is zero becomes NaN.
-    """
-    small = F.adaptive_avg_pool2d(heatmaps, GRID)
-    return small / small.sum((1, 2), keepdim=True)
