@@ -12,7 +12,6 @@ from explain.layers.grids import NetworkGrids
 from explain.layers.influence import (
     CANDIDATES,
     LayerSearch,
-    ScoreInfluence,
     influences_of,
     is_product,
     mixes,
@@ -117,7 +116,7 @@ def branches_beside(
             grid = grids.of_layer(name)
             is_last = grid is None or grid.is_map or not ends.isdisjoint(branch.downstream)
             influence = influences.get(name)
-            if influence is None or not _shows(influence, least):
+            if influence is None or not influence.shows or max(influence.positions) < least:
                 continue
             if is_last or ends.isdisjoint(branch.upstream):
                 layers.append(name)
@@ -129,11 +128,6 @@ def branches_beside(
                 }
                 break
     return _in_place(layers, grids)
-
-
-def _shows(influence: ScoreInfluence, least: int) -> bool:
-    """Whether a layer shows where the score comes from, at so many positions."""
-    return influence.shows and any(count >= least for count in influence.positions)
 
 
 def _possible(

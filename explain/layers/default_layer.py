@@ -27,7 +27,7 @@ from explain.layers.influence import (
 )
 from explain.layers.layouts import Grid, Size, has_aspect
 from explain.layers.placement import PlacementMode
-from explain.layers.recording import ModuleCall, RecordedCalls
+from explain.layers.recording import ModuleCall, RecordedCalls, record
 from explain.layers.stitched import Stitched
 from explain.layers.summary import RECORDED, ForwardSummary, summary_of
 from explain.recording import Step, Value
@@ -195,11 +195,12 @@ def _begin(
     if recorded is not None and (precise is not None or not is_of_inputs):
         recorded.release()
         recorded = None
-    search = LayerSearch(*(precise or (model, inputs)), summary, score, recorded)
+    model, inputs = precise or (model, inputs)
+    recorded = recorded or record(model, inputs.detached())
     try:
-        yield search
+        yield LayerSearch(model, inputs, summary, score, recorded)
     finally:
-        search.release()
+        recorded.release()
 
 
 def _in_single_precision(model: nn.Module, inputs: Inputs) -> tuple[nn.Module, Inputs] | None:

@@ -22,7 +22,7 @@ from explain.hooks.preserve import calculating, untouched
 from explain.hooks.unwrap import sharded
 from explain.layers.grids import NetworkGrids
 from explain.layers.layouts import to_spatial
-from explain.layers.recording import CallKey, RecordedCalls, last_of_place, record, tensors_in
+from explain.layers.recording import CallKey, RecordedCalls, last_of_place, tensors_in
 from explain.layers.summary import ForwardSummary
 from explain.recording import Step, Value
 from explain.recording.attention import RecordedAttention, attentions_in
@@ -115,32 +115,21 @@ class LayerSearch:
     inputs: Inputs
     summary: ForwardSummary
     score: Score | None
-    recorded: RecordedCalls | None
-    """A recorded pass of these inputs, if there is one: the model then does not run again."""
-
-    @cached_property
-    def _pass(self) -> RecordedCalls:
-        """The recorded pass."""
-        return self.recorded or record(self.model, self.inputs.detached())
-
-    def release(self) -> None:
-        """Let go of the recorded pass, if there is one."""
-        recorded = vars(self).get("_pass", self.recorded)
-        if recorded is not None:
-            recorded.release()
+    recorded: RecordedCalls
+    """A recorded pass of these inputs."""
 
     @cached_property
     def scored(self) -> ScoredPass:
         """The pass with its score."""
-        recorded = self._pass
-        recorder = recorded.recorder
+        recorder = self.recorded.recorder
+        output = self.recorded.output
         if recorder is None:
             return ScoredPass()
-        of_output = tensors_in(recorded.output, most=None)
+        of_output = tensors_in(output, most=None)
         with ExitStack() as stack:
             stack.enter_context(untouched(self.model, grad=True))
             record_until(stack, recorder)
-            score = total_score(self.score, recorded.output)
+            score = _best_score(output) if self.score is None else self.score(output).sum()
         outputs = [recorder.value_of(tensor) for tensor in of_output]
         value = None if score is None else recorder.value_of(score)
         graph = recorder.tensors if sharded(self.model) else {}
@@ -148,7 +137,7 @@ class LayerSearch:
         if value is not None and value not in reached_from(steps, recorder.inputs):
             for step in steps:  # the network switches gradients off: the graph begins at a layer
                 step.has_gradient = True
-        return ScoredPass(steps, recorded.values, outputs, value, graph)
+        return ScoredPass(steps, self.recorded.values, outputs, value, graph)
 
     def value_of(self, layer: str) -> Value | None:
         """What a layer gave in the pass; None if it did not run."""
@@ -221,12 +210,6 @@ def influences_of(search: LayerSearch, layers: Sequence[str]) -> dict[str, Score
             is_factor=value in factors,
         )
     return influences
-
-
-def total_score(score: Score | None, output: Any) -> Tensor | None:
-    """The number that is differentiated: the sum of a search's scores, or, without a score, the
-    best one."""
-    return _best_score(output) if score is None else score(output).sum()
 
 
 def _best_score(output: Any) -> Tensor | None:
