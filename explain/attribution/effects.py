@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch.nn.utils.rnn import pad_sequence
 
-from explain._utils.html import picture_html
+from explain._utils.html import aligned, picture_html
 from explain._utils.rounding import finite_or_none
 from explain.render.figures import as_picture, empty
 from explain.render.styles import SIGNED
@@ -94,19 +94,15 @@ class Effects:
         rows = self.rows()
         if self.at != "layers":
             rows = sorted(rows, key=lambda row: -abs(row["effect"]))[:SHOWN]
-        width = max(len(row["layer"]) for row in rows)
-        unit = self.at.removesuffix("s")
-        lines = [f"score of {self.target}: clean {self.clean:.4g}, corrupted {self.corrupted:.4g}"]
-        lines.append(f"{'layer':<{width}}  {unit:>8}  {'effect':>8}  {'share':>6}  {'estimate':>8}")
+        table = [["layer", self.at.removesuffix("s"), "effect", "share", "estimate"]]
         for row in rows:
-            unit_number = "all" if row["unit"] is None else row["unit"]
+            unit = "all" if row["unit"] is None else str(row["unit"])
             share = "" if row["share"] is None else f"{row['share']:.0%}"
-            lines.append(
-                f"{row['layer']:<{width}}  {unit_number:>8}  {row['effect']:>8.3g}  {share:>6}  "
-                f"{row['estimate']:>8.3g}"
-            )
-        lines.append(f"correlation of effects and estimates: {self.correlation:.2f}")
-        return "\n".join(lines)
+            effect = f"{row['effect']:.3g}"
+            table.append([row["layer"], unit, effect, share, f"{row['estimate']:.3g}"])
+        first = f"score of {self.target}: clean {self.clean:.4g}, corrupted {self.corrupted:.4g}"
+        last = f"correlation of effects and estimates: {self.correlation:.2f}"
+        return "\n".join([first, *aligned(table, to_the_right=range(1, 5)), last])
 
     def figure(self) -> "Figure":
         """Return a matplotlib figure of the effects: bars for layers, a grid of layers by units, or

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from explain._utils.errors import LayerError, keywords
+from explain._utils.html import aligned
 from explain._utils.nested import replace_first
 from explain.attribution.trace import blocks
 from explain.data.inputs import Inputs, InputsLike
@@ -53,10 +54,8 @@ class Lens:
         return rows
 
     def __str__(self) -> str:
-        width = max(map(len, self.layers))
-        return "\n".join(
-            f"{row['layer']:<{width}}  {row['score']:>8.3g}  {row['target']}" for row in self.rows()
-        )
+        rows = [[row["layer"], f"{row['score']:.3g}", row["target"]] for row in self.rows()]
+        return "\n".join(aligned(rows, to_the_right=[1]))
 
 
 @keywords()
