@@ -93,6 +93,11 @@ def lens(
     inputs = with_layout(model, x).detached()
     all_blocks = blocks(model, inputs, include_top_level=False)
     names = all_blocks if layers is None else select_places(model, layers)
+    no_blocks = LayerError(
+        "model must have blocks to be read by its last layers, got none; name the layers"
+    )
+    if not names:
+        raise no_blocks
     with preserve.untouched(model), torch.no_grad(), reading(model, inputs, None, categories):
         with capture(model, list(dict.fromkeys([*names, *all_blocks])), gradients=False) as records:
             output = inputs.call(model)
@@ -100,9 +105,7 @@ def lens(
         outputs = {record.layer: record.activation for record in records.records}
         block_outputs = {name: values for name, values in outputs.items() if name in names}
         if not block_outputs:
-            raise LayerError(
-                "model must have blocks to be read by its last layers, got none; name the layers"
-            )
+            raise no_blocks
         shapes = {name: values.shape for name, values in block_outputs.items()}
         shape = list(shapes.values())[-1]
         if layers is not None and len(set(shapes.values())) > 1:
