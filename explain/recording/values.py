@@ -157,7 +157,8 @@ class Step:
         return self._named([*tensors_of(returned), *written])
 
     def replaced(self, tensors: Mapping[Value, Tensor]) -> "Step":
-        """The same operation of other tensors in the place of some values."""
+        """The same operation of other tensors in the place of some values. Its results stay those
+        that were recorded."""
 
         def changed(part: Any) -> Any:
             """An argument, a new value in the place of one with another tensor."""

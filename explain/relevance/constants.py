@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +32,7 @@ class AddedConstant:
     """A constant, and the ``result`` that it is added in; the module, by name and call, if it does
     no more."""
 
-    value: Tensor | float
+    value: Tensor
     result: Value
     module: str | None = None
     call: int = 0
@@ -89,32 +88,18 @@ def has_constant_part(step: Step) -> bool:
 
 
 def constant_part(step: Step) -> Tensor:
-    """What a step "join" or "choice" gives for its constants alone, such as a class token, with
-    zero for signals. Its result is the sum of this and of the same for its signals."""
+    """What a step "sum", "join" or "choice" gives for its constants alone, such as a class token,
+    with zero for signals; of a sum in the shape of the constants. Its result is the sum of this and
+    of the same for its signals."""
     signals = {step.inputs[position] for position in step.signals}
 
     def without_signal(value: Value) -> Tensor:
         """Zeros in the place of a signal."""
-        return torch.zeros_like(value.tensor) if value in signals else value.tensor
+        if value not in signals:
+            return value.tensor
+        return value.tensor.new_zeros(() if step.kind == "sum" else value.shape)
 
-    with torch.no_grad():
-        return step.recorded.run(without_signal)[step.output]
-
-
-def constant_terms(step: Step) -> list[Any]:
-    """The constant terms of a step "sum", with their sign and factor: for ``a - 2 b`` with constant
-    b, ``[-2 b]``."""
-    signals = {step.inputs[position] for position in step.signals}
-    terms = list(step.recorded.args[:2])
-    alpha = step.recorded.kwargs.get("alpha", 1)
-    factors = {"add": (1, alpha), "sub": (1, -alpha), "rsub": (-alpha, 1)}.get(step.name, (1,))
-    constant = []
-    for term, factor in zip(terms, factors, strict=False):
-        if not isinstance(term, Value):
-            constant.append(factor * term)
-        elif term not in signals:
-            constant.append(factor * term.tensor)
-    return constant
+    return step.recorded.run(without_signal)[step.output]
 
 
 def uninspected(steps: Iterable[RecordedStep], leading: AbstractSet[Value]) -> Coverage:
@@ -127,14 +112,14 @@ def uninspected(steps: Iterable[RecordedStep], leading: AbstractSet[Value]) -> C
     return Coverage(missed=dict(missed))
 
 
-def _laid_out(result: Value, constant: Tensor | float, readers: Readers) -> Value:
+def _laid_out(result: Value, constant: Tensor, readers: Readers) -> Value:
     """The result that a constant is added in, in the shape that it is read in: linear layers make
     one dimension of all but the channels."""
-    is_by_channel = isinstance(constant, Tensor) and constant.ndim == 1
-    return readers.reshaped(result) if is_by_channel and len(result.shape) == 2 else result
+    is_by_channel = constant.ndim == 1 and len(result.shape) == 2
+    return readers.reshaped(result) if is_by_channel else result
 
 
-def _constants_of(recorded: RecordedStep) -> Iterator[tuple[Tensor | float, bool, bool]]:
+def _constants_of(recorded: RecordedStep) -> Iterator[tuple[Tensor, bool, bool]]:
     """Yield the constants that a step adds, each with whether its channels come last, and whether
     it is a map."""
     signals = {value for value in recorded.inputs if value.depends}
@@ -147,14 +132,10 @@ def _constants_of(recorded: RecordedStep) -> Iterator[tuple[Tensor | float, bool
     step = step_of(recorded, signals, of_complex=True)
     if step is None:
         return
-    if step.kind == "sum":
-        terms = constant_terms(step)
+    if step.kind == "sum" and len(step.signals) == 1:
+        term = constant_part(step)
         # complex numbers belong to frequencies, not to places of the image
-        is_complex = step.output.dtype.is_complex
-        for term in terms if len(terms) == 1 else ():
-            is_tensor = isinstance(term, Tensor)
-            is_map = is_tensor and term.numel() > 1 and not is_complex
-            yield term, is_tensor and term.ndim == 1, is_map
+        yield term, term.ndim == 1, term.numel() > 1 and not step.output.dtype.is_complex
     elif step.kind in ("join", "choice") and has_constant_part(step):
         # tokens that are constant, such as a class token, lie on no place
         part = constant_part(step)

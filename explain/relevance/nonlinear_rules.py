@@ -15,7 +15,7 @@ from torch import Tensor
 
 from explain._utils.errors import MethodError
 from explain.recording import Value
-from explain.relevance.constants import constant_part, constant_terms, has_constant_part
+from explain.relevance.constants import constant_part, has_constant_part
 from explain.relevance.linear_maps import along
 from explain.relevance.propagation import (
     RelevanceFlow,
@@ -195,9 +195,8 @@ class ConstantTerms(RelevanceRule):
     def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Sent:
         """LRP at a sum, concatenation or choice: its constants take their relevance as "biases";
         gradients stay."""
-        for term in constant_terms(step) if step.kind == "sum" else [constant_part(step)]:
-            # Masks add minus infinity to scores that do not count: 0 times that is NaN.
-            flow.take("biases", torch.where(gradient == 0, 0, gradient * term))
+        # Masks add minus infinity to scores that do not count: 0 times that is NaN.
+        flow.take("biases", torch.where(gradient == 0, 0, gradient * constant_part(step)))
         return None
 
 
