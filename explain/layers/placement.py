@@ -145,14 +145,15 @@ class Placement:
             return enlarge(maps, self.size)
         if self.lines is not None:
             maps = maps.mT if self.lines[0] else maps
-            rows, columns = (matrix.to(maps) for matrix in self._matrices[smooth])
+            matrices = self._matrices[smooth]
+            rows = matrices[0].to(maps)
+            columns = matrices[1].to(maps).mT
             if not smooth:
-                return rows @ maps @ columns.mT
+                return rows @ maps @ columns
             # apart and clamped, so that no cubic gives a pixel a sign that its cells do not have
-            above, below = (
-                (rows @ (sign * maps).clamp(min=0) @ columns.mT).clamp(min=0) for sign in (1, -1)
-            )
-            return above - below
+            above = rows @ maps.clamp(min=0) @ columns
+            below = rows @ (-maps).clamp(min=0) @ columns
+            return above.clamp(min=0) - below.clamp(min=0)
         indices, weights = self.nearest
         flat = maps.flatten(2)
         pixels = maps.new_zeros((*maps.shape[:2], math.prod(self.size)))
