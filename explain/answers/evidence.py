@@ -64,14 +64,12 @@ class WordEvidence:
         within = f"{self.passes} of {self.budget} altered photos"
         if self.proof == "none":
             return f"no part of the photo is {self.kind} for the word ({within})"
-        if not self.size:
-            left = f"{100 * (self.alone or 0):.0f} % with all of it covered"
-            return f"the word needs no part of the photo: {left} ({within})"
-        figure = self.alone if self.kind == "sufficient" else self.without
-        how = "alone keeps" if self.kind == "sufficient" else "covered leaves"
+        is_enough = self.kind == "sufficient"
+        left = 100 * ((self.alone if is_enough else self.without) or 0)
+        how = "alone keeps" if is_enough else "covered leaves"
         return (
-            f"{100 * self.size:.0f} % of the photo {how} a probability of "
-            f"{100 * (figure or 0):.0f} % (with all of it {100 * self.probability:.0f} %; "
+            f"{100 * self.size:.0f} % of the photo {how} "
+            f"a probability of {left:.0f} % (with all of it {100 * self.probability:.0f} %; "
             f"{self.proof}, {within})"
         )
 

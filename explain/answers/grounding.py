@@ -51,14 +51,19 @@ class Grounding:
     @property
     def text(self) -> str:
         """The mark with its numbers, in a few words."""
-        text = f"{self.mark}: {_percent(self.probability)}, "
-        text += f"{_percent(self.without_image)} without the photo, "
-        text += f"{_percent(self.without_part)} without a part"
-        if self.with_other_photo is not None:
-            text += f", {_percent(self.with_other_photo)} with another"
-        if self.without_words is not None:
-            text += f"; {_percent(self.without_words)} without the words before"
-        return text
+        probabilities = {
+            "": self.probability,
+            " without the photo": self.without_image,
+            " without a part": self.without_part,
+            " with another": self.with_other_photo,
+            " without the words before": self.without_words,
+        }
+        texts = [
+            f"{100 * probability:.0f} %{how}"
+            for how, probability in probabilities.items()
+            if probability is not None
+        ]
+        return f"{self.mark}: {', '.join(texts)}"
 
     def to_dict(self) -> dict[str, Any]:
         """All figures in plain values, with the mark and the text."""
@@ -87,7 +92,3 @@ def grounding_of(altered: Altered, word: int) -> Grounding:
         with_other_photo=None if altered.other is None else float(altered.other[word].exp()),
         without_words=without_words,
     )
-
-
-def _percent(probability: float) -> str:
-    return f"{100 * probability:.0f} %"

@@ -156,16 +156,11 @@ class _Reading:
     bands: Bands | None = None
 
     def path(self, path: str) -> Image.Image:
-        """Read the file at a path, or the slices of it that the name ends with. Refuses addresses,
-        folders, and anything that could block, such as pipes of others."""
-        if re.match(r"\w+://", path):
-            raise self.error("must be a file, got an address; download it first")
+        """Read the file at a path, or the slices of it that the name ends with. Refuses folders,
+        and anything that could block, such as pipes of others."""
         file_name, chosen = split_slice(path)
         if chosen is not None and self.bands is not None:
             raise self.error("must be a whole file for a model of its bands; name the file")
-        # an empty name is the folder here; unlike Path.is_dir, os.path.isdir accepts any name
-        if os.path.isdir(file_name or os.curdir):
-            raise self.error("must be a file, got a folder; name the images in it")
         is_our_pipe = _OURS.fullmatch(os.path.abspath(file_name)) is not None
         try:
             with open_for_reading(Path(file_name), pipes=is_our_pipe) as file:

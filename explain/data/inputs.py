@@ -357,33 +357,18 @@ class Inputs:
     def _tensors(self) -> dict[Path, torch.Tensor]:
         """All tensors of the arguments, by their paths, positional arguments first; those inside of
         containers too."""
-        tensors: dict[Path, torch.Tensor] = {}
-        for key, value in self._arguments.items():
-            if isinstance(value, torch.Tensor):
-                tensors[key,] = value
-            else:
-                tensors.update(((key, *path), tensor) for path, tensor in nested.paths(value))
-        return tensors
+        return dict(nested.paths(self._arguments))
 
     def _with(self, tensors: dict[Path, torch.Tensor]) -> "Inputs":
         """Return inputs with the same arguments but other ``tensors``, which must have the same
         paths. Nothing is checked or found again: what was cached stays, but for `_OF_TENSORS`."""
-        if len(tensors) == len(self.args) + len(self.kwargs) and not self._has_containers:
-            args = tuple([tensors[i,] for i in range(len(self.args))])
-            kwargs = {name: tensors[name,] for name in self.kwargs} if self.kwargs else {}
-        else:
-            arguments = nested.replace(self._arguments, lambda path, _: tensors[path])
-            args = tuple(arguments.pop(i) for i in range(len(self.args)))
-            kwargs = arguments
+        arguments = nested.replace(self._arguments, lambda path, _: tensors[path])
+        args = tuple(arguments.pop(i) for i in range(len(self.args)))
         changed = object.__new__(Inputs)
-        vars(changed).update(vars(self), args=args, kwargs=kwargs, _tensors=tensors)
+        vars(changed).update(vars(self), args=args, kwargs=arguments, _tensors=tensors)
         for name in _OF_TENSORS:
             vars(changed).pop(name, None)
         return changed
-
-    @cached_property
-    def _has_containers(self) -> bool:
-        return max(map(len, self._tensors), default=0) > 1
 
     def _find(self, wanted: int | str | Path | None) -> Path:
         """The path of the explained tensor in ``wanted``: the first image ``(N, C, H, W)`` or ``(N,

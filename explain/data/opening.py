@@ -64,14 +64,6 @@ def photos_in(
             yield from photos_in(folder, path, apart_from=apart_from)
 
 
-_KINDS = {
-    stat.S_IFIFO: "a named pipe",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-}
-
-
 class NoFileError(OSError):
     """What was to be opened is there, but is no file."""
 
@@ -81,9 +73,10 @@ def open_for_reading(path: Path, *, pipes: bool = False) -> IO[bytes]:
     pipe may take forever.
     """
     # Before it is opened, since that may rewind a tape; of folders, open() says what they are.
-    kind = stat.S_IFMT(path.stat().st_mode)
-    if kind in _KINDS and not (pipes and kind == stat.S_IFIFO):
-        raise NoFileError(errno.EINVAL, f"got {_KINDS[kind]}")
+    mode = path.stat().st_mode
+    is_file = stat.S_ISREG(mode) or stat.S_ISDIR(mode)
+    if not is_file and not (pipes and stat.S_ISFIFO(mode)):
+        raise NoFileError(errno.EINVAL, "got a pipe, a socket or a device")
     return path.open("rb")
 
 

@@ -167,14 +167,10 @@ class Insight:
         """
         lines = []
         if self.unknown_labels:
-            named = [
-                f"{label} ({count} photo{'s' * (count > 1)})"
-                for label, count in self.unknown_labels.items()
-            ]
-            rest = len(named) - MOST_UNKNOWN
-            more = f" and {rest} more" if rest > 0 else ""
+            named = [f"{label} ({count})" for label, count in self.unknown_labels.items()]
+            more = " …" if len(named) > MOST_UNKNOWN else ""
             lines.append(
-                f"Labels left out, which are none of the model's: "
+                "Labels left out, which are none of the model's, and their photos: "
                 f"{', '.join(named[:MOST_UNKNOWN])}{more}."
             )
         if self._is_coarse:

@@ -28,6 +28,7 @@ from explain.attribution.api import attribute, plan
 from explain.attribution.diagnostics import image_names
 from explain.attribution.options import AttributeOptions, Settings
 from explain.attribution.result import Attribution
+from explain.baselines.replacements import in_single_or_double
 from explain.data.files import as_cell, write_file
 from explain.data.inputs import Inputs, InputsLike
 from explain.engine import Evidence, validation
@@ -60,7 +61,6 @@ from explain.metrics.variants import (
     ReattributionMetric,
     Results,
     Variant,
-    photos_of,
     reattribute,
 )
 from explain.targets import ClassTarget, Target, as_target
@@ -353,7 +353,7 @@ def evaluate(
     only_maps = len(evaluation.given_maps) == len(evaluation.sources)
     # of maps alone: the model does not run
     if only_maps and all(isinstance(metric, MapMetric) for metric in evaluation.metrics.values()):
-        images = photos_of(evaluation.inputs)
+        images = in_single_or_double(evaluation.inputs.x)
         data = {
             name: MetricInput(Maps.of(name, maps, images), images, **truth)
             for name, maps in evaluation.given_maps.items()
@@ -652,19 +652,14 @@ class _Evaluation:
         ):
             if need is None:
                 continue
-            least_probability = (0.9 * evidence[whole_score("probability")]).clamp(
-                min=(1 + 1 / classes) / 2
-            )
-            kept = evidence[need] > least_probability
+            least = (0.9 * evidence[whole_score("probability")]).clamp(min=(1 + 1 / classes) / 2)
+            kept = evidence[need] > least
             if kept.any():
                 baseline = need.perturbation.baseline.name  # type: ignore[attr-defined]
-                where = (
-                    f"{evidence[need][kept].min():.2f} or more where the baseline {baseline!r} "
-                    "covers all of it"
-                )
-                keeps = f"image {image_names(kept)} keeps its class with a probability of {where}"
                 yield (
-                    f"{keeps}, so that figures by this baseline say little; choose another baseline"
+                    f"image {image_names(kept)} keeps its class with a probability of "
+                    f"{evidence[need][kept].min():.2f} or more where the baseline {baseline!r} "
+                    "covers all of it, so that figures by it say little; choose another baseline"
                 )
 
 

@@ -15,6 +15,7 @@ from explain.baselines.base import Baseline
 from explain.engine.perturbations import ScoreKind
 from explain.methods.base import over_all, ratio
 from explain.methods.masking import Score
+from explain.methods.regions import in_a_row
 from explain.metrics import base
 from explain.metrics.base import MetricInput, MetricResult, ScoreMetric, ScoreRequest, register
 from explain.metrics.maps import Sign, area_under_curve, grid_regions, region_ranks, steps_of
@@ -567,7 +568,7 @@ def _of_image(photo: torch.Tensor, count: int, compactness: float, rounds: int) 
             [(features - centres[:, piece]).pow(2).sum(0) for piece in piece_choices]
         )
         labels = piece_choices.gather(0, distances.argmin(0, keepdim=True))[0]
-    return torch.unique(labels, return_inverse=True)[1].reshape(size)  # type: ignore[no-any-return]
+    return in_a_row(labels).reshape(size)
 
 
 @register

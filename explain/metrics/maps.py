@@ -14,7 +14,7 @@ from explain._utils.errors import MetricError, shown
 from explain._utils.random_numbers import permutation
 from explain.attribution.diagnostics import image_names
 from explain.attribution.result import Attribution, by_maximum
-from explain.baselines.replacements import blurred, to_unit
+from explain.baselines.replacements import blurred, in_single_or_double, to_unit
 from explain.layers.layouts import Size
 from explain.layers.placement import Placement, draw
 from explain.methods.base import Style, ratio
@@ -76,8 +76,7 @@ class Maps:
                 f"map {name!r} must have the shape ({count}, {cells}), or ({count}, C, {pixels}) "
                 f"for each pixel, got {tuple(values.shape)}"
             )
-        values = values.detach().to(images.device)
-        values = values if values.dtype in (torch.float32, torch.float64) else values.float()
+        values = in_single_or_double(values.detach().to(images.device))
         if of_channels and not bool(torch.isfinite(values.abs().sum(1)).all()):
             values = values.double()  # sums over the channels are beyond single precision
         wrong = (~torch.isfinite(values)).flatten(1).any(1)

@@ -14,6 +14,7 @@ from explain._utils.errors import muted
 from explain.attribution.options import AttributeOptions
 from explain.attribution.result import Attribution
 from explain.attribution.selection import requested
+from explain.baselines.replacements import in_single_or_double
 from explain.data.inputs import Inputs
 from explain.engine import Evidence, Perturbation, PerturbedRows
 from explain.engine.output_kinds import outputs_of
@@ -36,12 +37,6 @@ AT_ONCE = 16
 """How many perturbed images, slices or frames are explained in one batch."""
 
 
-def photos_of(inputs: Inputs) -> torch.Tensor:
-    """The images ``(N, C, H, W)`` among a model's inputs, in at least single precision."""
-    x = inputs.x
-    return x if x.dtype in (torch.float32, torch.float64) else x.float()
-
-
 @dataclass(eq=False)
 class ModelContext:
     """What a metric may vary in an evaluation: the model, N ``images``, their ``classes`` ``(N,)``
@@ -60,7 +55,7 @@ class ModelContext:
     def __post_init__(self, activation: Activation | None) -> None:
         """Derive what all metrics share: images in at least single precision, and how the model's
         outputs become probabilities."""
-        self.images = photos_of(self.inputs)
+        self.images = in_single_or_double(self.inputs.x)
         self.classes = None if self.classes is None else self.classes.to(self.images.device)
         self.outputs = Outputs()
         if self.logits is not None:

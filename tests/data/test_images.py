@@ -87,7 +87,7 @@ def test_values_that_are_not_finite_are_black_and_counted() -> None:
 def test_what_is_no_image_is_named(tmp_path: Path) -> None:
     images: dict[str, Any] = {
         "b.jpg": tmp_path / "b.jpg",
-        "folder": tmp_path,
+        "directory": tmp_path,
         "read": "\0.jpg",
         "shape": np.zeros((0, 8, 3), np.uint8),
         "complex128": np.zeros((8, 8, 3), complex),
@@ -223,11 +223,10 @@ def test_named_pipes_devices_and_sockets_are_refused_at_once(
     monkeypatch.chdir(tmp_path)
     os.mkfifo("pipe.png")
     Path("link.png").symlink_to("pipe.png")
-    kinds = {"pipe.png": "a named pipe", "link.png": "a named pipe", "/dev/zero": "a device"}
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind("s")  # the whole path may be longer than a socket's name may be
-        for name, kind in {**kinds, "s": "a socket"}.items():
-            with pytest.raises(ImageError, match=f"must be a file, got {kind}; save"):
+        for name in ("pipe.png", "link.png", "/dev/zero", "s"):
+            with pytest.raises(ImageError, match=r"must be a file, got .* or a device; save"):
                 load_image(name)
 
 

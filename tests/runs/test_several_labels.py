@@ -145,7 +145,7 @@ def test_labels_that_are_none_of_the_models_are_named_and_their_photos_count_by_
     assert insight.labels is not None
     alarms = {one.label: one.false_alarms for one in insight.labels}
     assert alarms == {"Mass": 4, "Edema": 3, "Hernia": 3, "Nodule": 4, "Fluid": 4}
-    assert any("Masss (2 photos), No Finding (1 photo)" in line for line in insight.lines())
+    assert any("Masss (2), No Finding (1)" in line for line in insight.lines())
 
 
 def detector() -> explain.Explainer:
