@@ -140,10 +140,9 @@ def _range_of(
     is_float = dtype.kind == "f"
     if is_float and peak <= 1:
         return 0.0, 1.0, ""
-    if is_float and peak < 2:  # resampling goes a little beyond the range from 0 to 1
-        return 0.0, peak, "from 0 to the brightest"
     depth = bits or next((depth for depth in DEPTHS if peak < 2**depth), None)
-    if depth is None:
+    # resampling goes a little beyond the range from 0 to 1
+    if depth is None or (is_float and peak < 2):
         return 0.0, peak, "from 0 to the brightest"
     most = 2.0**depth - 1
     is_usual = depth in (bits, 16) or peak == 0 or (depth == 8 and dtype.itemsize > 2)

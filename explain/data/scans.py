@@ -96,16 +96,15 @@ def split_slice(name: str) -> tuple[str, Chosen]:
 def read_range(text: str) -> Chosen:
     """The slices that a text means: ``12``, ``10:20`` (the 10th to the 20th) or ``::5`` (every
     fifth, from the first on). None for any other text."""
+    if text.isdecimal():
+        return int(text) - 1 if int(text) else slice(0, 0)  # there is no slice 0
     match = _RANGE.fullmatch(text)
-    if not text.isdecimal() and match is None:
-        return None
-    first, last, step = (text, text, None) if match is None else match.groups()
-    if first and not int(first):  # there is no slice 0
-        return slice(0, 0)
     if match is None:
-        return int(text) - 1
-    start = int(first) - 1 if first else None
-    return slice(start, int(last) if last else None, int(step) if step else None)
+        return None
+    first, last, step = (int(part) if part else None for part in match.groups())
+    if first == 0:
+        return slice(0, 0)
+    return slice(None if first is None else first - 1, last, step)
 
 
 def chosen_numbers(chosen: Chosen, count: int) -> range:
@@ -200,16 +199,13 @@ def as_slices(array: Array) -> Array:
         array = array[0]
     while array.ndim > 2 and array.shape[-1] == 1:
         array = array[..., 0]
-    if array.ndim > 2 and array.shape[-1] in (3, 4):
-        is_one_slice = array.ndim == 3
-    elif array.ndim > 2 and array.shape[-3] == 3:
-        is_one_slice = array.ndim == 3
+    is_color = array.ndim > 2 and array.shape[-1] in (3, 4)
+    if array.ndim > 2 and array.shape[-3] == 3 and not is_color:
+        is_color = True
         array = np.moveaxis(array, -3, -1)
-    else:
-        is_one_slice = array.ndim == 2
-    slices = array[None] if is_one_slice else array
-    is_color = slices.shape[-1] in (3, 4) and slices.ndim == 4
-    if 0 in shape or (slices.ndim != 3 and not is_color):
+    axes = 4 if is_color else 3  # of several slices
+    slices = array if array.ndim == axes else array[None]
+    if 0 in shape or slices.ndim != axes:
         raise ImageError(
             "image must be an array (H, W), (H, W, 3), (H, W, 4) or (3, H, W), or slices of these, "
             f"got shape {shape}; name the axes in this order"

@@ -121,12 +121,12 @@ def class_mean_maps(maps: RunMaps) -> list[ClassStatistics]:
             continue
         class_maps = maps[rows]
         class_excess = MeanWithError.of(excess[rows])
-        apart = _apart(class_maps.values.double(), map_sum, square_sum, len(maps))
+        values = class_maps.values.double()
+        rest_count = len(maps) - len(rows)
+        mean_of_rest = (map_sum - values.sum(0)) / max(1, rest_count)
+        apart = _apart(values, mean_of_rest, square_sum, rest_count)
         striking = (
             mean_excess - (class_excess.value + SURE * class_excess.error) if has_boxes else apart
-        )
-        mean_of_others = (map_sum - class_maps.values.double().sum(0)) / max(
-            1, len(maps) - len(rows)
         )
         statistics.append(
             ClassStatistics.of(
@@ -137,32 +137,27 @@ def class_mean_maps(maps: RunMaps) -> list[ClassStatistics]:
                 excess=class_excess,
                 apart=apart,
                 striking=-math.inf if math.isnan(striking) else striking,
-                beyond_others=class_maps.values.mean(0) - mean_of_others.float(),
+                beyond_others=class_maps.values.mean(0) - mean_of_rest.float(),
             )
         )
     return sorted(statistics, key=lambda look: (-look.striking, -look.apart, look.title))
 
 
 def _apart(
-    values: torch.Tensor, map_sum: torch.Tensor, square_sum: torch.Tensor, count: int
+    values: torch.Tensor, mean_of_rest: torch.Tensor, square_sum: torch.Tensor, rest_count: int
 ) -> float:
-    """How far a class's mean of ``values`` ``(n, 16, 16)`` lies from that of all other maps, less
-    what chance gives (the variances of both means); sums ``(16, 16)`` are over all ``count`` maps.
+    """How far a class's mean of ``values`` ``(n, 16, 16)`` lies from that of the other maps, less
+    what chance gives (the variances of both means); the sum of squares ``(16, 16)`` is over all.
     """
-    rest_count = count - len(values)
     if rest_count < 2 or len(values) < 2:
         return 0.0
     mean = values.mean(0)
-    mean_of_rest = (map_sum - values.sum(0)) / rest_count
     variance_of_mean = values.var(0) / len(values)
     variance_of_rest = ((square_sum - (values**2).sum(0)) / rest_count - mean_of_rest**2) / (
         rest_count - 1
     )
-    squared_distance = (
-        ((mean - mean_of_rest) ** 2 - variance_of_mean - variance_of_rest.clamp(min=0))
-        .sum()
-        .clamp(min=0)
-    )
+    chance = variance_of_mean + variance_of_rest.clamp(min=0)
+    squared_distance = ((mean - mean_of_rest) ** 2 - chance).sum().clamp(min=0)
     # The root of the places brings it to the scale of a sum over them: 1 for two even maps that
     # each fill another half of the photo, and more where maps fill less.
     return float((squared_distance * mean.numel()).sqrt() / 2)

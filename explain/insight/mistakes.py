@@ -3,7 +3,7 @@ false alarms; evidence that is off the object."""
 
 import json
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
@@ -204,45 +204,41 @@ def label_mistakes(run: StoredRun, threshold: Threshold) -> list[LabelMistakes] 
     """The misses and false alarms (from the probability ``threshold`` on) of each label with any,
     the most first. None for a run in which no photo has several labels that the model knows.
     """
-    classes = 0
     labelled = 0
     present: Counter[int] = Counter()
     uncertain: Counter[int] = Counter()
-    wrong: dict[tuple[int, bool], dict[str, float]] = {}
+    # by label, the label's probability by the name of a photo
+    missed_photos: defaultdict[int, dict[str, float]] = defaultdict(dict)
+    alarm_photos: defaultdict[int, dict[str, float]] = defaultdict(dict)
     for photo in run.labelled_photos():
-        classes = len(photo.probabilities)
         labelled += 1
         uncertain.update(photo.uncertain)
         present.update(photo.true)
         missed, false_alarms = photo.mistakes(threshold)
-        for numbers, is_alarm in ((missed, False), (false_alarms, True)):
+        for numbers, photos in ((missed, missed_photos), (false_alarms, alarm_photos)):
             for number in numbers:
-                photos = wrong.setdefault((number, is_alarm), {})
-                photos[photo.name] = float(photo.probabilities[number])
+                photos[number][photo.name] = float(photo.probabilities[number])
     if not present:
         return None
     mistakes = []
     probability = itemgetter(1)
-    for number in range(classes):
-        missed_photos = wrong.get((number, False), {})
-        alarm_photos = wrong.get((number, True), {})
+    for number in missed_photos.keys() | alarm_photos.keys():
+        missed_in = sorted(missed_photos[number].items(), key=probability)
+        alarm_in = sorted(alarm_photos[number].items(), key=probability, reverse=True)
         mistakes.append(
             LabelMistakes(
                 run.label_of(number),
                 number,
                 present=present[number],
                 absent=labelled - uncertain[number] - present[number],
-                missed=len(missed_photos),
-                false_alarms=len(alarm_photos),
-                missed_photos=dict(sorted(missed_photos.items(), key=probability)[:SHOWN]),
-                alarm_photos=dict(
-                    sorted(alarm_photos.items(), key=probability, reverse=True)[:SHOWN]
-                ),
+                missed=len(missed_in),
+                false_alarms=len(alarm_in),
+                missed_photos=dict(missed_in[:SHOWN]),
+                alarm_photos=dict(alarm_in[:SHOWN]),
             )
         )
-    with_mistakes = [label for label in mistakes if label.missed or label.false_alarms]
     return sorted(
-        with_mistakes, key=lambda label: (-label.missed - label.false_alarms, label.label_class)
+        mistakes, key=lambda label: (-label.missed - label.false_alarms, label.label_class)
     )
 
 

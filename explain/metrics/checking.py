@@ -204,7 +204,11 @@ def check_maps(
         Sensitivity(samples=4, seed=seed),
     )
     notes: dict[str, str] = {}
-    varying = {name: pair for name, pair in maps.items() if not _maps_of(name, pair[1]).constant[0]}
+    values = {
+        name: Maps.of(name, attribution, torch.zeros(1, 1, *attribution.size))
+        for name, (_, attribution) in maps.items()
+    }
+    varying = {name: pair for name, pair in maps.items() if not values[name].constant[0]}
     with muted():  # the texts contain it
         results = _evaluated(run, varying, covering)
         is_probability = any(isinstance(result, MetricResult) for result in results.values())
@@ -232,8 +236,8 @@ def check_maps(
             repeated[name] = (fewer, attribution)
         results |= _evaluated(run, repeated, again)
     checks = {}
-    for name, (_, attribution) in maps.items():
-        in_words = _InWords(_maps_of(name, attribution), results, label, is_probability)
+    for name in maps:
+        in_words = _InWords(values[name], results, label, is_probability)
         checks[name] = MapCheck(
             name,
             in_words.similarity("model", "mprt-upper"),
@@ -243,11 +247,6 @@ def check_maps(
             notes.get(name, ""),
         )
     return Check(label, checks, seed)
-
-
-def _maps_of(name: str, attribution: Attribution) -> Maps:
-    """The maps of an attribution, of which constant ones are not measured."""
-    return Maps.of(name, attribution, torch.zeros(1, 1, *attribution.size))
 
 
 def _evaluated(run: Callable[..., Table], maps: Pairs, metrics: Sequence[Metric]) -> Found:

@@ -182,9 +182,8 @@ class Randomised:
             for name, values in self._trained.items():
                 self._layers[name].write(values)
             chosen = [layer for layer in self._layers.values() if layer.name in layers]
-            for layer in chosen:  # before any is initialised, since layers may share their weights
-                self._trained.setdefault(layer.name, _values(layer.tensors))
             for layer in chosen:
+                self._trained.setdefault(layer.name, _values(layer.tensors))
                 if layer.name not in self._initial:
                     number = self.layers.index(layer.name)
                     self._initial[layer.name] = self._initialised(
@@ -218,7 +217,6 @@ class Randomised:
         finally:
             for tensor, value in zip(changed, values_so_far, strict=True):
                 tensor.copy_(value)
-            layer.write(self._trained[layer.name])
 
 
 def _values(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
