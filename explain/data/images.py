@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-import torch
 from PIL import Image, ImageOps, TiffImagePlugin, UnidentifiedImageError
 
 from explain._utils.errors import (
@@ -122,14 +121,10 @@ def load_image(
     if isinstance(image, (bytes, bytearray, memoryview)):
         reading = _Reading(f"of {len(image)} bytes", window, limit, stack, bands)
         return reading.file(io.BytesIO(image), len(image))
-    kind = type(image).__name__
-    remedy = "name the photo's file"
-    if isinstance(image, torch.Tensor):
-        remedy = "use explain.attribute(model, x)"
-    elif hasattr(image, "__getitem__") or hasattr(image, "dataset"):
-        remedy = "use explain.run(dataset, explainer, methods) for a data set"
     raise ImageError(
-        f"image must be a path, bytes, a PIL image or an array (H, W, 3), got {kind}; {remedy}"
+        "image must be a path, bytes, a PIL image or an array (H, W, 3), got "
+        f"{type(image).__name__}; use explain.attribute(model, x) for tensors, or "
+        "explain.run(dataset, explainer, methods) for a data set"
     )
 
 

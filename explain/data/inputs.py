@@ -95,12 +95,9 @@ class Inputs:
         check_layout(self.layout)
         shapes = [tuple(self._tensors[path].shape) for path in self.paths]
         if all(len(shape) != len(self.layout) for shape in shapes):
-            remedy = "leave it out"
-            if len(self.layout) == 5:
-                remedy += " for photos, or give x[:, None] for one frame each"
             raise ImageError(
                 f"layout must go with x of {len(self.layout)} dimensions, as {self.layout} is, got "
-                f"shape {shapes[0]}; {remedy}"
+                f"shape {shapes[0]}; leave it out, or give x[:, None] for one frame each"
             )
 
     paths: tuple[Path, ...] = field(init=False)

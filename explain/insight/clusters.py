@@ -74,12 +74,10 @@ def cluster_numbers(vectors: torch.Tensor, count: int, seed: int = 0) -> torch.T
 
 
 def silhouettes(apart: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
-    """How well N points at distances ``apart`` ``(N, N)`` fit ``groups`` ``(N,)`` (Rousseeuw,
-    1987): 1 far from others, below 0 nearer another group, 0 for a point alone in its group.
+    """How well N points at distances ``apart`` ``(N, N)`` fit two or more ``groups`` ``(N,)``
+    (Rousseeuw, 1987): 1 far from others, below 0 nearer another group, 0 for a point alone.
     """
     numbers: torch.Tensor = torch.unique(groups)
-    if len(numbers) < 2:
-        return torch.zeros(len(apart), dtype=apart.dtype)
     member = (groups[:, None] == numbers).to(apart)
     sizes = member.sum(0)
     sums = apart @ member
@@ -144,12 +142,14 @@ def clusters_of(maps: RunMaps, rows: torch.Tensor, seed: int = 0) -> list[Cluste
     values, vectors = spectrum(apart, min(MOST, len(rows) - 1))
     count, gap = number_of_groups(values)
     groups = cluster_numbers(vectors, count, seed)
-    fits = silhouettes(apart, groups)
     numbers = sorted(set(groups.tolist()))
+    if len(numbers) < 2:
+        return []
+    fits = silhouettes(apart, groups)
     clusters: list[Cluster] = []
     for number in numbers:
         within = (groups == number).nonzero().flatten()
-        if len(within) < SMALLEST or len(numbers) < 2:
+        if len(within) < SMALLEST:
             continue
         members = maps[rows[within]]
         mean = members.values.mean(0)

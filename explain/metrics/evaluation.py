@@ -37,7 +37,6 @@ from explain.engine.needs import needs_at
 from explain.engine.output_kinds import reading
 from explain.engine.perturbations import ScoreKind
 from explain.engine.plan import Plan
-from explain.engine.settings import RuntimeSettings
 from explain.hooks import preserve, unwrap
 from explain.layers.intervening import intervene
 from explain.methods.base import Method, MethodLike, get_method
@@ -63,7 +62,7 @@ from explain.metrics.variants import (
     Variant,
     reattribute,
 )
-from explain.targets import ClassTarget, Target, as_target
+from explain.targets import ClassTarget, as_target
 from explain.targets.resolve import TargetLike
 from explain.targets.text import with_texts
 
@@ -398,20 +397,6 @@ def with_check(metrics: MetricLike | Iterable[MetricLike]) -> list[MetricLike]:
     return listed
 
 
-def scored(
-    model: nn.Module,
-    inputs: Inputs,
-    requests: Iterable[ScoreRequest],
-    targets: Sequence[Target],
-    settings: RuntimeSettings,
-) -> list[Evidence]:
-    """Run the model on the perturbed photos of all score requests, equal photos once, and return
-    for each target the evidence in which `ScoreRequest.scores` finds its scores."""
-    needs = frozenset(need for request in requests for need in request.needs)
-    plan = Plan({"metrics": needs_at(needs, [])}, len(targets), len(inputs))
-    return [evidence_of(None) for evidence_of in gather(model, inputs, plan, targets, settings)]
-
-
 @dataclass(frozen=True, eq=False)
 class _Source:
     """What is evaluated under one name: a method, maps, or maps and the method that made them."""
@@ -542,7 +527,7 @@ class _Evaluation:
             explained = by_this_call[0]
             classes = None if isinstance(explained.target, str) else explained.target
         else:
-            (explained,) = scored(self.model, self.inputs, [], [self.resolved], self.settings)
+            explained = self._scored([])
             classes = explained.classes
         if classes is not None:
             self.resolved = ClassTarget(tuple(classes.tolist()))
@@ -555,6 +540,14 @@ class _Evaluation:
             self.resolved,
         )
         return explained.score
+
+    def _scored(self, requests: Iterable[ScoreRequest]) -> Evidence:
+        """Run the model on the perturbed photos of all score requests, equal photos once, and
+        return the evidence in which `ScoreRequest.scores` finds the scores."""
+        needs = frozenset(need for request in requests for need in request.needs)
+        passes = Plan({"metrics": needs_at(needs, [])}, 1, len(self.inputs))
+        (evidence_of,) = gather(self.model, self.inputs, passes, [self.resolved], self.settings)
+        return evidence_of(None)
 
     def _of_kind(self, kind: type[M]) -> list[M]:
         """The metrics of this evaluation that are of a ``kind``, in their order."""
@@ -625,7 +618,7 @@ class _Evaluation:
         if "probability" in kinds and not self.resolved.gives_probability:
             for map_data in data.values():
                 map_data.need_probability()
-        (evidence,) = scored(self.model, self.inputs, all_requests, [self.resolved], self.settings)
+        evidence = self._scored(all_requests)
         # The original scores in the same precision as those of the perturbed photos:
         fields: dict[ScoreKind, str] = {"logit": "target_score", "probability": "probability"}
         original_scores: dict[str, Any] = {

@@ -21,12 +21,11 @@
 """
 
 from dataclasses import replace
-from os import PathLike
 from pathlib import Path
 
 from torch import nn
 
-from explain._utils.errors import ModelError, option_name, shown, warn
+from explain._utils.errors import ModelError, option_name, warn
 from explain.layers.stitched import Stitched
 from explain.models import bundled
 from explain.models.attached import as_classifier, fixed_size
@@ -61,10 +60,6 @@ def load(
     """
     if size is not None:
         size = checked_side(size)
-    if weights is not None and not isinstance(weights, (str, PathLike)):
-        raise ModelError(
-            f"weights must be a file, got {shown(weights)}; load tensors into a module of your own"
-        )
     if name is None:
         name = _default_name()
     if name in bundled.LOADERS:

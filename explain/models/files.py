@@ -61,8 +61,6 @@ def as_module(model: Any) -> Any:
 def load_file(path: Path) -> nn.Module:
     """Read a TorchScript file, a checkpoint of ultralytics, an exported program (.pt2) or an ONNX
     model (.onnx)."""
-    if not path.is_file():
-        raise ModelError(f"model {str(path)!r} must be a file, but there is none; check the path")
     suffix = path.suffix.lower()
     try:
         with quiet():

@@ -12,10 +12,10 @@ import torch
 from PIL import Image
 from torch import nn
 
-from explain._utils.errors import ModelError, did_you_mean
+from explain._utils.errors import ModelError, did_you_mean, optional
 from explain.models.classifier import Classifier
 from explain.models.files import TIMM
-from explain.models.from_torchvision import UNUSABLE, no_torchvision, not_downloaded
+from explain.models.from_torchvision import not_downloaded
 from explain.models.preprocessing import (
     CenterCrop,
     Interpolation,
@@ -81,7 +81,7 @@ def load_timm(name: str, weights: str | Path | None = None, size: Side | None = 
     """Load one of timm's classifiers, named like ``timm:convnext_tiny``, with its published weights
     or those in a file.
     """
-    timm = _timm(name)
+    timm: ModuleType = optional("timm", f"for the model {name!r}", "timm", ModelError)
     plain = name.removeprefix(TIMM)
     if not timm.is_model(plain):
         raise ModelError(
@@ -109,19 +109,6 @@ def load_timm(name: str, weights: str | Path | None = None, size: Side | None = 
     preprocess, labels = timm_transform_and_labels(timm, model, size)
     assumed = None if is_configured(model) else preprocess.origin
     return Classifier(model.eval(), preprocess, labels, name, weights=origin, assumed=assumed)
-
-
-def _timm(name: str) -> ModuleType:
-    """Import timm for the model called ``name``; errors say what to install."""
-    try:
-        return importlib.import_module("timm")
-    except UNUSABLE as error:
-        if "torchvision" in str(error):  # which timm imports
-            raise no_torchvision(error) from None
-        raise ModelError(
-            f"model {name!r} needs timm, which cannot be imported ({error}); run pip install "
-            "'explain-hooks[timm]'"
-        ) from None
 
 
 def timm_config(model: nn.Module) -> Mapping[str, Any] | None:

@@ -53,11 +53,9 @@ def load_torchvision(
     models = torchvision_models()
     names = list_models()
     if name not in names:
-        hint = (
-            f"name its function: {name}:make" if name.endswith(".py") else did_you_mean(name, names)
-        )
         raise ModelError(
-            f"model {name!r} is unknown (your own is given as package.module:factory); {hint}"
+            f"model {name!r} is unknown (your own is given as package.module:factory, or "
+            f"./file.py:factory); {did_you_mean(name, names)}"
         )
     published = models.get_model_weights(name).DEFAULT
     categories = published.meta["categories"]

@@ -1,6 +1,5 @@
 """Image-text models, with the processors that make their inputs."""
 
-import importlib
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -28,7 +27,6 @@ def load_image_text(name: str) -> tuple[nn.Module, Any]:
         raise _unsuitable(name, "it is neither a folder nor a name on the Hugging Face Hub")
     transformers = optional("transformers", f"for the model {name!r}", "transformers", ModelError)
     try:
-        auto = importlib.import_module("transformers.models.auto.modeling_auto")
 
         def loaded(kind: str, **options: Any) -> Any:
             """What a class of transformers loads."""
@@ -37,11 +35,8 @@ def load_image_text(name: str) -> tuple[nn.Module, Any]:
             )
 
         with quiet(), _bars_in_terminals(transformers.utils.logging):
-            config = loaded("AutoConfig")
-            if config.model_type not in auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
-                raise _unsuitable(name, f"a {config.model_type} is a model of another kind")
             model, report = loaded("AutoModelForImageTextToText", output_loading_info=True)
-            saved = list(config.architectures or [type(model).__name__])
+            saved = list(model.config.architectures or [type(model).__name__])
             has_others = report["unexpected_keys"] and type(model).__name__ not in saved
             if report["missing_keys"] or has_others:
                 raise _unsuitable(name, f"its weights are those of a {saved[0]}")

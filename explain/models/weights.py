@@ -1,7 +1,6 @@
 """Weights in files: tensors only, never code."""
 
 import hashlib
-import os
 import pickle
 import zipfile
 from collections.abc import Mapping
@@ -29,8 +28,6 @@ def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
     "model_state_dict", or a file of safetensors, which is known by its name.
     """
     path = Path(path)
-    if not os.path.isfile(path):  # unlike Path.is_file, this takes any name for an answer
-        raise ModelError(f"weights {str(path)!r} must be a file, but there is none; check the path")
     try:
         with quiet():  # no warnings of old formats: what cannot be read is refused below
             content = _read(path)

@@ -137,7 +137,7 @@ def test_hugging_face(name: str) -> None:
 
 def test_a_timm_model_is_asked_for_by_name() -> None:
     if importlib.util.find_spec("timm") is None:
-        with pytest.raises(ModelError, match="'timm:vit' needs timm"):
+        with pytest.raises(ModelError, match="timm must be installed for the model 'timm:vit'"):
             load("timm:vit")
     else:
         with pytest.raises(ModelError, match="'timm:convnext_tinny' is unknown"):
