@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from explain._utils.errors import MethodError
+from explain._utils.errors import MethodError, raised
 from explain._utils.modules import submodule
 from explain._utils.nested import first_tensor, replace_first
 from explain.data.inputs import Inputs
 from explain.engine.recorded_pass import RecordedPass
+from explain.engine.settings import raise_unless_of_network
 from explain.hooks import HookGroup
 from explain.hooks.attention import joined_heads
 from explain.hooks.graph import Reach, differentiate, graph, normalises_over_batch
@@ -149,7 +150,12 @@ def attention_gradients(model: nn.Module, inputs: Inputs, target: Any) -> list[T
         with ExitStack() as stack:
             explained = {path: inputs.tensor(path) for path in inputs.paths}
             whole = RecordedPass.begin(stack, group, model, inputs, explained)
-            output = inputs.replaced(explained).call(model)
+            try:
+                output = inputs.replaced(explained).call(model)
+            except RuntimeError as error:
+                raise_unless_of_network(error)
+                must = "have layers behind the blocks that take a batch of any size"
+                raise MethodError(f"legrad must {must}, but {raised(error)}; {_REMEDY}") from error
         images = torch.arange(len(inputs), device=inputs.x.device).repeat(len(blocks))
         wanted: Target = target(images)
         total = wanted.pick(output, len(images))[0].sum()

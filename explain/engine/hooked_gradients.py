@@ -10,9 +10,8 @@ Such hooks see modules alone, and nothing that leaves a module by another path t
 what they bring is compared with what autograd gives, and refused where it is something else.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -37,17 +36,11 @@ def hooked_layer_gradient(
 ) -> Tensor:
     """The gradient of the scores in a layer's output by a full-backward hook, its ``grad_output``,
     in one more pass. It is compared with autograd's, which is ``expected``."""
-    seen: list[Tensor] = []
 
-    def keep(module: nn.Module, grad_input: Any, grad_output: GradientTuple) -> None:
-        seen.extend(g.detach().clone() for g in grad_output if g is not None)
+    def of_output(grad_input: GradientTuple, grad_output: GradientTuple) -> Tensor | None:
+        return next((gradient for gradient in grad_output if gradient is not None), None)
 
-    with recording(True), HookGroup(forward.model) as group:
-        # if the layer is called several times, the last call's hook fires first
-        group.backward(layer, keep)
-        total, sources = _run(forward, resolved)
-        differentiate(total, sources)
-    return _checked(seen, expected, f"layer {layer!r}")
+    return _hooked(forward, resolved, layer, of_output, {}, expected)
 
 
 def hooked_input_gradient(
@@ -64,22 +57,56 @@ def hooked_input_gradient(
     if len(input_path) > 1 or not isinstance(position, int):
         must = f"be a positional argument for full-backward hooks, got {dotted(input_path)}"
         raise MethodError(f"input must {must}; {INSTEAD}")
+    rectifiers = {} if rule is None else _rectifiers(forward, resolved, rule)
+
+    def of_input(grad_input: GradientTuple, grad_output: GradientTuple) -> Tensor | None:
+        return grad_input[position]
+
+    return _hooked(forward, resolved, "", of_input, rectifiers, expected)
+
+
+def _hooked(
+    forward: Forward,
+    resolved: ResolvedTarget,
+    layer: str,
+    read: Callable[[GradientTuple, GradientTuple], Tensor | None],
+    rectifiers: Mapping[str, Callable[..., GradientTuple]],
+    expected: Tensor,
+) -> Tensor:
+    """The gradient that the hook of a layer ("" is the model) is given, in a run of the model on
+    fresh leaves, to which nothing is added; checked against ``expected``, that of autograd."""
     seen: list[Tensor] = []
 
-    def keep(module: nn.Module, grad_input: Any, grad_output: Any) -> None:
-        seen.append(grad_input[position].detach().clone())
+    def keep(module: nn.Module, grad_input: GradientTuple, grad_output: GradientTuple) -> None:
+        gradient = read(grad_input, grad_output)
+        if gradient is not None:
+            seen.append(gradient.detach().clone())
 
-    rectifiers = {} if rule is None else _rectifiers(forward, resolved, rule)
+    inputs = forward.inputs
+    sources = {path: inputs.tensor(path).detach().clone().requires_grad_() for path in inputs.paths}
     with recording(True), HookGroup(forward.model) as group:
-        group.backward("", keep)
+        # if the layer is called several times, the last call's hook fires first
+        group.backward(layer, keep)
         for name, hook in rectifiers.items():
             group.backward(name, hook)
-        total, sources = _run(forward, resolved)
-        differentiate(total, sources)
-    return _checked(seen, expected, "the input")
+        start_over(written=False)
+        output = inputs.replaced(sources).call(forward.model)
+        images = torch.arange(len(inputs), device=inputs.x.device)
+        scores, _ = resolved.of_samples(images).pick(output, len(inputs))
+        differentiate(scores.sum(), list(sources.values()))
+    must = f"full-backward hooks must bring {layer or 'the input'} the gradient of autograd"
+    if not seen:
+        raise MethodError(f"{must}, but none fired; {INSTEAD}")
+    hooked = seen[0]
+    largest = expected.abs().max()
+    rounding = torch.finfo(expected.dtype).eps ** 0.5
+    if not torch.allclose(hooked, expected, rtol=0, atol=float(rounding * largest), equal_nan=True):
+        off = float((hooked - expected).abs().max() / largest)
+        raise MethodError(f"{must}, but it is off by {off:.0%} of the maximum; {INSTEAD}")
+    return hooked
 
 
-def _hook(
+def _rectified(
     rule: GradientRule,
     operation: Operation,
     module: nn.Module,
@@ -89,18 +116,6 @@ def _hook(
     """The full-backward hook of a rectifier's module: return the ``grad_input`` that a gradient
     rule makes of it."""
     return rule.backward(operation, grad_input, grad_output)
-
-
-def _run(forward: Forward, resolved: ResolvedTarget) -> tuple[Tensor, list[Tensor]]:
-    """Run the model once more on fresh leaves; return the sum of the target's scores and these
-    leaves. The leaves are new, so nothing is added to gradients of the first pass."""
-    inputs = forward.inputs
-    sources = {path: inputs.tensor(path).detach().clone().requires_grad_() for path in inputs.paths}
-    start_over(written=False)
-    output = inputs.replaced(sources).call(forward.model)
-    images = torch.arange(len(inputs), device=inputs.x.device)
-    scores, _ = resolved.of_samples(images).pick(output, len(inputs))
-    return scores.sum(), list(sources.values())
 
 
 def _rectifiers(
@@ -120,20 +135,5 @@ def _rectifiers(
             where = f"layer {name!r}" if name else "the model"
             got = f"got {operation.kind}() in {where}; write a module there, or {INSTEAD}"
             raise MethodError(f"rectifiers must be modules for full-backward hooks, {got}")
-        hooks[name] = partial(_hook, rule, operation)
+        hooks[name] = partial(_rectified, rule, operation)
     return hooks
-
-
-def _checked(seen: Sequence[Tensor], expected: Tensor, place: str) -> Tensor:
-    """The first gradient that a hook saw, after a check that it equals ``expected``, the gradient
-    that autograd gives."""
-    must = f"full-backward hooks must bring {place} the gradient that autograd gives"
-    if not seen:
-        raise MethodError(f"{must}, but none fired; {INSTEAD}")
-    hooked = seen[0]
-    largest = expected.abs().max()
-    rounding = torch.finfo(expected.dtype).eps ** 0.5
-    if not torch.allclose(hooked, expected, rtol=0, atol=float(rounding * largest), equal_nan=True):
-        off = float((hooked - expected).abs().max() / largest)
-        raise MethodError(f"{must}, but it is off by {off:.0%} of the maximum; {INSTEAD}")
-    return hooked

@@ -112,6 +112,10 @@ def _check_weights(model: nn.Module, inputs: Inputs, name: str) -> None:
             "first"
         )
     weight = parameters[0]
+    if any(map(torch.is_inference, parameters)):
+        raise ModelError(
+            "model must have weights made outside torch.inference_mode(), got others; load it again"
+        )
     images_by_name = {name: x}
     for path, tensor in inputs.other_tensors.items():
         if tensor.ndim > 3:

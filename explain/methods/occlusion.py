@@ -42,8 +42,8 @@ class Windows(MaskedInputs):
     def boxes(self, size: tuple[int, ...]) -> list[Cell]:
         """Return where the windows lie in an image of this size, as (start, end) of each side."""
         usual_window = [max(1, round(side / 7)) for side in size]
-        window = _by_side("window", self.window, usual_window, size)
-        stride = _by_side("stride", self.stride, [(length + 1) // 2 for length in window], size)
+        window = _by_side(self.window, usual_window, size)
+        stride = _by_side(self.stride, [(length + 1) // 2 for length in window], size)
         intervals_of_sides = []
         for side, length, step in zip(size, window, stride, strict=True):
             if length > side:
@@ -72,7 +72,6 @@ class Windows(MaskedInputs):
 
 
 def _by_side(
-    option: str,
     lengths: int | tuple[int, ...] | None,
     usual: list[int],
     size: tuple[int, ...],
@@ -85,13 +84,7 @@ def _by_side(
     is_row = len(size) == 2 and size[0] == 1
     if isinstance(lengths, int):
         return [1, lengths] if is_row else [lengths] * len(usual)
-    lengths = (1, *lengths) if is_row and len(lengths) == 1 else lengths
-    if len(lengths) != len(usual):
-        raise MethodError(
-            f"{option} of occlusion must be a number, or one for each of {len(usual)} sides, got "
-            f"{lengths}"
-        )
-    return list(lengths)
+    return [1, *lengths] if is_row and len(lengths) == 1 else list(lengths)
 
 
 class _MeanDrop(Estimator):

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from explain._utils.errors import ModelError, TargetError, raised, shown
+from explain._utils.errors import ModelError, TargetError, shown
 from explain.data.inputs import Inputs
 from explain.hooks import HookGroup
 from explain.hooks.preserve import untouched
@@ -120,7 +120,7 @@ def with_answers(model: nn.Module, inputs: Inputs, targets: Sequence[Target]) ->
     inputs = _with_padding(model, inputs)
     end = _ends(inputs.kwargs)[:, None] - 1
     with torch.no_grad(), untouched(model):
-        logits_without = _at(_next_token_logits(_output_of(model, inputs), inputs.kwargs), end)
+        logits_without = _at(_next_token_logits(inputs.call(model), inputs.kwargs), end)
     ids = _ids(model, inputs, answers[0])
     if not image_ids_of(model).isdisjoint(ids):
         raise TargetError(
@@ -223,22 +223,6 @@ def _check_prompts(inputs: Inputs) -> None:
             f"got {inputs}; use explain.attribute(model, dict(processor(images=photo, "
             'text=prompt, return_tensors="pt")))'
         )
-
-
-def _output_of(model: nn.Module, inputs: Inputs) -> Any:
-    """The model's output. Models raise errors of many kinds where too few tokens, or too many,
-    stand for the photo."""
-    try:
-        return inputs.call(model)
-    except Exception as error:
-        photo_tokens = _image_ids(model, inputs.x.device)
-        if not len(photo_tokens):
-            raise
-        count = int(torch.isin(inputs.kwargs["input_ids"][0], photo_tokens).sum())
-        raise TargetError(
-            f"inputs must have the tokens that stand for the photo in each prompt, got {count} of "
-            f"them, and the model {raised(error)}; leave the prompt to the processor"
-        ) from error
 
 
 def _prompt_words(model: nn.Module, inputs: Inputs, tokenizer: Any) -> tuple[str, ...]:
@@ -438,7 +422,7 @@ def own_answer(model: nn.Module, inputs: Inputs) -> TokenIds:
     with torch.no_grad(), untouched(model):
         while len(answer) < LONGEST:
             inputs_with_answer = _behind(inputs, answer)
-            output = _output_of(model, inputs_with_answer)
+            output = inputs_with_answer.call(model)
             logits = _next_token_logits(output, inputs_with_answer.kwargs)
             scores = logits[0, last_place + len(answer)].clone()
             scores[

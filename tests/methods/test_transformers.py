@@ -209,6 +209,20 @@ def test_blocks_beside_each_other_are_refused() -> None:
         explain.attribute(model, random(0, 1, 3, 6, 6), "legrad", target=3)
 
 
+class WithFeatures(plain.Transformer):
+    """A head that adds to the class token what a convolution sees of the photo."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = self.patches(x).mean((2, 3))
+        return self.head(self.norm(self.blocks(self.tokens(x)))[:, 0] + features)
+
+
+def test_a_head_that_adds_features_of_each_photo_is_refused() -> None:
+    model = WithFeatures(fused=True).double()
+    with pytest.raises(MethodError, match="legrad must"):
+        explain.attribute(model, random(0, 3, 3, 6, 6), "legrad", target=3)
+
+
 class AttentionWithHeadsFirst(plain.AttentionBlock):
     """The same attention, whose products have all photos of the first head first."""
 

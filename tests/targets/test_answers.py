@@ -312,12 +312,14 @@ def test_what_does_not_fit_is_refused(prompted: Any) -> None:
         (inputs, [Answer(ANSWER), Answer((1, 2))], "one answer"),
         (inputs, [Answer("a cat")], "tokenizer"),
         (model.photo, [Answer(ANSWER)], "input_ids"),
-        ({**inputs, "input_ids": torch.full_like(inputs["input_ids"], 5)}, [Answer()], "tokens"),
         (inputs, [Answer((8, 39))], "token that stands for a photo"),
     ]
     for x, targets, message in cases:
         with pytest.raises(explain.ExplainError, match=message):
             explain.attribute(model, x, "saliency", targets=targets)
+    without_photo = {**inputs, "input_ids": torch.full_like(inputs["input_ids"], 5)}
+    with pytest.raises(ValueError, match="tokens"):  # of the model itself
+        explain.attribute(model, without_photo, "saliency", target=Answer())
     with pytest.raises(explain.TargetError, match="word"):
         Answer("a cat", word=-1)
 
