@@ -196,19 +196,23 @@ class Reducer(Protocol):
 @dataclass(frozen=True)
 class KeepAll(Reducer):
     """Keeps the result of each sample: those of the first image by their numbers, then those of the
-    second, and so on."""
+    second, and so on; with ``by_image``, a list with a tensor for each image."""
+
+    by_image: bool = False
 
     def begin(self, evidence: Evidence) -> Accumulator:
-        return _InOrder(evidence.score)
+        return _InOrder(evidence.score, self.by_image)
 
 
 class _InOrder(Accumulator):
     """Keeps the value of each perturbed sample; the result has them by image, then by number."""
 
-    def __init__(self, score: Tensor) -> None:
-        """Begin with empty tensors, so that there is a result also without samples; ``score`` gives
-        their type and device."""
+    def __init__(self, score: Tensor, by_image: bool) -> None:
+        """Begin with empty tensors, so that there is a result also without samples; ``score``
+        ``(N,)`` gives their type and device."""
         none = torch.zeros(0, dtype=torch.long, device=score.device)
+        self._count = len(score)
+        self._by_image = by_image
         self._images = [none]
         self._numbers = [none]
         self._values = [score.new_zeros(0)]
@@ -219,34 +223,16 @@ class _InOrder(Accumulator):
         self._numbers.append(numbers)
         self._values.append(values)
 
-    def result(self) -> Tensor:
+    def result(self) -> Any:
         """The values ``(P, ...)`` of all samples, sorted by image, then by number within the image;
         the numbers of an image must be distinct."""
+        images = torch.cat(self._images)
         numbers = torch.cat(self._numbers)
-        sort_keys = torch.cat(self._images) * (len(numbers) + 1) + numbers
-        return torch.cat(self._values)[sort_keys.argsort()]
-
-
-@dataclass(frozen=True)
-class ByImage(Reducer):
-    """Keeps the results of the samples of each image, by their numbers: a list with a tensor for
-    each image."""
-
-    def begin(self, evidence: Evidence) -> Accumulator:
-        return _ByImage(evidence.score)
-
-
-class _ByImage(_InOrder):
-    """Keeps the value of each perturbed sample; the result is a list with a tensor for each image,
-    by number."""
-
-    def __init__(self, score: Tensor) -> None:
-        super().__init__(score)
-        self._count = len(score)
-
-    def result(self) -> Any:
-        counts = torch.cat(self._images).bincount(minlength=self._count)
-        return list(torch.split(super().result(), counts.tolist()))
+        sort_keys = images * (len(numbers) + 1) + numbers
+        values = torch.cat(self._values)[sort_keys.argsort()]
+        if not self._by_image:
+            return values
+        return list(torch.split(values, images.bincount(minlength=self._count).tolist()))
 
 
 class SumOfSamples(Accumulator):

@@ -18,7 +18,7 @@ import torch
 from explain.engine import Accumulator, Attributions, Evidence, Need, Perturbation, PerturbedRows
 from explain.engine.perturbations import (
     Attributor,
-    ByImage,
+    KeepAll,
     ScoreOf,
     Scores,
     Search,
@@ -328,7 +328,7 @@ class ScoredSamplesMethod(PerturbationMethod):
     @property
     def scores(self) -> Scores:
         """The need for the scores of all perturbed inputs, by image."""
-        return Scores(_SamplesOf(self), ScoreOf(self.score), ByImage())
+        return Scores(_SamplesOf(self), ScoreOf(self.score), KeepAll(by_image=True))
 
     @property
     def needs(self) -> frozenset[Need[Any]]:

@@ -172,14 +172,11 @@ class KPCACAM(FeatureMapPattern):
         if self.gamma == "scale":
             variance = rows.square().mean((1, 2), keepdim=True)
             gamma = gamma / torch.where(variance == 0, 1, variance)
-        products = rows @ rows.transpose(1, 2)
-        squares = products.diagonal(dim1=1, dim2=2)
         if self.kernel == "rbf":
-            return torch.exp(
-                -gamma * (squares[:, :, None] + squares[:, None] - 2 * products).clamp(min=0)
-            )
+            return torch.exp(-gamma * torch.cdist(rows, rows).square())
+        products = rows @ rows.transpose(1, 2)
         if self.kernel == "cosine":
-            lengths = squares.sqrt()
+            lengths = products.diagonal(dim1=1, dim2=2).sqrt()
             return products / (lengths[:, :, None] * lengths[:, None]).clamp(
                 min=torch.finfo(products.dtype).tiny
             )

@@ -77,10 +77,8 @@ def find_label(label: str, categories: Sequence[str] | None) -> int:
         return fitting[0]
     if fitting:
         several = ", ".join(repr(categories[i]) for i in fitting[:6])
-        if len(fitting) > 6:
-            several += f" and {len(fitting) - 6} more"
         raise TargetError(
-            f"target {label!r} fits {len(fitting)} labels: {several}; name one of them"
+            f"target {label!r} fits {len(fitting)} labels, such as {several}; name one of them"
         )
     raise TargetError(
         f"target {label!r} is not a label of this model; {_suggestion(label, categories)}"

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 import torch
 
 from explain._utils.errors import ModelError, option_name, shown
+from explain.targets.labels import class_label
 
 Activation: TypeAlias = Literal["softmax", "sigmoid", "none"]
 """What turns outputs into probabilities; "none" where they are probabilities already, or are
@@ -148,11 +149,10 @@ class Outputs:
     ) -> str:
         """Return the label of the class ``index``; without labels "class 1" or "number 1", and
         "yes" or "number" for the only output."""
-        if categories is not None and index < len(categories):
-            return categories[index]
-        if self.kind == "numbers":
+        is_known = categories is not None and index < len(categories)
+        if self.kind == "numbers" and not is_known:
             return "number" if classes == 1 else f"number {index}"
-        return "yes" if classes == 1 else f"class {index}"
+        return "yes" if classes == 1 and not is_known else class_label(categories, index)
 
     def _applied(self, outputs: torch.Tensor, temperature: float) -> torch.Tensor:
         """The outputs with the activation applied after division by ``temperature``, in single
