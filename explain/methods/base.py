@@ -5,22 +5,22 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from functools import cache, partial
+from functools import cache
 from operator import attrgetter
 from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, dataclass_transform
 
 import torch
 
-from explain._utils.errors import ArgumentError, MethodError, did_you_mean, keywords, shown
+from explain._utils.errors import ArgumentError, MethodError, keywords, shown
 from explain._utils.options import (
     CheckedFields,
     SpecError,
     enter,
+    named_in,
     names_like,
     read_written,
     register_reader,
 )
-from explain._utils.plugins import load_plugins
 from explain._utils.resources import packaged_text
 from explain.engine import Evidence, Need
 from explain.engine.needs import BiasTerms, applied
@@ -465,51 +465,20 @@ def is_lasting(method: Method) -> bool:
 def _by_text(text: str) -> Method:
     """Read a method from a text such as ``gradcam``, ``integratedgradients(steps=20)`` or
     ``smooth(gradcam, samples=5)``; errors name the method and the remedy."""
-    if "(" not in text:
-        return _known_as(text.lower(), text)
+    if text.partition("(")[0].strip().lower() not in _wrappers:
+        return named_in(_known, text, "method", MethodError, "integratedgradients(steps=20)")
     try:
         read = read_written(text)
-    except SpecError as error:
-        raise MethodError(f"method {error}; write it like integratedgradients(steps=20)") from None
-    make: Callable[..., Method]
-    if read.name in _wrappers:
         inner, *surplus = read.values or (read.options.pop("method", None),)
         if surplus or not isinstance(inner, str):
-            raise MethodError(
-                f"method {read.name} must have one method in its brackets, got {shown(text)}"
-            )
-        make = partial(_wrappers[read.name], _by_text(inner.strip()))
-    else:
-        make = partial(replace, _known_as(read.name, text))
-        if read.values:
-            raise MethodError(
-                f"method {read.name} must get options by name, got {shown(read.values[0])}"
-            )
-    try:
-        return make(**read.options)
-    except ArgumentError as error:  # the error calls the method by its class
-        raise MethodError(f"method {read.name} {str(error).partition(' ')[2]}") from None
+            raise SpecError(f"must have one method in its brackets, got {shown(text)}")
+        return _wrappers[read.name](_by_text(inner.strip()), **read.options)
+    except (SpecError, ArgumentError) as error:
+        raise MethodError(f"method {error}; write it like smooth(gradcam, samples=5)") from None
     except TypeError:  # a wrapper takes a method, and nothing else
         raise MethodError(
             f"method {read.name} takes no options, got {', '.join(read.options)}; leave them"
         ) from None
-
-
-def _known_as(name: str, text: str) -> Method:
-    """The registered method called ``name``. Where there is none, an error that quotes the whole
-    ``text`` and suggests a list, a wrapper or the nearest name."""
-    if name not in _known:
-        load_plugins()
-    if name not in _known:
-        guess, _, inner = text.lower().partition("(")
-        forms = []
-        if inner and "=" not in inner:  # a method within another, it seems
-            guess = text.lower()
-            forms = [f"{wrapper}({inner}" for wrapper in _wrappers]
-        raise MethodError(
-            f"method {shown(text)} is unknown; {did_you_mean(guess, [*list_methods(), *forms])}"
-        )
-    return _known[name]
 
 
 def _check_inner(name: str, inner: Method, option: str) -> None:

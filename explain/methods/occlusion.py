@@ -44,6 +44,11 @@ class Windows(MaskedInputs):
         usual_window = [max(1, round(side / 7)) for side in size]
         window = _by_side(self.window, usual_window, size)
         stride = _by_side(self.stride, [(length + 1) // 2 for length in window], size)
+        if not len(window) == len(stride) == len(size):
+            raise MethodError(
+                f"window of occlusion must be a number, or one for each of {len(size)} sides, as "
+                f"its stride, got {window} and {stride}"
+            )
         intervals_of_sides = []
         for side, length, step in zip(size, window, stride, strict=True):
             if length > side:
