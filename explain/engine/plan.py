@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
@@ -120,16 +121,9 @@ class Plan:
     def needs(self) -> tuple[NeedAtLayer, ...]:
         """All needs of the methods, in the order in which they are answered: after those that must
         be gathered before (``also``), else by kind and layer, then by method."""
+        by_method = dict.fromkeys(chain.from_iterable(self.wanted.values()))
         ordered: dict[NeedAtLayer, None] = {}
-        first_method: dict[NeedAtLayer, int] = {}
-        for method_number, needs in enumerate(self.wanted.values()):
-            for need in needs:
-                first_method.setdefault(need, method_number)
-        rank = {
-            need: (type(need.kind).__name__, need.layer or "", method_number)
-            for need, method_number in first_method.items()
-        }
-        for need in sorted(rank, key=rank.__getitem__):
+        for need in sorted(by_method, key=lambda it: (type(it.kind).__name__, it.layer or "")):
             for prerequisite in need.kind.also:
                 ordered[need.at_same_place(prerequisite)] = None
             ordered[need] = None

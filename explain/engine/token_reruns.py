@@ -55,17 +55,17 @@ class TokenRerun:
         output_together = self._output(first_and_last)
         output_alone = self._output(first_and_last[1:])
         for resolved in context.targets:
-            if not context.same_scores(
-                resolved, resolved.scores_in(images, output), resolved.score[images]
+            of_all = resolved.scores_in(images, output)
+            of_last = resolved.scores_in(images, output_together)[1:]
+            last_alone = resolved.scores_in(image, output_alone)
+            if not (
+                context.same_scores(resolved, of_all, resolved.score[images])
+                and context.same_scores(resolved, of_last, last_alone)
             ):
                 raise _refused(
-                    "the image has another score when its tokens go into the first block again"
+                    "an image has another score when its tokens go into the first block again, "
+                    "among others"
                 )
-            last_scores = resolved.scores_in(images, output_together)[1:]
-            if not context.same_scores(
-                resolved, last_scores, resolved.scores_in(image, output_alone)
-            ):
-                raise _refused("the scores of images depend on each other")
 
     def confirm(self, samples: int) -> None:
         """Nothing more: `begin` runs the tokens in two batches."""

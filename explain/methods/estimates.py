@@ -215,16 +215,11 @@ class _Estimating(Accumulator):
         is false after an interrupt, or where time was up."""
         ended = [finished or image.done for image in self._images]
         estimates = [image.estimate() for image in self._images]
+        errors = [estimate.error for estimate in estimates]
         unknown = torch.full_like(estimates[0].values, torch.nan)
-        errors = None
-        if any(estimate.error is not None for estimate in estimates):
-            image_errors = [
-                unknown if estimate_of_image.error is None else estimate_of_image.error
-                for estimate_of_image in estimates
-            ]
-            errors = torch.stack(image_errors)
+        known_errors = [unknown if error is None else error for error in errors]
         outcome = Outcome(
-            error=errors,
+            error=torch.stack(known_errors) if any(e is not None for e in errors) else None,
             spent=self._of_images([image.taken for image in self._images]),
             planned=self._of_images([image.estimator.count for image in self._images]),
             finished=self._of_images(ended),

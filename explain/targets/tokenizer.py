@@ -117,13 +117,14 @@ def words_of(tokens: Sequence[str]) -> list[list[int]]:
         elif token:
             words.append([place])
         previous = token
-    parts = []
+    parts = list[list[int]]()
     for places in words:
-        inner = [place for place in places if not is_punctuation(tokens[place])]
-        first, last = (inner[0], inner[-1]) if inner else (places[-1] + 1, -1)
-        parts += [[place] for place in places if place < first]
-        parts += [[place for place in places if first <= place <= last]] * bool(inner)
-        parts += [[place] for place in places if place > last >= 0]
+        behind = list[list[int]]()
+        while places and is_punctuation(tokens[places[0]]):
+            parts.append([places.pop(0)])
+        while places and is_punctuation(tokens[places[-1]]):
+            behind.insert(0, [places.pop()])
+        parts += [places, *behind] if places else behind
     return parts
 
 
